@@ -1,0 +1,53 @@
+"""The torch side of posexport: encodings, and the blocks that use them.
+
+Importing this package loads no torch: the table below is data, and `posexport.models.block` is imported by those who
+build a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from posexport.errors import RequestError, unknown
+from posexport.models.absolute import Learned, Sinusoidal
+from posexport.models.biases import T5, Alibi
+from posexport.models.encoding import Encoding
+from posexport.models.none import NoEncoding
+from posexport.models.relative import Relative
+from posexport.models.rotary import Rope, Rope2d
+from posexport.spec import Spec
+
+ENCODINGS: dict[str, type[Encoding]] = {
+    cls.name: cls for cls in (NoEncoding, Learned, Sinusoidal, Relative, T5, Rope, Rope2d, Alibi)
+}
+"""Every encoding by name, in the order that `posexport list` shows."""
+
+
+def read_encoding(data: Mapping[str, Any]) -> Encoding:
+    """An encoding from `{"name": ..., parameter: value}`; raises RequestError for what isn't known or allowed."""
+    rest = dict(data)
+    name = rest.pop("name", None)
+    if not isinstance(name, str) or name not in ENCODINGS:
+        raise unknown("encoding", str(name), ENCODINGS)
+    cls = ENCODINGS[name]
+    known = [field.name for field in attrs.fields(cls)]
+    for key in rest:
+        if key not in known:
+            raise unknown(f"parameter of {name}", key, known)
+    return cls(**rest)
+
+
+def read_spec(data: Mapping[str, Any]) -> Spec:
+    """A spec from plain data as `Spec.to_dict` writes it; missing fields take their defaults."""
+    rest = dict(data)
+    encoding = rest.pop("encoding", None)
+    if not isinstance(encoding, Mapping):
+        raise RequestError(f"encoding is {encoding!r}: it must be a table with a name, such as {{'name': 'rope'}}.")
+    known = [field.name for field in attrs.fields(Spec)]
+    for key in rest:
+        if key not in known:
+            raise unknown("field of a spec", key, known)
+    return Spec(encoding=read_encoding(encoding), **rest)

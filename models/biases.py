@@ -1,0 +1,98 @@
+"""Encodings that add a bias to the logits, before softmax, from the positions of query and key alone.
+
+alibi   -m_h |p_i - p_j|, m_h = 2^(-8h/n) for h = 1 ... n (Press et al. 2022, arXiv:2108.12409, section 3); for n no
+        power of two: the slopes of the next lower power c, then every other slope of 2c (the authors' rule)
+t5      W[bucket(p_j - p_i), h] (Raffel et al. 2020, arXiv:1910.10683, section 2.1): of the buckets for one
+        direction, half are exact distances and half grow with the logarithm up to max_distance
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from posexport import custom_ops, fields
+from posexport.errors import RequestError
+from posexport.models.encoding import Constant, Encoding, State
+from posexport.spec import Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """The slopes of Press et al. for any number of heads, all positive."""
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
+    finer = [2.0 ** (-4.0 * h / power) for h in range(1, 2 * power + 1, 2)]
+    return slopes + finer[: num_heads - power]
+
+
+def t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> list[int]:
+    """The bucket of key position minus query position, for each of -max_distance ... max_distance.
+
+    Integer arithmetic throughout: a logarithm rounded in fp32 puts a distance at a bucket's edge on either side.
+    """
+    side = num_buckets // 2 if bidirectional else num_buckets
+    exact = side // 2
+    wide = side - exact
+    by_distance, step = [], 0
+    for distance in range(max_distance + 1):
+        # floor(log(d/exact) / log(max/exact) * wide) >= k  <=>  d^wide >= exact^(wide-k) * max^k
+        while step < wide - 1 and distance**wide >= exact ** (wide - step - 1) * max_distance ** (step + 1):
+            step += 1
+        by_distance.append(distance if distance < exact else exact + step)
+    later = [side + bucket for bucket in by_distance[1:]] if bidirectional else [0] * max_distance
+    return by_distance[::-1] + later
+
+
+@attrs.frozen(kw_only=True)
+class Alibi(Encoding):
+    """Attention with linear biases: distance lowers the score, symmetrically where the block is not causal."""
+
+    name: ClassVar[str] = "alibi"
+    summary: ClassVar[str] = "logits fall linearly with distance, at a slope per head"
+    source: ClassVar[str] = "Press et al. 2022, arXiv:2108.12409, section 3"
+    touches: ClassVar[str] = "bias"
+
+    def constants(self, spec: Spec) -> Mapping[str, Constant]:
+        return {"slopes": alibi_slopes(spec.num_heads)}
+
+    def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        return custom_ops.alibi_bias(q_positions, k_positions, state["slopes"])
+
+
+@attrs.frozen(kw_only=True)
+class T5(Encoding):
+    """A trained bias per bucket of distance and head; bidirectional unless the block is causal."""
+
+    name: ClassVar[str] = "t5"
+    summary: ClassVar[str] = "trained bias per bucket of distance and head"
+    source: ClassVar[str] = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
+    touches: ClassVar[str] = "bias"
+    num_buckets: int = fields.integer(32, "rows of the table", at_least=2)
+    max_distance: int = fields.integer(128, "distance from which all share the last bucket")
+
+    def check(self, spec: Spec) -> None:
+        exact = self.num_buckets // (2 if spec.causal else 4)
+        if self.num_buckets % (2 if spec.causal else 4):
+            raise RequestError(
+                f"num_buckets is {self.num_buckets}: it must be divisible by "
+                f"{'2 when causal' if spec.causal else '4 when not causal'}."
+            )
+        if self.max_distance <= exact:
+            raise RequestError(
+                f"max_distance is {self.max_distance}: it must be above {exact}, the distances with a bucket each."
+            )
+
+    def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
+        return {"relative_attention_bias.weight": (self.num_buckets, spec.num_heads)}
+
+    def constants(self, spec: Spec) -> Mapping[str, Constant]:
+        return {"buckets": t5_buckets(self.num_buckets, self.max_distance, not spec.causal)}
+
+    def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        table = state["relative_attention_bias.weight"]
+        return custom_ops.relative_bias(q_positions, k_positions, table, state["buckets"], self.max_distance)

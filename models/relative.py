@@ -1,0 +1,76 @@
+"""Relative positions that mix with content, as in Transformer-XL (Dai et al. 2019, arXiv:1901.02860, section 3.3).
+
+logits_ij = q_i.k_j  +  q_i.W_r R(p_i - p_j)  +  u.k_j  +  v.W_r R(p_i - p_j)      (a) + (b) + (c) + (d), times scale
+
+R(d) = [sin(d w_0), ..., sin(d w_n), cos(d w_0), ..., cos(d w_n)], w_f = theta^(-2f/D), or with `table=learned` row
+clip(d, -max_distance, max_distance) + max_distance of a trained table. Positions are data, so no shift trick is
+used, which would hold for consecutive ones only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from posexport import custom_ops, fields
+from posexport.errors import RequestError
+from posexport.models.encoding import Constant, Encoding, State
+from posexport.models.frequencies import inverse_frequencies
+from posexport.spec import Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@attrs.frozen(kw_only=True)
+class Relative(Encoding):
+    """Transformer-XL's four terms, on sinusoids of the distance or on a trained table of distances."""
+
+    name: ClassVar[str] = "relative"
+    summary: ClassVar[str] = "Transformer-XL: content and distance mix in four terms"
+    source: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860, section 3.3"
+    touches: ClassVar[str] = "score"
+    table: str = fields.choice("sinusoidal", ("sinusoidal", "learned"), "what stands for a distance")
+    theta: float = fields.positive(10_000.0, "base of the wavelengths (table=sinusoidal)")
+    max_distance: int | None = fields.integer(
+        None, "distances beyond share a row (table=learned; default: 128)", optional=True
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.table == "learned" and self.max_distance is None:
+            object.__setattr__(self, "max_distance", 128)
+
+    def check(self, spec: Spec) -> None:
+        if self.table == "sinusoidal" and self.max_distance is not None:
+            raise RequestError("max_distance needs table=learned: sinusoids reach any distance.")
+        if self.table == "learned" and self.theta != 10_000.0:
+            raise RequestError("theta needs table=sinusoidal: a learned table has no wavelengths.")
+        if self.table == "sinusoidal" and spec.hidden_size % 2:
+            raise RequestError(
+                f"hidden_size {spec.hidden_size} is odd: relative pairs a sine with a cosine, so give an even one."
+            )
+
+    def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
+        width, heads = spec.num_heads * spec.head_dim, (spec.num_heads, spec.head_dim)
+        own = {"r_proj.weight": (width, spec.hidden_size), "content_bias": heads, "position_bias": heads}
+        if self.max_distance is not None:
+            own["weight"] = (2 * self.max_distance + 1, spec.hidden_size)
+        return own
+
+    def constants(self, spec: Spec) -> Mapping[str, Constant]:
+        if self.table == "learned":
+            return {}
+        return {"frequencies": inverse_frequencies(spec.hidden_size, self.theta)}
+
+    def score(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        q_content = q + state["content_bias"].view(-1)
+        position_bias, r_proj = state["position_bias"], state["r_proj.weight"]
+        scale = state.spec.scale
+        if self.max_distance is not None:
+            return q_content, custom_ops.relative_table_score(
+                q, positions, positions, position_bias, r_proj, state["weight"], scale
+            )
+        cos, sin = custom_ops.sinusoids(positions, state["frequencies"])
+        return q_content, custom_ops.relative_score(q, cos, sin, cos, sin, position_bias, r_proj, scale)

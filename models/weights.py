@@ -1,0 +1,146 @@
+"""Weights by Hugging Face's names and layout: which a spec needs, made from a seed, or read from a file.
+
+Names carry `layers.N.` where a block has several layers; what acts once at the input (`embed_tokens.weight`, and the
+table of an absolute encoding) never does.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from posexport.errors import RequestError
+from posexport.models.encoding import Encoding
+from posexport.spec import Spec
+
+if TYPE_CHECKING:
+    import torch
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def layer_shapes(spec: Spec) -> Shapes:
+    """Name to shape of one layer's weights, without `layers.N.`."""
+    hidden, q_width, kv_width = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    sizes = {
+        "q_proj": (q_width, hidden),
+        "k_proj": (kv_width, hidden),
+        "v_proj": (kv_width, hidden),
+        "o_proj": (hidden, q_width),
+    }
+    if spec.intermediate_size is not None:
+        wide, narrow = (spec.intermediate_size, hidden), (hidden, spec.intermediate_size)
+        sizes |= {name: narrow if name in ("mlp.fc2", "mlp.down_proj") else wide for name in spec.projections()[4:]}
+    shapes: Shapes = {}
+    for name, size in sizes.items():
+        shapes[f"{name}.weight"] = size
+        if name in spec.bias:
+            shapes[f"{name}.bias"] = size[:1]
+    for norm in norm_names(spec):
+        shapes[f"{norm}.weight"] = (hidden,)
+        if spec.norm_type == "layernorm":
+            shapes[f"{norm}.bias"] = (hidden,)
+    encoding = spec.encoding
+    assert isinstance(encoding, Encoding)
+    if not encoding.at_input:
+        shapes |= {f"encoding.{name}": shape for name, shape in encoding.weights(spec).items()}
+    return shapes
+
+
+def norm_names(spec: Spec) -> tuple[str, ...]:
+    """The norms of a layer in the order of use: Llama's names for pre-norm, Gemma 2's for the post-norms."""
+    if spec.norm is None:
+        return ()
+    if spec.norm == "pre":
+        return ("input_layernorm", "post_attention_layernorm")
+    return ("post_attention_layernorm", "post_feedforward_layernorm")
+
+
+def weight_shapes(spec: Spec) -> Shapes:
+    """Name to shape of every weight of the block, in a fixed order."""
+    shapes: Shapes = {}
+    encoding = spec.encoding
+    assert isinstance(encoding, Encoding)
+    if spec.vocab_size is not None:
+        shapes["embed_tokens.weight"] = (spec.vocab_size, spec.hidden_size)
+    if encoding.at_input:
+        shapes |= {f"encoding.{name}": shape for name, shape in encoding.weights(spec).items()}
+    layer = layer_shapes(spec)
+    for index in range(spec.layers):
+        prefix = f"layers.{index}." if spec.layers > 1 else ""
+        shapes |= {prefix + name: shape for name, shape in layer.items()}
+    return shapes
+
+
+def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
+    """Random weights in the spec's dtype, each tensor from its own generator, so that order doesn't matter.
+
+    Matrices have the variance 1/fan_in, which keeps logits near 1 so that every term of the encoding shows.
+    """
+    import torch
+
+    weights = {}
+    for name, shape in weight_shapes(spec).items():
+        generator = torch.Generator().manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
+        values = torch.randn(shape, generator=generator)
+        if "layernorm" in name and name.endswith("weight"):
+            values.mul_(0.1).add_(1)
+        elif len(shape) == 1:
+            values.mul_(0.1)
+        elif name.endswith(("_proj.weight", "fc1.weight", "fc2.weight")):
+            values.mul_(shape[1] ** -0.5)
+        weights[name] = values.to(getattr(torch, TORCH_DTYPES[spec.dtype]))
+    return weights
+
+
+TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64", "int64": "int64"}
+"""torch's names for the dtypes of specs, of the float64 reference and of positions."""
+
+
+def read_weights(path: Path, spec: Spec) -> tuple[Spec, dict[str, torch.Tensor]]:
+    """The weights in a .safetensors file, in the spec's dtype, and the spec with the biases that the file has.
+
+    Raises RequestError that names the tensor where one is missing, extra, of a wrong shape or dtype, or not finite.
+    """
+    import safetensors
+    import torch
+
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise RequestError(f"weights {path} can't be read as .safetensors ({error}): give a readable file.") from None
+    spec = attrs.evolve(spec, bias=_biases_in(tensors, spec))
+    wanted = weight_shapes(spec)
+    for name in wanted:
+        if name not in tensors:
+            raise RequestError(
+                f"weights {path} lack {name!r} {list(wanted[name])}: the spec needs {len(wanted)} tensors, see inspect."
+            )
+    for name, tensor in tensors.items():
+        if name not in wanted:
+            raise RequestError(f"weights {path} hold {name!r}, which the spec has no place for: drop or rename it.")
+        if tuple(tensor.shape) != wanted[name]:
+            raise RequestError(
+                f"weights {path}: {name!r} has shape {list(tensor.shape)}, the spec needs {list(wanted[name])}."
+            )
+        if not tensor.dtype.is_floating_point:
+            raise RequestError(f"weights {path}: {name!r} is {tensor.dtype}, it must be a floating-point tensor.")
+        if not bool(torch.isfinite(tensor).all()):
+            raise RequestError(f"weights {path}: {name!r} holds NaN or Inf, every value must be finite.")
+        tensors[name] = tensor.to(getattr(torch, TORCH_DTYPES[spec.dtype]))
+        if not bool(torch.isfinite(tensors[name]).all()):
+            raise RequestError(
+                f"weights {path}: {name!r} overflows in {spec.dtype}, use dtype bf16 or fp32 or scale it down."
+            )
+    return spec, {name: tensors[name] for name in wanted}
+
+
+def _biases_in(tensors: Mapping[str, torch.Tensor], spec: Spec) -> tuple[str, ...]:
+    """The projections that have a bias in every layer of a file; in some layers only, the check after this names one."""
+    prefix = "layers.0." if spec.layers > 1 else ""
+    return tuple(name for name in spec.projections() if f"{prefix}{name}.bias" in tensors)

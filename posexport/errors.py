@@ -1,0 +1,31 @@
+"""What posexport raises for a person's mistake: one sentence, and the exit code that goes with it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PosexportError(Exception):
+    """Base of all errors that posexport raises on purpose; its text is one sentence."""
+
+    exit_code = 2
+
+
+class RequestError(PosexportError):
+    """The request or the input is wrong (exit code 2)."""
+
+
+class RuntimeMissingError(PosexportError):
+    """A runtime that was required is not there (exit code 3)."""
+
+    exit_code = 3
+
+
+def unknown(kind: str, given: str, allowed: Iterable[str]) -> RequestError:
+    """The error for a name outside a table, with the nearest name that is in it."""
+    names = list(allowed)
+    near = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    listed = ", ".join(names) if names else "none"
+    return RequestError(f"unknown {kind} {given!r}: {hint}allowed: {listed}.")

@@ -1,0 +1,274 @@
+"""The export stage: a torch block becomes an ONNX graph in one of the forms.
+
+The block calls posexport's operators; torch's exporter turns each into one node of the domain `posexport`, and this
+file attaches that node's body as a model-local function. The form `function` keeps them so; `decomposed` inlines them.
+Both are therefore the same operators in the same order. (torch's exporter inlines every function it is given, which is
+why the bodies are attached afterwards.)
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import onnx
+import onnx.defs
+import onnx_ir as ir
+import onnxscript
+import torch
+from onnx_ir.passes import common
+from onnxscript.values import Op, Opset
+
+from posexport import __version__
+from posexport.custom_ops import operators
+from posexport.custom_ops.operator import Operator
+from posexport.errors import RequestError, unknown
+from posexport.models.block import build_block, inner_name
+from posexport.models.weights import TORCH_DTYPES
+from posexport.spec import FORMS, OPSETS, Spec
+
+DOMAIN = "posexport"
+_TRACED = {"batch": 2, "seq": 7}  # lengths of the traced example, where they are dynamic; nothing of them may stay
+
+
+def export(
+    spec: Spec,
+    weights: Mapping[str, torch.Tensor],
+    *,
+    form: str = "decomposed",
+    opset: int = 18,
+    batch: int | None = None,
+    seq: int | None = None,
+) -> ir.Model:
+    """The block of `spec` with `weights` (by public names, in the spec's dtype) as an ONNX model with its metadata.
+
+    `batch` and `seq` fix those dimensions; None leaves them dynamic. Raises RequestError for a form or opset that
+    isn't known.
+    """
+    if form not in FORMS:
+        raise unknown("form", form, FORMS)
+    if opset not in OPSETS:
+        raise RequestError(f"opset is {opset}: {form} is written in opsets {OPSETS[0]} to {OPSETS[-1]}.")
+    block = build_block(spec, weights)
+    fixed = {"batch": batch, "seq": seq}
+    model = export_module(block, _example(spec, fixed), _dynamic(spec, fixed), tuple(spec.inputs()), ("output",), opset)
+    _finish(model, form)
+    public = {inner_name(spec, name): name for name in weights}
+    for value in list(model.graph.initializers.values()):
+        assert value.name is not None
+        if value.name in public:
+            value.name = public[value.name]
+        elif spec.layers == 1:  # constants of the encoding
+            value.name = value.name.removeprefix("layers.0.")
+    missing = set(weights) - set(model.graph.initializers)
+    if missing:
+        raise AssertionError(f"export lost the weights {sorted(missing)}")
+    model.metadata_props.update(
+        {"posexport.spec": spec.to_json(), "posexport.form": form, "posexport.version": __version__}
+    )
+    model.producer_name, model.producer_version = "posexport", __version__
+    check(model)
+    return model
+
+
+def export_module(
+    module: torch.nn.Module,
+    args: tuple[torch.Tensor, ...],
+    dynamic_shapes: tuple[dict[int, Any], ...],
+    input_names: tuple[str, ...],
+    output_names: tuple[str, ...],
+    opset: int,
+) -> ir.Model:
+    """Any module that calls posexport's operators, as a graph in which each such call is one `posexport` function."""
+    functions = Functions(opset)
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            module,
+            args,
+            dynamo=True,
+            opset_version=opset,
+            input_names=list(input_names),
+            output_names=list(output_names),
+            dynamic_shapes=dynamic_shapes,
+            custom_translation_table={op.overload: functions.translation(op) for op in operators()},
+            # Its optimizer folds transposed weights into new initializers, which loses their names and layout.
+            optimize=False,
+            verbose=False,
+        )
+    assert program is not None
+    model = program.model
+    functions.attach(model)
+    return model
+
+
+class Functions:
+    """The function bodies that one export needs, each specialised for its attributes, dtypes and ranks."""
+
+    def __init__(self, opset: int) -> None:
+        self._opset = opset
+        self._made: dict[tuple[object, ...], ir.Function] = {}
+
+    def translation(self, operator: Operator) -> Callable[..., Any]:
+        """What torch's exporter calls for `operator`: it emits a node and remembers the body that the node needs."""
+
+        def translate(*args: Any) -> Any:
+            inputs = args[: len(operator.inputs)]
+            function = self._function(operator, inputs, operator.attributes(args))
+            given = [value for value in inputs if value is not None]
+            return Op(Opset(DOMAIN, 1), function.name, _schema(operator, function.name, len(given)))(*given)
+
+        parameters = inspect.signature(operator.eager).parameters
+        translate.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in parameters]
+        )
+        return translate
+
+    def _function(self, operator: Operator, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> ir.Function:
+        key = (operator.function, *((v.dtype, _static(v)) if v is not None else None for v in inputs))
+        key = (*key, *attributes.items())
+        if key not in self._made:
+            same = sum(made[0] == operator.function for made in self._made)
+            name = operator.function if not same else f"{operator.function}_{same + 1}"
+            values = [
+                ir.Value(name=name, type=ir.TensorType(v.dtype), shape=ir.Shape(_static(v))) if v is not None else None
+                for name, v in zip(operator.inputs, inputs, strict=True)
+            ]
+            self._made[key] = self._build(operator, name, values, attributes)
+        return self._made[key]
+
+    def _build(
+        self, operator: Operator, name: str, values: list[ir.Value | None], attributes: dict[str, Any]
+    ) -> ir.Function:
+        present = [value for value in values if value is not None]
+
+        def body(op: Any, *_: ir.Value) -> Any:
+            made = operator.body(op, *values, **attributes)
+            outputs = made if isinstance(made, tuple) else (made,)
+            for value, output_name in zip(outputs, operator.outputs, strict=True):
+                value.name = output_name
+            return outputs
+
+        function = onnxscript.build_function(
+            body, present, domain=DOMAIN, name=name, opset_imports={"": self._opset}
+        )
+        for value in function.inputs:  # one body serves every length: shapes were for building it
+            value.shape = None
+        given = ", ".join(f"{key}={value}" for key, value in attributes.items())
+        function.doc_string = f"posexport.custom_ops.{operator.name}({given})" if given else None
+        return function
+
+    def attach(self, model: ir.Model) -> None:
+        """Put the bodies into the model, in order of first use."""
+        for function in self._made.values():
+            model.functions[function.identifier()] = function
+        model.opset_imports[DOMAIN] = 1
+
+
+def _static(value: Any) -> tuple[int | None, ...]:
+    """The dimensions of a value that are plain numbers; None where they vary."""
+    return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
+
+
+def _schema(operator: Operator, name: str, inputs: int) -> onnx.defs.OpSchema:
+    make, kinds = onnx.defs.OpSchema, ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(int64)"]
+    return make(
+        name,
+        DOMAIN,
+        1,
+        inputs=[make.FormalParameter(f"in{index}", f"T{index}") for index in range(inputs)],
+        outputs=[make.FormalParameter(output, "U") for output in operator.outputs],
+        type_constraints=[(f"T{index}", kinds, "") for index in range(inputs)] + [("U", kinds, "")],
+    )
+
+
+def _example(spec: Spec, fixed: Mapping[str, int | None]) -> tuple[torch.Tensor, ...]:
+    example = []
+    for shape, dtype in spec.inputs().values():
+        sizes = [dim if isinstance(dim, int) else fixed[dim] or _TRACED[dim] for dim in shape]
+        example.append(torch.zeros(sizes, dtype=getattr(torch, TORCH_DTYPES[dtype])))
+    return tuple(example)
+
+
+def _dynamic(spec: Spec, fixed: Mapping[str, int | None]) -> tuple[dict[int, Any], ...]:
+    dims = {name: torch.export.Dim(name) for name, size in fixed.items() if size is None}
+    return tuple(
+        {axis: dims[dim] for axis, dim in enumerate(shape) if isinstance(dim, str) and dim in dims}
+        for shape, _ in spec.inputs().values()
+    )
+
+
+def _finish(model: ir.Model, form: str) -> None:
+    """Bring the graph to its form, share what is computed twice, and drop names of files and lines."""
+    passes: list[ir.passes.InPlacePass] = [common.InlinePass()] if form == "decomposed" else []
+    passes += [
+        common.IdentityEliminationPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.DeduplicateInitializersPass(size_limit=1024),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedFunctionsPass(),
+        common.RemoveUnusedOpsetsPass(),
+    ]
+    for each in passes:
+        each(model)
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for function in model.functions.values():
+        for node in function.all_nodes():
+            node.metadata_props.clear()
+            node.doc_string = None
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    model.metadata_props.clear()
+
+
+def check(model: ir.Model) -> None:
+    """onnx's full check with shape inference; weights stand in as inputs, so that none is copied for it."""
+    proto = skeleton(model)
+    graph = proto.graph
+    names = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
+    for name, value in model.graph.initializers.items():
+        if name not in names:
+            assert value.const_value is not None
+            shape = [int(dim) for dim in value.const_value.shape]  # type: ignore[arg-type]
+            graph.input.append(onnx.helper.make_tensor_value_info(name, int(value.const_value.dtype), shape))
+    onnx.checker.check_model(proto, full_check=True)
+
+
+def skeleton(model: ir.Model, inline_bytes: int = 1024) -> onnx.ModelProto:
+    """The model as protobuf without the initializers that are larger than `inline_bytes`."""
+    big = {
+        name: value
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None and value.const_value.nbytes > inline_bytes
+    }
+    order = list(model.graph.initializers.items())
+    for name in big:
+        model.graph.initializers.pop(name)
+    try:
+        return ir.to_proto(model)
+    finally:
+        model.graph.initializers.clear()
+        model.graph.initializers.update(order)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's exporter from warning about packages that play no part here (torchvision, deprecated internals)."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+

@@ -1,0 +1,93 @@
+"""Validated fields for the frozen classes that describe a block: each says what it takes, in words.
+
+Text is accepted wherever it reads as the field's type, so `--set theta=5e5`, TOML and JSON share one check.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from posexport.errors import RequestError, unknown
+
+
+def _field(default: Any, help: str, allowed: str, read: Callable[[Any], Any], optional: bool) -> Any:
+    def convert(value: Any, _: Any, field: attrs.Attribute[Any]) -> Any:
+        if value is None and optional:
+            return None
+        try:
+            return read(value)
+        except (TypeError, ValueError, OverflowError):
+            raise RequestError(f"{field.name} is {value!r}: it must be {allowed}.") from None
+
+    return attrs.field(
+        default=default,
+        converter=attrs.Converter(convert, takes_self=True, takes_field=True),  # type: ignore[call-overload]
+        metadata={"help": help, "allowed": allowed},
+    )
+
+
+def integer(default: int | None, help: str, *, at_least: int = 1, optional: bool = False) -> Any:
+    """A whole number of at least `at_least`; with `optional`, None means "derived from the rest"."""
+
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise TypeError
+        number = int(value)
+        if not at_least <= number < 2**31:
+            raise ValueError
+        return number
+
+    return _field(default, help, f"a whole number from {at_least} to {2**31 - 1}", read, optional)
+
+
+def positive(default: float | None, help: str, *, optional: bool = False) -> Any:
+    """A finite number above 0."""
+
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise TypeError
+        number = float(value)
+        if not (math.isfinite(number) and number > 0):
+            raise ValueError
+        return number
+
+    return _field(default, help, "a finite number above 0", read, optional)
+
+
+def choice(default: str | None, options: Sequence[str], help: str, *, optional: bool = False) -> Any:
+    """One of a few names."""
+
+    def convert(value: Any, _: Any, field: attrs.Attribute[Any]) -> Any:
+        if (value is None and optional) or value in options:
+            return value
+        raise unknown(field.name, str(value), options)
+
+    return attrs.field(
+        default=default,
+        converter=attrs.Converter(convert, takes_self=True, takes_field=True),  # type: ignore[call-overload]
+        metadata={"help": help, "allowed": " or ".join(options)},
+    )
+
+
+def flag(default: bool, help: str) -> Any:
+    """True or false."""
+
+    def read(value: Any) -> bool:
+        if isinstance(value, str):
+            return {"true": True, "false": False}[value.lower()] if value.lower() in ("true", "false") else _bad()
+        return value if isinstance(value, bool) else _bad()
+
+    return _field(default, help, "true or false", read, False)
+
+
+def _bad() -> bool:
+    raise ValueError
+
+
+def defaults(cls: type[Any]) -> dict[str, Any]:
+    """The fields of a class of this kind and their defaults, in order."""
+    return {field.name: field.default for field in attrs.fields(cls)}

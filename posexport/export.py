@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import onnx
 import onnx.defs
 import onnx_ir as ir
 import onnxscript
@@ -23,7 +22,7 @@ import torch
 from onnx_ir.passes import common
 from onnxscript.values import Op, Opset
 
-from posexport import __version__
+from posexport import __version__, onnx_file
 from posexport.custom_ops import operators
 from posexport.custom_ops.operator import Operator
 from posexport.errors import RequestError, unknown
@@ -71,7 +70,7 @@ def export(
         {"posexport.spec": spec.to_json(), "posexport.form": form, "posexport.version": __version__}
     )
     model.producer_name, model.producer_version = "posexport", __version__
-    check(model)
+    onnx_file.check(model)
     return model
 
 
@@ -226,36 +225,6 @@ def _finish(model: ir.Model, form: str) -> None:
         value.metadata_props.clear()
     model.graph.metadata_props.clear()
     model.metadata_props.clear()
-
-
-def check(model: ir.Model) -> None:
-    """onnx's full check with shape inference; weights stand in as inputs, so that none is copied for it."""
-    proto = skeleton(model)
-    graph = proto.graph
-    names = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
-    for name, value in model.graph.initializers.items():
-        if name not in names:
-            assert value.const_value is not None
-            shape = [int(dim) for dim in value.const_value.shape]  # type: ignore[arg-type]
-            graph.input.append(onnx.helper.make_tensor_value_info(name, int(value.const_value.dtype), shape))
-    onnx.checker.check_model(proto, full_check=True)
-
-
-def skeleton(model: ir.Model, inline_bytes: int = 1024) -> onnx.ModelProto:
-    """The model as protobuf without the initializers that are larger than `inline_bytes`."""
-    big = {
-        name: value
-        for name, value in model.graph.initializers.items()
-        if value.const_value is not None and value.const_value.nbytes > inline_bytes
-    }
-    order = list(model.graph.initializers.items())
-    for name in big:
-        model.graph.initializers.pop(name)
-    try:
-        return ir.to_proto(model)
-    finally:
-        model.graph.initializers.clear()
-        model.graph.initializers.update(order)
 
 
 @contextmanager

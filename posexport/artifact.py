@@ -1,0 +1,167 @@
+"""Artifacts: a `.onnx` or `.plan` file with its manifest `<file>.json`.
+
+The ONNX file alone is enough to rebuild the torch reference: metadata_props hold the spec, and the weights are its
+initializers. Nothing about the place, the host or the time is written: the same command gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import attrs
+import onnx
+import onnx_ir as ir
+import torch
+
+from posexport import onnx_file
+from posexport.errors import RequestError
+from posexport.files import json_bytes, sha256_of, staged
+from posexport.models import read_spec
+from posexport.models.weights import weight_shapes
+from posexport.spec import FORMS, Spec
+
+EXTERNAL_FROM = 1_500_000_000
+"""Bytes of weights from which they go to `<file>.data` beside the file (protobuf ends at 2 GiB)."""
+
+_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
+_METADATA = ("posexport.spec", "posexport.form", "posexport.version")
+_DTYPES = {1: "fp32", 10: "fp16", 16: "bf16", 7: "int64", 6: "int32", 11: "fp64", 9: "bool"}
+
+Shape = tuple[str | int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Artifact:
+    """An ONNX file of ours, read and checked; weights in external data stay on the disk until asked for."""
+
+    path: Path
+    spec: Spec
+    form: str
+    version: str
+    model: onnx.ModelProto
+
+    @property
+    def opset(self) -> int:
+        """The opset of the default domain."""
+        return next(entry.version for entry in self.model.opset_import if entry.domain in ("", "ai.onnx"))
+
+    def inputs(self) -> dict[str, tuple[Shape, str]]:
+        """The graph's own inputs: name to (shape, dtype), a dimension by name where it is dynamic."""
+        return {value.name: _describe(value) for value in self.model.graph.input}
+
+    def outputs(self) -> dict[str, tuple[Shape, str]]:
+        """The graph's own outputs, as `inputs` gives its inputs."""
+        return {value.name: _describe(value) for value in self.model.graph.output}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights by their public names, in the file's dtype; RequestError where one is missing or misshapen."""
+        wanted = weight_shapes(self.spec)
+        found = dict(onnx_file.tensors_of(self.path, self.model, set(wanted)))
+        for name, shape in wanted.items():
+            if name not in found:
+                raise RequestError(f"{str(self.path)!r} lacks the initializer {name!r} {list(shape)}: export it again.")
+            if tuple(found[name].shape) != shape:
+                raise RequestError(
+                    f"{str(self.path)!r}: initializer {name!r} has shape {list(found[name].shape)}, its spec needs "
+                    f"{list(shape)}: export it again."
+                )
+        return {name: found[name] for name in wanted}
+
+    def manifest(self) -> dict[str, Any] | None:
+        """The manifest beside the file, or None where there is none."""
+        return read_manifest(self.path)
+
+
+def manifest_path(path: Path) -> Path:
+    """`<file>.json` of an artifact."""
+    return path.with_name(path.name + ".json")
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest of the artifact at `path`, or None where there is none; RequestError where it is no JSON object."""
+    beside = manifest_path(path)
+    if not beside.exists():
+        return None
+    try:
+        data = json.loads(beside.read_bytes())
+    except (OSError, ValueError):
+        data = None
+    if not isinstance(data, dict):
+        raise RequestError(f"the manifest {str(beside)!r} can't be read as a JSON object: make the artifact again.")
+    return data
+
+
+def write_onnx(model: ir.Model, path: Path, external_from: int = EXTERNAL_FROM) -> dict[str, Any]:
+    """Write a model that `export` made, and its manifest; returns the manifest.
+
+    Weights of `external_from` bytes or more in all go to `<file>.data`. Raises RequestError where the folder can't be
+    written; every file is then as it was.
+    """
+    spec = read_spec(json.loads(model.metadata_props["posexport.spec"]))
+    graph = onnx_file.skeleton(model).graph
+    with staged() as files:
+        hashes = {}
+        if sum(tensor.nbytes for tensor in onnx_file.weights_of(model).values()) >= external_from:
+            hashes = onnx_file.write_external(model, path, files)
+            sha256 = hashes.pop(path.name)
+        else:
+            sha256 = files.write(path, lambda file: onnx_file.write_inline(model, file))
+        manifest: dict[str, Any] = {
+            "file": path.name,
+            "sha256": sha256,
+            **({"external_data": hashes} if hashes else {}),
+            "version": model.metadata_props["posexport.version"],
+            "form": model.metadata_props["posexport.form"],
+            "spec": spec.to_dict(),
+            "inputs": [_entry(value) for value in graph.input],
+            "outputs": [_entry(value) for value in graph.output],
+            "opset": model.opset_imports[""],
+            "domains": dict(sorted(model.opset_imports.items())),
+            "tools": {name: metadata.version(name) for name in _TOOLS},
+        }
+        files.write(manifest_path(path), lambda file: file.write(json_bytes(manifest)))
+    return manifest
+
+
+def read_onnx(path: Path) -> Artifact:
+    """Read an ONNX artifact; RequestError says what a file lacks that isn't one of ours."""
+    model = onnx_file.read(path)
+    found = {entry.key: entry.value for entry in model.metadata_props}
+    lacking = [key for key in _METADATA if key not in found]
+    if lacking:
+        raise RequestError(
+            f"{str(path)!r} is not an artifact of posexport: it lacks the metadata {', '.join(lacking)}; "
+            "make it with 'posexport export'."
+        )
+    try:
+        data = json.loads(found["posexport.spec"])
+        if not isinstance(data, dict):
+            raise RequestError("it is not a table.")
+        spec = read_spec(data)
+        if found["posexport.form"] not in FORMS:
+            raise RequestError(f"its form is {found['posexport.form']!r}, known are {', '.join(FORMS)}.")
+    except (ValueError, RequestError) as error:
+        raise RequestError(f"{str(path)!r} has metadata that can't be used: {error}") from None
+    return Artifact(
+        path=path, spec=spec, form=found["posexport.form"], version=found["posexport.version"], model=model
+    )
+
+
+def matches_manifest(path: Path) -> bool | None:
+    """Whether the file's bytes are those that its manifest names; None where it has no manifest."""
+    manifest = read_manifest(path)
+    return None if manifest is None else manifest.get("sha256") == sha256_of(path)
+
+
+def _describe(value: onnx.ValueInfoProto) -> tuple[Shape, str]:
+    tensor = value.type.tensor_type
+    shape = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
+    return shape, _DTYPES.get(tensor.elem_type, onnx.TensorProto.DataType.Name(tensor.elem_type))
+
+
+def _entry(value: onnx.ValueInfoProto) -> dict[str, Any]:
+    shape, dtype = _describe(value)
+    return {"name": value.name, "shape": list(shape), "dtype": dtype}

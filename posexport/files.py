@@ -1,0 +1,113 @@
+"""Writing files whole or not at all: to temporary names beside their targets, renamed together at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from posexport.errors import RequestError
+
+
+class HashingFile:
+    """A binary file being written, with the sha256 and the size of what went into it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.sha256, self.size = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.sha256.update(data)
+        self.size += len(data)
+        self._file.write(data)
+
+
+class Staged:
+    """Files that wait under temporary names beside their targets."""
+
+    def __init__(self) -> None:
+        self._files: list[tuple[Path, Path]] = []
+
+    def write(self, target: Path, fill: Callable[[HashingFile], object]) -> str:
+        """Write what shall stand at `target`; returns the sha256 of its bytes.
+
+        Raises RequestError where the folder is not there or can't be written.
+        """
+        if target.is_dir():
+            raise RequestError(f"output {str(target)!r} is a folder: give the name of a file.")
+        try:
+            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        except OSError as error:
+            raise RequestError(
+                f"can't write to the folder {str(target.parent)!r} ({error.strerror}): give an existing, writable one."
+            ) from None
+        self._files.append((Path(name), target))
+        with os.fdopen(handle, "wb") as file:
+            hashing = HashingFile(file)
+            fill(hashing)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(name).chmod(0o666 & ~umask)  # mkstemp makes files for their owner only
+        return hashing.sha256.hexdigest()
+
+    def commit(self) -> None:
+        """Rename every file to its target."""
+        with _uninterrupted():
+            for temporary, target in self._files:
+                temporary.replace(target)
+            self._files.clear()
+
+    def discard(self) -> None:
+        """Remove what wasn't committed."""
+        for temporary, _ in self._files:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def staged() -> Iterator[Staged]:
+    """Files that appear together at the end of the block, or not at all where it raises or is interrupted."""
+    files = Staged()
+    try:
+        yield files
+        files.commit()
+    except OSError as error:
+        raise RequestError(f"can't write the output ({error.strerror}): free some space or give another folder.") from None
+    finally:
+        files.discard()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C while the renames run, so that no file stands beside another one's manifest."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def json_bytes(data: Mapping[str, Any]) -> bytes:
+    """JSON as posexport writes it to files: indented, keys in the given order."""
+    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write one JSON file, whole or not at all."""
+    with staged() as files:
+        files.write(path, lambda file: file.write(json_bytes(data)))
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,187 @@
+"""ONNX files on disk: written with the weights streamed from their tensors, read with external data kept in its folder.
+
+A protobuf message is a run of fields, so a model's bytes are those of the model without weights, followed by one field
+per weight. Written that way, a block of any size needs no second copy of its weights in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import google.protobuf.message
+import onnx
+import onnx.checker
+import onnx_ir as ir
+import torch
+
+from posexport.errors import RequestError
+from posexport.files import HashingFile, Staged
+
+# Field numbers of onnx.proto; wire type 2 is a length and that many bytes.
+_MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA = 7, 5, 9
+_INLINE = 1024  # bytes up to which an initializer stays in the graph's own message
+_ALIGN = 4096  # of a tensor in an external file, so that it can be mapped into memory
+_TORCH = {
+    onnx.TensorProto.FLOAT: torch.float32,
+    onnx.TensorProto.FLOAT16: torch.float16,
+    onnx.TensorProto.BFLOAT16: torch.bfloat16,
+    onnx.TensorProto.INT64: torch.int64,
+}
+
+
+def weights_of(model: ir.Model) -> dict[str, ir.TensorProtocol]:
+    """The initializers that are streamed, by name, in the graph's order."""
+    tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None and tensor.nbytes > _INLINE}
+
+
+def skeleton(model: ir.Model) -> onnx.ModelProto:
+    """The model as protobuf without the initializers that `weights_of` gives."""
+    everything = list(model.graph.initializers.items())
+    for name in weights_of(model):
+        model.graph.initializers.pop(name)
+    try:
+        return ir.to_proto(model)
+    finally:
+        model.graph.initializers.clear()
+        model.graph.initializers.update(everything)
+
+
+def check(model: ir.Model) -> None:
+    """onnx's full check with shape inference; weights stand in as inputs, so that none is copied for it."""
+    proto = skeleton(model)
+    for name, tensor in weights_of(model).items():
+        shape = [int(dim) for dim in tensor.shape]  # type: ignore[arg-type]
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(name, int(tensor.dtype), shape))
+    onnx.checker.check_model(proto, full_check=True)
+
+
+def write_inline(model: ir.Model, file: HashingFile) -> None:
+    """Write the model with its weights inside."""
+    proto, tensors = skeleton(model), weights_of(model)
+    graph = proto.graph.SerializeToString(deterministic=True)
+    proto.ClearField("graph")
+    headers = [_header(name, tensor) for name, tensor in tensors.items()]
+    size = len(graph)
+    for header, tensor in zip(headers, tensors.values(), strict=True):
+        body = len(header) + len(_field(_TENSOR_RAW_DATA, tensor.nbytes)) + tensor.nbytes
+        size += len(_field(_GRAPH_INITIALIZER, body)) + body
+    file.write(proto.SerializeToString(deterministic=True))
+    file.write(_field(_MODEL_GRAPH, size))
+    file.write(graph)
+    for header, tensor in zip(headers, tensors.values(), strict=True):
+        raw = _field(_TENSOR_RAW_DATA, tensor.nbytes)
+        file.write(_field(_GRAPH_INITIALIZER, len(header) + len(raw) + tensor.nbytes))
+        file.write(header)
+        file.write(raw)
+        _stream(tensor, file)
+
+
+def write_external(model: ir.Model, path: Path, files: Staged) -> dict[str, str]:
+    """Write the weights to `<file>.data` and the graph to `path`; returns the sha256 of each by file name."""
+    proto, tensors, data = skeleton(model), weights_of(model), path.with_name(path.name + ".data")
+
+    def fill(file: HashingFile) -> None:
+        for name, tensor in tensors.items():
+            file.write(b"\0" * (-file.size % _ALIGN))
+            entry = proto.graph.initializer.add()
+            entry.ParseFromString(_header(name, tensor))
+            entry.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (("location", data.name), ("offset", file.size), ("length", tensor.nbytes)):
+                entry.external_data.add(key=key, value=str(value))
+            _stream(tensor, file)
+
+    hashes = {data.name: files.write(data, fill)}
+    hashes[path.name] = files.write(path, lambda file: file.write(proto.SerializeToString(deterministic=True)))
+    return hashes
+
+
+def _header(name: str, tensor: ir.TensorProtocol) -> bytes:
+    dims = [int(dim) for dim in tensor.shape]  # type: ignore[arg-type]
+    return onnx.TensorProto(name=name, dims=dims, data_type=int(tensor.dtype)).SerializeToString(deterministic=True)
+
+
+def _field(number: int, length: int) -> bytes:
+    """Tag and length of a length-delimited protobuf field."""
+    return _varint(number << 3 | 2) + _varint(length)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _stream(tensor: ir.TensorProtocol, file: HashingFile) -> None:
+    raw = tensor.raw
+    if isinstance(raw, torch.Tensor):
+        flat = raw.detach().contiguous().reshape(-1)
+        file.write(memoryview(flat.view(torch.uint8).numpy()))  # the tensor's own memory, no copy
+    else:
+        file.write(tensor.tobytes())
+
+
+def read(path: Path) -> onnx.ModelProto:
+    """An ONNX file, its external data left where it is; raises RequestError for what isn't whole, sound ONNX.
+
+    External data must lie in the file's own folder: a path that leads elsewhere could read any file of the user's.
+    """
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise RequestError(f"can't read {str(path)!r} ({error.strerror}): give an existing .onnx file.") from None
+    except (google.protobuf.message.DecodeError, ValueError):
+        raise RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.") from None
+    if not model.graph.node or not model.opset_import:
+        raise RequestError(f"{str(path)!r} holds no ONNX graph: export it again.")
+    for tensor in model.graph.initializer:
+        _check_tensor(path, tensor)
+    return model
+
+
+def _check_tensor(path: Path, tensor: onnx.TensorProto) -> None:
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        entry = external(tensor)
+        location = entry.get("location", "")
+        home = path.parent.resolve()
+        target = (home / location).resolve()
+        if not location or Path(location).is_absolute() or home not in target.parents:
+            raise RequestError(
+                f"{str(path)!r} keeps {tensor.name!r} in {location!r}, outside its own folder: refused, export it again."
+            )
+        end = int(entry.get("offset", "0")) + int(entry.get("length", "0"))
+        if not target.is_file() or target.stat().st_size < end:
+            raise RequestError(
+                f"{str(path)!r} keeps {tensor.name!r} in {location!r}, which is missing or cut short: put it back beside it."
+            )
+    elif tensor.data_type in _TORCH and tensor.HasField("raw_data"):
+        size = _TORCH[tensor.data_type].itemsize
+        for dim in tensor.dims:
+            size *= dim
+        if len(tensor.raw_data) != size:
+            raise RequestError(f"{str(path)!r} is damaged: {tensor.name!r} has {len(tensor.raw_data)} bytes, not {size}.")
+
+
+def external(tensor: onnx.TensorProto) -> dict[str, str]:
+    """The external-data entries of a tensor: location, offset, length."""
+    return {entry.key: entry.value for entry in tensor.external_data}
+
+
+def tensors_of(path: Path, model: onnx.ModelProto, names: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The named initializers of a file that `read` gave, as torch tensors in the file's own dtype."""
+    for tensor in model.graph.initializer:
+        if tensor.name not in names or tensor.data_type not in _TORCH:
+            continue
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            entry = external(tensor)
+            with (path.parent / entry["location"]).open("rb") as file:
+                file.seek(int(entry.get("offset", "0")))
+                raw = file.read(int(entry["length"]))
+        else:
+            raw = tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes()
+        flat = torch.frombuffer(bytearray(raw), dtype=_TORCH[tensor.data_type])
+        yield tensor.name, flat.reshape(tuple(tensor.dims))

@@ -1,0 +1,69 @@
+"""The command line: one command per stage, each in its own file, loaded when it is called.
+
+`main` turns posexport's errors, and click's, into one sentence on stderr and the exit code of the contract:
+0 fine, 1 checked and not equal, 2 the request or the input is wrong, 3 a required runtime is not there.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from posexport import __version__
+from posexport.errors import PosexportError
+
+COMMANDS = {
+    "list": "what there is: encodings with their parameters, forms, runtimes",
+    "export": "write a block as an ONNX file",
+    "compile": "build an ONNX file into a TensorRT plan",
+    "verify": "prove that artifacts compute what the torch block computes",
+    "bench": "time an artifact beside torch",
+    "inspect": "show what an artifact holds",
+}
+"""Every command, in the order of the path that an artifact takes; `posexport.cli.<name>_command` holds it."""
+
+
+class Commands(click.Group):
+    """Commands that import their file when they are called, so that `--help` and `list` load no engine."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"posexport.cli.{name}_command"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs["standalone_mode"] = False
+        try:
+            code = super().main(*args, **kwargs)
+        except PosexportError as error:
+            sys.exit(_fail(str(error), error.exit_code))
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.ctx.get_help() if error.ctx else "", err=True)
+            sys.exit(2)
+        except click.ClickException as error:
+            sys.exit(_fail(error.format_message(), 2))
+        except (click.Abort, KeyboardInterrupt):
+            sys.exit(_fail("interrupted: files are as they were before.", 130))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(sentence: str, code: int) -> int:
+    click.echo(f"Error: {' '.join(sentence.split())}", err=True)
+    return code
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="posexport")
+def main() -> None:
+    """Export attention with any positional encoding to ONNX and TensorRT, and prove that it is the same function."""

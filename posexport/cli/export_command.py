@@ -1,0 +1,94 @@
+"""`posexport export`: a block becomes an ONNX file with its manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from posexport.cli import console
+from posexport.cli.spec_options import parameters_of, read_config, spec_of, spec_options
+from posexport.errors import RequestError, unknown
+from posexport.fields import integer
+from posexport.spec import FORMS, OPSETS, Spec
+
+
+@attrs.frozen(kw_only=True)
+class ExportOptions:
+    """Options of the export that are no part of the spec; validated wherever they come from."""
+
+    form: str = "decomposed"
+    opset: int = integer(18, "ONNX opset")
+    batch: int | None = integer(None, "fixed batch size", optional=True)
+    seq: int | None = integer(None, "fixed sequence length", optional=True)
+    seed: int = integer(0, "seed of the weights", at_least=0)
+    weights: str | None = None
+    output: str | None = None
+
+
+@click.command()
+@click.option("--config", metavar="FILE", help="read options from a TOML file; those on the command line win")
+@spec_options
+@click.option("--form", metavar="NAME", help=f"one of: {', '.join(FORMS)}  [default: decomposed]")
+@click.option("--opset", metavar="N", help=f"{OPSETS[0]} to {OPSETS[-1]}  [default: {OPSETS[0]}]")
+@click.option("--batch", metavar="N", help="fix the batch size  [default: dynamic]")
+@click.option("--seq", metavar="N", help="fix the sequence length  [default: dynamic]")
+@click.option("--weights", metavar="FILE", help="take weights from a .safetensors file  [default: from --seed]")
+@click.option("--seed", metavar="N", help="seed of the random weights  [default: 0]")
+@click.option("--output", "-o", metavar="FILE", help="the file to write  [default: <encoding>.onnx]")
+@click.option("--json", "as_json", is_flag=True, help="print the manifest as JSON")
+def export(config: str | None, parameters: tuple[str, ...], as_json: bool, **given: Any) -> None:
+    """Write an attention block as an ONNX file, with its manifest <file>.json."""
+    options: dict[str, Any] = {}
+    if config is not None:
+        options = read_config(Path(config), given)
+    encoding_set = {**options.pop("set", {}), **parameters_of(parameters)}
+    options |= {name: value for name, value in given.items() if value is not None}
+    spec = spec_of(options, encoding_set)
+    known = {field.name for field in attrs.fields(ExportOptions)}
+    rest = ExportOptions(**{name: value for name, value in options.items() if name in known})
+    if rest.form not in FORMS:
+        raise unknown("form", str(rest.form), FORMS)
+    if rest.opset not in OPSETS:
+        raise RequestError(f"opset is {rest.opset}: posexport writes opsets {OPSETS[0]} to {OPSETS[-1]}.")
+    path = Path(rest.output or f"{spec.encoding.name}.onnx")
+    if path.suffix != ".onnx":
+        raise RequestError(f"output {str(path)!r} must end in .onnx: name it like {path.stem}.onnx.")
+    if not path.parent.is_dir():
+        raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
+    manifest = _write(spec, rest, path)
+    if as_json:
+        console.show_json(manifest)
+        return
+    console.show_facts(
+        f"wrote {path}",
+        [
+            ("encoding", spec.encoding.name),
+            ("form", f"{rest.form}, opset {rest.opset}, {spec.dtype}"),
+            *((f"input {entry['name']}", f"{entry['dtype']} {entry['shape']}") for entry in manifest["inputs"]),
+            *((f"output {entry['name']}", f"{entry['dtype']} {entry['shape']}") for entry in manifest["outputs"]),
+            ("size", console.megabytes(path.stat().st_size)),
+            ("manifest", f"{path}.json"),
+        ],
+    )
+
+
+def _write(spec: Spec, options: ExportOptions, path: Path) -> dict[str, Any]:
+    with console.progress("loading torch") as (bar, task):
+        from posexport.artifact import write_onnx
+        from posexport.export import export as export_block
+        from posexport.models.weights import read_weights, seeded_weights
+
+        bar.update(task, description="weights")
+        if options.weights is None:
+            weights = seeded_weights(spec, options.seed)
+        else:
+            spec, weights = read_weights(Path(options.weights), spec)
+        bar.update(task, description=f"exporting {spec.encoding.name}")
+        model = export_block(
+            spec, weights, form=options.form, opset=options.opset, batch=options.batch, seq=options.seq
+        )
+        bar.update(task, description=f"writing {path.name}")
+        return write_onnx(model, path)

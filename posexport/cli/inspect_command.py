@@ -1,0 +1,76 @@
+"""`posexport inspect`: what an artifact holds, from its own file and its manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from posexport.cli import console
+from posexport.errors import RequestError
+
+
+@click.command()
+@click.argument("file")
+@click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
+def inspect(file: str, as_json: bool) -> None:
+    """Show the spec, form, inputs, operators, functions and sizes of an artifact (.onnx or .plan)."""
+    path = Path(file)
+    if path.suffix not in (".onnx", ".plan"):
+        raise RequestError(f"{file!r} is neither .onnx nor .plan: give an artifact of posexport.")
+    found = _onnx(path) if path.suffix == ".onnx" else _plan(path)
+    if as_json:
+        console.show_json(found)
+        return
+    facts = []
+    for key, value in found.items():
+        if isinstance(value, dict):
+            facts.append((key, "" if value else "none"))
+            facts += [(f"  {name}", str(entry)) for name, entry in value.items() if entry not in (None, [], False)]
+        else:
+            facts.append((key, str(value)))
+    console.show_facts(file, facts)
+
+
+def _onnx(path: Path) -> dict[str, Any]:
+    from posexport.artifact import matches_manifest, read_onnx
+    from posexport.onnx_file import external
+
+    artifact = read_onnx(path)
+    graph, data = artifact.model.graph, artifact.path.with_name(artifact.path.name + ".data")
+    same = matches_manifest(path)
+    return {
+        "version": artifact.version,
+        "form": artifact.form,
+        "opset": artifact.opset,
+        "domains": {entry.domain or "ai.onnx": entry.version for entry in artifact.model.opset_import},
+        "spec": artifact.spec.to_dict(),
+        "inputs": {name: f"{dtype} {list(shape)}" for name, (shape, dtype) in artifact.inputs().items()},
+        "outputs": {name: f"{dtype} {list(shape)}" for name, (shape, dtype) in artifact.outputs().items()},
+        "operators": _count(graph.node),
+        "functions": {function.name: _count(function.node) for function in artifact.model.functions},
+        "weights": {
+            tensor.name: f"{list(tensor.dims)}" + (" (external)" if external(tensor) else "")
+            for tensor in graph.initializer
+        },
+        "bytes": path.stat().st_size + (data.stat().st_size if data.exists() else 0),
+        "manifest": {None: "none", True: "matches the file", False: "does not match the file"}[same],
+    }
+
+
+def _plan(path: Path) -> dict[str, Any]:
+    from posexport.artifact import matches_manifest, read_manifest
+
+    manifest = read_manifest(path)
+    if manifest is None:
+        raise RequestError(f"{str(path)!r} has no manifest {path.name}.json: build it with 'posexport compile'.")
+    if not path.is_file():
+        raise RequestError(f"{str(path)!r} is not there: build it with 'posexport compile'.")
+    same = "matches the file" if matches_manifest(path) else "does not match the file"
+    return {**manifest, "bytes": path.stat().st_size, "manifest": same}
+
+
+def _count(nodes: Any) -> dict[str, int]:
+    return dict(Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in nodes).most_common())

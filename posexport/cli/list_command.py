@@ -1,0 +1,67 @@
+"""`posexport list`: encodings with their parameters and defaults, forms, runtimes and whether they are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import click
+
+from posexport.cli import console
+from posexport.models import ENCODINGS
+from posexport.runtimes import RUNTIMES
+from posexport.spec import FORMS
+
+
+@click.command("list")
+@click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
+def list(as_json: bool) -> None:  # noqa: A001 (the command's name)
+    """Show encodings with their parameters, forms, and runtimes."""
+    found = _everything()
+    if as_json:
+        console.show_json(found)
+        return
+    console.show_table(
+        "Encodings (posexport export --encoding NAME --set KEY=VALUE)",
+        ("name", "acts by", "parameters", "summary"),
+        [
+            (
+                name,
+                row["touches"] or "-",
+                "\n".join(f"{key}={'auto' if p['default'] is None else p['default']}" for key, p in row["parameters"].items())
+                or "-",
+                f"{row['summary']}\n{row['source']}",
+            )
+            for name, row in found["encodings"].items()
+        ],
+    )
+    console.show_table("Forms (--form NAME)", ("name", "summary"), found["forms"].items())
+    console.show_table(
+        "Runtimes",
+        ("name", "summary", "here"),
+        [(name, row["summary"], row["missing"] or "there") for name, row in found["runtimes"].items()],
+    )
+
+
+def _everything() -> dict[str, Any]:
+    return {
+        "encodings": {
+            name: {
+                "summary": cls.summary,
+                "source": cls.source,
+                "touches": cls.touches,
+                "axes": cls.axes,
+                "parameters": {
+                    field.name: {
+                        "default": field.default,
+                        "allowed": field.metadata["allowed"],
+                        "help": field.metadata["help"],
+                    }
+                    for field in attrs.fields(cls)
+                },
+            }
+            for name, cls in ENCODINGS.items()
+        },
+        "forms": dict(FORMS),
+        "runtimes": {name: {"summary": row.summary, "missing": row.missing()} for name, row in RUNTIMES.items()},
+    }

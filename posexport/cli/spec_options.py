@@ -1,0 +1,84 @@
+"""Options that describe a block: one per field of Spec, made from the field itself, plus `--set` and `--config`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from posexport.errors import RequestError, unknown
+from posexport.models import ENCODINGS, read_spec
+from posexport.spec import Spec
+
+_FLAGS = ("causal", "bias", "scale_embedding")
+_BIAS_HELP = "every projection has a bias (with --weights: as the file has them)"
+
+
+def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for every field of a spec; those not given arrive as None."""
+    for field in reversed(attrs.fields(Spec)):
+        if field.name == "encoding":
+            continue
+        name = field.name.replace("_", "-")
+        if field.name in _FLAGS:
+            text = _BIAS_HELP if field.name == "bias" else field.metadata["help"]
+            option = click.option(f"--{name}/--no-{name}", field.name, default=None, help=f"{text}  [default: no]")
+        else:
+            shown = "" if field.default is None else f"  [default: {field.default}]"
+            kind = field.metadata["allowed"].upper() if " or " in field.metadata["allowed"] else "N"
+            metavar = kind.replace(" OR ", "|").lower() if "|" in kind.replace(" OR ", "|") else kind
+            option = click.option(f"--{name}", field.name, metavar=metavar, help=field.metadata["help"] + shown)
+        command = option(command)
+    command = click.option(
+        "--set",
+        "parameters",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="a parameter of the encoding, repeatable; 'posexport list' shows them",
+    )(command)
+    return click.option("--encoding", metavar="NAME", help="one of: " + ", ".join(ENCODINGS))(command)
+
+
+def read_config(path: Path, known: Mapping[str, object]) -> dict[str, Any]:
+    """The options in a TOML file, named as on the command line (`-` or `_`), `[set]` a table; unknown ones refused."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError(f"config {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"config {str(path)!r} is not TOML ({error}): mend it.") from None
+    options: dict[str, Any] = {}
+    for key, value in data.items():
+        name = key.replace("-", "_")
+        if name not in known and name != "set":
+            raise unknown(f"key in config {str(path)!r}", key, [*known, "set"])
+        options[name] = value
+    if not isinstance(options.get("set", {}), dict):
+        raise RequestError(f"config {str(path)!r}: set must be a table of parameters, such as [set] theta = 500000.")
+    return options
+
+
+def parameters_of(pairs: tuple[str, ...]) -> dict[str, str]:
+    """`--set key=value` options as a table."""
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise RequestError(f"--set {pair!r} is not KEY=VALUE: write it like --set theta=500000.")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def spec_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
+    """The spec that the options describe; None means "not given"."""
+    encoding = options.get("encoding")
+    if encoding is None:
+        raise RequestError(f"no encoding was given: add --encoding with one of {', '.join(ENCODINGS)}.")
+    if "name" in parameters:
+        raise unknown(f"parameter of {encoding}", "name", [])
+    sizes = {f.name: options[f.name] for f in attrs.fields(Spec) if f.name != "encoding" and options.get(f.name) is not None}
+    return read_spec({"encoding": {"name": encoding, **parameters}, **sizes})

@@ -1,0 +1,89 @@
+"""What executes an artifact. One row per runtime, one file per engine; importing this loads no engine.
+
+A row says whether the runtime is there, and if not, why not, in one sentence. Engines differ in start-up time by
+seconds, and some crash: they load only inside the child process that runs them (see `posexport.runtimes.worker`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport.errors import unknown
+from posexport.runtimes.base import Runner
+
+
+@attrs.frozen(kw_only=True)
+class Runtime:
+    """`home` is the file in this folder whose `load(path, options)` opens an artifact; `options` are its own."""
+
+    name: str
+    summary: str
+    home: str
+    package: str
+    install: str
+    needs_gpu: bool = False
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def missing(self) -> str | None:
+        """Why it can't run here, in one sentence without a full stop; None where it is there."""
+        if importlib.util.find_spec(self.package) is None:
+            return f"not installed: pip install '{self.install}'"
+        return gpu_missing() if self.needs_gpu else None
+
+    def load(self, path: Path) -> Runner:
+        """Open the artifact at `path`; imports the engine into this process."""
+        runner: Runner = import_module(f"posexport.runtimes.{self.home}").load(path, dict(self.options))
+        return runner
+
+
+def _row(name: str, summary: str, home: str, package: str, install: str, gpu: bool = False, **options: Any) -> Runtime:
+    return Runtime(
+        name=name, summary=summary, home=home, package=package, install=install, needs_gpu=gpu, options=options
+    )
+
+
+RUNTIMES: dict[str, Runtime] = {
+    row.name: row
+    for row in (
+        _row("torch", "PyTorch eager on the CPU", "torch_eager", "torch", "torch", device="cpu"),
+        _row("torch-cuda", "PyTorch eager on the GPU", "torch_eager", "torch", "torch", gpu=True, device="cuda"),
+        _row("onnx-reference", "onnx's ReferenceEvaluator (numpy)", "onnx_reference", "onnx", "onnx"),
+        _row("ort-cpu", "ONNX Runtime, CPU provider", "ort", "onnxruntime", "onnxruntime", provider="CPU"),
+        _row("ort-cuda", "ONNX Runtime, CUDA provider", "ort", "onnxruntime", "onnxruntime-gpu", True, provider="CUDA"),
+        _row("tensorrt", "TensorRT", "trt", "tensorrt", "posexport[tensorrt]", True, module="tensorrt"),
+        _row("tensorrt-rtx", "TensorRT for RTX", "trt", "tensorrt_rtx", "posexport[rtx]", True, module="tensorrt_rtx"),
+    )
+}
+"""Every runtime by name, in the order of reports."""
+
+
+def runtime(name: str) -> Runtime:
+    """The row of that name, or a RequestError that names the nearest."""
+    if name not in RUNTIMES:
+        raise unknown("runtime", name, RUNTIMES)
+    return RUNTIMES[name]
+
+
+@functools.cache
+def gpu_missing() -> str | None:
+    """Why no CUDA device can be used, or None; asks the driver itself, so that no engine need be imported."""
+    names = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1",)
+    for name in names:
+        try:
+            driver = ctypes.CDLL(name)
+        except OSError:
+            continue
+        count = ctypes.c_int(0)
+        if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value:
+            return None
+        return "no GPU: the NVIDIA driver shows no device"
+    return "no GPU: there is no NVIDIA driver"

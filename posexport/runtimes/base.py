@@ -1,0 +1,28 @@
+"""The interface between stages and engines: an opened artifact that runs, and that can be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Arrays = dict[str, "np.ndarray[Any, Any]"]
+"""Tensors by the graph's names, in the graph's own dtypes (bf16 as ml_dtypes.bfloat16)."""
+
+
+class Runner(Protocol):
+    """One artifact opened in one engine."""
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """Every output of the graph by name; raises what the engine raises."""
+        ...
+
+    def prepare(self, inputs: Arrays) -> Callable[[], float]:
+        """Bind inputs on the device once; each call then runs once and returns its seconds, copies left out."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """Versions and device, for reports."""
+        ...

@@ -1,0 +1,35 @@
+# Sourced by the scripts beside it: enters the project's folder and makes .venv with the pinned set of versions.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+make_environment() {
+    local python stamp want
+    for python in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
+        if command -v "$python" >/dev/null && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+            break
+        fi
+        python=
+    done
+    if [ -z "$python" ]; then
+        echo "Error: Python 3.11 or newer is needed: install it, or name it in PYTHON=..." >&2
+        exit 3
+    fi
+    stamp=.venv/.installed
+    want=$(cat pyproject.toml scripts/constraints.txt | cksum)
+    if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$want" ]; then
+        echo "making .venv with the versions in scripts/constraints.txt ..." >&2
+        [ -x .venv/bin/python ] || "$python" -m venv .venv
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+            --constraint scripts/constraints.txt --editable '.[dev,rtx]'
+        echo "$want" >"$stamp"
+    fi
+    export PATH="$PWD/.venv/bin:$PATH"
+}
+
+# mypy can't follow package-dir in pyproject.toml: it gets a tree of links that looks like the installed package.
+make_typing_tree() {
+    rm -rf .typing
+    mkdir -p .typing/posexport
+    ln -s ../../posexport/* .typing/posexport/
+    ln -s ../../models ../../custom_ops .typing/posexport/
+}

@@ -1,0 +1,50 @@
+"""Build the wheel and compare it with the source: every module is in, and no package but posexport.
+
+A subpackage that is forgotten in pyproject.toml vanishes from the wheel while the editable install still works.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def expected() -> set[str]:
+    """The files that the wheel must hold, as paths inside it."""
+    homes = {"posexport": "posexport", "models": "posexport/models", "custom_ops": "posexport/custom_ops"}
+    return {
+        f"{inside}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, inside in homes.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix != ".pyc" and "__pycache__" not in path.parts
+    }
+
+
+def problems(names: set[str]) -> list[str]:
+    """What is wrong with a wheel that holds the files `names`; empty where nothing is."""
+    held = {name for name in names if ".dist-info/" not in name}
+    missing = [f"the wheel lacks {name}" for name in sorted(expected() - held)]
+    return missing + [f"the wheel holds {name}, which is no part of posexport" for name in sorted(held - expected())]
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, str(ROOT)]
+        done = subprocess.run(build, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.stderr.write(done.stdout[-2000:] + done.stderr[-2000:])
+            return 1
+        (wheel,) = Path(folder).glob("*.whl")
+        found = problems(set(zipfile.ZipFile(wheel).namelist()))
+    for line in found:
+        sys.stderr.write(f"Error: {line}\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""onnx's ReferenceEvaluator: every operator in numpy as the standard words it. Slow, so it gets small inputs only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from posexport.errors import RequestError
+from posexport.runtimes.base import Arrays
+
+
+class ReferenceRunner:
+    """One model in the evaluator."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._evaluator = ReferenceEvaluator(model)
+        self._names = list(self._evaluator.output_names)
+
+    def run(self, inputs: Arrays) -> Arrays:
+        with np.errstate(all="ignore"):  # infinities are told by the comparison, not by numpy's warnings
+            values = self._evaluator.run(None, inputs)
+        return {name: np.asarray(value) for name, value in zip(self._names, values, strict=True)}  # type: ignore[arg-type]
+
+    def prepare(self, inputs: Arrays) -> Callable[[], float]:
+        def once() -> float:
+            start = time.perf_counter()
+            self._evaluator.run(None, inputs)
+            return time.perf_counter() - start
+
+        return once
+
+    def describe(self) -> dict[str, str]:
+        return {"engine": "onnx reference", "version": onnx.__version__, "device": "CPU (numpy)"}
+
+
+def load(path: Path, options: Mapping[str, Any]) -> ReferenceRunner:
+    """Open the `.onnx` file at `path`, external data included."""
+    if path.suffix != ".onnx":
+        raise RequestError(f"onnx-reference runs .onnx files, not {path.name!r}: give the .onnx it came from.")
+    return ReferenceRunner(onnx.load(path))

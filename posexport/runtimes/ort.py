@@ -1,0 +1,162 @@
+"""ONNX Runtime, CPU or CUDA provider. Inputs and outputs are bound on the device where it is timed.
+
+Options: `provider` ("CPU" or "CUDA"), `threads` (intra-op; default: ONNX Runtime's own choice), `cuda_graph` (capture
+the run once and replay it), `disabled_optimizers` (names of graph optimizers).
+
+ONNX Runtime falls back to the CPU without an error where its CUDA provider can't load; here that is an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from posexport.errors import RequestError
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.tensors import BF16
+
+_ONNX_BF16 = 16
+_DEVICES = {"CPU": "cpu", "CUDA": "cuda"}
+_QUIET = 4  # fatal only: what goes wrong comes as an exception with the same words
+
+
+class OrtRunner:
+    """One session."""
+
+    def __init__(
+        self, session: onnxruntime.InferenceSession, provider: str, cuda_graph: bool = False, stream: Any = None
+    ) -> None:
+        self._session, self._provider, self._cuda_graph, self._stream = session, provider, cuda_graph, stream
+        self._names = [value.name for value in session.get_outputs()]
+        self._types = {value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())}
+
+    def run(self, inputs: Arrays) -> Arrays:
+        if "tensor(bfloat16)" not in self._types.values() and not self._cuda_graph:
+            return dict(zip(self._names, self._session.run(self._names, inputs), strict=True))
+        binding = self._session.io_binding()
+        values = {name: self._value(array) for name, array in inputs.items()}
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in self._names:
+            binding.bind_output(name, "cpu")
+        self._session.run_with_iobinding(binding, self._outside_graph())
+        binding.synchronize_outputs()
+        return {name: _array(value) for name, value in zip(self._names, binding.get_outputs(), strict=True)}
+
+    def prepare(self, inputs: Arrays) -> Callable[[], float]:
+        binding = self._session.io_binding()
+        device = _DEVICES[self._provider]
+        held = {name: self._value(array, device) for name, array in inputs.items()}
+        for name, value in held.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, array in self.run(inputs).items():  # once, to know the shapes: outputs then have a fixed place
+            kind = _ONNX_BF16 if array.dtype == BF16 else array.dtype.type
+            held[f"output {name}"] = onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, kind, device, 0)
+            binding.bind_ortvalue_output(name, held[f"output {name}"])
+        run = self._session.run_with_iobinding
+
+        def once() -> float:
+            assert held  # the bound memory lives as long as the call
+            start = time.perf_counter()
+            run(binding)
+            binding.synchronize_outputs()
+            return time.perf_counter() - start
+
+        return once if self._stream is None else _by_events(lambda: run(binding), self._stream)
+
+    def describe(self) -> dict[str, str]:
+        device = f"CPU ({platform.machine()})" if self._provider == "CPU" else "CUDA device 0"
+        return {"engine": "onnxruntime", "version": onnxruntime.__version__, "device": device}
+
+    def _outside_graph(self) -> onnxruntime.RunOptions | None:
+        """Run options that keep one run from being captured, where the session captures."""
+        if not self._cuda_graph:
+            return None
+        options = onnxruntime.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", "-1")
+        return options
+
+    def _value(self, array: np.ndarray[Any, Any], device: str = "cpu") -> onnxruntime.OrtValue:
+        """An OrtValue on the device; bf16, which numpy lacks, goes in by its bits."""
+        array = np.ascontiguousarray(array)
+        if array.dtype != BF16:
+            return onnxruntime.OrtValue.ortvalue_from_numpy(array, device, 0)
+        bits = array.view(np.uint16)
+        if device == "cpu":
+            return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BF16)
+        value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, _ONNX_BF16, device, 0)
+        value.update_inplace(bits)
+        return value
+
+
+def _array(value: onnxruntime.OrtValue) -> np.ndarray[Any, Any]:
+    """A CPU OrtValue as numpy; bf16 by its bits."""
+    if value.data_type() != "tensor(bfloat16)":
+        array: np.ndarray[Any, Any] = value.numpy()
+        return array
+    shape = tuple(value.shape())
+    raw = ctypes.string_at(value.data_ptr(), 2 * int(np.prod(shape))) if 0 not in shape else b""
+    return np.frombuffer(raw, dtype=BF16).reshape(shape)
+
+
+def _by_events(call: Callable[[], object], stream: Any) -> Callable[[], float]:
+    """Timing by CUDA events on the torch stream that the session was given."""
+    import torch
+
+    def once() -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        stream.synchronize()
+        start.record(stream)
+        call()
+        end.record(stream)
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    return once
+
+
+def _torch_stream() -> Any:
+    """A CUDA stream of torch's, or None where torch is not there or has no CUDA."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.cuda.Stream() if torch.cuda.is_available() else None
+
+
+def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
+    """Open the `.onnx` file at `path`; raises what ONNX Runtime raises, and RuntimeError for a silent fallback."""
+    if path.suffix != ".onnx":
+        raise RequestError(f"onnxruntime runs .onnx files, not {path.name!r}: give the .onnx it came from.")
+    provider, cuda_graph, stream = options.get("provider", "CPU"), bool(options.get("cuda_graph")), None
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = _QUIET
+    if options.get("threads"):
+        settings.intra_op_num_threads = int(options["threads"])
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if provider == "CUDA":
+        onnxruntime.set_default_logger_severity(_QUIET)
+        stream = _torch_stream()  # first: ONNX Runtime then shares the CUDA libraries that torch brought
+        if hasattr(onnxruntime, "preload_dlls"):
+            onnxruntime.preload_dlls()
+        cuda = {"device_id": "0", "use_tf32": "0", "enable_cuda_graph": str(int(cuda_graph))}
+        if stream is not None:
+            cuda["user_compute_stream"] = str(stream.cuda_stream)
+        providers = [("CUDAExecutionProvider", cuda), "CPUExecutionProvider"]
+    more = {"disabled_optimizers": options["disabled_optimizers"]} if options.get("disabled_optimizers") else {}
+    session = onnxruntime.InferenceSession(str(path), settings, providers=providers, **more)
+    session.disable_fallback()
+    wanted = f"{provider}ExecutionProvider"
+    if session.get_providers()[0] != wanted:
+        raise RuntimeError(
+            f"onnxruntime {onnxruntime.__version__} could not start {wanted}: "
+            "check that its CUDA and cuDNN libraries are installed and match"
+        )
+    return OrtRunner(session, provider, cuda_graph, stream)

@@ -1,0 +1,86 @@
+"""PyTorch eager, on the CPU or a GPU: the block of an artifact, rebuilt from the file's own spec and weights.
+
+Options: `device` ("cpu" or "cuda"), and `dtype`: the artifact's own, or "fp64" for the truth that all are held against
+(the same rounded weights and inputs, everything else in double precision).
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posexport.artifact import read_onnx
+from posexport.errors import RequestError
+from posexport.models.block import Block, build_block
+from posexport.models.weights import TORCH_DTYPES
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.tensors import to_numpy, to_torch
+
+
+class TorchRunner:
+    """A block of ours on one device."""
+
+    def __init__(self, block: Block, names: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self._names, self._dtype, self._device = names, dtype, device
+        self._block = block.to(device)
+
+    def run(self, inputs: Arrays) -> Arrays:
+        with torch.inference_mode():
+            return {"output": to_numpy(self._block(*self._bind(inputs)))}
+
+    def prepare(self, inputs: Arrays) -> Callable[[], float]:
+        bound = self._bind(inputs)
+        return timed(lambda: self._block(*bound), self._device)
+
+    def describe(self) -> dict[str, str]:
+        cuda = self._device.type == "cuda"
+        name = torch.cuda.get_device_name(self._device) if cuda else f"CPU ({platform.machine()})"
+        return {"engine": "torch", "version": str(torch.__version__), "device": name}
+
+    def _bind(self, inputs: Arrays) -> tuple[torch.Tensor, ...]:
+        tensors = (to_torch(inputs[name]) for name in self._names)
+        return tuple(t.to(self._device, self._dtype if t.is_floating_point() else None) for t in tensors)
+
+
+def timed(call: Callable[[], object], device: torch.device) -> Callable[[], float]:
+    """A call that runs `call` once without gradients and returns its seconds: by CUDA events on a GPU."""
+
+    def on_cpu() -> float:
+        with torch.inference_mode():
+            start = time.perf_counter()
+            call()
+            return time.perf_counter() - start
+
+    def on_gpu() -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.inference_mode(), torch.cuda.device(device):
+            torch.cuda.synchronize()
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    return on_gpu if device.type == "cuda" else on_cpu
+
+
+def load(path: Path, options: Mapping[str, Any]) -> TorchRunner:
+    """Rebuild the block of the `.onnx` artifact at `path`; RequestError for any other file."""
+    if path.suffix != ".onnx":
+        raise RequestError(
+            f"torch runs the block of an .onnx artifact, not {path.name!r}: give the .onnx it came from."
+        )
+    artifact = read_onnx(path)
+    dtype = getattr(torch, TORCH_DTYPES[options.get("dtype") or artifact.spec.dtype])
+    device = torch.device(options.get("device", "cpu"))
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"this torch ({torch.__version__}) can't use the GPU: install a build with CUDA")
+        torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
+    block = build_block(artifact.spec, artifact.weights(), dtype)
+    return TorchRunner(block, tuple(artifact.spec.inputs()), dtype, device)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from posexport.custom_ops.attention import attend
     from posexport.custom_ops.bias import alibi_bias, relative_bias
-    from posexport.custom_ops.relative import relative_score, relative_table_score
+    from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
     from posexport.custom_ops.rotary import rotate
     from posexport.custom_ops.angles import pair_features, sinusoids
 
@@ -22,12 +22,14 @@ _HOMES = {
     "rotate": "rotary",
     "alibi_bias": "bias",
     "relative_bias": "bias",
+    "add_head_bias": "relative",
     "relative_score": "relative",
     "relative_table_score": "relative",
     "attend": "attention",
 }
 
 __all__ = [
+    "add_head_bias",
     "alibi_bias",
     "attend",
     "pair_features",

@@ -5,6 +5,7 @@ relative_score        R sinusoidal. With w = W_r^T (q_i + v), split into a sine 
                       = [s sin_i + c cos_i, c sin_i - s cos_i] . [cos_j, sin_j]   (addition theorem)
                       so one product gives the term for any positions, without a shift trick and its consecutive ones.
 relative_table_score  R a trained table: scores against every row, then each pair takes its own.
+add_head_bias         q + u, the content bias of term (c), u [N, head_dim]
 
 q [B, S, N*head_dim]; v = position_bias [N, head_dim]; r_proj [N*head_dim, D]; cos, sin [B, S or T, D/2]; result [B, N, S, T] in fp32.
 """
@@ -158,4 +159,30 @@ relative_table_score = Operator(
     eager=_table_score,
     fake=_table_score_fake,
     body=_table_score_onnx,
+)
+
+
+def _head_bias(q: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return q + bias.reshape(-1)
+
+
+def _head_bias_fake(q: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(q)
+
+
+def _head_bias_onnx(op: Any, q: ir.Value, bias: ir.Value) -> ir.Value:
+    # By heads: added to the flat queries, TensorRT takes it for the projection's bias and no longer merges q, k and v.
+    assert bias.shape is not None
+    made: ir.Value = op.Reshape(op.Add(op.Reshape(q, [0, 0, *bias.shape]), bias), [0, 0, -1])
+    return made
+
+
+add_head_bias = Operator(
+    name="add_head_bias",
+    function="HeadBias",
+    inputs=("q", "bias"),
+    outputs=("biased",),
+    eager=_head_bias,
+    fake=_head_bias_fake,
+    body=_head_bias_onnx,
 )

@@ -65,7 +65,7 @@ class Relative(Encoding):
         return {"frequencies": inverse_frequencies(spec.hidden_size, self.theta)}
 
     def score(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        q_content = q + state["content_bias"].view(-1)
+        q_content = custom_ops.add_head_bias(q, state["content_bias"])
         position_bias, r_proj = state["position_bias"], state["r_proj.weight"]
         scale = state.spec.scale
         if self.max_distance is not None:

@@ -1,0 +1,132 @@
+"""Fair timing: everything is measured in alternation, and only ratios within one round are compared.
+
+A machine's speed drifts, and a neighbour's spinning threads slow whoever comes next. So each round calls every
+candidate once, in a fresh random order with a short pause before each, and a ratio is the median over rounds of the
+ratio within a round. Its interval is that of order statistics: it assumes no distribution, only independent rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import attrs
+
+from posexport.errors import RequestError
+
+PAUSE = 0.03
+"""Seconds before each call: longer than the thread pools of torch and ONNX Runtime spin."""
+
+
+@attrs.frozen(kw_only=True)
+class Summary:
+    """Quantiles of one series, in the unit of the series."""
+
+    median: float
+    p10: float
+    p90: float
+    p99: float
+    count: int
+
+
+@attrs.frozen(kw_only=True)
+class Ratio:
+    """The median of per-round ratios and the interval that holds the true median with probability `confidence`.
+
+    With few rounds no interval reaches 95 %: it then spans all rounds, and `confidence` says what that is worth.
+    """
+
+    median: float
+    low: float
+    high: float
+    confidence: float
+
+
+def quantile(values: Sequence[float], fraction: float) -> float:
+    """The value below which `fraction` (0 to 1) of a series lies, linear between neighbours."""
+    ordered = _finite(values)
+    place = fraction * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Median, p10, p90 and p99 of a series."""
+    median, p10, p90, p99 = (quantile(values, fraction) for fraction in (0.5, 0.1, 0.9, 0.99))
+    return Summary(median=median, p10=p10, p90=p90, p99=p99, count=len(values))
+
+
+def ratio(series: Sequence[float], baseline: Sequence[float], confidence: float = 0.95) -> Ratio:
+    """`series` over `baseline`, round by round; both hold one positive value per round, in the same order."""
+    if len(series) != len(baseline):
+        raise ValueError(f"{len(series)} rounds against {len(baseline)}: ratios need both in every round")
+    if min(baseline, default=0.0) <= 0:
+        raise ValueError("a baseline of no or negative time has no ratio")
+    ratios = _finite([ours / theirs for ours, theirs in zip(series, baseline, strict=True)])
+    rank, reached = _rank(len(ratios), confidence)
+    return Ratio(median=quantile(ratios, 0.5), low=ratios[rank], high=ratios[-1 - rank], confidence=reached)
+
+
+def _rank(count: int, confidence: float) -> tuple[int, float]:
+    """The largest r for which [r-th, r-th from above] (from 0) holds the median that surely, and its probability.
+
+    The interval misses the median when at most r of `count` fair coins fall on one side.
+    """
+    rank, reached = 0, 1 - 2.0 ** (1 - count)
+    tail, term = 0.0, 2.0**-count
+    for candidate in range((count + 1) // 2):
+        tail += term
+        term *= (count - candidate) / (candidate + 1)
+        covered = 1 - 2 * tail
+        if covered < confidence:
+            break
+        rank, reached = candidate, covered
+    return rank, max(reached, 0.0)
+
+
+def orders(names: Sequence[str], rounds: int, seed: int = 0) -> Iterator[list[str]]:
+    """For each round the names in a new random order, the same for the same seed."""
+    shuffle = random.Random(seed)
+    for _ in range(rounds):
+        yield shuffle.sample(names, len(names))
+
+
+def interleave(
+    calls: Mapping[str, Callable[[], float]],
+    rounds: int,
+    *,
+    seed: int = 0,
+    pause: float = PAUSE,
+    done: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """One value per round of every call; each call returns its own seconds. `done` is called after each round."""
+    if rounds < 1:
+        raise RequestError(f"rounds is {rounds}: give at least 1.")
+    series: dict[str, list[float]] = {name: [] for name in calls}
+    for order in orders(list(calls), rounds, seed):
+        for name in order:
+            time.sleep(pause)
+            series[name].append(calls[name]())
+        done()
+    return series
+
+
+def timed(call: Callable[[], object]) -> Callable[[], float]:
+    """A call that returns the wall-clock seconds it took."""
+
+    def run() -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    return run
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    if not ordered or not all(map(math.isfinite, ordered)):
+        raise ValueError("a series needs at least one value, and every value must be finite")
+    return ordered

@@ -1,0 +1,72 @@
+"""The blocks that benchmarks compare, named `encoding` or `encoding:parameter=value`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from plain_torch import PlainAttention, plain_block
+
+from posexport.models import ENCODINGS, read_spec
+from posexport.spec import Spec
+
+
+def names(quick: bool) -> list[str]:
+    """Every encoding with its defaults, and the other layout of rope."""
+    return ["rope"] if quick else [*ENCODINGS, "rope:layout=half"]
+
+
+def parameters_of(name: str) -> tuple[str, dict[str, Any]]:
+    """The encoding of a named block and its parameters; tables of trained positions reach 1024."""
+    encoding, _, rest = name.partition(":")
+    parameters: dict[str, Any] = dict([rest.split("=")]) if rest else {}
+    if encoding == "learned":
+        parameters["max_positions"] = 1024
+    return encoding, parameters
+
+
+def spec(name: str, hidden: int, heads: int, **fields: object) -> Spec:
+    """The spec of a named block."""
+    encoding, parameters = parameters_of(name)
+    return read_spec(
+        {"encoding": {"name": encoding, **parameters}, "hidden_size": hidden, "num_heads": heads, **fields}
+    )
+
+
+def positions(encoding: str, batch: int, seq: int) -> torch.Tensor:
+    """Consecutive positions [batch, seq], or a grid of 32 columns [batch, seq, 2] for two axes."""
+    ids = torch.arange(seq).expand(batch, seq)
+    return torch.stack((ids % 32, ids // 32), -1) if ENCODINGS[encoding].axes == 2 else ids.contiguous()
+
+
+def plain(name: str, hidden: int, heads: int, weights: Mapping[str, torch.Tensor]) -> PlainAttention:
+    """The same block in plain torch."""
+    encoding, parameters = parameters_of(name)
+    return plain_block(encoding, hidden, heads, weights, **parameters)
+
+
+def plain_export(block: PlainAttention, encoding: str, path: Path) -> None:
+    """torch's own export at opset 18 with its default optimizations; dynamic batch and sequence."""
+    inputs = (torch.zeros(2, 7, block.hidden), positions(encoding, 2, 7))
+    dims: dict[int, Any] = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it lists torchvision's operators as missing
+    with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            block,
+            inputs,
+            path,
+            dynamo=True,
+            opset_version=18,
+            input_names=["hidden_states", "position_ids"],
+            output_names=["output"],
+            dynamic_shapes=(dims,) * len(inputs),
+            external_data=False,
+            verbose=False,
+        )

@@ -1,0 +1,67 @@
+"""Latency on ONNX Runtime CPU: posexport's decomposed form against torch's own opset-18 export of the plain block.
+
+Both run in one process with 2 threads and ONNX Runtime's own defaults, in alternation with pauses.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import blocks
+import numpy as np
+import onnxruntime
+from rows import Row, compared
+
+from posexport import timing
+from posexport.artifact import write_onnx
+from posexport.export import export
+from posexport.models.weights import seeded_weights
+
+TARGET = 1.0
+HIDDEN, HEADS, THREADS = 1024, 16, 2
+LENGTHS = {1: 101, 128: 41, 1024: 15}
+"""Tokens to rounds. One token is a decode step without a cache."""
+
+
+def measure(quick: bool) -> list[Row]:
+    """A ratio per encoding and length, batch 1."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in blocks.names(quick):
+            ours, theirs = Path(folder, "ours.onnx"), Path(folder, "theirs.onnx")
+            spec = blocks.spec(name, HIDDEN, HEADS)
+            weights = seeded_weights(spec, 0)
+            encoding, _ = blocks.parameters_of(name)
+            write_onnx(export(spec, weights), ours)
+            blocks.plain_export(blocks.plain(name, HIDDEN, HEADS, weights), encoding, theirs)
+            for seq, rounds in LENGTHS.items():
+                rows.append(_row(name, encoding, seq, 5 if quick else rounds, ours, theirs))
+    return rows
+
+
+def _row(name: str, encoding: str, seq: int, rounds: int, ours: Path, theirs: Path) -> Row:
+    inputs = {
+        "hidden_states": np.random.default_rng(0).standard_normal((1, seq, HIDDEN), dtype=np.float32),
+        "position_ids": blocks.positions(encoding, 1, seq).numpy(),
+    }
+    runs = {path.stem: _run(path, inputs) for path in (ours, theirs)}
+    first, second = (run() for run in runs.values())
+    error = float(np.abs(first - second).max())
+    assert error < 1e-3, f"{name}: the two exports differ by {error}, so comparing their times means nothing"
+    calls = {stem: timing.timed(run) for stem, run in runs.items()}
+    series = timing.interleave(calls, rounds)
+    what = f"ORT CPU, {name}, {seq} token{'s' if seq > 1 else ''}"
+    return compared(what, series["ours"], series["theirs"], TARGET, largest_difference=error)
+
+
+def _run(path: Path, inputs: dict[str, np.ndarray]) -> Callable[[], np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    wanted = {value.name for value in session.get_inputs()}
+    feeds = {name: array for name, array in inputs.items() if name in wanted}
+    for _ in range(3):
+        session.run(None, feeds)
+    return lambda: session.run(None, feeds)[0]

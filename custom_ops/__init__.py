@@ -10,11 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from posexport.custom_ops.angles import pair_features, sinusoids
     from posexport.custom_ops.attention import attend
     from posexport.custom_ops.bias import alibi_bias, relative_bias
     from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
     from posexport.custom_ops.rotary import rotate
-    from posexport.custom_ops.angles import pair_features, sinusoids
 
 _HOMES = {
     "sinusoids": "angles",

@@ -18,8 +18,8 @@ from posexport.custom_ops.operator import Operator
 def _sinusoids(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if frequencies.dtype not in (torch.float32, torch.float64):
         raise TypeError(
-            f"frequencies are {frequencies.dtype}: angles need float32 or float64, so cast the block's weights, not its "
-            "constants."
+            f"frequencies are {frequencies.dtype}: angles need float32 or float64, so cast the block's weights only, "
+            "not its constants."
         )
     angles = positions.to(frequencies.dtype).unsqueeze(-1) * frequencies
     if frequencies.dim() == 2:

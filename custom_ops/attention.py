@@ -13,7 +13,7 @@ import torch
 from posexport.custom_ops.operator import Operator, cast, constant
 
 MASKED = -3.0e38
-"""The logit of a key that a query can't see: finite, so that no row becomes NaN, and 0 after softmax beside any other."""
+"""The logit of a key out of sight: finite, so that no row becomes NaN, and 0 after softmax beside any other."""
 
 
 def _attention(
@@ -90,14 +90,12 @@ def _attention_onnx(
     group = num_heads // num_kv_heads
     mask = None
     if causal or window:
-        lengths = (op.Squeeze(op.Shape(t, start=1, end=2)) for t in (q, k))
-        mask = _visible(op, *lengths, causal=causal, window=window)
+        seq, total = (op.Squeeze(op.Shape(t, start=1, end=2)) for t in (q, k))
+        mask = _visible(op, seq, total, causal, window)
     k, v = (op.Reshape(t, [0, 0, num_kv_heads, -1]) for t in (k, v))
     if group > 1:
         # constant shapes only: a reshape to computed ones costs TensorRT host-side shape kernels
-        k, v = (
-            op.Reshape(op.Expand(op.Unsqueeze(t, [3]), [1, 1, 1, group, 1]), [0, 0, num_heads, -1]) for t in (k, v)
-        )
+        k, v = (op.Reshape(op.Expand(op.Unsqueeze(t, [3]), [1, 1, 1, group, 1]), [0, 0, num_heads, -1]) for t in (k, v))
     q = op.Mul(q, constant(op, scale, dtype))
     q = op.Transpose(op.Reshape(q, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3])
     k, v = op.Transpose(k, perm=[0, 2, 3, 1]), op.Transpose(v, perm=[0, 2, 1, 3])

@@ -7,7 +7,8 @@ relative_score        R sinusoidal. With w = W_r^T (q_i + v), split into a sine 
 relative_table_score  R a trained table: scores against every row, then each pair takes its own.
 add_head_bias         q + u, the content bias of term (c), u [N, head_dim]
 
-q [B, S, N*head_dim]; v = position_bias [N, head_dim]; r_proj [N*head_dim, D]; cos, sin [B, S or T, D/2]; result [B, N, S, T] in fp32.
+q [B, S, N*head_dim]; v = position_bias [N, head_dim]; r_proj [N*head_dim, D]; cos, sin [B, S or T, D/2]; result
+[B, N, S, T] in fp32.
 """
 
 from typing import Any
@@ -115,7 +116,8 @@ def _table_score(
     all_scores = heads @ rows.permute(1, 2, 0)
     offset = (q_positions.unsqueeze(2) - k_positions.unsqueeze(1)).clamp(-reach, reach) + reach
     index = offset.unsqueeze(1).expand(-1, num_heads, -1, -1)
-    return all_scores.gather(-1, index).to(_wide(q.dtype))
+    score: torch.Tensor = all_scores.gather(-1, index).to(_wide(q.dtype))
+    return score
 
 
 def _table_score_fake(

@@ -23,7 +23,8 @@ def _rotate(
     heads = x.view(batch, seq, width // head_dim, head_dim)
     turned, kept = heads[..., : 2 * pairs], heads[..., 2 * pairs :]
     if interleaved:
-        shape, axis = (pairs, 2), -1
+        shape: tuple[int, ...] = (pairs, 2)
+        axis = -1
         cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
     else:
         shape, axis = (groups, 2, pairs // groups), -2

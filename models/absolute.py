@@ -71,5 +71,5 @@ class Sinusoidal(Encoding):
     def embed(self, state: State, x_BSD: Tensor, positions: Tensor) -> Tensor:
         cos, sin = custom_ops.sinusoids(positions, state["frequencies"])
         first, second = (sin, cos) if self.order == "sin-cos" else (cos, sin)
-        table = custom_ops.pair_features(first, second, self.layout == "interleaved")
+        table: Tensor = custom_ops.pair_features(first, second, self.layout == "interleaved")
         return x_BSD + table.to(x_BSD.dtype)

@@ -61,7 +61,8 @@ class Alibi(Encoding):
         return {"slopes": alibi_slopes(spec.num_heads)}
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        return custom_ops.alibi_bias(q_positions, k_positions, state["slopes"])
+        bias: Tensor = custom_ops.alibi_bias(q_positions, k_positions, state["slopes"])
+        return bias
 
 
 @attrs.frozen(kw_only=True)
@@ -95,4 +96,5 @@ class T5(Encoding):
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         table = state["relative_attention_bias.weight"]
-        return custom_ops.relative_bias(q_positions, k_positions, table, state["buckets"], self.max_distance)
+        bias: Tensor = custom_ops.relative_bias(q_positions, k_positions, table, state["buckets"], self.max_distance)
+        return bias

@@ -141,6 +141,6 @@ def read_weights(path: Path, spec: Spec) -> tuple[Spec, dict[str, torch.Tensor]]
 
 
 def _biases_in(tensors: Mapping[str, torch.Tensor], spec: Spec) -> tuple[str, ...]:
-    """The projections that have a bias in every layer of a file; in some layers only, the check after this names one."""
+    """The projections with a bias in the first layer of a file; the check of all names notices where layers differ."""
     prefix = "layers.0." if spec.layers > 1 else ""
     return tuple(name for name in spec.projections() if f"{prefix}{name}.bias" in tensors)

@@ -145,9 +145,7 @@ def read_onnx(path: Path) -> Artifact:
             raise RequestError(f"its form is {found['posexport.form']!r}, known are {', '.join(FORMS)}.")
     except (ValueError, RequestError) as error:
         raise RequestError(f"{str(path)!r} has metadata that can't be used: {error}") from None
-    return Artifact(
-        path=path, spec=spec, form=found["posexport.form"], version=found["posexport.version"], model=model
-    )
+    return Artifact(path=path, spec=spec, form=found["posexport.form"], version=found["posexport.version"], model=model)
 
 
 def matches_manifest(path: Path) -> bool | None:

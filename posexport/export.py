@@ -151,9 +151,7 @@ class Functions:
                 value.name = output_name
             return outputs
 
-        function = onnxscript.build_function(
-            body, present, domain=DOMAIN, name=name, opset_imports={"": self._opset}
-        )
+        function = onnxscript.build_function(body, present, domain=DOMAIN, name=name, opset_imports={"": self._opset})
         for value in function.inputs:  # one body serves every length: shapes were for building it
             value.shape = None
         given = ", ".join(f"{key}={value}" for key, value in attributes.items())
@@ -239,5 +237,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-

@@ -25,7 +25,7 @@ def _field(default: Any, help: str, allowed: str, read: Callable[[Any], Any], op
 
     return attrs.field(
         default=default,
-        converter=attrs.Converter(convert, takes_self=True, takes_field=True),  # type: ignore[call-overload]
+        converter=attrs.Converter(convert, takes_self=True, takes_field=True),
         metadata={"help": help, "allowed": allowed},
     )
 
@@ -68,7 +68,7 @@ def choice(default: str | None, options: Sequence[str], help: str, *, optional: 
 
     return attrs.field(
         default=default,
-        converter=attrs.Converter(convert, takes_self=True, takes_field=True),  # type: ignore[call-overload]
+        converter=attrs.Converter(convert, takes_self=True, takes_field=True),
         metadata={"help": help, "allowed": " or ".join(options)},
     )
 
@@ -77,17 +77,11 @@ def flag(default: bool, help: str) -> Any:
     """True or false."""
 
     def read(value: Any) -> bool:
-        if isinstance(value, str):
-            return {"true": True, "false": False}[value.lower()] if value.lower() in ("true", "false") else _bad()
-        return value if isinstance(value, bool) else _bad()
+        words = {"true": True, "false": False}
+        if isinstance(value, str) and value.lower() in words:
+            return words[value.lower()]
+        if not isinstance(value, bool):
+            raise TypeError
+        return value
 
     return _field(default, help, "true or false", read, False)
-
-
-def _bad() -> bool:
-    raise ValueError
-
-
-def defaults(cls: type[Any]) -> dict[str, Any]:
-    """The fields of a class of this kind and their defaults, in order."""
-    return {field.name: field.default for field in attrs.fields(cls)}

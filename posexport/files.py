@@ -78,7 +78,9 @@ def staged() -> Iterator[Staged]:
         yield files
         files.commit()
     except OSError as error:
-        raise RequestError(f"can't write the output ({error.strerror}): free some space or give another folder.") from None
+        raise RequestError(
+            f"can't write the output ({error.strerror}): free some space or give another folder."
+        ) from None
     finally:
         files.discard()
 

@@ -151,19 +151,21 @@ def _check_tensor(path: Path, tensor: onnx.TensorProto) -> None:
         target = (home / location).resolve()
         if not location or Path(location).is_absolute() or home not in target.parents:
             raise RequestError(
-                f"{str(path)!r} keeps {tensor.name!r} in {location!r}, outside its own folder: refused, export it again."
+                f"{str(path)!r} keeps {tensor.name!r} in {location!r}, outside its own folder: export it again."
             )
         end = int(entry.get("offset", "0")) + int(entry.get("length", "0"))
         if not target.is_file() or target.stat().st_size < end:
             raise RequestError(
-                f"{str(path)!r} keeps {tensor.name!r} in {location!r}, which is missing or cut short: put it back beside it."
+                f"{str(path)!r} keeps {tensor.name!r} in {location!r}, which is missing or cut short: restore that file."
             )
     elif tensor.data_type in _TORCH and tensor.HasField("raw_data"):
         size = _TORCH[tensor.data_type].itemsize
         for dim in tensor.dims:
             size *= dim
         if len(tensor.raw_data) != size:
-            raise RequestError(f"{str(path)!r} is damaged: {tensor.name!r} has {len(tensor.raw_data)} bytes, not {size}.")
+            raise RequestError(
+                f"{str(path)!r} is damaged: {tensor.name!r} has {len(tensor.raw_data)} bytes, not {size}."
+            )
 
 
 def external(tensor: onnx.TensorProto) -> dict[str, str]:

@@ -19,7 +19,7 @@ FORMS = {
     "decomposed": "standard ONNX operators only, the most portable",
     "function": "model-local onnxscript functions of the domain 'posexport', which any runtime may inline",
 }
-OPSETS = range(18, 27)
+OPSETS = range(18, 26)
 """ONNX opsets a file can be written in: each is exported, checked and run by a test."""
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")

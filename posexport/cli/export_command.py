@@ -23,7 +23,7 @@ class ExportOptions:
     opset: int = integer(18, "ONNX opset")
     batch: int | None = integer(None, "fixed batch size", optional=True)
     seq: int | None = integer(None, "fixed sequence length", optional=True)
-    seed: int = integer(0, "seed of the weights", at_least=0)
+    seed: int | None = integer(None, "seed of the weights", at_least=0, optional=True)
     weights: str | None = None
     output: str | None = None
 
@@ -49,6 +49,8 @@ def export(config: str | None, parameters: tuple[str, ...], as_json: bool, **giv
     spec = spec_of(options, encoding_set)
     known = {field.name for field in attrs.fields(ExportOptions)}
     rest = ExportOptions(**{name: value for name, value in options.items() if name in known})
+    if rest.weights is not None and rest.seed is not None:
+        raise RequestError("both weights and seed were given: weights come from a file or from a seed, so drop one.")
     if rest.form not in FORMS:
         raise unknown("form", str(rest.form), FORMS)
     if rest.opset not in OPSETS:
@@ -58,7 +60,7 @@ def export(config: str | None, parameters: tuple[str, ...], as_json: bool, **giv
         raise RequestError(f"output {str(path)!r} must end in .onnx: name it like {path.stem}.onnx.")
     if not path.parent.is_dir():
         raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
-    manifest = _write(spec, rest, path)
+    manifest = _write(spec, rest, path, bias_given="bias" in options)
     if as_json:
         console.show_json(manifest)
         return
@@ -75,7 +77,7 @@ def export(config: str | None, parameters: tuple[str, ...], as_json: bool, **giv
     )
 
 
-def _write(spec: Spec, options: ExportOptions, path: Path) -> dict[str, Any]:
+def _write(spec: Spec, options: ExportOptions, path: Path, bias_given: bool) -> dict[str, Any]:
     with console.progress("loading torch") as (bar, task):
         from posexport.artifact import write_onnx
         from posexport.export import export as export_block
@@ -83,9 +85,15 @@ def _write(spec: Spec, options: ExportOptions, path: Path) -> dict[str, Any]:
 
         bar.update(task, description="weights")
         if options.weights is None:
-            weights = seeded_weights(spec, options.seed)
+            weights = seeded_weights(spec, options.seed or 0)
         else:
+            asked = spec.bias
             spec, weights = read_weights(Path(options.weights), spec)
+            if bias_given and spec.bias != asked:
+                raise RequestError(
+                    f"bias was given but {options.weights!r} has biases for {', '.join(spec.bias) or 'no projection'}: "
+                    "with weights the file decides, so drop bias."
+                )
         bar.update(task, description=f"exporting {spec.encoding.name}")
         model = export_block(
             spec, weights, form=options.form, opset=options.opset, batch=options.batch, seq=options.seq

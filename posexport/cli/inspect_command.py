@@ -73,4 +73,6 @@ def _plan(path: Path) -> dict[str, Any]:
 
 
 def _count(nodes: Any) -> dict[str, int]:
-    return dict(Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in nodes).most_common())
+    return dict(
+        Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in nodes).most_common()
+    )

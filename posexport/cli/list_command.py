@@ -15,7 +15,7 @@ from posexport.spec import FORMS
 
 @click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
-def list(as_json: bool) -> None:  # noqa: A001 (the command's name)
+def list(as_json: bool) -> None:
     """Show encodings with their parameters, forms, and runtimes."""
     found = _everything()
     if as_json:
@@ -25,13 +25,8 @@ def list(as_json: bool) -> None:  # noqa: A001 (the command's name)
         "Encodings (posexport export --encoding NAME --set KEY=VALUE)",
         ("name", "acts by", "parameters", "summary"),
         [
-            (
-                name,
-                row["touches"] or "-",
-                "\n".join(f"{key}={'auto' if p['default'] is None else p['default']}" for key, p in row["parameters"].items())
-                or "-",
-                f"{row['summary']}\n{row['source']}",
-            )
+            (name, row["touches"] or "-", _parameters(row), f"{row['summary']}
+{row['source']}")
             for name, row in found["encodings"].items()
         ],
     )
@@ -41,6 +36,11 @@ def list(as_json: bool) -> None:  # noqa: A001 (the command's name)
         ("name", "summary", "here"),
         [(name, row["summary"], row["missing"] or "there") for name, row in found["runtimes"].items()],
     )
+
+
+def _parameters(row: dict[str, Any]) -> str:
+    defaults = {name: entry["default"] for name, entry in row["parameters"].items()}
+    return "\n".join(f"{name}={'auto' if value is None else value}" for name, value in defaults.items()) or "-"
 
 
 def _everything() -> dict[str, Any]:

@@ -80,5 +80,6 @@ def spec_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
         raise RequestError(f"no encoding was given: add --encoding with one of {', '.join(ENCODINGS)}.")
     if "name" in parameters:
         raise unknown(f"parameter of {encoding}", "name", [])
-    sizes = {f.name: options[f.name] for f in attrs.fields(Spec) if f.name != "encoding" and options.get(f.name) is not None}
+    names = (field.name for field in attrs.fields(Spec) if field.name != "encoding")
+    sizes = {name: options[name] for name in names if options.get(name) is not None}
     return read_spec({"encoding": {"name": encoding, **parameters}, **sizes})

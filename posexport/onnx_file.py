@@ -156,7 +156,7 @@ def _check_tensor(path: Path, tensor: onnx.TensorProto) -> None:
         end = int(entry.get("offset", "0")) + int(entry.get("length", "0"))
         if not target.is_file() or target.stat().st_size < end:
             raise RequestError(
-                f"{str(path)!r} keeps {tensor.name!r} in {location!r}, which is missing or cut short: restore that file."
+                f"{str(path)!r} keeps {tensor.name!r} in {location!r}, which is missing or cut short: restore it."
             )
     elif tensor.data_type in _TORCH and tensor.HasField("raw_data"):
         size = _TORCH[tensor.data_type].itemsize

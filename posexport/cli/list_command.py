@@ -25,8 +25,7 @@ def list(as_json: bool) -> None:
         "Encodings (posexport export --encoding NAME --set KEY=VALUE)",
         ("name", "acts by", "parameters", "summary"),
         [
-            (name, row["touches"] or "-", _parameters(row), f"{row['summary']}
-{row['source']}")
+            (name, row["touches"] or "-", _parameters(row), f"{row['summary']}\n{row['source']}")
             for name, row in found["encodings"].items()
         ],
     )

@@ -146,8 +146,9 @@ def _table_score_onnx(
     assert q.dtype is not None and table.shape is not None and position_bias.shape is not None
     num_heads = position_bias.shape[0]
     reach = int(table.shape[0]) // 2  # type: ignore[arg-type]
-    rows = op.Reshape(op.MatMul(table, op.Transpose(r_proj, perm=[1, 0])), [0, num_heads, -1])
-    all_scores = op.MatMul(_heads_onnx(op, q, position_bias, scale), op.Transpose(rows, perm=[1, 2, 0]))
+    # no transposed rows of rank 3: in fp16 ONNX Runtime 1.31 crashes on that next to a second MatMul
+    rows = op.MatMul(op.Reshape(r_proj, [*position_bias.shape, -1]), op.Transpose(table, perm=[1, 0]))
+    all_scores = op.MatMul(_heads_onnx(op, q, position_bias, scale), rows)
     offset = offsets_onnx(op, op.Unsqueeze(q_positions, [2]), op.Unsqueeze(k_positions, [1]), reach)
     index = op.Expand(op.Unsqueeze(offset, [1]), [1, num_heads, 1, 1])
     return cast(op, op.GatherElements(all_scores, index, axis=-1), q.dtype, ir.DataType.FLOAT)

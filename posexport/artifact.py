@@ -46,7 +46,7 @@ class Artifact:
     @property
     def opset(self) -> int:
         """The opset of the default domain."""
-        return next(entry.version for entry in self.model.opset_import if entry.domain in ("", "ai.onnx"))
+        return int(next(entry.version for entry in self.model.opset_import if entry.domain in ("", "ai.onnx")))
 
     def inputs(self) -> dict[str, tuple[Shape, str]]:
         """The graph's own inputs: name to (shape, dtype), a dimension by name where it is dynamic."""

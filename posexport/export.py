@@ -48,14 +48,16 @@ def export(
     `batch` and `seq` fix those dimensions; None leaves them dynamic. Raises RequestError for a form or opset that
     isn't known.
     """
-    if form not in FORMS:
-        raise unknown("form", form, FORMS)
-    if opset not in OPSETS:
-        raise RequestError(f"opset is {opset}: {form} is written in opsets {OPSETS[0]} to {OPSETS[-1]}.")
-    block = build_block(spec, weights)
     fixed = {"batch": batch, "seq": seq}
-    model = export_module(block, _example(spec, fixed), _dynamic(spec, fixed), tuple(spec.inputs()), ("output",), opset)
-    _finish(model, form)
+    model = export_module(
+        build_block(spec, weights),
+        _example(spec, fixed),
+        _dynamic(spec, fixed),
+        input_names=tuple(spec.inputs()),
+        output_names=tuple(spec.outputs()),
+        form=form,
+        opset=opset,
+    )
     public = {inner_name(spec, name): name for name in weights}
     for value in list(model.graph.initializers.values()):
         assert value.name is not None
@@ -78,11 +80,20 @@ def export_module(
     module: torch.nn.Module,
     args: tuple[torch.Tensor, ...],
     dynamic_shapes: tuple[dict[int, Any], ...],
+    *,
     input_names: tuple[str, ...],
     output_names: tuple[str, ...],
-    opset: int,
+    form: str = "decomposed",
+    opset: int = 18,
 ) -> ir.Model:
-    """Any module that calls posexport's operators, as a graph in which each such call is one `posexport` function."""
+    """Any module that calls posexport's operators (`posexport.custom_ops`) as an ONNX model in one of the forms.
+
+    `dynamic_shapes` holds a table per argument, from axis to torch.export.Dim, as torch.export takes it.
+    """
+    if form not in FORMS:
+        raise unknown("form", form, FORMS)
+    if opset not in OPSETS:
+        raise RequestError(f"opset is {opset}: {form} is written in opsets {OPSETS[0]} to {OPSETS[-1]}.")
     functions = Functions(opset)
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
@@ -101,6 +112,7 @@ def export_module(
     assert program is not None
     model = program.model
     functions.attach(model)
+    _finish(model, form)
     return model
 
 

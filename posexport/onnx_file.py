@@ -22,7 +22,7 @@ from posexport.files import HashingFile, Staged
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA = 7, 5, 9
 _INLINE = 1024  # bytes up to which an initializer stays in the graph's own message
 _ALIGN = 4096  # of a tensor in an external file, so that it can be mapped into memory
-_TORCH = {
+_TORCH: dict[int, torch.dtype] = {
     onnx.TensorProto.FLOAT: torch.float32,
     onnx.TensorProto.FLOAT16: torch.float16,
     onnx.TensorProto.BFLOAT16: torch.bfloat16,
@@ -99,7 +99,8 @@ def write_external(model: ir.Model, path: Path, files: Staged) -> dict[str, str]
 
 def _header(name: str, tensor: ir.TensorProtocol) -> bytes:
     dims = [int(dim) for dim in tensor.shape]  # type: ignore[arg-type]
-    return onnx.TensorProto(name=name, dims=dims, data_type=int(tensor.dtype)).SerializeToString(deterministic=True)
+    header = onnx.TensorProto(name=name, dims=dims, data_type=int(tensor.dtype))
+    return bytes(header.SerializeToString(deterministic=True))
 
 
 def _field(number: int, length: int) -> bytes:
@@ -120,7 +121,7 @@ def _stream(tensor: ir.TensorProtocol, file: HashingFile) -> None:
     raw = tensor.raw
     if isinstance(raw, torch.Tensor):
         flat = raw.detach().contiguous().reshape(-1)
-        file.write(memoryview(flat.view(torch.uint8).numpy()))  # the tensor's own memory, no copy
+        file.write(flat.view(torch.uint8).numpy().data)  # the tensor's own memory, no copy
     else:
         file.write(tensor.tobytes())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -48,26 +49,12 @@ def export(
     `batch` and `seq` fix those dimensions; None leaves them dynamic. Raises RequestError for a form or opset that
     isn't known.
     """
+    _check_request(form, opset)
     fixed = {"batch": batch, "seq": seq}
-    model = export_module(
-        build_block(spec, weights),
-        _example(spec, fixed),
-        _dynamic(spec, fixed),
-        input_names=tuple(spec.inputs()),
-        output_names=tuple(spec.outputs()),
-        form=form,
-        opset=opset,
-    )
-    public = {inner_name(spec, name): name for name in weights}
-    for value in list(model.graph.initializers.values()):
-        assert value.name is not None
-        if value.name in public:
-            value.name = public[value.name]
-        elif spec.layers == 1:  # constants of the encoding
-            value.name = value.name.removeprefix("layers.0.")
-    missing = set(weights) - set(model.graph.initializers)
-    if missing:
-        raise AssertionError(f"export lost the weights {sorted(missing)}")
+    names = (tuple(spec.inputs()), tuple(spec.outputs()))
+    model = _capture(build_block(spec, weights), _example(spec, fixed), _dynamic(spec, fixed), names, opset)
+    _name_initializers(model, spec, weights)
+    _finish(model, form)
     model.metadata_props.update(
         {"posexport.spec": spec.to_json(), "posexport.form": form, "posexport.version": __version__}
     )
@@ -90,10 +77,27 @@ def export_module(
 
     `dynamic_shapes` holds a table per argument, from axis to torch.export.Dim, as torch.export takes it.
     """
+    _check_request(form, opset)
+    model = _capture(module, args, dynamic_shapes, (input_names, output_names), opset)
+    _finish(model, form)
+    return model
+
+
+def _check_request(form: str, opset: int) -> None:
     if form not in FORMS:
         raise unknown("form", form, FORMS)
     if opset not in OPSETS:
         raise RequestError(f"opset is {opset}: {form} is written in opsets {OPSETS[0]} to {OPSETS[-1]}.")
+
+
+def _capture(
+    module: torch.nn.Module,
+    args: tuple[torch.Tensor, ...],
+    dynamic_shapes: tuple[dict[int, Any], ...],
+    names: tuple[tuple[str, ...], tuple[str, ...]],
+    opset: int,
+) -> ir.Model:
+    """The graph as torch's exporter writes it, with every call of an operator of ours one function node."""
     functions = Functions(opset)
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
@@ -101,8 +105,8 @@ def export_module(
             args,
             dynamo=True,
             opset_version=opset,
-            input_names=list(input_names),
-            output_names=list(output_names),
+            input_names=list(names[0]),
+            output_names=list(names[1]),
             dynamic_shapes=dynamic_shapes,
             custom_translation_table={op.overload: functions.translation(op) for op in operators()},
             # Its optimizer folds transposed weights into new initializers, which loses their names and layout.
@@ -110,10 +114,29 @@ def export_module(
             verbose=False,
         )
     assert program is not None
-    model = program.model
-    functions.attach(model)
-    _finish(model, form)
-    return model
+    functions.attach(program.model)
+    return program.model
+
+
+def _name_initializers(model: ir.Model, spec: Spec, weights: Mapping[str, torch.Tensor]) -> None:
+    """Give weights their public names, and make the layers share the constants of their encoding."""
+    public = {inner_name(spec, name): name for name in weights}
+    shared: dict[tuple[str, bytes], ir.Value] = {}
+    for name, value in list(model.graph.initializers.items()):
+        if name in public:
+            value.name = public[name]
+            continue
+        assert value.const_value is not None
+        plain = re.sub(r"^layers\.\d+\.", "", name)
+        first = shared.setdefault((plain, value.const_value.tobytes()), value)
+        if first is not value:
+            value.replace_all_uses_with(first)
+            model.graph.initializers.pop(name)
+        elif plain not in model.graph.initializers:
+            value.name = plain
+    missing = set(weights) - set(model.graph.initializers)
+    if missing:
+        raise AssertionError(f"export lost the weights {sorted(missing)}")
 
 
 class Functions:
@@ -216,7 +239,6 @@ def _finish(model: ir.Model, form: str) -> None:
     passes += [
         common.IdentityEliminationPass(),
         common.CommonSubexpressionEliminationPass(),
-        common.DeduplicateInitializersPass(size_limit=1024),
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),
         common.RemoveUnusedOpsetsPass(),

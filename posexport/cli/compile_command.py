@@ -1,0 +1,163 @@
+"""`posexport compile`: an ONNX artifact becomes a TensorRT plan with its manifest, and what the builder chose."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from posexport.cli import console
+from posexport.errors import RequestError
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_NODES = 4  # names of nodes per kernel that people are shown; the manifest has all
+
+
+@click.command()
+@click.argument("file")
+@click.option("--output", "-o", metavar="FILE", help="the plan to write  [default: FILE.plan beside FILE.onnx]")
+@click.option("--runtime", metavar="NAME", help="tensorrt or tensorrt-rtx  [default: the one that can build here]")
+@click.option(
+    "--profile",
+    metavar="NAME=SIZES",
+    multiple=True,
+    help="shapes to build for, repeatable: seq=1:1024:4096, or position_ids=1x1,1x1024,8x4096 (min, opt, max)  "
+    "[default: batch=1:1:8 and seq=1:1024:4096]",
+)
+@click.option(
+    "--compute-capability",
+    metavar="X.Y",
+    multiple=True,
+    help="build for these GPUs alone, repeatable or 8.9,12.0  [default: all that the runtime serves]",
+)
+@click.option("--memory-limit", "--workspace", metavar="SIZE", help="scratch a kernel may take, such as 512M or 2G")
+@click.option("--timing-cache", metavar="FILE", help="read and extend the builder's timings (tensorrt only)")
+@click.option("--tf32", is_flag=True, help="let fp32 products round their inputs to 11 bits: faster, and not at parity")
+@click.option("--require-fused-attention", is_flag=True, help="exit 1 unless each layer's attention is one kernel")
+@click.option("--json", "as_json", is_flag=True, help="print the manifest and the build time as JSON")
+def compile(
+    file: str,
+    output: str | None,
+    runtime: str | None,
+    profile: tuple[str, ...],
+    compute_capability: tuple[str, ...],
+    memory_limit: str | None,
+    timing_cache: str | None,
+    tf32: bool,
+    require_fused_attention: bool,
+    as_json: bool,
+) -> int:
+    """Build an ONNX artifact into a TensorRT plan, with its manifest <plan>.json."""
+    path = Path(file)
+    if path.suffix != ".onnx":
+        raise RequestError(f"{file!r} does not end in .onnx: give an artifact of 'posexport export'.")
+    target = Path(output) if output is not None else path.with_suffix(".plan")
+    if target.suffix != ".plan":
+        raise RequestError(f"output {str(target)!r} must end in .plan: name it like {target.stem}.plan.")
+    if not target.parent.is_dir():
+        raise RequestError(f"output folder {str(target.parent)!r} is not there: make it first, or give another.")
+    options = {
+        "profile": profile,
+        "capabilities": _capabilities(compute_capability),
+        "memory_limit": None if memory_limit is None else _bytes(memory_limit),
+        "timing_cache": None if timing_cache is None else Path(timing_cache),
+        "tf32": tf32,
+    }
+    manifest, seconds = _compile(path, target, runtime, options)
+    kernels = manifest["kernels"]
+    if as_json:
+        console.show_json({**manifest, "build_seconds": round(seconds, 3)})
+    else:
+        _show(target, manifest, seconds)
+    if require_fused_attention and kernels["fused_attention"] is not True:
+        click.echo(f"attention is not fused as required ({_fusion(manifest)}); {target} is written.", err=True)
+        return 1
+    return 0
+
+
+def _compile(path: Path, target: Path, runtime: str | None, options: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    from posexport import trt_api
+
+    name = trt_api.choose(runtime)
+    with console.progress(f"loading {name}") as (bar, task):
+        from posexport.compile import BuildOptions, compile_plan
+
+        return compile_plan(
+            path,
+            target,
+            BuildOptions(runtime=name, **options),
+            lambda phase: bar.update(task, description=f"{path.name}: {phase}"),
+        )
+
+
+def _capabilities(given: tuple[str, ...]) -> tuple[str, ...]:
+    """`--compute-capability` options as distinct X.Y; which of them a runtime knows is its own matter."""
+    found = [part.strip() for each in given for part in each.split(",")]
+    for each in found:
+        if not re.fullmatch(r"\d+\.\d", each):
+            raise RequestError(f"compute capability {each!r} is not X.Y: write it like 8.9 or 8.9,12.0.")
+    return tuple(sorted(set(found), key=lambda each: tuple(map(int, each.split(".")))))
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,12})\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+    size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
+    if not 0 < size < 2**48:
+        raise RequestError(f"memory limit {text!r} is no size: write it like 512M or 2G.")
+    return size
+
+
+def _fusion(manifest: dict[str, Any]) -> str:
+    """Whether attention is fused, in words."""
+    kernels = manifest["kernels"]
+    if kernels["fused_attention"] is None:
+        return f"not known: {kernels['unknown']}"
+    layers = "1 layer" if kernels["attention_layers"] == 1 else f"{kernels['attention_layers']} layers"
+    if kernels["fused_attention"]:
+        return f"yes, one kernel in {layers}" if layers == "1 layer" else f"yes, one kernel in each of {layers}"
+    why = "; fp32 has none, export with --dtype fp16" if manifest["spec"]["dtype"] == "fp32" else ""
+    return f"no, {kernels['attention_kernels']} fused kernels in {layers}{why}"
+
+
+def _show(target: Path, manifest: dict[str, Any], seconds: float) -> None:
+    from posexport import profiles
+
+    kernels, sizes = manifest["kernels"], manifest["sizes"]
+    if kernels["rows"]:
+        console.show_table(
+            f"Kernels of {target}",
+            ("", "kernel", "type", "ONNX nodes"),
+            [
+                (str(number), row["name"], row["type"], _nodes(row["nodes"]))
+                for number, row in enumerate(kernels["rows"], 1)
+            ],
+            right=("",),
+        )
+    steps = f" and {kernels['host_steps']} host steps" if kernels["host_steps"] else ""
+    count = kernels["count"]
+    console.show_facts(
+        f"wrote {target}",
+        [
+            ("kernels", f"not known: {kernels['unknown']}" if count is None else f"{count}{steps}"),
+            ("fused attention", _fusion(manifest)),
+            ("built by", f"{manifest['runtime']['name']} {manifest['runtime']['version']}"),
+            ("for GPUs", ", ".join(manifest["target_gpus"])),
+            *((f"profile {name}", text) for name, text in profiles.describe(manifest["profiles"])),
+            ("plan", console.megabytes(sizes["plan"])),
+            *((key, _size(sizes[key])) for key in ("weights", "activation", "scratch")),
+            ("tf32", "on" if manifest["tf32"] else "off"),
+            ("build time", f"{seconds:.2f} s"),
+            ("manifest", f"{target}.json"),
+        ],
+    )
+
+
+def _nodes(names: list[str]) -> str:
+    rest = f" and {len(names) - _NODES} more" if len(names) > _NODES else ""
+    return (", ".join(names[:_NODES]) or "-") + rest
+
+
+def _size(size: int | None) -> str:
+    return "not known" if size is None else console.megabytes(size)

@@ -1,0 +1,225 @@
+"""The compile stage: an ONNX artifact becomes a TensorRT plan with its manifest.
+
+`build` asks the engine for a plan in memory and reads what its builder chose; `compile_plan` writes it. Networks are
+strongly typed, and TF32 is off unless asked for: it would cost an fp32 graph half its digits. Build time isn't
+written anywhere: the same command gives the same files, as far as the builder is deterministic.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+
+from posexport import __version__, trt_api
+from posexport.artifact import Artifact, manifest_path, read_onnx
+from posexport.errors import RequestError
+from posexport.files import json_bytes, sha256_of, staged
+from posexport.kernels import Kernels, read_kernels, read_memory
+from posexport.onnx_file import external
+from posexport.profiles import profiles_of
+
+T = TypeVar("T")
+Phase = Callable[[str], object]
+"""Is told the builder's phase, from another thread."""
+
+
+@attrs.frozen(kw_only=True)
+class BuildOptions:
+    """How to build: `capabilities` like "8.9" (none: every GPU that the runtime serves), `memory_limit` in bytes."""
+
+    runtime: str
+    profile: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    memory_limit: int | None = None
+    tf32: bool = False
+    timing_cache: Path | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Built:
+    """A plan in memory. `memory` is in bytes, None where the builder didn't say; `timing_cache` None without one."""
+
+    plan: Any
+    version: str
+    profiles: dict[str, dict[str, list[int]]]
+    kernels: Kernels
+    memory: dict[str, int | None]
+    seconds: float
+    timing_cache: Any = None
+
+
+def compile_plan(
+    path: Path, output: Path, options: BuildOptions, phase: Phase = lambda _: None
+) -> tuple[dict[str, Any], float]:
+    """Build the ONNX artifact at `path` into the plan `output` with its manifest; returns it and the build's seconds.
+
+    Raises RequestError for a file, option or folder that can't be used and for a graph that the runtime refuses;
+    RuntimeMissingError where the runtime can't be loaded. Every file is then as it was.
+    """
+    artifact = read_onnx(path)
+    source = _source(artifact)
+    built = build(artifact, options, phase)
+    described = {
+        key: [{"name": name, "shape": list(shape), "dtype": dtype} for name, (shape, dtype) in values.items()]
+        for key, values in (("inputs", artifact.inputs()), ("outputs", artifact.outputs()))
+    }
+    with staged() as files:
+        sha256 = files.write(output, lambda file: file.write(memoryview(built.plan)))
+        manifest: dict[str, Any] = {
+            "file": output.name,
+            "sha256": sha256,
+            "version": __version__,
+            "form": artifact.form,
+            "spec": artifact.spec.to_dict(),
+            **described,
+            "opset": artifact.opset,
+            "domains": dict(sorted((entry.domain, entry.version) for entry in artifact.model.opset_import)),
+            "tools": {"onnx": metadata.version("onnx"), options.runtime: built.version},
+            "onnx": source,
+            "runtime": {"name": options.runtime, "version": built.version},
+            "target_gpus": list(options.capabilities) or ["portable"],
+            "profiles": built.profiles,
+            "tf32": options.tf32,
+            "memory_limit": options.memory_limit,
+            "sizes": {"plan": memoryview(built.plan).nbytes, **built.memory},
+            "kernels": built.kernels.to_dict(),
+        }
+        files.write(manifest_path(output), lambda file: file.write(json_bytes(manifest)))
+        if options.timing_cache is not None and built.timing_cache is not None:
+            files.write(options.timing_cache, lambda file: file.write(memoryview(built.timing_cache)))
+    return manifest, built.seconds
+
+
+def build(artifact: Artifact, options: BuildOptions, phase: Phase = lambda _: None) -> Built:
+    """Build an artifact into a plan in memory; raises as `compile_plan` does."""
+    name, file = options.runtime, str(artifact.path)
+    shapes = {key: shape for key, (shape, _) in artifact.inputs().items()}
+    profiles = profiles_of(shapes, options.profile, artifact.spec.encoding.position_limit())
+    trt = trt_api.load(name)
+    log = trt_api.make_log(trt)
+    builder = trt.Builder(log)
+    config = _configure(trt, builder, options)
+    phase("parsing")
+    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    network = builder.create_network(flags)
+    parser = trt.OnnxParser(network, log)
+    for function in artifact.model.functions:
+        if parser.supports_operator(function.name):  # the engine would silently take its own
+            raise RequestError(
+                f"{file!r} holds a function {function.name!r}, and {name} has an operator of that name which it would "
+                "run instead: rename the function, or export with --form decomposed."
+            )
+    if not parser.parse_from_file(file):
+        raise trt_api.parser_refusal(name, file, parser)
+    profile = builder.create_optimization_profile()
+    for key, dims in profiles.items():
+        profile.set_shape(key, *dims.values())
+    config.add_optimization_profile(profile)
+    cancelled = threading.Event()
+    config.progress_monitor = _make_monitor(trt, phase, cancelled)
+    start = time.perf_counter()
+    plan = _in_thread(lambda: builder.build_serialized_network(network, config), cancelled)
+    seconds = time.perf_counter() - start
+    if plan is None:
+        raise trt_api.build_refusal(name, file, log.errors())
+    return Built(
+        plan=plan,
+        version=trt.__version__,
+        profiles=profiles,
+        kernels=read_kernels(log.texts(), artifact.spec.layers),
+        memory=read_memory(log.texts()),
+        seconds=seconds,
+        timing_cache=config.get_timing_cache().serialize() if options.timing_cache else None,
+    )
+
+
+def _configure(trt: Any, builder: Any, options: BuildOptions) -> Any:
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else the builder doesn't say what it fused
+    if options.tf32:
+        config.set_flag(trt.BuilderFlag.TF32)
+    else:
+        config.clear_flag(trt.BuilderFlag.TF32)
+    if options.memory_limit is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.memory_limit)
+    targets = trt_api.read_capabilities(trt, options.runtime, options.capabilities)
+    if targets:
+        config.num_compute_capabilities = len(targets)
+        for at, target in enumerate(targets):
+            config.set_compute_capability(target, at)
+    if options.timing_cache is not None:
+        config.set_timing_cache(_timing_cache(config, options), False)
+    return config
+
+
+def _timing_cache(config: Any, options: BuildOptions) -> Any:
+    path = options.timing_cache
+    assert path is not None
+    if options.runtime == "tensorrt-rtx":
+        raise RequestError(
+            "tensorrt-rtx times no kernels when it builds and so has no timing cache: drop --timing-cache, or build "
+            "with --runtime tensorrt."
+        )
+    try:
+        stored = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise RequestError(f"can't read the timing cache {str(path)!r} ({error.strerror}): give a file.") from None
+    cache = config.create_timing_cache(stored)
+    if cache is None:
+        raise RequestError(f"{str(path)!r} is no timing cache of {options.runtime}: remove it, or give another file.")
+    return cache
+
+
+def _source(artifact: Artifact) -> dict[str, Any]:
+    """What a plan's manifest says of the ONNX file it was built from."""
+    path = artifact.path
+    places = {external(tensor).get("location", "") for tensor in artifact.model.graph.initializer} - {""}
+    hashes = {name: sha256_of(path.with_name(name)) for name in sorted(places)}
+    source = {"file": path.name, "sha256": sha256_of(path), "version": artifact.version}
+    return {**source, **({"external_data": hashes} if hashes else {})}
+
+
+def _make_monitor(trt: Any, phase: Phase, cancelled: threading.Event) -> Any:
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def phase_start(self, name: str, parent: str | None, steps: int) -> None:
+            phase(name)
+
+        def step_complete(self, name: str, step: int) -> bool:
+            return not cancelled.is_set()  # False ends the build
+
+        def phase_finish(self, name: str) -> None:
+            pass
+
+    return Monitor()
+
+
+def _in_thread(work: Callable[[], T], cancelled: threading.Event) -> T:
+    """Run `work` beside this thread. An interrupt must not be raised inside the engine's calls back into Python, where
+    it would end the process; here it cancels the build, and is raised once the engine has come back."""
+    done: list[T] = []
+    thrown: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:  # handed on below
+            thrown.append(error)
+
+    thread = threading.Thread(target=run, name="build")
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.1)
+    except BaseException:
+        cancelled.set()
+        thread.join()
+        raise
+    if thrown:
+        raise thrown[0]
+    return done[0]

@@ -1,0 +1,134 @@
+"""Shape profiles of a plan: for each input its smallest, usual and largest shape. Imports no engine.
+
+A request names a dimension, `seq=1:1024:4096` (min:opt:max, or one number for all three), or an input,
+`position_ids=1x1,1x1024,8x4096`, whose fixed last dimensions may be left out. Dimensions are shared by name between
+inputs, so either settles the other inputs too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from posexport.errors import RequestError, unknown
+from posexport.plan import MOMENTS
+
+Shape = tuple[str | int, ...]
+Range = tuple[int, int, int]
+"""A dimension's smallest, usual and largest size."""
+
+DEFAULTS: Mapping[str, Range] = {"batch": (1, 1, 8), "seq": (1, 1024, 4096)}
+"""What a dynamic dimension spans where no request says otherwise."""
+
+_LARGEST = 2**31 - 1
+_HOW = "write it like seq=1:1024:4096 or position_ids=1x1,1x1024,8x4096"
+
+
+def profiles_of(
+    shapes: Mapping[str, Shape], requests: Iterable[str] = (), seq_limit: int | None = None
+) -> dict[str, dict[str, list[int]]]:
+    """{input: {min, opt, max}} for every input; `shapes` hold a name where a dimension is dynamic.
+
+    `seq_limit` caps the default of `seq` (the positions that a trained table holds). Raises RequestError for a request
+    that names nothing, isn't ordered min <= opt <= max, or contradicts another one or a fixed dimension.
+    """
+    ranges: dict[str, tuple[Range, str]] = {}
+    dynamic = list(dict.fromkeys(dim for shape in shapes.values() for dim in shape if isinstance(dim, str)))
+    for request in requests:
+        name, equals, sizes = (part.strip() for part in request.partition("="))
+        if not equals or not name or not sizes:
+            raise RequestError(f"--profile {request!r} is not NAME=SIZES: {_HOW}.")
+        if name in shapes:
+            found = _by_input(request, shapes[name], sizes)
+        elif name in dynamic:
+            found = {name: _ordered(request, name, [_sizes(request, part)[0] for part in _range(request, sizes)])}
+        else:
+            raise unknown("input or dimension in --profile", name, [*dynamic, *shapes])
+        for dim, wanted in found.items():
+            before, by = ranges.setdefault(dim, (wanted, request))
+            if before != wanted:
+                raise RequestError(
+                    f"--profile {request!r} gives {dim} {_text(wanted)}, --profile {by!r} gives it {_text(before)}: "
+                    "keep one of them."
+                )
+    spans = {dim: ranges[dim][0] if dim in ranges else _default(dim, seq_limit) for dim in dynamic}
+    return {
+        name: {
+            moment: [spans[dim][at] if isinstance(dim, str) else dim for dim in shape]
+            for at, moment in enumerate(MOMENTS)
+        }
+        for name, shape in shapes.items()
+    }
+
+
+def describe(profiles: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(input, "1x1 to 8x4096, tuned for 1x1024") for people."""
+    found = []
+    for name, shapes in profiles.items():
+        smallest, usual, largest = ("x".join(map(str, shapes[moment])) for moment in MOMENTS)
+        found.append((name, usual if smallest == largest else f"{smallest} to {largest}, tuned for {usual}"))
+    return found
+
+
+def _default(dim: str, seq_limit: int | None) -> Range:
+    if dim not in DEFAULTS:
+        raise RequestError(f"dimension {dim!r} has no default: give it with --profile {dim}=MIN:OPT:MAX.")
+    smallest, usual, largest = DEFAULTS[dim]
+    limit = seq_limit if dim == "seq" and seq_limit is not None else largest
+    return smallest, min(usual, limit), min(largest, limit)
+
+
+def _range(request: str, sizes: str) -> list[str]:
+    parts = sizes.split(":")
+    if len(parts) not in (1, 3):
+        raise RequestError(f"--profile {request!r} has {len(parts)} sizes, not min:opt:max or a single one: {_HOW}.")
+    return parts * 3 if len(parts) == 1 else parts
+
+
+def _by_input(request: str, shape: Shape, text: str) -> dict[str, Range]:
+    parts = text.split(",")
+    if len(parts) not in (1, 3):
+        raise RequestError(f"--profile {request!r} has {len(parts)} shapes, not min,opt,max or a single one: {_HOW}.")
+    least = max((at + 1 for at, dim in enumerate(shape) if isinstance(dim, str)), default=0)
+    columns = [_sizes(request, part) for part in (parts * 3 if len(parts) == 1 else parts)]
+    for column in columns:
+        if not least <= len(column) <= len(shape) or len(column) != len(columns[0]):
+            raise RequestError(
+                f"--profile {request!r} has a shape of {len(column)} dimensions, the input has {list(shape)}: "
+                "give each shape all of them, fixed last ones may be left out."
+            )
+    found: dict[str, Range] = {}
+    for dim, sizes in zip(shape, zip(*columns, strict=True), strict=False):
+        if isinstance(dim, str):
+            wanted = _ordered(request, dim, list(sizes))
+            if found.setdefault(dim, wanted) != wanted:
+                raise RequestError(f"--profile {request!r} gives {dim} two ranges: give it one.")
+        elif set(sizes) != {dim}:
+            raise RequestError(
+                f"--profile {request!r} gives {_text(sizes)} where the input has the fixed size {dim}: "
+                "give that size, or export with dynamic dimensions."
+            )
+    return found
+
+
+def _sizes(request: str, text: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in text.strip().split("x")]
+    except ValueError:
+        sizes = [0]
+    if not all(1 <= size <= _LARGEST for size in sizes):
+        raise RequestError(f"--profile {request!r}: {text.strip()!r} is no size from 1 to {_LARGEST}: {_HOW}.")
+    return sizes
+
+
+def _ordered(request: str, dim: str, sizes: list[int]) -> Range:
+    smallest, usual, largest = sizes
+    if not smallest <= usual <= largest:
+        raise RequestError(
+            f"--profile {request!r} gives {dim} {_text(sizes)}, which is not ordered: give min <= opt <= max."
+        )
+    return smallest, usual, largest
+
+
+def _text(sizes: Iterable[int]) -> str:
+    return ":".join(map(str, sizes))

@@ -11,10 +11,13 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import attrs
 
 from posexport.errors import RequestError
+
+Timed = TypeVar("Timed")
 
 PAUSE = 0.03
 """Seconds before each call: longer than the thread pools of torch and ONNX Runtime spin."""
@@ -95,17 +98,17 @@ def orders(names: Sequence[str], rounds: int, seed: int = 0) -> Iterator[list[st
 
 
 def interleave(
-    calls: Mapping[str, Callable[[], float]],
+    calls: Mapping[str, Callable[[], Timed]],
     rounds: int,
     *,
     seed: int = 0,
     pause: float = PAUSE,
     done: Callable[[], object] = lambda: None,
-) -> dict[str, list[float]]:
-    """One value per round of every call; each call returns its own seconds. `done` is called after each round."""
+) -> dict[str, list[Timed]]:
+    """What each call returns, once per round: its own seconds, or what it likes. `done` is called after each round."""
     if rounds < 1:
         raise RequestError(f"rounds is {rounds}: give at least 1.")
-    series: dict[str, list[float]] = {name: [] for name in calls}
+    series: dict[str, list[Timed]] = {name: [] for name in calls}
     for order in orders(list(calls), rounds, seed):
         for name in order:
             time.sleep(pause)

@@ -1,0 +1,141 @@
+"""The child process that times one artifact on one runtime: `python -m posexport.bench_worker`.
+
+Requests and replies are lines of JSON on stdin and stdout; whatever the engine itself prints goes to stderr.
+    open   {runtime, options, path, threads}   -> {describe, rss}           loads the engine and the artifact
+    shape  {spec, batch, seq, seed, warmup}    -> {seconds, memory}         binds inputs and runs `warmup` times
+    time   {burst}                             -> {seconds: [...]}          one untimed run, then `burst` timed ones
+A failure is {error, kind}: kind "refused" where the engine says it can't run this, "failed" for anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import psutil
+
+from posexport.bench_shapes import Sizes, seeded_inputs
+from posexport.errors import PosexportError
+from posexport.models import read_spec
+from posexport.runtimes import runtime
+from posexport.runtimes.base import Runner
+
+
+class Worker:
+    """State of the child between requests."""
+
+    def __init__(self) -> None:
+        self._runner: Runner | None = None
+        self._call: Callable[[], float] | None = None
+        self._before = 0
+        self._gpu_before: int | None = None
+
+    def open(self, runtime_name: str, options: dict[str, Any], path: str, threads: int | None) -> dict[str, Any]:
+        row = runtime(runtime_name)
+        compiled = options.pop("compiled", False)
+        if row.package == "torch":
+            import torch
+
+            if threads:
+                torch.set_num_threads(threads)
+        elif threads:
+            options["threads"] = threads
+        __import__(row.package)
+        self._before, self._gpu_before = _forget_peak(), _gpu_used(row.needs_gpu)
+        loaded = attrs.evolve(row, options={**row.options, **options}).load(Path(path))
+        if compiled:
+            _compile(loaded)
+        self._runner = loaded
+        return {"describe": loaded.describe()}
+
+    def shape(self, spec: dict[str, Any], batch: int, seq: int, seed: int, warmup: int) -> dict[str, Any]:
+        assert self._runner is not None
+        self._call = None  # the memory of the shape before
+        start = time.perf_counter()
+        self._call = self._runner.prepare(seeded_inputs(read_spec(spec), Sizes(batch=batch, seq=seq), seed))
+        for _ in range(warmup):
+            self._call()
+        gpu = _gpu_used(self._gpu_before is not None)
+        return {
+            "seconds": time.perf_counter() - start,
+            "memory": max(_peak() - self._before, 0),
+            "gpu_memory": None if gpu is None or self._gpu_before is None else max(gpu - self._gpu_before, 0),
+        }
+
+    def time(self, burst: int) -> dict[str, Any]:
+        assert self._call is not None
+        self._call()  # wakes the thread pool that slept while others ran
+        return {"seconds": [self._call() for _ in range(burst)]}
+
+
+def _compile(loaded: Any) -> None:
+    """Compile the block of a torch runner in place; it is specialised for each shape, as a deployment would be."""
+    import torch
+
+    torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
+    loaded._block.compile(dynamic=False)
+
+
+def _forget_peak() -> int:
+    """Resident bytes now, from where the peak counts anew (Linux; elsewhere the peak is what is resident)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pass
+    return int(psutil.Process().memory_info().rss)
+
+
+def _peak() -> int:
+    """The most resident bytes since `_forget_peak`."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return int(psutil.Process().memory_info().rss)
+
+
+def _gpu_used(wanted: bool) -> int | None:
+    """Bytes in use on the GPU by everyone, or None where torch can't say."""
+    if not wanted:
+        return None
+    try:
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+    except Exception:  # no torch, or one without CUDA: the figure is left out, the timing stands
+        return None
+    return int(total - free)
+
+
+def _reply(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
+    action = request.pop("do")
+    try:
+        done: dict[str, Any] = getattr(worker, action)(**request)
+    except Exception as error:  # the parent decides what it means
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        text = first if isinstance(error, PosexportError) else f"{type(error).__name__}: {first}"
+        refused = "NOT_IMPLEMENTED" in str(error) or isinstance(error, PosexportError)
+        return {"error": text[:300], "kind": "refused" if refused else "failed"}
+    return done
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    worker = Worker()
+    for line in sys.stdin:
+        replies.write(json.dumps(_reply(worker, json.loads(line))) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -95,7 +95,7 @@ class Benchmark:
     burst: int
     seed: int
     busy: float
-    """The share of the CPU that other work took just before: above `BUSY`, threads waited for it, and times mean little."""
+    """The share of the CPU that other work took just before: above `BUSY`, times mean little."""
     shapes: tuple[tuple[Sizes, tuple[Timing, ...]], ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def bench(
 
 
 def choose(names: Iterable[str]) -> list[Candidate]:
-    """The candidates of those names (default: all but onnx-reference) with the torch peers that they are held against."""
+    """The candidates of those names (default: DEFAULT) and the torch peers that they are held against."""
     wanted = set(names) or set(DEFAULT)
     for name in wanted:
         if name not in CANDIDATES:
@@ -214,11 +214,8 @@ class _Field:
         progress(f"timing {sizes}")
         done = lambda: progress(f"timing {sizes}")  # noqa: E731 (a step per round)
         turns = timing.interleave(calls, rounds, seed=seed, done=done) if calls else {}
-        return tuple(
-            self._out.get(name)
-            or self._timing(name, ready[name], {n: t for n, t in turns.items() if n not in self._out})
-            for name in self._names
-        )
+        whole = {name: series for name, series in turns.items() if name not in self._out}
+        return tuple(self._out.get(name) or self._timing(name, ready[name], whole) for name in self._names)
 
     def _alive(self) -> dict[str, Child]:
         return {name: child for name, child in self._children.items() if name not in self._out}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import signal
@@ -45,7 +46,7 @@ class Child:
         self._lines.put(None)
 
     def ask(self, do: str, *, limit: float, **fields: Any) -> Mapping[str, Any]:
-        """The reply to one request; ChildError where it fails, takes longer than `limit` seconds, or ends the process."""
+        """The reply to one request; ChildError where it fails, takes over `limit` seconds, or ends the process."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
@@ -78,8 +79,6 @@ class Child:
         self._reader.join(timeout=5)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                try:
+                with contextlib.suppress(OSError):  # what was still to be written finds nobody
                     pipe.close()
-                except OSError:  # what was still to be written finds nobody
-                    pass
         self._errors.close()

@@ -68,7 +68,8 @@ class Subject:
         limit = self.spec.encoding.position_limit()
         if limit is not None and sizes.seq > limit:
             raise RequestError(
-                f"seq is {sizes.seq}: {self.spec.encoding.name} knows {limit} positions, so give --shape seq={limit} or less."
+                f"seq is {sizes.seq}: {self.spec.encoding.name} knows {limit} positions, "
+                f"so give --shape seq={limit} or less."
             )
         return sizes
 

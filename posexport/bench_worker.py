@@ -9,6 +9,7 @@ A failure is {error, kind}: kind "refused" where the engine says it can't run th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -84,21 +85,17 @@ def _compile(loaded: Any) -> None:
 
 def _forget_peak() -> int:
     """Resident bytes now, from where the peak counts anew (Linux; elsewhere the peak is what is resident)."""
-    try:
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
     return int(psutil.Process().memory_info().rss)
 
 
 def _peak() -> int:
     """The most resident bytes since `_forget_peak`."""
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    except OSError:
-        pass
     return int(psutil.Process().memory_info().rss)
 
 

@@ -94,7 +94,7 @@ def _show(found: Benchmark) -> None:
             right=("median ms", "p10", "p90", "p99", "to torch eager", "95 % interval", "memory"),
         )
     timings = [result for _, results in found.shapes for result in results]
-    for name, reason in dict((result.runtime, result.reason) for result in timings if result.reason).items():
+    for name, reason in {result.runtime: result.reason for result in timings if result.reason}.items():
         click.echo(f"{name}: {reason}")
     if found.busy > BUSY:
         click.echo(f"The machine was busy ({found.busy:.0%} of the CPU before the first round): time it again at rest.")

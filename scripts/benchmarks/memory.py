@@ -1,4 +1,4 @@
-"""Memory of an export: the peak of a fresh process while it makes weights, exports and writes, above what it held before.
+"""Memory of an export: the peak of a fresh process that makes weights, exports and writes, above what it held before.
 
 Before: posexport and torch are imported and a tiny block has been exported, so that what loads once is not counted.
 """

@@ -1,7 +1,7 @@
 """The default blocks in plain torch, as a textbook writes them: the peers that posexport's exports are held against.
 
-One layer of bidirectional multi-head attention without masks. Each class takes (hidden_states, position_ids) and holds its
-weights under posexport's public names, so that one set of weights fits both. Nothing here imports posexport.
+One layer of bidirectional multi-head attention without masks. Each class takes (hidden_states, position_ids) and holds
+its weights under posexport's public names, so that one set of weights fits both. Nothing here imports posexport.
 """
 
 from __future__ import annotations

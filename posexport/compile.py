@@ -23,6 +23,7 @@ from posexport.files import json_bytes, sha256_of, staged
 from posexport.kernels import Kernels, read_kernels, read_memory
 from posexport.onnx_file import external
 from posexport.profiles import profiles_of
+from posexport.runtimes.cuda import device
 
 T = TypeVar("T")
 Phase = Callable[[str], object]
@@ -83,7 +84,7 @@ def compile_plan(
             "tools": {"onnx": metadata.version("onnx"), options.runtime: built.version},
             "onnx": source,
             "runtime": {"name": options.runtime, "version": built.version},
-            "target_gpus": list(options.capabilities) or ["portable"],
+            "target_gpus": _targets(options),
             "profiles": built.profiles,
             "tf32": options.tf32,
             "memory_limit": options.memory_limit,
@@ -183,6 +184,13 @@ def _source(artifact: Artifact) -> dict[str, Any]:
     hashes = {name: sha256_of(path.with_name(name)) for name in sorted(places)}
     source = {"file": path.name, "sha256": sha256_of(path), "version": artifact.version}
     return {**source, **({"external_data": hashes} if hashes else {})}
+
+
+def _targets(options: BuildOptions) -> list[str]:
+    """The compute capabilities that a plan is for; a portable one names none."""
+    if options.runtime == "tensorrt":
+        return [device()[1]]
+    return list(options.capabilities) or ["portable"]
 
 
 def _make_monitor(trt: Any, phase: Phase, cancelled: threading.Event) -> Any:

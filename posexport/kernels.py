@@ -88,8 +88,8 @@ def read_kernels(messages: Iterable[str], layers: int) -> Kernels:
         if match["type"] in HOST_STEPS:
             host += 1
         else:  # a type not seen before counts as a kernel, so that the number is never too small
-            found = (_NODE.fullmatch(part.strip()) for part in match["metadata"].split(_SEPARATOR))
-            nodes = tuple(node[1] for node in found if node)
+            parts = (_NODE.fullmatch(part.strip()) for part in match["metadata"].split(_SEPARATOR))
+            nodes = tuple(node[1] for node in parts if node)
             rows.append(Kernel(name=match["name"], type=match["type"], nodes=nodes))
     if not rows:
         return Kernels(layers=layers, unknown="the builder's table of layers holds no kernel")

@@ -53,13 +53,14 @@ def check_plan(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def check_builder(path: Path, manifest: Mapping[str, Any], name: str, version: str) -> None:
-    """RequestError unless the runtime `name` in this `version` is what built the plan: no other can open it."""
+def check_builder(path: Path, manifest: Mapping[str, Any], name: str, version: str | None = None) -> None:
+    """RequestError unless the runtime `name` (in this `version`, where given) built the plan: no other can open it."""
     built = manifest["runtime"]
-    if (built["name"], built["version"]) != (name, version):
+    if built["name"] != name or version not in (None, built["version"]):
+        here = name if version is None else f"{name} {version}"
         raise RequestError(
-            f"{str(path)!r} was built by {built['name']} {built['version']} and runs on nothing else, here is {name} "
-            f"{version}: build it again with 'posexport compile --runtime {name}'."
+            f"{str(path)!r} was built by {built['name']} {built['version']} and runs on nothing else, not on {here}: "
+            f"build it again with 'posexport compile --runtime {name}'."
         )
 
 

@@ -61,6 +61,21 @@ def profiles_of(
     }
 
 
+def check_shapes(profiles: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, Iterable[int]]) -> None:
+    """RequestError unless `shapes` has one for each input of the profiles, and no other, between its min and max."""
+    if set(shapes) != set(profiles):
+        raise RequestError(f"inputs {', '.join(sorted(shapes))} were given: the plan takes {', '.join(profiles)}.")
+    for name, given in shapes.items():
+        shape, smallest, largest = list(given), profiles[name]["min"], profiles[name]["max"]
+        if len(shape) != len(smallest) or not all(
+            least <= dim <= most for least, dim, most in zip(smallest, shape, largest, strict=True)
+        ):
+            raise RequestError(
+                f"input {name!r} has shape {shape}: the plan takes {smallest} to {largest}, so give such a shape or "
+                "compile with another --profile."
+            )
+
+
 def describe(profiles: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """(input, "1x1 to 8x4096, tuned for 1x1024") for people."""
     found = []

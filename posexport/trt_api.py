@@ -8,8 +8,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from posexport.errors import RequestError, RuntimeMissingError
-from posexport.runtimes import RUNTIMES, Runtime, gpu_missing, runtime
+from posexport.errors import RequestError, RuntimeMissingError, unknown
+from posexport.runtimes import RUNTIMES, Runtime, gpu_missing
 
 BUILDERS: dict[str, Runtime] = {name: row for name, row in RUNTIMES.items() if row.home == "trt"}
 """The runtimes that build plans, by name, the preferred one first."""
@@ -41,8 +41,10 @@ def choose(name: str | None) -> str:
     Raises RequestError for one that builds no plans, RuntimeMissingError where none can.
     """
     if name is not None:
-        if runtime(name).name not in BUILDERS:
+        if name in RUNTIMES and name not in BUILDERS:
             raise RequestError(f"runtime {name!r} builds no plans: allowed: {', '.join(BUILDERS)}.")
+        if name not in BUILDERS:
+            raise unknown("runtime", name, BUILDERS)
         reason = can_build(name)
         if reason is None:
             return name
@@ -93,7 +95,7 @@ def parser_refusal(name: str, file: str, parser: Any) -> RequestError:
         return RequestError(f"{name} can't parse {file!r} and doesn't say why: export it again.")
     error = parser.get_error(0)
     quoted = re.search(r'"([^"]+)"', error.desc())
-    said = (quoted[1] if quoted else error.desc()).strip().rstrip(".?")
+    said = (quoted[1] if quoted else error.desc()).split(", are the plugin")[0].strip().rstrip(".?")
     inside = "".join(f" in {call}" for call in error.local_function_stack())
     where = f"node {error.node_name()!r} (operator {error.node_operator()}){inside}" if error.node_operator() else "it"
     return RequestError(f"{name} can't take {file!r}, {where}: {said}; {_hint(error.desc())}.")
@@ -103,10 +105,11 @@ def build_refusal(name: str, file: str, errors: list[str]) -> RequestError:
     """The builder's first error as one sentence with what to do."""
     said = errors[0] if errors else "it doesn't say why"
     # It comes wrapped in error codes, and in files and lines of the engine's own source.
-    said = re.sub(r"^.*?Error Code \d+: ", "", said)
+    said = re.sub(r"^.*?Error Code \d+: (\w+ \()?", "", said)
     said = re.sub(r"\[\w+\.cpp:\d+: ?\w*\] ?", "", said)
     said = re.sub(r"\.? In \w+ at \S+", "", said)
-    return RequestError(f"{name} can't build {file!r}: {said.strip().rstrip('.')}; {_hint(said)}.")
+    first = said.split("; ")[0].strip().rstrip(".)")
+    return RequestError(f"{name} can't build {file!r}: {first}; {_hint(said)}.")
 
 
 def _hint(message: str) -> str:

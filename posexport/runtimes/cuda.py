@@ -1,0 +1,63 @@
+"""The GPU's name and capability from the driver; events and graphs on a stream from the CUDA runtime that polygraphy
+loads. Importing this loads neither."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
+
+
+def device() -> tuple[str, str]:
+    """Name and compute capability ("8.9") of the first GPU; OSError where the driver answers with an error."""
+    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    handle, name, numbers = ctypes.c_int(), ctypes.create_string_buffer(256), []
+    _check(driver.cuInit(0))
+    _check(driver.cuDeviceGet(ctypes.byref(handle), 0))
+    _check(driver.cuDeviceGetName(name, 256, handle))
+    for attribute in (_MAJOR, _MINOR):
+        value = ctypes.c_int()
+        _check(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle))
+        numbers.append(value.value)
+    return name.value.decode(), ".".join(map(str, numbers))
+
+
+def by_events(cuda: Any, stream: int, enqueue: Callable[[], object]) -> Callable[[], float]:
+    """A call that runs `enqueue` once and returns its seconds on the stream; `cuda` is polygraphy's wrapper."""
+    events = [ctypes.c_void_p() for _ in range(2)]
+    for event in events:
+        cuda.check(cuda.handle.cudaEventCreate(ctypes.byref(event)))
+
+    def once() -> float:
+        elapsed = ctypes.c_float()
+        cuda.stream_synchronize(stream)
+        cuda.check(cuda.handle.cudaEventRecord(events[0], ctypes.c_void_p(stream)))
+        enqueue()
+        cuda.check(cuda.handle.cudaEventRecord(events[1], ctypes.c_void_p(stream)))
+        cuda.check(cuda.handle.cudaEventSynchronize(events[1]))
+        cuda.check(cuda.handle.cudaEventElapsedTime(ctypes.byref(elapsed), *events))
+        return elapsed.value / 1e3  # it gives milliseconds
+
+    return once
+
+
+def captured(cuda: Any, stream: int, enqueue: Callable[[], object]) -> Callable[[], None]:
+    """What `enqueue` puts on the stream, recorded once as a CUDA graph: a call that replays it."""
+    graph, executable, handle = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(stream)
+    cuda.check(cuda.handle.cudaStreamBeginCapture(handle, _THREAD_LOCAL))
+    try:
+        enqueue()
+    finally:  # a stream left capturing can't be used again
+        ended = cuda.handle.cudaStreamEndCapture(handle, ctypes.byref(graph))
+    cuda.check(ended)
+    cuda.check(cuda.handle.cudaGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_ulonglong(0)))
+    return lambda: cuda.check(cuda.handle.cudaGraphLaunch(executable, handle))
+
+
+def _check(status: int) -> None:
+    if status:
+        raise OSError(f"the NVIDIA driver answered with error {status}")

@@ -40,7 +40,9 @@ class Learned(Encoding):
         return self.max_positions
 
     def embed(self, state: State, x_BSD: Tensor, positions: Tensor) -> Tensor:
-        return x_BSD + state["weight"][positions]
+        from torch.nn.functional import embedding  # one Gather in ONNX; indexing would give a GatherND of six nodes
+
+        return x_BSD + embedding(positions, state["weight"])
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,165 @@
+"""Exported graphs: every encoding in both forms and every dtype, checked, run on ONNX Runtime, held to the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+import oracles
+import pytest
+from helpers import CASES, Array, as_float64, case, exported, inputs_for, run_ort, weights_for
+
+from posexport.export import export
+from posexport.models.weights import weight_shapes
+from posexport.spec import Spec
+
+RUNS = ((2, 7, "consecutive"), (1, 1, "offset"), (3, 4, "shuffled"), (1, 12, "gaps"), (2, 9, "uneven"))
+"""Batch, length and positions; (2, 7) is what was traced."""
+
+FUNCTIONS = {
+    "none": set(),
+    "learned": set(),
+    "sinusoidal": {"Sinusoids", "PairFeatures"},
+    "relative": {"Sinusoids", "HeadBias", "RelativeScore"},
+    "relative-table": {"HeadBias", "RelativeTableScore"},
+    "t5": {"RelativeBias"},
+    "rope": {"Sinusoids", "RotaryPosition"},
+    "rope2d": {"Sinusoids", "RotaryPosition"},
+    "alibi": {"AlibiBias"},
+}
+PLUMBING = {"MatMul", "Transpose", "Add", "Cast"}
+
+GRAPHS = [
+    (name, form, dtype)
+    for name in CASES
+    for form, dtype in (("decomposed", "fp32"), ("function", "fp16"), ("function", "fp32"), ("decomposed", "fp16"))
+    if name in FUNCTIONS or (form == "decomposed") == (dtype == "fp32")
+]
+"""Every encoding in both forms and both dtypes; its variants in each form and in each dtype."""
+
+
+@pytest.fixture(scope="module", params=GRAPHS, ids="-".join)
+def graph(request: pytest.FixtureRequest) -> tuple[str, str, Spec, ir.Model]:
+    name, form, dtype = request.param
+    spec = case(name, dtype=dtype)
+    return name, form, spec, export(spec, weights_for(spec), form=form)
+
+
+def wanted(spec: Spec, inputs: dict[str, Array]) -> Array:
+    return oracles.block(spec, as_float64(weights_for(spec)), inputs)
+
+
+def error(made: Array, truth: Array) -> float:
+    assert made.shape == truth.shape
+    assert np.isfinite(made).all()
+    return float(np.abs(made.astype(np.float64) - truth).max() / max(1.0, np.abs(truth).max()))
+
+
+def test_runs_like_the_formula(graph: tuple[str, str, Spec, ir.Model]) -> None:
+    _, _, spec, model = graph
+    for batch, seq, kind in RUNS:
+        inputs = inputs_for(spec, batch, seq, kind)
+        made = run_ort(model, inputs)
+        assert list(made) == ["output"]
+        assert made["output"].dtype == inputs["hidden_states"].dtype
+        # fp32 angles up to 2000 are off by 1e-4; fp16 has 11 bits, and sums of 32 of them
+        bound = 5e-3 if spec.dtype == "fp16" else 5e-6 if kind in ("consecutive", "shuffled") else 5e-5
+        assert error(made["output"], wanted(spec, inputs)) < bound, (batch, seq, kind)
+
+
+def test_keeps_the_contract(graph: tuple[str, str, Spec, ir.Model]) -> None:
+    name, _, spec, model = graph
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    kind = {"fp32": onnx.TensorProto.FLOAT, "fp16": onnx.TensorProto.FLOAT16}[spec.dtype]
+    described = [
+        (
+            value.name,
+            value.type.tensor_type.elem_type,
+            [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim],
+        )
+        for value in (*proto.graph.input, *proto.graph.output)
+    ]
+    positions = [("position_ids", onnx.TensorProto.INT64, ["batch", "seq"] + [2] * name.startswith("rope2d"))]
+    assert described == [
+        ("hidden_states", kind, ["batch", "seq", 32]),
+        *(positions if name != "none" else []),
+        ("output", kind, ["batch", "seq", 32]),
+    ]
+    found = {tensor.name: (tuple(tensor.dims), tensor.data_type) for tensor in proto.graph.initializer}
+    for weight, shape in weight_shapes(spec).items():
+        assert found.pop(weight) == (shape, kind), weight
+    # what is left are constants of the encoding: angles and slopes in fp32, buckets in int64
+    assert set(found) <= {"encoding.frequencies", "encoding.slopes", "encoding.buckets"}
+    assert {dtype for _, dtype in found.values()} <= {onnx.TensorProto.FLOAT, onnx.TensorProto.INT64}
+    assert {entry.key: entry.value for entry in proto.metadata_props}["posexport.spec"] == spec.to_json()
+
+
+def test_reads_in_its_form(graph: tuple[str, str, Spec, ir.Model]) -> None:
+    name, form, _, model = graph
+    own = [node.op_type.split("_")[0] for node in model.graph if node.domain == "posexport"]
+    if form == "decomposed":
+        assert not own
+        assert not model.functions
+        assert set(model.opset_imports) == {""}
+        return
+    family = "-".join(name.split("-")[: 1 + (name == "relative-table")])
+    assert set(own) == FUNCTIONS[family] | {"PositionalAttention"}
+    assert {node.op_type for node in model.graph if node.domain != "posexport"} <= PLUMBING | (
+        {"Gather"} if name == "learned" else set()
+    )
+    assert {function.domain for function in model.functions.values()} == {"posexport"}
+    assert dict(model.opset_imports) == {"": 18, "posexport": 1}
+
+
+def test_angles_and_positions_are_never_half(graph: tuple[str, str, Spec, ir.Model]) -> None:
+    name, _, _, model = graph
+    proto = onnx.inliner.inline_local_functions(ir.to_proto(model))
+    proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+    types = {v.name: v.type.tensor_type.elem_type for v in (*proto.graph.value_info, *proto.graph.input)}
+    turns = [node for node in proto.graph.node if node.op_type in ("Cos", "Sin")]
+    assert bool(turns) == (name.startswith(("rope", "sinusoidal")) or name == "relative")
+    assert all(types[node.input[0]] == onnx.TensorProto.FLOAT for node in turns)
+    reached = {"position_ids"}  # what still is a position, a distance, an angle, or logits that hold one
+    for node in proto.graph.node:
+        if reached & set(node.input) and node.op_type not in ("Cos", "Sin", "Gather", "GatherElements", "Softmax"):
+            assert node.op_type != "MatMul", "TF32 would round it to 11 bits"
+            assert all(types[output] in (onnx.TensorProto.INT64, onnx.TensorProto.FLOAT) for output in node.output)
+            reached |= set(node.output)
+    assert len(reached) > 1 or name in ("none", "learned")
+
+
+def texts(message: Any) -> Iterator[str]:
+    """Every string in a protobuf message."""
+    for field, value in message.ListFields():
+        many = value if field.is_repeated else [value]
+        for each in many:
+            if field.type == field.TYPE_MESSAGE:
+                yield from texts(each)
+            elif field.type == field.TYPE_STRING or (field.type == field.TYPE_BYTES and field.name in ("s", "strings")):
+                yield each if isinstance(each, str) else each.decode()
+
+
+def test_holds_no_path(graph: tuple[str, str, Spec, ir.Model]) -> None:
+    _, _, _, model = graph
+    found = list(texts(ir.to_proto(model)))
+    assert "hidden_states" in found
+    for trace in ("/", "\\", ".py", "stack_trace", "site-packages", "File ", "pkg.torch", "aten"):
+        assert not [text for text in found if trace in text], trace
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [*((name, "decomposed") for name in FUNCTIONS), ("relative", "function"), ("rope", "function")]
+)
+def test_bf16_exports_and_checks(name: str, form: str) -> None:
+    spec = case(name, dtype="bf16")
+    proto = ir.to_proto(exported(spec, form))
+    onnx.checker.check_model(proto, full_check=True)
+    assert proto.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16
+    assert {t.data_type for t in proto.graph.initializer if t.name in weight_shapes(spec)} == {
+        onnx.TensorProto.BFLOAT16
+    }

@@ -1,0 +1,174 @@
+"""Every encoding, form and dtype becomes a plan, in half precision with one fused attention kernel and few others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from trt_helpers import RTX, built, copied, exported, needs_rtx
+
+from posexport import custom_ops, trt_api
+from posexport.errors import RequestError
+from posexport.models import ENCODINGS
+from posexport.spec import FORMS, OPSETS
+
+pytestmark = needs_rtx
+
+MOST = {"none": 7, "learned": 8, "sinusoidal": 8, "relative": 14, "t5": 8, "rope": 6, "rope2d": 6, "alibi": 8}
+"""Kernels in fp16 at hidden size 256 with 4 heads, at most."""
+
+
+def test_every_encoding_has_its_number_of_kernels() -> None:
+    assert set(MOST) == set(ENCODINGS)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_fp16_fuses_attention_into_one_kernel(encoding: str, form: str) -> None:
+    kernels = built(exported(encoding, form=form)).kernels
+    assert kernels.rows is not None
+    assert kernels.fused_attention is True
+    assert len(kernels.rows) <= MOST[encoding], [row.name for row in kernels.rows]
+    covered = [node for row in kernels.rows for node in row.nodes]
+    assert any("Softmax" in node for row in kernels.rows if row.attention for node in row.nodes)
+    assert any("node_linear" in node for node in covered)
+    if form == "function":
+        assert any(node.endswith("(PositionalAttention)") for node in covered)
+
+
+@pytest.mark.parametrize("sizes", [{"causal": True}, {"window": 3}, {"causal": True, "window": 3, "num_kv_heads": 2}])
+@pytest.mark.parametrize("encoding", ["none", "alibi", "rope"])
+def test_masks_and_shared_heads_stay_fused(encoding: str, sizes: dict[str, Any]) -> None:
+    kernels = built(exported(encoding, **sizes)).kernels
+    assert kernels.rows is not None
+    assert kernels.fused_attention is True
+    assert len(kernels.rows) <= 8, [row.name for row in kernels.rows]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_fp32_compiles_without_fused_attention_and_says_so(encoding: str) -> None:
+    plan = built(exported(encoding, dtype="fp32"))
+    assert plan.kernels.fused_attention is False
+    assert plan.kernels.rows
+    assert all(size is not None for size in plan.memory.values()), plan.memory
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_bf16_compiles_with_fused_attention(encoding: str) -> None:
+    assert built(exported(encoding, dtype="bf16", form="function")).kernels.fused_attention is True
+
+
+def test_each_layer_of_a_stack_is_fused() -> None:
+    kernels = built(exported("rope", layers=3, block="transformer")).kernels
+    assert (kernels.attention, kernels.layers, kernels.fused_attention) == (3, 3, True)
+
+
+def test_token_ids_and_learned_positions() -> None:
+    plan = built(exported("learned", vocab_size=11), profile=("batch=1:2:4",))
+    assert plan.profiles["input_ids"] == {"min": [1, 1], "opt": [2, 512], "max": [4, 512]}
+
+
+def test_static_graphs_need_no_profile() -> None:
+    plan = built(exported("rope2d", batch=1, seq=196))
+    assert plan.profiles["position_ids"] == dict.fromkeys(("min", "opt", "max"), [1, 196, 2])
+    assert plan.kernels.fused_attention is True
+
+
+@pytest.mark.parametrize("opset", [OPSETS[0], 20, 22, 23, 24, OPSETS[-1]])
+def test_opsets_that_are_exported_compile(opset: int) -> None:
+    assert built(exported("rope", opset=opset)).kernels.fused_attention is True
+
+
+def test_tf32_changes_an_fp32_plan_and_is_off_by_default() -> None:
+    source = exported("none", dtype="fp32")
+    assert bytes(built(source).plan) != bytes(built(source, tf32=True).plan)
+
+
+def test_capabilities_change_the_plan() -> None:
+    source = exported("none")
+    plans = [bytes(built(source, capabilities=given).plan) for given in ((), ("7.5",), ("8.9", "12.0"))]
+    assert len(set(plans)) == 3
+
+
+def test_no_function_is_called_like_an_operator_that_tensorrt_knows() -> None:
+    trt = trt_api.load(RTX)
+    log = trt_api.make_log(trt)
+    builder = trt.Builder(log)
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, log)
+    assert parser.supports_operator("RotaryEmbedding")  # the question itself works
+    names = [operator.function for operator in custom_ops.operators()]
+    assert len(names) == len(set(names)) >= 8
+    for name in names:
+        for each in (name, f"{name}_2", f"posexport::{name}"):
+            assert not parser.supports_operator(each), each
+
+
+def test_a_function_that_tensorrt_would_replace_is_refused(tmp_path: Any) -> None:
+    model = onnx.load(exported("rope", form="function"))
+    for function in model.functions:
+        if function.name == "RotaryPosition":
+            function.name = "RotaryEmbedding"
+    for node in model.graph.node:
+        if node.op_type == "RotaryPosition":
+            node.op_type = "RotaryEmbedding"
+    path = tmp_path / "shadow.onnx"
+    onnx.save(model, path)
+    with pytest.raises(RequestError, match="'RotaryEmbedding', and tensorrt-rtx has an operator of that name"):
+        built(path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_unknown_operator_is_named_with_its_node(tmp_path: Any, form: str) -> None:
+    path = copied(exported("rope", form=form), tmp_path)
+    model = onnx.load(path)
+    nodes = model.graph.node if form == "decomposed" else model.functions[-1].node
+    node = next(node for node in nodes if node.op_type == "Softmax")
+    node.op_type = "Sofmax"
+    onnx.save(model, path)
+    with pytest.raises(RequestError, match=r"\(operator Sofmax\).*--form decomposed") as caught:
+        built(path)
+    assert f"node {node.name!r}" in str(caught.value) or form == "function"
+
+
+def test_a_builder_that_gives_up_says_what_to_do() -> None:
+    with pytest.raises(RequestError, match="FP32 GEMM is not supported; export with --dtype fp16"):
+        built(exported("rope", dtype="fp32"), capabilities=("7.5",))
+    with pytest.raises(RequestError, match="workspace limit.*raise --memory-limit"):
+        built(exported("rope"), memory_limit=1024)
+
+
+def test_an_interrupt_cancels_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases: list[str] = []
+    thread = __import__("threading").Thread
+    monkeypatch.setattr(thread, "join", _raise_once(thread.join))
+    from posexport.artifact import read_onnx
+    from posexport.compile import BuildOptions, build
+
+    with pytest.raises(KeyboardInterrupt):
+        build(read_onnx(exported("relative", layers=4)), BuildOptions(runtime=RTX), phases.append)
+    assert phases[0] == "parsing"
+
+
+def _raise_once(join: Any) -> Any:
+    calls: list[float | None] = []
+
+    def joined(self: Any, timeout: float | None = None) -> None:
+        if self.name != "build":
+            join(self, timeout)
+            return
+        calls.append(timeout)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        join(self, timeout)
+        assert not self.is_alive()
+
+    return joined
+
+
+def test_the_plan_is_the_same_for_every_hash_of_the_graph() -> None:
+    kernels = [built(exported("alibi")).kernels.to_dict() for _ in range(2)]
+    assert kernels[0] == kernels[1]
+    assert np.isfinite(kernels[0]["count"])

@@ -1,0 +1,141 @@
+"""Shape profiles: requests by dimension and by input, defaults, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posexport.errors import RequestError
+from posexport.profiles import check_shapes, describe, profiles_of
+
+SHAPES: dict[str, tuple[str | int, ...]] = {
+    "hidden_states": ("batch", "seq", 64),
+    "position_ids": ("batch", "seq", 2),
+}
+
+
+def test_defaults_span_batch_and_sequence() -> None:
+    assert profiles_of(SHAPES) == {
+        "hidden_states": {"min": [1, 1, 64], "opt": [1, 1024, 64], "max": [8, 4096, 64]},
+        "position_ids": {"min": [1, 1, 2], "opt": [1, 1024, 2], "max": [8, 4096, 2]},
+    }
+
+
+def test_a_trained_table_caps_the_default_sequence_and_no_request() -> None:
+    assert profiles_of(SHAPES, seq_limit=512)["hidden_states"]["max"] == [8, 512, 64]
+    assert profiles_of(SHAPES, seq_limit=512)["hidden_states"]["opt"] == [1, 512, 64]
+    assert profiles_of(SHAPES, ["seq=1:7:2048"], seq_limit=512)["hidden_states"]["max"] == [8, 2048, 64]
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        ["seq=2:7:9", "batch=1:2:3"],
+        ["position_ids=1x2,2x7,3x9"],
+        ["position_ids=1x2x2,2x7x2,3x9x2"],
+        ["hidden_states=1x2x64, 2x7x64, 3x9x64", "seq = 2:7:9"],
+        ["position_ids=1x2,2x7,3x9", "hidden_states=1x2,2x7,3x9"],
+    ],
+)
+def test_dimensions_and_inputs_say_the_same(requests: list[str]) -> None:
+    assert profiles_of(SHAPES, requests) == {
+        "hidden_states": {"min": [1, 2, 64], "opt": [2, 7, 64], "max": [3, 9, 64]},
+        "position_ids": {"min": [1, 2, 2], "opt": [2, 7, 2], "max": [3, 9, 2]},
+    }
+
+
+def test_one_size_stands_for_all_three() -> None:
+    assert profiles_of(SHAPES, ["seq=196", "batch=1"])["hidden_states"] == dict.fromkeys(
+        ("min", "opt", "max"), [1, 196, 64]
+    )
+
+
+def test_a_static_graph_needs_no_request() -> None:
+    shapes: dict[str, tuple[str | int, ...]] = {"hidden_states": (1, 196, 64)}
+    assert profiles_of(shapes)["hidden_states"] == dict.fromkeys(("min", "opt", "max"), [1, 196, 64])
+    assert profiles_of(shapes, ["hidden_states=1x196x64"]) == profiles_of(shapes)
+    with pytest.raises(RequestError, match="no size|dimensions|fixed size 196"):
+        profiles_of(shapes, ["hidden_states=1x197x64"])
+    with pytest.raises(RequestError, match="unknown input or dimension"):
+        profiles_of(shapes, ["seq=1:2:3"])
+
+
+@pytest.mark.parametrize(
+    ("requests", "says"),
+    [
+        (["seq"], "is not NAME=SIZES"),
+        (["=1:2:3"], "is not NAME=SIZES"),
+        (["seq="], "is not NAME=SIZES"),
+        (["seq=1:2"], "has 2 sizes"),
+        (["seq=1:2:3:4"], "has 4 sizes"),
+        (["seq=0:2:3"], "no size from 1"),
+        (["seq=1:2:3e3"], "no size from 1"),
+        (["seq=-1:2:3"], "no size from 1"),
+        (["seq=1:2:99999999999"], "no size from 1"),
+        (["seq=4:2:8"], "not ordered"),
+        (["seq=1:9:8"], "not ordered"),
+        (["sequ=1:2:3"], "did you mean 'seq'"),
+        (["position_id=1x1,1x2,1x3"], "did you mean 'position_ids'"),
+        (["position_ids=1x1,1x2"], "has 2 shapes"),
+        (["position_ids=1,2,3"], "a shape of 1 dimensions"),
+        (["position_ids=1x1,1x2x2,1x3"], "a shape of 3 dimensions"),
+        (["position_ids=1x1x2x2,1x2x2x2,1x3x2x2"], "a shape of 4 dimensions"),
+        (["position_ids=1x1x3,1x2x3,1x3x3"], "fixed size 2"),
+        (["position_ids=2x1,1x2,3x3"], "not ordered"),
+        (["seq=1:2:3", "seq=1:2:4"], "keep one of them"),
+        (["seq=1:2:3", "position_ids=1x1,1x2,1x4"], "keep one of them"),
+    ],
+)
+def test_bad_requests_are_refused_in_one_sentence(requests: list[str], says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        profiles_of(SHAPES, requests)
+    assert says in str(caught.value)
+    assert requests[-1] in str(caught.value) or "unknown" in str(caught.value)
+
+
+def test_a_dimension_without_default_must_be_given() -> None:
+    shapes: dict[str, tuple[str | int, ...]] = {"past_key": ("batch", 4, "past_seq", 64)}
+    with pytest.raises(RequestError, match="past_seq=MIN:OPT:MAX"):
+        profiles_of(shapes)
+    assert profiles_of(shapes, ["past_seq=1:8:16"])["past_key"]["max"] == [8, 4, 16, 64]
+
+
+@given(st.lists(st.integers(1, 5000), min_size=6, max_size=6))
+def test_any_ordered_request_is_taken_whole(sizes: list[int]) -> None:
+    (a, b, c), (d, e, f) = sorted(sizes[:3]), sorted(sizes[3:])
+    by_dimension = profiles_of(SHAPES, [f"batch={a}:{b}:{c}", f"seq={d}:{e}:{f}"])
+    assert by_dimension == profiles_of(SHAPES, [f"position_ids={a}x{d},{b}x{e},{c}x{f}"])
+    for moment in ("min", "opt", "max"):
+        shapes: dict[str, Any] = {name: shape[moment] for name, shape in by_dimension.items()}
+        check_shapes(by_dimension, shapes)
+
+
+@given(st.text(max_size=30))
+def test_no_text_ends_otherwise_than_in_a_refusal(text: str) -> None:
+    try:
+        profiles_of(SHAPES, [text])
+    except RequestError:
+        return
+    assert "=" in text
+
+
+def test_shapes_outside_the_profile_are_refused() -> None:
+    profiles = profiles_of(SHAPES, ["seq=2:7:9"])
+    inside = {"hidden_states": (1, 7, 64), "position_ids": (1, 7, 2)}
+    check_shapes(profiles, inside)
+    for wrong in ((1, 1, 64), (1, 10, 64), (9, 7, 64), (1, 7, 65), (1, 7)):
+        with pytest.raises(RequestError, match="the plan takes"):
+            check_shapes(profiles, {**inside, "hidden_states": wrong})
+    with pytest.raises(RequestError, match="the plan takes hidden_states, position_ids"):
+        check_shapes(profiles, {"hidden_states": (1, 7, 64)})
+
+
+def test_profiles_in_words() -> None:
+    assert describe(profiles_of(SHAPES, ["seq=1:7:9", "batch=1"])) == [
+        ("hidden_states", "1x1x64 to 1x9x64, tuned for 1x7x64"),
+        ("position_ids", "1x1x2 to 1x9x2, tuned for 1x7x2"),
+    ]
+    assert describe({"x": {"min": [1, 2], "opt": [1, 2], "max": [1, 2]}}) == [("x", "1x2")]

@@ -137,7 +137,7 @@ def bench(
     with _Field(subject, threads, cuda_graph) as field:
         for candidate in chosen:
             progress(f"loading {candidate.name}")
-            field.open(candidate)
+            field.open(candidate, sizes)
         busy = psutil.cpu_percent(interval=0.5) / 100
         results = tuple((each, field.measure(each, rounds, warmup, seed, progress)) for each in sizes)
     return Benchmark(
@@ -183,7 +183,7 @@ class _Field:
         for child in self._children.values():
             child.close()
 
-    def open(self, candidate: Candidate) -> None:
+    def open(self, candidate: Candidate, sizes: Sequence[Sizes]) -> None:
         self._names.append(candidate.name)
         missing = candidate.missing(self._subject)
         if missing is not None:
@@ -192,6 +192,8 @@ class _Field:
         options = dict(candidate.options)
         if self._cuda_graph and candidate.runtime.needs_gpu:
             options["cuda_graph"] = True
+        if candidate.runtime.home == "trt" and self._subject.plan_runtime is None:
+            options["profile"] = self._subject.profile(sizes)
         fields = {"runtime_name": candidate.runtime.name, "options": options, "threads": self._threads}
         child = self._children[candidate.name] = Child()
         path = str(candidate.path(self._subject).resolve())

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -25,10 +25,10 @@ class ChildError(Exception):
 class Child:
     """A process that opens one artifact on one runtime (see `posexport.bench_worker`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = (sys.executable, "-P", "-m", "posexport.bench_worker")) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "posexport.bench_worker"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

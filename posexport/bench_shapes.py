@@ -53,6 +53,15 @@ class Subject:
         found = [self._default(seq) for seq in _DEFAULT_SEQ]
         return [self._check(size) for size in dict.fromkeys(found)]
 
+    def profile(self, sizes: Sequence[Sizes]) -> list[str]:
+        """Requests for a plan that is built on the fly: it spans `sizes` and is tuned for the largest."""
+        found = []
+        for dim, (low, _, high) in self.ranges.items():
+            values = [getattr(each, dim) for each in sizes]
+            if low != high:
+                found.append(f"{dim}={min(values)}:{max(values)}:{max(values)}")
+        return found
+
     def _default(self, seq: int) -> Sizes:
         wanted = {"batch": 1, "seq": min(seq, self.spec.encoding.position_limit() or seq)}
         for dim, (low, best, high) in self.ranges.items():

@@ -1,0 +1,110 @@
+"""`scripts/benchmark`: posexport's speed and memory against their targets, each as a ratio measured in one run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Callable
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+from rows import Row
+
+from posexport.cli import console
+from posexport.files import staged, write_json
+
+PARTS = {
+    "startup": ("startup", "Start-up"),
+    "export": ("export_time", "Export time, against torch.onnx.export of the same block in plain torch"),
+    "memory": ("memory", "Export memory"),
+    "ort": ("ort_latency", "ONNX Runtime on the CPU, against torch's own opset-18 export of the plain block"),
+    "kernels": ("kernels", "TensorRT for RTX, fp16, hidden 256, 4 heads"),
+}
+"""What is measured: name to (file here, title)."""
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, PAGE = ROOT / "docs/results/cpu.json", ROOT / "docs/benchmarks.md"
+_BLOCK = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
+_TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime-gpu", "onnxruntime", "tensorrt-rtx")
+
+
+@click.command()
+@click.option("--only", "only", multiple=True, type=click.Choice(list(PARTS)), help="measure this part, repeatable")
+@click.option("--quick", is_flag=True, help="few rounds and one encoding, to see that it works; writes nothing")
+def main(only: tuple[str, ...], quick: bool) -> None:
+    """Measure, print a table, and write docs/results/cpu.json and the tables of docs/benchmarks.md.
+
+    Parts that aren't measured keep their figures. Exits 1 where a target is missed.
+    """
+    stored = {} if quick else _read()
+    missed = False
+    for name, (home, title) in PARTS.items():
+        if only and name not in only:
+            continue
+        busy = psutil.cpu_percent(interval=1.0) / 100
+        measure: Callable[[bool], list[Row]] = import_module(home).measure
+        with console.progress(title):
+            rows = measure(quick)
+        part = {"title": title, "busy": round(busy, 2), "rows": [row.data() for row in rows]}
+        stored[name] = {"machine": _machine(), "versions": _versions(), **part}
+        console.show_table(title, COLUMNS, [_cells(row) for row in stored[name]["rows"]], right=COLUMNS[1:5])
+        missed |= any(row.state == "failed" for row in rows)
+    if not quick:
+        parts = {name: stored[name] for name in PARTS if name in stored}
+        write_json(RESULTS, parts)
+        _write_page(parts)
+    raise SystemExit(int(missed))
+
+
+COLUMNS = ("what", "ours", "theirs", "ratio or count", "interval", "target", "state")
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    if row["state"] == "not run":
+        return (row["what"], "-", "-", "-", "-", f"{row['target']:g}", f"not run: {row['reason']}")
+    details = row.get("details", {})
+    times = (f"{details[key]:.4g} ms" if key in details else "-" for key in ("ours_ms", "theirs_ms"))
+    value = f"{row['value']:.2f}" if row["unit"] == "ratio" else f"{row['value']:g}"
+    interval = f"{row['low']:.2f} to {row['high']:.2f}" if "low" in row else "-"
+    return (row["what"], *times, value, interval, f"≤ {row['target']:g}", row["state"])
+
+
+def _write_page(parts: dict[str, Any]) -> None:
+    lines = []
+    for part in parts.values():
+        lines += ["", f"### {part['title']}", "", f"{part['machine']}; other work took {part['busy']:.0%} of the CPU."]
+        lines += ["", f"| {' | '.join(COLUMNS)} |", "| --- | --: | --: | --: | --: | --: | --- |"]
+        lines += [f"| {' | '.join(_cells(row))} |" for row in part["rows"]]
+    text = PAGE.read_text(encoding="utf-8")
+    page = _BLOCK.sub(lambda _: "\n".join(lines).lstrip("\n") + "\n", text)
+    with staged() as files:
+        files.write(PAGE, lambda file: file.write(page.encode()))
+
+
+def _read() -> dict[str, Any]:
+    import json
+
+    return dict(json.loads(RESULTS.read_bytes())) if RESULTS.exists() else {}
+
+
+def _machine() -> str:
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _TOOLS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    main()

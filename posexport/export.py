@@ -21,6 +21,7 @@ import onnx_ir as ir
 import onnxscript
 import torch
 from onnx_ir.passes import common
+from onnxscript import optimizer
 from onnxscript.values import Op, Opset
 
 from posexport import __version__, onnx_file
@@ -235,6 +236,8 @@ def _dynamic(spec: Spec, fixed: Mapping[str, int | None]) -> tuple[dict[int, Any
 
 def _finish(model: ir.Model, form: str) -> None:
     """Bring the graph to its form, share what is computed twice, and drop names of files and lines."""
+    # Axes and scalars that the exporter computes from constants; weights stay as they are, names and layout alike.
+    optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_reads_no_initializer)
     passes: list[ir.passes.InPlacePass] = [common.InlinePass()] if form == "decomposed" else []
     passes += [
         common.IdentityEliminationPass(),
@@ -257,6 +260,10 @@ def _finish(model: ir.Model, form: str) -> None:
         value.metadata_props.clear()
     model.graph.metadata_props.clear()
     model.metadata_props.clear()
+
+
+def _reads_no_initializer(node: ir.Node) -> bool | None:
+    return False if any(value is not None and value.is_initializer() for value in node.inputs) else None
 
 
 @contextmanager

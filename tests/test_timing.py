@@ -90,7 +90,7 @@ def test_few_rounds_claim_little(count: int) -> None:
     [([1.0], [1.0, 1.0]), ([], []), ([1.0], [0.0]), ([1.0], [-1.0]), ([float("nan")], [1.0]), ([float("inf")], [1.0])],
 )
 def test_what_is_no_series_of_times_has_no_ratio(ours: list[float], theirs: list[float]) -> None:
-    with pytest.raises(ValueError, match="ratio|finite|rounds"):
+    with pytest.raises(ValueError, match=r"ratio|finite|rounds"):
         timing.ratio(ours, theirs)
 
 

@@ -1,0 +1,242 @@
+"""`scripts/gpu_acceptance`: what can't be shown without a GPU.
+
+Every cell of encoding x form x dtype is exported, compiled to a plan where TensorRT is there, verified, and timed; one
+that fails is a row of the table, and the rest go on. Exits 0 where everything that ran passed, 1 where something
+failed, 3 where nothing could run or a runtime that was named is missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
+import blocks
+
+from posexport.artifact import write_onnx
+from posexport.bench import bench
+from posexport.cli import console
+from posexport.errors import RequestError, unknown
+from posexport.export import export
+from posexport.files import write_json
+from posexport.models import ENCODINGS
+from posexport.models.weights import seeded_weights
+from posexport.runtimes import RUNTIMES, gpu_missing
+from posexport.spec import DTYPES, FORMS
+from posexport.verify import verify
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs/results"
+COMPILE_LIMIT = 900  # seconds for one plan
+COLUMNS = ("cell", "runtime", "verify", "error / allowed", "tokens: median ms (to torch eager)", "kernels", "reason")
+_TOOLS = ("torch", "onnx", "onnxruntime-gpu", "onnxruntime", "tensorrt", "tensorrt-rtx")
+
+
+@attrs.define(kw_only=True)
+class Result:
+    """One cell on one runtime. `state` is what verify says: passed, failed or not run."""
+
+    cell: str
+    runtime: str
+    state: str = "not run"
+    reason: str = ""
+    error: float | None = None
+    allowed: float | None = None
+    kernels: int | None = None
+    fused_attention: bool | None = None
+    times: list[dict[str, Any]] = attrs.field(factory=list)
+
+    def fail(self, what: str, error: BaseException | str) -> None:
+        """Note a failure of one step; the state can't be passed any more."""
+        self.state = "failed"
+        first = next(iter(str(error).strip().splitlines()), "")
+        self.reason = f"{self.reason}; {what}: {first}".lstrip("; ")
+
+
+@click.command()
+@click.option("--runtimes", help="comma-separated  [default: torch-cuda, ort-cuda, tensorrt and tensorrt-rtx]")
+@click.option("--encoding", "encodings", multiple=True, help="this one only, repeatable")
+@click.option("--form", "forms", multiple=True, type=click.Choice(list(FORMS)), help="this one only, repeatable")
+@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="this one only, repeatable")
+@click.option("--cuda-graph", is_flag=True, help="time captured CUDA graphs where a runtime can")
+@click.option("--quick", is_flag=True, help="a tiny block, short sequences, two rounds")
+@click.option("--output", type=click.Path(path_type=Path), help="[default: docs/results/<device>.json]")
+def main(
+    runtimes: str | None,
+    encodings: tuple[str, ...],
+    forms: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    cuda_graph: bool,
+    quick: bool,
+    output: Path | None,
+) -> None:
+    """Verify and time every encoding, form and dtype on every runtime of a GPU machine."""
+    names = runtimes.split(",") if runtimes else [name for name, row in RUNTIMES.items() if row.needs_gpu]
+    for name in names:
+        if name not in RUNTIMES:
+            raise click.UsageError(str(unknown("runtime", name, RUNTIMES)))
+    for name in encodings:
+        if name.partition(":")[0] not in ENCODINGS:
+            raise click.UsageError(str(unknown("encoding", name, ENCODINGS)))
+    missing = {name: why for name in names if (why := RUNTIMES[name].missing()) is not None}
+    if len(missing) == len(names):
+        gpu = gpu_missing()
+        why = gpu if gpu and all(RUNTIMES[name].needs_gpu for name in names) else "; ".join(missing.values())
+        click.echo(f"not run: {why}", err=True)
+        raise SystemExit(3)
+    device = _device(names)
+    target = output or RESULTS / f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}.json"
+    cells = list(itertools.product(encodings or blocks.names(False), forms or FORMS, dtypes or DTYPES))
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory() as folder, console.progress("acceptance", len(cells)) as (bar, task):
+        for cell in cells:
+            bar.update(task, description=" ".join(cell))
+            results += _cell(*cell, names, missing, Path(folder), quick, cuda_graph)
+            bar.advance(task)
+            data = {"device": device, "quick": quick, "cuda_graph": cuda_graph, "versions": _versions()}
+            write_json(target, {**data, "results": [attrs.asdict(result) for result in results]})
+    console.show_table(f"Acceptance on {device}", COLUMNS, map(_row, results))
+    states = [result.state for result in results]
+    click.echo(", ".join(f"{states.count(state)} {state}" for state in ("passed", "failed", "not run")) + f": {target}")
+    raise SystemExit(1 if "failed" in states else 3 if runtimes and missing else 0)
+
+
+def _cell(
+    encoding: str,
+    form: str,
+    dtype: str,
+    names: list[str],
+    missing: dict[str, str],
+    folder: Path,
+    quick: bool,
+    cuda_graph: bool,
+) -> Iterator[Result]:
+    """The results of one cell on every runtime."""
+    cell = f"{encoding} {form} {dtype}"
+    results = {name: Result(cell=cell, runtime=name, reason=missing.get(name, "")) for name in names}
+    here = [result for name, result in results.items() if name not in missing]
+    path = folder / f"{cell.replace(' ', '-').replace(':', '-')}.onnx"
+    hidden, heads = (64, 4) if quick else (768, 12)
+    spec = blocks.spec(encoding, hidden, heads, dtype=dtype)
+
+    def write() -> None:
+        write_onnx(export(spec, seeded_weights(spec, 0), form=form), path)
+
+    if _step("export", here, write):
+        plain = [result for result in here if RUNTIMES[result.runtime].home != "trt"]
+        groups = [(path, plain)] if plain else []
+        for result in here:
+            if result not in plain:
+                plan = path.with_suffix(f".{result.runtime}.plan")
+                if _step("compile", [result], lambda r=result, p=plan: _compile(path, p, r)):
+                    groups.append((plan, [result]))
+        for file, group in groups:
+            _step("verify", group, lambda f=file, g=group: _verify(f, g))
+            _step("bench", group, lambda f=file, g=group: _bench(f, g, quick, cuda_graph))
+    yield from results.values()
+
+
+def _step(what: str, results: Iterable[Result], call: Callable[[], object]) -> bool:
+    """Do one step for some runtimes; where it raises, all of them have failed, and the rest goes on."""
+    results = list(results)
+    try:
+        call()
+    except Exception as error:  # whatever an engine raises is a row of the table
+        for result in results:
+            result.fail(what, error)
+        return False
+    return bool(results)
+
+
+def _compile(path: Path, plan: Path, result: Result) -> None:
+    """Build in a process of its own: an engine that crashes must not take the other cells along."""
+    code = "from posexport.cli import main; main()"
+    command = ["compile", str(path), "--runtime", result.runtime, "--output", str(plan), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=COMPILE_LIMIT, check=False
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"it ended with code {done.returncode}"]
+        raise RequestError(said[0].removeprefix("Error: "))
+    kernels = json.loads(done.stdout)["kernels"]
+    result.kernels, result.fused_attention = kernels["count"], kernels["fused_attention"]
+
+
+def _verify(path: Path, results: list[Result]) -> None:
+    report = verify([path], runtimes={result.runtime: RUNTIMES[result.runtime] for result in results})
+    verdicts = {verdict.runtime: verdict for verdict in report.verdicts}
+    for result in results:
+        verdict = verdicts.get(result.runtime)
+        if verdict is None:
+            why = report.broken[0][1] if report.broken else "no verdict"
+            result.fail("verify", why)
+            continue
+        result.state, result.reason = verdict.state, verdict.reason or ""
+        if verdict.worst is not None:
+            result.error, result.allowed = verdict.worst.max_error, verdict.worst.allowed
+
+
+def _bench(path: Path, results: list[Result], quick: bool, cuda_graph: bool) -> None:
+    found = bench(
+        path,
+        runtimes=[result.runtime for result in results],
+        shapes=("seq=16",) if quick else ("seq=128", "seq=1024"),
+        rounds=2 if quick else 15,
+        cuda_graph=cuda_graph,
+    )
+    for result in results:
+        for sizes, timings in found.shapes:
+            mine = next(each for each in timings if each.runtime == result.runtime)
+            if mine.state == "failed":
+                result.fail("bench", mine.reason)
+            elif mine.seconds is not None:
+                ratio = None if mine.ratio is None else attrs.asdict(mine.ratio)
+                size = {**attrs.asdict(sizes), "ratio": ratio, "against": mine.against}
+                memory = {"memory": mine.memory, "gpu_memory": mine.gpu_memory}
+                result.times.append({**size, "seconds": attrs.asdict(mine.seconds), **memory})
+            elif not result.reason:
+                result.reason = f"not timed: {mine.reason}"
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    error = "-" if result.error is None or result.allowed is None else f"{result.error:.2g} / {result.allowed:.2g}"
+    times = [
+        f"{each['seq']}: {each['seconds']['median'] * 1e3:.3f}"
+        + (f" ({each['ratio']['median']:.2f}x)" if each["ratio"] else "")
+        for each in result.times
+    ]
+    kernels = "-" if result.kernels is None else f"{result.kernels}{', fused' if result.fused_attention else ''}"
+    return (result.cell, result.runtime, result.state, error, "\n".join(times) or "-", kernels, result.reason)
+
+
+def _device(names: list[str]) -> str:
+    if gpu_missing() is not None or not any(RUNTIMES[name].needs_gpu for name in names):
+        return "cpu-acceptance"
+    from posexport.runtimes.cuda import device
+
+    name, capability = device()
+    return f"{name} sm{capability.replace('.', '')}"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _TOOLS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""`scripts/gpu_acceptance`: it says so where there is no GPU, and its plumbing runs on the CPU's runtimes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posexport.runtimes import gpu_missing
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def accept(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / "acceptance.py"), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
+def test_the_script_is_executable() -> None:
+    assert os.access(SCRIPTS / "gpu_acceptance", os.X_OK)
+    assert os.access(SCRIPTS / "benchmark", os.X_OK)
+
+
+@pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_exits_3(tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    done = accept("--output", output)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == f"not run: {gpu_missing()}\n"
+    assert not output.exists()
+
+
+@pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU")
+def test_cells_run_and_missing_runtimes_are_rows_with_their_reason(tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    options = ("--quick", "--encoding", "rope", "--form", "function", "--dtype", "fp32", "--output", output)
+    done = accept("--runtimes", "ort-cpu,torch-cuda", *options, CXX="no-such-compiler")
+    assert done.returncode == 3, done.stderr  # torch-cuda was named
+    found = json.loads(output.read_bytes())
+    assert found["device"] == "cpu-acceptance"
+    ours, cuda = found["results"]
+    assert (ours["cell"], ours["runtime"], ours["state"], ours["reason"]) == (
+        "rope function fp32",
+        "ort-cpu",
+        "passed",
+        "",
+    )
+    assert 0 <= ours["error"] <= ours["allowed"]
+    assert [(each["seq"], each["against"]) for each in ours["times"]] == [(16, "torch")]
+    assert (cuda["state"], cuda["reason"], cuda["times"]) == ("not run", gpu_missing(), [])
+    assert "1 passed, 0 failed, 1 not run" in done.stdout
+
+
+def test_a_cell_that_fails_does_not_stop_the_rest(tmp_path: Path) -> None:
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        import acceptance
+    finally:
+        sys.path.remove(str(SCRIPTS))
+    results = [acceptance.Result(cell="rope", runtime=name) for name in ("ort-cpu", "torch")]
+    assert not acceptance._step("export", results, lambda: 1 // 0)
+    assert [(each.state, each.reason) for each in results] == [
+        ("failed", "export: integer division or modulo by zero")
+    ] * 2
+    assert acceptance._step("verify", results[:1], lambda: None)
+    assert results[0].state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--runtimes", "ort-cup"), "did you mean 'ort-cpu'"),
+        (("--encoding", "rop"), "did you mean 'rope'"),
+        (("--dtype", "fp64"), "'fp64' is not one of"),
+    ],
+)
+def test_bad_requests_exit_2(options: tuple[str, ...], message: str) -> None:
+    done = accept(*options)
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -128,8 +128,10 @@ def read_weights(path: Path, spec: Spec) -> tuple[Spec, dict[str, torch.Tensor]]
             raise RequestError(
                 f"weights {path}: {name!r} has shape {list(tensor.shape)}, the spec needs {list(wanted[name])}."
             )
-        if not tensor.dtype.is_floating_point:
-            raise RequestError(f"weights {path}: {name!r} is {tensor.dtype}, it must be a floating-point tensor.")
+        if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            raise RequestError(
+                f"weights {path}: {name!r} is {tensor.dtype}, it must be a floating-point tensor of 16 bits or more."
+            )
         if not bool(torch.isfinite(tensor).all()):
             raise RequestError(f"weights {path}: {name!r} holds NaN or Inf, every value must be finite.")
         tensors[name] = tensor.to(getattr(torch, TORCH_DTYPES[spec.dtype]))

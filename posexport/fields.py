@@ -73,6 +73,17 @@ def choice(default: str | None, options: Sequence[str], help: str, *, optional: 
     )
 
 
+def text(default: str | None, help: str) -> Any:
+    """Text, such as a name or a path; None means "not given"."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str):
+            raise TypeError
+        return value
+
+    return _field(default, help, "text", read, default is None)
+
+
 def flag(default: bool, help: str) -> Any:
     """True or false."""
 

@@ -12,7 +12,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import torch
+from click.testing import CliRunner, Result
 
+from posexport.cli import main
 from posexport.export import export
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.block import build_block
@@ -131,3 +133,27 @@ def run_ort(model: ir.Model | onnx.ModelProto | Path, inputs: dict[str, Array]) 
     session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def cli(*arguments: str | Path) -> Result:
+    """Run `posexport` with these arguments in this process."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def refused(result: Result, *said: str) -> str:
+    """Check that a run was refused: exit code 2, one sentence on stderr which holds `said`, nothing on stdout."""
+    assert result.exit_code == 2, (result.exit_code, result.output, result.exception)
+    assert result.stdout == ""
+    sentence, end = result.stderr[:-1], result.stderr[-1:]
+    assert end == "\n"
+    assert "\n" not in sentence
+    assert sentence.startswith("Error: ")
+    assert sentence.endswith((".", "?"))
+    for part in said:
+        assert part in sentence, sentence
+    return sentence
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder, hidden ones too, with its bytes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -11,7 +11,7 @@ import click
 from posexport.cli import console
 from posexport.cli.spec_options import parameters_of, read_config, spec_of, spec_options
 from posexport.errors import RequestError, unknown
-from posexport.fields import integer
+from posexport.fields import integer, text
 from posexport.spec import FORMS, OPSETS, Spec
 
 
@@ -19,13 +19,13 @@ from posexport.spec import FORMS, OPSETS, Spec
 class ExportOptions:
     """Options of the export that are no part of the spec; validated wherever they come from."""
 
-    form: str = "decomposed"
+    form: str = text("decomposed", "form of the graph")
     opset: int = integer(18, "ONNX opset")
     batch: int | None = integer(None, "fixed batch size", optional=True)
     seq: int | None = integer(None, "fixed sequence length", optional=True)
     seed: int | None = integer(None, "seed of the weights", at_least=0, optional=True)
-    weights: str | None = None
-    output: str | None = None
+    weights: str | None = text(None, "a .safetensors file")
+    output: str | None = text(None, "the file to write")
 
 
 @click.command()

@@ -49,7 +49,7 @@ def read_config(path: Path, known: Mapping[str, object]) -> dict[str, Any]:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RequestError(f"config {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"config {str(path)!r} is not TOML ({error}): mend it.") from None
     options: dict[str, Any] = {}
     for key, value in data.items():

@@ -87,7 +87,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         return None
     try:
         data = json.loads(beside.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
         raise RequestError(f"the manifest {str(beside)!r} can't be read as a JSON object: make the artifact again.")
@@ -143,8 +143,8 @@ def read_onnx(path: Path) -> Artifact:
         spec = read_spec(data)
         if found["posexport.form"] not in FORMS:
             raise RequestError(f"its form is {found['posexport.form']!r}, known are {', '.join(FORMS)}.")
-    except (ValueError, RequestError) as error:
-        raise RequestError(f"{str(path)!r} has metadata that can't be used: {error}") from None
+    except (ValueError, RecursionError, RequestError) as error:
+        raise RequestError(f"{str(path)!r} has metadata that can't be used: {str(error).rstrip('.')}.") from None
     return Artifact(path=path, spec=spec, form=found["posexport.form"], version=found["posexport.version"], model=model)
 
 

@@ -6,12 +6,14 @@ per weight. Written that way, a block of any size needs no second copy of its we
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import google.protobuf.message
 import onnx
 import onnx.checker
+import onnx.numpy_helper
 import onnx_ir as ir
 import torch
 
@@ -137,36 +139,62 @@ def read(path: Path) -> onnx.ModelProto:
         raise RequestError(f"can't read {str(path)!r} ({error.strerror}): give an existing .onnx file.") from None
     except (google.protobuf.message.DecodeError, ValueError):
         raise RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.") from None
-    if not model.graph.node or not model.opset_import:
-        raise RequestError(f"{str(path)!r} holds no ONNX graph: export it again.")
-    for tensor in model.graph.initializer:
+    if not model.graph.node or not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
+        raise RequestError(f"{str(path)!r} holds no ONNX graph of a known opset: export it again.")
+    for tensor in _tensors(model):
         _check_tensor(path, tensor)
     return model
 
 
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of a file: initializers, and what nodes hold, at any depth and in functions."""
+    holders: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
+    while holders:
+        holder = holders.pop()
+        if isinstance(holder, onnx.GraphProto):
+            yield from holder.initializer
+            for sparse in holder.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+        for attribute in (attribute for node in holder.node for attribute in node.attribute):
+            yield from (*attribute.tensors, *([attribute.t] if attribute.HasField("t") else []))
+            holders += [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
+
+
 def _check_tensor(path: Path, tensor: onnx.TensorProto) -> None:
+    size = None
+    if tensor.data_type in _TORCH:
+        size = math.prod(tensor.dims) * _TORCH[tensor.data_type].itemsize
+    found = len(tensor.raw_data) if tensor.HasField("raw_data") else None
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        entry = external(tensor)
-        location = entry.get("location", "")
-        home = path.parent.resolve()
-        target = (home / location).resolve()
-        if not location or Path(location).is_absolute() or home not in target.parents:
-            raise RequestError(
-                f"{str(path)!r} keeps {tensor.name!r} in {location!r}, outside its own folder: export it again."
-            )
-        end = int(entry.get("offset", "0")) + int(entry.get("length", "0"))
-        if not target.is_file() or target.stat().st_size < end:
-            raise RequestError(
-                f"{str(path)!r} keeps {tensor.name!r} in {location!r}, which is missing or cut short: restore it."
-            )
-    elif tensor.data_type in _TORCH and tensor.HasField("raw_data"):
-        size = _TORCH[tensor.data_type].itemsize
-        for dim in tensor.dims:
-            size *= dim
-        if len(tensor.raw_data) != size:
-            raise RequestError(
-                f"{str(path)!r} is damaged: {tensor.name!r} has {len(tensor.raw_data)} bytes, not {size}."
-            )
+        found = _check_external(path, tensor)
+    elif found is None and size is not None:
+        try:
+            found = onnx.numpy_helper.to_array(tensor).nbytes
+        except ValueError:  # as many numbers as its dimensions ask for
+            found = -1
+    if min(tensor.dims, default=0) < 0 or (size is not None and found != size):
+        raise RequestError(f"{str(path)!r} is damaged: {tensor.name!r} is not {list(tensor.dims)}: export it again.")
+
+
+def _check_external(path: Path, tensor: onnx.TensorProto) -> int:
+    """The length of a tensor that lies in another file of the same folder."""
+    entry = external(tensor)
+    location = entry.get("location", "")
+    home = path.parent.resolve()
+    if not location or "\0" in location or home not in (home / location).resolve().parents:
+        raise RequestError(
+            f"{str(path)!r} keeps {tensor.name!r} in {location!r}, outside its own folder: export it again."
+        )
+    numbers = [entry.get("offset", "0"), entry.get("length", "")]
+    if not all(number.isascii() and number.isdecimal() for number in numbers):
+        raise RequestError(f"{str(path)!r} is damaged: {tensor.name!r} has no offset and length: export it again.")
+    offset, length = (int(number) for number in numbers)
+    target = home / location
+    if not target.is_file() or target.stat().st_size < offset + length:
+        raise RequestError(
+            f"{str(path)!r} keeps {tensor.name!r} in {location!r}, which is missing or cut short: restore it."
+        )
+    return length
 
 
 def external(tensor: onnx.TensorProto) -> dict[str, str]:

@@ -9,8 +9,9 @@ from posexport.kernels import read_kernels, read_memory
 HEAD = "Layers:\n"
 SHAPES = "Name: __mye1_myl0_0, LayerType: shape_call, Inputs: [], Outputs: [], TacticName: , StreamId: 0, Metadata: \n"
 GEMM = (
-    "Name: node_mha_1_myl0_1, LayerType: gemm, Inputs: [ { Name: x, Dimensions: [-1,256], Datatype: Half }], Outputs: [], "
-    "TacticName: stub, StreamId: 0, Metadata: [ONNX Layer: node_1]\x1f[ONNX Layer: Cast_2 | node_rotate (RotaryPosition)]\n"
+    "Name: node_mha_1_myl0_1, LayerType: gemm, Inputs: [ { Name: x, Dimensions: [-1,256], Datatype: Half }], "
+    "Outputs: [], TacticName: stub, StreamId: 0, "
+    "Metadata: [ONNX Layer: node_1]\x1f[ONNX Layer: Cast_2 | node_rotate (RotaryPosition)]\n"
 )
 MHA = (
     "Name: _gemm_mha_v2_myl0_4, LayerType: kgen, Inputs: [], TacticName: _gemm_mha_v2_0xd1, StreamId: 0, "

@@ -12,7 +12,7 @@ from posexport.cli import console
 from posexport.errors import RequestError
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-_NODES = 4  # names of nodes per kernel that people are shown; the manifest has all
+_NODES, _ROWS = 4, 40  # names of nodes per kernel, and kernels, that people are shown; the manifest has all
 
 
 @click.command()
@@ -131,10 +131,12 @@ def _show(target: Path, manifest: dict[str, Any], seconds: float) -> None:
             ("", "kernel", "type", "ONNX nodes"),
             [
                 (str(number), row["name"], row["type"], _nodes(row["nodes"]))
-                for number, row in enumerate(kernels["rows"], 1)
+                for number, row in enumerate(kernels["rows"][:_ROWS], 1)
             ],
             right=("",),
         )
+    if len(kernels["rows"]) > _ROWS:
+        click.echo(f"and {len(kernels['rows']) - _ROWS} more kernels, which {target}.json lists\n")
     steps = f" and {kernels['host_steps']} host steps" if kernels["host_steps"] else ""
     count = kernels["count"]
     console.show_facts(

@@ -85,7 +85,7 @@ def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
 
     weights = {}
     for name, shape in weight_shapes(spec).items():
-        generator = torch.Generator().manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # torch reads 32 bits
         values = torch.randn(shape, generator=generator)
         if "layernorm" in name and name.endswith("weight"):
             values.mul_(0.1).add_(1)

@@ -99,13 +99,26 @@ def compile_plan(
 
 def build(artifact: Artifact, options: BuildOptions, phase: Phase = lambda _: None) -> Built:
     """Build an artifact into a plan in memory; raises as `compile_plan` does."""
-    name, file = options.runtime, str(artifact.path)
     shapes = {key: shape for key, (shape, _) in artifact.inputs().items()}
     profiles = profiles_of(shapes, options.profile, artifact.spec.encoding.position_limit())
-    trt = trt_api.load(name)
-    log = trt_api.make_log(trt)
+    trt = trt_api.load(options.runtime)
+    cancelled = threading.Event()
+    return _in_thread(lambda: _build(trt, artifact, options, profiles, phase, cancelled), cancelled)
+
+
+def _build(
+    trt: Any,
+    artifact: Artifact,
+    options: BuildOptions,
+    profiles: dict[str, dict[str, list[int]]],
+    phase: Phase,
+    cancelled: threading.Event,
+) -> Built:
+    name, file = options.runtime, str(artifact.path)
+    log, monitor = trt_api.make_log(trt), _make_monitor(trt, phase, cancelled)
     builder = trt.Builder(log)
     config = _configure(trt, builder, options)
+    config.progress_monitor = monitor
     phase("parsing")
     flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     network = builder.create_network(flags)
@@ -122,10 +135,8 @@ def build(artifact: Artifact, options: BuildOptions, phase: Phase = lambda _: No
     for key, dims in profiles.items():
         profile.set_shape(key, *dims.values())
     config.add_optimization_profile(profile)
-    cancelled = threading.Event()
-    config.progress_monitor = _make_monitor(trt, phase, cancelled)
     start = time.perf_counter()
-    plan = _in_thread(lambda: builder.build_serialized_network(network, config), cancelled)
+    plan = builder.build_serialized_network(network, config)
     seconds = time.perf_counter() - start
     if plan is None:
         raise trt_api.build_refusal(name, file, log.errors())
@@ -208,26 +219,32 @@ def _make_monitor(trt: Any, phase: Phase, cancelled: threading.Event) -> Any:
 
 
 def _in_thread(work: Callable[[], T], cancelled: threading.Event) -> T:
-    """Run `work` beside this thread. An interrupt must not be raised inside the engine's calls back into Python, where
-    it would end the process; here it cancels the build, and is raised once the engine has come back."""
+    """Run `work` beside this thread. An interrupt that is raised inside the engine's calls back into Python is lost, or
+    ends the process; here it cancels the build, and is raised once the engine has come back."""
     done: list[T] = []
     thrown: list[BaseException] = []
+    finished = threading.Event()  # not Thread.join, which takes an interrupted wait for the thread's end (Python 3.11)
 
     def run() -> None:
         try:
             done.append(work())
         except BaseException as error:  # handed on below
             thrown.append(error)
+        finally:
+            finished.set()
 
     thread = threading.Thread(target=run, name="build")
     thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(0.1)
-    except BaseException:
-        cancelled.set()
-        thread.join()
-        raise
+    interrupt: BaseException | None = None
+    while not finished.is_set():
+        try:
+            finished.wait(0.1)  # with a limit, since Windows can't interrupt a wait without one
+        except BaseException as error:  # an interrupt, or what another signal's handler raises
+            cancelled.set()
+            interrupt = error
+    thread.join()
+    if interrupt is not None:
+        raise interrupt
     if thrown:
         raise thrown[0]
     return done[0]

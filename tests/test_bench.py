@@ -137,6 +137,40 @@ def test_a_failed_compilation_is_not_the_artifacts_fault(block: Path, monkeypatc
     assert found.states("torch") == {"timed"}
 
 
+def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
+    block: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    from posexport.compile import BuildOptions, compile_plan
+
+    plan = block.with_suffix(".plan")
+    compile_plan(block, plan, BuildOptions(runtime="tensorrt-rtx", profile=("seq=4:16:64", "batch=2:2:2")))
+    opened = {}
+
+    class Noting(Crashing):
+        def ask(self, do: str, *, limit: float, **fields: Any) -> dict[str, Any]:
+            if do == "open":
+                opened[fields["runtime_name"]] = Path(fields["path"]).name
+            return super().ask(do, limit=limit, **fields)
+
+    monkeypatch.setattr(benching, "Child", lambda: Noting(crash))
+    result = invoke(plan, "--rounds", 1, "--json")
+    assert result.exit_code == 0, result.output
+    (shape,) = json.loads(result.stdout)["shapes"]
+    assert (shape["batch"], shape["seq"]) == (2, 16)
+    reasons = {each["runtime"]: each["reason"] for each in shape["results"]}
+    assert reasons["ort-cpu"] == "a plan of tensorrt-rtx runs on nothing else"
+    assert reasons["tensorrt-rtx"] == NO_GPU
+    assert opened == {"torch": "block.onnx"}
+    outside = invoke(plan, "--shape", "seq=65")
+    assert (outside.exit_code, outside.stderr) == (
+        2,
+        "Error: seq is 65: 'block.plan' takes 4 to 64, so give such a --shape.\n",
+    )
+    plan.write_bytes(plan.read_bytes() + b"more")
+    assert invoke(plan).exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

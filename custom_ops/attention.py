@@ -30,8 +30,8 @@ def _attention(
     q = q.unflatten(-1, (num_heads, -1)).transpose(1, 2)
     k, v = (t.unflatten(-1, (num_kv_heads, -1)).transpose(1, 2) for t in (k, v))
     mask: torch.Tensor | None = bias
-    if window or (causal and bias is not None):
-        seq, total = q.shape[-2], k.shape[-2]
+    seq, total = q.shape[-2], k.shape[-2]
+    if window or (causal and (bias is not None or seq != total)):  # torch's own is_causal counts from the first key
         ahead = torch.arange(seq, device=q.device).unsqueeze(1) + (total - seq) - torch.arange(total, device=q.device)
         visible = ahead >= 0 if causal else ahead > -window
         if window:

@@ -1,0 +1,190 @@
+"""Each operator by itself: its torch body, its fake and its ONNX body are one function under a name of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import oracles
+import pytest
+import torch
+from helpers import run_ort
+
+from posexport import custom_ops
+from posexport.export import DOMAIN, export_module
+
+B, S, T, N, H = 2, 5, 8, 4, 6
+
+DYNAMIC = {"batch": torch.export.Dim("batch"), "seq": torch.export.Dim("seq"), "total": torch.export.Dim("total")}
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def whole(low: int, high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+# operator: (arguments with tensors of batch B, queries S and keys T; which dimensions of each input vary)
+Q, K = {0: "batch", 1: "seq"}, {0: "batch", 1: "total"}
+MASKS: list[tuple[bool, int]] = [(False, 0), (True, 0), (False, 2), (True, 3)]
+CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
+    "sinusoids": (custom_ops.sinusoids, [whole(-99, 99, B, S), torch.tensor([1.0, 0.1])], [Q, {}]),
+    "sinusoids-2-axes": (custom_ops.sinusoids, [whole(0, 99, B, S, 2), normal(2, 3)], [Q, {}]),
+    "pairs": (custom_ops.pair_features, [normal(B, S, 3), normal(B, S, 3), True], [Q, Q]),
+    "pairs-half": (custom_ops.pair_features, [normal(B, S, 3), normal(B, S, 3), False], [Q, Q]),
+    "rotate": (custom_ops.rotate, [normal(B, S, N * H), normal(B, S, 3), normal(B, S, 3), H, True, 1], [Q] * 3),
+    "rotate-part": (custom_ops.rotate, [normal(B, S, N * H), normal(B, S, 2), normal(B, S, 2), H, True, 1], [Q] * 3),
+    "rotate-half": (custom_ops.rotate, [normal(B, S, N * H), normal(B, S, 2), normal(B, S, 2), H, False, 1], [Q] * 3),
+    "rotate-groups": (custom_ops.rotate, [normal(B, S, N * 8), normal(B, S, 4), normal(B, S, 4), 8, False, 2], [Q] * 3),
+    "alibi_bias": (custom_ops.alibi_bias, [whole(-9, 9, B, S), whole(-9, 9, B, T), torch.rand(N)], [Q, K, {}]),
+    "relative_bias": (
+        custom_ops.relative_bias,
+        [whole(-9, 9, B, S), whole(-9, 9, B, T), normal(6, N), whole(0, 6, 11), 5],
+        [Q, K, {}, {}],
+    ),
+    "relative_score": (
+        custom_ops.relative_score,
+        [normal(B, S, N * H), *(normal(B, S, 4),) * 2, *(normal(B, T, 4),) * 2, normal(N, H), normal(N * H, 8), 0.3],
+        [Q, Q, Q, K, K, {}, {}],
+    ),
+    "relative_table_score": (
+        custom_ops.relative_table_score,
+        [
+            normal(B, S, N * H),
+            whole(-9, 9, B, S),
+            whole(-9, 9, B, T),
+            normal(N, H),
+            normal(N * H, 8),
+            normal(9, 8),
+            0.3,
+        ],
+        [Q, Q, K, {}, {}, {}],
+    ),
+} | {
+    f"attend-{'bias' if bias else 'plain'}-{causal}-{window}-{kv}": (
+        custom_ops.attend,
+        [
+            *(normal(B, S, N * H), normal(B, T, kv * H), normal(B, T, kv * H)),
+            normal(B, N, S, T) if bias else None,
+            *(N, kv, 0.3, causal, window),
+        ],
+        [Q, K, K, {0: "batch", 2: "seq", 3: "total"}],
+    )
+    for causal, window in MASKS
+    for bias, kv in ((True, 2), (False, N))
+}
+
+
+class Call(torch.nn.Module):
+    """One call of an operator, with its tensors as inputs."""
+
+    def __init__(self, operator: Callable[..., Any], arguments: list[Any]) -> None:
+        super().__init__()
+        self.operator, self.arguments = operator, arguments
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        left = list(tensors)
+        out = self.operator(*(left.pop(0) if isinstance(a, torch.Tensor) else a for a in self.arguments))
+        return out if isinstance(out, tuple) else (out,)
+
+
+def tensors(arguments: list[Any]) -> list[torch.Tensor]:
+    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_onnx_body_equals_torch_body(name: str) -> None:
+    operator, arguments, dims = CALLS[name]
+    given = tensors(arguments)
+    names = [f"in{index}" for index in range(len(given))]
+    outputs = [f"out{index}" for index in range(len(operator.outputs))]
+    model = export_module(
+        Call(operator, arguments).eval(),
+        tuple(given),
+        (tuple({axis: DYNAMIC[dim] for axis, dim in each.items()} for each in dims[: len(given)]),),  # type: ignore[arg-type]
+        input_names=tuple(names),
+        output_names=tuple(outputs),
+        form="function",
+    )
+    assert [node.op_type for node in model.graph if node.domain == DOMAIN] == [operator.function]
+    made = run_ort(model, {name: tensor.numpy() for name, tensor in zip(names, given, strict=True)})
+    wanted = Call(operator, arguments)(*given)
+    fake = Call(operator.fake, arguments)(*given)
+    for output, tensor, shaped in zip(made.values(), wanted, fake, strict=True):
+        assert (tensor.shape, tensor.dtype) == (shaped.shape, shaped.dtype)
+        np.testing.assert_allclose(output, tensor.numpy(), atol=2e-6 * max(1.0, float(tensor.abs().max())), rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name.startswith(("attend", "relative", "alibi"))])
+def test_a_cache_of_earlier_keys_changes_no_query(name: str) -> None:
+    """The last queries beside all keys give the last rows of the whole: what a cache relies on."""
+    operator, arguments, dims = CALLS[name]
+    position = {id(argument): each for argument, each in zip(tensors(arguments), dims, strict=False)}
+    full = []
+    for argument in arguments:
+        if not isinstance(argument, torch.Tensor):
+            full.append(argument)
+            continue
+        axis = next((axis for axis, dim in position[id(argument)].items() if dim == "seq"), None)
+        full.append(argument if axis is None else torch.cat([argument.narrow(axis, 0, T - S), argument], axis))
+    whole_made, cut = operator(*full), operator(*arguments)
+    axis = 1 if operator is custom_ops.attend else 2
+    torch.testing.assert_close(whole_made.narrow(axis, T - S, S), cut, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("causal", "window"), MASKS)
+def test_which_keys_a_query_sees(causal: bool, window: int) -> None:
+    """Uniform weights over one-hot values show the mask itself."""
+    zeros = torch.zeros(1, T, T)
+    for bias in (None, torch.zeros(1, 1, T, T)):
+        seen = custom_ops.attend(zeros, zeros, torch.eye(T)[None], bias, 1, 1, 1.0, causal, window)[0] > 0
+        assert np.array_equal(seen.numpy(), oracles.visible(T, causal, window or None))
+
+
+def test_no_function_is_named_like_an_operator_of_onnx() -> None:
+    """A runtime may take its own operator of that name, whatever the domain (TensorRT does)."""
+    standard = {schema.name for schema in onnx.defs.get_all_schemas_with_history()}
+    taken = standard | {
+        "MultiHeadAttention",
+        "GroupQueryAttention",
+        "RelativePositionBias",
+        "GatedRelativePositionBias",
+    }
+    names = [operator.function for operator in custom_ops.operators()]
+    assert len(set(names)) == len(names)
+    assert not taken & set(names)
+
+
+def test_operators_are_registered_with_torch() -> None:
+    for operator in custom_ops.operators():
+        overload = operator.overload
+        assert overload.name() == f"posexport::{operator.name}"
+        assert getattr(custom_ops, operator.name) is operator
+    with pytest.raises(AttributeError, match="no attribute 'rotat'"):
+        custom_ops.rotat  # noqa: B018
+
+
+def test_one_function_for_equal_calls_and_another_for_others() -> None:
+    """Bodies are specialised for attributes: equal ones are shared, others get a number."""
+
+    class Twice(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            pairs = custom_ops.pair_features
+            return pairs(a, b, True), pairs(b, a, True), pairs(a, b, False)
+
+    batch, seq = torch.export.Dim("batch"), torch.export.Dim("seq")
+    made: ir.Model = export_module(
+        Twice(),
+        (normal(B, S, 3), normal(B, S, 4)[..., :3]),
+        ({0: batch, 1: seq}, {0: batch, 1: seq}),
+        input_names=("a", "b"),
+        output_names=("x", "y", "z"),
+        form="function",
+    )
+    assert [node.op_type for node in made.graph] == ["PairFeatures", "PairFeatures", "PairFeatures_2"]
+    assert len(made.functions) == 2

@@ -23,6 +23,7 @@ from posexport.files import json_bytes, sha256_of, staged
 from posexport.kernels import Kernels, read_kernels, read_memory
 from posexport.onnx_file import external
 from posexport.profiles import profiles_of
+from posexport.runtimes import gpu_missing
 from posexport.runtimes.cuda import device
 
 T = TypeVar("T")
@@ -120,8 +121,8 @@ def _build(
     config = _configure(trt, builder, options)
     config.progress_monitor = monitor
     phase("parsing")
-    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-    network = builder.create_network(flags)
+    typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # without the flag, all networks are
+    network = builder.create_network(0 if typed is None else 1 << int(typed))
     parser = trt.OnnxParser(network, log)
     for function in artifact.model.functions:
         if parser.supports_operator(function.name):  # the engine would silently take its own
@@ -140,15 +141,27 @@ def _build(
     seconds = time.perf_counter() - start
     if plan is None:
         raise trt_api.build_refusal(name, file, log.errors())
+    kernels = read_kernels(log.texts(), artifact.spec.layers)
+    if kernels.rows is None and gpu_missing() is None:  # some versions log no table, but show it of an opened plan
+        kernels = read_kernels(_inspected(trt, log, plan), artifact.spec.layers)
     return Built(
         plan=plan,
         version=trt.__version__,
         profiles=profiles,
-        kernels=read_kernels(log.texts(), artifact.spec.layers),
+        kernels=kernels,
         memory=read_memory(log.texts()),
         seconds=seconds,
         timing_cache=config.get_timing_cache().serialize() if options.timing_cache else None,
     )
+
+
+def _inspected(trt: Any, log: Any, plan: Any) -> list[str]:
+    """The engine inspector's account of a plan just built, in the words of the builder's own table."""
+    runtime = trt.Runtime(log)
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        return []
+    return [engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.ONELINE)]
 
 
 def _configure(trt: Any, builder: Any, options: BuildOptions) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,8 @@ def exported(spec: Spec, form: str = "decomposed", opset: int = 18, **fixed: int
     return export(spec, weights_for(spec), form=form, opset=opset, **fixed)
 
 
-def run_ort(model: ir.Model | onnx.ModelProto | Path, inputs: dict[str, Array]) -> dict[str, Array]:
-    """Every output of a model (or of the file at a path) on ONNX Runtime's CPU provider, by name."""
+def open_ort(model: ir.Model | onnx.ModelProto | Path) -> Callable[[dict[str, Array]], dict[str, Array]]:
+    """Open a model (or the file at a path) on ONNX Runtime's CPU provider: inputs to every output, by name."""
     source: str | bytes
     if isinstance(model, Path):
         source = str(model)
@@ -132,7 +133,12 @@ def run_ort(model: ir.Model | onnx.ModelProto | Path, inputs: dict[str, Array]) 
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, inputs), strict=True))
+    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def run_ort(model: ir.Model | onnx.ModelProto | Path, inputs: dict[str, Array]) -> dict[str, Array]:
+    """Open a model and run it once."""
+    return open_ort(model)(inputs)
 
 
 def cli(*arguments: str | Path) -> Result:

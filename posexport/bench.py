@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import psutil
 
 from posexport import timing
 from posexport.bench_child import Child, ChildError
@@ -95,7 +94,7 @@ class Benchmark:
     burst: int
     seed: int
     busy: float
-    """The share of the CPU that other work took just before: above `BUSY`, times mean little."""
+    """The share of the CPU that other work took during the rounds: above `BUSY`, times mean little."""
     shapes: tuple[tuple[Sizes, tuple[Timing, ...]], ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,7 +137,6 @@ def bench(
         for candidate in chosen:
             progress(f"loading {candidate.name}")
             field.open(candidate, sizes)
-        busy = psutil.cpu_percent(interval=0.5) / 100
         results = tuple((each, field.measure(each, rounds, warmup, seed, progress)) for each in sizes)
     return Benchmark(
         file=path.name,
@@ -149,7 +147,7 @@ def bench(
         rounds=rounds,
         burst=BURST,
         seed=seed,
-        busy=busy,
+        busy=field.busy,
         shapes=results,
     )
 
@@ -175,6 +173,7 @@ class _Field:
         self._engines: dict[str, Mapping[str, str]] = {}
         self._out: dict[str, Timing] = {}
         self._names: list[str] = []
+        self.busy = 0.0
 
     def __enter__(self) -> _Field:
         return self
@@ -215,7 +214,9 @@ class _Field:
         calls = {name: self._turn(name, self._children[name]) for name in ready}
         progress(f"timing {sizes}")
         done = lambda: progress(f"timing {sizes}")  # noqa: E731 (a step per round)
+        others = timing.Others([child.pid for child in self._alive().values()])
         turns = timing.interleave(calls, rounds, seed=seed, done=done) if calls else {}
+        self.busy = max(self.busy, others.share())
         whole = {name: series for name, series in turns.items() if name not in self._out}
         return tuple(self._out.get(name) or self._timing(name, ready[name], whole) for name in self._names)
 

@@ -7,13 +7,16 @@ ratio within a round. Its interval is that of order statistics: it assumes no di
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import attrs
+import psutil
 
 from posexport.errors import RequestError
 
@@ -126,6 +129,35 @@ def timed(call: Callable[[], object]) -> Callable[[], float]:
         return time.perf_counter() - start
 
     return run
+
+
+class Others:
+    """How much of the machine's CPU everybody else takes from now on: beside a timing, it says what that is worth."""
+
+    def __init__(self, children: Sequence[int] = ()) -> None:
+        """`children` are processes of ours that run on; those that have ended and were waited for count as ours too."""
+        self._children = children
+        self._start, self._busy, self._own = time.perf_counter(), _busy(), self._ours()
+
+    def share(self) -> float:
+        """Their part of all cores' time since then, 0 to 1."""
+        seconds = time.perf_counter() - self._start
+        theirs = (_busy() - self._busy) - (self._ours() - self._own)
+        return min(max(theirs / (seconds * (psutil.cpu_count() or 1)), 0.0), 1.0)
+
+    def _ours(self) -> float:
+        found = sum(os.times()[:4])
+        for pid in self._children:
+            with contextlib.suppress(psutil.Error):  # it ended just now
+                times = psutil.Process(pid).cpu_times()
+                found += times.user + times.system
+        return found
+
+
+def _busy() -> float:
+    """Seconds that all cores have worked since the machine started."""
+    times = psutil.cpu_times()
+    return float(sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal")))
 
 
 def _finite(values: Sequence[float]) -> list[float]:

@@ -30,6 +30,9 @@ make_environment() {
 make_typing_tree() {
     rm -rf .typing
     mkdir -p .typing/posexport
-    ln -s ../../posexport/* .typing/posexport/
+    local entry
+    for entry in posexport/*; do
+        ln -s "../../$entry" .typing/posexport/
+    done
     ln -s ../../models ../../custom_ops .typing/posexport/
 }

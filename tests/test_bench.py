@@ -96,6 +96,8 @@ class Crashing:
             "time": {"seconds": [1.0, 2.0, 3.0]},
         }[do]
 
+    pid = 0
+
     def close(self) -> None:
         pass
 

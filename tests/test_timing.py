@@ -117,6 +117,11 @@ def test_no_rounds_are_refused() -> None:
         timing.interleave({}, 0)
 
 
+def test_the_share_of_others_leaves_out_what_is_ours() -> None:
+    others = timing.Others([2**22 + 1])  # a process that isn't there counts nothing
+    assert 0 <= others.share() <= 1
+
+
 def test_timed_returns_seconds_of_the_call_alone() -> None:
     done: list[int] = []
     assert timing.timed(lambda: done.append(1))() >= 0

@@ -97,7 +97,7 @@ def _show(found: Benchmark) -> None:
     for name, reason in {result.runtime: result.reason for result in timings if result.reason}.items():
         click.echo(f"{name}: {reason}")
     if found.busy > BUSY:
-        click.echo(f"The machine was busy ({found.busy:.0%} of the CPU before the first round): time it again at rest.")
+        click.echo(f"The machine was busy (other work took {found.busy:.0%} of the CPU): time it again at rest.")
 
 
 def _row(result: Timing) -> tuple[str, ...]:

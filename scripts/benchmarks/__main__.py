@@ -14,6 +14,7 @@ import click
 import psutil
 from rows import Row
 
+from posexport import timing
 from posexport.cli import console
 from posexport.files import staged, write_json
 
@@ -45,11 +46,11 @@ def main(only: tuple[str, ...], quick: bool) -> None:
     for name, (home, title) in PARTS.items():
         if only and name not in only:
             continue
-        busy = psutil.cpu_percent(interval=1.0) / 100
+        others = timing.Others()
         measure: Callable[[bool], list[Row]] = import_module(home).measure
         with console.progress(title):
             rows = measure(quick)
-        part = {"title": title, "busy": round(busy, 2), "rows": [row.data() for row in rows]}
+        part = {"title": title, "busy": round(others.share(), 2), "rows": [row.data() for row in rows]}
         stored[name] = {"machine": _machine(), "versions": _versions(), **part}
         console.show_table(title, COLUMNS, [_cells(row) for row in stored[name]["rows"]], right=COLUMNS[1:5])
         missed |= any(row.state == "failed" for row in rows)

@@ -245,8 +245,8 @@ class _Field:
         against, own = CANDIDATES[name].against, turns[name]
         ratio = None
         if against in turns:
-            typical = ([timing.quantile(turn, 0.5) for turn in turns[each]] for each in (name, against))
-            ratio = timing.ratio(*typical)
+            typical = {each: [timing.quantile(turn, 0.5) for turn in turns[each]] for each in (name, against)}
+            ratio = timing.ratio(typical[name], typical[against])
         return Timing(
             runtime=name,
             state=TIMED,

@@ -95,7 +95,7 @@ def test_unfused_attention_exits_1_where_it_is_required_and_the_plan_stays(tmp_p
 
 @needs_rtx
 def test_fusion_that_is_not_known_never_counts_as_fused(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posexport.compile.read_kernels", lambda messages, layers: _unknown(layers))
+    monkeypatch.setattr("posexport.trt_build.read_kernels", lambda messages, layers: _unknown(layers))
     result = posexport("compile", block, "--require-fused-attention")
     assert result.exit_code == 1
     assert "not known: the builder logged no table of layers" in result.stdout

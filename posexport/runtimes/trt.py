@@ -107,7 +107,7 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     if path.suffix != ".plan":
         trt = _engine(name)
         from posexport.artifact import read_onnx
-        from posexport.compile import BuildOptions, build
+        from posexport.trt_build import BuildOptions, build
 
         artifact = read_onnx(path)
         built = build(artifact, BuildOptions(runtime=name, profile=tuple(options.get("profile") or ())))

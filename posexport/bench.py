@@ -7,17 +7,17 @@ Quantiles are over all timed runs; the ratio to torch eager is over rounds, of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from posexport import timing
+from posexport.bench_candidates import CANDIDATES, Candidate, choose
 from posexport.bench_child import Child, ChildError
 from posexport.bench_shapes import Sizes, Subject, read_subject
-from posexport.errors import RequestError, unknown
-from posexport.runtimes import RUNTIMES, Runtime
+from posexport.errors import RequestError
 
 BURST = 3
 OPEN_LIMIT, RUN_LIMIT = 900.0, 300.0
@@ -25,44 +25,6 @@ OPEN_LIMIT, RUN_LIMIT = 900.0, 300.0
 
 BUSY = 0.2
 TIMED, FAILED, NOT_RUN = "timed", "failed", "not run"
-
-
-@attrs.frozen(kw_only=True)
-class Candidate:
-    """What is timed: a row of RUNTIMES with extra options. `against` names the candidate that its ratio is taken to."""
-
-    name: str
-    runtime: Runtime
-    against: str
-    options: Mapping[str, Any] = attrs.field(factory=dict)
-
-    def missing(self, subject: Subject) -> str | None:
-        """Why it can't time the subject here, or None."""
-        if subject.plan_runtime not in (None, self.runtime.name) and self.runtime.package != "torch":
-            return f"a plan of {subject.plan_runtime} runs on nothing else"
-        return self.runtime.missing()
-
-    def path(self, subject: Subject) -> Path:
-        """The file that it opens: torch rebuilds its block from the ONNX file, also for a plan."""
-        return subject.onnx if self.runtime.package == "torch" else subject.path
-
-
-def _candidates() -> dict[str, Candidate]:
-    found = {}
-    for row in RUNTIMES.values():
-        against = "torch-cuda" if row.needs_gpu else "torch"
-        found[row.name] = Candidate(name=row.name, runtime=row, against=against)
-        if row.package == "torch":
-            name = row.name.replace("torch", "torch-compile", 1)
-            found[name] = Candidate(name=name, runtime=row, against=against, options={"compiled": True})
-    return found
-
-
-CANDIDATES = _candidates()
-"""Everything that can be timed, by name, in the order of reports: the runtimes, and torch.compile on each device."""
-
-DEFAULT = tuple(name for name in CANDIDATES if name != "onnx-reference")
-"""Timed where no runtime is named; onnx's evaluator is there to be right, not to be fast."""
 
 
 @attrs.frozen(kw_only=True)
@@ -150,18 +112,6 @@ def bench(
         busy=field.busy,
         shapes=results,
     )
-
-
-def choose(names: Iterable[str]) -> list[Candidate]:
-    """The candidates of those names (default: DEFAULT) and the torch peers that they are held against."""
-    wanted = set(names) or set(DEFAULT)
-    for name in wanted:
-        if name not in CANDIDATES:
-            raise unknown("runtime", name, CANDIDATES)
-    for name in tuple(wanted):
-        against = CANDIDATES[name].against
-        wanted |= {against, against.replace("torch", "torch-compile", 1)}
-    return [candidate for name, candidate in CANDIDATES.items() if name in wanted]
 
 
 class _Field:

@@ -53,7 +53,7 @@ def bench(
     wanted = (*runtimes, *required) if runtimes else ()
     with console.progress("reading the artifact") as (bar, task):
         from posexport.bench import bench as run
-        from posexport.bench import choose
+        from posexport.bench_candidates import choose
 
         choose(required)  # a misspelt name is told before anything runs
         found = run(

@@ -76,12 +76,7 @@ def _build(
     typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # without the flag, all networks are
     network = builder.create_network(0 if typed is None else 1 << int(typed))
     parser = trt.OnnxParser(network, log)
-    for function in artifact.model.functions:
-        if parser.supports_operator(function.name):  # the engine would silently take its own
-            raise RequestError(
-                f"{file!r} holds a function {function.name!r}, and {name} has an operator of that name which it would "
-                "run instead: rename the function, or export with --form decomposed."
-            )
+    _check_functions(name, artifact, parser)
     if not parser.parse_from_file(file):
         raise trt_api.parser_refusal(name, file, parser)
     profile = builder.create_optimization_profile()
@@ -105,6 +100,25 @@ def _build(
         seconds=seconds,
         timing_cache=config.get_timing_cache().serialize() if options.timing_cache else None,
     )
+
+
+def _check_functions(name: str, artifact: Artifact, parser: Any) -> None:
+    """RequestError for a function that the engine would replace by its own operator, or that would crash it."""
+    file = str(artifact.path)
+    calls = {function.name: {node.op_type for node in function.node} for function in artifact.model.functions}
+    for function in calls:
+        if parser.supports_operator(function):
+            raise RequestError(
+                f"{file!r} holds a function {function!r}, and {name} has an operator of that name which it would run "
+                "instead: rename the function, or export with --form decomposed."
+            )
+        reached: set[str] = set()
+        following = {function}
+        while following:
+            following = {inner for each in following for inner in calls[each] & set(calls)} - reached
+            reached |= following
+        if function in reached:
+            raise RequestError(f"{file!r} holds a function {function!r} that calls itself: export it again.")
 
 
 def _inspected(trt: Any, log: Any, plan: Any) -> list[str]:

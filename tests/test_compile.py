@@ -125,6 +125,21 @@ def test_a_function_that_tensorrt_would_replace_is_refused(tmp_path: Any) -> Non
         built(path)
 
 
+@pytest.mark.parametrize("through", [False, True])
+def test_a_function_that_calls_itself_would_crash_the_parser_and_is_refused(tmp_path: Any, through: bool) -> None:
+    model = onnx.load(exported("rope", form="function"))
+    first, second = model.functions[:2]
+    for function, callee in ((first, second if through else first), (second, first)):
+        function.opset_import.add(domain="posexport", version=1)
+        function.node[0].CopyFrom(
+            onnx.helper.make_node(callee.name, ["x"], function.node[0].output, domain="posexport")
+        )
+    path = tmp_path / "loop.onnx"
+    onnx.save(model, path)
+    with pytest.raises(RequestError, match="that calls itself"):
+        built(path)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_an_unknown_operator_is_named_with_its_node(tmp_path: Any, form: str) -> None:
     path = copied(exported("rope", form=form), tmp_path)

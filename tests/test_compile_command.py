@@ -12,7 +12,11 @@ import pytest
 from trt_helpers import RTX, copied, exported, needs_rtx, posexport, refused
 
 from posexport import trt_api
+from posexport.artifact import write_onnx
+from posexport.export import export
 from posexport.files import sha256_of
+from posexport.models import read_spec
+from posexport.models.weights import seeded_weights
 from posexport.plan import check_plan, onnx_of
 from posexport.runtimes import gpu_missing
 
@@ -70,6 +74,18 @@ def test_nothing_of_place_or_time_is_written(block: Path) -> None:
     assert str(block.parent) not in manifest
     assert "seconds" not in manifest
     assert str(block.parent).encode() not in block.with_suffix(".plan").read_bytes()
+
+
+@needs_rtx
+def test_weights_outside_the_onnx_file_are_found_and_hashed(tmp_path: Path) -> None:
+    spec = read_spec({"encoding": {"name": "none"}, "hidden_size": 64, "num_heads": 2, "dtype": "fp16"})
+    write_onnx(export(spec, seeded_weights(spec, 0)), tmp_path / "block.onnx", external_from=0)
+    assert posexport("compile", tmp_path / "block.onnx").exit_code == 0
+    manifest = check_plan(tmp_path / "block.plan")
+    assert manifest["onnx"]["external_data"] == {"block.onnx.data": sha256_of(tmp_path / "block.onnx.data")}
+    assert onnx_of(tmp_path / "block.plan", manifest) == tmp_path / "block.onnx"
+    (tmp_path / "block.onnx.data").unlink()
+    refused(posexport("compile", tmp_path / "block.onnx"), "block.onnx.data", "missing or cut short")
 
 
 @needs_rtx

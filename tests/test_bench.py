@@ -143,7 +143,8 @@ def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
     block: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorrt_rtx")
-    from posexport.compile import BuildOptions, compile_plan
+    from posexport.compile import compile_plan
+    from posexport.trt_build import BuildOptions
 
     plan = block.with_suffix(".plan")
     compile_plan(block, plan, BuildOptions(runtime="tensorrt-rtx", profile=("seq=4:16:64", "batch=2:2:2")))

@@ -11,11 +11,11 @@ from pathlib import Path
 import blocks
 from rows import Row, counted, not_run
 
-from posexport import compile as compiling
 from posexport import trt_api
 from posexport.artifact import read_onnx, write_onnx
 from posexport.export import export
 from posexport.models.weights import seeded_weights
+from posexport.trt_build import BuildOptions, build
 
 HIDDEN, HEADS = 256, 4
 LIMITS: dict[str, tuple[int, dict[str, object]]] = {
@@ -47,7 +47,7 @@ def measure(quick: bool) -> list[Row]:
             spec = blocks.spec(name.partition(" ")[0], HIDDEN, HEADS, dtype="fp16", **fields)
             path = Path(folder, "block.onnx")
             write_onnx(export(spec, seeded_weights(spec, 0)), path)
-            found = compiling.build(read_onnx(path), compiling.BuildOptions(runtime="tensorrt-rtx")).kernels
+            found = build(read_onnx(path), BuildOptions(runtime="tensorrt-rtx")).kernels
             if found.rows is None or found.attention is None:
                 rows.append(not_run(what, limit, found.unknown or "the builder didn't say"))
                 continue

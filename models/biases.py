@@ -8,6 +8,7 @@ t5      W[bucket(p_j - p_i), h] (Raffel et al. 2020, arXiv:1910.10683, section 2
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -38,12 +39,19 @@ def t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> list
     side = num_buckets // 2 if bidirectional else num_buckets
     exact = side // 2
     wide = side - exact
-    by_distance, step = [], 0
-    for distance in range(max_distance + 1):
-        # floor(log(d/exact) / log(max/exact) * wide) >= k  <=>  d^wide >= exact^(wide-k) * max^k
-        while step < wide - 1 and distance**wide >= exact ** (wide - step - 1) * max_distance ** (step + 1):
-            step += 1
-        by_distance.append(distance if distance < exact else exact + step)
+    edges = []  # the smallest distance of each bucket after the first that is not exact
+    for step in range(1, wide):
+        # floor(log(d/exact) / log(max/exact) * wide) >= step  <=>  d^wide >= exact^(wide-step) * max^step
+        least, edge = (
+            exact ** (wide - step) * max_distance**step,
+            round(exact * (max_distance / exact) ** (step / wide)),
+        )
+        while (edge - 1) ** wide >= least:
+            edge -= 1
+        while edge**wide < least:
+            edge += 1
+        edges.append(edge)
+    by_distance = [d if d < exact else exact + bisect_right(edges, d) for d in range(max_distance + 1)]
     later = [side + bucket for bucket in by_distance[1:]] if bidirectional else [0] * max_distance
     return by_distance[::-1] + later
 
@@ -73,8 +81,8 @@ class T5(Encoding):
     summary: ClassVar[str] = "trained bias per bucket of distance and head"
     source: ClassVar[str] = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
     touches: ClassVar[str] = "bias"
-    num_buckets: int = fields.integer(32, "rows of the table", at_least=2)
-    max_distance: int = fields.integer(128, "distance from which all share the last bucket")
+    num_buckets: int = fields.integer(32, "rows of the table", at_least=2, at_most=4096)
+    max_distance: int = fields.integer(128, "distance from which all share the last bucket", at_most=2**20)
 
     def check(self, spec: Spec) -> None:
         exact = self.num_buckets // (2 if spec.causal else 4)

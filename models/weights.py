@@ -6,6 +6,7 @@ table of an absolute encoding) never does.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,8 +82,16 @@ def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
 
     Matrices have the variance 1/fan_in, which keeps logits near 1 so that every term of the encoding shows.
     """
+    import psutil
     import torch
 
+    needed = sum(math.prod(shape) for shape in weight_shapes(spec).values()) * (4 if spec.dtype == "fp32" else 2)
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise RequestError(
+            f"the weights of this block take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free: "
+            "choose smaller sizes."
+        )
     weights = {}
     for name, shape in weight_shapes(spec).items():
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # torch reads 32 bits

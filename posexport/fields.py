@@ -30,18 +30,20 @@ def _field(default: Any, help: str, allowed: str, read: Callable[[Any], Any], op
     )
 
 
-def integer(default: int | None, help: str, *, at_least: int = 1, optional: bool = False) -> Any:
-    """A whole number of at least `at_least`; with `optional`, None means "derived from the rest"."""
+def integer(
+    default: int | None, help: str, *, at_least: int = 1, at_most: int = 2**31 - 1, optional: bool = False
+) -> Any:
+    """A whole number between bounds; with `optional`, None means "derived from the rest"."""
 
     def read(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise TypeError
         number = int(value)
-        if not at_least <= number < 2**31:
+        if not at_least <= number <= at_most:
             raise ValueError
         return number
 
-    return _field(default, help, f"a whole number from {at_least} to {2**31 - 1}", read, optional)
+    return _field(default, help, f"a whole number from {at_least} to {at_most}", read, optional)
 
 
 def positive(default: float | None, help: str, *, optional: bool = False) -> Any:

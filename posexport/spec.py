@@ -83,7 +83,7 @@ class Spec:
     norm_eps: float | None = fields.positive(None, "epsilon of the norms (default: 1e-6)", optional=True)
     mlp: str | None = fields.choice(None, tuple(MLP_PROJECTIONS), "kind of MLP (default: gelu)", optional=True)
     intermediate_size: int | None = fields.integer(None, "width of the MLP (default: 4 * hidden_size)", optional=True)
-    layers: int = fields.integer(1, "number of layers")
+    layers: int = fields.integer(1, "number of layers", at_most=1000)
     vocab_size: int | None = fields.integer(None, "start from input_ids through a token embedding", optional=True)
     scale_embedding: bool = fields.flag(False, "multiply the token embedding by sqrt(hidden_size)")
     dtype: str = fields.choice("fp32", DTYPES, "dtype of weights, inputs and outputs")

@@ -44,6 +44,12 @@ REQUESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "kv heads": ((*ROPE, "--num-kv-heads", "3"), ("num_heads 4 is not divisible by num_kv_heads 3",)),
     "zero heads": ((*ROPE, "--num-heads", "0"), ("num_heads is '0'", "a whole number from 1")),
     "huge": ((*ROPE, "--hidden-size", "99999999999"), ("hidden_size is '99999999999'", "2147483647")),
+    "more weights than memory": ((*ROPE, "--hidden-size", "2147483640"), ("GB of memory are free",)),
+    "layers without end": ((*ROPE, "--layers", "2000000000"), ("layers is '2000000000'", "from 1 to 1000")),
+    "distances without end": (
+        ("--encoding", "t5", *SMALL, "--set", "max_distance=2000000000"),
+        ("max_distance is '2000000000'", "from 1 to 1048576"),
+    ),
     "fraction": ((*ROPE, "--layers", "1.5"), ("layers is '1.5'", "a whole number")),
     "theta 0": ((*ROPE, "--set", "theta=0"), ("theta is '0'", "a finite number above 0")),
     "theta below 0": ((*ROPE, "--set", "theta=-1"), ("theta is '-1'", "a finite number above 0")),

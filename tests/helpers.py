@@ -71,14 +71,14 @@ def positions_for(spec: Spec, batch: int, seq: int, kind: str = "consecutive", s
     limit = spec.encoding.position_limit() or 2000
     shape = (batch, seq, max(spec.encoding.axes, 1))
     steps = np.arange(seq)[None, :, None]
-    made = {
+    makers: dict[str, Callable[[], Array]] = {
         "consecutive": lambda: np.broadcast_to(steps, shape),
         "offset": lambda: np.broadcast_to(steps + (limit - seq) // 2, shape),
         "gaps": lambda: np.sort(random.choice(limit, shape, replace=seq > limit), axis=1),
         "shuffled": lambda: np.broadcast_to(random.permutation(seq)[None, :, None], shape),
         "uneven": lambda: random.integers(0, limit, shape),
-    }[kind]()
-    made = np.array(made, np.int64)
+    }
+    made = np.array(makers[kind](), np.int64)
     return made[..., 0] if spec.encoding.axes < 2 else made
 
 

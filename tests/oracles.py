@@ -64,7 +64,8 @@ def alibi(positions: Array, heads: int) -> Array:
     """-m |i - j|, [B, N, S, S]."""
     slopes = np.array(alibi_slopes(heads))
     distance = np.abs(positions[:, :, None] - positions[:, None, :])
-    return -slopes[None, :, None, None] * distance[:, None]
+    bias: Array = -slopes[None, :, None, None] * distance[:, None]
+    return bias
 
 
 def t5_bucket(offset: int, num_buckets: int, max_distance: int, bidirectional: bool) -> int:
@@ -148,6 +149,7 @@ def attention(spec: Any, weights: dict[str, Array], x: Array, positions: Array |
     """One layer's attention, [B, S, D] to [B, S, D]."""
     batch, seq, _ = x.shape
     encoding, width = spec.encoding, spec.head_dim
+    positions = np.zeros((batch, seq), np.int64) if positions is None else positions  # `none` reads none
     q = linear(x, weights, "q_proj").reshape(batch, seq, spec.num_heads, width)
     k = linear(x, weights, "k_proj").reshape(batch, seq, spec.num_kv_heads, width)
     v = linear(x, weights, "v_proj").reshape(batch, seq, spec.num_kv_heads, width)
@@ -183,8 +185,9 @@ def norm(spec: Any, weights: dict[str, Array], x: Array, name: str) -> Array:
     if spec.norm_type == "layernorm":
         centred = x - x.mean(-1, keepdims=True)
         scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + spec.norm_eps)
-        return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
-    made: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + spec.norm_eps) * weights[f"{name}.weight"]
+        made: Array = scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+    else:
+        made = x / np.sqrt((x**2).mean(-1, keepdims=True) + spec.norm_eps) * weights[f"{name}.weight"]
     return made
 
 

@@ -116,11 +116,9 @@ def test_the_oracle_stands_apart() -> None:
 def test_engines_load_in_functions_only_where_start_up_counts() -> None:
     """The table of encodings, the table of runtimes and the commands import no engine at their top."""
     for name, path in modules().items():
-        light = name.startswith("posexport.cli") or name in ("posexport.runtimes", "posexport.models", "posexport.spec")
-        light = light or re.fullmatch(
-            r"posexport\.models\.(none|absolute|relative|biases|rotary|encoding|frequencies)", name
-        )
-        if light:
+        encodings = r"posexport\.models\.(none|absolute|relative|biases|rotary|encoding|frequencies)"
+        start = name in ("posexport.runtimes", "posexport.models", "posexport.spec")
+        if name.startswith("posexport.cli") or start or re.fullmatch(encodings, name):
             body = ast.parse(path.read_text()).body
             top = {a.name.split(".")[0] for node in body if isinstance(node, ast.Import) for a in node.names}
             top |= {str(node.module).split(".")[0] for node in body if isinstance(node, ast.ImportFrom)}

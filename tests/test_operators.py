@@ -65,7 +65,8 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
         ],
         [Q, Q, K, {}, {}, {}],
     ),
-} | {
+}
+CALLS |= {
     f"attend-{'bias' if bias else 'plain'}-{causal}-{window}-{kv}": (
         custom_ops.attend,
         [

@@ -17,7 +17,7 @@ from posexport.models.block import build_block
 from posexport.models.weights import weight_shapes
 from posexport.spec import Spec
 
-transformers = pytest.importorskip("transformers")
+transformers: Any = pytest.importorskip("transformers")
 
 BATCH, SEQ, HIDDEN = 2, 9, 32
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -28,7 +28,11 @@ def inspect(file: str, as_json: bool) -> None:
     for key, value in found.items():
         if isinstance(value, dict):
             facts.append((key, "" if value else "none"))
-            facts += [(f"  {name}", str(entry)) for name, entry in value.items() if entry not in (None, [], False)]
+            facts += [
+                (f"  {name}", str(entry))
+                for name, entry in value.items()
+                if name != "rows" and entry not in (None, [], False)  # a plan's rows: `compile` and --json show them
+            ]
         else:
             facts.append((key, str(value)))
     console.show_facts(file, facts)

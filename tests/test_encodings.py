@@ -56,6 +56,13 @@ def test_fp32_stays_within_its_rounding(name: str) -> None:
     assert difference(case(name), 2, 9, "consecutive", "fp32") < 5e-6
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_half_precision_stays_close_far_from_the_start(name: str) -> None:
+    """Angles in half precision would be off by radians here; what is left is the rounding of weights and values."""
+    for dtype, bound in (("fp16", 6e-3), ("bf16", 5e-2)):
+        assert difference(case(name), 2, 9, "offset", dtype) < bound
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_transformer_block_equals_the_formula(name: str) -> None:
     spec = small_spec(block="transformer", **BLOCKS[name])

@@ -133,3 +133,11 @@ def test_a_module_of_ones_own() -> None:
     heads = x.reshape(1, 3, 2, 4).astype(np.float64)
     wanted = oracles.rotate(heads, positions, 100.0, "interleaved").reshape(1, 3, 8)
     assert np.abs(run_ort(model, {"x": x, "positions": positions})["y"] - wanted).max() < 1e-5
+
+
+@pytest.mark.parametrize("encoding", ["none", "alibi", "relative"])
+def test_sizes_equal_to_the_traced_lengths_stay_dynamic(encoding: str) -> None:
+    """The example has 2 sequences of 7: a head of 7 features, or 2 or 7 heads, must not tie the lengths to them."""
+    for heads, width in ((2, 7), (7, 2)):
+        spec = small_spec(encoding, hidden_size=14, num_heads=heads, head_dim=width)
+        holds(spec, export(spec, weights_for(spec)))

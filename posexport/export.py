@@ -145,7 +145,8 @@ class Functions:
 
     def __init__(self, opset: int) -> None:
         self._opset = opset
-        self._made: dict[tuple[object, ...], ir.Function] = {}
+        self._calls: dict[tuple[object, ...], ir.Function] = {}
+        self._bodies: dict[tuple[str, bytes], ir.Function] = {}
 
     def translation(self, operator: Operator) -> Callable[..., Any]:
         """What torch's exporter calls for `operator`: it emits a node and remembers the body that the node needs."""
@@ -165,19 +166,21 @@ class Functions:
     def _function(self, operator: Operator, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> ir.Function:
         key = (operator.function, *((v.dtype, _static(v)) if v is not None else None for v in inputs))
         key = (*key, *attributes.items())
-        if key not in self._made:
-            same = sum(made[0] == operator.function for made in self._made)
-            name = operator.function if not same else f"{operator.function}_{same + 1}"
+        if key not in self._calls:
             values = [
                 ir.Value(name=name, type=ir.TensorType(v.dtype), shape=ir.Shape(_static(v))) if v is not None else None
                 for name, v in zip(operator.inputs, inputs, strict=True)
             ]
-            self._made[key] = self._build(operator, name, values, attributes)
-        return self._made[key]
+            function = self._build(operator, values, attributes)
+            body = (operator.function, ir.to_proto(function).SerializeToString(deterministic=True))
+            if body not in self._bodies:  # queries and keys of other widths may still share one body
+                same = sum(name == operator.function for name, _ in self._bodies)
+                function.name = operator.function if not same else f"{operator.function}_{same + 1}"
+                self._bodies[body] = function
+            self._calls[key] = self._bodies[body]
+        return self._calls[key]
 
-    def _build(
-        self, operator: Operator, name: str, values: list[ir.Value | None], attributes: dict[str, Any]
-    ) -> ir.Function:
+    def _build(self, operator: Operator, values: list[ir.Value | None], attributes: dict[str, Any]) -> ir.Function:
         present = [value for value in values if value is not None]
 
         def body(op: Any, *_: ir.Value) -> Any:
@@ -187,16 +190,21 @@ class Functions:
                 value.name = output_name
             return outputs
 
-        function = onnxscript.build_function(body, present, domain=DOMAIN, name=name, opset_imports={"": self._opset})
-        for value in function.inputs:  # one body serves every length: shapes were for building it
-            value.shape = None
+        function = onnxscript.build_function(
+            body, present, domain=DOMAIN, name=operator.function, opset_imports={"": self._opset}
+        )
+        for value in (*function.inputs, *(value for node in function for value in node.outputs)):
+            value.shape = None  # shapes were for building it: one body serves every length
+        for node in function:
+            node.metadata_props.clear()
+            node.doc_string = None
         given = ", ".join(f"{key}={value}" for key, value in attributes.items())
         function.doc_string = f"posexport.custom_ops.{operator.name}({given})" if given else None
         return function
 
     def attach(self, model: ir.Model) -> None:
         """Put the bodies into the model, in order of first use."""
-        for function in self._made.values():
+        for function in self._bodies.values():
             model.functions[function.identifier()] = function
         model.opset_imports[DOMAIN] = 1
 
@@ -252,10 +260,6 @@ def _finish(model: ir.Model, form: str) -> None:
         node.metadata_props.clear()
         for value in node.outputs:
             value.metadata_props.clear()
-    for function in model.functions.values():
-        for node in function.all_nodes():
-            node.metadata_props.clear()
-            node.doc_string = None
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
         value.metadata_props.clear()
     model.graph.metadata_props.clear()

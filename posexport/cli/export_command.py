@@ -55,7 +55,7 @@ def export(config: str | None, parameters: tuple[str, ...], as_json: bool, **giv
         raise unknown("form", str(rest.form), FORMS)
     if rest.opset not in OPSETS:
         raise RequestError(f"opset is {rest.opset}: posexport writes opsets {OPSETS[0]} to {OPSETS[-1]}.")
-    path = Path(rest.output or f"{spec.encoding.name}.onnx")
+    path = Path(f"{spec.encoding.name}.onnx" if rest.output is None else rest.output)
     if path.suffix != ".onnx":
         raise RequestError(f"output {str(path)!r} must end in .onnx: name it like {path.stem}.onnx.")
     if not path.parent.is_dir():

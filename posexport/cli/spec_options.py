@@ -56,6 +56,8 @@ def read_config(path: Path, known: Mapping[str, object]) -> dict[str, Any]:
         name = key.replace("-", "_")
         if name not in known and name != "set":
             raise unknown(f"key in config {str(path)!r}", key, [*known, "set"])
+        if name in options:
+            raise RequestError(f"config {str(path)!r} gives {name} twice, with '-' and with '_': drop one.")
         options[name] = value
     if not isinstance(options.get("set", {}), dict):
         raise RequestError(f"config {str(path)!r}: set must be a table of parameters, such as [set] theta = 500000.")

@@ -1,0 +1,5 @@
+"""`python -m posexport`: the command line."""
+
+from posexport.cli import main
+
+main()

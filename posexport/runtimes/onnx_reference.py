@@ -10,16 +10,24 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from posexport.errors import RequestError
 from posexport.runtimes.base import Arrays
+
+
+class GatherElements(OpRun):
+    """onnx's own takes no negative axis and no axis longer than numpy's `choose` (64)."""
+
+    def _run(self, data: Any, indices: Any, axis: int = 0) -> tuple[Any]:
+        return (np.take_along_axis(data, np.where(indices < 0, indices + data.shape[axis], indices), axis),)
 
 
 class ReferenceRunner:
     """One model in the evaluator."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self._evaluator = ReferenceEvaluator(model)
+        self._evaluator = ReferenceEvaluator(model, new_ops=[GatherElements])
         self._names = list(self._evaluator.output_names)
 
     def run(self, inputs: Arrays) -> Arrays:

@@ -1,0 +1,184 @@
+"""Where a graph departs: the first node, in topological order, that isn't what a fresh export of the same block has.
+
+Export is deterministic, so a fresh export of the artifact's spec, form, opset and weights has the same nodes under the
+same names. Two questions are asked, functions inlined in both graphs:
+
+- structure: the first node whose operator, attributes, inputs or constants differ;
+- values: with every value made an output, the first node whose output differs, both graphs run by the failing
+  runtime; and where none differs, the first that departs from onnx's reference evaluator, which puts it on the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+
+from posexport.artifact import Artifact
+from posexport.export import export
+from posexport.runtimes.base import Arrays
+
+LARGEST = 1_000_000_000
+"""Bytes of weights above which a graph isn't written out again to look inside it."""
+
+_REFERENCE_TOLERANCE = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 2e-1}  # of a value's largest magnitude
+
+Run = Callable[[Path, Sequence[str]], "Arrays | str"]
+"""(model file, output names) to the outputs on the failing inputs, or one sentence why there are none."""
+
+
+@attrs.frozen(kw_only=True)
+class Graphs:
+    """The artifact's graph and a fresh export's, both inlined."""
+
+    mine: onnx.ModelProto
+    fresh: onnx.ModelProto
+    weights: frozenset[str]
+    dtype: str
+
+
+def load_graphs(artifact: Artifact) -> Graphs | str:
+    """Both graphs with their weights, or one sentence why they can't be looked at."""
+    weights = artifact.weights()
+    if sum(tensor.nbytes for tensor in weights.values()) > LARGEST:
+        return "the weights are too large to look inside the graph"
+    shape = next(iter(artifact.inputs().values()))[0]
+    batch, seq = (size if isinstance(size, int) else None for size in shape[:2])
+    fresh = export(artifact.spec, weights, form=artifact.form, opset=artifact.opset, batch=batch, seq=seq)
+    mine = onnx.load(artifact.path)
+    return Graphs(
+        mine=onnx.inliner.inline_local_functions(mine),
+        fresh=onnx.inliner.inline_local_functions(ir.to_proto(fresh)),
+        weights=frozenset(weights),
+        dtype=artifact.spec.dtype,
+    )
+
+
+def structure(graphs: Graphs) -> str | None:
+    """The first node that a fresh export has otherwise, in one clause; None where the graphs are the same."""
+    mine, fresh = (_constants(model) for model in (graphs.mine, graphs.fresh))
+    for index, (node, other) in enumerate(zip(graphs.mine.graph.node, graphs.fresh.graph.node, strict=False)):
+        what = _difference(node, other) or _constant_difference(node, mine, fresh, graphs.weights)
+        if what is not None:
+            return f"{_called(node)}, node {index} of the graph, {what}"
+    have, want = len(graphs.mine.graph.node), len(graphs.fresh.graph.node)
+    if have != want:
+        return f"the graph has {have} nodes, a fresh export has {want}"
+    outputs = [[value.name for value in model.graph.output] for model in (graphs.mine, graphs.fresh)]
+    return None if outputs[0] == outputs[1] else f"the graph's outputs are {outputs[0]}, a fresh export's {outputs[1]}"
+
+
+def values(graphs: Graphs, folder: Path, run: Run, reference: Run) -> str | None:
+    """The first node whose output differs, in one clause; None where every value is right.
+
+    `run` is the failing runtime, `reference` onnx's evaluator; both get the failing inputs.
+    """
+    mine, fresh = (_expose(model) for model in (graphs.mine, graphs.fresh))
+    paths = []
+    for label, model in (("mine", mine), ("fresh", fresh)):
+        paths.append(folder / f"{label}.onnx")
+        onnx.save(model, paths[-1])
+    wanted = [value.name for value in mine.graph.output]
+    have = run(paths[0], wanted)
+    if isinstance(have, str):
+        return None
+    exact = run(paths[1], [value.name for value in fresh.graph.output])
+    found = None if isinstance(exact, str) else _first(mine, have, exact, 1e-6)
+    if found is not None:
+        return f"{found} a fresh export computes on the same runtime"
+    sound = reference(paths[1], [value.name for value in fresh.graph.output])
+    found = None if isinstance(sound, str) else _first(mine, have, sound, _REFERENCE_TOLERANCE[graphs.dtype])
+    if found is not None:
+        return f"{found} onnx's reference evaluator computes"
+    return None
+
+
+def _first(model: onnx.ModelProto, have: Arrays, want: Arrays, tolerance: float) -> str | None:
+    for node in model.graph.node:
+        for name in node.output:
+            if name not in have or name not in want:
+                continue
+            a, b = have[name], want[name]
+            if a.shape != b.shape:
+                return f"{_called(node)} gives {name!r} the shape {list(a.shape)}, not {list(b.shape)} as"
+            wide = [np.asarray(array).astype(np.float64) for array in (a, b)]
+            bad = ~np.isfinite(wide[0])
+            if bad.any() and a.dtype.kind != "b":
+                return f"{_called(node)} is the first whose output {name!r} is not finite ({int(bad.sum())} values), beside what"
+            if not a.size:
+                continue
+            error, scale = float(np.abs(wide[0] - wide[1]).max()), float(np.abs(wide[1]).max())
+            if not error <= tolerance * scale:
+                return f"{_called(node)} is the first whose output departs: {name!r} is off by {error:.3g} of {scale:.3g} from what"
+    return None
+
+
+def _called(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} -> {node.output[0]!r}"
+
+
+def _difference(node: onnx.NodeProto, other: onnx.NodeProto) -> str | None:
+    """How a node differs from its counterpart, its constants left out."""
+    if (node.domain, node.op_type) != (other.domain, other.op_type):
+        return f"stands where a fresh export has {_called(other)}"
+    if list(node.input) != list(other.input):
+        return f"reads {list(node.input)}, in a fresh export {list(other.input)}"
+    if list(node.output) != list(other.output):
+        return f"writes {list(node.output)}, in a fresh export {list(other.output)}"
+    mine, theirs = ({a.name: a for a in each.attribute} for each in (node, other))
+    for name in sorted({*mine, *theirs}):
+        a, b = mine.get(name), theirs.get(name)
+        if a is None or b is None or a.SerializeToString(deterministic=True) != b.SerializeToString(deterministic=True):
+            return f"has {_shown(a)}, in a fresh export {_shown(b)}"
+    return None
+
+
+def _shown(attribute: onnx.AttributeProto | None) -> str:
+    if attribute is None:
+        return "no such attribute"
+    if attribute.type == onnx.AttributeProto.TENSOR:
+        return f"{attribute.name}={onnx.numpy_helper.to_array(attribute.t).ravel()[:8].tolist()}"
+    return f"{attribute.name}={onnx.helper.get_attribute_value(attribute)}"
+
+
+def _constants(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    return {tensor.name: tensor for tensor in model.graph.initializer}
+
+
+def _constant_difference(
+    node: onnx.NodeProto, mine: dict[str, onnx.TensorProto], fresh: dict[str, onnx.TensorProto], weights: frozenset[str]
+) -> str | None:
+    """How an initializer that the node reads differs; weights are the artifact's own in both."""
+    for name in node.input:
+        if name in weights or (name not in mine and name not in fresh):
+            continue
+        if name not in mine or name not in fresh:
+            return f"reads {name!r}, which is a constant in only one of the artifact and a fresh export"
+        a, b = (onnx.numpy_helper.to_array(each[name]) for each in (mine, fresh))
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"reads {name!r} of {a.dtype}{list(a.shape)}, in a fresh export {b.dtype}{list(b.shape)}"
+        if not np.array_equal(a, b):
+            index = tuple(int(axis) for axis in np.argwhere(~(a == b))[0])
+            return f"reads {name!r}, which holds {a[index]} at {list(index)}, in a fresh export {b[index]}"
+    return None
+
+
+def _expose(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with every value of its graph as an output."""
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(model)
+    have = {value.name for value in exposed.graph.output}
+    exposed.graph.output.extend(
+        onnx.ValueInfoProto(name=name) for name in _produced(model) if name not in have
+    )
+    return exposed
+
+
+def _produced(model: onnx.ModelProto) -> Iterator[str]:
+    for node in model.graph.node:
+        yield from (name for name in node.output if name)

@@ -1,0 +1,212 @@
+"""Child processes for engines: long-lived, one per runtime, started again after a crash, never the end of posexport.
+
+`Pool.submit` answers with a future: what the engine said, or why there is no answer (it crashed by a signal, it ended,
+or the time limit passed). At most `busy` of them work at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import attrs
+
+from posexport.runtimes import Runtime
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.transport import load_arrays, save_arrays
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """What one runtime made of one artifact: outputs for each of the inputs, or the reason why there are none.
+
+    `kind` names the class of the error where it is one of posexport's own.
+    """
+
+    outputs: tuple[Arrays, ...] = ()
+    error: str | None = None
+    kind: str | None = None
+    describe: Mapping[str, str] = attrs.field(factory=dict)
+
+
+class Worker:
+    """One child process; started by the first request, and again after it is gone."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._errors: IO[bytes] | None = None
+        self._requests = 0
+        self._closed = False
+        self._guard = threading.Lock()
+
+    def start(self) -> None:
+        """Start the process if none is running."""
+        with self._guard:
+            if self._closed:
+                raise RuntimeError("the pool of workers is closed")
+            if self._process is not None and self._process.poll() is None:
+                return
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "posexport.runtimes.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                encoding="utf-8",
+            )
+            self._lines = queue.SimpleQueue()
+            threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
+
+    def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
+        """The worker's answer; where none comes, {ok: false, error} with how the process ended."""
+        self.start()
+        process, lines = self._process, self._lines
+        assert process is not None and process.stdin is not None
+        self._requests += 1
+        request = {**request, "id": self._requests}
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            line = lines.get(timeout=time_limit)
+        except queue.Empty:
+            self.stop()
+            return {"ok": False, "error": f"no answer within {time_limit:g} s"}
+        except OSError:  # it died before it could read
+            line = None
+        if line is None:
+            return {"ok": False, "error": self._how_it_ended(process)}
+        found: dict[str, Any] = json.loads(line)
+        if found["id"] != request["id"]:
+            raise AssertionError(f"worker answered request {found['id']}, asked was {request['id']}")
+        return found
+
+    def _how_it_ended(self, process: subprocess.Popen[str]) -> str:
+        code = process.wait(timeout=10)
+        if self._closed:
+            return "stopped"
+        if code < 0:
+            try:
+                name = signal.Signals(-code).name
+            except ValueError:
+                name = f"signal {-code}"
+            return f"crashed: the process was killed by {name}{self._last_words()}"
+        return f"crashed: the process ended with exit code {code}{self._last_words()}"
+
+    def _last_words(self) -> str:
+        assert self._errors is not None
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return f" ({said[-1][:200]})" if said else ""
+
+    def stop(self) -> None:
+        """Kill the process; the next request starts a new one."""
+        with self._guard:
+            process, self._process = self._process, None
+            if process is None:
+                return
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+            if self._errors is not None:
+                self._errors.close()
+
+    def close(self) -> None:
+        """Kill the process for good."""
+        self._closed = True
+        self.stop()
+
+
+def _read(stream: IO[str] | None, lines: queue.SimpleQueue[str | None]) -> None:
+    assert stream is not None
+    with contextlib.suppress(OSError, ValueError):  # closed by `stop`
+        for line in stream:
+            lines.put(line)
+    lines.put(None)
+
+
+class Pool:
+    """Workers by name of runtime; requests to one runtime run in order, those to several side by side."""
+
+    def __init__(self, time_limit: float, busy: int | None = None) -> None:
+        self.time_limit = time_limit
+        self._slots = threading.BoundedSemaphore(busy or os.cpu_count() or 1)
+        self._workers: dict[str, tuple[Worker, ThreadPoolExecutor]] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="posexport-", ignore_cleanup_errors=True)
+        self._jobs = 0
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker, _ in self._workers.values():  # first: a waiting executor thread then gets its answer
+            worker.close()
+        for _, executor in self._workers.values():
+            executor.shutdown(wait=True, cancel_futures=True)
+        self._folder.cleanup()
+
+    @property
+    def folder(self) -> Path:
+        """A private folder that goes away with the pool."""
+        return Path(self._folder.name)
+
+    def start(self, key: str) -> None:
+        """Start the worker `key` ahead of its first request."""
+        self._get(key)[0].start()
+
+    def submit(
+        self,
+        runtime: Runtime,
+        path: Path,
+        inputs: Sequence[Arrays],
+        options: Mapping[str, Any] | None = None,
+        key: str | None = None,
+    ) -> Future[Answer]:
+        """Run every entry of `inputs` through the artifact at `path`; `key` names the worker, by default the runtime."""
+        worker, executor = self._get(key or runtime.name)
+        self._jobs += 1
+        folder = self.folder / f"job{self._jobs}"
+        request = {
+            "module": runtime.home if "." in runtime.home else f"posexport.runtimes.{runtime.home}",
+            "path": str(path.absolute()),
+            "options": {**runtime.options, **(options or {})},
+            "inputs": [str(folder / f"in{index}.npz") for index in range(len(inputs))],
+            "outputs": [str(folder / f"out{index}.npz") for index in range(len(inputs))],
+        }
+        return executor.submit(self._run, worker, request, folder, list(inputs))
+
+    def _get(self, key: str) -> tuple[Worker, ThreadPoolExecutor]:
+        if key not in self._workers:
+            self._workers[key] = (Worker(), ThreadPoolExecutor(max_workers=1))
+        return self._workers[key]
+
+    def _run(self, worker: Worker, request: dict[str, Any], folder: Path, inputs: list[Arrays]) -> Answer:
+        folder.mkdir()
+        for path, arrays in zip(request["inputs"], inputs, strict=True):
+            save_arrays(Path(path), arrays)
+        with self._slots:
+            found = worker.ask(request, self.time_limit)
+        if not found["ok"]:
+            return Answer(error=" ".join(found["error"].split()), kind=found.get("kind"))
+        outputs = tuple(load_arrays(Path(path)) for path in request["outputs"])
+        for path in (*request["inputs"], *request["outputs"]):
+            Path(path).unlink()
+        return Answer(outputs=outputs, describe=found["describe"])

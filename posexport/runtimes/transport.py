@@ -1,0 +1,34 @@
+"""Arrays between processes: one .npz file each way, whose entries carry any name and any dtype, bf16 by its bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.tensors import BF16
+
+_NAMES = "names"
+
+
+def save_arrays(path: Path, arrays: Arrays) -> None:
+    """Write `arrays` to `path`; names of any kind are kept apart from the file's own entries."""
+    entries = {
+        f"a{index}": array.view(np.uint16) if array.dtype == BF16 else array
+        for index, array in enumerate(np.ascontiguousarray(array).reshape(array.shape) for array in arrays.values())
+    }
+    listed = json.dumps([[name, array.dtype == BF16] for name, array in arrays.items()])
+    with path.open("wb") as file:
+        np.savez(file, **{_NAMES: np.frombuffer(listed.encode(), dtype=np.uint8)}, **entries)
+
+
+def load_arrays(path: Path) -> Arrays:
+    """Read what `save_arrays` wrote."""
+    with np.load(path, allow_pickle=False) as file:
+        listed = json.loads(file[_NAMES].tobytes())
+        return {
+            name: file[f"a{index}"].view(BF16) if bf16 else file[f"a{index}"]
+            for index, (name, bf16) in enumerate(listed)
+        }

@@ -1,0 +1,127 @@
+"""What is to be verified: artifacts read and checked from their own files, `.onnx` or `.plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport.artifact import Artifact, matches_manifest, read_onnx
+from posexport.errors import RequestError
+from posexport.inputs import Bounds, bounds_of
+from posexport.plan import check_plan, onnx_of
+from posexport.spec import Spec
+
+Values = Mapping[str, tuple[tuple[str | int, ...], str]]
+"""Name to (shape, dtype), a dimension by name where it may vary."""
+
+
+@attrs.frozen(kw_only=True)
+class Subject:
+    """One artifact: what runs (`path`), and the ONNX artifact that its truth comes from (the same, or a plan's source).
+
+    `only` names the one runtime that can open it (a plan's builder), `broken` what of the contract its graph breaks.
+    """
+
+    path: Path
+    source: Artifact
+    inputs: Values
+    dtypes: Mapping[str, str]
+    bounds: Bounds
+    only: str | None = None
+    broken: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def spec(self) -> Spec:
+        """The spec of the block."""
+        return self.source.spec
+
+
+def find_artifacts(paths: Sequence[Path]) -> list[Path]:
+    """The artifacts that `paths` name, all those under a folder, each once; RequestError where there are none."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.suffix in (".onnx", ".plan") and file.is_file())
+            if not inside:
+                raise RequestError(f"the folder {str(path)!r} holds no .onnx or .plan: give a folder with artifacts.")
+        elif path.suffix in (".onnx", ".plan"):
+            inside = [path]
+        else:
+            raise RequestError(f"{str(path)!r} is neither .onnx nor .plan nor a folder: give artifacts of posexport.")
+        found |= {file.resolve(): file for file in inside if file.resolve() not in found}
+    return list(found.values())
+
+
+def read_subject(path: Path) -> Subject:
+    """Read the artifact at `path`; RequestError says what keeps it from being verified."""
+    return _plan(path) if path.suffix == ".plan" else _onnx(path)
+
+
+def _onnx(path: Path) -> Subject:
+    artifact = read_onnx(path)
+    inputs, outputs = artifact.inputs(), artifact.outputs()
+    return Subject(
+        path=path,
+        source=artifact,
+        inputs=inputs,
+        dtypes={name: dtype for name, (_, dtype) in outputs.items()},
+        bounds=bounds_of(inputs),
+        broken=_breach("input", artifact.spec.inputs(), inputs) or _breach("output", artifact.spec.outputs(), outputs),
+        notes=_manifest_notes(path),
+    )
+
+
+def _plan(path: Path) -> Subject:
+    manifest = check_plan(path)
+    source = read_onnx(onnx_of(path, manifest))
+    inputs, outputs = (_values(manifest[key]) for key in ("inputs", "outputs"))
+    bounds = bounds_of(inputs)
+    for shapes in manifest["profiles"].values():
+        for axis, dim in enumerate(("batch", "seq")):
+            low, high = shapes["min"][axis], shapes["max"][axis]
+            before = bounds[dim]
+            bounds[dim] = (max(low, before[0]), high if before[1] is None else min(high, before[1]))
+    return Subject(
+        path=path,
+        source=source,
+        inputs=inputs,
+        dtypes={name: dtype for name, (_, dtype) in outputs.items()},
+        bounds=bounds,
+        only=manifest["runtime"]["name"],
+        broken=_breach("input", source.spec.inputs(), inputs) or _breach("output", source.spec.outputs(), outputs),
+    )
+
+
+def _values(entries: Iterable[Mapping[str, Any]]) -> Values:
+    return {entry["name"]: (tuple(entry["shape"]), entry["dtype"]) for entry in entries}
+
+
+def _breach(kind: str, wanted: Values, found: Values) -> str | None:
+    """The first way in which a graph's inputs or outputs are not those of its spec, or None."""
+    for name, (shape, dtype) in wanted.items():
+        if name not in found:
+            return f"the graph lacks the {kind} {name!r}: it has {', '.join(found) or 'none'}"
+        have_shape, have_dtype = found[name]
+        if have_dtype != dtype:
+            return f"the graph's {kind} {name!r} is {have_dtype}, its spec says {dtype}"
+        if len(have_shape) != len(shape) or any(
+            isinstance(want, int) and isinstance(have, int) and want != have
+            for want, have in zip(shape, have_shape, strict=True)
+        ):
+            return f"the graph's {kind} {name!r} has shape {list(have_shape)}, its spec says {list(shape)}"
+    extra = [name for name in found if name not in wanted]
+    return f"the graph has the {kind} {extra[0]!r}, which its spec has not" if extra else None
+
+
+def _manifest_notes(path: Path) -> tuple[str, ...]:
+    try:
+        same = matches_manifest(path)
+    except RequestError as error:
+        return (str(error).rstrip("."),)
+    if same is False:
+        return (f"the file is not the one that its manifest {path.name}.json describes (their sha256 differ)",)
+    return ()

@@ -1,0 +1,259 @@
+"""The verify stage: artifacts are held against the truth on every runtime that is there, each in a child process.
+
+Importing this loads no engine; torch and onnx load inside `verify`, while the workers load theirs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport.errors import PosexportError
+from posexport.inputs import Case, make_cases
+from posexport.parity import FAILED, NOT_RUN, Verdict, compare, judge
+from posexport.runtimes import RUNTIMES, Runtime
+from posexport.runtimes.pool import Answer, Pool
+from posexport.user_inputs import read_inputs
+
+if TYPE_CHECKING:
+    from posexport.subjects import Subject
+
+TIME_LIMIT = 300.0
+"""Seconds that one runtime may take for one artifact, its loading included."""
+
+AHEAD = 8
+"""Artifacts whose runs are asked for before the first of them is judged."""
+
+_TORCH = "torch"  # the worker that gives truth and yardstick too
+_REFUSALS = {
+    ("ort-cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 kernels",
+}
+_SMALL = {"onnx-reference": 24}
+"""Runtimes so slow that they get only the cases of at most this many tokens."""
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """All verdicts, in the order of artifacts and runtimes, and the artifacts that could not be read, with why."""
+
+    verdicts: tuple[Verdict, ...]
+    broken: tuple[tuple[str, str], ...]
+    seed: int
+
+    def exit_code(self, required: Sequence[str] = ()) -> int:
+        """2 where an artifact can't be read, else 1 where a verdict failed, else 3 where what was required, or
+        everything, was not run, else 0."""
+        if self.broken:
+            return 2
+        states = {verdict.state for verdict in self.verdicts}
+        if FAILED in states:
+            return 1
+        for name in required:
+            of_it = [verdict.state for verdict in self.verdicts if verdict.runtime == name]
+            if not of_it or NOT_RUN in of_it:
+                return 3
+        return 0 if states - {NOT_RUN} else 3
+
+
+@attrs.define(kw_only=True)
+class _Job:
+    """One artifact under way."""
+
+    subject: Subject
+    cases: list[Case]
+    notes: tuple[str, ...]
+    truth: Future[Answer]
+    eager: Future[Answer]
+    runs: dict[str, tuple[Future[Answer], list[int]]]
+    skipped: dict[str, str]
+    graphs: Any = None
+
+
+def verify(
+    paths: Sequence[Path],
+    *,
+    runtimes: Mapping[str, Runtime] = RUNTIMES,
+    inputs: Path | None = None,
+    seed: int = 0,
+    time_limit: float = TIME_LIMIT,
+    advance: Callable[[str, int], object] = lambda name, total: None,
+) -> Report:
+    """Verify the artifacts that `paths` name (files, or folders of them) on each of `runtimes`.
+
+    `inputs` is a .npz of the user's own; without it cases are made from `seed`. `advance` is told after each verdict
+    of an artifact, with the number of artifacts. Raises RequestError where `paths` name no artifact.
+    """
+    there = {name: row.missing() for name, row in runtimes.items()}
+    with Pool(time_limit) as pool:
+        for name in (_TORCH, *(name for name, why in there.items() if why is None and name != _TORCH)):
+            pool.start(name)
+        from posexport.subjects import find_artifacts, read_subject
+
+        files = find_artifacts(paths)
+        waiting: deque[_Job] = deque()
+        verdicts: list[Verdict] = []
+        broken: list[tuple[str, str]] = []
+
+        def judge_first() -> None:
+            job = waiting.popleft()
+            try:
+                verdicts.extend(_judge_all(job, pool, runtimes))
+            except PosexportError as error:
+                broken.append((str(job.subject.path), str(error)))
+            advance(job.subject.path.name, len(files))
+
+        for file in files:
+            try:
+                subject = read_subject(file)
+                waiting.append(_start(subject, pool, runtimes, there, inputs, seed))
+            except PosexportError as error:
+                broken.append((str(file), str(error)))
+                advance(file.name, len(files))
+            if len(waiting) > AHEAD:
+                judge_first()
+        while waiting:
+            judge_first()
+    return Report(verdicts=tuple(verdicts), broken=tuple(broken), seed=seed)
+
+
+def _start(
+    subject: Subject,
+    pool: Pool,
+    runtimes: Mapping[str, Runtime],
+    there: Mapping[str, str | None],
+    inputs: Path | None,
+    seed: int,
+) -> _Job:
+    """Ask for the truth, for eager, and for a run on each runtime that can take the artifact."""
+    notes = subject.notes
+    if inputs is None:
+        cases = make_cases(subject.spec, subject.inputs, seed, subject.bounds)
+    else:
+        case, more = read_inputs(inputs, subject.spec, subject.inputs, subject.bounds)
+        cases, notes = [case], (*notes, *more)
+    longest = max(case.length for case in cases)
+    if subject.spec.window is not None and subject.spec.window >= longest:
+        notes = (*notes, f"no sequence was longer than the window of {subject.spec.window}, so it did not show")
+    arrays = [case.arrays for case in cases]
+    torch_row, source = RUNTIMES[_TORCH], subject.source.path
+    job = _Job(
+        subject=subject,
+        cases=cases,
+        notes=notes,
+        truth=pool.submit(torch_row, source, arrays, {"dtype": "fp64"}),
+        eager=pool.submit(torch_row, source, arrays),
+        runs={},
+        skipped={},
+    )
+    for name, row in runtimes.items():
+        why = _not_for(subject, name) or there[name]
+        if subject.only is not None and subject.only != name:
+            if len(runtimes) < len(RUNTIMES):  # asked for by name: then it gets its answer
+                job.skipped[name] = f"a plan built by {subject.only} runs on nothing else"
+        elif why is not None:
+            job.skipped[name] = why
+        elif subject.broken is None and name == _TORCH:
+            job.runs[name] = (job.eager, list(range(len(cases))))
+        elif subject.broken is None:
+            most = _SMALL.get(name)
+            chosen = [index for index, case in enumerate(cases) if most is None or case.elements <= most]
+            if chosen:
+                job.runs[name] = (pool.submit(row, subject.path, [arrays[index] for index in chosen]), chosen)
+            else:
+                job.skipped[name] = f"it is slow and takes only inputs of at most {most} tokens"
+        else:
+            job.runs[name] = (job.eager, [])
+    return job
+
+
+def _not_for(subject: Subject, name: str) -> str | None:
+    return _REFUSALS.get((name, subject.spec.dtype))
+
+
+def _judge_all(job: _Job, pool: Pool, runtimes: Mapping[str, Runtime]) -> list[Verdict]:
+    truth, eager = job.truth.result(), job.eager.result()
+    if truth.kind is not None:
+        raise _error(truth)
+    return [_judge_one(job, name, pool, runtimes[name], truth, eager) for name in runtimes if _has(job, name)]
+
+
+def _has(job: _Job, name: str) -> bool:
+    return name in job.runs or name in job.skipped
+
+
+def _error(answer: Answer) -> PosexportError:
+    from posexport.errors import RequestError
+
+    return RequestError(answer.error or "the truth could not be computed.")
+
+
+def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, eager: Answer) -> Verdict:
+    artifact, subject = str(job.subject.path), job.subject
+
+    def verdict(state: str, reason: str | None, **rest: Any) -> Verdict:
+        return Verdict(artifact=artifact, runtime=name, state=state, reason=reason, **rest)
+
+    if name in job.skipped:
+        return verdict(NOT_RUN, job.skipped[name])
+    if subject.broken is not None:
+        return verdict(FAILED, subject.broken, notes=job.notes, where=_where(job, name, pool, row, None))
+    for who, answer in (("the truth", truth), ("torch eager", eager)):
+        if answer.error is not None:
+            return verdict(FAILED, f"{who} could not be computed: {answer.error}", notes=job.notes)
+    future, chosen = job.runs[name]
+    answer, notes = future.result(), job.notes
+    if len(chosen) < len(job.cases):
+        notes = (*notes, f"slow, so only {len(chosen)} of {len(job.cases)} sets of inputs: at most {_SMALL[name]} tokens")
+    if answer.kind == "RuntimeMissingError":
+        return verdict(NOT_RUN, answer.error, notes=notes)
+    if answer.error is not None:
+        return verdict(FAILED, answer.error, notes=notes, where=_where(job, name, pool, row, None))
+    comparisons = [
+        each
+        for index, got in zip(chosen, answer.outputs, strict=True)
+        for each in compare(
+            job.cases[index].name, truth.outputs[index], eager.outputs[index], got, subject.dtypes, subject.spec.dtype
+        )
+    ]
+    found = judge(artifact, name, comparisons, len(chosen), notes=notes, describe=answer.describe)
+    if found.state != FAILED or found.worst is None:
+        return found
+    case = next(case for case in job.cases if case.name == found.worst.case)
+    return attrs.evolve(found, where=_where(job, name, pool, row, case))
+
+
+def _where(job: _Job, name: str, pool: Pool, row: Runtime, case: Case | None) -> str | None:
+    """Where the graph departs, as far as it can be found; never the end of a report."""
+    from posexport import locate
+
+    try:
+        if job.graphs is None:
+            job.graphs = locate.load_graphs(job.subject.source)
+        if isinstance(job.graphs, str):
+            return job.graphs
+        found = [locate.structure(job.graphs)]
+        if case is not None:
+            graph_runs = name != _TORCH and job.subject.path.suffix == ".onnx"
+            first = row if graph_runs else RUNTIMES["onnx-reference"]
+            folder = pool.folder / f"locate{id(case)}-{name}"
+            folder.mkdir()
+
+            def run(by: Runtime) -> locate.Run:
+                def once(path: Path, _: Sequence[str]) -> Any:
+                    answer = pool.submit(by, path, [case.arrays]).result()
+                    return answer.error if answer.error is not None else answer.outputs[0]
+
+                return once
+
+            found.append(locate.values(job.graphs, folder, run(first), run(RUNTIMES["onnx-reference"])))
+        told = [each for each in found if each is not None]
+        return "; ".join(told) or "the graph is that of a fresh export, and its values are right one by one: " + (
+            "the runtime departs where it runs the graph as a whole"
+        )
+    except Exception as error:  # a damaged graph may break any tool that looks into it
+        return f"could not be found ({type(error).__name__}: {' '.join(str(error).split())[:200]})"

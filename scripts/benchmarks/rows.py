@@ -40,6 +40,7 @@ def compared(
     ours: Sequence[float],
     theirs: Sequence[float],
     target: float,
+    confidence: float = 0.95,
     *,
     within_interval: bool = False,
     **details: Any,
@@ -48,7 +49,7 @@ def compared(
 
     With `within_interval` the interval's lower end decides: only a ratio that is surely above the target fails.
     """
-    found = timing.ratio(ours, theirs)
+    found = timing.ratio(ours, theirs, confidence)
     milliseconds = {"ours_ms": timing.summarize(ours).median * 1e3, "theirs_ms": timing.summarize(theirs).median * 1e3}
     return Row(
         what=what,

@@ -1,4 +1,4 @@
-"""Inputs that an artifact is verified on, made from a seed: lengths, batches and positions that a wrong graph can't pass.
+"""Inputs to verify an artifact on, made from a seed: lengths, batches and positions that a wrong graph can't pass.
 
 No length is the traced one (batch 2, seq 7), so that one baked in shows. Positions are consecutive, offset, packed
 (starting over within a row), with gaps and in any order, and far out; on two axes they lie on grids that aren't
@@ -38,6 +38,11 @@ class Case:
     arrays: Arrays
 
     @property
+    def length(self) -> int:
+        """Tokens in a row."""
+        return int(next(iter(self.arrays.values())).shape[1])
+
+    @property
     def elements(self) -> int:
         """Tokens in the case."""
         first = next(iter(self.arrays.values()))
@@ -50,7 +55,8 @@ def _consecutive(rng: np.random.Generator, batch: int, seq: int, limit: int) -> 
 
 def _offset(rng: np.random.Generator, batch: int, seq: int, limit: int) -> np.ndarray[Any, Any]:
     starts = np.minimum(np.array([37 + 611 * row for row in range(batch)]), max(0, limit - seq))
-    return (starts[:, None] + np.arange(seq)) % limit
+    positions: np.ndarray[Any, Any] = (starts[:, None] + np.arange(seq)) % limit
+    return positions
 
 
 def _packed(rng: np.random.Generator, batch: int, seq: int, limit: int) -> np.ndarray[Any, Any]:

@@ -109,12 +109,14 @@ def _first(model: onnx.ModelProto, have: Arrays, want: Arrays, tolerance: float)
             wide = [np.asarray(array).astype(np.float64) for array in (a, b)]
             bad = ~np.isfinite(wide[0])
             if bad.any() and a.dtype.kind != "b":
-                return f"{_called(node)} is the first whose output {name!r} is not finite ({int(bad.sum())} values), beside what"
+                told = f"has {int(bad.sum())} values that are not finite"
+                return f"{_called(node)} is the first whose output departs: {name!r} {told}, beside what"
             if not a.size:
                 continue
             error, scale = float(np.abs(wide[0] - wide[1]).max()), float(np.abs(wide[1]).max())
             if not error <= tolerance * scale:
-                return f"{_called(node)} is the first whose output departs: {name!r} is off by {error:.3g} of {scale:.3g} from what"
+                told = f"is off by {error:.3g} of {scale:.3g}"
+                return f"{_called(node)} is the first whose output departs: {name!r} {told} from what"
     return None
 
 
@@ -173,9 +175,7 @@ def _expose(model: onnx.ModelProto) -> onnx.ModelProto:
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
     have = {value.name for value in exposed.graph.output}
-    exposed.graph.output.extend(
-        onnx.ValueInfoProto(name=name) for name in _produced(model) if name not in have
-    )
+    exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in _produced(model) if name not in have)
     return exposed
 
 

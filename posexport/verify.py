@@ -15,7 +15,7 @@ import attrs
 
 from posexport.errors import PosexportError
 from posexport.inputs import Case, make_cases
-from posexport.parity import FAILED, NOT_RUN, Verdict, compare, judge
+from posexport.parity import FAILED, NOT_RUN, TOLERANCES, Verdict, compare, judge
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.pool import Answer, Pool
 from posexport.user_inputs import read_inputs
@@ -208,7 +208,10 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
     future, chosen = job.runs[name]
     answer, notes = future.result(), job.notes
     if len(chosen) < len(job.cases):
-        notes = (*notes, f"slow, so only {len(chosen)} of {len(job.cases)} sets of inputs: at most {_SMALL[name]} tokens")
+        notes = (
+            *notes,
+            f"slow, so only {len(chosen)} of {len(job.cases)} sets of inputs: at most {_SMALL[name]} tokens",
+        )
     if answer.kind == "RuntimeMissingError":
         return verdict(NOT_RUN, answer.error, notes=notes)
     if answer.error is not None:
@@ -220,7 +223,8 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
             job.cases[index].name, truth.outputs[index], eager.outputs[index], got, subject.dtypes, subject.spec.dtype
         )
     ]
-    found = judge(artifact, name, comparisons, len(chosen), notes=notes, describe=answer.describe)
+    tolerance = TOLERANCES[subject.spec.dtype]
+    found = judge(artifact, name, comparisons, len(chosen), notes=notes, describe=answer.describe, tolerance=tolerance)
     if found.state != FAILED or found.worst is None:
         return found
     case = next(case for case in job.cases if case.name == found.worst.case)

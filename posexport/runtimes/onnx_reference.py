@@ -33,7 +33,7 @@ class ReferenceRunner:
     def run(self, inputs: Arrays) -> Arrays:
         with np.errstate(all="ignore"):  # infinities are told by the comparison, not by numpy's warnings
             values = self._evaluator.run(None, inputs)
-        return {name: np.asarray(value) for name, value in zip(self._names, values, strict=True)}  # type: ignore[arg-type]
+        return {name: np.asarray(value) for name, value in zip(self._names, values, strict=True)}
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         def once() -> float:

@@ -180,7 +180,7 @@ class Pool:
         options: Mapping[str, Any] | None = None,
         key: str | None = None,
     ) -> Future[Answer]:
-        """Run every entry of `inputs` through the artifact at `path`; `key` names the worker, by default the runtime."""
+        """Run every entry of `inputs` through the artifact at `path`; `key` names the worker (default: the runtime)."""
         worker, executor = self._get(key or runtime.name)
         self._jobs += 1
         folder = self.folder / f"job{self._jobs}"

@@ -15,13 +15,13 @@ _NAMES = "names"
 
 def save_arrays(path: Path, arrays: Arrays) -> None:
     """Write `arrays` to `path`; names of any kind are kept apart from the file's own entries."""
-    entries = {
+    entries: dict[str, Any] = {
         f"a{index}": array.view(np.uint16) if array.dtype == BF16 else array
         for index, array in enumerate(np.ascontiguousarray(array).reshape(array.shape) for array in arrays.values())
     }
     listed = json.dumps([[name, array.dtype == BF16] for name, array in arrays.items()])
     with path.open("wb") as file:
-        np.savez(file, **{_NAMES: np.frombuffer(listed.encode(), dtype=np.uint8)}, **entries)
+        np.savez(file, **(entries | {_NAMES: np.frombuffer(listed.encode(), dtype=np.uint8)}))
 
 
 def load_arrays(path: Path) -> Arrays:

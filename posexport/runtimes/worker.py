@@ -1,8 +1,8 @@
 """A child process that runs artifacts in one engine: `python -P -m posexport.runtimes.worker`.
 
 One JSON object a line on stdin, {id, module, path, options, inputs: [npz], outputs: [npz]}, is answered by one on
-stdout, {id, ok, describe} or {id, ok: false, error[, kind]}. Engines write to stdout as they please: before one is loaded,
-file descriptor 1 becomes stderr, and answers go through a copy of the old one.
+stdout, {id, ok, describe} or {id, ok: false, error[, kind]}. Engines write to stdout as they please: before one is
+loaded, file descriptor 1 becomes stderr, and answers go through a copy of the old one.
 
 The process ends when its parent does: its input then ends, which a thread of its own notices even while an engine runs.
 """

@@ -1,0 +1,123 @@
+"""`posexport verify`: artifacts against the float64 reference, on every runtime that is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from posexport.cli import console
+from posexport.errors import RequestError
+from posexport.fields import integer, positive
+from posexport.runtimes import RUNTIMES, runtime
+
+if TYPE_CHECKING:
+    from posexport.verify import Report
+
+
+@attrs.frozen(kw_only=True)
+class VerifyOptions:
+    """The numbers among the options, validated."""
+
+    seed: int = integer(0, "seed of the inputs", at_least=0)
+    time_limit: float = positive(300.0, "seconds that one runtime may take for one artifact")
+
+
+@click.command()
+@click.argument("paths", metavar="FILES_OR_FOLDERS...", nargs=-1, required=True)
+@click.option("--runtime", "runtimes", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
+@click.option("--require", "required", metavar="NAME", multiple=True, help="exit 3 if this runtime is not run")
+@click.option("--inputs", metavar="FILE", help="your own inputs, a .npz  [default: several cases from --seed]")
+@click.option("--seed", metavar="N", help="seed of the inputs  [default: 0]")
+@click.option("--time-limit", metavar="SECONDS", help="for one artifact on one runtime  [default: 300]")
+@click.option("--junit", metavar="FILE", help="write a JUnit XML report")
+@click.option("--markdown", metavar="FILE", help="write a Markdown report, such as a job's summary")
+@click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
+def verify(
+    paths: tuple[str, ...],
+    runtimes: tuple[str, ...],
+    required: tuple[str, ...],
+    inputs: str | None,
+    junit: str | None,
+    markdown: str | None,
+    as_json: bool,
+    **numbers: Any,
+) -> int:
+    """Prove that artifacts (.onnx, .plan, or folders of them) compute what the torch block of their spec computes.
+
+    Exits 0 where all that ran passed, 1 where something failed, 2 where an artifact can't be read, 3 where a required
+    runtime, or every runtime, was not run.
+    """
+    options = VerifyOptions(**{name: value for name, value in numbers.items() if value is not None})
+    chosen = {row.name: row for row in (runtime(name) for name in (*runtimes, *required))}
+    rows = {name: row for name, row in RUNTIMES.items() if not runtimes or name in chosen}
+    outputs = {"junit": junit, "markdown": markdown}
+    reports = {name: None if text is None else _report_path(name, text) for name, text in outputs.items()}
+    with console.progress("loading torch", total=1) as (bar, task):
+        from posexport.report import to_dict, write_reports
+        from posexport.verify import verify as run
+
+        done = 0
+
+        def advance(name: str, total: int) -> None:
+            nonlocal done
+            done += 1
+            bar.update(task, description=f"verified {name}", completed=done, total=total)
+
+        bar.update(task, description="verifying")
+        report = run(
+            [Path(path) for path in paths],
+            runtimes=rows,
+            inputs=None if inputs is None else Path(inputs),
+            seed=options.seed,
+            time_limit=options.time_limit,
+            advance=advance,
+        )
+    write_reports(report, **reports)
+    if as_json:
+        console.show_json(to_dict(report, required))
+    elif report.verdicts:
+        _show(report)
+    for _, error in report.broken:
+        click.echo(f"Error: {' '.join(error.split())}", err=True)
+    code = report.exit_code(required)
+    if code == 3:
+        click.echo(f"Error: {_not_there(report, required)}", err=True)
+    return code
+
+
+def _report_path(name: str, text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir() or path.is_dir():
+        raise RequestError(f"{name} {text!r} can't be written: give the name of a file in a folder that is there.")
+    return path
+
+
+def _show(report: Report) -> None:
+    from posexport.report import COLUMNS, counts, rows
+
+    table = rows(report)
+    nowhere = {  # a runtime that no artifact was run on, for one reason: a line instead of a row for each
+        name: reasons.pop()
+        for name in dict.fromkeys(verdict.runtime for verdict in report.verdicts)
+        if not {each.state for each in report.verdicts if each.runtime == name} - {"not run"}
+        and len(reasons := {each.reason or "" for each in report.verdicts if each.runtime == name}) == 1
+    }
+    shown = [row for row in table if row[1] not in nowhere]
+    if shown:
+        console.show_table("Parity with torch in float64", COLUMNS, shown, right=("error", "eager's", "allowed"))
+    for name, reason in nowhere.items():
+        click.echo(f"not run: {name} ({reason})")
+    click.echo(", ".join(f"{number} {state}" for state, number in counts(report).items()))
+
+
+def _not_there(report: Report, required: tuple[str, ...]) -> str:
+    for verdict in report.verdicts:
+        if verdict.runtime in required and verdict.state == "not run":
+            return f"required runtime {verdict.runtime} was not run: {verdict.reason}."
+    missing = [name for name in required if all(verdict.runtime != name for verdict in report.verdicts)]
+    if missing:
+        return f"required runtime {missing[0]} was not run: no artifact here is for it."
+    return "nothing was verified: no runtime was run, see their reasons."

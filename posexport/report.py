@@ -1,0 +1,114 @@
+"""Verdicts as others read them: JSON for machines, JUnit XML for a CI, Markdown for a job's summary.
+
+"Not run" is a state of its own in each: skipped with its reason in JUnit, never among the passed.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport.files import staged
+from posexport.parity import FAILED, NOT_RUN, PASSED, Verdict
+from posexport.verify import Report
+
+COLUMNS = ("artifact", "runtime", "state", "error", "eager's", "allowed", "cases", "note")
+"""The columns of `rows`."""
+
+
+def to_dict(report: Report, required: Sequence[str] = ()) -> dict[str, Any]:
+    """Everything that is known, as plain data; errors are absolute, in the output's own unit."""
+    return {
+        "exit_code": report.exit_code(required),
+        "seed": report.seed,
+        "counts": counts(report),
+        "verdicts": [attrs.asdict(verdict) for verdict in report.verdicts],
+        "unreadable": [{"artifact": artifact, "error": error} for artifact, error in report.broken],
+    }
+
+
+def counts(report: Report) -> dict[str, int]:
+    """How many verdicts are in each state."""
+    return {state: sum(each.state == state for each in report.verdicts) for state in (PASSED, FAILED, NOT_RUN)}
+
+
+def rows(report: Report) -> list[tuple[str, ...]]:
+    """One row of text per verdict, under `COLUMNS`."""
+    return [_row(verdict) for verdict in report.verdicts]
+
+
+def _row(verdict: Verdict) -> tuple[str, ...]:
+    worst = verdict.worst
+    numbers = (None, None, None) if worst is None else (worst.max_error, worst.eager_error, worst.allowed)
+    told = [text for text in (verdict.reason, verdict.where, *verdict.notes) if text]
+    return (
+        verdict.artifact,
+        verdict.runtime,
+        verdict.state,
+        *("-" if number is None else f"{number:.2e}" for number in numbers),
+        str(verdict.cases or "-"),
+        "; ".join(told),
+    )
+
+
+def to_markdown(report: Report) -> str:
+    """A table for a job's summary, with what could not be read below it."""
+    said = ", ".join(f"{number} {state}" for state, number in counts(report).items())
+    lines = [f"### posexport verify: {said}", ""]
+    lines += [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
+    lines += [_line(row) for row in rows(report)]
+    lines += [f"\n**Unreadable:** {_escaped(error)}" for _, error in report.broken]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def to_junit(report: Report) -> bytes:
+    """JUnit XML: a suite per run, a test per artifact and runtime, an error per artifact that can't be read."""
+    found = counts(report)
+    suite = ElementTree.Element(
+        "testsuite",
+        name="posexport verify",
+        tests=str(len(report.verdicts) + len(report.broken)),
+        failures=str(found[FAILED]),
+        errors=str(len(report.broken)),
+        skipped=str(found[NOT_RUN]),
+    )
+    for verdict in report.verdicts:
+        case = ElementTree.SubElement(suite, "testcase", classname=verdict.artifact, name=verdict.runtime)
+        _, _, _, error, eager, allowed, cases, note = _row(verdict)
+        if verdict.state == FAILED:
+            ElementTree.SubElement(case, "failure", message=_xml(verdict.reason or "failed")).text = _xml(note)
+        elif verdict.state == NOT_RUN:
+            ElementTree.SubElement(case, "skipped", message=_xml(verdict.reason or "not run"))
+        told = f"error {error}, torch eager's {eager}, allowed {allowed}, sets of inputs {cases}"
+        ElementTree.SubElement(case, "system-out").text = told
+    for artifact, error in report.broken:
+        case = ElementTree.SubElement(suite, "testcase", classname=artifact, name="read")
+        ElementTree.SubElement(case, "error", message=_xml(error))
+    ElementTree.indent(suite)
+    return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
+
+
+def _xml(text: str) -> str:
+    """Text without the characters that XML 1.0 can't hold, which an engine's message may well have."""
+    return "".join(char if char in "\t\n" or char >= " " else "?" for char in text)
+
+
+def write_reports(report: Report, junit: Path | None, markdown: Path | None) -> None:
+    """Write the reports that were asked for, both or none."""
+    with staged() as files:
+        if junit is not None:
+            files.write(junit, lambda file: file.write(to_junit(report)))
+        if markdown is not None:
+            files.write(markdown, lambda file: file.write(to_markdown(report).encode()))

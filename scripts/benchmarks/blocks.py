@@ -9,11 +9,14 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from plain_torch import PlainAttention, plain_block
 
+from posexport.custom_ops.operator import Operator
 from posexport.models import ENCODINGS, read_spec
+from posexport.models.block import build_block
 from posexport.spec import Spec
 
 
@@ -51,9 +54,25 @@ def plain(name: str, hidden: int, heads: int, weights: Mapping[str, torch.Tensor
     return plain_block(encoding, hidden, heads, weights, **parameters)
 
 
-def plain_export(block: PlainAttention, encoding: str, path: Path) -> None:
+def own(name: str, hidden: int, heads: int, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """posexport's own block, its operators replaced by their plain torch bodies, so that torch exports those."""
+
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = build_block(spec(name, hidden, heads), weights)
+
+        def forward(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+            with mock.patch.object(Operator, "__call__", lambda operator, *args: operator.eager(*args)):
+                out: torch.Tensor = self.block(hidden_states, position_ids)
+            return out
+
+    return Plain()
+
+
+def plain_export(block: torch.nn.Module, hidden: int, encoding: str, path: Path) -> None:
     """torch's own export at opset 18 with its default optimizations; dynamic batch and sequence."""
-    inputs = (torch.zeros(2, 7, block.hidden), positions(encoding, 2, 7))
+    inputs = (torch.zeros(2, 7, hidden), positions(encoding, 2, 7))
     dims: dict[int, Any] = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")}
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it lists torchvision's operators as missing
     with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

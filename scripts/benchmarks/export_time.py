@@ -45,4 +45,4 @@ def _ours(name: str, folder: Path) -> Callable[[], object]:
 
 def _theirs(name: str, folder: Path) -> Callable[[], object]:
     block = blocks.plain(name, HIDDEN, HEADS, seeded_weights(blocks.spec(name, HIDDEN, HEADS), 0))
-    return lambda: blocks.plain_export(block, blocks.parameters_of(name)[0], folder / "theirs.onnx")
+    return lambda: blocks.plain_export(block, block.hidden, blocks.parameters_of(name)[0], folder / "theirs.onnx")

@@ -19,6 +19,10 @@ def _swap_axes(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
     return values[::-1]
 
 
+def _slightly(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    return values * np.float32(1.001)
+
+
 def _one_bucket(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
     values[values.size // 2 + 3] += 1
     return values
@@ -26,16 +30,16 @@ def _one_bucket(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
 
 FAULTS: dict[str, tuple[str, str, plant.Mutate, str, str]] = {
     # name: (case, form, fault, what the reason says, what the place says)
-    "slope": ("alibi", "decomposed", plant.constant("encoding.slopes", lambda v: v * np.float32(1.001)), "off by", "slopes"),
+    "slope": ("alibi", "decomposed", plant.constant("encoding.slopes", _slightly), "off by", "slopes"),
     "slope-function": ("alibi", "function", plant.constant("encoding.slopes", lambda v: -v), "off by", "slopes"),
-    "frequency": ("rope", "decomposed", plant.constant("encoding.frequencies", lambda v: v * np.float32(1.001)), "off by", "frequencies"),
+    "frequency": ("rope", "decomposed", plant.constant("encoding.frequencies", _slightly), "off by", "frequencies"),
     "layout": ("rope", "decomposed", plant.other_spec(case("rope", layout="half")), "off by", "fresh export"),
     "theta": ("sinusoidal", "function", plant.other_spec(case("sinusoidal", theta=500.0)), "off by", "fresh export"),
     "x-and-y": ("rope2d", "decomposed", plant.constant("encoding.frequencies", _swap_axes), "off by", "frequencies"),
     "bucket": ("t5", "decomposed", plant.constant("encoding.buckets", _one_bucket), "off by", "buckets"),
     "off-by-one": ("sinusoidal", "decomposed", plant.later_positions, "off by", "Add 'late'"),
     "baked-length": ("none", "decomposed", plant.baked_length, "Reshape", "'baked'"),
-    "nan-constant": ("rope", "decomposed", plant.constant("encoding.frequencies", plant.nan_at), "not finite", "frequencies"),
+    "nan-constant": ("rope", "decomposed", plant.constant("encoding.frequencies", plant.nan_at), "finite", "frequencies"),
     "nan-weight": ("rope", "decomposed", plant.constant("k_proj.weight", plant.nan_at), "not finite", "not finite"),
     "renamed": ("none", "decomposed", plant.renamed_output, "lacks the output 'output'", "result"),
     "extra": ("none", "decomposed", plant.second_output, "output 'again'", "24 nodes"),

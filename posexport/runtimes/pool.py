@@ -59,6 +59,7 @@ class Worker:
                 raise RuntimeError("the pool of workers is closed")
             if self._process is not None and self._process.poll() is None:
                 return
+            self._release()
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "posexport.runtimes.worker"],
@@ -84,10 +85,12 @@ class Worker:
         except queue.Empty:
             self.stop()
             return {"ok": False, "error": f"no answer within {time_limit:g} s"}
-        except OSError:  # it died before it could read
+        except (OSError, ValueError):  # it died, or the pool was closed, before it could read
             line = None
         if line is None:
-            return {"ok": False, "error": self._how_it_ended(process)}
+            ended = self._how_it_ended(process)
+            self.stop()
+            return {"ok": False, "error": ended}
         found: dict[str, Any] = json.loads(line)
         if found["id"] != request["id"]:
             raise AssertionError(f"worker answered request {found['id']}, asked was {request['id']}")
@@ -115,17 +118,20 @@ class Worker:
     def stop(self) -> None:
         """Kill the process; the next request starts a new one."""
         with self._guard:
-            process, self._process = self._process, None
-            if process is None:
-                return
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
-            if self._errors is not None:
-                self._errors.close()
+            self._release()
+
+    def _release(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        if self._errors is not None:
+            self._errors.close()
 
     def close(self) -> None:
         """Kill the process for good."""

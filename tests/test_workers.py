@@ -18,7 +18,7 @@ from verify_helpers import write
 
 from posexport.parity import FAILED, PASSED
 from posexport.runtimes import RUNTIMES, Runtime
-from posexport.runtimes.pool import Answer, Pool
+from posexport.runtimes.pool import Answer, Pool, result
 from posexport.runtimes.transport import load_arrays, save_arrays
 from posexport.verify import verify
 
@@ -45,7 +45,7 @@ def pool() -> Iterator[Pool]:
 
 
 def ask(pool: Pool, how: str, key: str = "one") -> Answer:
-    return pool.submit(faulty(how), Path("x.onnx"), [INPUTS], key=key).result()
+    return result(pool.submit(faulty(how), Path("x.onnx"), [INPUTS], key=key))
 
 
 def test_arrays_of_any_name_and_dtype_survive_the_trip(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -39,6 +39,14 @@ class Answer:
     error: str | None = None
     kind: str | None = None
     describe: Mapping[str, str] = attrs.field(factory=dict)
+
+
+def result(future: Future[Answer]) -> Answer:
+    """Wait for an answer in short steps: the kernel may hand Ctrl-C to any thread, and a main thread that waits without
+    end would then sleep on."""
+    while not wait((future,), timeout=0.25).done:
+        pass
+    return future.result()
 
 
 class Worker:

@@ -156,7 +156,7 @@ def matches_manifest(path: Path) -> bool | None:
 
 def _describe(value: onnx.ValueInfoProto) -> tuple[Shape, str]:
     tensor = value.type.tensor_type
-    shape = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
     return shape, _DTYPES.get(tensor.elem_type, onnx.TensorProto.DataType.Name(tensor.elem_type))
 
 

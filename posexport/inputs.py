@@ -38,15 +38,15 @@ class Case:
     arrays: Arrays
 
     @property
-    def length(self) -> int:
-        """Tokens in a row."""
-        return int(next(iter(self.arrays.values())).shape[1])
+    def sizes(self) -> tuple[int, int]:
+        """Batch, and tokens in a row."""
+        batch, seq, *_ = next(iter(self.arrays.values())).shape
+        return int(batch), int(seq)
 
     @property
     def elements(self) -> int:
         """Tokens in the case."""
-        first = next(iter(self.arrays.values()))
-        return int(first.shape[0] * first.shape[1])
+        return self.sizes[0] * self.sizes[1]
 
 
 def _consecutive(rng: np.random.Generator, batch: int, seq: int, limit: int) -> np.ndarray[Any, Any]:

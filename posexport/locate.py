@@ -10,6 +10,7 @@ same names. Two questions are asked, functions inlined in both graphs:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,10 +19,13 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnx_ir as ir
+import torch
 
 from posexport.artifact import Artifact
 from posexport.export import export
+from posexport.models.weights import TORCH_DTYPES, weight_shapes
 from posexport.runtimes.base import Arrays
+from posexport.spec import Spec
 
 LARGEST = 1_000_000_000
 """Bytes of weights above which a graph isn't written out again to look inside it."""
@@ -49,14 +53,23 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
         return "the weights are too large to look inside the graph"
     shape = next(iter(artifact.inputs().values()))[0]
     batch, seq = (size if isinstance(size, int) else None for size in shape[:2])
-    fresh = export(artifact.spec, weights, form=artifact.form, opset=artifact.opset, batch=batch, seq=seq)
-    mine = onnx.load(artifact.path)
-    return Graphs(
-        mine=onnx.inliner.inline_local_functions(mine),
-        fresh=onnx.inliner.inline_local_functions(ir.to_proto(fresh)),
-        weights=frozenset(weights),
-        dtype=artifact.spec.dtype,
-    )
+    mine = onnx.inliner.inline_local_functions(onnx.load(artifact.path))
+    fresh = onnx.ModelProto()
+    fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.opset, batch, seq))
+    fresh.graph.initializer.extend(tensor for tensor in mine.graph.initializer if tensor.name in weights)
+    return Graphs(mine=mine, fresh=fresh, weights=frozenset(weights), dtype=artifact.spec.dtype)
+
+
+@functools.lru_cache(maxsize=8)
+def _fresh(spec: Spec, form: str, opset: int, batch: int | None, seq: int | None) -> onnx.ModelProto:
+    """A fresh export without its weights, on whose values the graph does not depend; kept, as many may fail alike."""
+    dtype, shapes = getattr(torch, TORCH_DTYPES[spec.dtype]), weight_shapes(spec)
+    zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
+    model = ir.to_proto(export(spec, zeros, form=form, opset=opset, batch=batch, seq=seq))
+    rest = [tensor for tensor in model.graph.initializer if tensor.name not in shapes]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(rest)
+    return onnx.inliner.inline_local_functions(model)
 
 
 def structure(graphs: Graphs) -> str | None:
@@ -66,9 +79,11 @@ def structure(graphs: Graphs) -> str | None:
         what = _difference(node, other) or _constant_difference(node, mine, fresh, graphs.weights)
         if what is not None:
             return f"{_called(node)}, node {index} of the graph, {what}"
-    have, want = len(graphs.mine.graph.node), len(graphs.fresh.graph.node)
-    if have != want:
-        return f"the graph has {have} nodes, a fresh export has {want}"
+    have, want = graphs.mine.graph.node, graphs.fresh.graph.node
+    if len(have) > len(want):
+        return f"{_called(have[len(want)])}, node {len(want)} of the graph, comes after the last one of a fresh export"
+    if len(have) < len(want):
+        return f"the graph ends before {_called(want[len(have)])}, which a fresh export has"
     outputs = [[value.name for value in model.graph.output] for model in (graphs.mine, graphs.fresh)]
     return None if outputs[0] == outputs[1] else f"the graph's outputs are {outputs[0]}, a fresh export's {outputs[1]}"
 

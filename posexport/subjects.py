@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ class Subject:
 
 def find_artifacts(paths: Sequence[Path]) -> list[Path]:
     """The artifacts that `paths` name, all those under a folder, each once; RequestError where there are none."""
-    found: dict[Path, Path] = {}
+    found: dict[str, Path] = {}
     for path in paths:
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.suffix in (".onnx", ".plan") and file.is_file())
@@ -52,7 +53,8 @@ def find_artifacts(paths: Sequence[Path]) -> list[Path]:
             inside = [path]
         else:
             raise RequestError(f"{str(path)!r} is neither .onnx nor .plan nor a folder: give artifacts of posexport.")
-        found |= {file.resolve(): file for file in inside if file.resolve() not in found}
+        for file in inside:
+            found.setdefault(os.path.realpath(file), file)
     return list(found.values())
 
 
@@ -81,8 +83,7 @@ def _plan(path: Path) -> Subject:
     inputs, outputs = (_values(manifest[key]) for key in ("inputs", "outputs"))
     bounds = bounds_of(inputs)
     for shapes in manifest["profiles"].values():
-        for axis, dim in enumerate(("batch", "seq")):
-            low, high = shapes["min"][axis], shapes["max"][axis]
+        for dim, low, high in zip(("batch", "seq"), shapes["min"], shapes["max"], strict=False):
             before = bounds[dim]
             bounds[dim] = (max(low, before[0]), high if before[1] is None else min(high, before[1]))
     return Subject(
@@ -109,7 +110,7 @@ def _breach(kind: str, wanted: Values, found: Values) -> str | None:
         if have_dtype != dtype:
             return f"the graph's {kind} {name!r} is {have_dtype}, its spec says {dtype}"
         if len(have_shape) != len(shape) or any(
-            isinstance(want, int) and isinstance(have, int) and want != have
+            isinstance(have, int) and (have < 1 or (isinstance(want, int) and want != have))
             for want, have in zip(shape, have_shape, strict=True)
         ):
             return f"the graph's {kind} {name!r} has shape {list(have_shape)}, its spec says {list(shape)}"

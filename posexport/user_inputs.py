@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,18 @@ from posexport.spec import Spec
 Array = np.ndarray[Any, Any]
 
 
-def read_inputs(
-    path: Path, spec: Spec, inputs: Mapping[str, tuple[tuple[str | int, ...], str]], bounds: Bounds
+def fit_inputs(
+    path: Path,
+    arrays: Mapping[str, Array],
+    spec: Spec,
+    inputs: Mapping[str, tuple[tuple[str | int, ...], str]],
+    bounds: Bounds,
 ) -> tuple[Case, tuple[str, ...]]:
-    """The case in `path` for a graph with these `inputs`, and notes on what was rounded.
+    """The case of the `arrays` from `path` for a graph with these `inputs`, and notes on what was rounded.
 
     Names and shapes must be the graph's; floating-point arrays are rounded to the graph's dtype, which a note says (the
     truth gets the same rounded values); integers must fit. Raises RequestError for anything else, NaN included.
     """
-    arrays = _load(path)
     for name in inputs:
         if name not in arrays:
             raise RequestError(
@@ -47,7 +49,8 @@ def read_inputs(
     return Case(name=path.name, arrays=ready), tuple(notes)
 
 
-def _load(path: Path) -> dict[str, Array]:
+def read_arrays(path: Path) -> dict[str, Array]:
+    """Every array of the .npz file at `path` by name; RequestError where it is anything else, pickles included."""
     try:
         with np.load(path, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile):
@@ -56,7 +59,7 @@ def _load(path: Path) -> dict[str, Array]:
     except OSError as error:
         why = error.strerror or "not readable"
         raise RequestError(f"inputs {str(path)!r} can't be read ({why}): give a .npz file.") from None
-    except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
+    except Exception:  # damaged archives raise whatever zip, zlib and numpy's parser of headers come upon
         raise RequestError(
             f"inputs {str(path)!r} are not a .npz file of plain arrays: write it with numpy.savez."
         ) from None

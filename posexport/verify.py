@@ -5,6 +5,7 @@ Importing this loads no engine; torch and onnx load inside `verify`, while the w
 
 from __future__ import annotations
 
+import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,10 +18,11 @@ from posexport.errors import PosexportError
 from posexport.inputs import Case, make_cases
 from posexport.parity import FAILED, NOT_RUN, TOLERANCES, Verdict, compare, judge
 from posexport.runtimes import RUNTIMES, Runtime
-from posexport.runtimes.pool import Answer, Pool
-from posexport.user_inputs import read_inputs
+from posexport.runtimes.pool import Answer, Pool, result
+from posexport.user_inputs import fit_inputs, read_arrays
 
 if TYPE_CHECKING:
+    from posexport.runtimes.base import Arrays
     from posexport.subjects import Subject
 
 TIME_LIMIT = 300.0
@@ -67,10 +69,10 @@ class _Job:
     subject: Subject
     cases: list[Case]
     notes: tuple[str, ...]
-    truth: Future[Answer]
-    eager: Future[Answer]
-    runs: dict[str, tuple[Future[Answer], list[int]]]
-    skipped: dict[str, str]
+    truth: Future[Answer] | None = None  # None where nothing need be run to know that it failed
+    eager: Future[Answer] | None = None
+    runs: dict[str, tuple[Future[Answer], list[int]]] = attrs.field(factory=dict)
+    skipped: dict[str, str] = attrs.field(factory=dict)
     graphs: Any = None
 
 
@@ -86,8 +88,10 @@ def verify(
     """Verify the artifacts that `paths` name (files, or folders of them) on each of `runtimes`.
 
     `inputs` is a .npz of the user's own; without it cases are made from `seed`. `advance` is told after each verdict
-    of an artifact, with the number of artifacts. Raises RequestError where `paths` name no artifact.
+    of an artifact, with the number of artifacts. Raises RequestError where `paths` name no artifact, or where `inputs`
+    can't be read; inputs that don't fit an artifact are told in its place.
     """
+    given = None if inputs is None else read_arrays(inputs)
     there = {name: row.missing() for name, row in runtimes.items()}
     with Pool(time_limit) as pool:
         for name in (_TORCH, *(name for name, why in there.items() if why is None and name != _TORCH)):
@@ -104,15 +108,15 @@ def verify(
             try:
                 verdicts.extend(_judge_all(job, pool, runtimes))
             except PosexportError as error:
-                broken.append((str(job.subject.path), str(error)))
+                broken.append((str(job.subject.path), _about(job.subject.path, str(error))))
             advance(job.subject.path.name, len(files))
 
         for file in files:
             try:
                 subject = read_subject(file)
-                waiting.append(_start(subject, pool, runtimes, there, inputs, seed))
+                waiting.append(_start(subject, pool, runtimes, there, _cases(subject, inputs, given, seed)))
             except PosexportError as error:
-                broken.append((str(file), str(error)))
+                broken.append((str(file), _about(file, str(error))))
                 advance(file.name, len(files))
             if len(waiting) > AHEAD:
                 judge_first()
@@ -126,30 +130,16 @@ def _start(
     pool: Pool,
     runtimes: Mapping[str, Runtime],
     there: Mapping[str, str | None],
-    inputs: Path | None,
-    seed: int,
+    cases_and_notes: tuple[list[Case], tuple[str, ...]],
 ) -> _Job:
     """Ask for the truth, for eager, and for a run on each runtime that can take the artifact."""
-    notes = subject.notes
-    if inputs is None:
-        cases = make_cases(subject.spec, subject.inputs, seed, subject.bounds)
-    else:
-        case, more = read_inputs(inputs, subject.spec, subject.inputs, subject.bounds)
-        cases, notes = [case], (*notes, *more)
-    longest = max(case.length for case in cases)
-    if subject.spec.window is not None and subject.spec.window >= longest:
-        notes = (*notes, f"no sequence was longer than the window of {subject.spec.window}, so it did not show")
+    cases, notes = cases_and_notes
+    job = _Job(subject=subject, cases=cases, notes=notes)
     arrays = [case.arrays for case in cases]
-    torch_row, source = RUNTIMES[_TORCH], subject.source.path
-    job = _Job(
-        subject=subject,
-        cases=cases,
-        notes=notes,
-        truth=pool.submit(torch_row, source, arrays, {"dtype": "fp64"}),
-        eager=pool.submit(torch_row, source, arrays),
-        runs={},
-        skipped={},
-    )
+    if subject.broken is None:
+        torch_row, source = RUNTIMES[_TORCH], subject.source.path
+        job.truth = pool.submit(torch_row, source, arrays, {"dtype": "fp64"})
+        job.eager = pool.submit(torch_row, source, arrays)
     for name, row in runtimes.items():
         why = _not_for(subject, name) or there[name]
         if subject.only is not None and subject.only != name:
@@ -157,18 +147,49 @@ def _start(
                 job.skipped[name] = f"a plan built by {subject.only} runs on nothing else"
         elif why is not None:
             job.skipped[name] = why
-        elif subject.broken is None and name == _TORCH:
+        elif name == _TORCH and job.eager is not None:
             job.runs[name] = (job.eager, list(range(len(cases))))
         elif subject.broken is None:
             most = _SMALL.get(name)
             chosen = [index for index, case in enumerate(cases) if most is None or case.elements <= most]
             if chosen:
-                job.runs[name] = (pool.submit(row, subject.path, [arrays[index] for index in chosen]), chosen)
+                options = _options(subject, row, [cases[index] for index in chosen])
+                job.runs[name] = (pool.submit(row, subject.path, [arrays[index] for index in chosen], options), chosen)
             else:
                 job.skipped[name] = f"it is slow and takes only inputs of at most {most} tokens"
-        else:
-            job.runs[name] = (job.eager, [])
     return job
+
+
+def _cases(
+    subject: Subject, inputs: Path | None, given: Arrays | None, seed: int
+) -> tuple[list[Case], tuple[str, ...]]:
+    """What the artifact is run on, and notes on it; nothing where its graph alone tells that it fails."""
+    notes = subject.notes
+    if subject.broken is not None:
+        return [], notes
+    if inputs is None or given is None:
+        cases = make_cases(subject.spec, subject.inputs, seed, subject.bounds)
+    else:
+        case, more = fit_inputs(inputs, given, subject.spec, subject.inputs, subject.bounds)
+        cases, notes = [case], (*notes, *more)
+    longest = max(case.sizes[1] for case in cases)
+    if subject.spec.window is not None and subject.spec.window >= longest:
+        notes = (*notes, f"no sequence was longer than the window of {subject.spec.window}, so it did not show")
+    return cases, notes
+
+
+def _options(subject: Subject, row: Runtime, cases: Sequence[Case]) -> dict[str, Any]:
+    """A plan built on the fly takes the shapes of the cases, whatever the defaults of `posexport compile` are."""
+    if row.home != "trt" or subject.path.suffix != ".onnx":
+        return {}
+    (shape, _), sizes = next(iter(subject.inputs.values())), [case.sizes for case in cases]
+    spans = [(dim, [size[axis] for size in sizes]) for axis, dim in enumerate(shape[:2]) if isinstance(dim, str)]
+    return {"profile": [f"{dim}={min(span)}:{max(span)}:{max(span)}" for dim, span in spans]}
+
+
+def _about(path: Path, error: str) -> str:
+    """The error, which names the artifact: among many, a person must see which one it is."""
+    return error if str(path) in error else f"{str(path)!r}: {error}"
 
 
 def _not_for(subject: Subject, name: str) -> str | None:
@@ -176,14 +197,18 @@ def _not_for(subject: Subject, name: str) -> str | None:
 
 
 def _judge_all(job: _Job, pool: Pool, runtimes: Mapping[str, Runtime]) -> list[Verdict]:
-    truth, eager = job.truth.result(), job.eager.result()
+    nothing = Answer()
+    truth = nothing if job.truth is None else result(job.truth)
+    eager = nothing if job.eager is None else result(job.eager)
     if truth.kind is not None:
         raise _error(truth)
-    return [_judge_one(job, name, pool, runtimes[name], truth, eager) for name in runtimes if _has(job, name)]
+    return [_judge_one(job, name, pool, runtimes[name], truth, eager) for name in runtimes if _concerns(job, name)]
 
 
-def _has(job: _Job, name: str) -> bool:
-    return name in job.runs or name in job.skipped
+def _concerns(job: _Job, name: str) -> bool:
+    """Whether the artifact gets a verdict of that runtime; one whose graph breaks the contract fails without a run."""
+    told = job.subject.broken is not None and job.subject.only in (None, name)
+    return told or name in job.runs or name in job.skipped
 
 
 def _error(answer: Answer) -> PosexportError:
@@ -206,7 +231,7 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
         if answer.error is not None:
             return verdict(FAILED, f"{who} could not be computed: {answer.error}", notes=job.notes)
     future, chosen = job.runs[name]
-    answer, notes = future.result(), job.notes
+    answer, notes = result(future), job.notes
     if len(chosen) < len(job.cases):
         notes = (
             *notes,
@@ -214,6 +239,8 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
         )
     if answer.kind == "RuntimeMissingError":
         return verdict(NOT_RUN, answer.error, notes=notes)
+    if answer.kind == "RequestError" and subject.only is not None:
+        raise _error(answer)  # a plan that is not this runtime's to open
     if answer.error is not None:
         return verdict(FAILED, answer.error, notes=notes, where=_where(job, name, pool, row, None))
     comparisons = [
@@ -244,17 +271,17 @@ def _where(job: _Job, name: str, pool: Pool, row: Runtime, case: Case | None) ->
         if case is not None:
             graph_runs = name != _TORCH and job.subject.path.suffix == ".onnx"
             first = row if graph_runs else RUNTIMES["onnx-reference"]
-            folder = pool.folder / f"locate{id(case)}-{name}"
-            folder.mkdir()
 
             def run(by: Runtime) -> locate.Run:
                 def once(path: Path, _: Sequence[str]) -> Any:
-                    answer = pool.submit(by, path, [case.arrays]).result()
+                    answer = result(pool.submit(by, path, [case.arrays]))
                     return answer.error if answer.error is not None else answer.outputs[0]
 
                 return once
 
-            found.append(locate.values(job.graphs, folder, run(first), run(RUNTIMES["onnx-reference"])))
+            with tempfile.TemporaryDirectory(dir=pool.folder) as folder:
+                reference = run(RUNTIMES["onnx-reference"])
+                found.append(locate.values(job.graphs, Path(folder), run(first), reference))
         told = [each for each in found if each is not None]
         return "; ".join(told) or "the graph is that of a fresh export, and its values are right one by one: " + (
             "the runtime departs where it runs the graph as a whole"

@@ -39,10 +39,10 @@ FAULTS: dict[str, tuple[str, str, plant.Mutate, str, str]] = {
     "bucket": ("t5", "decomposed", plant.constant("encoding.buckets", _one_bucket), "off by", "buckets"),
     "off-by-one": ("sinusoidal", "decomposed", plant.later_positions, "off by", "Add 'late'"),
     "baked-length": ("none", "decomposed", plant.baked_length, "Reshape", "'baked'"),
-    "nan-constant": ("rope", "decomposed", plant.constant("encoding.frequencies", plant.nan_at), "finite", "frequencies"),
+    "nan-constant": ("rope", "decomposed", plant.constant("encoding.frequencies", plant.nan_at), "finite", "encoding.f"),
     "nan-weight": ("rope", "decomposed", plant.constant("k_proj.weight", plant.nan_at), "not finite", "not finite"),
     "renamed": ("none", "decomposed", plant.renamed_output, "lacks the output 'output'", "result"),
-    "extra": ("none", "decomposed", plant.second_output, "output 'again'", "24 nodes"),
+    "extra": ("none", "decomposed", plant.second_output, "output 'again'", "again"),
     "no-causal": ("alibi", "decomposed", plant.other_spec(case("alibi", causal=True)), "off by", "fresh export"),
     "window": ("rope", "decomposed", plant.other_spec(case("rope", window=30)), "off by", "fresh export"),
 }  # fmt: skip

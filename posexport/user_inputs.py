@@ -52,7 +52,7 @@ def fit_inputs(
 def read_arrays(path: Path) -> dict[str, Array]:
     """Every array of the .npz file at `path` by name; RequestError where it is anything else, pickles included."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:  # numpy would leave its own open
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise ValueError
             return {name: file[name] for name in file.files}

@@ -39,7 +39,7 @@ FAULTS: dict[str, tuple[str, str, plant.Mutate, str, str]] = {
     "bucket": ("t5", "decomposed", plant.constant("encoding.buckets", _one_bucket), "off by", "buckets"),
     "off-by-one": ("sinusoidal", "decomposed", plant.later_positions, "off by", "Add 'late'"),
     "baked-length": ("none", "decomposed", plant.baked_length, "Reshape", "'baked'"),
-    "nan-constant": ("rope", "decomposed", plant.constant("encoding.frequencies", plant.nan_at), "finite", "encoding.f"),
+    "nan-constant": ("rope", "decomposed", plant.constant("encoding.frequencies", plant.nan_at), "finite", "enc"),
     "nan-weight": ("rope", "decomposed", plant.constant("k_proj.weight", plant.nan_at), "not finite", "not finite"),
     "renamed": ("none", "decomposed", plant.renamed_output, "lacks the output 'output'", "result"),
     "extra": ("none", "decomposed", plant.second_output, "output 'again'", "again"),

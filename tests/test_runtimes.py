@@ -68,5 +68,5 @@ def test_cuda_without_a_gpu_is_an_error_and_no_fallback(tmp_path: Path) -> None:
     path = write(tmp_path, "a", case("none"))
     with pytest.raises(Exception, match="CUDA"):
         ort.load(path, {"provider": "CUDA"})
-    with pytest.raises(RuntimeError, match="can't use the GPU"):
+    with pytest.raises(Exception, match="GPU"):
         torch_eager.load(path, {"device": "cuda"})

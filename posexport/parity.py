@@ -81,6 +81,8 @@ def compare(
             found.append(_wrong(case, name, f"output {name!r} is missing: the runtime gave {have}"))
         elif name not in truth:
             found.append(_wrong(case, name, f"output {name!r} is not one of the block's: {', '.join(truth)}"))
+        elif name not in eager or eager[name].shape != truth[name].shape:
+            found.append(_wrong(case, name, f"torch eager gave no output {name!r} of the truth's shape"))
         else:
             found.append(
                 _compare(case, name, truth[name], eager[name], got[name], dtypes.get(name, dtype), TOLERANCES[dtype])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any
 
 import attrs
 
+from posexport.errors import RequestError
 from posexport.files import staged
 from posexport.parity import FAILED, NOT_RUN, PASSED, Verdict
 from posexport.verify import Report
 
 COLUMNS = ("artifact", "runtime", "state", "error", "eager's", "allowed", "cases", "note")
 """The columns of `rows`."""
+
+_UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def to_dict(report: Report, required: Sequence[str] = ()) -> dict[str, Any]:
@@ -70,7 +74,9 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    """Text as one cell: on one line, whatever its characters (str.splitlines knows ten that end one)."""
+    line = " ".join(_text(text).splitlines())
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")
 
 
 def to_junit(report: Report) -> bytes:
@@ -85,28 +91,30 @@ def to_junit(report: Report) -> bytes:
         skipped=str(found[NOT_RUN]),
     )
     for verdict in report.verdicts:
-        case = ElementTree.SubElement(suite, "testcase", classname=verdict.artifact, name=verdict.runtime)
+        case = ElementTree.SubElement(suite, "testcase", classname=_text(verdict.artifact), name=verdict.runtime)
         _, _, _, error, eager, allowed, cases, note = _row(verdict)
         if verdict.state == FAILED:
-            ElementTree.SubElement(case, "failure", message=_xml(verdict.reason or "failed")).text = _xml(note)
+            ElementTree.SubElement(case, "failure", message=_text(verdict.reason or "failed")).text = _text(note)
         elif verdict.state == NOT_RUN:
-            ElementTree.SubElement(case, "skipped", message=_xml(verdict.reason or "not run"))
+            ElementTree.SubElement(case, "skipped", message=_text(verdict.reason or "not run"))
         told = f"error {error}, torch eager's {eager}, allowed {allowed}, sets of inputs {cases}"
         ElementTree.SubElement(case, "system-out").text = told
     for artifact, error in report.broken:
-        case = ElementTree.SubElement(suite, "testcase", classname=artifact, name="read")
-        ElementTree.SubElement(case, "error", message=_xml(error))
+        case = ElementTree.SubElement(suite, "testcase", classname=_text(artifact), name="read")
+        ElementTree.SubElement(case, "error", message=_text(error))
     ElementTree.indent(suite)
     return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
-def _xml(text: str) -> str:
-    """Text without the characters that XML 1.0 can't hold, which an engine's message may well have."""
-    return "".join(char if char in "\t\n" or char >= " " else "?" for char in text)
+def _text(text: str) -> str:
+    """Text without the characters that XML 1.0 or UTF-8 can't hold, which an engine's message or a file's name may."""
+    return _UNWRITABLE.sub("?", text)
 
 
 def write_reports(report: Report, junit: Path | None, markdown: Path | None) -> None:
-    """Write the reports that were asked for, both or none."""
+    """Write the reports that were asked for, both or none; RequestError where they can't be written."""
+    if junit is not None and markdown is not None and junit.resolve() == markdown.resolve():
+        raise RequestError(f"{str(junit)!r} can't hold both the JUnit and the Markdown report: name two files.")
     with staged() as files:
         if junit is not None:
             files.write(junit, lambda file: file.write(to_junit(report)))

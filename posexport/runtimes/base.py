@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
+
+from posexport.errors import unknown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,3 +28,10 @@ class Runner(Protocol):
     def describe(self) -> dict[str, str]:
         """Versions and device, for reports."""
         ...
+
+
+def check_options(engine: str, options: Mapping[str, Any], allowed: Iterable[str]) -> None:
+    """RequestError for an option that the engine doesn't know: it would be without effect."""
+    for name in options:
+        if name not in (known := tuple(allowed)):
+            raise unknown(f"option of {engine}", name, known)

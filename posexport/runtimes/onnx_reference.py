@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from posexport.errors import RequestError
-from posexport.runtimes.base import Arrays
+from posexport.runtimes.base import Arrays, check_options
 
 
 class GatherElements(OpRun):
@@ -38,7 +38,8 @@ class ReferenceRunner:
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         def once() -> float:
             start = time.perf_counter()
-            self._evaluator.run(None, inputs)
+            with np.errstate(all="ignore"):
+                self._evaluator.run(None, inputs)
             return time.perf_counter() - start
 
         return once
@@ -48,7 +49,8 @@ class ReferenceRunner:
 
 
 def load(path: Path, options: Mapping[str, Any]) -> ReferenceRunner:
-    """Open the `.onnx` file at `path`, external data included."""
+    """Open the `.onnx` file at `path`, external data included; there are no options."""
+    check_options("onnx-reference", options, ())
     if path.suffix != ".onnx":
         raise RequestError(f"onnx-reference runs .onnx files, not {path.name!r}: give the .onnx it came from.")
     return ReferenceRunner(onnx.load(path))

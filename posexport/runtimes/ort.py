@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from posexport.errors import RequestError
-from posexport.runtimes.base import Arrays
+from posexport.errors import RequestError, RuntimeMissingError, unknown
+from posexport.runtimes import gpu_missing
+from posexport.runtimes.base import Arrays, check_options
 from posexport.runtimes.tensors import BF16
 
 _ONNX_BF16 = 16
 _DEVICES = {"CPU": "cpu", "CUDA": "cuda"}
+_OPTIONS = ("provider", "threads", "cuda_graph", "disabled_optimizers")
 _QUIET = 4  # fatal only: what goes wrong comes as an exception with the same words
 
 
@@ -132,10 +134,17 @@ def _torch_stream() -> Any:
 
 
 def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
-    """Open the `.onnx` file at `path`; raises what ONNX Runtime raises, and RuntimeError for a silent fallback."""
+    """Open the `.onnx` file at `path`; raises what ONNX Runtime raises, RequestError for wrong options, and
+    RuntimeMissingError where the CUDA provider can't start, which ONNX Runtime itself would pass over in silence.
+    """
+    check_options("onnxruntime", options, _OPTIONS)
     if path.suffix != ".onnx":
         raise RequestError(f"onnxruntime runs .onnx files, not {path.name!r}: give the .onnx it came from.")
     provider, cuda_graph, stream = options.get("provider", "CPU"), bool(options.get("cuda_graph")), None
+    if provider not in _DEVICES:
+        raise unknown("provider of onnxruntime", str(provider), _DEVICES)
+    if provider == "CUDA" and (missing := gpu_missing()) is not None:
+        raise RuntimeMissingError(f"onnxruntime can't run on CUDA, {missing}.")
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = _QUIET
     if options.get("threads"):
@@ -155,8 +164,8 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
     session.disable_fallback()
     wanted = f"{provider}ExecutionProvider"
     if session.get_providers()[0] != wanted:
-        raise RuntimeError(
+        raise RuntimeMissingError(
             f"onnxruntime {onnxruntime.__version__} could not start {wanted}: "
-            "check that its CUDA and cuDNN libraries are installed and match"
+            "install onnxruntime-gpu with the CUDA and cuDNN libraries that it was built for."
         )
     return OrtRunner(session, provider, cuda_graph, stream)

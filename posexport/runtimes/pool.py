@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from typing import IO, Any
 
 import attrs
 
+from posexport.errors import RequestError
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.transport import load_arrays, save_arrays
@@ -49,6 +51,9 @@ def result(future: Future[Answer]) -> Answer:
     return future.result()
 
 
+_LAST_WORDS = 4096  # bytes at the end of what a worker wrote to stderr; an engine may have written millions
+
+
 class Worker:
     """One child process; started by the first request, and again after it is gone."""
 
@@ -56,6 +61,7 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._errors: IO[bytes] | None = None
+        self._reader: threading.Thread | None = None
         self._requests = 0
         self._closed = False
         self._guard = threading.Lock()
@@ -77,7 +83,8 @@ class Worker:
                 encoding="utf-8",
             )
             self._lines = queue.SimpleQueue()
-            threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
+            self._reader = threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True)
+            self._reader.start()
 
     def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
         """The worker's answer; where none comes, {ok: false, error} with how the process ended."""
@@ -99,15 +106,18 @@ class Worker:
             ended = self._how_it_ended(process)
             self.stop()
             return {"ok": False, "error": ended}
-        found: dict[str, Any] = json.loads(line)
+        found: dict[str, Any] = json.loads(line)  # whole: an answer cut short by a crash has no end of line
         if found["id"] != request["id"]:
             raise AssertionError(f"worker answered request {found['id']}, asked was {request['id']}")
         return found
 
     def _how_it_ended(self, process: subprocess.Popen[str]) -> str:
-        code = process.wait(timeout=10)
         if self._closed:
             return "stopped"
+        try:
+            code = process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            return "crashed: the process answers no more"
         if code < 0:
             try:
                 name = signal.Signals(-code).name
@@ -118,7 +128,7 @@ class Worker:
 
     def _last_words(self) -> str:
         assert self._errors is not None
-        self._errors.seek(0)
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _LAST_WORDS))
         lines = self._errors.read().decode(errors="replace").split("\n")
         said = [line.strip() for line in lines if line.strip()]
         return f" ({said[-1][:200]})" if said else ""
@@ -134,10 +144,12 @@ class Worker:
             return
         process.kill()
         process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        assert process.stdin is not None and process.stdout is not None and self._reader is not None
+        self._reader.join(timeout=5)
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        if not self._reader.is_alive():  # it reads on where a child of the engine's own still holds the pipe
+            process.stdout.close()
         if self._errors is not None:
             self._errors.close()
 
@@ -151,7 +163,8 @@ def _read(stream: IO[str] | None, lines: queue.SimpleQueue[str | None]) -> None:
     assert stream is not None
     with contextlib.suppress(OSError, ValueError):  # closed by `stop`
         for line in stream:
-            lines.put(line)
+            if line.endswith("\n"):
+                lines.put(line)
     lines.put(None)
 
 
@@ -213,14 +226,19 @@ class Pool:
         return self._workers[key]
 
     def _run(self, worker: Worker, request: dict[str, Any], folder: Path, inputs: list[Arrays]) -> Answer:
-        folder.mkdir()
-        for path, arrays in zip(request["inputs"], inputs, strict=True):
-            save_arrays(Path(path), arrays)
-        with self._slots:
-            found = worker.ask(request, self.time_limit)
-        if not found["ok"]:
-            return Answer(error=" ".join(found["error"].split()), kind=found.get("kind"))
-        outputs = tuple(load_arrays(Path(path)) for path in request["outputs"])
-        for path in (*request["inputs"], *request["outputs"]):
-            Path(path).unlink()
-        return Answer(outputs=outputs, describe=found["describe"])
+        try:
+            folder.mkdir()
+            for path, arrays in zip(request["inputs"], inputs, strict=True):
+                save_arrays(Path(path), arrays)
+            with self._slots:
+                found = worker.ask(request, self.time_limit)
+            if not found["ok"]:
+                return Answer(error=" ".join(found["error"].split()), kind=found.get("kind"))
+            outputs = tuple(load_arrays(Path(path)) for path in request["outputs"])
+            return Answer(outputs=outputs, describe=found["describe"])
+        except OSError as error:
+            raise RequestError(
+                f"can't pass tensors through {str(self.folder)!r} ({error.strerror}): free some space or set TMPDIR."
+            ) from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -15,11 +15,14 @@ from typing import Any
 import torch
 
 from posexport.artifact import read_onnx
-from posexport.errors import RequestError
+from posexport.errors import RequestError, RuntimeMissingError, unknown
 from posexport.models.block import Block, build_block
 from posexport.models.weights import TORCH_DTYPES
-from posexport.runtimes.base import Arrays
+from posexport.runtimes import gpu_missing
+from posexport.runtimes.base import Arrays, check_options
 from posexport.runtimes.tensors import to_numpy, to_torch
+
+_DEVICES = ("cpu", "cuda")
 
 
 class TorchRunner:
@@ -70,17 +73,25 @@ def timed(call: Callable[[], object], device: torch.device) -> Callable[[], floa
 
 
 def load(path: Path, options: Mapping[str, Any]) -> TorchRunner:
-    """Rebuild the block of the `.onnx` artifact at `path`; RequestError for any other file."""
+    """Rebuild the block of the `.onnx` artifact at `path`.
+
+    Raises RequestError for any other file and for wrong options, RuntimeMissingError where the GPU can't be used.
+    """
+    check_options("torch", options, ("device", "dtype"))
     if path.suffix != ".onnx":
         raise RequestError(
             f"torch runs the block of an .onnx artifact, not {path.name!r}: give the .onnx it came from."
         )
-    artifact = read_onnx(path)
-    dtype = getattr(torch, TORCH_DTYPES[options.get("dtype") or artifact.spec.dtype])
-    device = torch.device(options.get("device", "cpu"))
+    for name, allowed in (("device", _DEVICES), ("dtype", TORCH_DTYPES)):
+        if options.get(name) is not None and options[name] not in allowed:
+            raise unknown(f"{name} of torch", str(options[name]), allowed)
+    device = torch.device(options.get("device") or "cpu")
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise RuntimeError(f"this torch ({torch.__version__}) can't use the GPU: install a build with CUDA")
+            why = gpu_missing() or f"this torch ({torch.__version__}) has no CUDA: install a build that has"
+            raise RuntimeMissingError(f"torch can't use the GPU, {why}.")
         torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
+    artifact = read_onnx(path)
+    dtype = getattr(torch, TORCH_DTYPES[options.get("dtype") or artifact.spec.dtype])
     block = build_block(artifact.spec, artifact.weights(), dtype)
     return TorchRunner(block, tuple(artifact.spec.inputs()), dtype, device)

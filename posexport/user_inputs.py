@@ -55,7 +55,10 @@ def read_arrays(path: Path) -> dict[str, Array]:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:  # numpy would leave its own open
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise ValueError
-            return {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
+            if not all(isinstance(array, np.ndarray) for array in arrays.values()):  # numpy gives others as bytes
+                raise ValueError
+            return arrays
     except OSError as error:
         why = error.strerror or "not readable"
         raise RequestError(f"inputs {str(path)!r} can't be read ({why}): give a .npz file.") from None

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -52,6 +53,7 @@ def result(future: Future[Answer]) -> Answer:
 
 
 _LAST_WORDS = 4096  # bytes at the end of what a worker wrote to stderr; an engine may have written millions
+_LOOK = 1.0  # seconds between two looks at whether a silent process still lives
 
 
 class Worker:
@@ -74,14 +76,16 @@ class Worker:
             if self._process is not None and self._process.poll() is None:
                 return
             self._release()
-            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "posexport.runtimes.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                encoding="utf-8",
-            )
+            with contextlib.ExitStack() as opened:
+                self._errors = opened.enter_context(tempfile.TemporaryFile())
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "posexport.runtimes.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    encoding="utf-8",
+                )
+                opened.pop_all()  # it lives as long as the process
             self._lines = queue.SimpleQueue()
             self._reader = threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True)
             self._reader.start()
@@ -96,7 +100,7 @@ class Worker:
         try:
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
-            line = lines.get(timeout=time_limit)
+            line = _next(lines, process, time_limit)
         except queue.Empty:
             self.stop()
             return {"ok": False, "error": f"no answer within {time_limit:g} s"}
@@ -144,12 +148,10 @@ class Worker:
             return
         process.kill()
         process.wait()
-        assert process.stdin is not None and process.stdout is not None and self._reader is not None
-        self._reader.join(timeout=5)
+        assert process.stdin is not None and self._reader is not None
+        self._reader.join(timeout=_LOOK)  # it reads on where a child of the engine's own still holds the pipe
         with contextlib.suppress(OSError):
             process.stdin.close()
-        if not self._reader.is_alive():  # it reads on where a child of the engine's own still holds the pipe
-            process.stdout.close()
         if self._errors is not None:
             self._errors.close()
 
@@ -159,9 +161,24 @@ class Worker:
         self.stop()
 
 
+def _next(lines: queue.SimpleQueue[str | None], process: subprocess.Popen[str], time_limit: float) -> str | None:
+    """The next line, or None where the process has ended, even if a child of its own still holds the pipe open."""
+    until = time.monotonic() + time_limit
+    while True:
+        try:
+            return lines.get(timeout=max(0.0, min(_LOOK, until - time.monotonic())))
+        except queue.Empty:
+            if process.poll() is not None:
+                with contextlib.suppress(queue.Empty):
+                    return lines.get(timeout=_LOOK)
+                return None
+            if time.monotonic() >= until:
+                raise
+
+
 def _read(stream: IO[str] | None, lines: queue.SimpleQueue[str | None]) -> None:
     assert stream is not None
-    with contextlib.suppress(OSError, ValueError):  # closed by `stop`
+    with stream:
         for line in stream:
             if line.endswith("\n"):
                 lines.put(line)
@@ -238,7 +255,7 @@ class Pool:
             return Answer(outputs=outputs, describe=found["describe"])
         except OSError as error:
             raise RequestError(
-                f"can't pass tensors through {str(self.folder)!r} ({error.strerror}): free some space or set TMPDIR."
+                f"can't run engines, with files in {str(self.folder)!r} ({error.strerror}): free some space."
             ) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)

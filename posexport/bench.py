@@ -139,7 +139,7 @@ class _Field:
             self._out[candidate.name] = Timing(runtime=candidate.name, state=NOT_RUN, reason=missing)
             return
         options = dict(candidate.options)
-        if self._cuda_graph and candidate.runtime.needs_gpu:
+        if self._cuda_graph and candidate.runtime.needs_gpu and candidate.runtime.package != "torch":
             options["cuda_graph"] = True
         if candidate.runtime.home == "trt" and self._subject.plan_runtime is None:
             options["profile"] = self._subject.profile(sizes)

@@ -46,7 +46,7 @@ class Worker:
 
             if threads:
                 torch.set_num_threads(threads)
-        elif threads:
+        elif threads and row.package == "onnxruntime":
             options["threads"] = threads
         __import__(row.package)
         self._before, self._gpu_before = _forget_peak(), _gpu_used(row.needs_gpu)

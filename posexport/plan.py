@@ -18,6 +18,7 @@ from typing import Any
 from posexport.errors import RequestError
 from posexport.files import sha256_of
 from posexport.models import read_spec
+from posexport.spec import FORMS
 
 MOMENTS = ("min", "opt", "max")
 """The three shapes of a profile: smallest, tuned for, largest."""
@@ -39,7 +40,7 @@ def check_plan(path: Path) -> dict[str, Any]:
         )
     try:
         manifest = json.loads(beside.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last for brackets nested without end
         manifest = None
     wrong = _lacking(manifest)
     if wrong is not None:
@@ -91,8 +92,8 @@ def _lacking(manifest: Any) -> str | None:
             return f"lacks {key!r}"
         if not fits(manifest[key]):
             return f"has a {key!r} that can't be used"
-    names = {entry["name"] for entry in manifest["inputs"]}
-    if set(manifest["profiles"]) != names:
+    ranks = {entry["name"]: {len(entry["shape"])} for entry in manifest["inputs"]}
+    if {name: set(map(len, shapes.values())) for name, shapes in manifest["profiles"].items()} != ranks:
         return "has profiles that are not those of its inputs"
     return None
 
@@ -114,12 +115,17 @@ def _runtime(value: Any) -> bool:
 
 
 def _values(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(entry, dict)
-        and isinstance(entry.get("name"), str)
-        and isinstance(entry.get("dtype"), str)
-        and isinstance(entry.get("shape"), list)
-        for entry in value
+    return (
+        isinstance(value, list)
+        and value != []
+        and all(
+            isinstance(entry, dict)
+            and isinstance(entry.get("name"), str)
+            and isinstance(entry.get("dtype"), str)
+            and isinstance(entry.get("shape"), list)
+            and all(type(dim) in (int, str) for dim in entry["shape"])
+            for entry in value
+        )
     )
 
 
@@ -143,7 +149,7 @@ def _spec(value: Any) -> bool:
 
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     "sha256": lambda value: isinstance(value, str),
-    "form": lambda value: isinstance(value, str),
+    "form": lambda value: isinstance(value, str) and value in FORMS,
     "spec": _spec,
     "inputs": _values,
     "outputs": _values,

@@ -1,4 +1,4 @@
-"""`posexport verify` on every kind of artifact: fixed shapes, tokens, short tables, outside weights, plans, hostile ones."""
+"""`posexport verify` on every kind of artifact: fixed shapes, tokens, short tables, outside weights, plans, hostile."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dic
     _write(folder, "tokens", case("rope", vocab_size=5))
     _write(folder, "short-table", case("learned", max_positions=3))
     _write(folder, "window", case("rope", window=2000))
+    write(folder, "gathers", case("relative-table", max_distance=40), "function")
     write_onnx(exported(case("t5")), folder / "outside.onnx", external_from=0)
     assert (folder / "outside.onnx.data").is_file()
     result = cli("verify", folder, *ENGINES, "--json")
@@ -57,7 +58,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dic
 
 
 @pytest.mark.parametrize("runtime", ["torch", "ort-cpu"])
-@pytest.mark.parametrize("name", ["fixed", "fixed-length", "long", "tokens", "short-table", "window", "outside"])
+@pytest.mark.parametrize(
+    "name", ["fixed", "fixed-length", "long", "tokens", "short-table", "window", "outside", "gathers"]
+)
 def test_every_kind_of_artifact_passes(
     found: tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]], name: str, runtime: str
 ) -> None:
@@ -73,6 +76,7 @@ def test_a_slow_runtime_takes_small_inputs_and_says_so(
     assert verdicts["tokens", "onnx-reference"]["cases"] == 3
     assert "only 3 of 6 sets of inputs" in verdicts["tokens", "onnx-reference"]["notes"][0]
     assert verdicts["fixed", "onnx-reference"]["cases"] == 6
+    assert verdicts["gathers", "onnx-reference"]["state"] == "passed"  # onnx's own GatherElements fails there
     assert verdicts["long", "onnx-reference"]["state"] == "not run"
     assert "at most 24 tokens" in verdicts["long", "onnx-reference"]["reason"]
 

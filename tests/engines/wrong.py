@@ -40,7 +40,7 @@ def _grandchild(inputs: dict[str, Any]) -> Any:
     if os.fork() == 0:
         import time
 
-        time.sleep(8)
+        time.sleep(40)
         os._exit(0)
     os.kill(os.getpid(), signal.SIGKILL)
 

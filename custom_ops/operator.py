@@ -6,8 +6,8 @@ The ONNX side is a body written with onnxscript's builder. It is specialised for
 graph is exported (no attribute is left to a runtime that may ignore it), and becomes a model-local function.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -29,8 +29,6 @@ class Operator:
     eager: Callable[..., Any]
     fake: Callable[..., Any]
     body: Body
-    refuses: Mapping[str, str] = field(default_factory=dict)
-    """Forms that can't carry the operator, each with one sentence why; those absent are supported."""
 
     def __post_init__(self) -> None:
         registered = torch.library.custom_op(f"posexport::{self.name}", self.eager, mutates_args=())

@@ -181,7 +181,12 @@ def _check_external(path: Path, tensor: onnx.TensorProto) -> int:
     entry = external(tensor)
     location = entry.get("location", "")
     home = path.parent.resolve()
-    if not location or "\0" in location or home not in (home / location).resolve().parents:
+    if (
+        not location
+        or "\0" in location
+        or Path(location).name != location
+        or (home / location).resolve().parent != home
+    ):
         raise RequestError(
             f"{str(path)!r} keeps {tensor.name!r} in {location!r}, outside its own folder: export it again."
         )

@@ -14,7 +14,10 @@ import attrs
 from posexport import fields
 from posexport.errors import RequestError, unknown
 
-DTYPES = ("fp32", "fp16", "bf16")
+LARGEST = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.3e38}
+"""The largest finite number of each dtype of a block, the last two digits dropped."""
+
+DTYPES = tuple(LARGEST)
 FORMS = {
     "decomposed": "standard ONNX operators only, the most portable",
     "function": "model-local onnxscript functions of the domain 'posexport', which any runtime may inline",
@@ -106,6 +109,8 @@ class Spec:
             )
         if self.scale is None:
             put(self, "scale", self.head_dim**-0.5)
+        if self.scale > LARGEST[self.dtype]:
+            raise RequestError(f"scale is {self.scale}: the largest number in {self.dtype} is {LARGEST[self.dtype]}.")
         only_transformer = {"norm": "pre", "norm_type": "layernorm", "norm_eps": 1e-6, "mlp": "gelu"}
         only_transformer["intermediate_size"] = 4 * self.hidden_size
         for name, value in only_transformer.items():

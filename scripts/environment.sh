@@ -18,7 +18,7 @@ make_environment() {
     want=$(cat pyproject.toml scripts/constraints.txt | cksum)
     if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$want" ]; then
         echo "making .venv with the versions in scripts/constraints.txt ..." >&2
-        [ -x .venv/bin/python ] || "$python" -m venv .venv
+        .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
         .venv/bin/python -m pip install --quiet --disable-pip-version-check \
             --constraint scripts/constraints.txt --editable '.[dev,rtx]'
         echo "$want" >"$stamp"

@@ -5,6 +5,7 @@ A subpackage that is forgotten in pyproject.toml vanishes from the wheel while t
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ def problems(names: set[str]) -> list[str]:
 
 
 def main() -> int:
+    shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools would pack what an earlier build left there
     with tempfile.TemporaryDirectory() as folder:
         build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, str(ROOT)]
         done = subprocess.run(build, capture_output=True, text=True, check=False)

@@ -1,6 +1,9 @@
 """The wheel holds posexport, all of it, and nothing else; the check that says so can fail."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -49,3 +52,25 @@ def test_every_pin_lies_in_the_range_that_pyproject_states():
         if name in ("tensorrt", "onnxruntime"):  # GPU machines, and machines that are no x86-64
             continue
         assert names[name] in requirement.specifier, f"{text} against {names[name]}"
+
+
+def test_the_wheel_installs_and_runs_elsewhere(tmp_path):
+    """`pip install .` in two steps, without what it depends on: that is here already."""
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    code = "import posexport.cli as c, posexport.models as m; print(c.__file__, m.__file__); c.main(['list'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, *listed = done.stdout.splitlines()
+    assert [Path(file).is_relative_to(site) for file in first.split()] == [True, True]
+    assert any("rope2d" in line for line in listed)

@@ -17,7 +17,7 @@ COMMANDS = [line for kind, text in BLOCKS if kind == "bash" for line in text.spl
 ELSEWHERE = {
     "./scripts/demo": "test_demo.py",
     "./scripts/test": "what runs this",
-    "pip install .": "scripts/check builds the wheel",
+    "pip install .": "test_packaging.py",
 }
 
 

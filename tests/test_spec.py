@@ -27,7 +27,7 @@ def specs(draw: st.DrawFn) -> Spec:
         "num_kv_heads": kv_heads,
         "head_dim": 4 * draw(st.integers(1, 64)),
         "hidden_size": 2 * draw(st.integers(1, 4096)),
-        "scale": draw(st.none() | st.floats(1e-6, 1e6)),
+        "scale": draw(st.none() | st.floats(1e-6, 6e4)),
         "causal": draw(st.booleans()),
         "window": draw(st.none() | st.integers(1, 2**31 - 1)),
         "layers": draw(st.integers(1, 96)),
@@ -189,3 +189,9 @@ def test_seeded_weights(name: str) -> None:
     # a weight doesn't depend on which others there are
     deeper = seeded_weights(attrs.evolve(spec, vocab_size=5), 0)
     assert all(deeper[key].equal(tensor) for key, tensor in weights.items())
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("fp16", 65505), ("bf16", 3.39e38), ("fp32", 1e300)])
+def test_a_scale_beyond_the_dtype_is_refused(dtype: str, scale: float) -> None:
+    with pytest.raises(RequestError, match=f"the largest number in {dtype}"):
+        read_spec({"encoding": {"name": "none"}, "dtype": dtype, "scale": scale})

@@ -57,8 +57,12 @@ def progress(description: str, total: int | None = None) -> Iterator[tuple[Progr
         columns.append(MofNCompleteColumn())
     console = Console(stderr=True)
     bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task(description, total=total)
+    if not console.is_terminal:  # some versions of rich end even a disabled bar with an empty line
+        yield bar, task
+        return
     with bar:
-        yield bar, bar.add_task(description, total=total)
+        yield bar, task
 
 
 def megabytes(size: int) -> str:

@@ -15,9 +15,9 @@ import attrs
 
 from posexport import timing
 from posexport.bench_candidates import CANDIDATES, Candidate, choose
-from posexport.bench_child import Child, ChildError
 from posexport.bench_shapes import Sizes, Subject, read_subject
 from posexport.errors import RequestError
+from posexport.runtimes.pool import Worker
 
 BURST = 3
 OPEN_LIMIT, RUN_LIMIT = 900.0, 300.0
@@ -29,11 +29,15 @@ TIMED, FAILED, NOT_RUN = "timed", "failed", "not run"
 
 @attrs.frozen(kw_only=True)
 class Timing:
-    """One candidate at one shape: `state` is timed, failed or not run, with the reason for the last two."""
+    """One candidate at one shape: `state` is timed, failed or not run, with the reason for the last two.
+
+    `note` says which options had no effect on it.
+    """
 
     runtime: str
     state: str
     reason: str = ""
+    note: str = ""
     seconds: timing.Summary | None = None
     ratio: timing.Ratio | None = None
     against: str = ""
@@ -119,7 +123,8 @@ class _Field:
 
     def __init__(self, subject: Subject, threads: int | None, cuda_graph: bool) -> None:
         self._subject, self._threads, self._cuda_graph = subject, threads, cuda_graph
-        self._children: dict[str, Child] = {}
+        self._workers: dict[str, Worker] = {}
+        self._notes: dict[str, str] = {}
         self._engines: dict[str, Mapping[str, str]] = {}
         self._out: dict[str, Timing] = {}
         self._names: list[str] = []
@@ -129,8 +134,8 @@ class _Field:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for child in self._children.values():
-            child.close()
+        for worker in self._workers.values():
+            worker.close()
 
     def open(self, candidate: Candidate, sizes: Sequence[Sizes]) -> None:
         self._names.append(candidate.name)
@@ -139,14 +144,19 @@ class _Field:
             self._out[candidate.name] = Timing(runtime=candidate.name, state=NOT_RUN, reason=missing)
             return
         options = dict(candidate.options)
-        if self._cuda_graph and candidate.runtime.needs_gpu and candidate.runtime.package != "torch":
+        if self._cuda_graph and candidate.takes("cuda_graph"):
             options["cuda_graph"] = True
+        threads = self._threads if candidate.takes("threads") else None
+        idle = ["--threads"] * (threads != self._threads)
+        if self._cuda_graph and candidate.runtime.needs_gpu and "cuda_graph" not in options:
+            idle.append("--cuda-graph")
+        self._notes[candidate.name] = "; ".join(f"{option} has no effect on it" for option in idle)
         if candidate.runtime.home == "trt" and self._subject.plan_runtime is None:
             options["profile"] = self._subject.profile(sizes)
-        fields = {"runtime_name": candidate.runtime.name, "options": options, "threads": self._threads}
-        child = self._children[candidate.name] = Child()
+        fields = {"runtime_name": candidate.runtime.name, "options": options, "threads": threads}
+        worker = self._workers[candidate.name] = Worker("posexport.bench_worker")
         path = str(candidate.path(self._subject).resolve())
-        reply = self._ask(child, candidate.name, "open", limit=OPEN_LIMIT, path=path, **fields)
+        reply = self._ask(worker, candidate.name, "open", OPEN_LIMIT, path=path, **fields)
         if reply is not None:
             self._engines[candidate.name] = reply["describe"]
 
@@ -156,40 +166,40 @@ class _Field:
         """Every candidate at one shape, in their order. What fails stays failed for the shapes after it."""
         ready: dict[str, Mapping[str, Any]] = {}
         asked = {"spec": self._subject.spec.to_dict(), **attrs.asdict(sizes), "seed": seed, "warmup": warmup}
-        for name, child in self._alive().items():
+        for name, worker in self._alive().items():
             progress(f"warming up {name} at {sizes}")
-            reply = self._ask(child, name, "shape", limit=OPEN_LIMIT, **asked)
+            reply = self._ask(worker, name, "shape", OPEN_LIMIT, **asked)
             if reply is not None:
                 ready[name] = reply
-        calls = {name: self._turn(name, self._children[name]) for name in ready}
+        calls = {name: self._turn(name, self._workers[name]) for name in ready}
         progress(f"timing {sizes}")
         done = lambda: progress(f"timing {sizes}")  # noqa: E731 (a step per round)
-        others = timing.Others([child.pid for child in self._alive().values()])
+        others = timing.Others([pid for worker in self._alive().values() if (pid := worker.pid) is not None])
         turns = timing.interleave(calls, rounds, seed=seed, done=done) if calls else {}
         self.busy = max(self.busy, others.share())
         whole = {name: series for name, series in turns.items() if name not in self._out}
         return tuple(self._out.get(name) or self._timing(name, ready[name], whole) for name in self._names)
 
-    def _alive(self) -> dict[str, Child]:
-        return {name: child for name, child in self._children.items() if name not in self._out}
+    def _alive(self) -> dict[str, Worker]:
+        return {name: worker for name, worker in self._workers.items() if name not in self._out}
 
-    def _turn(self, name: str, child: Child) -> Callable[[], list[float]]:
+    def _turn(self, name: str, worker: Worker) -> Callable[[], list[float]]:
         def turn() -> list[float]:
-            reply = None if name in self._out else self._ask(child, name, "time", limit=RUN_LIMIT, burst=BURST)
+            reply = None if name in self._out else self._ask(worker, name, "time", RUN_LIMIT, burst=BURST)
             return [] if reply is None else list(reply["seconds"])
 
         return turn
 
-    def _ask(self, child: Child, name: str, do: str, **fields: Any) -> Mapping[str, Any] | None:
-        """A child's reply; None once it is out, with the reason noted."""
-        try:
-            return child.ask(do, **fields)
-        except ChildError as error:
-            # torch.compile needs a compiler of the system's: its failure says nothing about the artifact
-            refused = error.kind == "refused" or "compile" in name
-            self._out[name] = Timing(runtime=name, state=NOT_RUN if refused else FAILED, reason=str(error))
-            child.close()
-            return None
+    def _ask(self, worker: Worker, name: str, do: str, limit: float, **fields: Any) -> Mapping[str, Any] | None:
+        """A worker's answer; None once it is out, with the reason noted."""
+        found = worker.ask({"do": do, **fields}, limit)
+        if found["ok"]:
+            return found
+        # torch.compile needs a compiler of the system's: its failure says nothing about the artifact
+        refused = found.get("kind") == "refused" or "compile" in name
+        self._out[name] = Timing(runtime=name, state=NOT_RUN if refused else FAILED, reason=found["error"])
+        worker.close()
+        return None
 
     def _timing(self, name: str, ready: Mapping[str, Any], turns: Mapping[str, list[list[float]]]) -> Timing:
         against, own = CANDIDATES[name].against, turns[name]
@@ -200,6 +210,7 @@ class _Field:
         return Timing(
             runtime=name,
             state=TIMED,
+            note=self._notes[name],
             seconds=timing.summarize([seconds for turn in own for seconds in turn]),
             ratio=ratio,
             against=against if ratio else "",

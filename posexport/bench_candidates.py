@@ -12,6 +12,9 @@ from posexport.bench_shapes import Subject
 from posexport.errors import unknown
 from posexport.runtimes import RUNTIMES, Runtime
 
+_TAKES = {"torch_eager": ("threads",), "ort": ("threads", "cuda_graph"), "trt": ("cuda_graph",), "onnx_reference": ()}
+"""Which of the options of a benchmark an engine has, by its home."""
+
 
 @attrs.frozen(kw_only=True)
 class Candidate:
@@ -27,6 +30,10 @@ class Candidate:
         if subject.plan_runtime not in (None, self.runtime.name) and self.runtime.package != "torch":
             return f"a plan of {subject.plan_runtime} runs on nothing else"
         return self.runtime.missing()
+
+    def takes(self, option: str) -> bool:
+        """Whether `threads` or `cuda_graph` has an effect on it."""
+        return option in _TAKES[self.runtime.home] and (option != "cuda_graph" or self.runtime.needs_gpu)
 
     def path(self, subject: Subject) -> Path:
         """The file that it opens: torch rebuilds its block from the ONNX file, also for a plan."""

@@ -1,19 +1,16 @@
 """The child process that times one artifact on one runtime: `python -m posexport.bench_worker`.
 
-Requests and replies are lines of JSON on stdin and stdout; whatever the engine itself prints goes to stderr.
-    open   {runtime, options, path, threads}   -> {describe, rss}           loads the engine and the artifact
-    shape  {spec, batch, seq, seed, warmup}    -> {seconds, memory}         binds inputs and runs `warmup` times
-    time   {burst}                             -> {seconds: [...]}          one untimed run, then `burst` timed ones
-A failure is {error, kind}: kind "refused" where the engine says it can't run this, "failed" for anything else.
+It serves as `posexport.runtimes.worker` does; a request names what to `do`:
+    open   {runtime_name, options, path, threads} -> {describe}                      loads the engine and the artifact
+    shape  {spec, batch, seq, seed, warmup}       -> {seconds, memory, gpu_memory}   binds inputs, runs `warmup` times
+    time   {burst}                                -> {seconds: [...]}     one untimed run, then `burst` timed ones
+The `kind` of a failure is "refused" where the engine says it can't run this, "failed" for anything else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
-import sys
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +24,8 @@ from posexport.errors import PosexportError
 from posexport.models import read_spec
 from posexport.runtimes import runtime
 from posexport.runtimes.base import Runner
+from posexport.runtimes.cuda import memory_used
+from posexport.runtimes.worker import serve
 
 
 class Worker:
@@ -49,7 +48,8 @@ class Worker:
         elif threads and row.package == "onnxruntime":
             options["threads"] = threads
         __import__(row.package)
-        self._before, self._gpu_before = _forget_peak(), _gpu_used(row.needs_gpu)
+        self._gpu_before = _gpu_used(row.needs_gpu)  # first: it makes CUDA's context, which no engine is to answer for
+        self._before = _forget_peak()
         loaded = attrs.evolve(row, options={**row.options, **options}).load(Path(path))
         if compiled:
             _compile(loaded)
@@ -59,6 +59,7 @@ class Worker:
     def shape(self, spec: dict[str, Any], batch: int, seq: int, seed: int, warmup: int) -> dict[str, Any]:
         assert self._runner is not None
         self._call = None  # the memory of the shape before
+        _forget_peak()
         start = time.perf_counter()
         self._call = self._runner.prepare(seeded_inputs(read_spec(spec), Sizes(batch=batch, seq=seq), seed))
         for _ in range(warmup):
@@ -101,44 +102,24 @@ def _peak() -> int:
 
 
 def _gpu_used(wanted: bool) -> int | None:
-    """Bytes in use on the GPU by everyone, or None where torch can't say."""
-    if not wanted:
-        return None
+    """Bytes in use on the GPU by everyone, or None where the driver doesn't say."""
     try:
-        import torch
-
-        free, total = torch.cuda.mem_get_info()
-    except Exception:  # no torch, or one without CUDA: the figure is left out, the timing stands
+        return memory_used() if wanted else None
+    except (OSError, AttributeError):  # the figure is left out, the timing stands
         return None
-    return int(total - free)
 
 
-def _reply(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
-    action = request.pop("do")
+def _answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
+    number, action = request.pop("id"), request.pop("do")
     try:
         done: dict[str, Any] = getattr(worker, action)(**request)
     except Exception as error:  # the parent decides what it means
         first = next((line for line in str(error).splitlines() if line.strip()), "")
         text = first if isinstance(error, PosexportError) else f"{type(error).__name__}: {first}"
         refused = "NOT_IMPLEMENTED" in str(error) or isinstance(error, PosexportError)
-        return {"error": text[:300], "kind": "refused" if refused else "failed"}
-    return done
-
-
-def main() -> None:
-    """Answer requests until stdin ends. Ctrl-C is the parent's to handle, and a crash leaves no core file behind."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    worker = Worker()
-    for line in sys.stdin:
-        replies.write(json.dumps(_reply(worker, json.loads(line))) + "\n")
-        replies.flush()
+        return {"id": number, "ok": False, "error": text[:300], "kind": "refused" if refused else "failed"}
+    return {"id": number, "ok": True, **done}
 
 
 if __name__ == "__main__":
-    main()
+    serve(functools.partial(_answer, Worker()))

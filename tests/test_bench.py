@@ -1,7 +1,6 @@
 """`posexport bench` on a tiny block: states, numbers and exit codes. What is fast or slow is not asserted."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from helpers import small_spec
 from posexport import bench as benching
 from posexport import runtimes
 from posexport.artifact import write_onnx
-from posexport.bench_child import Child, ChildError
 from posexport.cli import main
 from posexport.export import export
 from posexport.models.weights import seeded_weights
@@ -81,40 +79,41 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
 
 
 class Crashing:
-    """A child of which every one but torch's own ends in a crash, or fails as the engine would."""
+    """A worker of which every one but torch's own ends in a crash, or fails as the engine would."""
 
     def __init__(self, how: Callable[[], dict[str, Any]]) -> None:
         self._how, self.runtime = how, ""
 
-    def ask(self, do: str, *, limit: float, **fields: Any) -> dict[str, Any]:
-        self.runtime = fields.get("runtime_name", self.runtime)
-        if self.runtime != "torch" and do == "time":
+    def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
+        self.runtime = request.get("runtime_name", self.runtime)
+        if self.runtime != "torch" and request["do"] == "time":
             return self._how()
-        return {
+        done: dict[str, dict[str, Any]] = {
             "open": {"describe": {}},
             "shape": {"seconds": 1.0, "memory": 1, "gpu_memory": None},
             "time": {"seconds": [1.0, 2.0, 3.0]},
-        }[do]
+        }
+        return {"ok": True, **done[request["do"]]}
 
-    pid = 0
+    pid = None
 
     def close(self) -> None:
         pass
 
 
 def crash() -> dict[str, Any]:
-    raise ChildError("its process crashed with SIGSEGV")
+    return {"ok": False, "error": "crashed: the process was killed by SIGSEGV"}
 
 
 def refuse() -> dict[str, Any]:
-    raise ChildError("NotImplemented: no bf16", "refused")
+    return {"ok": False, "error": "NotImplemented: no bf16", "kind": "refused"}
 
 
 @pytest.mark.parametrize(("how", "state", "code"), [(crash, "failed", 1), (refuse, "not run", 0)])
 def test_a_runtime_that_ends_while_it_is_timed_ends_itself_only(
     block: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[], dict[str, Any]], state: str, code: int
 ) -> None:
-    monkeypatch.setattr(benching, "Child", lambda: Crashing(how))
+    monkeypatch.setattr(benching, "Worker", lambda module: Crashing(how))
     result = invoke(block, "--runtime", "ort-cpu", "--shape", "seq=5", "--shape", "seq=6", "--rounds", 2)
     assert result.exit_code == code, result.output
     lines = [line.split() for line in result.stdout.splitlines() if line.startswith((" ort-cpu", " torch "))]
@@ -122,18 +121,18 @@ def test_a_runtime_that_ends_while_it_is_timed_ends_itself_only(
         "timed",
         state,
     ] * 2
-    reason = "its process crashed with SIGSEGV" if how is crash else "NotImplemented: no bf16"
+    reason = "crashed: the process was killed by SIGSEGV" if how is crash else "NotImplemented: no bf16"
     assert f"ort-cpu: {reason}" in result.stdout
 
 
 def test_a_failed_compilation_is_not_the_artifacts_fault(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class NoCompiler(Crashing):
-        def ask(self, do: str, *, limit: float, **fields: Any) -> dict[str, Any]:
-            if fields.get("options", {}).get("compiled"):
-                raise ChildError("InductorError: no C++ compiler")
-            return super().ask(do, limit=limit, **fields)
+        def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
+            if request.get("options", {}).get("compiled"):
+                return {"ok": False, "error": "InductorError: no C++ compiler"}
+            return super().ask(request, time_limit)
 
-    monkeypatch.setattr(benching, "Child", lambda: NoCompiler(lambda: {"seconds": [1.0]}))
+    monkeypatch.setattr(benching, "Worker", lambda module: NoCompiler(crash))
     found = benching.bench(block, runtimes=["torch"], shapes=["seq=5"], rounds=1)
     assert found.states("torch-compile") == {"not run"}
     assert found.states("torch") == {"timed"}
@@ -151,12 +150,12 @@ def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
     opened = {}
 
     class Noting(Crashing):
-        def ask(self, do: str, *, limit: float, **fields: Any) -> dict[str, Any]:
-            if do == "open":
-                opened[fields["runtime_name"]] = Path(fields["path"]).name
-            return super().ask(do, limit=limit, **fields)
+        def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
+            if request["do"] == "open":
+                opened[request["runtime_name"]] = Path(request["path"]).name
+            return super().ask(request, time_limit)
 
-    monkeypatch.setattr(benching, "Child", lambda: Noting(crash))
+    monkeypatch.setattr(benching, "Worker", lambda module: Noting(crash))
     result = invoke(plan, "--rounds", 1, "--json")
     assert result.exit_code == 0, result.output
     (shape,) = json.loads(result.stdout)["shapes"]
@@ -188,7 +187,7 @@ def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
 def test_bad_requests_exit_2_before_anything_runs(
     block: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
 ) -> None:
-    monkeypatch.setattr(benching, "Child", lambda: pytest.fail("a process was started"))
+    monkeypatch.setattr(benching, "Worker", lambda module: pytest.fail("a process was started"))
     result = invoke(block, *options)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"Error: {message}")
@@ -205,35 +204,49 @@ def test_files_that_are_no_artifact_exit_2(tmp_path: Path, content: bytes) -> No
     assert str(path) in result.stderr
 
 
-def test_a_crash_names_its_signal() -> None:
-    child = Child((sys.executable, "-c", "import os; os.abort()"))
-    with pytest.raises(ChildError, match="crashed with SIGABRT"):
-        child.ask("open", limit=30.0)
-    child.close()
+def test_options_go_to_the_engines_that_have_them_and_the_others_say_so(
+    block: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtimes.Runtime, "missing", lambda self: None)
+    given: dict[str, tuple[bool, Any]] = {}
 
+    class Strict(Crashing):
+        def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
+            if request["do"] == "open" and not request["options"].get("compiled"):
+                given[request["runtime_name"]] = (request["options"].get("cuda_graph", False), request["threads"])
+            return super().ask({**request, "runtime_name": "torch"}, time_limit)
 
-def test_an_end_names_its_code_and_last_words() -> None:
-    child = Child((sys.executable, "-c", "import sys; print('no library', file=sys.stderr); sys.exit(7)"))
-    with pytest.raises(ChildError, match="ended with code 7: no library"):
-        child.ask("open", limit=30.0)
-    child.close()
-
-
-def test_a_hanging_process_is_ended() -> None:
-    child = Child((sys.executable, "-c", "import time; time.sleep(600)"))
-    with pytest.raises(ChildError, match=r"no answer within 0\.2 s"):
-        child.ask("open", limit=0.2)
-
-
-def test_what_an_engine_prints_does_not_disturb_the_answers() -> None:
-    code = (
-        "import os, sys, posexport.bench_worker as w\n"
-        "w.Worker.open = lambda self, **_: (print('noise'), os.write(1, b'more noise\\n'), {'describe': {}})[2]\n"
-        "w.main()"
+    monkeypatch.setattr(benching, "Worker", lambda module: Strict(crash))
+    found = benching.bench(
+        block, runtimes=list(runtimes.RUNTIMES), shapes=["seq=5"], rounds=1, threads=2, cuda_graph=True
     )
-    child = Child((sys.executable, "-P", "-c", code))
-    assert child.ask("open", limit=60.0) == {"describe": {}}
-    child.close()
+    assert given == {
+        "torch": (False, 2),
+        "torch-cuda": (False, 2),
+        "onnx-reference": (False, None),
+        "ort-cpu": (False, 2),
+        "ort-cuda": (True, 2),
+        "tensorrt": (True, None),
+        "tensorrt-rtx": (True, None),
+    }
+    ((_, timings),) = found.shapes
+    threads, graph = "--threads has no effect on it", "--cuda-graph has no effect on it"
+    assert {timing.runtime: timing.note for timing in timings if timing.note} == {
+        "torch-cuda": graph,
+        "torch-compile-cuda": graph,
+        "onnx-reference": threads,
+        "tensorrt": threads,
+        "tensorrt-rtx": threads,
+    }
+    assert all(timing.state == "timed" and timing.ratio is not None for timing in timings)
+
+
+def test_onnx_reference_is_timed_whatever_the_threads(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    options = ("--shape", "seq=3", "--rounds", 1, "--warmup", 1, "--threads", 1, "--require", "onnx-reference")
+    result = invoke(block, "--runtime", "onnx-reference", *options)
+    assert result.exit_code == 0, result.output
+    assert "onnx-reference: --threads has no effect on it\n" in result.stdout
 
 
 @pytest.mark.slow

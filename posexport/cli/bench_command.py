@@ -94,8 +94,9 @@ def _show(found: Benchmark) -> None:
             right=("median ms", "p10", "p90", "p99", "to torch eager", "95 % interval", "memory"),
         )
     timings = [result for _, results in found.shapes for result in results]
-    for name, reason in {result.runtime: result.reason for result in timings if result.reason}.items():
-        click.echo(f"{name}: {reason}")
+    for name, said in {result.runtime: result.reason or result.note for result in timings}.items():
+        if said:
+            click.echo(f"{name}: {said}")
     if found.busy > BUSY:
         click.echo(f"The machine was busy (other work took {found.busy:.0%} of the CPU): time it again at rest.")
 

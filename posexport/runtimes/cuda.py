@@ -4,6 +4,7 @@ loads. Importing this loads neither."""
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +15,8 @@ _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 
 def device() -> tuple[str, str]:
     """Name and compute capability ("8.9") of the first GPU; OSError where the driver answers with an error."""
-    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    handle, name, numbers = ctypes.c_int(), ctypes.create_string_buffer(256), []
-    _check(driver.cuInit(0))
+    driver, handle = _driver(), ctypes.c_int()
+    name, numbers = ctypes.create_string_buffer(256), []
     _check(driver.cuDeviceGet(ctypes.byref(handle), 0))
     _check(driver.cuDeviceGetName(name, 256, handle))
     for attribute in (_MAJOR, _MINOR):
@@ -24,6 +24,35 @@ def device() -> tuple[str, str]:
         _check(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle))
         numbers.append(value.value)
     return name.value.decode(), ".".join(map(str, numbers))
+
+
+def memory_used() -> int:
+    """Bytes in use by everyone on the first GPU, in the context that the engines of this process share.
+
+    OSError where the driver answers with an error.
+    """
+    driver, free, total = _driver(), ctypes.c_size_t(), ctypes.c_size_t()
+    _check(driver.cuCtxPushCurrent_v2(_context()))
+    try:
+        _check(driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    return total.value - free.value
+
+
+@functools.cache
+def _context() -> ctypes.c_void_p:
+    """The first GPU's primary context, kept until the process ends."""
+    driver, handle, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
+    _check(driver.cuDeviceGet(ctypes.byref(handle), 0))
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle))
+    return context
+
+
+def _driver() -> Any:
+    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    _check(driver.cuInit(0))
+    return driver
 
 
 def by_events(cuda: Any, stream: int, enqueue: Callable[[], object]) -> Callable[[], float]:

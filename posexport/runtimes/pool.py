@@ -47,19 +47,21 @@ class Answer:
 def result(future: Future[Answer]) -> Answer:
     """Wait for an answer in short steps: the kernel may hand Ctrl-C to any thread, and a main thread that waits without
     end would then sleep on."""
-    while not wait((future,), timeout=0.25).done:
+    while not wait((future,), timeout=_STEP).done:
         pass
     return future.result()
 
 
 _LAST_WORDS = 4096  # bytes at the end of what a worker wrote to stderr; an engine may have written millions
-_LOOK = 1.0  # seconds between two looks at whether a silent process still lives
+_LOOK = 1.0  # seconds for what a process wrote to arrive once it has ended
+_STEP = 0.25  # seconds between two looks at whether a silent process still lives, and for Ctrl-C (see `result`)
 
 
 class Worker:
-    """One child process; started by the first request, and again after it is gone."""
+    """One child process of `module`; started by the first request, and again after it is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "posexport.runtimes.worker") -> None:
+        self._module = module
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._errors: IO[bytes] | None = None
@@ -67,6 +69,12 @@ class Worker:
         self._requests = 0
         self._closed = False
         self._guard = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process, None where none runs."""
+        process = self._process
+        return None if process is None else process.pid
 
     def start(self) -> None:
         """Start the process if none is running."""
@@ -79,7 +87,7 @@ class Worker:
             with contextlib.ExitStack() as opened:
                 self._errors = opened.enter_context(tempfile.TemporaryFile())
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "posexport.runtimes.worker"],
+                    [sys.executable, "-P", "-m", self._module],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._errors,
@@ -166,7 +174,7 @@ def _next(lines: queue.SimpleQueue[str | None], process: subprocess.Popen[str], 
     until = time.monotonic() + time_limit
     while True:
         try:
-            return lines.get(timeout=max(0.0, min(_LOOK, until - time.monotonic())))
+            return lines.get(timeout=max(0.0, min(_STEP, until - time.monotonic())))
         except queue.Empty:
             if process.poll() is not None:
                 with contextlib.suppress(queue.Empty):

@@ -1,4 +1,4 @@
-"""A child process that runs artifacts in one engine: `python -P -m posexport.runtimes.worker`.
+"""A child process that runs artifacts in one engine: `python -P -m posexport.runtimes.worker`. Others may `serve` too.
 
 One JSON object a line on stdin, {id, module, path, options, inputs: [npz], outputs: [npz]}, is answered by one on
 stdout, {id, ok, describe} or {id, ok: false, error[, kind]}. Engines write to stdout as they please: before one is
@@ -17,6 +17,7 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,8 @@ def _end_with_parent() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported; it leaves no core file behind
 
 
-def main() -> None:
-    """Serve until the input ends."""
+def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer requests until the input ends."""
     _end_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
@@ -74,4 +75,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(answer)

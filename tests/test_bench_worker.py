@@ -1,0 +1,120 @@
+"""The process that times: its answers, and the memory that it tells, without a GPU."""
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import small_spec
+
+from posexport import bench_worker
+from posexport.bench_worker import Worker, _answer
+from posexport.errors import RequestError
+from posexport.runtimes import Runtime, cuda
+
+
+def test_an_engine_that_refuses_is_told_from_one_that_fails() -> None:
+    class Refusing(Worker):
+        def time(self, burst: int) -> dict[str, Any]:
+            raise [RequestError("no such file."), ValueError("[NOT_IMPLEMENTED] no bf16"), ValueError("\n no\nmore")][
+                burst
+            ]
+
+    answers = [_answer(Refusing(), {"id": 7, "do": "time", "burst": burst}) for burst in range(3)]
+    assert [(each["id"], each["ok"], each["kind"], each["error"]) for each in answers] == [
+        (7, False, "refused", "no such file."),
+        (7, False, "refused", "ValueError: [NOT_IMPLEMENTED] no bf16"),
+        (7, False, "failed", "ValueError:  no"),
+    ]
+
+
+class Hungry:
+    """A runner that takes 64 MB at four tokens, and none at others."""
+
+    def prepare(self, inputs: dict[str, Any]) -> Callable[[], float]:
+        taken = np.ones(2**23 if inputs["hidden_states"].shape[1] == 4 else 1)
+        return lambda: float(taken[0])
+
+    def describe(self) -> dict[str, str]:
+        return {"engine": "hungry"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are told anew on Linux only")
+def test_each_shape_has_a_peak_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runtime, "load", lambda self, path: Hungry())
+    worker = Worker()
+    worker.open("ort-cpu", {}, "block.onnx", None)
+    spec = small_spec("none").to_dict()
+    large, small = (worker.shape(spec, batch=1, seq=seq, seed=0, warmup=1)["memory"] for seq in (4, 5))
+    assert large >= 2**26
+    assert small < 2**25
+
+
+def test_the_gpu_is_asked_before_memory_counts_and_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(Runtime, "load", lambda self, path: Hungry())
+    monkeypatch.setattr(bench_worker, "memory_used", lambda: order.append("gpu") or 5)
+    monkeypatch.setattr(bench_worker, "_forget_peak", lambda: order.append("peak") or 0)
+    worker = Worker()
+    worker.open("ort-cuda", {}, "block.onnx", None)
+    assert order == ["gpu", "peak"]
+    assert worker.shape(small_spec("none").to_dict(), batch=1, seq=5, seed=0, warmup=1)["gpu_memory"] == 0
+
+
+class Driver:
+    """Stands in for libcuda: 3 of 10 bytes are free; `failing` answers with an error."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.calls: list[str] = []
+        self.failing = failing
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def call(*args: Any) -> int:
+            self.calls.append(name)
+            if name == "cuMemGetInfo_v2":
+                for at, value in enumerate((3, 10)):
+                    ctypes.cast(args[at], ctypes.POINTER(ctypes.c_size_t))[0] = value
+            return int(name == self.failing)
+
+        return call
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    cuda._context.cache_clear()
+    yield
+    cuda._context.cache_clear()
+
+
+def test_memory_in_use_is_told_by_the_driver(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda name: driver)
+    assert [cuda.memory_used(), cuda.memory_used()] == [7, 7]
+    assert driver.calls.count("cuDevicePrimaryCtxRetain") == 1
+    assert driver.calls.count("cuCtxPushCurrent_v2") == driver.calls.count("cuCtxPopCurrent_v2") == 2
+
+
+@pytest.mark.parametrize("failing", ["cuInit", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuMemGetInfo_v2"])
+def test_a_driver_that_fails_leaves_the_figure_out(fresh: None, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    driver = Driver(failing)
+    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda name: driver)
+    with pytest.raises(OSError, match="error 1"):
+        cuda.memory_used()
+    assert bench_worker._gpu_used(True) is None
+    pushed = driver.calls.count("cuCtxPushCurrent_v2") if failing != "cuCtxPushCurrent_v2" else 0
+    assert driver.calls.count("cuCtxPopCurrent_v2") == pushed
+
+
+def test_without_a_driver_the_figure_is_left_out(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Path:
+        raise OSError(name)
+
+    monkeypatch.setattr(cuda.ctypes, "CDLL", missing)
+    assert bench_worker._gpu_used(True) is None
+    assert bench_worker._gpu_used(False) is None

@@ -11,7 +11,6 @@ import attrs
 
 from posexport.errors import RequestError, unknown
 from posexport.fields import integer
-from posexport.plan import check_plan, onnx_of
 from posexport.spec import Spec
 
 if TYPE_CHECKING:
@@ -84,30 +83,24 @@ class Subject:
 
 
 def read_subject(path: Path) -> Subject:
-    """The artifact at `path`, .onnx or .plan; RequestError for any other file, and for a plan that isn't whole."""
-    from posexport.artifact import read_onnx
+    """The artifact at `path`, .onnx or .plan; RequestError for any other file, and for what verify calls broken."""
+    from posexport import subjects
 
     if path.suffix not in (".onnx", ".plan"):
         raise RequestError(f"{str(path)!r} is neither .onnx nor .plan: give an artifact of posexport.")
-    manifest = check_plan(path) if path.suffix == ".plan" else None
-    onnx = path if manifest is None else onnx_of(path, manifest)
-    artifact = read_onnx(onnx)
-    (shape, _), name = next(iter(artifact.inputs().values())), next(iter(artifact.inputs()))
-    ranges: dict[str, tuple[int, int | None, int | None]] = {}
-    for axis, dim in enumerate(("batch", "seq")):
-        size = shape[axis]
-        ranges[dim] = (size, size, size) if isinstance(size, int) else (1, None, None)
-        if manifest is not None:
-            low, best, high = (manifest["profiles"][name][moment][axis] for moment in ("min", "opt", "max"))
-            ranges[dim] = (low, best, high)
+    found = subjects.read_subject(path)
+    if found.broken is not None:
+        raise RequestError(f"{str(path)!r} can't be timed, {found.broken}: export it anew.")
     return Subject(
         path=path,
-        onnx=onnx,
-        spec=artifact.spec,
-        form=artifact.form,
-        opset=artifact.opset,
-        plan_runtime=None if manifest is None else manifest["runtime"]["name"],
-        ranges=ranges,
+        onnx=found.source.path,
+        spec=found.spec,
+        form=found.source.form,
+        opset=found.source.opset,
+        plan_runtime=found.only,
+        ranges={
+            dim: (low, low if low == high else found.tuned.get(dim), high) for dim, (low, high) in found.bounds.items()
+        },
     )
 
 

@@ -23,7 +23,8 @@ Values = Mapping[str, tuple[tuple[str | int, ...], str]]
 class Subject:
     """One artifact: what runs (`path`), and the ONNX artifact that its truth comes from (the same, or a plan's source).
 
-    `only` names the one runtime that can open it (a plan's builder), `broken` what of the contract its graph breaks.
+    `only` names the one runtime that can open it (a plan's builder), `broken` what of the contract its graph breaks,
+    `tuned` the sizes of batch and sequence that a plan is tuned for.
     """
 
     path: Path
@@ -33,6 +34,7 @@ class Subject:
     bounds: Bounds
     only: str | None = None
     broken: str | None = None
+    tuned: Mapping[str, int] = attrs.field(factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -86,9 +88,11 @@ def _plan(path: Path) -> Subject:
         for dim, low, high in zip(("batch", "seq"), shapes["min"], shapes["max"], strict=False):
             before = bounds[dim]
             bounds[dim] = (max(low, before[0]), high if before[1] is None else min(high, before[1]))
+    first = next(iter(manifest["profiles"].values()))
     return Subject(
         path=path,
         source=source,
+        tuned=dict(zip(("batch", "seq"), first["opt"], strict=False)),
         inputs=inputs,
         dtypes={name: dtype for name, (_, dtype) in outputs.items()},
         bounds=bounds,

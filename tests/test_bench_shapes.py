@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from helpers import small_spec
 
+from posexport.artifact import write_onnx
 from posexport.bench_shapes import Sizes, Subject, read_sizes, read_subject, seeded_inputs
 from posexport.errors import RequestError
+from posexport.export import export
+from posexport.models.weights import seeded_weights
 from posexport.spec import Spec
 
 FREE = (1, None, None)
@@ -130,3 +134,18 @@ def test_a_plan_without_manifest_is_refused(tmp_path: Path) -> None:
     plan.write_bytes(b"code")
     with pytest.raises(RequestError, match="no manifest"):
         read_subject(plan)
+
+
+@pytest.mark.parametrize("spoil", ["inputs", "rank"])
+def test_a_graph_that_is_not_that_of_its_spec_is_refused(tmp_path: Path, spoil: str) -> None:
+    spec = small_spec("none")
+    path = tmp_path / "block.onnx"
+    write_onnx(export(spec, seeded_weights(spec, 0)), path)
+    model = onnx.load(path)
+    if spoil == "inputs":
+        model.graph.ClearField("input")
+    else:
+        del model.graph.input[0].type.tensor_type.shape.dim[1:]
+    onnx.save(model, path)
+    with pytest.raises(RequestError, match="hidden_states"):
+        read_subject(path)

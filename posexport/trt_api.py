@@ -116,6 +116,12 @@ def _hint(message: str) -> str:
     return next(hint for pattern, hint in _HINTS if re.search(pattern, message))
 
 
+def capabilities(trt: Any) -> dict[str, Any]:
+    """The engine's own constants by compute capability, such as "8.9"; none where it builds for the GPU at hand."""
+    members = dict(getattr(getattr(trt, "ComputeCapability", None), "__members__", {}))
+    return {f"{key[2:-1]}.{key[-1]}": value for key, value in members.items() if re.fullmatch(r"SM\d+", key)}
+
+
 def read_capabilities(trt: Any, name: str, given: Iterable[str]) -> list[Any]:
     """The engine's own constants for compute capabilities such as "8.9"; RequestError for what it can't target."""
     given = list(given)
@@ -124,8 +130,7 @@ def read_capabilities(trt: Any, name: str, given: Iterable[str]) -> list[Any]:
             "tensorrt builds for the GPU at hand only, so it takes no compute capability: drop --compute-capability, "
             "or build with --runtime tensorrt-rtx."
         )
-    members = dict(trt.ComputeCapability.__members__) if given else {}
-    known = {f"{key[2:-1]}.{key[-1]}": value for key, value in members.items() if re.fullmatch(r"SM\d+", key)}
+    known = capabilities(trt) if given else {}
     for each in given:
         if each not in known:
             raise RequestError(

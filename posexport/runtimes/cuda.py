@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from posexport.errors import RuntimeMissingError
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
@@ -24,6 +28,36 @@ def device() -> tuple[str, str]:
         _check(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle))
         numbers.append(value.value)
     return name.value.decode(), ".".join(map(str, numbers))
+
+
+def library_folders() -> list[str]:
+    """Where pip's packages keep the CUDA runtime: `nvidia/cuda_runtime/lib`, and `nvidia/cu13/lib` from CUDA 13."""
+    pattern = "nvidia/*/bin/**/cudart64_*.dll" if sys.platform == "win32" else "nvidia/*/lib/libcudart.so*"
+    found = (file.parent for entry in sys.path if entry for file in sorted(Path(entry).glob(pattern)))
+    return list(dict.fromkeys(map(str, found)))
+
+
+def load_runtime() -> Any:
+    """polygraphy's `cuda` module with the CUDA runtime loaded; RuntimeMissingError where it isn't there.
+
+    polygraphy looks into the folders of a variable, but not into those of CUDA 13's packages.
+    """
+    variable = "PATH" if sys.platform == "win32" else "LD_LIBRARY_PATH"
+    folders = [*filter(None, os.environ.get(variable, "").split(os.pathsep)), *library_folders()]
+    os.environ[variable] = os.pathsep.join(dict.fromkeys(folders))
+    from polygraphy import cuda
+    from polygraphy.exception import PolygraphyException
+    from polygraphy.logger import G_LOGGER
+
+    G_LOGGER.module_severity = G_LOGGER.CRITICAL
+    try:
+        cuda.wrapper()
+    except (OSError, PolygraphyException) as error:
+        raise RuntimeMissingError(
+            f"the CUDA runtime library can't be loaded ({str(error).splitlines()[0] if str(error) else 'not found'}): "
+            "install nvidia-cuda-runtime, or name its folder in LD_LIBRARY_PATH."
+        ) from error
+    return cuda
 
 
 def memory_used() -> int:

@@ -23,7 +23,7 @@ from posexport.plan import check_builder, check_plan
 from posexport.profiles import check_shapes
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.base import Arrays
-from posexport.runtimes.cuda import by_events, captured, device
+from posexport.runtimes.cuda import by_events, captured, device, load_runtime
 from posexport.runtimes.tensors import NUMPY_DTYPES
 
 
@@ -40,18 +40,22 @@ class PlanRunner:
         cuda_graph: bool = False,
     ) -> None:
         os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = str(int(name == "tensorrt-rtx"))  # read when polygraphy is imported
-        from polygraphy import cuda
-        from polygraphy.backend.trt import TrtRunner
-        from polygraphy.logger import G_LOGGER
-
-        G_LOGGER.module_severity = G_LOGGER.CRITICAL
-        self._trt, self._cuda, self._name, self._cuda_graph = trt, cuda, name, cuda_graph
+        self._trt, self._name, self._cuda_graph = trt, name, cuda_graph
         self._profiles, self._outputs = profiles, outputs
+        self._held: list[Any] = []
         self._log = trt_api.make_log(trt)
         self._runtime = trt.Runtime(self._log)  # the engine needs it, and the log, for as long as it lives
         self._engine = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
+            if not _serves_gpu(trt, self._runtime, plan):
+                raise RuntimeMissingError(
+                    f"this GPU (compute capability {device()[1]}) is not one that the plan serves: {name} "
+                    f"{trt.__version__} builds for {', '.join(trt_api.capabilities(trt))}."
+                )
             raise RuntimeError(f"{name} can't open the plan: {'; '.join(self._log.errors()) or 'it does not say why'}")
+        self._cuda = load_runtime()
+        from polygraphy.backend.trt import TrtRunner
+
         self._runner = TrtRunner(self._engine, allocation_strategy="runtime")
         self._runner.activate()
 
@@ -68,9 +72,10 @@ class PlanRunner:
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         check_shapes(self._profiles, {name: array.shape for name, array in inputs.items()})
+        self._free()
         context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         stream, raw = self._cuda.Stream(), self._cuda.DeviceArray.raw
-        held = [context, stream]  # everything that must outlive the calls
+        held = self._held = [context, stream]  # everything that must outlive the calls
         for name, array in inputs.items():
             held.append(raw((array.nbytes,)).copy_from(_bytes(array)))
             _done(context.set_input_shape(name, array.shape), f"set the shape of {name}")
@@ -91,6 +96,12 @@ class PlanRunner:
         enqueue()  # the first run compiles kernels, which can't be recorded in a graph
         stream.synchronize()
         return by_events(cuda, stream.ptr, captured(cuda, stream.ptr, enqueue) if self._cuda_graph else enqueue)
+
+    def _free(self) -> None:
+        """Give back what the last `prepare` holds: polygraphy's memory and streams are freed on request only."""
+        for handle in reversed(self._held[1:]):  # all but the context, which goes with its last reference
+            handle.free()
+        self._held.clear()
 
     def describe(self) -> dict[str, str]:
         return {"engine": self._name, "version": self._trt.__version__, "device": device()[0]}
@@ -129,6 +140,20 @@ def _engine(name: str) -> Any:
     if missing is not None:
         raise RuntimeMissingError(f"{name} can't run here, {missing}.")
     return trt_api.load(name)
+
+
+def _serves_gpu(trt: Any, runtime: Any, plan: Any) -> bool:
+    """Whether a plan that didn't open is for a GPU like this one, as far as the engine can tell."""
+    wrong = getattr(trt, "EngineInvalidityDiagnostics", None)
+    if wrong is not None and hasattr(runtime, "get_engine_validity"):
+        _, found = runtime.get_engine_validity(plan)
+        if int(found) & int(wrong.UNSUPPORTED_CC):
+            return False
+    known = trt_api.capabilities(trt)
+    try:
+        return not known or device()[1] in known
+    except OSError:
+        return True
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

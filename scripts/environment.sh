@@ -15,12 +15,12 @@ make_environment() {
         exit 3
     fi
     stamp=.venv/.installed
-    want=$(cat pyproject.toml scripts/constraints.txt | cksum)
+    want="$(cat pyproject.toml scripts/constraints.txt | cksum)${EXTRAS:+ $EXTRAS}"
     if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$want" ]; then
         echo "making .venv with the versions in scripts/constraints.txt ..." >&2
         .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
         .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-            --constraint scripts/constraints.txt --editable '.[dev,rtx]'
+            --constraint scripts/constraints.txt --editable ".[dev,rtx${EXTRAS:+,$EXTRAS}]"
         echo "$want" >"$stamp"
     fi
     export PATH="$PWD/.venv/bin:$PATH"

@@ -1,10 +1,13 @@
 """`scripts/gpu_acceptance`: it says so where there is no GPU, and its plumbing runs on the CPU's runtimes."""
 
+import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,26 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 def accept(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPTS / "acceptance.py"), *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
+@pytest.fixture
+def acceptance(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("acceptance")
+
+
+@pytest.mark.parametrize(
+    ("states", "lacking", "code"),
+    [
+        (["passed", "not run"], False, 0),
+        (["passed", "not run"], True, 3),
+        (["not run", "not run"], False, 3),
+        ([], False, 3),
+        (["passed", "failed"], True, 1),
+    ],
+)
+def test_only_what_passed_is_a_success(acceptance: Any, states: list[str], lacking: bool, code: int) -> None:
+    assert acceptance._exit_code(states, lacking) == code
 
 
 def test_the_script_is_executable() -> None:
@@ -53,12 +76,7 @@ def test_cells_run_and_missing_runtimes_are_rows_with_their_reason(tmp_path: Pat
     assert "1 passed, 0 failed, 1 not run" in done.stdout
 
 
-def test_a_cell_that_fails_does_not_stop_the_rest(tmp_path: Path) -> None:
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import acceptance
-    finally:
-        sys.path.remove(str(SCRIPTS))
+def test_a_cell_that_fails_does_not_stop_the_rest(acceptance: Any) -> None:
     results = [acceptance.Result(cell="rope", runtime=name) for name in ("ort-cpu", "torch")]
     assert not acceptance._step("export", results, lambda: 1 // 0)
     assert [(each.state, each.reason) for each in results] == [
@@ -80,3 +98,21 @@ def test_bad_requests_exit_2(options: tuple[str, ...], message: str) -> None:
     done = accept(*options)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_extras_are_installed_and_belong_to_the_stamp(tmp_path: Path) -> None:
+    """The environment is made anew where other extras are asked for; pip is a stand-in that notes its arguments."""
+    root = tmp_path / "checkout"
+    for name in ("scripts", ".venv/bin"):
+        (root / name).mkdir(parents=True)
+    for name in ("scripts/environment.sh", "scripts/constraints.txt", "pyproject.toml"):
+        shutil.copy(SCRIPTS.parent / name, root / name)
+    pip = root / ".venv/bin/python"
+    pip.write_text('#!/bin/sh\necho "$@" >>asked\n')
+    pip.chmod(0o755)
+    (root / "scripts/go").write_text('source "$(dirname "$0")/environment.sh"\nmake_environment\n')
+    for extras in ("", "", "tensorrt", "tensorrt"):
+        environment = {**os.environ, "EXTRAS": extras, "PYTHON": sys.executable}
+        subprocess.run(["bash", str(root / "scripts/go")], env=environment, check=True, capture_output=True)
+    installs = [line.split()[-1] for line in (root / "asked").read_text().splitlines() if " install " in line]
+    assert installs == [".[dev,rtx]", ".[dev,rtx,tensorrt]"]

@@ -18,6 +18,7 @@ from posexport.compile import BuildOptions, build
 from posexport.errors import RequestError
 from posexport.models import ENCODINGS
 from posexport.spec import FORMS, OPSETS
+from posexport.trt_build import _configure
 
 pytestmark = needs_rtx
 
@@ -86,15 +87,32 @@ def test_opsets_that_are_exported_compile(opset: int) -> None:
     assert built(exported("rope", opset=opset)).kernels.fused_attention is True
 
 
-def test_tf32_changes_an_fp32_plan_and_is_off_by_default() -> None:
+def configured(**options: Any) -> Any:
+    """The builder's own settings for some options."""
+    trt = trt_api.load(RTX)
+    builder = trt.Builder(trt_api.make_log(trt))
+    return _configure(trt, builder, BuildOptions(runtime=RTX, **options))
+
+
+def test_tf32_is_off_unless_asked_for() -> None:
+    flag = trt_api.load(RTX).BuilderFlag.TF32
+    assert [configured().get_flag(flag), configured(tf32=True).get_flag(flag)] == [False, True]
+
+
+def test_capabilities_reach_the_builder() -> None:
+    known = trt_api.load(RTX).ComputeCapability
+    assert configured().num_compute_capabilities == 0
+    config = configured(capabilities=("8.9", "12.0"))
+    found = [config.get_compute_capability(at) for at in range(config.num_compute_capabilities)]
+    assert found == [known.SM89, known.SM120]
+
+
+@pytest.mark.parametrize("options", [{"tf32": True}, {"capabilities": ("8.9", "12.0")}])
+def test_a_build_uses_those_settings(options: dict[str, Any]) -> None:
+    """Three builds without the option are one plan, and three with it another: none of it is chance."""
     source = exported("none", dtype="fp32")
-    assert bytes(built(source).plan) != bytes(built(source, tf32=True).plan)
-
-
-def test_capabilities_change_the_plan() -> None:
-    source = exported("none")
-    plans = [bytes(built(source, capabilities=given).plan) for given in ((), ("7.5",), ("8.9", "12.0"))]
-    assert len(set(plans)) == 3
+    plain, other = ({bytes(built(source, **given).plan) for _ in range(3)} for given in ({}, options))
+    assert (len(plain), len(other), len(plain | other)) == (1, 1, 2)
 
 
 def test_no_function_is_called_like_an_operator_that_tensorrt_knows() -> None:

@@ -19,7 +19,7 @@ from posexport.errors import RequestError, RuntimeMissingError
 from posexport.files import sha256_of
 from posexport.models import read_spec
 from posexport.plan import check_builder, check_plan, onnx_of
-from posexport.runtimes import RUNTIMES, gpu_missing
+from posexport.runtimes import RUNTIMES, gpu_missing, trt
 
 no_gpu = pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU here")
 
@@ -210,6 +210,12 @@ def test_a_plan_of_another_version_is_not_opened(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("posexport.runtimes.trt._engine", lambda name: Engine)
     with pytest.raises(RequestError, match=r"not on tensorrt-rtx 1\.2\.4"):
         RUNTIMES["tensorrt-rtx"].load(made(tmp_path))
+
+
+def test_unknown_options_are_refused(tmp_path: Path) -> None:
+    options = {**RUNTIMES["tensorrt-rtx"].options, "cuda_grap": True}
+    with pytest.raises(RequestError, match="unknown option of tensorrt 'cuda_grap': did you mean 'cuda_graph'"):
+        trt.load(made(tmp_path), options)
 
 
 def test_checking_a_plan_loads_no_engine() -> None:

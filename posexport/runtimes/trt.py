@@ -22,9 +22,11 @@ from posexport.errors import RequestError, RuntimeMissingError
 from posexport.plan import check_builder, check_plan
 from posexport.profiles import check_shapes
 from posexport.runtimes import RUNTIMES
-from posexport.runtimes.base import Arrays
+from posexport.runtimes.base import Arrays, check_options
 from posexport.runtimes.cuda import by_events, captured, device, load_runtime
 from posexport.runtimes.tensors import NUMPY_DTYPES
+
+_OPTIONS = ("module", "profile", "cuda_graph")
 
 
 class PlanRunner:
@@ -113,6 +115,7 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     Raises RequestError for a plan that isn't what its manifest says or that another runtime or version built,
     RuntimeMissingError where the engine or a GPU is missing; nothing is deserialised then.
     """
+    check_options("tensorrt", options, _OPTIONS)
     name = str(options["module"]).replace("_", "-")
     cuda_graph = bool(options.get("cuda_graph"))
     if path.suffix != ".plan":

@@ -144,7 +144,7 @@ def test_a_gpu_that_the_plan_does_not_serve_is_a_missing_runtime(
     )
 
 
-@pytest.mark.parametrize(("diagnostics", "capability"), [(1, "8.9"), (0, "12.0"), (None, "8.9")])
+@pytest.mark.parametrize(("diagnostics", "capability"), [(1, "8.9"), (0, "12.0"), (None, "8.9"), (32, "9.0")])
 def test_a_plan_that_should_open_and_does_not_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, diagnostics: int | None, capability: str
 ) -> None:

@@ -150,8 +150,8 @@ def _serves_gpu(trt: Any, runtime: Any, plan: Any) -> bool:
     wrong = getattr(trt, "EngineInvalidityDiagnostics", None)
     if wrong is not None and hasattr(runtime, "get_engine_validity"):
         _, found = runtime.get_engine_validity(plan)
-        if int(found) & int(wrong.UNSUPPORTED_CC):
-            return False
+        if int(found):
+            return not int(found) & int(wrong.UNSUPPORTED_CC)
     known = trt_api.capabilities(trt)
     try:
         return not known or device()[1] in known

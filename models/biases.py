@@ -99,6 +99,9 @@ class T5(Encoding):
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         return {"relative_attention_bias.weight": (self.num_buckets, spec.num_heads)}
 
+    def reach(self) -> int | None:
+        return self.max_distance
+
     def constants(self, spec: Spec) -> Mapping[str, Constant]:
         return {"buckets": t5_buckets(self.num_buckets, self.max_distance, not spec.causal)}
 

@@ -52,6 +52,9 @@ class Relative(Encoding):
                 f"hidden_size {spec.hidden_size} is odd: relative pairs a sine with a cosine, so give an even one."
             )
 
+    def reach(self) -> int | None:
+        return self.max_distance
+
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         width, heads = spec.num_heads * spec.head_dim, (spec.num_heads, spec.head_dim)
         own = {"r_proj.weight": (width, spec.hidden_size), "content_bias": heads, "position_bias": heads}

@@ -149,9 +149,16 @@ def read_onnx(path: Path) -> Artifact:
 
 
 def matches_manifest(path: Path) -> bool | None:
-    """Whether the file's bytes are those that its manifest names; None where it has no manifest."""
+    """Whether the bytes of the file, and of its external data, are those that its manifest names; None without one."""
     manifest = read_manifest(path)
-    return None if manifest is None else manifest.get("sha256") == sha256_of(path)
+    if manifest is None:
+        return None
+    data = manifest.get("external_data", {})
+    hashes = {path.name: manifest.get("sha256"), **(data if isinstance(data, dict) else {})}
+    files = {name: path.with_name(name) for name in hashes if Path(name).name == name}
+    return hashes.keys() == files.keys() and all(
+        file.is_file() and sha256_of(file) == hashes[name] for name, file in files.items()
+    )
 
 
 def _describe(value: onnx.ValueInfoProto) -> tuple[Shape, str]:

@@ -20,8 +20,13 @@ from posexport.spec import Spec
 FAR = 100_000
 """Positions go up to here where no table ends earlier: beyond the lengths that models are trained for today."""
 
-LONGEST = 1024
-"""The longest sequence made to reach over a window."""
+LONG, LONGEST = 600, 1024
+"""Tokens of the long case, so that tables and masks baked at the usual 512 show; more where a window or a table of
+distances reaches further, up to the longest."""
+
+LOUD = {"fp32": 6.0, "fp16": 2.0, "bf16": 1.5}
+"""Factor on hidden_states in the loud case, its square on the logits: in fp32 a mask of -20 or -30 then lets keys
+through. Half precision has too few digits for logits of a hundred: eager itself would be far off."""
 
 Bounds = dict[str, tuple[int, int | None]]
 """Smallest and largest size of `batch` and `seq` that the artifact takes; None where there is no largest."""
@@ -78,12 +83,14 @@ def _far(rng: np.random.Generator, batch: int, seq: int, limit: int) -> np.ndarr
 
 
 _CASES: tuple[tuple[str, int, int, Positions], ...] = (
-    ("consecutive", 2, 9, _consecutive),
-    ("offset", 3, 16, _offset),
+    ("offset", 2, 9, _offset),
+    ("consecutive", 3, 16, _consecutive),
     ("one token", 1, 1, _far),
     ("scattered", 2, 21, _scattered),
-    ("packed, long", 1, 40, _packed),
+    ("packed", 1, 40, _packed),
     ("far out", 1, 12, _far),
+    ("loud", 2, 23, _scattered),
+    ("long", 1, LONG, _consecutive),
 )
 
 
@@ -92,14 +99,15 @@ def make_cases(
 ) -> list[Case]:
     """The cases for an artifact whose graph has these `inputs`; the same for the same seed.
 
-    `hidden_states` are unit normal, rounded to the graph's dtype; `input_ids` lie within the vocabulary.
+    `hidden_states` are unit normal (times `LOUD` in one case), rounded to the graph's dtype; `input_ids` lie within the
+    vocabulary.
     """
     rng = np.random.default_rng(seed)
     limit = spec.encoding.position_limit() or FAR
     cases = []
     for name, batch, seq, positions in _CASES:
-        if name == "packed, long" and spec.window is not None:
-            seq = max(seq, min(spec.window + 5, LONGEST))
+        if name == "long":
+            seq = max(seq, min(max(spec.window or 0, spec.encoding.reach() or 0) + 5, LONGEST))
         batch, seq = _within(batch, bounds["batch"]), _within(seq, bounds["seq"])
         arrays = {}
         for key, (shape, dtype) in inputs.items():
@@ -110,6 +118,7 @@ def make_cases(
                 arrays[key] = rng.integers(0, spec.vocab_size, (batch, seq))
             else:
                 values = rng.standard_normal((batch, seq, *(int(dim) for dim in shape[2:])))
+                values *= LOUD[dtype] if name == "loud" else 1.0
                 arrays[key] = values.astype(NUMPY_DTYPES[dtype])
         cases.append(Case(name=f"{name} [{batch}, {seq}]", arrays=arrays))
     return cases

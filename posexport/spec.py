@@ -47,6 +47,10 @@ class EncodingParams:
     def check(self, spec: Spec) -> None:
         """Raise RequestError where these parameters don't fit the sizes of `spec`."""
 
+    def reach(self) -> int | None:
+        """The distance beyond which nothing changes any more, where there is one."""
+        return None
+
     def position_limit(self) -> int | None:
         """The number of positions a trained table holds, or None where any position is defined."""
         return None

@@ -74,7 +74,7 @@ def _onnx(path: Path) -> Subject:
         inputs=inputs,
         dtypes={name: dtype for name, (_, dtype) in outputs.items()},
         bounds=bounds_of(inputs),
-        broken=_breach("input", artifact.spec.inputs(), inputs) or _breach("output", artifact.spec.outputs(), outputs),
+        broken=_broken(artifact.spec, inputs, outputs),
         notes=_manifest_notes(path),
     )
 
@@ -97,12 +97,21 @@ def _plan(path: Path) -> Subject:
         dtypes={name: dtype for name, (_, dtype) in outputs.items()},
         bounds=bounds,
         only=manifest["runtime"]["name"],
-        broken=_breach("input", source.spec.inputs(), inputs) or _breach("output", source.spec.outputs(), outputs),
+        broken=_broken(source.spec, inputs, outputs),
     )
 
 
 def _values(entries: Iterable[Mapping[str, Any]]) -> Values:
     return {entry["name"]: (tuple(entry["shape"]), entry["dtype"]) for entry in entries}
+
+
+def _broken(spec: Spec, inputs: Values, outputs: Values) -> str | None:
+    """The first way in which a graph breaks the contract of its spec, or None."""
+    return (
+        _breach("input", spec.inputs(), inputs)
+        or _breach("output", spec.outputs(), outputs)
+        or _uneven(spec, {**inputs, **outputs})
+    )
 
 
 def _breach(kind: str, wanted: Values, found: Values) -> str | None:
@@ -113,13 +122,26 @@ def _breach(kind: str, wanted: Values, found: Values) -> str | None:
         have_shape, have_dtype = found[name]
         if have_dtype != dtype:
             return f"the graph's {kind} {name!r} is {have_dtype}, its spec says {dtype}"
-        if len(have_shape) != len(shape) or any(
-            isinstance(have, int) and (have < 1 or (isinstance(want, int) and want != have))
+        if len(have_shape) != len(shape) or not all(
+            have == want or (isinstance(want, str) and (isinstance(have, str) or have >= 1))
             for want, have in zip(shape, have_shape, strict=True)
         ):
             return f"the graph's {kind} {name!r} has shape {list(have_shape)}, its spec says {list(shape)}"
     extra = [name for name in found if name not in wanted]
     return f"the graph has the {kind} {extra[0]!r}, which its spec has not" if extra else None
+
+
+def _uneven(spec: Spec, found: Values) -> str | None:
+    """A dimension that is fixed in one place and another size, or free, in another; None where all agree."""
+    sizes: dict[str, tuple[str, int | str]] = {}
+    for name, (shape, _) in {**spec.inputs(), **spec.outputs()}.items():
+        for want, have in zip(shape, found[name][0], strict=True):
+            if isinstance(want, str):
+                have = have if isinstance(have, int) else "free"
+                where, before = sizes.setdefault(want, (name, have))
+                if have != before:
+                    return f"the graph's {want} is {before} in {where!r} and {have} in {name!r}: it must be the same"
+    return None
 
 
 def _manifest_notes(path: Path) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Importing this loads no engine; torch and onnx load inside `verify`, while the w
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from posexport.user_inputs import fit_inputs, read_arrays
 
 if TYPE_CHECKING:
     from posexport.runtimes.base import Arrays
+    from posexport.spec import Spec
     from posexport.subjects import Subject
 
 TIME_LIMIT = 300.0
@@ -35,8 +37,8 @@ _TORCH = "torch"  # the worker that gives truth and yardstick too
 _REFUSALS = {
     ("ort-cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 kernels",
 }
-_SMALL = {"onnx-reference": 24}
-"""Runtimes so slow that they get only the cases of at most this many tokens."""
+_WORK = {"onnx-reference": 4e9}
+"""Multiply-adds of one case that a slow runtime still gets: ten seconds or so."""
 
 
 @attrs.frozen(kw_only=True)
@@ -150,13 +152,13 @@ def _start(
         elif name == _TORCH and job.eager is not None:
             job.runs[name] = (job.eager, list(range(len(cases))))
         elif subject.broken is None:
-            most = _SMALL.get(name)
-            chosen = [index for index, case in enumerate(cases) if most is None or case.elements <= most]
+            most = _WORK.get(name, math.inf)
+            chosen = [index for index, case in enumerate(cases) if _work(subject.spec, *case.sizes) <= most]
             if chosen:
                 options = _options(subject, row, [cases[index] for index in chosen])
                 job.runs[name] = (pool.submit(row, subject.path, [arrays[index] for index in chosen], options), chosen)
             else:
-                job.skipped[name] = f"it is slow and takes only inputs of at most {most} tokens"
+                job.skipped[name] = f"it is slow and takes only inputs of at most {most:.0e} multiply-adds"
     return job
 
 
@@ -172,10 +174,23 @@ def _cases(
     else:
         case, more = fit_inputs(inputs, given, subject.spec, subject.inputs, subject.bounds)
         cases, notes = [case], (*notes, *more)
-    longest = max(case.sizes[1] for case in cases)
-    if subject.spec.window is not None and subject.spec.window >= longest:
-        notes = (*notes, f"no sequence was longer than the window of {subject.spec.window}, so it did not show")
     return cases, notes
+
+
+def _window_note(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
+    if spec.window is None or spec.window < max(case.sizes[1] for case in cases):
+        return ()
+    return (f"no sequence was longer than the window of {spec.window}, so it did not show",)
+
+
+def _work(spec: Spec, batch: int, seq: int) -> float:
+    """Multiply-adds of one run, about: projections, and two products of attention (three for mixed scores)."""
+    from posexport.models.weights import weight_shapes
+
+    tables = ("embed_tokens.weight", "encoding.weight")
+    weights = sum(math.prod(shape) for name, shape in weight_shapes(spec).items() if name not in tables)
+    width = spec.num_heads * (3 * spec.hidden_size if spec.encoding.name == "relative" else 2 * spec.head_dim)
+    return float(batch * seq * (weights + seq * width * spec.layers))
 
 
 def _options(subject: Subject, row: Runtime, cases: Sequence[Case]) -> dict[str, Any]:
@@ -235,8 +250,9 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
     if len(chosen) < len(job.cases):
         notes = (
             *notes,
-            f"slow, so only {len(chosen)} of {len(job.cases)} sets of inputs: at most {_SMALL[name]} tokens",
+            f"slow, so only {len(chosen)} of {len(job.cases)} sets of inputs: at most {_WORK[name]:.0e} multiply-adds",
         )
+    notes = (*notes, *_window_note(subject.spec, [job.cases[index] for index in chosen]))
     if answer.kind == "RuntimeMissingError":
         return verdict(NOT_RUN, answer.error, notes=notes)
     if answer.kind == "RequestError" and subject.only is not None:
@@ -273,7 +289,7 @@ def _where(job: _Job, name: str, pool: Pool, row: Runtime, case: Case | None) ->
             first = row if graph_runs else RUNTIMES["onnx-reference"]
 
             def run(by: Runtime) -> locate.Run:
-                def once(path: Path, _: Sequence[str]) -> Any:
+                def once(path: Path) -> Any:
                     answer = result(pool.submit(by, path, [case.arrays]))
                     return answer.error if answer.error is not None else answer.outputs[0]
 
@@ -283,6 +299,8 @@ def _where(job: _Job, name: str, pool: Pool, row: Runtime, case: Case | None) ->
                 reference = run(RUNTIMES["onnx-reference"])
                 found.append(locate.values(job.graphs, Path(folder), run(first), reference))
         told = [each for each in found if each is not None]
+        if case is None:  # nothing was compared, so there is no more to say of its values
+            return "; ".join(told) or None
         return "; ".join(told) or "the graph is that of a fresh export, and its values are right one by one: " + (
             "the runtime departs where it runs the graph as a whole"
         )

@@ -15,6 +15,7 @@ from trt_helpers import RTX, needs_rtx
 from trt_helpers import exported as exported_file
 from verify_helpers import write
 
+import posexport.verify
 from posexport import trt_api
 from posexport.artifact import write_onnx
 from posexport.compile import BuildOptions, compile_plan
@@ -22,6 +23,7 @@ from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
 from posexport.spec import Spec
 from posexport.subjects import find_artifacts, read_subject
+from posexport.verify import verify
 
 ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference")
 VERDICT = {
@@ -66,19 +68,26 @@ def test_every_kind_of_artifact_passes(
 ) -> None:
     verdict = found[1][name, runtime]
     assert verdict["state"] == "passed"
-    assert verdict["cases"] == 6
+    assert verdict["cases"] == 8
 
 
 def test_a_slow_runtime_takes_small_inputs_and_says_so(
     found: tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     verdicts = found[1]
-    assert verdicts["tokens", "onnx-reference"]["cases"] == 3
-    assert "only 3 of 6 sets of inputs" in verdicts["tokens", "onnx-reference"]["notes"][0]
-    assert verdicts["fixed", "onnx-reference"]["cases"] == 6
+    assert verdicts["fixed", "onnx-reference"]["cases"] == 8
     assert verdicts["gathers", "onnx-reference"]["state"] == "passed"  # onnx's own GatherElements fails there
-    assert verdicts["long", "onnx-reference"]["state"] == "not run"
-    assert "at most 24 tokens" in verdicts["long", "onnx-reference"]["reason"]
+    path = write(tmp_path, "rope", case("rope"))
+    monkeypatch.setattr(posexport.verify, "_WORK", {"onnx-reference": 2e6})
+    (some,) = verify([path], runtimes={"onnx-reference": RUNTIMES["onnx-reference"]}).verdicts
+    assert (some.state, 0 < some.cases < 8) == ("passed", True)
+    assert f"only {some.cases} of 8 sets of inputs" in some.notes[0]
+    monkeypatch.setattr(posexport.verify, "_WORK", {"onnx-reference": 1.0})
+    (none,) = verify([path], runtimes={"onnx-reference": RUNTIMES["onnx-reference"]}).verdicts
+    assert none.state == "not run"
+    assert "multiply-adds" in (none.reason or "")
 
 
 def test_a_window_that_no_sequence_reached_over_is_a_note(
@@ -235,6 +244,12 @@ def test_a_dimension_without_a_name_is_free_and_one_of_zero_breaks_the_contract(
     def zero(model: onnx.ModelProto) -> None:
         model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 0
 
+    def fixed(model: onnx.ModelProto) -> None:
+        model.graph.input[1].type.tensor_type.shape.dim[0].dim_value = 1
+
+    uneven = read_subject(_edited(write(tmp_path, "uneven", case("rope")), fixed))
+    assert uneven.broken is not None
+    assert "batch is free in 'hidden_states' and 1 in 'position_ids'" in uneven.broken
     free = read_subject(_edited(write(tmp_path, "free", case("none")), nameless))
     assert free.broken is None
     assert free.bounds["seq"] == (1, None)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posexport.errors import RequestError
-from posexport.inputs import FAR, LONGEST, Bounds, Case, bounds_of, make_cases
+from posexport.inputs import FAR, LONG, LONGEST, Bounds, Case, bounds_of, make_cases
 from posexport.profiles import profiles_of
 from posexport.runtimes import RUNTIMES
 from posexport.spec import Spec
@@ -41,12 +41,13 @@ def _same(one: list[Case], other: list[Case]) -> bool:
 
 def test_positions_are_consecutive_offset_packed_in_no_order_and_far_out() -> None:
     found = {each.name.split(" [")[0]: each.arrays["position_ids"] for each in _cases(case("rope"))}
-    assert (found["consecutive"] == np.arange(9)).all()
+    assert (found["consecutive"] == np.arange(16)).all()
+    assert (found["long"] == np.arange(LONG)).all()
     offset = found["offset"]
     assert (np.diff(offset) == 1).all()
     assert offset[0, 0] > 0
-    assert len({*offset[:, 0]}) == 3  # a start of its own in each row
-    packed = found["packed, long"][0]
+    assert len({*offset[:, 0]}) == 2  # a start of its own in each row
+    packed = found["packed"][0]
     assert (np.diff(packed) < 0).sum() == 1
     assert packed[0] == 0
     scattered = np.diff(found["scattered"])
@@ -94,7 +95,7 @@ def test_a_table_is_used_to_its_last_row() -> None:
 @pytest.mark.parametrize("window", [2, 100, 5000])
 def test_a_sequence_reaches_over_the_window_where_it_can(window: int) -> None:
     longest = max(each.sizes[1] for each in _cases(case("rope", window=window)))
-    assert longest == max(40, min(window + 5, LONGEST))
+    assert longest == max(LONG, min(window + 5, LONGEST))
 
 
 def test_words_lie_in_the_vocabulary() -> None:
@@ -124,7 +125,7 @@ def test_a_plan_built_on_the_fly_takes_every_case(tmp_path: Path) -> None:
     assert _options(subject, RUNTIMES["ort-cpu"], made) == {}
     options = _options(subject, RUNTIMES["tensorrt-rtx"], made)
     profiles = profiles_of({name: shape for name, (shape, _) in spec.inputs().items()}, options["profile"], 4)
-    assert profiles["position_ids"] == {"min": [1, 1], "opt": [3, 40], "max": [3, 40]}
+    assert profiles["position_ids"] == {"min": [1, 1], "opt": [3, 600], "max": [3, 600]}
 
 
 def _npz(folder: Path, **arrays: Array) -> Path:

@@ -1,66 +1,70 @@
-"""Every check of verify has a planted fault that it catches, and says where the graph departs."""
+"""Faults that take the right inputs to show, the numbers of a sound artifact, and a file cut short among others."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 
+import mutants as to
 import numpy as np
+import onnx
 import pytest
 import verify_helpers as plant
 from helpers import case
+from onnx import helper
 
 from posexport.parity import FAILED, PASSED, Verdict
 from posexport.runtimes import RUNTIMES
 from posexport.verify import Report, verify
 
 
-def _swap_axes(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-    return values[::-1]
-
-
-def _slightly(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-    return values * np.float32(1.001)
-
-
-def _one_bucket(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-    values[values.size // 2 + 3] += 1
+def _far_buckets(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    values[:9] = 0  # keys 120 to 128 before the query
     return values
 
 
+def _slice(value: str, end: int, axis: int, out: str) -> list[onnx.NodeProto]:
+    names = ("start", "end", "axis")
+    made = [
+        helper.make_node("Constant", [], [f"{out}_{name}"], name=f"{out} {name}", value_ints=[number])
+        for name, number in zip(names, (0, end, axis), strict=True)
+    ]
+    return [*made, helper.make_node("Slice", [value, *(f"{out}_{name}" for name in names)], [out], name=f"{out} cut")]
+
+
+def _first_row(value: str) -> list[onnx.NodeProto]:
+    return _slice(value, 1, 0, "planted")
+
+
+def _first_512(value: str) -> list[onnx.NodeProto]:
+    return _slice(value, 512, 1, "planted")
+
+
 FAULTS: dict[str, tuple[str, str, plant.Mutate, str, str]] = {
-    # name: (case, form, fault, what the reason says, what the place says)
-    "slope": ("alibi", "decomposed", plant.constant("encoding.slopes", _slightly), "off by", "slopes"),
-    "slope-function": ("alibi", "function", plant.constant("encoding.slopes", lambda v: -v), "off by", "slopes"),
-    "frequency": ("rope", "decomposed", plant.constant("encoding.frequencies", _slightly), "off by", "frequencies"),
-    "layout": ("rope", "decomposed", plant.other_spec(case("rope", layout="half")), "off by", "fresh export"),
-    "theta": ("sinusoidal", "function", plant.other_spec(case("sinusoidal", theta=500.0)), "off by", "fresh export"),
-    "x-and-y": ("rope2d", "decomposed", plant.constant("encoding.frequencies", _swap_axes), "off by", "frequencies"),
-    "bucket": ("t5", "decomposed", plant.constant("encoding.buckets", _one_bucket), "off by", "buckets"),
-    "off-by-one": ("sinusoidal", "decomposed", plant.later_positions, "off by", "Add 'late'"),
-    "baked-length": ("none", "decomposed", plant.baked_length, "Reshape", "'baked'"),
-    "nan-constant": ("rope", "decomposed", plant.constant("encoding.frequencies", plant.nan_at), "finite", "enc"),
-    "nan-weight": ("rope", "decomposed", plant.constant("k_proj.weight", plant.nan_at), "not finite", "not finite"),
-    "renamed": ("none", "decomposed", plant.renamed_output, "lacks the output 'output'", "result"),
-    "extra": ("none", "decomposed", plant.second_output, "output 'again'", "again"),
-    "no-causal": ("alibi", "decomposed", plant.other_spec(case("alibi", causal=True)), "off by", "fresh export"),
-    "window": ("rope", "decomposed", plant.other_spec(case("rope", window=30)), "off by", "fresh export"),
-}  # fmt: skip
+    # name: (case, dtype, fault, what the reason says, what the place says)
+    "far bucket": ("t5", "fp32", to.initializer("encoding.buckets", _far_buckets), "off by", "buckets"),
+    "mask of -20": ("t5-causal", "fp32", to.constant_read("Where", 2, np.float32(-20)), "off by", "planted"),
+    "baked 512": ("none", "fp32", to.before("MatMul", 0, _first_512, "hidden_states"), "", "planted"),
+    "first row for all": ("rope", "bf16", to.before("Cast", 0, _first_row, "position_ids"), "off by", "planted"),
+}
+"""Faults that only long sequences, far distances, loud inputs or unlike rows bring to light."""
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, dict[str, Verdict]]:
     """All the faults, and two sound artifacts, verified in one go."""
     folder = tmp_path_factory.mktemp("faults")
-    for name, (which, form, mutate, _, _) in FAULTS.items():
-        plant.plant(folder, name, case(which), mutate, form)
+    for name, (which, dtype, mutate, _, _) in FAULTS.items():
+        plant.plant(folder, name, case(which, dtype=dtype), mutate)
     plant.write(folder, "sound-alibi", case("alibi"))
     plant.write(folder, "sound-rope2d", case("rope2d"), "function")
     cut = plant.write(folder, "truncated", case("none"))
     cut.write_bytes(cut.read_bytes()[:-40])
-    rows = {name: RUNTIMES[name] for name in ("ort-cpu",)}
+    rows = {name: RUNTIMES[name] for name in ("ort-cpu", "onnx-reference")}
     found = verify([folder], runtimes=rows)
-    return found, {Path(verdict.artifact).stem: verdict for verdict in found.verdicts}
+    return found, {
+        Path(verdict.artifact).stem: verdict for verdict in found.verdicts if verdict.runtime == "onnx-reference"
+    }
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -79,7 +83,7 @@ def test_a_sound_artifact_passes_with_its_numbers(report: tuple[Report, dict[str
     assert verdict.state == PASSED
     assert verdict.reason is None
     assert verdict.where is None
-    assert verdict.cases == 6
+    assert verdict.cases == 8
     worst = verdict.worst
     assert worst is not None
     assert worst.max_error is not None
@@ -101,5 +105,5 @@ def test_a_truncated_file_is_unreadable_and_the_others_are_still_told(
     found = report[0]
     assert len(found.broken) == 1
     assert "truncated.onnx" in found.broken[0][0]
-    assert len(found.verdicts) == len(FAULTS) + 2
+    assert len(found.verdicts) == 2 * (len(FAULTS) + 2)
     assert found.exit_code() == 2

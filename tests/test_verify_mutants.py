@@ -90,7 +90,7 @@ FAULTS: dict[str, Fault] = {
     "direction in a function": Fault("t5", FUN, to.swapped("Sub"), OFF, "Sub"),
     "no relative term": Fault("relative", DEC, to.bypassed("Add", 0, "v_MatMul_8"), OFF, "Add"),
     "no relative term in a function": Fault("relative", FUN, to.bypassed("Add", 0, "v_MatMul_8"), OFF, "Add"),
-    "no output": Fault("none", DEC, to.no_output, "lacks the output 'output'", "outputs are []"),
+    "no output": Fault("none", DEC, to.no_output, "lacks the output 'output'", "outputs are none"),
     "output twice": Fault("none", DEC, to.second_output, "has the output 'again'", "again"),
     "output renamed": Fault("none", DEC, to.output_under("result"), "lacks the output 'output'", "result"),
     "input renamed": Fault("none", DEC, to.input_under("x"), "lacks the input 'hidden_states'", "node_linear"),

@@ -40,7 +40,7 @@ ANSWERS = {
     "list": "AttributeError: 'list' object has no attribute 'items'",
     "no-array": "TypeError: 'output' is list: tensors are numpy arrays by name",
     "number-name": "TypeError: 1 is ndarray: tensors are numpy arrays by name",
-    "objects": "ValueError: Object arrays cannot be saved when allow_pickle=False",
+    "objects": "is object: tensors are numbers or booleans",
     "raise": "KeyError: 'no such key'",
     "memory": "Unable to allocate",
     "recursion": "RecursionError: maximum recursion depth exceeded",
@@ -48,7 +48,7 @@ ANSWERS = {
 """What is an error without the end of the process."""
 
 OUTPUTS = {
-    "text": "is <U1, it must be fp32",
+    "text": "is <U1: tensors are numbers or booleans",
     "shape": "has shape [2, 9, 1], it must be",
     "nan": "values not finite",
     "nothing": "is missing: the runtime gave none",
@@ -196,7 +196,7 @@ def _children() -> set[int]:
 
 def test_verify_fails_each_wrong_engine_and_judges_the_others_as_ever(tmp_path: Path) -> None:
     path = write(tmp_path, "rope", case("rope"))
-    bad = {**OUTPUTS, "exit": ENDS["exit"], "objects": "Object arrays"}
+    bad = {**OUTPUTS, "exit": ENDS["exit"], "objects": "is object: tensors are numbers or booleans"}
     rows = {f"wrong-{how}": wrong(how) for how in bad}
     absent = {"absent": Runtime(name="absent", summary="", home="engines.wrong", package="no_such", install="it")}
     report = verify([path], runtimes={**rows, **absent, "torch": RUNTIMES["torch"], "ort-cpu": RUNTIMES["ort-cpu"]})

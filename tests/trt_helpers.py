@@ -12,10 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from posexport import trt_api
-from posexport.artifact import write_onnx
+from posexport.artifact import read_onnx, write_onnx
 from posexport.cli import main
 from posexport.compile import BuildOptions, Built, build
-from posexport.artifact import read_onnx
 from posexport.export import export
 from posexport.models import read_spec
 from posexport.models.weights import seeded_weights

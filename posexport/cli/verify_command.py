@@ -90,6 +90,10 @@ def verify(
 
 def _report_path(name: str, text: str) -> Path:
     path = Path(text)
+    if path.suffix in (".onnx", ".plan", ".npz", ".data"):
+        raise RequestError(
+            f"{name} {text!r} has the name of an artifact or of inputs: give another, not {path.suffix}."
+        )
     if not path.parent.is_dir() or path.is_dir():
         raise RequestError(f"{name} {text!r} can't be written: give the name of a file in a folder that is there.")
     return path

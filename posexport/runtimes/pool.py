@@ -240,8 +240,8 @@ class Pool:
             "module": runtime.home if "." in runtime.home else f"posexport.runtimes.{runtime.home}",
             "path": str(path.absolute()),
             "options": {**runtime.options, **(options or {})},
-            "inputs": [str(folder / f"in{index}.npz") for index in range(len(inputs))],
-            "outputs": [str(folder / f"out{index}.npz") for index in range(len(inputs))],
+            "inputs": [str(folder / f"in{index}.tensors") for index in range(len(inputs))],
+            "outputs": [str(folder / f"out{index}.tensors") for index in range(len(inputs))],
         }
         return executor.submit(self._run, worker, request, folder, list(inputs))
 

@@ -1,12 +1,17 @@
-"""Arrays between processes: one .npz file each way, whose entries carry any name and any dtype, bf16 by its bits."""
+"""Arrays between processes: one file each way, whose entries carry any name and most dtypes, bf16 by its bits.
+
+safetensors, not .npz: numpy reads each header of an .npz with Python's parser, whose state Python 3.11 shares between
+threads, so that a parse in another thread at that moment (torch's exporter does some) fails with a SystemError.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save
 
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import BF16
@@ -15,27 +20,26 @@ _NAMES = "names"
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:
-    """Write `arrays` to `path`; names of any kind are kept apart from the file's own entries.
+    """Write `arrays` to `path`.
 
-    Raises TypeError for what is no array or has no text as its name, ValueError for an array of Python objects.
+    Raises TypeError for what is no array or has no text as its name, ValueError for a dtype that doesn't travel.
     """
     for name, array in arrays.items():
         if not isinstance(name, str) or not isinstance(array, np.ndarray):
             raise TypeError(f"{name!r} is {type(array).__name__}: tensors are numpy arrays by name")
-    entries: dict[str, Any] = {
+        if array.dtype.kind not in "biuf" and array.dtype != BF16:
+            raise ValueError(f"{name!r} is {array.dtype}: tensors are numbers or booleans")
+    entries = {
         f"a{index}": array.view(np.uint16) if array.dtype == BF16 else array
         for index, array in enumerate(np.ascontiguousarray(array).reshape(array.shape) for array in arrays.values())
     }
     listed = json.dumps([[name, array.dtype == BF16] for name, array in arrays.items()])
-    with path.open("wb") as file:
-        np.savez(file, allow_pickle=False, **(entries | {_NAMES: np.frombuffer(listed.encode(), dtype=np.uint8)}))
+    path.write_bytes(save(entries, {_NAMES: listed}))
 
 
 def load_arrays(path: Path) -> Arrays:
     """Read what `save_arrays` wrote."""
-    with np.load(path, allow_pickle=False) as file:
-        listed = json.loads(file[_NAMES].tobytes())
-        return {
-            name: file[f"a{index}"].view(BF16) if bf16 else file[f"a{index}"]
-            for index, (name, bf16) in enumerate(listed)
-        }
+    with safe_open(path, framework="numpy") as file:
+        listed = json.loads(file.metadata()[_NAMES])
+        entries = [file.get_tensor(f"a{index}") for index in range(len(listed))]
+    return {name: entry.view(BF16) if bf16 else entry for (name, bf16), entry in zip(listed, entries, strict=True)}

@@ -1,6 +1,6 @@
 """A child process that runs artifacts in one engine: `python -P -m posexport.runtimes.worker`. Others may `serve` too.
 
-One JSON object a line on stdin, {id, module, path, options, inputs: [npz], outputs: [npz]}, is answered by one on
+One JSON object a line on stdin, {id, module, path, options, inputs: [file], outputs: [file]}, is answered by one on
 stdout, {id, ok, describe} or {id, ok: false, error[, kind]}. Engines write to stdout as they please: before one is
 loaded, file descriptor 1 becomes stderr, and answers go through a copy of the old one.
 

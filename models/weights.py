@@ -127,9 +127,9 @@ def read_weights(path: Path, spec: Spec) -> tuple[Spec, dict[str, torch.Tensor]]
     wanted = weight_shapes(spec)
     for name in wanted:
         if name not in tensors:
-            raise RequestError(
-                f"weights {path} lack {name!r} {list(wanted[name])}: the spec needs {len(wanted)} tensors, see inspect."
-            )
+            like = [given for given in tensors if given.endswith(f".{name}")]
+            hint = f"rename {like[0]!r} to it" if like else f"the spec needs {', '.join(wanted)}"
+            raise RequestError(f"weights {path} lack {name!r} {list(wanted[name])}: {hint}.")
     for name, tensor in tensors.items():
         if name not in wanted:
             raise RequestError(f"weights {path} hold {name!r}, which the spec has no place for: drop or rename it.")

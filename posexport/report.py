@@ -40,6 +40,12 @@ def counts(report: Report) -> dict[str, int]:
     return {state: sum(each.state == state for each in report.verdicts) for state in (PASSED, FAILED, NOT_RUN)}
 
 
+def summary(report: Report) -> str:
+    """How many verdicts are in each state, in words; what could not be read is counted too."""
+    said = [f"{number} {state}" for state, number in counts(report).items()]
+    return ", ".join(said + ([f"{len(report.broken)} unreadable"] if report.broken else []))
+
+
 def rows(report: Report) -> list[tuple[str, ...]]:
     """One row of text per verdict, under `COLUMNS`."""
     return [_row(verdict) for verdict in report.verdicts]
@@ -61,7 +67,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
 
 def to_markdown(report: Report) -> str:
     """A table for a job's summary, with what could not be read below it."""
-    said = ", ".join(f"{number} {state}" for state, number in counts(report).items())
+    said = summary(report)
     lines = [f"### posexport verify: {said}", ""]
     lines += [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
     lines += [_line(row) for row in rows(report)]

@@ -47,6 +47,8 @@ def find_artifacts(paths: Sequence[Path]) -> list[Path]:
     """The artifacts that `paths` name, all those under a folder, each once; RequestError where there are none."""
     found: dict[str, Path] = {}
     for path in paths:
+        if not path.exists():
+            raise RequestError(f"{str(path)!r} is not there: give artifacts of posexport, or a folder that holds some.")
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.suffix in (".onnx", ".plan") and file.is_file())
             if not inside:

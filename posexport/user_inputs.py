@@ -25,8 +25,8 @@ def fit_inputs(
 ) -> tuple[Case, tuple[str, ...]]:
     """The case of the `arrays` from `path` for a graph with these `inputs`, and notes on what was rounded.
 
-    Names and shapes must be the graph's; floating-point arrays are rounded to the graph's dtype, which a note says (the
-    truth gets the same rounded values); integers must fit. Raises RequestError for anything else, NaN included.
+    Names, shapes and dtypes must be the graph's; only a bf16 graph takes float32, rounded, which a note says (the truth
+    gets the same rounded values). Raises RequestError for anything else, NaN included.
     """
     for name in inputs:
         if name not in arrays:
@@ -96,21 +96,17 @@ def _converted(path: Path, name: str, array: Array, dtype: str, notes: list[str]
     want = NUMPY_DTYPES[dtype]
     if array.dtype == np.dtype("V2") and want == BF16:  # how numpy writes bfloat16
         array = array.view(BF16)
+    if array.dtype != want and not (want == BF16 and array.dtype == np.float32):  # numpy has no bf16 to save
+        accepted = "float32, which is rounded to bf16," if want == BF16 else f"{want},"
+        raise RequestError(
+            f"inputs {str(path)!r}: {name!r} is {array.dtype}, the graph takes {accepted} so convert it with astype."
+        )
     if want.kind == "i":
-        if array.dtype.kind not in "iu":
-            raise RequestError(f"inputs {str(path)!r}: {name!r} is {array.dtype}, it must hold whole numbers (int64).")
-        if array.dtype.itemsize == 8 and array.dtype.kind == "u" and (array > np.iinfo(np.int64).max).any():
-            raise RequestError(f"inputs {str(path)!r}: {name!r} holds numbers beyond int64: give smaller ones.")
-        return array.astype(want)
-    if array.dtype.kind != "f" and array.dtype != BF16:
-        raise RequestError(f"inputs {str(path)!r}: {name!r} is {array.dtype}, it must hold floating-point numbers.")
-    if not np.isfinite(array.astype(np.float64)).all():
-        raise RequestError(f"inputs {str(path)!r}: {name!r} holds NaN or Inf, every value must be finite.")
-    with np.errstate(over="ignore"):
-        rounded = array.astype(want)
+        return array
+    rounded = array.astype(want)
     if not np.isfinite(rounded.astype(np.float64)).all():
-        raise RequestError(f"inputs {str(path)!r}: {name!r} overflows in the graph's {dtype}: scale it down.")
-    if not (rounded.astype(np.float64) == array.astype(np.float64)).all():
+        raise RequestError(f"inputs {str(path)!r}: {name!r} holds NaN or Inf, every value must be finite.")
+    if array.dtype != want and not (rounded.astype(np.float32) == array).all():
         notes.append(f"{name} was rounded from {array.dtype} to {dtype}")
     return rounded
 

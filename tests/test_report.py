@@ -116,7 +116,9 @@ def test_markdown_is_one_line_a_row_whatever_is_said(text: str) -> None:
 
 def test_markdown_names_the_states_and_what_could_not_be_read() -> None:
     found = to_markdown(REPORT)
-    assert found.startswith("### posexport verify: 1 passed, 1 failed, 1 not run\n\n| artifact | runtime |")
+    assert found.startswith(
+        "### posexport verify: 1 passed, 1 failed, 1 not run, 1 unreadable\n\n| artifact | runtime |"
+    )
     assert "| a.onnx | tensorrt | not run | - | - | - | - | no GPU: there is no NVIDIA driver |" in found
     assert found.endswith("**Unreadable:** 'b.onnx' is not an ONNX file.\n")
 

@@ -151,11 +151,10 @@ def test_right_inputs_are_taken_as_they_are(tmp_path: Path) -> None:
     assert found.arrays["hidden_states"].dtype == np.float32
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_other_floats_are_rounded_and_a_note_says_so(tmp_path: Path, dtype: str) -> None:
-    found, notes = _fit(_npz(tmp_path, hidden_states=HIDDEN / np.float64(3)), case("none", dtype=dtype))
-    assert notes == (f"hidden_states was rounded from float64 to {dtype}",)
-    _, silent = _fit(_npz(tmp_path, hidden_states=HIDDEN.astype(np.float64)), case("none", dtype=dtype))
+def test_floats_for_bf16_are_rounded_and_a_note_says_so(tmp_path: Path) -> None:
+    found, notes = _fit(_npz(tmp_path, hidden_states=HIDDEN / np.float32(3)), case("none", dtype="bf16"))
+    assert notes == ("hidden_states was rounded from float32 to bf16",)
+    _, silent = _fit(_npz(tmp_path, hidden_states=HIDDEN.astype(np.float32)), case("none", dtype="bf16"))
     assert silent == ()
     assert found.arrays["hidden_states"].astype(np.float64).max() == pytest.approx(1 / 3, rel=1e-2)
 

@@ -12,6 +12,7 @@ from helpers import CASES, case, small_spec
 
 from posexport.errors import RequestError
 from posexport.inputs import Case, bounds_of, make_cases
+from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec import Spec
 from posexport.user_inputs import fit_inputs, read_arrays
 
@@ -82,14 +83,22 @@ def positions(batch: int = 2, seq: int = 3) -> Array:
     return np.tile(np.arange(seq), (batch, 1))
 
 
-def test_the_users_own_inputs_are_taken_as_they_are_or_rounded_with_a_note() -> None:
-    spec = case("rope", dtype="fp16")
-    same, notes = fit(spec, hidden_states=hidden(dtype=np.float16), position_ids=positions().astype(np.int32))
+def test_the_users_own_inputs_are_taken_as_they_are_and_rounded_for_bf16_alone() -> None:
+    same, notes = fit(case("rope", dtype="fp16"), hidden_states=hidden(dtype=np.float16), position_ids=positions())
     assert notes == ()
-    assert same.arrays["position_ids"].dtype == np.int64
-    rounded, notes = fit(spec, hidden_states=hidden(), position_ids=positions())
-    assert rounded.arrays["hidden_states"].dtype == np.float16
-    assert notes == ("hidden_states was rounded from float32 to fp16",)
+    assert same.arrays["hidden_states"].dtype == np.float16
+    rounded, notes = fit(case("rope", dtype="bf16"), hidden_states=hidden(), position_ids=positions())
+    assert rounded.arrays["hidden_states"].dtype == NUMPY_DTYPES["bf16"]
+    assert notes == ("hidden_states was rounded from float32 to bf16",)
+
+
+@pytest.mark.parametrize(("dtype", "given"), [("fp16", np.float32), ("fp32", np.float64), ("bf16", np.float16)])
+def test_another_dtype_is_refused(dtype: str, given: type) -> None:
+    with pytest.raises(RequestError, match=f"'hidden_states' is {np.dtype(given)}, the graph takes"):
+        fit(case("rope", dtype=dtype), hidden_states=hidden(dtype=given), position_ids=positions())
+    right = hidden(dtype={"fp16": np.float16}.get(dtype, np.float32))
+    with pytest.raises(RequestError, match="'position_ids' is int32, the graph takes int64"):
+        fit(case("rope", dtype=dtype), hidden_states=right, position_ids=positions().astype(np.int32))
 
 
 def test_bfloat16_comes_back_from_a_file_by_its_bits(tmp_path: Path) -> None:
@@ -111,12 +120,12 @@ BAD: dict[str, tuple[Spec, dict[str, Array], str]] = {
     "empty": (ROPE, {"hidden_states": hidden(2, 0), "position_ids": positions(2, 0)}, "has shape [2, 0, 32]"),
     "nan": (ROPE, {"hidden_states": hidden() * np.nan, "position_ids": positions()}, "NaN"),
     "integers": (ROPE, {"hidden_states": positions()[..., None].repeat(32, 2), "position_ids": positions()}, "int64"),
-    "floats": (ROPE, {"hidden_states": hidden(), "position_ids": positions() * 1.0}, "whole numbers"),
+    "floats": (ROPE, {"hidden_states": hidden(), "position_ids": positions() * 1.0}, "takes int64"),
     "objects": (ROPE, {"hidden_states": hidden().astype(object), "position_ids": positions()}, "object"),
     "beyond": (TABLE, {"hidden_states": hidden(), "position_ids": positions() + 6}, "reaches from 6 to 8"),
     "negative": (TABLE, {"hidden_states": hidden(), "position_ids": positions() - 1}, "reaches from -1"),
     "token": (TOKENS, {"input_ids": positions() + 7}, "the vocabulary"),
-    "overflow": (case("none", dtype="fp16"), {"hidden_states": hidden() * np.float32(1e6)}, "overflows"),
+    "overflow": (case("none", dtype="bf16"), {"hidden_states": np.full((1, 2, 32), 3.4e38, np.float32)}, "NaN or Inf"),
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import click
 
 from posexport import __version__
-from posexport.errors import PosexportError
+from posexport.errors import PosexportError, RequestError, unknown
 
 COMMANDS = {
     "list": "what there is: encodings with their parameters, forms, runtimes",
@@ -34,13 +35,24 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
-            return None
+            raise unknown("command", name, COMMANDS)
         command: click.Command = getattr(import_module(f"posexport.cli.{name}_command"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:  # whoever read the output has enough; as the shell counts it, 128 + SIGPIPE
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes stdout once more when it ends
+            return 141
+        except OSError as error:
+            raise RequestError(f"a file can't be read or written, or stdout can't ({error.strerror}).") from None
+        return code
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["standalone_mode"] = False
@@ -54,7 +66,7 @@ class Commands(click.Group):
         except click.ClickException as error:
             sys.exit(_fail(error.format_message(), 2))
         except (click.Abort, KeyboardInterrupt):
-            sys.exit(_fail("interrupted: files are as they were before.", 130))
+            sys.exit(_fail("interrupted: every file is as it was.", 130))
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -73,7 +73,12 @@ def _plan(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise RequestError(f"{str(path)!r} is not there: build it with 'posexport compile'.")
     same = "matches the file" if matches_manifest(path) else "does not match the file"
-    return {**manifest, "bytes": path.stat().st_size, "manifest": same}
+    shapes = {
+        kind: {entry["name"]: f"{entry['dtype']} {entry['shape']}" for entry in manifest[kind]}
+        for kind in ("inputs", "outputs")
+    }
+    domains = {name or "ai.onnx": version for name, version in manifest["domains"].items()}
+    return {**manifest, **shapes, "domains": domains, "bytes": path.stat().st_size, "manifest": same}
 
 
 def _count(nodes: Any) -> dict[str, int]:

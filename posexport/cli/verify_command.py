@@ -100,7 +100,7 @@ def _report_path(name: str, text: str) -> Path:
 
 
 def _show(report: Report) -> None:
-    from posexport.report import COLUMNS, counts, rows
+    from posexport.report import COLUMNS, rows, summary
 
     table = rows(report)
     nowhere = {  # a runtime that no artifact was run on, for one reason: a line instead of a row for each
@@ -114,7 +114,7 @@ def _show(report: Report) -> None:
         console.show_table("Parity with torch in float64", COLUMNS, shown, right=("error", "eager's", "allowed"))
     for name, reason in nowhere.items():
         click.echo(f"not run: {name} ({reason})")
-    click.echo(", ".join(f"{number} {state}" for state, number in counts(report).items()))
+    click.echo(summary(report))
 
 
 def _not_there(report: Report, required: tuple[str, ...]) -> str:

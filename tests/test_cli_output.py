@@ -1,0 +1,52 @@
+"""What the commands do when their output can't be written, and with names that are nearly right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import cli, refused
+
+POSEXPORT = [sys.executable, "-m", "posexport"]
+
+
+def test_a_closed_pipe_is_no_verdict() -> None:
+    shell = f"set -o pipefail; {sys.executable} -m posexport list --json | true"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 141), "0 where all fitted into the pipe before it was closed"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_stdout_is_one_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*POSEXPORT, "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_command_that_is_nearly_right() -> None:
+    refused(cli("compiel", "x"), "unknown command 'compiel': did you mean 'compile'?")
+
+
+def test_a_parameter_given_twice(tmp_path: Path) -> None:
+    out = tmp_path / "a.onnx"
+    refused(cli("export", "--encoding", "rope", "--set", "theta=1", "--set", "theta=2", "-o", out), "given twice")
+    assert not out.exists()
+
+
+def test_a_checkpoint_of_other_names_is_told_what_to_rename(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    names = [f"model.layers.0.self_attn.{each}_proj.weight" for each in "qkvo"]
+    save_file({name: torch.zeros(64, 64) for name in names}, tmp_path / "hf.safetensors")
+    sizes = ("--hidden-size", "64", "--num-heads", "4", "--weights", tmp_path / "hf.safetensors")
+    refused(
+        cli("export", "--encoding", "rope", *sizes, "-o", tmp_path / "a.onnx"),
+        "lack 'q_proj.weight'",
+        "rename 'model.layers.0.self_attn.q_proj.weight' to it",
+    )

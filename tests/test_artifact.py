@@ -199,9 +199,7 @@ def test_the_command_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fa
         refused(result, "can't write the output (No space left on device)")
     else:
         assert (result.exit_code, result.stdout) == (130, "")
-        assert (
-            result.stderr.strip() == "Error: interrupted: files are as they were before."
-        )  # click ends the line of ^C
+        assert result.stderr.strip() == "Error: interrupted: every file is as it was."  # click ends the line of ^C
     assert tree(tmp_path) == {"block.onnx": b"the old file"}
 
 

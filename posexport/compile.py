@@ -11,8 +11,10 @@ from typing import Any
 
 from posexport import __version__
 from posexport.artifact import Artifact, manifest_path, read_onnx
+from posexport.errors import RequestError, RuntimeMissingError
 from posexport.files import json_bytes, sha256_of, staged
 from posexport.onnx_file import external
+from posexport.runtimes import RUNTIMES
 from posexport.runtimes.cuda import device
 from posexport.trt_build import BuildOptions, Built, Phase, build
 
@@ -29,7 +31,14 @@ def compile_plan(
     """
     artifact = read_onnx(path)
     source = _source(artifact)
+    _check_runtime_cache(options)
     built = build(artifact, options, phase)
+    warmed = None
+    if options.runtime_cache is not None:
+        from posexport.runtimes.trt import warm_cache
+
+        phase("compiling kernels for this GPU")
+        warmed = warm_cache(options.runtime, built.plan, artifact, built.profiles, options.runtime_cache)
     described = {
         key: [{"name": name, "shape": list(shape), "dtype": dtype} for name, (shape, dtype) in values.items()]
         for key, values in (("inputs", artifact.inputs()), ("outputs", artifact.outputs()))
@@ -58,7 +67,23 @@ def compile_plan(
         files.write(manifest_path(output), lambda file: file.write(json_bytes(manifest)))
         if options.timing_cache is not None and built.timing_cache is not None:
             files.write(options.timing_cache, lambda file: file.write(memoryview(built.timing_cache)))
+        if options.runtime_cache is not None and warmed is not None:
+            files.write(options.runtime_cache, lambda file: file.write(warmed))
     return manifest, built.seconds
+
+
+def _check_runtime_cache(options: BuildOptions) -> None:
+    """A runtime cache holds kernels that TensorRT for RTX compiles for the GPU at hand, when a plan first runs."""
+    if options.runtime_cache is None:
+        return
+    if options.runtime != "tensorrt-rtx":
+        raise RequestError(
+            f"{options.runtime} compiles its kernels when it builds and so has no runtime cache: drop --runtime-cache, "
+            "or use --timing-cache."
+        )
+    missing = RUNTIMES[options.runtime].missing()
+    if missing is not None:
+        raise RuntimeMissingError(f"a runtime cache is made by running the plan, which can't be done here, {missing}.")
 
 
 def _source(artifact: Artifact) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class BuildOptions:
     memory_limit: int | None = None
     tf32: bool = False
     timing_cache: Path | None = None
+    runtime_cache: Path | None = None
 
 
 @attrs.frozen(kw_only=True)

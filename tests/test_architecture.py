@@ -191,7 +191,7 @@ FLAGS: dict[str, list[str]] = {
     ],
     "compile": [
         "FILE", "--output/-o", "--runtime", "--profile", "--compute-capability", "--memory-limit/--workspace",
-        "--timing-cache", "--tf32", "--require-fused-attention", "--json",
+        "--timing-cache", "--runtime-cache", "--tf32", "--require-fused-attention", "--json",
     ],
     "verify": [
         "PATHS", "--runtime", "--require", "--inputs", "--seed", "--time-limit", "--junit", "--markdown", "--json",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from trt_helpers import RTX, copied, exported, needs_rtx, posexport, refused
 
 from posexport import trt_api
 from posexport.artifact import write_onnx
+from posexport.compile import BuildOptions, compile_plan
+from posexport.errors import RequestError, RuntimeMissingError
 from posexport.export import export
 from posexport.files import sha256_of
 from posexport.models import read_spec
@@ -249,3 +252,18 @@ def test_tensorrt_is_preferred_where_it_can_build(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(trt_api, "find_spec", lambda name: object())
     monkeypatch.setattr(trt_api, "gpu_missing", lambda: None)
     assert trt_api.choose(None) == "tensorrt"
+
+
+def test_a_runtime_cache_takes_a_gpu_and_the_runtime_that_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = Path(shutil.copy(exported("none", "fp16"), tmp_path / "block.onnx"))
+    monkeypatch.setattr("posexport.runtimes.gpu_missing", lambda: "no GPU: there is no NVIDIA driver")
+    for runtime, kind, said in (
+        ("tensorrt-rtx", RuntimeMissingError, "made by running the plan, which can't be done here"),
+        ("tensorrt", RequestError, "has no runtime cache"),
+    ):
+        options = BuildOptions(runtime=runtime, runtime_cache=tmp_path / "cache")
+        with pytest.raises(kind, match=said):
+            compile_plan(artifact, tmp_path / "block.plan", options)
+    assert [file.name for file in tmp_path.iterdir()] == ["block.onnx"]

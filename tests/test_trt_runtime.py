@@ -198,8 +198,8 @@ class Handle:
         self.freed.append(self.ptr)
 
 
-def test_each_shape_frees_the_device_memory_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Handle, "freed", [])
+def runner_on_a_stand_in(**engine: Any) -> PlanRunner:
+    """A runner on an engine and a CUDA that only note what is asked of them."""
     numbers = iter(range(1, 100))
     context = SimpleNamespace(
         set_input_shape=lambda *_: True,
@@ -210,15 +210,21 @@ def test_each_shape_frees_the_device_memory_of_the_one_before(monkeypatch: pytes
         execute_async_v3=lambda stream: True,
     )
     runner = PlanRunner.__new__(PlanRunner)
-    runner._held, runner._cuda_graph, runner._outputs = [], False, {"output": "fp16"}
+    runner._held, runner._cache, runner._cuda_graph, runner._outputs = [], None, False, {"output": "fp16"}
     runner._profiles = {"x": {moment: [1, 2] for moment in ("min", "opt", "max")}}
     runner._trt = SimpleNamespace(ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED=2))
-    runner._engine = SimpleNamespace(create_execution_context=lambda strategy: context)
+    runner._engine = SimpleNamespace(**{"create_execution_context": lambda strategy: context, **engine})
     runner._cuda = SimpleNamespace(
         Stream=lambda: Handle(next(numbers)),
         DeviceArray=SimpleNamespace(raw=lambda shape: Handle(next(numbers))),
         wrapper=Cuda,
     )
+    return runner
+
+
+def test_each_shape_frees_the_device_memory_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handle, "freed", [])
+    runner = runner_on_a_stand_in()
     first = runner.prepare({"x": np.zeros((1, 2), np.float16)})
     assert first() == pytest.approx(0.0025)
     assert Handle.freed == []
@@ -227,3 +233,19 @@ def test_each_shape_frees_the_device_memory_of_the_one_before(monkeypatch: pytes
     assert second() == pytest.approx(0.0025)
     with pytest.raises(AssertionError):
         first()  # its memory is gone
+
+
+def test_a_runtime_cache_goes_into_the_context_and_comes_back_after_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handle, "freed", [])
+    asked: list[object] = []
+    cache = SimpleNamespace(deserialize=lambda stored: asked.append(stored), serialize=lambda: b"kernels")
+    config = SimpleNamespace(
+        create_runtime_cache=lambda: cache,
+        set_runtime_cache=lambda given: asked.append(given) or True,
+        set_execution_context_allocation_strategy=lambda strategy: asked.append(strategy),
+    )
+    runner = runner_on_a_stand_in(create_runtime_config=lambda: config)
+    make = runner._engine.create_execution_context
+    runner._engine.create_execution_context = lambda given: asked.append(given) or make(given)
+    assert runner.warm({"x": np.zeros((1, 2), np.float16)}, b"earlier") == b"kernels"
+    assert asked == [b"earlier", 2, cache, config]

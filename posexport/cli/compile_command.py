@@ -34,6 +34,7 @@ _NODES, _ROWS = 4, 40  # names of nodes per kernel, and kernels, that people are
 )
 @click.option("--memory-limit", "--workspace", metavar="SIZE", help="scratch a kernel may take, such as 512M or 2G")
 @click.option("--timing-cache", metavar="FILE", help="read and extend the builder's timings (tensorrt only)")
+@click.option("--runtime-cache", metavar="FILE", help="write the kernels for this machine's GPU (tensorrt-rtx only)")
 @click.option("--tf32", is_flag=True, help="let fp32 products round their inputs to 11 bits: faster, and not at parity")
 @click.option("--require-fused-attention", is_flag=True, help="exit 1 unless each layer's attention is one kernel")
 @click.option("--json", "as_json", is_flag=True, help="print the manifest and the build time as JSON")
@@ -45,6 +46,7 @@ def compile(
     compute_capability: tuple[str, ...],
     memory_limit: str | None,
     timing_cache: str | None,
+    runtime_cache: str | None,
     tf32: bool,
     require_fused_attention: bool,
     as_json: bool,
@@ -63,6 +65,7 @@ def compile(
         "capabilities": _capabilities(compute_capability),
         "memory_limit": None if memory_limit is None else _bytes(memory_limit),
         "timing_cache": None if timing_cache is None else Path(timing_cache),
+        "runtime_cache": None if runtime_cache is None else Path(runtime_cache),
         "tf32": tf32,
     }
     manifest, seconds = _compile(path, target, runtime, options)

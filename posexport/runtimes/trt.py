@@ -13,7 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from posexport.runtimes import RUNTIMES
 from posexport.runtimes.base import Arrays, check_options
 from posexport.runtimes.cuda import by_events, captured, device, load_runtime
 from posexport.runtimes.tensors import NUMPY_DTYPES
+
+if TYPE_CHECKING:
+    from posexport.artifact import Artifact
 
 _OPTIONS = ("module", "profile", "cuda_graph")
 
@@ -45,6 +48,7 @@ class PlanRunner:
         self._trt, self._name, self._cuda_graph = trt, name, cuda_graph
         self._profiles, self._outputs = profiles, outputs
         self._held: list[Any] = []
+        self._cache: Any = None
         self._log = trt_api.make_log(trt)
         self._runtime = trt.Runtime(self._log)  # the engine needs it, and the log, for as long as it lives
         self._engine = self._runtime.deserialize_cuda_engine(plan)
@@ -75,7 +79,7 @@ class PlanRunner:
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         check_shapes(self._profiles, {name: array.shape for name, array in inputs.items()})
         self._free()
-        context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        context = self._context()
         stream, raw = self._cuda.Stream(), self._cuda.DeviceArray.raw
         held = self._held = [context, stream]  # everything that must outlive the calls
         for name, array in inputs.items():
@@ -98,6 +102,27 @@ class PlanRunner:
         enqueue()  # the first run compiles kernels, which can't be recorded in a graph
         stream.synchronize()
         return by_events(cuda, stream.ptr, captured(cuda, stream.ptr, enqueue) if self._cuda_graph else enqueue)
+
+    def _context(self) -> Any:
+        strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if self._cache is None:
+            return self._engine.create_execution_context(strategy)
+        config, cache = self._cache
+        config.set_execution_context_allocation_strategy(strategy)
+        _done(config.set_runtime_cache(cache), "use the runtime cache")
+        return self._engine.create_execution_context(config)
+
+    def warm(self, inputs: Arrays, stored: bytes) -> bytes:
+        """Run once, and give TensorRT for RTX's cache of the kernels that it compiled for this GPU.
+
+        Those of `stored` (an earlier cache, or nothing) stay in; the engine leaves out one of another GPU or version.
+        """
+        config = self._engine.create_runtime_config()
+        self._cache = (config, config.create_runtime_cache())
+        if stored:
+            self._cache[1].deserialize(stored)
+        self.prepare(inputs)()
+        return bytes(memoryview(self._cache[1].serialize()))
 
     def _free(self) -> None:
         """Give back what the last `prepare` holds: polygraphy's memory and streams are freed on request only."""
@@ -136,6 +161,23 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
         raise RequestError(f"{str(path)!r} changed while it was being opened: build it again.")
     outputs = {entry["name"]: entry["dtype"] for entry in manifest["outputs"]}
     return PlanRunner(trt, plan, name, manifest["profiles"], outputs, cuda_graph)
+
+
+def warm_cache(
+    name: str, plan: Any, artifact: Artifact, profiles: Mapping[str, Mapping[str, list[int]]], file: Path
+) -> bytes:
+    """The runtime cache of a plan just built, run once at the shapes it is tuned for; `file` may hold an earlier one.
+
+    Raises RuntimeMissingError where no GPU is there to compile kernels for.
+    """
+    trt = _engine(name)
+    outputs = {key: dtype for key, (_, dtype) in artifact.outputs().items()}
+    inputs = {}
+    for key, (shape, dtype) in artifact.inputs().items():
+        sizes = profiles[key]["opt"] if key in profiles else [int(size) for size in shape]
+        inputs[key] = np.zeros(sizes, NUMPY_DTYPES[dtype])
+    runner = PlanRunner(trt, plan, name, profiles, outputs)
+    return runner.warm(inputs, file.read_bytes() if file.exists() else b"")
 
 
 def _engine(name: str) -> Any:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 import blocks
+from tools import versions
 
 from posexport.artifact import write_onnx
 from posexport.bench import bench
@@ -39,7 +39,6 @@ from posexport.verify import verify
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results"
 COMPILE_LIMIT = 900  # seconds for one plan
 COLUMNS = ("cell", "runtime", "verify", "error / allowed", "tokens: median ms (to torch eager)", "kernels", "reason")
-_TOOLS = ("torch", "onnx", "onnxruntime-gpu", "onnxruntime", "tensorrt", "tensorrt-rtx")
 
 
 @attrs.define(kw_only=True)
@@ -103,7 +102,7 @@ def main(
             bar.update(task, description=" ".join(cell))
             results += _cell(*cell, names, missing, Path(folder), quick, cuda_graph)
             bar.advance(task)
-            data = {"device": device, "quick": quick, "cuda_graph": cuda_graph, "versions": _versions()}
+            data = {"device": device, "quick": quick, "cuda_graph": cuda_graph, "versions": versions()}
             write_json(target, {**data, "results": [attrs.asdict(result) for result in results]})
     console.show_table(f"Acceptance on {device}", COLUMNS, map(_row, results))
     states = [result.state for result in results]
@@ -233,16 +232,6 @@ def _device(names: list[str]) -> str:
 
     name, capability = device()
     return f"{name} sm{capability.replace('.', '')}"
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _TOOLS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ import os
 import platform
 import re
 from collections.abc import Callable
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 import psutil
 from rows import Row
+from tools import versions
 
 from posexport import timing
 from posexport.cli import console
@@ -30,7 +31,6 @@ PARTS = {
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "docs/results/cpu.json", ROOT / "docs/benchmarks.md"
 _BLOCK = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
-_TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime-gpu", "onnxruntime", "tensorrt-rtx")
 
 
 @click.command()
@@ -51,7 +51,7 @@ def main(only: tuple[str, ...], quick: bool) -> None:
         with console.progress(title):
             rows = measure(quick)
         part = {"title": title, "busy": round(others.share(), 2), "rows": [row.data() for row in rows]}
-        stored[name] = {"machine": _machine(), "versions": _versions(), **part}
+        stored[name] = {"machine": _machine(), "versions": versions(), **part}
         console.show_table(title, COLUMNS, [_cells(row) for row in stored[name]["rows"]], right=COLUMNS[1:5])
         missed |= any(row.state == "failed" for row in rows)
     if not quick:
@@ -95,16 +95,6 @@ def _read() -> dict[str, Any]:
 def _machine() -> str:
     memory = psutil.virtual_memory().total / 2**30
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB"
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _TOOLS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 if __name__ == "__main__":

@@ -48,11 +48,6 @@ class Case:
         batch, seq, *_ = next(iter(self.arrays.values())).shape
         return int(batch), int(seq)
 
-    @property
-    def elements(self) -> int:
-        """Tokens in the case."""
-        return self.sizes[0] * self.sizes[1]
-
 
 def _consecutive(rng: np.random.Generator, batch: int, seq: int, limit: int) -> np.ndarray[Any, Any]:
     return np.tile(np.arange(seq) % limit, (batch, 1))

@@ -152,8 +152,10 @@ def _start(
         elif name == _TORCH and job.eager is not None:
             job.runs[name] = (job.eager, list(range(len(cases))))
         elif subject.broken is None:
-            most = _WORK.get(name, math.inf)
-            chosen = [index for index, case in enumerate(cases) if _work(subject.spec, *case.sizes) <= most]
+            most = _WORK.get(name)
+            chosen = [
+                index for index, case in enumerate(cases) if most is None or _work(subject.spec, *case.sizes) <= most
+            ]
             if chosen:
                 options = _options(subject, row, [cases[index] for index in chosen])
                 job.runs[name] = (pool.submit(row, subject.path, [arrays[index] for index in chosen], options), chosen)

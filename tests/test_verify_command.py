@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from helpers import case, cli, refused, tree
-from verify_helpers import constant, plant, write
+from mutants import initializer
+from verify_helpers import plant, write
 
 from posexport.runtimes import RUNTIMES
 
@@ -22,7 +23,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     folder = tmp_path_factory.mktemp("mixed")
     (folder / "below").mkdir()
     write(folder, "sound", case("rope-gqa-window"), "function")
-    plant(folder / "below", "faulty", case("alibi"), constant("encoding.slopes", lambda values: values * 2))
+    plant(folder / "below", "faulty", case("alibi"), initializer("encoding.slopes", lambda values: values * 2))
     write(folder, "bf16", case("none", dtype="bf16"))
     runtimes = ("--runtime", "torch", "--runtime", "ort-cpu")
     reports = ("--junit", folder / "r.xml", "--markdown", folder / "r.md", "--json")

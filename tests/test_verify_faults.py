@@ -40,7 +40,7 @@ def _first_512(value: str) -> list[onnx.NodeProto]:
     return _slice(value, 512, 1, "planted")
 
 
-FAULTS: dict[str, tuple[str, str, plant.Mutate, str, str]] = {
+FAULTS: dict[str, tuple[str, str, to.Mutate, str, str]] = {
     # name: (case, dtype, fault, what the reason says, what the place says)
     "far bucket": ("t5", "fp32", to.initializer("encoding.buckets", _far_buckets), "off by", "buckets"),
     "mask of -20": ("t5-causal", "fp32", to.constant_read("Where", 2, np.float32(-20)), "off by", "planted"),

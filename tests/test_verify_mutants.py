@@ -7,10 +7,9 @@ from pathlib import Path
 import attrs
 import mutants as to
 import numpy as np
-import onnx
 import pytest
 from helpers import case
-from verify_helpers import write
+from verify_helpers import plant
 
 from posexport.parity import FAILED, PASSED, Verdict
 from posexport.runtimes import RUNTIMES
@@ -117,11 +116,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     planted = [(name, fault.block, fault.form, fault.mutate, fault.dtype) for name, fault in FAULTS.items()]
     planted += [(f"same {block}", block, form, to.inner_names, "fp32") for block, form in SAME]
     for index, (name, block, form, mutate, dtype) in enumerate(planted):
-        path = write(folder, f"{block}-{form}-{index}", case(block, dtype=dtype), form)
-        model = onnx.load(path)
-        mutate(model)
-        onnx.save(model, path)
-        path.with_name(path.name + ".json").unlink()
+        path = plant(folder, f"{block}-{form}-{index}", case(block, dtype=dtype), mutate, form)
         names[path.name] = name
     report = verify([folder], runtimes={name: RUNTIMES[name] for name in ("torch", *ENGINES)})
     assert report.broken == ()

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from posexport.custom_ops.angles import pair_features, sinusoids
     from posexport.custom_ops.attention import attend
     from posexport.custom_ops.bias import alibi_bias, relative_bias
+    from posexport.custom_ops.cache import attend_cached, attend_shared, key_positions
+    from posexport.custom_ops.norm import head_norm
     from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
     from posexport.custom_ops.rotary import rotate
 
@@ -25,13 +27,21 @@ _HOMES = {
     "add_head_bias": "relative",
     "relative_score": "relative",
     "relative_table_score": "relative",
+    "head_norm": "norm",
+    "key_positions": "cache",
     "attend": "attention",
+    "attend_cached": "cache",
+    "attend_shared": "cache",
 }
 
 __all__ = [
     "add_head_bias",
     "alibi_bias",
     "attend",
+    "attend_cached",
+    "attend_shared",
+    "head_norm",
+    "key_positions",
     "pair_features",
     "relative_bias",
     "relative_score",

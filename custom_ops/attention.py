@@ -1,9 +1,15 @@
 """Attention with a bias: softmax(scale * q k^T + bias, masked) v, softmax in fp32 (Vaswani et al. 2017, eq. 1).
 
-q [B, S, N*head_dim], k and v [B, T, K*head_dim], bias [B, N, S, T] in fp32 or absent -> [B, S, N*head_dim].
-Query head n reads key head n // (N/K). The last query stands at the last key: query i has index i + T - S.
-`causal`: index_i >= j. `window` w > 0: |index_i - j| < w. Both go by index, not by position.
+q [B, S, N*head_dim], k and v [B, T, K*head_dim], bias [B, N, S, T] in fp32, mask [B, T] int64, sinks [N]; the last
+three or any of them absent -> [B, S, N*head_dim]. Query head n reads key head n // (N/K). `causal`, `window` and `mask`
+say which keys a query sees (posexport.custom_ops.visibility); one that sees none gets zeros.
+
+softcap  c > 0: logits are c tanh(logits / c), before bias and mask (Gemma 2: Riviere et al. 2024, arXiv:2408.00118)
+sinks    a logit per head beside those of the keys, which takes weight and has no value (gpt-oss: OpenAI 2025,
+         arXiv:2508.10925)
 """
+
+from __future__ import annotations
 
 from typing import Any
 
@@ -11,110 +17,165 @@ import onnx_ir as ir
 import torch
 
 from posexport.custom_ops.operator import Operator, cast, constant
+from posexport.custom_ops.visibility import Heads, lengths_onnx, visible, visible_onnx
 
 MASKED = -3.0e38
 """The logit of a key out of sight: finite, so that no row becomes NaN, and 0 after softmax beside any other."""
 
 
-def _attention(
+def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     bias: torch.Tensor | None,
-    num_heads: int,
-    num_kv_heads: int,
-    scale: float,
-    causal: bool,
-    window: int,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    heads: Heads,
+    write_indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    q = q.unflatten(-1, (num_heads, -1)).transpose(1, 2)
-    k, v = (t.unflatten(-1, (num_kv_heads, -1)).transpose(1, 2) for t in (k, v))
-    mask: torch.Tensor | None = bias
+    """q [B, S, N*head_dim], k and v [B, K, T, head_dim]: the torch body of all three kinds of attention."""
+    q = q.unflatten(-1, (heads.num_heads, -1)).transpose(1, 2)
     seq, total = q.shape[-2], k.shape[-2]
-    if window or (causal and (bias is not None or seq != total)):  # torch's own is_causal counts from the first key
-        ahead = torch.arange(seq, device=q.device).unsqueeze(1) + (total - seq) - torch.arange(total, device=q.device)
-        visible = ahead >= 0 if causal else ahead > -window
-        if window:
-            visible = visible & (ahead < window)
-        mask = visible if bias is None else bias.masked_fill(~visible, MASKED)
-    if mask is None or mask.dtype in (torch.bool, q.dtype):
-        attend = torch.nn.functional.scaled_dot_product_attention
-        out = attend(
-            q, k, v, mask, is_causal=causal and mask is None, scale=scale, enable_gqa=num_heads != num_kv_heads
-        )
-    else:  # a bias in fp32 over half-precision queries: the logits are summed in fp32, as in the graph
-        k, v = (t.repeat_interleave(num_heads // num_kv_heads, 1) for t in (k, v))
-        logits = ((q * scale) @ k.transpose(-1, -2)).to(mask.dtype) + mask
-        out = logits.softmax(-1).to(q.dtype) @ v
+    out: torch.Tensor
+    sdpa, grouped = torch.nn.functional.scaled_dot_product_attention, heads.group > 1
+    plain = bias is None and sinks is None and not heads.softcap
+    if plain and mask is None and write_indices is None and not heads.window and (seq == total or not heads.causal):
+        out = sdpa(q, k, v, is_causal=heads.causal, scale=heads.scale, enable_gqa=grouped)
+        return out.transpose(1, 2).flatten(2)
+    seen = visible(heads, seq, total, mask, write_indices, q.device)
+    if plain:
+        out = sdpa(q, k, v, seen, scale=heads.scale, enable_gqa=grouped)
+    elif bias is not None and bias.dtype == q.dtype and sinks is None and not heads.softcap:
+        bias = bias if seen is None else bias.masked_fill(~seen, MASKED)
+        out = sdpa(q, k, v, bias, scale=heads.scale, enable_gqa=grouped)
+    else:  # in half precision too, the logits are summed in fp32, as in the graph
+        k, v = (t.repeat_interleave(heads.group, 1) for t in (k, v))
+        logits = (q * heads.scale) @ k.transpose(-1, -2)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if heads.softcap:
+            logits = heads.softcap * torch.tanh(logits / heads.softcap)
+        logits = logits if bias is None else logits + bias
+        logits = logits if seen is None else logits.masked_fill(~seen, MASKED)
+        if sinks is not None:
+            beside = sinks.to(logits.dtype).view(-1, 1, 1).expand(*logits.shape[:-1], 1)
+            logits = torch.cat((logits, beside), -1)
+        out = logits.softmax(-1)[..., :total].to(q.dtype) @ v
+    if mask is not None and seen is not None:
+        out = out.masked_fill(~seen.any(-1, keepdim=True), 0.0)
     return out.transpose(1, 2).flatten(2)
 
 
-def _attention_fake(
+def to_heads(t: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """[B, S, heads*head_dim] to [B, heads, S, head_dim]."""
+    return t.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def _attend(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     num_heads: int,
     num_kv_heads: int,
     scale: float,
     causal: bool,
     window: int,
+    softcap: float,
+) -> torch.Tensor:
+    heads = Heads(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, causal=causal, window=window, softcap=softcap
+    )
+    return attention(q, to_heads(k, num_kv_heads), to_heads(v, num_kv_heads), bias, mask, sinks, heads)
+
+
+def _attend_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
 ) -> torch.Tensor:
     return torch.empty_like(q)
 
 
-def _visible(op: Any, seq: ir.Value, total: ir.Value, causal: bool, window: int) -> ir.Value:
-    """Which keys a query sees, [S, T] bool, from the lengths as they are at run time."""
-    queries = op.Range(op.Sub(total, seq), total, 1)
-    ahead = op.Sub(op.Unsqueeze(queries, [1]), op.Range(0, total, 1))
-    visible = op.GreaterOrEqual(ahead, 0) if causal else op.Greater(ahead, -window)
-    made: ir.Value = op.And(visible, op.Less(ahead, window)) if window else visible
-    return made
-
-
-def _attention_onnx(
+def attention_onnx(
     op: Any,
     q: ir.Value,
     k: ir.Value,
     v: ir.Value,
     bias: ir.Value | None,
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    scale: float,
-    causal: bool,
-    window: int,
+    seen: ir.Value | None,
+    sinks: ir.Value | None,
+    heads: Heads,
+    padded: bool,
 ) -> ir.Value:
+    """q [B, S, N*head_dim], k [B, N, head_dim, T], v [B, N, T, head_dim], `seen` as visible_onnx gives it: the ONNX
+    body of all three kinds of attention. `padded` where a query may see no key."""
     dtype, fp32 = q.dtype, ir.DataType.FLOAT
     assert dtype is not None
-    group = num_heads // num_kv_heads
-    mask = None
-    if causal or window:
-        seq, total = (op.Squeeze(op.Shape(t, start=1, end=2)) for t in (q, k))
-        mask = _visible(op, seq, total, causal, window)
-    k, v = (op.Reshape(t, [0, 0, num_kv_heads, -1]) for t in (k, v))
-    if group > 1:
-        # constant shapes only: a reshape to computed ones costs TensorRT host-side shape kernels
-        k, v = (op.Reshape(op.Expand(op.Unsqueeze(t, [3]), [1, 1, 1, group, 1]), [0, 0, num_heads, -1]) for t in (k, v))
-    q = op.Mul(q, constant(op, scale, dtype))
-    q = op.Transpose(op.Reshape(q, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3])
-    k, v = op.Transpose(k, perm=[0, 2, 3, 1]), op.Transpose(v, perm=[0, 2, 1, 3])
+    q = op.Mul(q, constant(op, heads.scale, dtype))
+    q = op.Transpose(op.Reshape(q, [0, 0, heads.num_heads, -1]), perm=[0, 2, 1, 3])
     logits = cast(op, op.MatMul(q, k), dtype, fp32)
+    if heads.softcap:
+        logits = op.Mul(op.Tanh(op.Div(logits, constant(op, heads.softcap, fp32))), constant(op, heads.softcap, fp32))
     if bias is not None:
         logits = op.Add(logits, bias)
-    if mask is not None:
-        logits = op.Where(mask, logits, constant(op, MASKED, fp32))
-    weights = cast(op, op.Softmax(logits, axis=-1), fp32, dtype)
-    made: ir.Value = op.Reshape(op.Transpose(op.MatMul(weights, v), perm=[0, 2, 1, 3]), [0, 0, -1])
+    if seen is not None:
+        logits = op.Where(seen, logits, constant(op, MASKED, fp32))
+    if sinks is None:
+        weights = op.Softmax(logits, axis=-1)
+    else:
+        assert sinks.dtype is not None
+        beside = op.Unsqueeze(cast(op, sinks, sinks.dtype, fp32), [1, 2])
+        most = op.Max(op.ReduceMax(logits, [-1]), beside)
+        grown = op.Exp(op.Sub(logits, most))
+        weights = op.Div(grown, op.Add(op.ReduceSum(grown, [-1]), op.Exp(op.Sub(beside, most))))
+    out = op.MatMul(cast(op, weights, fp32, dtype), v)
+    if padded and sinks is None and seen is not None:
+        out = op.Mul(out, op.ReduceMax(op.Cast(seen, to=dtype), [-1]))
+    made: ir.Value = op.Reshape(op.Transpose(out, perm=[0, 2, 1, 3]), [0, 0, -1])
     return made
+
+
+def _attend_onnx(
+    op: Any,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    bias: ir.Value | None,
+    mask: ir.Value | None,
+    sinks: ir.Value | None,
+    **attributes: Any,
+) -> ir.Value:
+    heads = Heads(**attributes)
+    seq, total = lengths_onnx(op, q, k, 1) if heads.causal or heads.window else (None, None)
+    seen = visible_onnx(op, heads, seq, total, mask)
+    k, v = (op.Reshape(t, [0, 0, heads.num_kv_heads, -1]) for t in (k, v))
+    if heads.group > 1:
+        # constant shapes only: a reshape to computed ones costs TensorRT host-side shape kernels
+        k, v = (
+            op.Reshape(op.Expand(op.Unsqueeze(t, [3]), [1, 1, 1, heads.group, 1]), [0, 0, heads.num_heads, -1])
+            for t in (k, v)
+        )
+    k, v = op.Transpose(k, perm=[0, 2, 3, 1]), op.Transpose(v, perm=[0, 2, 1, 3])
+    return attention_onnx(op, q, k, v, bias, seen, sinks, heads, mask is not None)
 
 
 attend = Operator(
     name="attend",
     function="PositionalAttention",
-    inputs=("q", "k", "v", "bias"),
+    inputs=("q", "k", "v", "bias", "mask", "sinks"),
     outputs=("attended",),
-    eager=_attention,
-    fake=_attention_fake,
-    body=_attention_onnx,
+    eager=_attend,
+    fake=_attend_fake,
+    body=_attend_onnx,
 )

@@ -6,8 +6,8 @@ The ONNX side is a body written with onnxscript's builder. It is specialised for
 graph is exported (no attribute is left to a runtime that may ignore it), and becomes a model-local function.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
@@ -15,12 +15,18 @@ import onnx_ir as ir
 import torch
 
 Body = Callable[..., Any]
-"""`body(op, *inputs, **attributes)`: inputs are onnx_ir values with dtype and rank, None where absent."""
+"""`body(op, *inputs, **attributes)`: inputs are onnx_ir values with dtype and rank, None where absent.
+
+A body raises RequestError where the form can't carry these attributes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """`inputs` and `outputs` are tensors by name; the parameters of `eager` after the inputs are attributes."""
+    """`inputs` and `outputs` are tensors by name; the parameters of `eager` after the inputs are attributes.
+
+    `body` is the operator in standard ONNX. `forms` holds a body for a form that has something better, and, under
+    "form:target", for that form where one target takes more than all do.
+    """
 
     name: str
     function: str
@@ -29,6 +35,7 @@ class Operator:
     eager: Callable[..., Any]
     fake: Callable[..., Any]
     body: Body
+    forms: Mapping[str, Body] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         registered = torch.library.custom_op(f"posexport::{self.name}", self.eager, mutates_args=())
@@ -38,6 +45,10 @@ class Operator:
         if torch.compiler.is_exporting():
             return self.overload(*args)
         return self.eager(*args)
+
+    def body_for(self, form: str, target: str) -> Body:
+        """The body that a form has for a target, the one for all targets where that has none of its own."""
+        return self.forms.get(f"{form}:{target}") or self.forms.get(form) or self.body
 
     @property
     def overload(self) -> Any:

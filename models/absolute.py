@@ -31,6 +31,7 @@ class Learned(Encoding):
     source: ClassVar[str] = "Devlin et al. 2019, arXiv:1810.04805 (BERT)"
     touches: ClassVar[str] = "embed"
     at_input: ClassVar[bool] = True
+    in_cross: ClassVar[bool] = True
     max_positions: int = fields.integer(512, "rows of the table")
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
@@ -57,6 +58,7 @@ class Sinusoidal(Encoding):
     source: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
     touches: ClassVar[str] = "embed"
     at_input: ClassVar[bool] = True
+    in_cross: ClassVar[bool] = True
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     order: str = fields.choice("sin-cos", ("sin-cos", "cos-sin"), "which comes first")
     layout: str = fields.choice("interleaved", ("interleaved", "half"), "alternating features, or one half each")

@@ -6,6 +6,8 @@ of the projections; the operators split heads themselves, so that every form may
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -48,8 +50,24 @@ def _integers(values: object) -> bool:
     return isinstance(values, int)
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What all layers share beside the tokens: [B, S] `positions` (or [B, S, axes]), those of the keys [B, T], the
+    keys' `mask` [B, T], `encoder` states [B, E, D], and `write_indices` [B] into shared caches; None where absent."""
+
+    positions: Tensor | None = None
+    k_positions: Tensor | None = None
+    mask: Tensor | None = None
+    encoder: Tensor | None = None
+    write_indices: Tensor | None = None
+
+
+Cache = tuple[Tensor, Tensor]
+"""Keys and values of one layer, each [B, K, P, head_dim]."""
+
+
 class Attention(nn.Module):
-    """Multi-head, grouped-query or multi-query self-attention, [B, S, D] to [B, S, D]."""
+    """Multi-head, grouped-query or multi-query attention, [B, S, D] to [B, S, D], over itself or an encoder."""
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
         super().__init__()
@@ -59,26 +77,42 @@ class Attention(nn.Module):
         self.k_proj = _linear(spec, "k_proj", spec.hidden_size, kv_width, dtype)
         self.v_proj = _linear(spec, "v_proj", spec.hidden_size, kv_width, dtype)
         self.o_proj = _linear(spec, "o_proj", q_width, spec.hidden_size, dtype)
+        if spec.qk_norm:
+            self.q_norm, self.k_norm = (
+                nn.RMSNorm(spec.head_dim, eps=spec.norm_eps, dtype=dtype, device="meta") for _ in range(2)
+            )
+        self.sinks = nn.Parameter(torch.empty(spec.num_heads, dtype=dtype, device="meta")) if spec.sinks else None
         assert isinstance(spec.encoding, Encoding)
-        self.encoding = None if spec.encoding.at_input else EncodingState(spec, dtype)
+        acts = spec.position_axes and not spec.encoding.at_input
+        self.encoding = EncodingState(spec, dtype) if acts else None
 
-    def attend(self, x_BSD: Tensor, positions: Tensor | None) -> Tensor:
+    def attend(self, x_BSD: Tensor, around: Surroundings, past: Cache | None) -> tuple[Tensor, Cache | None]:
         spec = self.spec
-        q, k, v = self.q_proj(x_BSD), self.k_proj(x_BSD), self.v_proj(x_BSD)
+        source = x_BSD if around.encoder is None else around.encoder
+        q, k, v = self.q_proj(x_BSD), self.k_proj(source), self.v_proj(source)
+        if spec.qk_norm:
+            q = custom_ops.head_norm(q, self.q_norm.weight, spec.norm_eps)
+            k = custom_ops.head_norm(k, self.k_norm.weight, spec.norm_eps)
         bias = None
-        if self.encoding is not None and positions is not None:
+        if self.encoding is not None and around.positions is not None:
             scheme = self.encoding.encoding
-            q, k = scheme.rotate(self.encoding, q, k, positions)
-            bias = scheme.bias(self.encoding, positions, positions)
-            q, mixed = scheme.score(self.encoding, q, k, positions)
+            q, k = scheme.rotate(self.encoding, q, k, around.positions)
+            k_positions = around.positions if around.k_positions is None else around.k_positions
+            bias = scheme.bias(self.encoding, around.positions, k_positions)
+            q, mixed = scheme.score(self.encoding, q, around.positions, k_positions)
             bias = mixed if bias is None else bias
-        out = custom_ops.attend(
-            q, k, v, bias, spec.num_heads, spec.num_kv_heads, spec.scale, spec.causal, spec.window or 0
-        )
-        return self.o_proj(out)  # type: ignore[no-any-return]
+        shape = (spec.num_heads, spec.num_kv_heads, spec.scale, spec.causal, spec.window or 0, spec.softcap or 0.0)
+        added = (bias, around.mask, self.sinks)
+        if past is None:
+            return self.o_proj(custom_ops.attend(q, k, v, *added, *shape)), None
+        if around.write_indices is None:
+            out, *present = custom_ops.attend_cached(q, k, v, *past, *added, *shape)
+        else:
+            out, *present = custom_ops.attend_shared(q, k, v, *past, around.write_indices, *added, *shape)
+        return self.o_proj(out), (present[0], present[1])
 
-    def forward(self, x_BSD: Tensor, positions: Tensor | None) -> Tensor:
-        return self.attend(x_BSD, positions)
+    def forward(self, x_BSD: Tensor, around: Surroundings, past: Cache | None) -> tuple[Tensor, Cache | None]:
+        return self.attend(x_BSD, around, past)
 
 
 class TransformerLayer(Attention):
@@ -92,13 +126,15 @@ class TransformerLayer(Attention):
             self.add_module(name, kind(spec.hidden_size, eps=spec.norm_eps, dtype=dtype, device="meta"))
         self.mlp = (GeluMlp if spec.mlp == "gelu" else SwigluMlp)(spec, dtype)
 
-    def forward(self, x_BSD: Tensor, positions: Tensor | None) -> Tensor:
+    def forward(self, x_BSD: Tensor, around: Surroundings, past: Cache | None) -> tuple[Tensor, Cache | None]:
         first, second = (self.get_submodule(name) for name in norm_names(self.spec))
         if self.spec.norm == "pre":
-            x_BSD = x_BSD + self.attend(first(x_BSD), positions)
-            return x_BSD + self.mlp(second(x_BSD))  # type: ignore[no-any-return]
-        x_BSD = first(x_BSD + self.attend(x_BSD, positions))
-        return second(x_BSD + self.mlp(x_BSD))  # type: ignore[no-any-return]
+            attended, present = self.attend(first(x_BSD), around, past)
+            x_BSD = x_BSD + attended
+            return x_BSD + self.mlp(second(x_BSD)), present
+        attended, present = self.attend(x_BSD, around, past)
+        x_BSD = first(x_BSD + attended)
+        return second(x_BSD + self.mlp(x_BSD)), present
 
 
 class GeluMlp(nn.Module):

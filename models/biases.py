@@ -81,6 +81,7 @@ class T5(Encoding):
     summary: ClassVar[str] = "trained bias per bucket of distance and head"
     source: ClassVar[str] = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
     touches: ClassVar[str] = "bias"
+    in_cross: ClassVar[bool] = True  # as in T5's decoder, where cross-attention has no bias
     num_buckets: int = fields.integer(32, "rows of the table", at_least=2, at_most=4096)
     max_distance: int = fields.integer(128, "distance from which all share the last bucket", at_most=2**20)
 

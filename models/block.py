@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from posexport.models.attention import Attention, EncodingState, TransformerLayer
+from posexport import custom_ops
+from posexport.models.attention import Attention, Cache, EncodingState, Surroundings, TransformerLayer
 from posexport.models.encoding import Encoding
 from posexport.models.weights import TORCH_DTYPES
 from posexport.spec import Spec
@@ -16,8 +17,8 @@ from posexport.spec import Spec
 class Block(nn.Module):
     """All layers of a spec, with the token embedding and the absolute encoding in front where it has them.
 
-    forward: `hidden_states` [B, S, hidden_size] (or `input_ids` [B, S] int64 with a vocabulary), `position_ids`
-    [B, S] or [B, S, axes] int64 (absent for an encoding without positions); returns [B, S, hidden_size].
+    forward takes the tensors of `spec.inputs()` in their order and gives those of `spec.outputs()`: one tensor
+    [B, S, hidden_size], or with a cache a tuple of it and the present keys and values of each layer.
     """
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
@@ -33,18 +34,36 @@ class Block(nn.Module):
         layer = Attention if spec.block == "attention" else TransformerLayer
         self.layers = nn.ModuleList([layer(spec, dtype) for _ in range(spec.layers)])
 
-    def forward(self, hidden_states: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        x_BSD = hidden_states
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        given = dict(zip(self.spec.inputs(), inputs, strict=True))
+        x_BSD = next(iter(given.values()))
         if self.embed_tokens is not None:
-            x_BSD = self.embed_tokens(hidden_states)
+            x_BSD = self.embed_tokens(x_BSD)
             if self.spec.scale_embedding:
                 x_BSD = x_BSD * self.spec.hidden_size**0.5
+        positions = given.get("position_ids")
         if self.encoding is not None:
-            assert position_ids is not None
-            x_BSD = self.encoding.encoding.embed(self.encoding, x_BSD, position_ids)
-        for layer in self.layers:
-            x_BSD = layer(x_BSD, position_ids)
-        return x_BSD
+            assert positions is not None
+            x_BSD = self.encoding.encoding.embed(self.encoding, x_BSD, positions)
+        caches = [value for name, value in given.items() if name.startswith("past_")]
+        pairs: list[Cache | None] = list(zip(caches[::2], caches[1::2], strict=True)) or [None] * self.spec.layers
+        around = self._surroundings(given, positions, caches)
+        made: list[Tensor] = []
+        for layer, past in zip(self.layers, pairs, strict=True):
+            x_BSD, present = layer(x_BSD, around, past)
+            made += present or ()
+        return (x_BSD, *made) if made else x_BSD
+
+    def _surroundings(
+        self, given: Mapping[str, Tensor], positions: Tensor | None, caches: list[Tensor]
+    ) -> Surroundings:
+        mask, write_indices = given.get("attention_mask"), given.get("write_indices")
+        k_positions = None
+        encoding = self.spec.encoding
+        assert isinstance(encoding, Encoding)
+        if caches and positions is not None and encoding.touches in ("bias", "score"):
+            k_positions = custom_ops.key_positions(positions, caches[0], write_indices, mask)
+        return Surroundings(positions, k_positions, mask, given.get("encoder_hidden_states"), write_indices)
 
 
 def build_block(spec: Spec, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Block:

@@ -36,9 +36,6 @@ class Encoding(EncodingParams):
     touches: ClassVar[str] = ""
     """Which hook it uses: embed, rotate, bias or score."""
 
-    at_input: ClassVar[bool] = False
-    """True where it acts once, before the first layer, instead of in every layer."""
-
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         """Trained tensors: name (after `encoding.`) to shape."""
         return {}
@@ -59,6 +56,6 @@ class Encoding(EncodingParams):
         """A float32 tensor [B, N, S, T] that is added to the logits, or None."""
         return None
 
-    def score(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+    def score(self, state: State, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """The query of the content term, and logits [B, N, S, T] where position and content mix, or None."""
         return q, None

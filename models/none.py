@@ -17,3 +17,4 @@ class NoEncoding(Encoding):
     summary: ClassVar[str] = "no positional encoding"
     source: ClassVar[str] = "Haviv et al. 2022, arXiv:2203.16634"
     axes: ClassVar[int] = 0
+    in_cross: ClassVar[bool] = True

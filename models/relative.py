@@ -67,13 +67,14 @@ class Relative(Encoding):
             return {}
         return {"frequencies": inverse_frequencies(spec.hidden_size, self.theta)}
 
-    def score(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+    def score(self, state: State, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor | None]:
         q_content = custom_ops.add_head_bias(q, state["content_bias"])
         position_bias, r_proj = state["position_bias"], state["r_proj.weight"]
         scale = state.spec.scale
         if self.max_distance is not None:
             return q_content, custom_ops.relative_table_score(
-                q, positions, positions, position_bias, r_proj, state["weight"], scale
+                q, q_positions, k_positions, position_bias, r_proj, state["weight"], scale
             )
-        cos, sin = custom_ops.sinusoids(positions, state["frequencies"])
-        return q_content, custom_ops.relative_score(q, cos, sin, cos, sin, position_bias, r_proj, scale)
+        turns = [custom_ops.sinusoids(positions, state["frequencies"]) for positions in (q_positions, k_positions)]
+        (q_cos, q_sin), (k_cos, k_sin) = turns
+        return q_content, custom_ops.relative_score(q, q_cos, q_sin, k_cos, k_sin, position_bias, r_proj, scale)

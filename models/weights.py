@@ -41,13 +41,17 @@ def layer_shapes(spec: Spec) -> Shapes:
         shapes[f"{name}.weight"] = size
         if name in spec.bias:
             shapes[f"{name}.bias"] = size[:1]
+    if spec.qk_norm:
+        shapes |= {f"{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
+    if spec.sinks:
+        shapes["sinks"] = (spec.num_heads,)
     for norm in norm_names(spec):
         shapes[f"{norm}.weight"] = (hidden,)
         if spec.norm_type == "layernorm":
             shapes[f"{norm}.bias"] = (hidden,)
     encoding = spec.encoding
     assert isinstance(encoding, Encoding)
-    if not encoding.at_input:
+    if not encoding.at_input and spec.position_axes:
         shapes |= {f"encoding.{name}": shape for name, shape in encoding.weights(spec).items()}
     return shapes
 
@@ -96,9 +100,9 @@ def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
     for name, shape in weight_shapes(spec).items():
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # torch reads 32 bits
         values = torch.randn(shape, generator=generator)
-        if "layernorm" in name and name.endswith("weight"):
+        if "norm" in name and name.endswith("weight"):
             values.mul_(0.1).add_(1)
-        elif len(shape) == 1:
+        elif len(shape) == 1 and not name.endswith("sinks"):
             values.mul_(0.1)
         elif name.endswith(("_proj.weight", "fc1.weight", "fc2.weight")):
             values.mul_(shape[1] ** -0.5)

@@ -19,6 +19,7 @@ import torch
 from posexport import onnx_file
 from posexport.errors import RequestError
 from posexport.files import json_bytes, sha256_of, staged
+from posexport.forms import TARGETS
 from posexport.models import read_spec
 from posexport.models.weights import weight_shapes
 from posexport.spec import FORMS, Spec
@@ -35,11 +36,15 @@ Shape = tuple[str | int, ...]
 
 @attrs.frozen(kw_only=True)
 class Artifact:
-    """An ONNX file of ours, read and checked; weights in external data stay on the disk until asked for."""
+    """An ONNX file of ours, read and checked; weights in external data stay on the disk until asked for.
+
+    `target` is "portable" for whatever all targets take.
+    """
 
     path: Path
     spec: Spec
     form: str
+    target: str
     version: str
     model: onnx.ModelProto
 
@@ -115,6 +120,7 @@ def write_onnx(model: ir.Model, path: Path, external_from: int = EXTERNAL_FROM) 
             **({"external_data": hashes} if hashes else {}),
             "version": model.metadata_props["posexport.version"],
             "form": model.metadata_props["posexport.form"],
+            **({"target": target} if (target := model.metadata_props.get("posexport.target")) else {}),
             "spec": spec.to_dict(),
             "inputs": [_entry(value) for value in graph.input],
             "outputs": [_entry(value) for value in graph.output],
@@ -143,9 +149,13 @@ def read_onnx(path: Path) -> Artifact:
         spec = read_spec(data)
         if found["posexport.form"] not in FORMS:
             raise RequestError(f"its form is {found['posexport.form']!r}, known are {', '.join(FORMS)}.")
+        target = found.get("posexport.target", "portable")
+        if target not in TARGETS:
+            raise RequestError(f"its target is {target!r}, known are {', '.join(TARGETS)}.")
     except (ValueError, RecursionError, RequestError) as error:
         raise RequestError(f"{str(path)!r} has metadata that can't be used: {str(error).rstrip('.')}.") from None
-    return Artifact(path=path, spec=spec, form=found["posexport.form"], version=found["posexport.version"], model=model)
+    form, version = found["posexport.form"], found["posexport.version"]
+    return Artifact(path=path, spec=spec, form=form, target=target, version=version, model=model)
 
 
 def matches_manifest(path: Path) -> bool | None:

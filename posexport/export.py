@@ -24,16 +24,17 @@ from onnx_ir.passes import common
 from onnxscript import optimizer
 from onnxscript.values import Op, Opset
 
-from posexport import __version__, onnx_file
+from posexport import __version__, forms, onnx_file
 from posexport.custom_ops import operators
-from posexport.custom_ops.operator import Operator
-from posexport.errors import RequestError, unknown
+from posexport.custom_ops.operator import Body, Operator
+from posexport.errors import RequestError
 from posexport.models.block import build_block, inner_name
 from posexport.models.weights import TORCH_DTYPES
-from posexport.spec import FORMS, OPSETS, Spec
+from posexport.spec import Spec
 
 DOMAIN = "posexport"
-_TRACED = {"batch": 2, "seq": 7}  # lengths of the traced example, where they are dynamic; nothing of them may stay
+_TRACED = {"batch": 2, "seq": 7, "past_seq": 5, "total_seq": 12, "max_seq": 19, "encoder_seq": 11}
+"""Lengths of the traced example, where they are dynamic; nothing of them may stay."""
 
 
 def export(
@@ -41,24 +42,32 @@ def export(
     weights: Mapping[str, torch.Tensor],
     *,
     form: str = "decomposed",
-    opset: int = 18,
+    target: str = "portable",
+    opset: int | None = None,
     batch: int | None = None,
     seq: int | None = None,
 ) -> ir.Model:
     """The block of `spec` with `weights` (by public names, in the spec's dtype) as an ONNX model with its metadata.
 
-    `batch` and `seq` fix those dimensions; None leaves them dynamic. Raises RequestError for a form or opset that
-    isn't known.
+    `batch` and `seq` fix those dimensions; None leaves them dynamic, and for `opset` takes the form's own. Raises
+    RequestError for what isn't known, and for a spec that the form can't carry for the target.
     """
-    _check_request(form, opset)
+    forms.check_request(form, target)
+    opset = forms.default_opset(form, spec) if opset is None else opset
+    forms.check(spec, form, target, opset)
     fixed = {"batch": batch, "seq": seq}
     names = (tuple(spec.inputs()), tuple(spec.outputs()))
-    model = _capture(build_block(spec, weights), _example(spec, fixed), _dynamic(spec, fixed), names, opset)
+    functions = Functions(opset, form, target)
+    block = build_block(spec, weights)
+    model = _capture(block, _example(spec, fixed), (_dynamic(spec, fixed),), names, functions)
     _name_initializers(model, spec, weights)
     _finish(model, form)
+    _describe(model, spec, fixed)
     model.metadata_props.update(
         {"posexport.spec": spec.to_json(), "posexport.form": form, "posexport.version": __version__}
     )
+    if functions.for_target_only:
+        model.metadata_props["posexport.target"] = target
     model.producer_name, model.producer_version = "posexport", __version__
     onnx_file.check(model)
     return model
@@ -72,40 +81,38 @@ def export_module(
     input_names: tuple[str, ...],
     output_names: tuple[str, ...],
     form: str = "decomposed",
-    opset: int = 18,
+    target: str = "portable",
+    opset: int | None = None,
 ) -> ir.Model:
     """Any module that calls posexport's operators (`posexport.custom_ops`) as an ONNX model in one of the forms.
 
     `dynamic_shapes` holds a table per argument, from axis to torch.export.Dim, as torch.export takes it.
     """
-    _check_request(form, opset)
-    model = _capture(module, args, dynamic_shapes, (input_names, output_names), opset)
+    forms.check_request(form, target)
+    opset = forms.default_opset(form) if opset is None else opset
+    wrong = forms.opset_refusal(form, target, opset)
+    if wrong is not None:
+        raise RequestError(f"{wrong}.")
+    functions = Functions(opset, form, target)
+    model = _capture(module, args, dynamic_shapes, (input_names, output_names), functions)
     _finish(model, form)
     return model
-
-
-def _check_request(form: str, opset: int) -> None:
-    if form not in FORMS:
-        raise unknown("form", form, FORMS)
-    if opset not in OPSETS:
-        raise RequestError(f"opset is {opset}: {form} is written in opsets {OPSETS[0]} to {OPSETS[-1]}.")
 
 
 def _capture(
     module: torch.nn.Module,
     args: tuple[torch.Tensor, ...],
-    dynamic_shapes: tuple[dict[int, Any], ...],
+    dynamic_shapes: tuple[Any, ...],
     names: tuple[tuple[str, ...], tuple[str, ...]],
-    opset: int,
+    functions: Functions,
 ) -> ir.Model:
     """The graph as torch's exporter writes it, with every call of an operator of ours one function node."""
-    functions = Functions(opset)
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             module,
             args,
             dynamo=True,
-            opset_version=opset,
+            opset_version=functions.opset,
             input_names=list(names[0]),
             output_names=list(names[1]),
             dynamic_shapes=dynamic_shapes,
@@ -141,10 +148,14 @@ def _name_initializers(model: ir.Model, spec: Spec, weights: Mapping[str, torch.
 
 
 class Functions:
-    """The function bodies that one export needs, each specialised for its attributes, dtypes and ranks."""
+    """The function bodies that one export needs, each specialised for its attributes, dtypes and ranks.
 
-    def __init__(self, opset: int) -> None:
-        self._opset = opset
+    `for_target_only` turns true once a body is another than that for all targets.
+    """
+
+    def __init__(self, opset: int, form: str, target: str) -> None:
+        self.opset, self._form, self._target = opset, form, target
+        self.for_target_only = False
         self._calls: dict[tuple[object, ...], ir.Function] = {}
         self._bodies: dict[tuple[str, bytes], ir.Function] = {}
 
@@ -171,7 +182,11 @@ class Functions:
                 ir.Value(name=name, type=ir.TensorType(v.dtype), shape=ir.Shape(_static(v))) if v is not None else None
                 for name, v in zip(operator.inputs, inputs, strict=True)
             ]
-            function = self._build(operator, values, attributes)
+            chosen = operator.body_for(self._form, self._target)
+            function = self._build(operator, chosen, values, attributes)
+            common = operator.body_for(self._form, "portable")
+            if chosen is not common and not self.for_target_only:
+                self.for_target_only = _differ(function, lambda: self._build(operator, common, values, attributes))
             body = (operator.function, ir.to_proto(function).SerializeToString(deterministic=True))
             if body not in self._bodies:  # queries and keys of other widths may still share one body
                 same = sum(name == operator.function for name, _ in self._bodies)
@@ -180,18 +195,24 @@ class Functions:
             self._calls[key] = self._bodies[body]
         return self._calls[key]
 
-    def _build(self, operator: Operator, values: list[ir.Value | None], attributes: dict[str, Any]) -> ir.Function:
+    def _build(
+        self, operator: Operator, chosen: Body, values: list[ir.Value | None], attributes: dict[str, Any]
+    ) -> ir.Function:
+        # values of its own: onnxscript makes them the function's
+        values = [
+            None if value is None else ir.Value(name=value.name, type=value.type, shape=value.shape) for value in values
+        ]
         present = [value for value in values if value is not None]
 
         def body(op: Any, *_: ir.Value) -> Any:
-            made = operator.body(op, *values, **attributes)
+            made = chosen(op, *values, **attributes)
             outputs = made if isinstance(made, tuple) else (made,)
             for value, output_name in zip(outputs, operator.outputs, strict=True):
                 value.name = output_name
             return outputs
 
         function = onnxscript.build_function(
-            body, present, domain=DOMAIN, name=operator.function, opset_imports={"": self._opset}
+            body, present, domain=DOMAIN, name=operator.function, opset_imports={"": self.opset, "com.microsoft": 1}
         )
         for value in (*function.inputs, *(value for node in function for value in node.outputs)):
             value.shape = None  # shapes were for building it: one body serves every length
@@ -207,6 +228,16 @@ class Functions:
         for function in self._bodies.values():
             model.functions[function.identifier()] = function
         model.opset_imports[DOMAIN] = 1
+
+
+def _differ(function: ir.Function, other: Callable[[], ir.Function]) -> bool:
+    """Whether a body is another than `other` makes, or that can't be made."""
+    try:
+        made = other()
+    except RequestError:
+        return True
+    one, two = (ir.to_proto(each).SerializeToString(deterministic=True) for each in (function, made))
+    return bool(one != two)
 
 
 def _static(value: Any) -> tuple[int | None, ...]:
@@ -229,24 +260,31 @@ def _schema(operator: Operator, name: str, inputs: int) -> onnx.defs.OpSchema:
 def _example(spec: Spec, fixed: Mapping[str, int | None]) -> tuple[torch.Tensor, ...]:
     example = []
     for shape, dtype in spec.inputs().values():
-        sizes = [dim if isinstance(dim, int) else fixed[dim] or _TRACED[dim] for dim in shape]
+        sizes = [dim if isinstance(dim, int) else fixed.get(dim) or _TRACED[dim] for dim in shape]
         example.append(torch.zeros(sizes, dtype=getattr(torch, TORCH_DTYPES[dtype])))
     return tuple(example)
 
 
 def _dynamic(spec: Spec, fixed: Mapping[str, int | None]) -> tuple[dict[int, Any], ...]:
-    dims = {name: torch.export.Dim(name) for name, size in fixed.items() if size is None}
+    names = {dim for shape, _ in spec.inputs().values() for dim in shape if isinstance(dim, str)}
+    dims = {name: torch.export.Dim(name) for name in names if fixed.get(name) is None}
     return tuple(
         {axis: dims[dim] for axis, dim in enumerate(shape) if isinstance(dim, str) and dim in dims}
         for shape, _ in spec.inputs().values()
     )
 
 
+def _describe(model: ir.Model, spec: Spec, fixed: Mapping[str, int | None]) -> None:
+    """Give outputs the shapes of the contract: the exporter knows sums of lengths by names of its own."""
+    for value, (shape, _) in zip(model.graph.outputs, spec.outputs().values(), strict=True):
+        value.shape = ir.Shape([fixed.get(dim) or dim if isinstance(dim, str) else dim for dim in shape])
+
+
 def _finish(model: ir.Model, form: str) -> None:
     """Bring the graph to its form, share what is computed twice, and drop names of files and lines."""
     # Axes and scalars that the exporter computes from constants; weights stay as they are, names and layout alike.
     optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_reads_no_initializer)
-    passes: list[ir.passes.InPlacePass] = [common.InlinePass()] if form == "decomposed" else []
+    passes: list[ir.passes.InPlacePass] = [] if form == "function" else [common.InlinePass()]
     passes += [
         common.IdentityEliminationPass(),
         common.CommonSubexpressionEliminationPass(),

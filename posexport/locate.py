@@ -55,17 +55,17 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
     batch, seq = (size if isinstance(size, int) else None for size in shape[:2])
     mine = onnx.inliner.inline_local_functions(onnx.load(artifact.path))
     fresh = onnx.ModelProto()
-    fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.opset, batch, seq))
+    fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, batch, seq))
     fresh.graph.initializer.extend(tensor for tensor in mine.graph.initializer if tensor.name in weights)
     return Graphs(mine=mine, fresh=fresh, weights=frozenset(weights), dtype=artifact.spec.dtype)
 
 
 @functools.lru_cache(maxsize=8)
-def _fresh(spec: Spec, form: str, opset: int, batch: int | None, seq: int | None) -> onnx.ModelProto:
+def _fresh(spec: Spec, form: str, target: str, opset: int, batch: int | None, seq: int | None) -> onnx.ModelProto:
     """A fresh export without its weights, on whose values the graph does not depend; kept, as many may fail alike."""
     dtype, shapes = getattr(torch, TORCH_DTYPES[spec.dtype]), weight_shapes(spec)
     zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
-    model = ir.to_proto(export(spec, zeros, form=form, opset=opset, batch=batch, seq=seq))
+    model = ir.to_proto(export(spec, zeros, form=form, target=target, opset=opset, batch=batch, seq=seq))
     rest = [tensor for tensor in model.graph.initializer if tensor.name not in shapes]
     del model.graph.initializer[:]
     model.graph.initializer.extend(rest)

@@ -21,9 +21,18 @@ DTYPES = tuple(LARGEST)
 FORMS = {
     "decomposed": "standard ONNX operators only, the most portable",
     "function": "model-local onnxscript functions of the domain 'posexport', which any runtime may inline",
+    "native": "ONNX's own RotaryEmbedding and Attention, of opset 23 and 24",
+    "contrib": "com.microsoft RotaryEmbedding, MultiHeadAttention and GroupQueryAttention, for ONNX Runtime",
 }
+CACHES = ("concat", "shared")
 OPSETS = range(18, 26)
 """ONNX opsets a file can be written in: each is exported, checked and run by a test."""
+
+PRESENT = "past_seq + seq"
+"""The name of the length of a grown cache; `total_seq`, that of attention_mask, is the same number."""
+
+Values = dict[str, tuple[tuple[str | int, ...], str]]
+"""Name to (shape, dtype), a dimension by name where it may vary."""
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PROJECTIONS = {
@@ -43,6 +52,10 @@ class EncodingParams:
     summary: ClassVar[str]
     source: ClassVar[str]
     axes: ClassVar[int] = 1
+    at_input: ClassVar[bool] = False
+    """True where it acts once, before the first layer, instead of in every layer."""
+    in_cross: ClassVar[bool] = False
+    """Whether it is defined where keys are those of an encoder: by acting at the input, or by not acting at all."""
 
     def check(self, spec: Spec) -> None:
         """Raise RequestError where these parameters don't fit the sizes of `spec`."""
@@ -64,6 +77,17 @@ def _read_bias(value: Any) -> tuple[str, ...] | bool:
     raise RequestError(f"bias is {value!r}: it must be true, false or a list of projections such as ['q_proj'].")
 
 
+def _read_cache(value: Any) -> str | None:
+    """A kind of cache; true stands for the plain one, false for none."""
+    if value is None or value is False:
+        return None
+    if value is True:
+        return CACHES[0]
+    if value not in CACHES:
+        raise unknown("kv_cache", str(value), CACHES)
+    return str(value)
+
+
 @attrs.frozen(kw_only=True)
 class Spec:
     """One attention block (or transformer block, or a stack of them) with one positional encoding.
@@ -81,6 +105,19 @@ class Spec:
     scale: float = fields.positive(None, "factor on the logits (default: 1/sqrt(head_dim))", optional=True)
     causal: bool = fields.flag(False, "a query sees no later key")
     window: int | None = fields.integer(None, "a query sees keys with |i - j| < window", optional=True)
+    kv_cache: str | None = attrs.field(
+        default=None,
+        converter=_read_cache,
+        metadata={
+            "help": "take past keys and values: concat gives grown ones, shared writes into buffers",
+            "allowed": " or ".join(CACHES),
+        },
+    )
+    padding_mask: bool = fields.flag(False, "take attention_mask; a query that sees no key attends to zeros")
+    cross: bool = fields.flag(False, "keys and values come from encoder_hidden_states")
+    qk_norm: bool = fields.flag(False, "RMS norm of each head's query and key, before they rotate")
+    softcap: float | None = fields.positive(None, "cap logits: softcap * tanh(logits / softcap)", optional=True)
+    sinks: bool = fields.flag(False, "a trained logit per head beside those of the keys, whose weight goes to nothing")
     bias: tuple[str, ...] = attrs.field(default=False, converter=_read_bias)
     block: str = fields.choice("attention", ("attention", "transformer"), "what a layer holds")
     norm: str | None = fields.choice(None, ("pre", "post"), "where the norms stand (default: pre)", optional=True)
@@ -115,10 +152,14 @@ class Spec:
             put(self, "scale", self.head_dim**-0.5)
         if self.scale > LARGEST[self.dtype]:
             raise RequestError(f"scale is {self.scale}: the largest number in {self.dtype} is {LARGEST[self.dtype]}.")
+        self._check_keys()
+        if self.qk_norm and self.norm_eps is None:
+            put(self, "norm_eps", 1e-6)
         only_transformer = {"norm": "pre", "norm_type": "layernorm", "norm_eps": 1e-6, "mlp": "gelu"}
         only_transformer["intermediate_size"] = 4 * self.hidden_size
         for name, value in only_transformer.items():
-            if self.block == "attention" and getattr(self, name) is not None:
+            own = name == "norm_eps" and self.qk_norm
+            if self.block == "attention" and getattr(self, name) is not None and not own:
                 raise RequestError(
                     f"{name} is {getattr(self, name)!r} but block is 'attention', which has none: "
                     "use block 'transformer' or drop it."
@@ -133,6 +174,29 @@ class Spec:
             if name not in self.projections():
                 raise unknown("projection in bias", name, self.projections())
         self.encoding.check(self)
+
+    def _check_keys(self) -> None:
+        """Refuse what contradicts itself about where keys come from."""
+        if not self.cross:
+            return
+        for name, why in (
+            ("kv_cache", "an encoder's keys don't grow"),
+            ("causal", "its keys are not the queries' past"),
+            ("window", "its keys are not the queries' neighbours"),
+        ):
+            if getattr(self, name):
+                raise RequestError(f"cross and {name} were both given: with cross, {why}, so drop one of them.")
+        if not self.encoding.in_cross:
+            raise RequestError(
+                f"cross was given with {self.encoding.name}, which relates positions of queries to positions of keys: "
+                "an encoder's have none here, so use learned, sinusoidal, t5 (whose cross-attention has no bias) or "
+                "none."
+            )
+
+    @property
+    def position_axes(self) -> int:
+        """How many numbers of position_ids make a position; 0 where the block takes no positions."""
+        return 0 if self.cross and not self.encoding.at_input else self.encoding.axes
 
     def projections(self) -> tuple[str, ...]:
         """Names of the linear projections of one layer."""
@@ -151,17 +215,36 @@ class Spec:
 
     def inputs(self) -> dict[str, tuple[tuple[str | int, ...], str]]:
         """The graph's inputs: name to (shape, dtype), dimensions by name where they may vary."""
-        first: dict[str, tuple[tuple[str | int, ...], str]] = (
+        found: Values = (
             {"hidden_states": (("batch", "seq", self.hidden_size), self.dtype)}
             if self.vocab_size is None
             else {"input_ids": (("batch", "seq"), "int64")}
         )
-        axes = self.encoding.axes
+        if self.cross:
+            found["encoder_hidden_states"] = (("batch", "encoder_seq", self.hidden_size), self.dtype)
+        axes = self.position_axes
         if axes:
-            shape: tuple[str | int, ...] = ("batch", "seq") if axes == 1 else ("batch", "seq", axes)
-            first["position_ids"] = (shape, "int64")
-        return first
+            found["position_ids"] = (("batch", "seq") if axes == 1 else ("batch", "seq", axes), "int64")
+        if self.padding_mask:
+            found["attention_mask"] = (("batch", self._key_dim()), "int64")
+        if self.kv_cache == "shared":
+            found["write_indices"] = (("batch",), "int64")
+        return {**found, **self._caches("past", "max_seq" if self.kv_cache == "shared" else "past_seq")}
 
     def outputs(self) -> dict[str, tuple[tuple[str | int, ...], str]]:
         """The graph's outputs, as `inputs` gives its inputs."""
-        return {"output": (("batch", "seq", self.hidden_size), self.dtype)}
+        output: Values = {"output": (("batch", "seq", self.hidden_size), self.dtype)}
+        return {**output, **self._caches("present", "max_seq" if self.kv_cache == "shared" else PRESENT)}
+
+    def _key_dim(self) -> str:
+        """The dimension of the keys that a query may see."""
+        if self.cross:
+            return "encoder_seq"
+        return {None: "seq", "concat": "total_seq", "shared": "max_seq"}[self.kv_cache]
+
+    def _caches(self, when: str, seq: str) -> Values:
+        if self.kv_cache is None:
+            return {}
+        shape = ("batch", self.num_kv_heads, seq, self.head_dim)
+        numbers = [f".{index}" for index in range(self.layers)] if self.layers > 1 else [""]
+        return {f"{when}_{kind}{number}": (shape, self.dtype) for number in numbers for kind in ("key", "value")}

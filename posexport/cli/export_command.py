@@ -8,10 +8,12 @@ from typing import Any
 import attrs
 import click
 
+from posexport import forms
 from posexport.cli import console
 from posexport.cli.spec_options import parameters_of, read_config, spec_of, spec_options
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError
 from posexport.fields import integer, text
+from posexport.forms import TARGETS
 from posexport.spec import FORMS, OPSETS, Spec
 
 
@@ -20,7 +22,8 @@ class ExportOptions:
     """Options of the export that are no part of the spec; validated wherever they come from."""
 
     form: str = text("decomposed", "form of the graph")
-    opset: int = integer(18, "ONNX opset")
+    target: str = text("portable", "what the form is lowered for")
+    opset: int | None = integer(None, "ONNX opset", optional=True)
     batch: int | None = integer(None, "fixed batch size", optional=True)
     seq: int | None = integer(None, "fixed sequence length", optional=True)
     seed: int | None = integer(None, "seed of the weights", at_least=0, optional=True)
@@ -32,7 +35,8 @@ class ExportOptions:
 @click.option("--config", metavar="FILE", help="read options from a TOML file; those on the command line win")
 @spec_options
 @click.option("--form", metavar="NAME", help=f"one of: {', '.join(FORMS)}  [default: decomposed]")
-@click.option("--opset", metavar="N", help=f"{OPSETS[0]} to {OPSETS[-1]}  [default: {OPSETS[0]}]")
+@click.option("--target", metavar="NAME", help=f"one of: {', '.join(TARGETS)}  [default: portable]")
+@click.option("--opset", metavar="N", help=f"{OPSETS[0]} to {OPSETS[-1]}  [default: the lowest that the form takes]")
 @click.option("--batch", metavar="N", help="fix the batch size  [default: dynamic]")
 @click.option("--seq", metavar="N", help="fix the sequence length  [default: dynamic]")
 @click.option("--weights", metavar="FILE", help="take weights from a .safetensors file  [default: from --seed]")
@@ -51,10 +55,8 @@ def export(config: str | None, parameters: tuple[str, ...], as_json: bool, **giv
     rest = ExportOptions(**{name: value for name, value in options.items() if name in known})
     if rest.weights is not None and rest.seed is not None:
         raise RequestError("both weights and seed were given: weights come from a file or from a seed, so drop one.")
-    if rest.form not in FORMS:
-        raise unknown("form", str(rest.form), FORMS)
-    if rest.opset not in OPSETS:
-        raise RequestError(f"opset is {rest.opset}: posexport writes opsets {OPSETS[0]} to {OPSETS[-1]}.")
+    forms.check_request(rest.form, rest.target)
+    forms.check(spec, rest.form, rest.target, rest.opset or forms.default_opset(rest.form, spec))
     path = Path(f"{spec.encoding.name}.onnx" if rest.output is None else rest.output)
     if path.suffix != ".onnx":
         raise RequestError(f"output {str(path)!r} must end in .onnx: name it like {path.stem}.onnx.")
@@ -68,7 +70,7 @@ def export(config: str | None, parameters: tuple[str, ...], as_json: bool, **giv
         f"wrote {path}",
         [
             ("encoding", spec.encoding.name),
-            ("form", f"{rest.form}, opset {rest.opset}, {spec.dtype}"),
+            ("form", f"{rest.form}, opset {manifest['opset']}, {spec.dtype}"),
             *((f"input {entry['name']}", f"{entry['dtype']} {entry['shape']}") for entry in manifest["inputs"]),
             *((f"output {entry['name']}", f"{entry['dtype']} {entry['shape']}") for entry in manifest["outputs"]),
             ("size", console.megabytes(path.stat().st_size)),
@@ -96,7 +98,13 @@ def _write(spec: Spec, options: ExportOptions, path: Path, bias_given: bool) -> 
                 )
         bar.update(task, description=f"exporting {spec.encoding.name}")
         model = export_block(
-            spec, weights, form=options.form, opset=options.opset, batch=options.batch, seq=options.seq
+            spec,
+            weights,
+            form=options.form,
+            target=options.target,
+            opset=options.opset,
+            batch=options.batch,
+            seq=options.seq,
         )
         bar.update(task, description=f"writing {path.name}")
         return write_onnx(model, path)

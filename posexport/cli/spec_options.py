@@ -12,9 +12,9 @@ import click
 
 from posexport.errors import RequestError, unknown
 from posexport.models import ENCODINGS, read_spec
-from posexport.spec import Spec
+from posexport.spec import CACHES, Spec
 
-_FLAGS = ("causal", "bias", "scale_embedding")
+_FLAGS = ("causal", "padding_mask", "cross", "qk_norm", "sinks", "bias", "scale_embedding")
 _BIAS_HELP = "every projection has a bias (with --weights: as the file has them)"
 
 
@@ -31,7 +31,10 @@ def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
             shown = "" if field.default is None else f"  [default: {field.default}]"
             kind = field.metadata["allowed"].upper() if " or " in field.metadata["allowed"] else "N"
             metavar = kind.replace(" OR ", "|").lower() if "|" in kind.replace(" OR ", "|") else kind
-            option = click.option(f"--{name}", field.name, metavar=metavar, help=field.metadata["help"] + shown)
+            # bare `--kv-cache` is the first kind
+            bare: dict[str, Any] = {"is_flag": False, "flag_value": CACHES[0]} if field.name == "kv_cache" else {}
+            help = field.metadata["help"] + shown
+            option = click.option(f"--{name}", field.name, metavar=metavar, help=help, **bare)
         command = option(command)
     command = click.option(
         "--set",

@@ -1,0 +1,303 @@
+"""Attention over cached keys and values, and the positions of cached keys.
+
+attend_cached  past [B, K, P, head_dim] grows: present [B, K, P + S, head_dim], the new keys behind the old
+attend_shared  past [B, K, M, head_dim] is a buffer: present is it with the new keys at write_indices[b] ... + S - 1
+               (ONNX TensorScatter-24); what lies behind them is no key
+key_positions  positions [B, S] of the queries -> [B, T] of all keys: those of the new keys are the queries' own, and
+               cached keys stand right before the first of them, one after the other. With `mask` [B, T], padding
+               takes up no position.
+
+Otherwise as posexport.custom_ops.attention. Keys are cached as they enter the product: rotated, where they rotate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from posexport.custom_ops.attention import attention, attention_onnx, to_heads
+from posexport.custom_ops.operator import Operator
+from posexport.custom_ops.visibility import Heads, lengths_onnx, visible_onnx
+
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _cached(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    past_key: torch.Tensor,
+    past_value: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> Three:
+    heads = Heads(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, causal=causal, window=window, softcap=softcap
+    )
+    key, value = (torch.cat((past, to_heads(new, num_kv_heads)), 2) for past, new in ((past_key, k), (past_value, v)))
+    return attention(q, key, value, bias, mask, sinks, heads), key, value
+
+
+def _cached_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    past_key: torch.Tensor,
+    past_value: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> Three:
+    batch, heads, past, width = past_key.shape
+    present = (batch, heads, past + q.shape[1], width)
+    return torch.empty_like(q), past_key.new_empty(present), past_key.new_empty(present)
+
+
+def new_heads_onnx(op: Any, t: ir.Value, heads: Heads) -> ir.Value:
+    """[B, S, K*head_dim] to [B, K, S, head_dim]."""
+    made: ir.Value = op.Transpose(op.Reshape(t, [0, 0, heads.num_kv_heads, -1]), perm=[0, 2, 1, 3])
+    return made
+
+
+def grown_onnx(op: Any, past: ir.Value, new: ir.Value, heads: Heads) -> ir.Value:
+    """The cache with the new keys or values behind the old."""
+    made: ir.Value = op.Concat(past, new_heads_onnx(op, new, heads), axis=2)
+    return made
+
+
+def repeated_onnx(op: Any, t: ir.Value, heads: Heads, head_dim: int) -> ir.Value:
+    """[B, K, T, head_dim] to [B, N, T, head_dim], each key head for the query heads that read it."""
+    if heads.group == 1:
+        return t
+    made: ir.Value = op.Reshape(
+        op.Expand(op.Unsqueeze(t, [2]), [1, 1, heads.group, 1, 1]), [0, heads.num_heads, -1, head_dim]
+    )
+    return made
+
+
+def _over(
+    op: Any,
+    q: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    bias: ir.Value | None,
+    seen: ir.Value | None,
+    sinks: ir.Value | None,
+    heads: Heads,
+    padded: bool,
+) -> ir.Value:
+    head_dim = int(q.shape[-1]) // heads.num_heads  # type: ignore[index, arg-type]
+    k, v = (repeated_onnx(op, t, heads, head_dim) for t in (key, value))
+    return attention_onnx(op, q, op.Transpose(k, perm=[0, 1, 3, 2]), v, bias, seen, sinks, heads, padded)
+
+
+def _cached_onnx(
+    op: Any,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    past_key: ir.Value,
+    past_value: ir.Value,
+    bias: ir.Value | None,
+    mask: ir.Value | None,
+    sinks: ir.Value | None,
+    **attributes: Any,
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    heads = Heads(**attributes)
+    key, value = grown_onnx(op, past_key, k, heads), grown_onnx(op, past_value, v, heads)
+    seq, total = lengths_onnx(op, q, key, 2) if heads.causal or heads.window else (None, None)
+    seen = visible_onnx(op, heads, seq, total, mask)
+    return _over(op, q, key, value, bias, seen, sinks, heads, mask is not None), key, value
+
+
+_INPUTS = ("q", "k", "v", "past_key", "past_value")
+_ADDED = ("bias", "mask", "sinks")
+_OUTPUTS = ("attended", "present_key", "present_value")
+
+attend_cached = Operator(
+    name="attend_cached",
+    function="CachedAttention",
+    inputs=(*_INPUTS, *_ADDED),
+    outputs=_OUTPUTS,
+    eager=_cached,
+    fake=_cached_fake,
+    body=_cached_onnx,
+)
+
+
+def _write(buffer: torch.Tensor, new: torch.Tensor, write_indices: torch.Tensor) -> torch.Tensor:
+    steps = torch.arange(new.shape[2], device=new.device)
+    at = (write_indices.unsqueeze(1) + steps)[:, None, :, None].expand_as(new)
+    return buffer.scatter(2, at, new)
+
+
+def _shared(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    past_key: torch.Tensor,
+    past_value: torch.Tensor,
+    write_indices: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> Three:
+    heads = Heads(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, causal=causal, window=window, softcap=softcap
+    )
+    key, value = (
+        _write(past, to_heads(new, num_kv_heads), write_indices) for past, new in ((past_key, k), (past_value, v))
+    )
+    return attention(q, key, value, bias, mask, sinks, heads, write_indices), key, value
+
+
+def _shared_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    past_key: torch.Tensor,
+    past_value: torch.Tensor,
+    write_indices: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> Three:
+    return torch.empty_like(q), torch.empty_like(past_key), torch.empty_like(past_value)
+
+
+def steps_onnx(op: Any, write_indices: ir.Value, seq: ir.Value) -> ir.Value:
+    """Where each new token goes, [B, S]: write_indices[b] + i."""
+    made: ir.Value = op.Add(op.Unsqueeze(write_indices, [1]), op.Range(0, seq, 1))
+    return made
+
+
+def _written_onnx(op: Any, buffer: ir.Value, new: ir.Value, at: ir.Value, heads: Heads, head_dim: int) -> ir.Value:
+    """The buffer [B, K, M, head_dim] with the tokens of `new` at places `at` [B, S]."""
+    places = op.Expand(op.Unsqueeze(at, [1, 3]), [1, heads.num_kv_heads, 1, head_dim])
+    made: ir.Value = op.ScatterElements(buffer, places, new_heads_onnx(op, new, heads), axis=2)
+    return made
+
+
+def _shared_onnx(
+    op: Any,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    past_key: ir.Value,
+    past_value: ir.Value,
+    write_indices: ir.Value,
+    bias: ir.Value | None,
+    mask: ir.Value | None,
+    sinks: ir.Value | None,
+    **attributes: Any,
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    heads = Heads(**attributes)
+    seq, total = lengths_onnx(op, q, past_key, 2)
+    at, head_dim = steps_onnx(op, write_indices, seq), int(q.shape[-1]) // heads.num_heads  # type: ignore[index, arg-type]
+    key, value = (_written_onnx(op, past, new, at, heads, head_dim) for past, new in ((past_key, k), (past_value, v)))
+    seen = visible_onnx(op, heads, seq, total, mask, write_indices)
+    return _over(op, q, key, value, bias, seen, sinks, heads, mask is not None), key, value
+
+
+attend_shared = Operator(
+    name="attend_shared",
+    function="SharedCacheAttention",
+    inputs=(*_INPUTS, "write_indices", *_ADDED),
+    outputs=_OUTPUTS,
+    eager=_shared,
+    fake=_shared_fake,
+    body=_shared_onnx,
+)
+
+
+def _key_positions(
+    positions: torch.Tensor, past: torch.Tensor, write_indices: torch.Tensor | None, mask: torch.Tensor | None
+) -> torch.Tensor:
+    batch, seq = positions.shape
+    total = past.shape[2] + (seq if write_indices is None else 0)
+    keys = torch.arange(total, device=positions.device).expand(batch, total)
+    first = (total - seq if write_indices is None else write_indices.unsqueeze(1)) + torch.zeros_like(keys[:, :1])
+    if mask is None:
+        before = keys
+        at_first = first
+    else:
+        attended = (mask != 0).long()
+        before = attended.cumsum(1) - attended  # tokens that are attended, before each key
+        at_first = before.gather(1, first)
+    cached = positions[:, :1] - at_first + before
+    return torch.where(keys < first, cached, positions.gather(1, (keys - first).clamp(0, seq - 1)))
+
+
+def _key_positions_fake(
+    positions: torch.Tensor, past: torch.Tensor, write_indices: torch.Tensor | None, mask: torch.Tensor | None
+) -> torch.Tensor:
+    batch, seq = positions.shape
+    return positions.new_empty((batch, past.shape[2] + (seq if write_indices is None else 0)))
+
+
+def _key_positions_onnx(
+    op: Any, positions: ir.Value, past: ir.Value, write_indices: ir.Value | None, mask: ir.Value | None
+) -> ir.Value:
+    seq, length = op.Shape(positions, start=1, end=2), op.Shape(past, start=2, end=3)
+    p_first = op.Slice(positions, [0], [1], [1])
+    if write_indices is None and mask is None:
+        cached = op.Add(p_first, op.Range(op.Neg(op.Squeeze(length)), 0, 1))
+        return op.Concat(cached, positions, axis=1)  # type: ignore[no-any-return]
+    before, at_first = op.Range(0, op.Squeeze(length), 1), length
+    if write_indices is not None:
+        at_first = op.Unsqueeze(write_indices, [1])
+    if mask is not None:
+        attended = op.Cast(op.Cast(mask, to=ir.DataType.BOOL), to=ir.DataType.INT64)
+        upto = op.CumSum(attended, 1)
+        if write_indices is None:
+            old = op.Slice(attended, [0], length, [1])
+            before, at_first = op.Sub(op.Slice(upto, [0], length, [1]), old), op.ReduceSum(old, [1])
+        else:
+            before = op.Sub(upto, attended)
+            at_first = op.GatherElements(before, at_first, axis=1)
+    cached = op.Add(op.Sub(p_first, at_first), before)
+    if write_indices is None:
+        return op.Concat(cached, positions, axis=1)  # type: ignore[no-any-return]
+    keys, first = op.Range(0, op.Squeeze(length), 1), op.Unsqueeze(write_indices, [1])
+    steps = op.Min(op.Max(op.Sub(keys, first), 0), op.Sub(seq, 1))
+    return op.Where(  # type: ignore[no-any-return]
+        op.Less(keys, first), cached, op.GatherElements(positions, steps, axis=1)
+    )
+
+
+key_positions = Operator(
+    name="key_positions",
+    function="KeyPositions",
+    inputs=("positions", "past", "write_indices", "mask"),
+    outputs=("k_positions",),
+    eager=_key_positions,
+    fake=_key_positions_fake,
+    body=_key_positions_onnx,
+)

@@ -1,0 +1,47 @@
+"""RMS norm of each head, x / sqrt(mean(x^2) + eps) * weight (Zhang & Sennrich 2019, arXiv:1910.07467; on queries and
+keys: Qwen3, arXiv:2505.09388), the mean in fp32.
+
+head_norm  x [B, S, heads*head_dim], weight [head_dim] -> like x
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from posexport.custom_ops.operator import Operator, cast, constant
+
+
+def _head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    heads = x.unflatten(-1, (-1, weight.shape[0]))
+    wide = heads.to(torch.promote_types(x.dtype, torch.float32))
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    normed: torch.Tensor = (weight * wide.to(x.dtype)).flatten(2)
+    return normed
+
+
+def _head_norm_fake(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _head_norm_onnx(op: Any, x: ir.Value, weight: ir.Value, *, eps: float) -> ir.Value:
+    assert x.dtype is not None and weight.shape is not None
+    fp32 = ir.DataType.FLOAT
+    wide = cast(op, op.Reshape(x, [0, 0, -1, weight.shape[0]]), x.dtype, fp32)
+    mean = op.Add(op.ReduceMean(op.Mul(wide, wide), [-1]), constant(op, eps, fp32))
+    normed = cast(op, op.Div(wide, op.Sqrt(mean)), fp32, x.dtype)
+    made: ir.Value = op.Reshape(op.Mul(normed, weight), [0, 0, -1])
+    return made
+
+
+head_norm = Operator(
+    name="head_norm",
+    function="HeadNorm",
+    inputs=("x", "weight"),
+    outputs=("normed",),
+    eager=_head_norm,
+    fake=_head_norm_fake,
+    body=_head_norm_onnx,
+)

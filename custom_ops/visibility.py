@@ -1,0 +1,100 @@
+"""Which keys a query sees, by index in the sequence, as torch and as ONNX compute it from the lengths at run time.
+
+The last query stands at the last key: query i has index i + T - S. In shared buffers it has write_indices[b] + i, and
+what lies behind the last query is no key. `causal`: index_i >= j. `window` w > 0: |index_i - j| < w. `mask` [B, T] is 1
+where a key may be seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """The attributes of attention: `window` 0 and `softcap` 0 mean none."""
+
+    num_heads: int
+    num_kv_heads: int
+    scale: float
+    causal: bool
+    window: int
+    softcap: float
+
+    @property
+    def group(self) -> int:
+        """Query heads per key head."""
+        return self.num_heads // self.num_kv_heads
+
+
+def visible(
+    heads: Heads,
+    seq: int,
+    total: int,
+    mask: torch.Tensor | None,
+    write_indices: torch.Tensor | None = None,
+    device: torch.device | None = None,
+) -> torch.Tensor | None:
+    """bool, [S, T] or [B, 1, S, T]; None where every query sees every key."""
+    keys = torch.arange(total, device=device)
+    steps = torch.arange(seq, device=device).unsqueeze(1)
+    seen: torch.Tensor | None = None
+    if write_indices is not None:
+        first = write_indices.view(-1, 1, 1, 1)
+        ahead = first + steps - keys
+        seen = ahead >= 0 if heads.causal else keys < first + seq
+    else:
+        ahead = steps + (total - seq) - keys
+        if heads.causal:
+            seen = ahead >= 0
+    if heads.window:
+        near = ahead < heads.window
+        if not heads.causal:
+            near = near & (ahead > -heads.window)
+        seen = near if seen is None else seen & near
+    if mask is not None:
+        attended = (mask != 0)[:, None, None, :]
+        seen = attended if seen is None else seen & attended
+    return seen
+
+
+def lengths_onnx(op: Any, q: ir.Value, k: ir.Value, axis: int) -> tuple[ir.Value, ir.Value]:
+    """The numbers of queries (axis 1 of `q`) and of keys (`axis` of `k`), scalars."""
+    return op.Squeeze(op.Shape(q, start=1, end=2)), op.Squeeze(op.Shape(k, start=axis, end=axis + 1))
+
+
+def visible_onnx(
+    op: Any,
+    heads: Heads,
+    seq: ir.Value | None,
+    total: ir.Value | None,
+    mask: ir.Value | None,
+    write_indices: ir.Value | None = None,
+) -> ir.Value | None:
+    """As `visible`, from the lengths as scalars."""
+    seen: ir.Value | None = None
+    if write_indices is not None or heads.causal or heads.window:
+        keys = op.Range(0, total, 1)
+        if write_indices is not None:
+            steps = op.Unsqueeze(op.Range(0, seq, 1), [1])
+            queries = op.Add(op.Unsqueeze(write_indices, [1, 2, 3]), steps)
+        else:
+            queries = op.Unsqueeze(op.Range(op.Sub(total, seq), total, 1), [1])
+        ahead = op.Sub(queries, keys)
+        if heads.causal:
+            seen = op.GreaterOrEqual(ahead, 0)
+        elif write_indices is not None:
+            seen = op.Less(keys, op.Add(op.Unsqueeze(write_indices, [1, 2, 3]), seq))
+        if heads.window:
+            near = op.Less(ahead, heads.window)
+            if not heads.causal:
+                near = op.And(op.Greater(ahead, -heads.window), near)
+            seen = near if seen is None else op.And(seen, near)
+    if mask is not None:
+        attended = op.Unsqueeze(op.Cast(mask, to=ir.DataType.BOOL), [1, 2])
+        seen = attended if seen is None else op.And(seen, attended)
+    return seen

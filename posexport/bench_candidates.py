@@ -1,4 +1,4 @@
-"""What can be timed, by name: every runtime, and torch.compile on each device. Imports no engine."""
+"""What can be timed, by name: every runtime that runs kernels, and torch.compile on each device. Imports no engine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 
 from posexport.bench_shapes import Subject
-from posexport.errors import unknown
+from posexport.errors import RequestError, unknown
 from posexport.runtimes import RUNTIMES, Runtime
 
 _TAKES = {"torch_eager": ("threads",), "ort": ("threads", "cuda_graph"), "trt": ("cuda_graph",), "onnx_reference": ()}
-"""Which of the options of a benchmark an engine has, by its home."""
+"""Which of the options of a benchmark an engine has, by its home; one that isn't here runs nothing to be timed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +42,7 @@ class Candidate:
 
 def _candidates() -> dict[str, Candidate]:
     found = {}
-    for row in RUNTIMES.values():
+    for row in (row for row in RUNTIMES.values() if row.home in _TAKES):
         against = "torch-cuda" if row.needs_gpu else "torch"
         found[row.name] = Candidate(name=row.name, runtime=row, against=against)
         if row.package == "torch":
@@ -62,6 +62,8 @@ def choose(names: Iterable[str]) -> list[Candidate]:
     """The candidates of those names (default: DEFAULT) and the torch peers that they are held against."""
     wanted = set(names) or set(DEFAULT)
     for name in wanted:
+        if name in RUNTIMES and name not in CANDIDATES:
+            raise RequestError(f"runtime {name!r} runs no kernels to be timed: allowed: {', '.join(CANDIDATES)}.")
         if name not in CANDIDATES:
             raise unknown("runtime", name, CANDIDATES)
     for name in tuple(wanted):

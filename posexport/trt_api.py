@@ -89,6 +89,12 @@ def make_log(trt: Any) -> Any:
     return Log()
 
 
+def make_network(trt: Any, builder: Any) -> Any:
+    """An empty network, strongly typed."""
+    typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # without the flag, all networks are
+    return builder.create_network(0 if typed is None else 1 << int(typed))
+
+
 def parser_refusal(name: str, file: str, parser: Any) -> RequestError:
     """The parser's first error as one sentence with the node, the operator and what to do."""
     if not parser.num_errors:

@@ -74,8 +74,7 @@ def _build(
     config = _configure(trt, builder, options)
     config.progress_monitor = monitor
     phase("parsing")
-    typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # without the flag, all networks are
-    network = builder.create_network(0 if typed is None else 1 << int(typed))
+    network = trt_api.make_network(trt, builder)
     parser = trt.OnnxParser(network, log)
     _check_functions(name, artifact, parser)
     if not parser.parse_from_file(file):

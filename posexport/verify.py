@@ -255,6 +255,7 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
             f"slow, so only {len(chosen)} of {len(job.cases)} sets of inputs: at most {_WORK[name]:.0e} multiply-adds",
         )
     notes = (*notes, *_window_note(subject.spec, [job.cases[index] for index in chosen]))
+    notes = notes if row.note is None else (*notes, row.note)
     if answer.kind == "RuntimeMissingError":
         return verdict(NOT_RUN, answer.error, notes=notes)
     if answer.kind == "RequestError" and subject.only is not None:

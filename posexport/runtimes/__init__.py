@@ -23,7 +23,10 @@ from posexport.runtimes.base import Runner
 
 @attrs.frozen(kw_only=True)
 class Runtime:
-    """`home` is the file in this folder whose `load(path, options)` opens an artifact; `options` are its own."""
+    """`home` is the file in this folder whose `load(path, options)` opens an artifact; `options` are its own.
+
+    `instead` is a package that does as well as `package`, and `note` what a report must say of whatever ran on it.
+    """
 
     name: str
     summary: str
@@ -32,10 +35,12 @@ class Runtime:
     install: str
     needs_gpu: bool = False
     options: Mapping[str, Any] = attrs.field(factory=dict)
+    instead: str | None = None
+    note: str | None = None
 
     def missing(self) -> str | None:
         """Why it can't run here, in one sentence without a full stop; None where it is there."""
-        if importlib.util.find_spec(self.package) is None:
+        if not any(importlib.util.find_spec(name) for name in (self.package, self.instead) if name):
             return f"not installed: pip install '{self.install}'"
         return gpu_missing() if self.needs_gpu else None
 
@@ -61,6 +66,15 @@ RUNTIMES: dict[str, Runtime] = {
         _row("ort-cuda", "ONNX Runtime, CUDA provider", "ort", "onnxruntime", "onnxruntime-gpu", True, provider="CUDA"),
         _row("tensorrt", "TensorRT", "trt", "tensorrt", "posexport[tensorrt]", True, module="tensorrt"),
         _row("tensorrt-rtx", "TensorRT for RTX", "trt", "tensorrt_rtx", "posexport[rtx]", True, module="tensorrt_rtx"),
+        Runtime(
+            name="tensorrt-import",
+            summary="what TensorRT's parser makes of the file, evaluated in float64 on the CPU: no kernels are run",
+            home="trt_import",
+            package="tensorrt_rtx",
+            instead="tensorrt",
+            install="posexport[rtx]",
+            note="import only: kernels were not run",
+        ),
     )
 }
 """Every runtime by name, in the order of reports."""

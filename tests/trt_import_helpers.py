@@ -1,0 +1,97 @@
+"""Small graphs and networks for the tests of TensorRT's import: made by hand, run on ONNX Runtime or on an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+
+from posexport import trt_api
+from posexport.runtimes import trt_import
+from posexport.runtimes.tensors import NUMPY_DTYPES
+
+Array = np.ndarray[Any, Any]
+
+
+def graph(text: str, opset: int = 23) -> onnx.ModelProto:
+    """A model of ONNX's text syntax: `(float[b,s] x) => (float[b,s] y) { y = Neg(x) }`."""
+    head = f'<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1, "posexport": 1]> made '
+    return onnx.parser.parse_model(head + text)
+
+
+def inputs_for(
+    model: onnx.ModelProto, sizes: Mapping[str, int], given: Mapping[str, Any], seed: int = 0
+) -> dict[str, Array]:
+    """Inputs of a model by name: `given` where it has them, else unit normal floats or coins."""
+    random = np.random.default_rng(seed)
+    found = {}
+    for value in model.graph.input:
+        kind = value.type.tensor_type
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        shape = [sizes[dim.dim_param] if dim.dim_param else dim.dim_value for dim in kind.shape.dim]
+        if value.name in given:
+            made = given[value.name]
+            found[value.name] = np.asarray(made(shape) if callable(made) else made, dtype)
+        elif dtype == np.bool_:
+            found[value.name] = random.integers(0, 2, shape).astype(bool)
+        else:
+            found[value.name] = random.standard_normal(shape).astype(dtype)
+    return found
+
+
+def on_ort(model: onnx.ModelProto, inputs: dict[str, Array]) -> dict[str, Array]:
+    """Every output of ONNX Runtime's CPU provider, nothing optimised."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def imported(model: onnx.ModelProto, folder: Path) -> trt_import.ImportRunner:
+    """TensorRT's import of a model."""
+    path = folder / "made.onnx"
+    onnx.save(model, path)
+    return trt_import.load(path, {})
+
+
+def kinds(runner: trt_import.ImportRunner) -> set[str]:
+    """The kinds of layers that an import is made of."""
+    return {node.kind for node in runner._nodes}
+
+
+def network(
+    build: Callable[[Any, Any, Callable[..., Any]], Any], inputs: Mapping[str, Array]
+) -> trt_import.ImportRunner:
+    """What `build(trt, network, constant)` makes, which gives the output tensor or layer.
+
+    It finds each of `inputs` as an attribute of `network.inputs`; `constant(array)` is the tensor of a constant.
+    """
+    _, trt = trt_import._engine()
+    log = trt_api.make_log(trt)
+    builder = trt.Builder(log)
+    made = trt_api.make_network(trt, builder)
+    dtypes = {"fp32": trt.float32, "fp16": trt.float16, "int64": trt.int64, "int32": trt.int32, "bool": trt.bool}
+    tensors = {}
+    for name, array in inputs.items():
+        key = next(key for key, dtype in NUMPY_DTYPES.items() if dtype == array.dtype)
+        tensors[name] = made.add_input(name, dtypes[key], array.shape)
+    held: list[Array] = []
+
+    def constant(array: Any) -> Any:
+        held.append(np.array(array, order="C"))
+        return made.add_constant(held[-1].shape, held[-1]).get_output(0)
+
+    layer = build(trt, made, tensors, constant)
+    for index in range(layer.num_outputs):
+        output = layer.get_output(index)
+        output.name = f"y{index}"
+        made.mark_output(output)
+    return trt_import.ImportRunner(trt, made, builder, log, held)

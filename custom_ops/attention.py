@@ -16,8 +16,9 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from posexport.custom_ops.attention_forms import bodies
 from posexport.custom_ops.operator import Operator, cast, constant
-from posexport.custom_ops.visibility import Heads, lengths_onnx, visible, visible_onnx
+from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visible, visible_onnx
 
 MASKED = -3.0e38
 """The logit of a key out of sight: finite, so that no row becomes NaN, and 0 after softmax beside any other."""
@@ -41,7 +42,7 @@ def attention(
     plain = bias is None and sinks is None and not heads.softcap
     if plain and mask is None and write_indices is None and not heads.window and (seq == total or not heads.causal):
         out = sdpa(q, k, v, is_causal=heads.causal, scale=heads.scale, enable_gqa=grouped)
-        return out.transpose(1, 2).flatten(2)
+        return from_heads(out)
     seen = visible(heads, seq, total, mask, write_indices, q.device)
     if plain:
         out = sdpa(q, k, v, seen, scale=heads.scale, enable_gqa=grouped)
@@ -62,12 +63,18 @@ def attention(
         out = logits.softmax(-1)[..., :total].to(q.dtype) @ v
     if mask is not None and seen is not None:
         out = out.masked_fill(~seen.any(-1, keepdim=True), 0.0)
-    return out.transpose(1, 2).flatten(2)
+    return from_heads(out)
 
 
 def to_heads(t: torch.Tensor, num_heads: int) -> torch.Tensor:
     """[B, S, heads*head_dim] to [B, heads, S, head_dim]."""
-    return t.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    made: torch.Tensor = t.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    return made
+
+
+def from_heads(t: torch.Tensor) -> torch.Tensor:
+    """[B, heads, S, head_dim] to [B, S, heads*head_dim]."""
+    return t.transpose(1, 2).flatten(2)
 
 
 def _attend(
@@ -112,53 +119,47 @@ def attention_onnx(
     q: ir.Value,
     k: ir.Value,
     v: ir.Value,
-    bias: ir.Value | None,
-    seen: ir.Value | None,
-    sinks: ir.Value | None,
+    added: tuple[ir.Value | None, ir.Value | None, ir.Value | None],
     heads: Heads,
-    padded: bool,
+    lengths: tuple[ir.Value, ir.Value],
+    write_indices: ir.Value | None = None,
 ) -> ir.Value:
-    """q [B, S, N*head_dim], k [B, N, head_dim, T], v [B, N, T, head_dim], `seen` as visible_onnx gives it: the ONNX
-    body of all three kinds of attention. `padded` where a query may see no key."""
-    dtype, fp32 = q.dtype, ir.DataType.FLOAT
+    """q [B, S, N*head_dim], k [B, N, head_dim, T], v [B, N, T, head_dim]; `added` are bias, mask and sinks, `lengths` S
+    and T as scalars: the ONNX body of all three kinds of attention.
+
+    Written so that TensorRT fuses all of it into one kernel: with tanh, or sinks put beside the logits, it doesn't.
+    """
+    (bias, mask, sinks), dtype, fp32 = added, q.dtype, ir.DataType.FLOAT
     assert dtype is not None
     q = op.Mul(q, constant(op, heads.scale, dtype))
     q = op.Transpose(op.Reshape(q, [0, 0, heads.num_heads, -1]), perm=[0, 2, 1, 3])
+    front = [0, 0, 0, 1, 0, 0, 0, 0]
+    if sinks is not None:  # a key of zeros in front, whose logit then becomes the sink, and whose value is zero
+        k, v = op.Pad(k, front), op.Pad(v, [0, 0, 1, 0, 0, 0, 0, 0])
     logits = cast(op, op.MatMul(q, k), dtype, fp32)
-    if heads.softcap:
-        logits = op.Mul(op.Tanh(op.Div(logits, constant(op, heads.softcap, fp32))), constant(op, heads.softcap, fp32))
+    if heads.softcap:  # c tanh(z / c) = c - 2c / (exp(2z / c) + 1)
+        grown = op.Exp(op.Mul(logits, constant(op, 2.0 / heads.softcap, fp32)))
+        part = op.Div(constant(op, 2.0 * heads.softcap, fp32), op.Add(grown, constant(op, 1.0, fp32)))
+        logits = op.Sub(constant(op, heads.softcap, fp32), part)
     if bias is not None:
-        logits = op.Add(logits, bias)
+        logits = op.Add(logits, bias if sinks is None else op.Pad(bias, front))
+    seen = visible_onnx(op, heads, *lengths, mask, write_indices, sinks is not None)
     if seen is not None:
         logits = op.Where(seen, logits, constant(op, MASKED, fp32))
-    if sinks is None:
-        weights = op.Softmax(logits, axis=-1)
-    else:
+    if sinks is not None:
         assert sinks.dtype is not None
-        beside = op.Unsqueeze(cast(op, sinks, sinks.dtype, fp32), [1, 2])
-        most = op.Max(op.ReduceMax(logits, [-1]), beside)
-        grown = op.Exp(op.Sub(logits, most))
-        weights = op.Div(grown, op.Add(op.ReduceSum(grown, [-1]), op.Exp(op.Sub(beside, most))))
-    out = op.MatMul(cast(op, weights, fp32, dtype), v)
-    if padded and sinks is None and seen is not None:
+        logits = sink_onnx(op, logits, cast(op, sinks, sinks.dtype, fp32), lengths[1])
+    out = op.MatMul(cast(op, op.Softmax(logits, axis=-1), fp32, dtype), v)
+    if mask is not None and sinks is None:
         out = op.Mul(out, op.ReduceMax(op.Cast(seen, to=dtype), [-1]))
     made: ir.Value = op.Reshape(op.Transpose(out, perm=[0, 2, 1, 3]), [0, 0, -1])
     return made
 
 
 def _attend_onnx(
-    op: Any,
-    q: ir.Value,
-    k: ir.Value,
-    v: ir.Value,
-    bias: ir.Value | None,
-    mask: ir.Value | None,
-    sinks: ir.Value | None,
-    **attributes: Any,
+    op: Any, q: ir.Value, k: ir.Value, v: ir.Value, *added: ir.Value | None, **attributes: Any
 ) -> ir.Value:
-    heads = Heads(**attributes)
-    seq, total = lengths_onnx(op, q, k, 1) if heads.causal or heads.window else (None, None)
-    seen = visible_onnx(op, heads, seq, total, mask)
+    heads, lengths = Heads(**attributes), lengths_onnx(op, q, k, 1)
     k, v = (op.Reshape(t, [0, 0, heads.num_kv_heads, -1]) for t in (k, v))
     if heads.group > 1:
         # constant shapes only: a reshape to computed ones costs TensorRT host-side shape kernels
@@ -167,7 +168,8 @@ def _attend_onnx(
             for t in (k, v)
         )
     k, v = op.Transpose(k, perm=[0, 2, 3, 1]), op.Transpose(v, perm=[0, 2, 1, 3])
-    return attention_onnx(op, q, k, v, bias, seen, sinks, heads, mask is not None)
+    bias, mask, sinks = added
+    return attention_onnx(op, q, k, v, (bias, mask, sinks), heads, lengths)
 
 
 attend = Operator(
@@ -178,4 +180,5 @@ attend = Operator(
     eager=_attend,
     fake=_attend_fake,
     body=_attend_onnx,
+    forms=bodies(0, False),
 )

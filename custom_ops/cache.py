@@ -18,8 +18,10 @@ import onnx_ir as ir
 import torch
 
 from posexport.custom_ops.attention import attention, attention_onnx, to_heads
+from posexport.custom_ops.attention_forms import bodies
+from posexport.custom_ops.buffers import grown_onnx, repeated_onnx, written_onnx
 from posexport.custom_ops.operator import Operator
-from posexport.custom_ops.visibility import Heads, lengths_onnx, visible_onnx
+from posexport.custom_ops.visibility import Heads, lengths_onnx
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -68,42 +70,24 @@ def _cached_fake(
     return torch.empty_like(q), past_key.new_empty(present), past_key.new_empty(present)
 
 
-def new_heads_onnx(op: Any, t: ir.Value, heads: Heads) -> ir.Value:
-    """[B, S, K*head_dim] to [B, K, S, head_dim]."""
-    made: ir.Value = op.Transpose(op.Reshape(t, [0, 0, heads.num_kv_heads, -1]), perm=[0, 2, 1, 3])
-    return made
-
-
-def grown_onnx(op: Any, past: ir.Value, new: ir.Value, heads: Heads) -> ir.Value:
-    """The cache with the new keys or values behind the old."""
-    made: ir.Value = op.Concat(past, new_heads_onnx(op, new, heads), axis=2)
-    return made
-
-
-def repeated_onnx(op: Any, t: ir.Value, heads: Heads, head_dim: int) -> ir.Value:
-    """[B, K, T, head_dim] to [B, N, T, head_dim], each key head for the query heads that read it."""
-    if heads.group == 1:
-        return t
-    made: ir.Value = op.Reshape(
-        op.Expand(op.Unsqueeze(t, [2]), [1, 1, heads.group, 1, 1]), [0, heads.num_heads, -1, head_dim]
-    )
-    return made
-
-
 def _over(
     op: Any,
     q: ir.Value,
-    key: ir.Value,
-    value: ir.Value,
-    bias: ir.Value | None,
-    seen: ir.Value | None,
-    sinks: ir.Value | None,
+    caches: tuple[ir.Value, ir.Value],
+    added: tuple[ir.Value | None, ...],
     heads: Heads,
-    padded: bool,
+    lengths: tuple[ir.Value, ir.Value],
+    write_indices: ir.Value | None = None,
 ) -> ir.Value:
-    head_dim = int(q.shape[-1]) // heads.num_heads  # type: ignore[index, arg-type]
-    k, v = (repeated_onnx(op, t, heads, head_dim) for t in (key, value))
-    return attention_onnx(op, q, op.Transpose(k, perm=[0, 1, 3, 2]), v, bias, seen, sinks, heads, padded)
+    key, value = (repeated_onnx(op, t, heads, _head_dim(q, heads)) for t in caches)
+    bias, mask, sinks = added
+    key = op.Transpose(key, perm=[0, 1, 3, 2])
+    return attention_onnx(op, q, key, value, (bias, mask, sinks), heads, lengths, write_indices)
+
+
+def _head_dim(q: ir.Value, heads: Heads) -> int:
+    assert q.shape is not None
+    return int(q.shape[-1]) // heads.num_heads  # type: ignore[arg-type]
 
 
 def _cached_onnx(
@@ -113,16 +97,13 @@ def _cached_onnx(
     v: ir.Value,
     past_key: ir.Value,
     past_value: ir.Value,
-    bias: ir.Value | None,
-    mask: ir.Value | None,
-    sinks: ir.Value | None,
+    *added: ir.Value | None,
     **attributes: Any,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     heads = Heads(**attributes)
     key, value = grown_onnx(op, past_key, k, heads), grown_onnx(op, past_value, v, heads)
-    seq, total = lengths_onnx(op, q, key, 2) if heads.causal or heads.window else (None, None)
-    seen = visible_onnx(op, heads, seq, total, mask)
-    return _over(op, q, key, value, bias, seen, sinks, heads, mask is not None), key, value
+    seq, past = lengths_onnx(op, q, past_key, 2)
+    return _over(op, q, (key, value), added, heads, (seq, op.Add(past, seq))), key, value
 
 
 _INPUTS = ("q", "k", "v", "past_key", "past_value")
@@ -137,6 +118,7 @@ attend_cached = Operator(
     eager=_cached,
     fake=_cached_fake,
     body=_cached_onnx,
+    forms=bodies(2, False),
 )
 
 
@@ -192,19 +174,6 @@ def _shared_fake(
     return torch.empty_like(q), torch.empty_like(past_key), torch.empty_like(past_value)
 
 
-def steps_onnx(op: Any, write_indices: ir.Value, seq: ir.Value) -> ir.Value:
-    """Where each new token goes, [B, S]: write_indices[b] + i."""
-    made: ir.Value = op.Add(op.Unsqueeze(write_indices, [1]), op.Range(0, seq, 1))
-    return made
-
-
-def _written_onnx(op: Any, buffer: ir.Value, new: ir.Value, at: ir.Value, heads: Heads, head_dim: int) -> ir.Value:
-    """The buffer [B, K, M, head_dim] with the tokens of `new` at places `at` [B, S]."""
-    places = op.Expand(op.Unsqueeze(at, [1, 3]), [1, heads.num_kv_heads, 1, head_dim])
-    made: ir.Value = op.ScatterElements(buffer, places, new_heads_onnx(op, new, heads), axis=2)
-    return made
-
-
 def _shared_onnx(
     op: Any,
     q: ir.Value,
@@ -213,17 +182,14 @@ def _shared_onnx(
     past_key: ir.Value,
     past_value: ir.Value,
     write_indices: ir.Value,
-    bias: ir.Value | None,
-    mask: ir.Value | None,
-    sinks: ir.Value | None,
+    *added: ir.Value | None,
     **attributes: Any,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    heads = Heads(**attributes)
-    seq, total = lengths_onnx(op, q, past_key, 2)
-    at, head_dim = steps_onnx(op, write_indices, seq), int(q.shape[-1]) // heads.num_heads  # type: ignore[index, arg-type]
-    key, value = (_written_onnx(op, past, new, at, heads, head_dim) for past, new in ((past_key, k), (past_value, v)))
-    seen = visible_onnx(op, heads, seq, total, mask, write_indices)
-    return _over(op, q, key, value, bias, seen, sinks, heads, mask is not None), key, value
+    heads, lengths = Heads(**attributes), lengths_onnx(op, q, past_key, 2)
+    key, value = (
+        written_onnx(op, past, new, write_indices, lengths, heads) for past, new in ((past_key, k), (past_value, v))
+    )
+    return _over(op, q, (key, value), added, heads, lengths, write_indices), key, value
 
 
 attend_shared = Operator(
@@ -234,6 +200,7 @@ attend_shared = Operator(
     eager=_shared,
     fake=_shared_fake,
     body=_shared_onnx,
+    forms=bodies(2, True),
 )
 
 

@@ -36,6 +36,13 @@ def _head_norm_onnx(op: Any, x: ir.Value, weight: ir.Value, *, eps: float) -> ir
     return made
 
 
+def _head_norm_native(op: Any, x: ir.Value, weight: ir.Value, *, eps: float) -> ir.Value:
+    assert weight.shape is not None
+    heads = op.Reshape(x, [0, 0, -1, weight.shape[0]])
+    made: ir.Value = op.Reshape(op.RMSNormalization(heads, weight, axis=-1, epsilon=eps), [0, 0, -1])
+    return made
+
+
 head_norm = Operator(
     name="head_norm",
     function="HeadNorm",
@@ -44,4 +51,5 @@ head_norm = Operator(
     eager=_head_norm,
     fake=_head_norm_fake,
     body=_head_norm_onnx,
+    forms={"native": _head_norm_native},
 )

@@ -7,12 +7,14 @@ the first half pairs with one of the second half: (i, i + P) for one group (Hugg
 Splits and a concatenation, no strided assignment (40 times slower on ONNX Runtime, and it breaks TensorRT's fusion).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
 from posexport.custom_ops.operator import Operator, cast
+from posexport.errors import RequestError
 
 
 def _rotate(
@@ -73,6 +75,82 @@ def _rotate_onnx(
     return made
 
 
+def _one_group(
+    op: Any,
+    x: ir.Value,
+    head_dim: int,
+    pairs: int,
+    interleaved: bool,
+    groups: int,
+    turn: Callable[[ir.Value], ir.Value],
+) -> ir.Value:
+    """`turn` of features brought into the one order that operators know: all first halves, then all second ones."""
+    if interleaved or groups == 1:
+        return turn(x)
+    if 2 * pairs != head_dim:
+        raise RequestError(
+            f"{groups} groups turn {2 * pairs} of {head_dim} features: RotaryEmbedding takes groups that fill the head."
+        )
+    runs = [0, 0, -1, groups, 2, pairs // groups]
+    swapped = op.Transpose(op.Reshape(x, runs), perm=[0, 1, 2, 4, 3, 5])
+    turned = op.Reshape(turn(op.Reshape(swapped, [0, 0, -1])), [0, 0, -1, 2, groups, pairs // groups])
+    made: ir.Value = op.Reshape(op.Transpose(turned, perm=[0, 1, 2, 4, 3, 5]), [0, 0, -1])
+    return made
+
+
+def _sizes(x: ir.Value, cos: ir.Value, head_dim: int) -> tuple[int, int]:
+    """Heads, and pairs that turn."""
+    assert x.shape is not None and cos.shape is not None
+    return int(x.shape[-1]) // head_dim, int(cos.shape[-1])  # type: ignore[arg-type]
+
+
+def _rotate_native(
+    op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, groups: int
+) -> ir.Value:
+    # Caches per token, [B, S, P], and no position_ids: positions stay data, on any number of axes.
+    assert x.dtype is not None
+    heads, pairs = _sizes(x, cos, head_dim)
+    cos, sin = (cast(op, t, ir.DataType.FLOAT, x.dtype) for t in (cos, sin))
+    partial = {"rotary_embedding_dim": 2 * pairs} if 2 * pairs < head_dim else {}
+
+    def turn(features: ir.Value) -> ir.Value:
+        made: ir.Value = op.RotaryEmbedding(
+            features, cos, sin, num_heads=heads, interleaved=int(interleaved), **partial
+        )
+        return made
+
+    return _one_group(op, x, head_dim, pairs, interleaved, groups, turn)
+
+
+def _rotate_contrib(
+    op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, groups: int
+) -> ir.Value:
+    # Its caches are rows by position. A row per token of the batch, and the token's number for its position, make any
+    # positions data.
+    assert x.dtype is not None
+    heads, pairs = _sizes(x, cos, head_dim)
+    batch, seq = (op.Squeeze(op.Shape(cos, start=axis, end=axis + 1)) for axis in (0, 1))
+    rows = op.Add(op.Mul(op.Unsqueeze(op.Range(0, batch, 1), [1]), seq), op.Range(0, seq, 1))
+    cos, sin = (op.Reshape(cast(op, t, ir.DataType.FLOAT, x.dtype), [-1, pairs]) for t in (cos, sin))
+    partial = {"rotary_embedding_dim": 2 * pairs} if 2 * pairs < head_dim else {}
+
+    def turn(features: ir.Value) -> ir.Value:
+        made: ir.Value = op.RotaryEmbedding(
+            features,
+            rows,
+            cos,
+            sin,
+            num_heads=heads,
+            interleaved=int(interleaved),
+            _domain="com.microsoft",
+            _version=1,
+            **partial,
+        )
+        return made
+
+    return _one_group(op, x, head_dim, pairs, interleaved, groups, turn)
+
+
 rotate = Operator(
     name="rotate",
     function="RotaryPosition",
@@ -81,4 +159,5 @@ rotate = Operator(
     eager=_rotate,
     fake=_rotate_fake,
     body=_rotate_onnx,
+    forms={"native": _rotate_native, "contrib": _rotate_contrib},
 )

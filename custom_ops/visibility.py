@@ -74,11 +74,12 @@ def visible_onnx(
     total: ir.Value | None,
     mask: ir.Value | None,
     write_indices: ir.Value | None = None,
+    sink: bool = False,
 ) -> ir.Value | None:
-    """As `visible`, from the lengths as scalars."""
+    """As `visible`, from the lengths as scalars; with `sink` one column more in front, whatever is in it."""
     seen: ir.Value | None = None
     if write_indices is not None or heads.causal or heads.window:
-        keys = op.Range(0, total, 1)
+        keys = op.Range(-1 if sink else 0, total, 1)
         if write_indices is not None:
             steps = op.Unsqueeze(op.Range(0, seq, 1), [1])
             queries = op.Add(op.Unsqueeze(write_indices, [1, 2, 3]), steps)
@@ -95,6 +96,14 @@ def visible_onnx(
                 near = op.And(op.Greater(ahead, -heads.window), near)
             seen = near if seen is None else op.And(seen, near)
     if mask is not None:
+        mask = op.Pad(mask, [0, 1, 0, 0], 1) if sink else mask
         attended = op.Unsqueeze(op.Cast(mask, to=ir.DataType.BOOL), [1, 2])
         seen = attended if seen is None else op.And(seen, attended)
     return seen
+
+
+def sink_onnx(op: Any, logits: ir.Value, sinks: ir.Value, total: ir.Value) -> ir.Value:
+    """`logits` [B or 1, N or 1, S or 1, T + 1], or a mask of that shape, with the sinks [N] in the column in front."""
+    first = op.Equal(op.Range(0, op.Add(total, 1), 1), 0)
+    made: ir.Value = op.Where(first, op.Unsqueeze(sinks, [1, 2]), logits)
+    return made

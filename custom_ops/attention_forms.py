@@ -1,0 +1,311 @@
+"""Attention of all three kinds (plain, cached, shared) in operators of its own: the forms `native` and `contrib`.
+
+native    ONNX Attention-23, TensorScatter-24
+contrib   com.microsoft MultiHeadAttention and GroupQueryAttention
+
+What an operator has no input for goes through its mask, which is added to the logits: biases, windows, the corner of
+causality over a cache, padding, and sinks as one more key of zeros whose logit is the sink. Two traps are kept out of
+all of them: the operators' own corners differ between runtimes wherever keys outnumber queries, so those come as a
+mask; and a row without any key is NaN, a mean or the unmasked result, so such rows see every key and are then
+multiplied by 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from posexport.custom_ops.buffers import grown_onnx, heads_onnx, repeated_onnx, written_onnx
+from posexport.custom_ops.carries import carries
+from posexport.custom_ops.operator import Body, cast, constant
+from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visible_onnx
+from posexport.errors import RequestError
+
+LOWEST = {ir.DataType.FLOAT: -3.0e38, ir.DataType.FLOAT16: -65504.0, ir.DataType.BFLOAT16: -3.0e38}
+"""What a mask adds to the logit of a key out of sight: finite, so that it never meets another infinity."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: q [B, S, N*head_dim], the new k and v [B, S or T, K*head_dim], a cache where there is one."""
+
+    op: Any
+    q: ir.Value
+    k: ir.Value
+    v: ir.Value
+    past: tuple[ir.Value, ir.Value] | None
+    write_indices: ir.Value | None
+    bias: ir.Value | None
+    mask: ir.Value | None
+    sinks: ir.Value | None
+    heads: Heads
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """The graph's."""
+        assert self.q.dtype is not None
+        return self.q.dtype
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        assert self.q.shape is not None
+        return int(self.q.shape[-1]) // self.heads.num_heads  # type: ignore[arg-type]
+
+    def lengths(self) -> tuple[ir.Value, ir.Value]:
+        """Queries and keys, as scalars."""
+        if self.past is None:
+            return lengths_onnx(self.op, self.q, self.k, 1)
+        seq, length = lengths_onnx(self.op, self.q, self.past[0], 2)
+        return seq, length if self.write_indices is not None else self.op.Add(length, seq)
+
+    def flat(self, t: ir.Value) -> ir.Value:
+        """[B, heads, S, head_dim] to [B, S, heads*head_dim]."""
+        made: ir.Value = self.op.Reshape(self.op.Transpose(t, perm=[0, 2, 1, 3]), [0, 0, -1])
+        return made
+
+    def grown(self) -> list[ir.Value]:
+        """The caches with the new keys and values behind the old."""
+        assert self.past is not None
+        pairs = zip(self.past, (self.k, self.v), strict=True)
+        return [grown_onnx(self.op, past, new, self.heads) for past, new in pairs]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What is `added` to the logits, [B or 1, N or 1, S, T] in the graph's dtype, and `rows` [B or 1, 1, S, 1], 0 for a
+    query that sees no key; None where every query sees every key."""
+
+    added: ir.Value | None = None
+    rows: ir.Value | None = None
+
+
+def _mask(call: Call, *, told: bool = False, sinks: bool = True) -> Mask:
+    """Everything that the operator must not or can't see to itself.
+
+    `told`: the operator knows of causality, window and buffer. Padding needs all of them in the mask nonetheless, to
+    find the rows without a key. `sinks`: they come as a column in front. Added, not boolean: that takes half the memory
+    on ONNX Runtime and half the kernels in TensorRT.
+    """
+    op, dtype, heads = call.op, call.dtype, call.heads
+    (seq, total), sink = call.lengths(), sinks and call.sinks is not None
+    seen = rows = None
+    if not told or call.mask is not None:
+        seen = visible_onnx(op, heads, seq, total, call.mask, call.write_indices, sink)
+    if seen is not None and call.mask is None and call.write_indices is None:
+        seen = op.Unsqueeze(seen, [0, 1])
+    if seen is not None and call.mask is not None and call.sinks is None:
+        rows = op.ReduceMax(op.Cast(seen, to=dtype), [-1])
+        seen = op.Or(seen, op.Equal(rows, constant(op, 0.0, dtype)))
+    if seen is None and sink:
+        seen = op.Unsqueeze(op.GreaterOrEqual(op.Range(0, op.Add(total, 1), 1), 0), [0, 1, 2])
+    if seen is not None and not heads.causal and not heads.window:  # the same for every query, who want it each
+        seen = op.And(seen, op.GreaterOrEqual(op.Unsqueeze(op.Range(0, seq, 1), [1]), 0))
+    added = call.bias
+    if added is not None:
+        if dtype == ir.DataType.FLOAT16:
+            added = op.Max(added, constant(op, LOWEST[dtype], ir.DataType.FLOAT))
+        added = cast(op, added, ir.DataType.FLOAT, dtype)
+        added = op.Pad(added, [0, 0, 0, 1, 0, 0, 0, 0]) if sink else added
+    if seen is not None:
+        zero = constant(op, 0.0, dtype) if added is None else added
+        added = op.Where(seen, zero, constant(op, LOWEST[dtype], dtype))
+    if sink and added is not None:
+        assert call.sinks is not None
+        added = sink_onnx(op, added, call.sinks, total)
+    return Mask(added, rows)
+
+
+def _without_keyless(call: Call, out: ir.Value, mask: Mask) -> ir.Value:
+    """Zeros for queries that see no key, in [B, S, N*head_dim]."""
+    if mask.rows is None:
+        return out
+    made: ir.Value = call.op.Mul(out, call.op.Squeeze(mask.rows, [1]))
+    return made
+
+
+def _flat(call: Call, out: ir.Value) -> ir.Value:
+    """[B, N, S, head_dim] to [B, S, N*head_dim]."""
+    made: ir.Value = call.op.Reshape(call.op.Transpose(out, perm=[0, 2, 1, 3]), [0, 0, -1])
+    return made
+
+
+def _one_more(call: Call, t: ir.Value, axis: int, rank: int) -> ir.Value:
+    """A key of zeros in front of the others, for the sinks."""
+    if call.sinks is None:
+        return t
+    pads = [0] * (2 * rank)
+    pads[axis] = 1
+    made: ir.Value = call.op.Pad(t, pads)
+    return made
+
+
+def _native(call: Call, inside: bool) -> tuple[ir.Value, ...]:
+    """`inside`: the cache goes through Attention's own inputs, which ONNX Runtime takes and TensorRT doesn't."""
+    op, heads = call.op, call.heads
+    kept: dict[str, Any] = {"scale": heads.scale}
+    if heads.softcap:
+        kept["softcap"] = heads.softcap
+    own = heads.causal and not heads.window and call.bias is None and call.mask is None and call.sinks is None
+    if _grows(call) and inside and call.sinks is None:  # is_causal counts from the last key where past is an input
+        assert call.past is not None
+        own = heads.causal and not heads.window and call.mask is None
+        mask = _mask(call, told=own)
+        kept |= {"q_num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads, "is_causal": int(own)}
+        out, *grown = op.Attention(call.q, call.k, call.v, mask.added, *call.past, **kept, _outputs=3)
+        return _without_keyless(call, out, mask), *grown
+    own = own and call.past is None
+    mask = _mask(call, told=own)
+    if call.write_indices is None:
+        # As [B, T, K*head_dim]: where rotated queries meet cached keys by heads, TensorRT-RTX 1.7 fails to build.
+        present = call.grown() if call.past is not None else []
+        k, v = (_one_more(call, t, 1, 3) for t in (map(call.flat, present) if present else (call.k, call.v)))
+        kept |= {"q_num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads, "is_causal": int(own)}
+        out = op.Attention(call.q, k, v, mask.added, **kept)
+    else:
+        present = _written(call, inside)
+        k, v = (_one_more(call, t, 2, 4) for t in present)
+        out = call.flat(op.Attention(heads_onnx(op, call.q, heads.num_heads), k, v, mask.added, **kept))
+    return _without_keyless(call, out, mask), *present
+
+
+def _written(call: Call, scatter: bool) -> list[ir.Value]:
+    """Buffers with the new keys and values. TensorRT takes TensorScatter where the buffer's length is fixed."""
+    assert call.past is not None and call.write_indices is not None and call.past[0].shape is not None
+    op, heads = call.op, call.heads
+    pairs = zip(call.past, (call.k, call.v), strict=True)
+    if scatter or isinstance(call.past[0].shape[2], int):
+        return [
+            op.TensorScatter(past, heads_onnx(op, new, heads.num_kv_heads), call.write_indices, axis=2)
+            for past, new in pairs
+        ]
+    return [written_onnx(op, past, new, call.write_indices, call.lengths(), heads) for past, new in pairs]
+
+
+_MICROSOFT: dict[str, Any] = {"_domain": "com.microsoft", "_version": 1}
+
+
+def _multi_head(call: Call, ready: bool) -> tuple[ir.Value, ...]:
+    """MultiHeadAttention, which wants as many key heads as query heads. `ready`: as [B, N, T, head_dim] from a cache,
+    which ONNX Runtime takes and TensorRT doesn't, else [B, T, N*head_dim]."""
+    op, heads = call.op, call.heads
+    plain = call.bias is None and call.mask is None and call.sinks is None and not heads.window
+    own = heads.causal and plain and call.past is None  # its corner is right where keys are as many as queries
+    mask = _mask(call, told=own)
+    present = [] if call.past is None else call.grown()
+    if present and ready:
+        k, v = (repeated_onnx(op, t, heads, call.head_dim) for t in present)
+        axis = 2
+    else:
+        whole = [call.flat(t) for t in present] or [call.k, call.v]
+        (k, v), axis = whole, 1
+        if heads.group > 1:
+            k, v = (
+                op.Reshape(
+                    op.Expand(op.Reshape(t, [0, 0, heads.num_kv_heads, 1, -1]), [1, 1, 1, heads.group, 1]), [0, 0, -1]
+                )
+                for t in whole
+            )
+    k, v = (_one_more(call, t, axis, axis + 2) for t in (k, v))
+    out = op.MultiHeadAttention(
+        call.q,
+        k,
+        v,
+        None,
+        None,
+        mask.added,
+        num_heads=heads.num_heads,
+        scale=heads.scale,
+        **({"unidirectional": 1} if own else {}),
+        **_MICROSOFT,
+    )
+    return _without_keyless(call, out, mask), *present
+
+
+def _grouped(call: Call) -> tuple[ir.Value, ...]:
+    """GroupQueryAttention: all three outputs are always there, since without them ONNX Runtime takes another kernel,
+    which with a past is silently wrong."""
+    op, heads = call.op, call.heads
+    own_window = heads.window if heads.causal else 0
+    mask = _mask(call, told=heads.causal or not heads.window, sinks=False)
+    seq, int32 = op.Shape(call.q, start=1, end=2), ir.DataType.INT32
+    if call.write_indices is None:
+        batch = op.Shape(call.q, start=0, end=1)
+        lengths = op.Expand(op.Cast(op.Sub(seq, 1), to=int32), batch)
+        total = seq
+    else:
+        lengths = op.Cast(op.Add(call.write_indices, op.Sub(seq, 1)), to=int32)
+        total = op.Add(op.ReduceMax(call.write_indices, [0]), seq)
+    added = mask.added
+    if added is not None and call.write_indices is not None:  # as wide as the keys so far, not as the buffer
+        added = op.Slice(added, [0], total, [3])
+    out, *present = op.GroupQueryAttention(
+        call.q,
+        call.k,
+        call.v,
+        *(call.past or (None, None)),
+        lengths,
+        op.Cast(op.Squeeze(total), to=int32),
+        None,
+        None,
+        None,
+        added,
+        call.sinks,
+        num_heads=heads.num_heads,
+        kv_num_heads=heads.num_kv_heads,
+        scale=heads.scale,
+        **({"local_window_size": own_window} if own_window else {}),
+        **({"softcap": heads.softcap} if heads.softcap else {}),
+        **({} if heads.causal else {"causal": 0}),
+        _outputs=3,
+        **_MICROSOFT,
+    )
+    out = _without_keyless(call, out, mask)
+    return (out, *present) if call.past is not None else (out,)
+
+
+def _contrib(call: Call, target: str) -> tuple[ir.Value, ...]:
+    if target == "ort" and not _grows(call) and (call.past is not None or call.heads.causal or call.heads.softcap):
+        return _grouped(call)
+    return _multi_head(call, target == "ort")
+
+
+def _grows(call: Call) -> bool:
+    return call.past is not None and call.write_indices is None
+
+
+def bodies(pasts: int, writes: bool) -> dict[str, Body]:
+    """The bodies of one kind of attention by form, for an operator whose inputs are q, k, v, `pasts` caches,
+    write_indices where it `writes`, and bias, mask and sinks."""
+
+    def body(form: str, target: str) -> Body:
+        def make(op: Any, q: ir.Value, k: ir.Value, v: ir.Value, *rest: ir.Value | None, **attributes: Any) -> Any:
+            past = rest[:pasts]
+            write_indices = rest[pasts] if writes else None
+            heads = Heads(**attributes)
+            why = carries(
+                form,
+                target,
+                cache="shared" if writes else "concat" if pasts else None,
+                softcap=heads.softcap > 0,
+                causal=heads.causal,
+                window=heads.window > 0,
+            )
+            if why is not None:
+                raise RequestError(f"{why}.")
+            caches = (past[0], past[1]) if past[0:1] and past[0] is not None and past[1] is not None else None
+            bias, mask, sinks = rest[pasts + writes :]
+            call = Call(op, q, k, v, caches, write_indices, bias, mask, sinks, heads)
+            made = _native(call, target == "ort") if form == "native" else _contrib(call, target)
+            return made if pasts else made[0]
+
+        return make
+
+    return {
+        "native": body("native", "portable"),
+        "native:ort": body("native", "ort"),
+        "contrib": body("contrib", "portable"),
+        "contrib:ort": body("contrib", "ort"),
+    }

@@ -1,0 +1,53 @@
+"""Caches as ONNX writes them: grown, written into a buffer, and repeated for the query heads that share a key head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from posexport.custom_ops.visibility import Heads
+
+
+def heads_onnx(op: Any, t: ir.Value, num_heads: int) -> ir.Value:
+    """[B, S, heads*head_dim] to [B, heads, S, head_dim]."""
+    made: ir.Value = op.Transpose(op.Reshape(t, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3])
+    return made
+
+
+def grown_onnx(op: Any, past: ir.Value, new: ir.Value, heads: Heads) -> ir.Value:
+    """The cache [B, K, P, head_dim] with new [B, S, K*head_dim] behind it."""
+    made: ir.Value = op.Concat(past, heads_onnx(op, new, heads.num_kv_heads), axis=2)
+    return made
+
+
+def written_onnx(
+    op: Any,
+    buffer: ir.Value,
+    new: ir.Value,
+    write_indices: ir.Value,
+    lengths: tuple[ir.Value, ir.Value],
+    heads: Heads,
+) -> ir.Value:
+    """The buffer [B, K, M, head_dim] with new [B, S, K*head_dim] at write_indices[b] ... + S - 1.
+
+    Each place takes its new row or keeps the old: one kernel in TensorRT, where a scatter takes ten.
+    """
+    (seq, length), first = lengths, op.Unsqueeze(write_indices, [1])
+    steps = op.Sub(op.Range(0, length, 1), first)
+    inside = op.And(op.GreaterOrEqual(steps, 0), op.Less(steps, seq))
+    rows = op.Min(op.Max(steps, 0), op.Sub(seq, 1))
+    split = op.Reshape(new, [0, 0, heads.num_kv_heads, -1])
+    placed = op.Transpose(op.GatherND(split, op.Unsqueeze(rows, [2]), batch_dims=1), perm=[0, 2, 1, 3])
+    made: ir.Value = op.Where(op.Unsqueeze(inside, [1, 3]), placed, buffer)
+    return made
+
+
+def repeated_onnx(op: Any, t: ir.Value, heads: Heads, head_dim: int) -> ir.Value:
+    """[B, K, T, head_dim] to [B, N, T, head_dim], each key head for the query heads that read it."""
+    if heads.group == 1:
+        return t
+    made: ir.Value = op.Reshape(
+        op.Expand(op.Unsqueeze(t, [2]), [1, 1, heads.group, 1, 1]), [0, heads.num_heads, -1, head_dim]
+    )
+    return made

@@ -24,6 +24,8 @@ def test_demo(tmp_path):
     assert {step: file for step, (_, file) in found.items()} == {step: file for step, (_, file) in shown.items()}
     assert found["verify torch"][0].startswith("passed: error")
     assert found["verify ort-cpu"][0].startswith("passed: error")
+    assert found["verify tensorrt-import"][0].startswith("passed: error")
+    assert found["verify tensorrt-import"][0].endswith("kernels were not run")
     assert found["compile"][0].startswith("TensorRT-RTX, 6 kernels, attention fused")
     for _, file in found.values():
         assert (tmp_path / file).stat().st_size

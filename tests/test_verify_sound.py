@@ -13,7 +13,9 @@ from posexport.runtimes import RUNTIMES
 from posexport.spec import FORMS
 from posexport.verify import verify
 
-ENGINES = ("torch", "ort-cpu", "onnx-reference")
+ENGINES = tuple(
+    name for name in ("torch", "ort-cpu", "onnx-reference", "tensorrt-import") if RUNTIMES[name].missing() is None
+)
 
 
 @pytest.fixture(scope="module")

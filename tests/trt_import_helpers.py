@@ -67,31 +67,48 @@ def kinds(runner: trt_import.ImportRunner) -> set[str]:
     return {node.kind for node in runner._nodes}
 
 
-def network(
-    build: Callable[[Any, Any, Callable[..., Any]], Any], inputs: Mapping[str, Array]
-) -> trt_import.ImportRunner:
-    """What `build(trt, network, constant)` makes, which gives the output tensor or layer.
+class ByHand:
+    """A network under construction: `trt` is TensorRT's module, `net` the network, `inputs` its input tensors."""
 
-    It finds each of `inputs` as an attribute of `network.inputs`; `constant(array)` is the tensor of a constant.
-    """
-    _, trt = trt_import._engine()
-    log = trt_api.make_log(trt)
-    builder = trt.Builder(log)
-    made = trt_api.make_network(trt, builder)
-    dtypes = {"fp32": trt.float32, "fp16": trt.float16, "int64": trt.int64, "int32": trt.int32, "bool": trt.bool}
-    tensors = {}
-    for name, array in inputs.items():
-        key = next(key for key, dtype in NUMPY_DTYPES.items() if dtype == array.dtype)
-        tensors[name] = made.add_input(name, dtypes[key], array.shape)
-    held: list[Array] = []
+    def __init__(self, inputs: Mapping[str, Array]) -> None:
+        _, self.trt = trt_import._engine()
+        self.log = trt_api.make_log(self.trt)
+        self.builder = self.trt.Builder(self.log)
+        self.net = trt_api.make_network(self.trt, self.builder)
+        self.held: list[Array] = []
+        names = {"fp32": "float32", "fp16": "float16"}
+        self.inputs = {}
+        for name, array in inputs.items():
+            key = next(key for key, dtype in NUMPY_DTYPES.items() if dtype == array.dtype)
+            self.inputs[name] = self.net.add_input(name, getattr(self.trt, names.get(key, key)), array.shape)
 
-    def constant(array: Any) -> Any:
-        held.append(np.array(array, order="C"))
-        return made.add_constant(held[-1].shape, held[-1]).get_output(0)
+    def keep(self, array: Any) -> Array:
+        """An array that lives as long as the network, which doesn't copy its weights."""
+        self.held.append(np.array(array, order="C"))
+        return self.held[-1]
 
-    layer = build(trt, made, tensors, constant)
+    def constant(self, array: Any) -> Any:
+        """The tensor of a constant."""
+        kept = self.keep(array)
+        return self.net.add_constant(kept.shape, kept).get_output(0)
+
+
+def network(build: Callable[[ByHand], Any], inputs: Mapping[str, Array]) -> trt_import.ImportRunner:
+    """The network whose last layer, or attention, `build` gives; its outputs are y0, y1, ..."""
+    made = ByHand(inputs)
+    layer = build(made)
     for index in range(layer.num_outputs):
         output = layer.get_output(index)
         output.name = f"y{index}"
-        made.mark_output(output)
-    return trt_import.ImportRunner(trt, made, builder, log, held)
+        made.net.mark_output(output)
+    return trt_import.ImportRunner(made.trt, made.net, made.builder, made.log, made.held)
+
+
+def causal_truth(q: Array, k: Array, v: Array, offset: int) -> Array:
+    """Attention in which query i sees keys up to i + offset, unscaled, in float64."""
+    scores = np.einsum("bhqd,bhkd->bhqk", q.astype(float), k.astype(float))
+    seen = np.arange(k.shape[2])[None, :] <= np.arange(q.shape[2])[:, None] + offset
+    scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    found: Array = (weights / weights.sum(-1, keepdims=True)) @ v.astype(float)
+    return found

@@ -231,9 +231,9 @@ def normalization(layer: Any, inputs: Inputs) -> Tensor:
 
 
 def scale(layer: Any, inputs: Inputs) -> Tensor:
-    """(x * scale + shift) ^ power, with coefficients for all, for each channel or for each element."""
+    """(x * scale + shift) ^ power, with coefficients for all or for each channel."""
     x: Tensor = inputs[0]
-    shapes = {"UNIFORM": [], "CHANNEL": [-1, *[1] * (x.ndim - layer.channel_axis - 1)], "ELEMENTWISE": x.shape[1:]}
+    shapes: dict[str, list[int]] = {"UNIFORM": [], "CHANNEL": [-1, *[1] * (x.ndim - layer.channel_axis - 1)]}
     if layer.mode.name not in shapes:
         raise Unsure(f"the mode {layer.mode.name} is not known")
     weights = [layer.scale, layer.shift, layer.power]

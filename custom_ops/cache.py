@@ -233,30 +233,22 @@ def _key_positions_onnx(
     op: Any, positions: ir.Value, past: ir.Value, write_indices: ir.Value | None, mask: ir.Value | None
 ) -> ir.Value:
     seq, length = op.Shape(positions, start=1, end=2), op.Shape(past, start=2, end=3)
-    p_first = op.Slice(positions, [0], [1], [1])
-    if write_indices is None and mask is None:
-        cached = op.Add(p_first, op.Range(op.Neg(op.Squeeze(length)), 0, 1))
-        return op.Concat(cached, positions, axis=1)  # type: ignore[no-any-return]
-    before, at_first = op.Range(0, op.Squeeze(length), 1), length
-    if write_indices is not None:
-        at_first = op.Unsqueeze(write_indices, [1])
+    total, first = (
+        (op.Add(length, seq), length) if write_indices is None else (length, op.Unsqueeze(write_indices, [1]))
+    )
+    keys = op.Range(0, op.Squeeze(total), 1)
+    before, at_first = keys, first
     if mask is not None:
         attended = op.Cast(op.Cast(mask, to=ir.DataType.BOOL), to=ir.DataType.INT64)
-        upto = op.CumSum(attended, 1)
-        if write_indices is None:
-            old = op.Slice(attended, [0], length, [1])
-            before, at_first = op.Sub(op.Slice(upto, [0], length, [1]), old), op.ReduceSum(old, [1])
-        else:
-            before = op.Sub(upto, attended)
-            at_first = op.GatherElements(before, at_first, axis=1)
-    cached = op.Add(op.Sub(p_first, at_first), before)
-    if write_indices is None:
-        return op.Concat(cached, positions, axis=1)  # type: ignore[no-any-return]
-    keys, first = op.Range(0, op.Squeeze(length), 1), op.Unsqueeze(write_indices, [1])
+        before = op.CumSum(attended, 1, exclusive=1)
+        take = op.Gather if write_indices is None else op.GatherElements
+        at_first = take(before, first, axis=1)
+    cached = op.Add(op.Sub(op.Slice(positions, [0], [1], [1]), at_first), before)
+    # A choice, not a concatenation of cached and new: behind CumSum, that keeps TensorRT from fusing attention.
     steps = op.Min(op.Max(op.Sub(keys, first), 0), op.Sub(seq, 1))
-    return op.Where(  # type: ignore[no-any-return]
-        op.Less(keys, first), cached, op.GatherElements(positions, steps, axis=1)
-    )
+    new = (op.Gather if write_indices is None else op.GatherElements)(positions, steps, axis=1)
+    made: ir.Value = op.Where(op.Less(keys, first), cached, new)
+    return made
 
 
 key_positions = Operator(

@@ -285,14 +285,8 @@ def bodies(pasts: int, writes: bool) -> dict[str, Body]:
             past = rest[:pasts]
             write_indices = rest[pasts] if writes else None
             heads = Heads(**attributes)
-            why = carries(
-                form,
-                target,
-                cache="shared" if writes else "concat" if pasts else None,
-                softcap=heads.softcap > 0,
-                causal=heads.causal,
-                window=heads.window > 0,
-            )
+            cache = "shared" if writes else "concat" if pasts else None
+            why = carries(form, target, cache=cache, softcap=heads.softcap > 0)
             if why is not None:
                 raise RequestError(f"{why}.")
             caches = (past[0], past[1]) if past[0:1] and past[0] is not None and past[1] is not None else None

@@ -46,16 +46,21 @@ def export(
     opset: int | None = None,
     batch: int | None = None,
     seq: int | None = None,
+    max_seq: int | None = None,
 ) -> ir.Model:
     """The block of `spec` with `weights` (by public names, in the spec's dtype) as an ONNX model with its metadata.
 
-    `batch` and `seq` fix those dimensions; None leaves them dynamic, and for `opset` takes the form's own. Raises
-    RequestError for what isn't known, and for a spec that the form can't carry for the target.
+    `batch`, `seq` and `max_seq` fix those dimensions; None leaves them dynamic, and for `opset` takes the form's own.
+    Raises RequestError for what isn't known, and for a spec that the form can't carry for the target.
     """
     forms.check_request(form, target)
     opset = forms.default_opset(form, spec) if opset is None else opset
     forms.check(spec, form, target, opset)
-    fixed = {"batch": batch, "seq": seq}
+    fixed = {"batch": batch, "seq": seq, "max_seq": max_seq}
+    if max_seq is not None and spec.kv_cache != "shared":
+        raise RequestError(f"max_seq is {max_seq} without shared caches: give --kv-cache shared too, or drop it.")
+    if max_seq is not None and seq is not None and max_seq < seq:
+        raise RequestError(f"max_seq is {max_seq} and seq {seq}: a buffer must hold the tokens, so raise max_seq.")
     names = (tuple(spec.inputs()), tuple(spec.outputs()))
     functions = Functions(opset, form, target)
     block = build_block(spec, weights)

@@ -50,6 +50,8 @@ class Kernels:
     rows: tuple[Kernel, ...] | None = None
     host_steps: int | None = None
     unknown: str | None = None
+    decomposed: int = 0
+    """Attention layers of the network that were written out, for want of a kernel."""
 
     @property
     def attention(self) -> int | None:
@@ -69,6 +71,7 @@ class Kernels:
             "attention_kernels": self.attention,
             "attention_layers": self.layers,
             "host_steps": self.host_steps,
+            **({"decomposed_attention": self.decomposed} if self.decomposed else {}),
             **({"unknown": self.unknown} if self.unknown else {}),
             "rows": [attrs.asdict(row) for row in self.rows or ()],
         }

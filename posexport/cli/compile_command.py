@@ -74,6 +74,13 @@ def compile(
         console.show_json({**manifest, "build_seconds": round(seconds, 3)})
     else:
         _show(target, manifest, seconds)
+    if kernels.get("decomposed_attention"):
+        click.echo(
+            f"Warning: {manifest['runtime']['name']} has no fused kernel for {kernels['decomposed_attention']} of "
+            f"{kernels['attention_layers']} Attention nodes in {manifest['spec']['dtype']}: they are written out, "
+            "which is slower and takes more memory.",
+            err=True,
+        )
     if require_fused_attention and kernels["fused_attention"] is not True:
         click.echo(f"attention is not fused as required ({_fusion(manifest)}); {target} is written.", err=True)
         return 1

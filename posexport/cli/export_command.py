@@ -26,6 +26,7 @@ class ExportOptions:
     opset: int | None = integer(None, "ONNX opset", optional=True)
     batch: int | None = integer(None, "fixed batch size", optional=True)
     seq: int | None = integer(None, "fixed sequence length", optional=True)
+    max_seq: int | None = integer(None, "fixed length of shared caches", optional=True)
     seed: int | None = integer(None, "seed of the weights", at_least=0, optional=True)
     weights: str | None = text(None, "a .safetensors file")
     output: str | None = text(None, "the file to write")
@@ -39,6 +40,7 @@ class ExportOptions:
 @click.option("--opset", metavar="N", help=f"{OPSETS[0]} to {OPSETS[-1]}  [default: the lowest that the form takes]")
 @click.option("--batch", metavar="N", help="fix the batch size  [default: dynamic]")
 @click.option("--seq", metavar="N", help="fix the sequence length  [default: dynamic]")
+@click.option("--max-seq", metavar="N", help="fix the length of shared caches  [default: dynamic]")
 @click.option("--weights", metavar="FILE", help="take weights from a .safetensors file  [default: from --seed]")
 @click.option("--seed", metavar="N", help="seed of the random weights  [default: 0]")
 @click.option("--output", "-o", metavar="FILE", help="the file to write  [default: <encoding>.onnx]")
@@ -105,6 +107,7 @@ def _write(spec: Spec, options: ExportOptions, path: Path, bias_given: bool) -> 
             opset=options.opset,
             batch=options.batch,
             seq=options.seq,
+            max_seq=options.max_seq,
         )
         bar.update(task, description=f"writing {path.name}")
         return write_onnx(model, path)

@@ -1,4 +1,4 @@
-"""`posexport list`: encodings with their parameters and defaults, forms, runtimes and whether they are there."""
+"""`posexport list`: encodings with their parameters and defaults, forms and what they can't carry, runtimes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import attrs
 import click
 
 from posexport.cli import console
+from posexport.custom_ops.carries import REFUSALS
+from posexport.forms import TARGETS
 from posexport.models import ENCODINGS
 from posexport.runtimes import RUNTIMES
 from posexport.spec import FORMS
@@ -30,6 +32,12 @@ def list(as_json: bool) -> None:
         ],
     )
     console.show_table("Forms (--form NAME)", ("name", "summary"), found["forms"].items())
+    console.show_table("Targets (--target NAME)", ("name", "summary"), found["targets"].items())
+    console.show_table(
+        "What a form can't carry",
+        ("form", "target", "what", "why, and what to do"),
+        [(row["form"], ", ".join(row["targets"]), row["what"], row["why"]) for row in found["refusals"]],
+    )
     console.show_table(
         "Runtimes",
         ("name", "summary", "here"),
@@ -62,5 +70,10 @@ def _everything() -> dict[str, Any]:
             for name, cls in ENCODINGS.items()
         },
         "forms": dict(FORMS),
+        "targets": dict(TARGETS),
+        "refusals": [
+            {"form": at[0][0], "targets": [target for _, target in at], "what": what, "why": f"{why}."}
+            for at, what, why in REFUSALS
+        ],
         "runtimes": {name: {"summary": row.summary, "missing": row.missing()} for name, row in RUNTIMES.items()},
     }

@@ -10,13 +10,10 @@ from typing import Any
 import attrs
 
 from posexport.artifact import Artifact, matches_manifest, read_onnx
+from posexport.dimensions import SUMS, Bounds, Values, bounds_of, smallest
 from posexport.errors import RequestError
-from posexport.inputs import Bounds, bounds_of
 from posexport.plan import check_plan, onnx_of
 from posexport.spec import Spec
-
-Values = Mapping[str, tuple[tuple[str | int, ...], str]]
-"""Name to (shape, dtype), a dimension by name where it may vary."""
 
 
 @attrs.frozen(kw_only=True)
@@ -24,7 +21,7 @@ class Subject:
     """One artifact: what runs (`path`), and the ONNX artifact that its truth comes from (the same, or a plan's source).
 
     `only` names the one runtime that can open it (a plan's builder), `broken` what of the contract its graph breaks,
-    `tuned` the sizes of batch and sequence that a plan is tuned for.
+    `tuned` the sizes, by dimension, that a plan is tuned for.
     """
 
     path: Path
@@ -75,7 +72,7 @@ def _onnx(path: Path) -> Subject:
         source=artifact,
         inputs=inputs,
         dtypes={name: dtype for name, (_, dtype) in outputs.items()},
-        bounds=bounds_of(inputs),
+        bounds=bounds_of(artifact.spec.inputs(), inputs),
         broken=_broken(artifact.spec, inputs, outputs),
         notes=_manifest_notes(path),
     )
@@ -85,22 +82,30 @@ def _plan(path: Path) -> Subject:
     manifest = check_plan(path)
     source = read_onnx(onnx_of(path, manifest))
     inputs, outputs = (_values(manifest[key]) for key in ("inputs", "outputs"))
-    bounds = bounds_of(inputs)
-    for shapes in manifest["profiles"].values():
-        for dim, low, high in zip(("batch", "seq"), shapes["min"], shapes["max"], strict=False):
-            before = bounds[dim]
-            bounds[dim] = (max(low, before[0]), high if before[1] is None else min(high, before[1]))
-    first = next(iter(manifest["profiles"].values()))
+    bounds, tuned = _profiled(source.spec, inputs, manifest["profiles"])
     return Subject(
         path=path,
         source=source,
-        tuned=dict(zip(("batch", "seq"), first["opt"], strict=False)),
+        tuned=tuned,
         inputs=inputs,
         dtypes={name: dtype for name, (_, dtype) in outputs.items()},
         bounds=bounds,
         only=manifest["runtime"]["name"],
         broken=_broken(source.spec, inputs, outputs),
     )
+
+
+def _profiled(spec: Spec, inputs: Values, profiles: Mapping[str, Any]) -> tuple[Bounds, dict[str, int]]:
+    """The bounds of a plan's dimensions, and the sizes that it is tuned for."""
+    bounds, tuned = bounds_of(spec.inputs(), inputs), {}
+    for name, (shape, _) in spec.inputs().items():
+        sizes = profiles.get(name, {"min": (), "opt": (), "max": ()})
+        for dim, low, best, high in zip(shape, sizes["min"], sizes["opt"], sizes["max"], strict=False):
+            if dim in bounds:
+                before = bounds[str(dim)]
+                bounds[str(dim)] = (max(low, before[0]), high if before[1] is None else min(high, before[1]))
+                tuned[str(dim)] = best
+    return bounds, tuned
 
 
 def _values(entries: Iterable[Mapping[str, Any]]) -> Values:
@@ -125,7 +130,7 @@ def _breach(kind: str, wanted: Values, found: Values) -> str | None:
         if have_dtype != dtype:
             return f"the graph's {kind} {name!r} is {have_dtype}, its spec says {dtype}"
         if len(have_shape) != len(shape) or not all(
-            have == want or (isinstance(want, str) and (isinstance(have, str) or have >= 1))
+            have == want or (isinstance(want, str) and (isinstance(have, str) or have >= smallest(want)))
             for want, have in zip(shape, have_shape, strict=True)
         ):
             return f"the graph's {kind} {name!r} has shape {list(have_shape)}, its spec says {list(shape)}"
@@ -134,7 +139,8 @@ def _breach(kind: str, wanted: Values, found: Values) -> str | None:
 
 
 def _uneven(spec: Spec, found: Values) -> str | None:
-    """A dimension that is fixed in one place and another size, or free, in another; None where all agree."""
+    """A dimension that is fixed in one place and another size, or free, in another, or a sum that isn't that of its
+    parts; None where all agree."""
     sizes: dict[str, tuple[str, int | str]] = {}
     for name, (shape, _) in {**spec.inputs(), **spec.outputs()}.items():
         for want, have in zip(shape, found[name][0], strict=True):
@@ -143,6 +149,14 @@ def _uneven(spec: Spec, found: Values) -> str | None:
                 where, before = sizes.setdefault(want, (name, have))
                 if have != before:
                     return f"the graph's {want} is {before} in {where!r} and {have} in {name!r}: it must be the same"
+    for total, parts in SUMS.items():
+        name, have = sizes.get(total, ("", "free"))
+        terms = [sizes[part][1] for part in parts if part in sizes]
+        if isinstance(have, int) and not (
+            all(isinstance(term, int) for term in terms) and have == sum(map(int, terms))
+        ):
+            told = " + ".join(f"{part} {term}" for part, term in zip(parts, terms, strict=True))
+            return f"the graph's {total} in {name!r} is fixed to {have}: it must be the sum of {told}"
     return None
 
 

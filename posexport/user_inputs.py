@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from posexport.dimensions import SUMS, Bounds, Shape, Values, sizes_of
 from posexport.errors import RequestError, unknown
-from posexport.inputs import Bounds, Case
+from posexport.inputs import Case
 from posexport.runtimes.tensors import BF16, NUMPY_DTYPES
 from posexport.spec import Spec
 
@@ -17,16 +18,14 @@ Array = np.ndarray[Any, Any]
 
 
 def fit_inputs(
-    path: Path,
-    arrays: Mapping[str, Array],
-    spec: Spec,
-    inputs: Mapping[str, tuple[tuple[str | int, ...], str]],
-    bounds: Bounds,
+    path: Path, arrays: Mapping[str, Array], spec: Spec, inputs: Values, bounds: Bounds, form: str = "decomposed"
 ) -> tuple[Case, tuple[str, ...]]:
-    """The case of the `arrays` from `path` for a graph with these `inputs`, and notes on what was rounded.
+    """The case of the `arrays` from `path` for a graph of `spec` in `form` with these `inputs`, and notes on what was
+    rounded.
 
-    Names, shapes and dtypes must be the graph's; only a bf16 graph takes float32, rounded, which a note says (the truth
-    gets the same rounded values). Raises RequestError for anything else, NaN included.
+    Names, shapes and dtypes must be the graph's, and masks and write_indices must say something; only a bf16 graph
+    takes float32, rounded, which a note says (the truth gets the same rounded values). Raises RequestError for anything
+    else, NaN included.
     """
     for name in inputs:
         if name not in arrays:
@@ -36,17 +35,25 @@ def fit_inputs(
     for name in arrays:
         if name not in inputs:
             raise unknown(f"array in inputs {str(path)!r}", name, inputs)
+    wanted = spec.inputs()
     sizes: dict[str, tuple[str, int]] = {}
     notes: list[str] = []
     ready = {}
     for name, (shape, dtype) in inputs.items():
-        _check_shape(path, name, arrays[name], shape, bounds, sizes)
+        _check_shape(path, name, arrays[name], shape, wanted[name][0], bounds, sizes)
         ready[name] = _converted(path, name, arrays[name], dtype, notes)
+    _check_sums(path, sizes)
     if "position_ids" in ready:
         _check_range(path, "position_ids", ready["position_ids"], spec.encoding.position_limit(), "the table has")
     if "input_ids" in ready:
         _check_range(path, "input_ids", ready["input_ids"], spec.vocab_size, "the vocabulary has")
-    return Case(name=path.name, arrays=ready), tuple(notes)
+    if "attention_mask" in ready and not np.isin(ready["attention_mask"], (0, 1)).all():
+        raise RequestError(
+            f"inputs {str(path)!r}: 'attention_mask' holds other numbers than 0 and 1: write 1 where a key may be seen."
+        )
+    if "write_indices" in ready:
+        _check_writes(path, ready, sizes["max_seq"][1], sizes["seq"][1], form)
+    return Case(name=path.name, arrays=ready, sizes=sizes_of(wanted, ready)), tuple(notes)
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
@@ -69,8 +76,10 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def _check_shape(
-    path: Path, name: str, array: Array, shape: tuple[str | int, ...], bounds: Bounds, sizes: dict[str, tuple[str, int]]
+    path: Path, name: str, array: Array, shape: Shape, dims: Shape, bounds: Bounds, sizes: dict[str, tuple[str, int]]
 ) -> None:
+    """RequestError unless an array has the graph's `shape`, whose dimensions the spec calls `dims`."""
+
     def wrong(why: str) -> RequestError:
         return RequestError(
             f"inputs {str(path)!r}: {name!r} has shape {list(array.shape)}, the graph takes {list(shape)}{why}."
@@ -78,18 +87,54 @@ def _check_shape(
 
     if array.ndim != len(shape):
         raise wrong("")
-    for axis, (size, want) in enumerate(zip(array.shape, shape, strict=True)):
+    for size, want, dim in zip(array.shape, shape, dims, strict=True):
         if isinstance(want, int) and size != want:
             raise wrong("")
-        dim = ("batch", "seq")[axis] if axis < 2 else None
-        if dim is None:
+        if isinstance(dim, int):
             continue
-        low, high = bounds[dim]
+        low, high = bounds.get(dim, (1, None))
         if size < low or (high is not None and size > high):
             raise wrong(f", {dim} from {low} to {high or 'any'}")
         other, known = sizes.setdefault(dim, (name, size))
         if size != known:
             raise wrong(f" with one size of {dim}, and {other!r} has {known}")
+
+
+def _check_sums(path: Path, sizes: Mapping[str, tuple[str, int]]) -> None:
+    """RequestError where a dimension is not the sum that it stands for."""
+    for total, parts in SUMS.items():
+        if total in sizes:
+            name, size = sizes[total]
+            terms = [sizes[part][1] for part in parts]
+            if size != sum(terms):
+                raise RequestError(
+                    f"inputs {str(path)!r}: {name!r} has {total} {size}, it must be {' + '.join(parts)}, "
+                    f"{' + '.join(map(str, terms))}."
+                )
+
+
+def _check_writes(path: Path, ready: Mapping[str, Array], max_seq: int, seq: int, form: str) -> None:
+    """RequestError where new keys have no place in a shared cache, or where GroupQueryAttention can't take them."""
+    writes = ready["write_indices"]
+    if writes.min() < 0 or writes.max() > max_seq - seq:
+        raise RequestError(
+            f"inputs {str(path)!r}: 'write_indices' reach from {writes.min()} to {writes.max()}, {seq} new tokens in a "
+            f"cache of {max_seq} begin at 0 to {max_seq - seq}."
+        )
+    if form != "contrib":
+        return
+    if len(writes) > 1 and seq > 1 and writes.any():
+        raise RequestError(
+            f"inputs {str(path)!r} add {seq} tokens to caches of {len(writes)} rows: GroupQueryAttention, which this "
+            "file uses, takes one token for each, or one row."
+        )
+    behind = np.arange(max_seq) >= writes[:, None]
+    for name, array in ready.items():
+        if name.startswith("past_") and np.where(behind[:, None, :, None], array, 0).any():
+            raise RequestError(
+                f"inputs {str(path)!r}: {name!r} is not zero from write_indices on, where GroupQueryAttention, which "
+                "this file uses, leaves nothing else: set it to zero there."
+            )
 
 
 def _converted(path: Path, name: str, array: Array, dtype: str, notes: list[str]) -> Array:

@@ -23,6 +23,7 @@ from posexport.runtimes.pool import Answer, Pool, result
 from posexport.user_inputs import fit_inputs, read_arrays
 
 if TYPE_CHECKING:
+    from posexport.artifact import Artifact
     from posexport.runtimes.base import Arrays
     from posexport.spec import Spec
     from posexport.subjects import Subject
@@ -34,9 +35,21 @@ AHEAD = 8
 """Artifacts whose runs are asked for before the first of them is judged."""
 
 _TORCH = "torch"  # the worker that gives truth and yardstick too
-_REFUSALS = {
-    ("ort-cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 kernels",
-}
+_NOT_FOR: tuple[tuple[Callable[[Runtime, Artifact], bool], str], ...] = (
+    (
+        lambda row, artifact: row.name == "ort-cpu" and artifact.spec.dtype == "bf16",
+        "ONNX Runtime's CPU provider has no bf16 kernels",
+    ),
+    (
+        lambda row, artifact: row.name == "onnx-reference" and artifact.form == "contrib",
+        "onnx's evaluator has no com.microsoft operators",
+    ),
+    (
+        lambda row, artifact: row.name.startswith("tensorrt") and artifact.target == "ort",
+        "the file is written for ONNX Runtime alone, export with --target portable or tensorrt",
+    ),
+)
+"""What a runtime can't take by its nature, and the reason."""
 _WORK = {"onnx-reference": 4e9}
 """Multiply-adds of one case that a slow runtime still gets: ten seconds or so."""
 
@@ -143,7 +156,7 @@ def _start(
         job.truth = pool.submit(torch_row, source, arrays, {"dtype": "fp64"})
         job.eager = pool.submit(torch_row, source, arrays)
     for name, row in runtimes.items():
-        why = _not_for(subject, name) or there[name]
+        why = _not_for(subject, row) or there[name]
         if subject.only is not None and subject.only != name:
             if len(runtimes) < len(RUNTIMES):  # asked for by name: then it gets its answer
                 job.skipped[name] = f"a plan built by {subject.only} runs on nothing else"
@@ -154,7 +167,7 @@ def _start(
         elif subject.broken is None:
             most = _WORK.get(name)
             chosen = [
-                index for index, case in enumerate(cases) if most is None or _work(subject.spec, *case.sizes) <= most
+                index for index, case in enumerate(cases) if most is None or _work(subject.spec, case.sizes) <= most
             ]
             if chosen:
                 options = _options(subject, row, [cases[index] for index in chosen])
@@ -172,36 +185,39 @@ def _cases(
     if subject.broken is not None:
         return [], notes
     if inputs is None or given is None:
-        cases = make_cases(subject.spec, subject.inputs, seed, subject.bounds)
+        cases = make_cases(subject.spec, seed, subject.bounds, subject.source.form)
     else:
-        case, more = fit_inputs(inputs, given, subject.spec, subject.inputs, subject.bounds)
+        case, more = fit_inputs(inputs, given, subject.spec, subject.inputs, subject.bounds, subject.source.form)
         cases, notes = [case], (*notes, *more)
     return cases, notes
 
 
 def _window_note(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
-    if spec.window is None or spec.window < max(case.sizes[1] for case in cases):
+    if spec.window is None or spec.window < max(case.keys for case in cases):
         return ()
     return (f"no sequence was longer than the window of {spec.window}, so it did not show",)
 
 
-def _work(spec: Spec, batch: int, seq: int) -> float:
+def _work(spec: Spec, sizes: Mapping[str, int]) -> float:
     """Multiply-adds of one run, about: projections, and two products of attention (three for mixed scores)."""
     from posexport.models.weights import weight_shapes
 
     tables = ("embed_tokens.weight", "encoding.weight")
     weights = sum(math.prod(shape) for name, shape in weight_shapes(spec).items() if name not in tables)
     width = spec.num_heads * (3 * spec.hidden_size if spec.encoding.name == "relative" else 2 * spec.head_dim)
-    return float(batch * seq * (weights + seq * width * spec.layers))
+    batch, seq = sizes["batch"], sizes["seq"]
+    keys = sizes.get("encoder_seq") or sizes.get("max_seq") or seq + sizes.get("past_seq", 0)
+    tokens = max(seq, sizes.get("encoder_seq", 0))
+    return float(batch * (tokens * weights + seq * keys * width * spec.layers))
 
 
 def _options(subject: Subject, row: Runtime, cases: Sequence[Case]) -> dict[str, Any]:
     """A plan built on the fly takes the shapes of the cases, whatever the defaults of `posexport compile` are."""
     if row.home != "trt" or subject.path.suffix != ".onnx":
         return {}
-    (shape, _), sizes = next(iter(subject.inputs.values())), [case.sizes for case in cases]
-    spans = [(dim, [size[axis] for size in sizes]) for axis, dim in enumerate(shape[:2]) if isinstance(dim, str)]
-    return {"profile": [f"{dim}={min(span)}:{max(span)}:{max(span)}" for dim, span in spans]}
+    fixed = {dim for dim, (low, high) in subject.bounds.items() if low == high}
+    spans = {dim: [case.sizes[dim] for case in cases] for dim in subject.bounds if dim not in fixed}
+    return {"profile": [f"{dim}={min(span)}:{max(span)}:{max(span)}" for dim, span in spans.items()]}
 
 
 def _about(path: Path, error: str) -> str:
@@ -209,8 +225,8 @@ def _about(path: Path, error: str) -> str:
     return error if str(path) in error else f"{str(path)!r}: {error}"
 
 
-def _not_for(subject: Subject, name: str) -> str | None:
-    return _REFUSALS.get((name, subject.spec.dtype))
+def _not_for(subject: Subject, row: Runtime) -> str | None:
+    return next((why for applies, why in _NOT_FOR if applies(row, subject.source)), None)
 
 
 def _judge_all(job: _Job, pool: Pool, runtimes: Mapping[str, Runtime]) -> list[Verdict]:

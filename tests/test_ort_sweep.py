@@ -14,8 +14,9 @@ import pytest
 from helpers import CASES, small_spec, weights_for
 
 from posexport.artifact import read_onnx, write_onnx
+from posexport.dimensions import bounds_of
 from posexport.export import export
-from posexport.inputs import bounds_of, make_cases
+from posexport.inputs import make_cases
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.pool import Answer, Pool
 from posexport.spec import Spec
@@ -50,8 +51,7 @@ def _runs(pool: Pool, folder: Path, name: str, spec: Spec, **how: Any) -> str | 
     """Export, open and run in the child; how it failed, or None."""
     path = folder / "block.onnx"
     write_onnx(export(spec, weights_for(spec), **how), path)
-    inputs = read_onnx(path).inputs()
-    cases = make_cases(spec, inputs, 0, bounds_of(inputs))[:3]
+    cases = make_cases(spec, 0, bounds_of(spec.inputs(), read_onnx(path).inputs()))[:3]
     answer: Answer = pool.submit(RUNTIMES["ort-cpu"], path, [case.arrays for case in cases], {"threads": 1}).result()
     return None if answer.error is None else f"{name}: {answer.error}"
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from helpers import CASES, case, small_spec
 
+from posexport.dimensions import bounds_of
 from posexport.errors import RequestError
-from posexport.inputs import Case, bounds_of, make_cases
+from posexport.inputs import Case, make_cases
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec import Spec
 from posexport.user_inputs import fit_inputs, read_arrays
@@ -21,7 +22,7 @@ TRACED = {"batch": 2, "seq": 7}
 
 
 def made(spec: Spec, seed: int = 0, **bounds: tuple[int, int | None]) -> list[Case]:
-    return make_cases(spec, spec.inputs(), seed, {"batch": (1, None), "seq": (1, None), **bounds})
+    return make_cases(spec, seed, {**bounds_of(spec.inputs(), {}), **bounds})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -61,7 +62,8 @@ def test_cases_follow_the_seed_and_the_bounds() -> None:
     for each in made(spec, batch=(4, 4), seq=(5, 11)):
         assert each.arrays["hidden_states"].shape[0] == 4
         assert 5 <= each.arrays["hidden_states"].shape[1] <= 11
-    assert bounds_of({"hidden_states": (("batch", 196, 32), "fp32")}) == {"batch": (1, None), "seq": (196, 196)}
+    found = bounds_of(spec.inputs(), {"hidden_states": (("batch", 196, 32), "fp32")})
+    assert found == {"batch": (1, None), "seq": (196, 196)}
 
 
 def test_input_ids_lie_within_the_vocabulary() -> None:
@@ -72,7 +74,7 @@ def test_input_ids_lie_within_the_vocabulary() -> None:
 
 
 def fit(spec: Spec, **arrays: Array) -> tuple[Case, tuple[str, ...]]:
-    return fit_inputs(Path("batch.npz"), arrays, spec, spec.inputs(), bounds_of(spec.inputs()))
+    return fit_inputs(Path("batch.npz"), arrays, spec, spec.inputs(), bounds_of(spec.inputs(), spec.inputs()))
 
 
 def hidden(batch: int = 2, seq: int = 3, dtype: Any = np.float32) -> Array:

@@ -28,13 +28,15 @@ _DEVICES = ("cpu", "cuda")
 class TorchRunner:
     """A block of ours on one device."""
 
-    def __init__(self, block: Block, names: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self._names, self._dtype, self._device = names, dtype, device
+    def __init__(self, block: Block, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
         self._block = block.to(device)
 
     def run(self, inputs: Arrays) -> Arrays:
         with torch.inference_mode():
-            return {"output": to_numpy(self._block(*self._bind(inputs)))}
+            made = self._block(*self._bind(inputs))
+        values = made if isinstance(made, tuple) else (made,)
+        return {name: to_numpy(value) for name, value in zip(self._block.spec.outputs(), values, strict=True)}
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         bound = self._bind(inputs)
@@ -46,7 +48,7 @@ class TorchRunner:
         return {"engine": "torch", "version": str(torch.__version__), "device": name}
 
     def _bind(self, inputs: Arrays) -> tuple[torch.Tensor, ...]:
-        tensors = (to_torch(inputs[name]) for name in self._names)
+        tensors = (to_torch(inputs[name]) for name in self._block.spec.inputs())
         return tuple(t.to(self._device, self._dtype if t.is_floating_point() else None) for t in tensors)
 
 
@@ -94,4 +96,4 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner:
     artifact = read_onnx(path)
     dtype = getattr(torch, TORCH_DTYPES[options.get("dtype") or artifact.spec.dtype])
     block = build_block(artifact.spec, artifact.weights(), dtype)
-    return TorchRunner(block, tuple(artifact.spec.inputs()), dtype, device)
+    return TorchRunner(block, dtype, device)

@@ -1,0 +1,188 @@
+"""A prefill and then decode steps, fed with their own presents, equal one full pass over the same tokens.
+
+The full pass is the uncached torch block in float64, row by row and without padding; the steps run on ONNX Runtime. So
+neither caches nor masks nor positions of cached keys play a part in what is held for right.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from helpers import CASES, Array, case, exported, open_ort, run_block, weights_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posexport.spec import Spec
+
+FORMS_TO_TEST = ("decomposed", "function")
+KINDS = ("none", "learned", "relative", "t5", "rope-gqa-window", "rope2d", "alibi-6-heads", "layers")
+"""One case of each way in which an encoding acts; all of CASES run in the plainest form."""
+
+GROWN = [(name, FORMS_TO_TEST[0]) for name in CASES if name not in KINDS] + [
+    (name, form) for name in KINDS for form in FORMS_TO_TEST
+]
+BOUND = 5e-5
+"""Of the largest output: angles up to 200 and sums of 32 products in fp32. A key or position one off is over 1e-3."""
+
+Run = Callable[[dict[str, Array]], dict[str, Array]]
+
+
+def _spec(name: str, **over: Any) -> Spec:
+    if name == "layers":
+        return case("rope-half", **{"causal": True, "layers": 2, "num_kv_heads": 2, "block": "transformer", **over})
+    return case(name, **{"causal": True, **over})
+
+
+@functools.cache
+def _opened(spec: Spec, form: str) -> Run:
+    return open_ort(exported(spec, form))
+
+
+@attrs.frozen
+class Row:
+    """One sequence: [T, hidden], and its positions [T] or [T, axes]."""
+
+    x: Array
+    positions: Array
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def _row(spec: Spec, rng: np.random.Generator, length: int, offset: int) -> Row:
+    at = offset + np.arange(length)
+    positions = at if spec.encoding.axes < 2 else np.stack([at % 5, at // 5], -1)
+    return Row(rng.standard_normal((length, spec.hidden_size)).astype(np.float32), positions)
+
+
+def _full(spec: Spec, row: Row) -> Array:
+    """[T, hidden] of the uncached block in float64."""
+    plain = attrs.evolve(spec, kv_cache=None, padding_mask=False)
+    inputs = {"hidden_states": row.x[None]}
+    if plain.position_axes:
+        inputs["position_ids"] = row.positions[None]
+    return run_block(plain, weights_for(spec), inputs)[0]
+
+
+def _check(spec: Spec, rows: list[Row], got: list[Array]) -> None:
+    for row, made in zip(rows, got, strict=True):
+        wanted = _full(spec, row)
+        assert made.shape == wanted.shape
+        assert np.abs(made - wanted).max() <= BOUND * max(1.0, np.abs(wanted).max())
+
+
+def _inputs(spec: Spec, x: Array, positions: Array, **rest: Array) -> dict[str, Array]:
+    given = {"hidden_states": x, "position_ids": positions, **rest}
+    return {name: given[name] for name in spec.inputs()}
+
+
+def _names(spec: Spec) -> list[tuple[str, str]]:
+    """(past, present) names."""
+    return [(name, name.replace("past", "present")) for name in spec.inputs() if name.startswith("past_")]
+
+
+def _spans(total: int, sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """Pieces of those sizes, repeated until they cover `total`."""
+    start, at = 0, 0
+    while start < total:
+        end = min(start + sizes[at % len(sizes)], total)
+        yield start, end
+        start, at = end, at + 1
+
+
+def _grown(spec: Spec, run: Run, rows: list[Row], chunks: list[int]) -> list[Array]:
+    """The outputs of each row's tokens, rows padded on the left, in chunks over a cache that grows."""
+    total = max(map(len, rows))
+    pads = [total - len(row) for row in rows]
+    x = np.stack([np.pad(row.x, ((pad, 0), (0, 0))) for row, pad in zip(rows, pads, strict=True)])
+    wide = [((pad, 0), (0, 0))[: row.positions.ndim] for row, pad in zip(rows, pads, strict=True)]
+    positions = np.stack([np.pad(row.positions, each) for row, each in zip(rows, wide, strict=True)])
+    mask = np.stack([np.arange(total) >= pad for pad in pads]).astype(np.int64)
+    shape = (len(rows), spec.num_kv_heads, 0, spec.head_dim)
+    cache = {past: np.zeros(shape, np.float32) for past, _ in _names(spec)}
+    made = []
+    for start, end in _spans(total, chunks):
+        part = slice(start, end)
+        found = run(_inputs(spec, x[:, part], positions[:, part], attention_mask=mask[:, :end], **cache))
+        made.append(found["output"])
+        cache = {past: found[present] for past, present in _names(spec)}
+        assert all(each.shape[2] == end for each in cache.values())
+    out = np.concatenate(made, 1)
+    return [out[at, pad:] for at, pad in enumerate(pads)]
+
+
+@pytest.mark.parametrize(("name", "form"), GROWN)
+@given(data=st.data())
+@settings(max_examples=6, deadline=None, derandomize=True)
+def test_prefill_and_steps_over_a_grown_cache_equal_one_pass(name: str, form: str, data: st.DataObject) -> None:
+    spec = _spec(name, kv_cache="concat", padding_mask=True)
+    rng = np.random.default_rng(data.draw(st.integers(0, 999), "seed"))
+    lengths = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=3), "lengths")
+    rows = [_row(spec, rng, length, data.draw(st.integers(0, 50), "offset")) for length in lengths]
+    chunks = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4), "chunks")
+    _check(spec, rows, _grown(spec, _opened(spec, form), rows, chunks))
+
+
+@pytest.mark.parametrize("form", FORMS_TO_TEST)
+@pytest.mark.parametrize("name", ["t5", "rope-gqa-window", "alibi-6-heads"])
+def test_a_grown_cache_without_a_mask(name: str, form: str) -> None:
+    spec = _spec(name, kv_cache="concat")
+    rng = np.random.default_rng(0)
+    rows = [_row(spec, rng, 9, offset) for offset in (0, 20)]
+    for chunks in ([9], [1], [5, 1], [2, 4]):
+        _check(spec, rows, _grown(spec, _opened(spec, form), rows, chunks))
+
+
+def _shared(spec: Spec, run: Run, rows: list[Row], prompts: list[int], pads: list[int], beyond: Array) -> list[Array]:
+    """The outputs of each row's tokens, from prompts of its own length in a buffer of its own, row by row, and then
+    together in steps of one token each; `beyond` [batch, max_seq] is the mask where nothing is written yet."""
+    size = beyond.shape[1]
+    made: list[list[Array]] = []
+    caches: list[dict[str, Array]] = []
+
+    def masks(at: int, end: int) -> Array:
+        mask = beyond[at].copy()
+        mask[:end] = np.arange(end) >= pads[at]
+        return mask
+
+    for at, (row, prompt, pad) in enumerate(zip(rows, prompts, pads, strict=True)):
+        x = np.pad(row.x[:prompt], ((pad, 0), (0, 0)))
+        positions = np.pad(row.positions[:prompt], ((pad, 0), (0, 0))[: row.positions.ndim])
+        cache = {past: np.zeros((1, spec.num_kv_heads, size, spec.head_dim), np.float32) for past, _ in _names(spec)}
+        mask, first = masks(at, pad + prompt)[None], np.zeros(1, np.int64)
+        found = run(_inputs(spec, x[None], positions[None], attention_mask=mask, write_indices=first, **cache))
+        made.append([found["output"][0, pad:]])
+        caches.append({past: found[present] for past, present in _names(spec)})
+    together = {past: np.concatenate([cache[past] for cache in caches]) for past, _ in _names(spec)}
+    for step in range(len(rows[0]) - prompts[0]):
+        at = np.array([prompt + step for prompt in prompts])
+        x = np.stack([row.x[each : each + 1] for row, each in zip(rows, at, strict=True)])
+        positions = np.stack([row.positions[each : each + 1] for row, each in zip(rows, at, strict=True)])
+        writes = at + np.array(pads)
+        mask = np.stack([masks(index, each + 1) for index, each in enumerate(writes)])
+        found = run(_inputs(spec, x, positions, attention_mask=mask, write_indices=writes, **together))
+        for index, out in enumerate(found["output"]):
+            made[index].append(out)
+        together = {past: found[present] for past, present in _names(spec)}
+    return [np.concatenate(each) for each in made]
+
+
+@pytest.mark.parametrize("form", FORMS_TO_TEST)
+@pytest.mark.parametrize("name", KINDS)
+@given(data=st.data())
+@settings(max_examples=6, deadline=None, derandomize=True)
+def test_steps_in_shared_buffers_equal_one_pass(name: str, form: str, data: st.DataObject) -> None:
+    spec = _spec(name, kv_cache="shared", padding_mask=True)
+    rng = np.random.default_rng(data.draw(st.integers(0, 999), "seed"))
+    prompts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3), "prompts")
+    steps = data.draw(st.integers(0, 4), "steps")
+    pads = [data.draw(st.integers(0, 3), "padding") for _ in prompts]
+    rows = [_row(spec, rng, prompt + steps, data.draw(st.integers(0, 50), "offset")) for prompt in prompts]
+    size = max(prompt + pad for prompt, pad in zip(prompts, pads, strict=True)) + steps + data.draw(st.integers(0, 5))
+    beyond = rng.integers(0, 2, (len(rows), size))
+    _check(spec, rows, _shared(spec, _opened(spec, form), rows, prompts, pads, beyond))

@@ -1,177 +1,284 @@
-"""Blocks against transformers' own modules, with their weights (random, from small configs: nothing is downloaded).
+"""Blocks without caches against transformers' own modules, with their weights (random: nothing is downloaded), in fp32.
 
-Both sides run in float64; transformers computes its angles in fp32, which sets the bound.
+A case is one attention layer with what entered and left it. Each has faults planted in our spec of it, which must show.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from helpers import small_spec
+from hf_helpers import (
+    ATTENTION,
+    BATCH,
+    BOUND,
+    FAMILIES,
+    HIDDEN,
+    LAYERS,
+    PLAIN,
+    T5_SIZES,
+    T5_SPEC,
+    Watch,
+    Weights,
+    error,
+    made,
+    renamed,
+    states,
+    t5_weights,
+    torch_call,
+    transformers,
+)
 from torch import Tensor
 
 from posexport.models.biases import t5_buckets
-from posexport.models.block import build_block
 from posexport.models.weights import weight_shapes
-from posexport.spec import Spec
 
-transformers: Any = pytest.importorskip("transformers")
-
-BATCH, SEQ, HIDDEN = 2, 9, 32
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-
-
-def made(module: Any) -> Any:
-    """The module in float64 with weights large enough that every term shows."""
-    torch.manual_seed(0)
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return module.double().eval().requires_grad_(False)
-
-
-def hidden() -> Tensor:
-    return torch.randn(BATCH, SEQ, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+SEQ = 9
 
 
 def future() -> Tensor:
-    return torch.full((SEQ, SEQ), -1e9, dtype=torch.float64).triu(1)[None, None]
+    return torch.full((SEQ, SEQ), -1e9).triu(1)[None, None]
 
 
 def positions(*starts: int) -> Tensor:
     return torch.arange(SEQ) + torch.tensor(starts).unsqueeze(1)
 
 
-def check(spec: Spec, weights: dict[str, Tensor], inputs: tuple[Tensor, ...], theirs: Tensor, bound: float) -> None:
-    assert set(weights) == set(weight_shapes(spec))
-    ours = build_block(spec, weights, torch.float64)(*inputs)
-    assert ours.shape == theirs.shape
-    assert theirs.abs().max() > 0.1
-    torch.testing.assert_close(ours, theirs.double(), atol=bound * float(theirs.abs().max()), rtol=0)
+def token_ids() -> Tensor:
+    return torch.randint(0, 17, (BATCH, SEQ), generator=torch.Generator().manual_seed(2))
 
 
-def renamed(module: Any, names: dict[str, str]) -> dict[str, Tensor]:
-    """Ours -> theirs, weights and where they are there biases."""
-    state = module.state_dict()
-    found = {}
-    for ours, theirs in names.items():
-        for kind in ("weight", "bias"):
-            if f"{theirs}.{kind}" in state:
-                found[f"{ours}.{kind}"] = state[f"{theirs}.{kind}"]
-    return found
+@dataclass(frozen=True)
+class Case:
+    """Arguments of `small_spec`, weights and inputs by our names, their output, and which queries are no padding."""
+
+    spec: dict[str, Any]
+    weights: Weights
+    inputs: dict[str, Tensor]
+    theirs: Tensor
+    real: Tensor | None = None
+
+    def error(self, wrong: dict[str, Any] | None = None) -> float:
+        """Of our block, or of the one with a fault, which drops the weights it has no place for."""
+        spec = small_spec(**{**self.spec, **(wrong or {})})
+        weights = {key: value for key, value in self.weights.items() if wrong is None or key in weight_shapes(spec)}
+        return error(torch_call(spec, weights)(self.inputs)["output"], self.theirs, self.real)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_llama_attention(bias: bool) -> None:
-    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
-
-    config = transformers.LlamaConfig(
-        hidden_size=HIDDEN,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attention_bias=bias,
-        attn_implementation="eager",
-    )
-    theirs, x, at = made(LlamaAttention(config, 0)), hidden(), positions(0, 40)
-    out, _ = theirs(x, LlamaRotaryEmbedding(config)(x, at), future())
-    spec = small_spec("rope", layout="half", num_kv_heads=2, causal=True, bias=bias)
-    check(spec, renamed(theirs, {name: name for name in ATTENTION}), (x, at), out, 1e-5)
+def decoder_layer(name: str, index: int) -> Case:
+    """A layer of the decoders of hf_helpers, whose positions start anywhere."""
+    family = FAMILIES[name]
+    model, layers, watches = family.build()
+    at = positions(0, 40)
+    model(inputs_embeds=states(SEQ, family.width), position_ids=at, use_cache=False)
+    inputs = {"hidden_states": watches[index].entered, "position_ids": at}
+    return Case(family.of_layer(index), family.weights(layers[index]), inputs, watches[index].left)
 
 
-def test_mistral_model_with_its_window() -> None:
+def mistral_model() -> Case:
     """Two whole layers from token ids: names of weights as in the model's own files, norms, SwiGLU and window."""
-    config = transformers.MistralConfig(
-        vocab_size=17,
-        hidden_size=HIDDEN,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=6,
-        sliding_window=3,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-        attn_implementation="eager",
-    )
-    theirs, kept = made(transformers.MistralModel(config)), []
-    theirs.layers[-1].register_forward_hook(lambda *args: kept.append(args[-1]))
-    ids = torch.randint(0, 17, (BATCH, SEQ), generator=torch.Generator().manual_seed(2))
-    theirs(ids, position_ids=positions(0, 0), use_cache=False)
-    out = kept[0][0] if isinstance(kept[0], tuple) else kept[0]
-    spec = small_spec(
-        "rope",
-        layout="half",
-        theta=500.0,
+    family = FAMILIES["mistral"]
+    config = family.config()
+    config.num_hidden_layers = 2
+    config.layer_types = ["sliding_attention"] * 2
+    model, kept = made(transformers.MistralModel(config)), []
+    model.layers[-1].register_forward_hook(lambda *args: kept.append(args[-1]))
+    inputs = {"input_ids": token_ids(), "position_ids": positions(0, 0)}
+    model(**inputs, use_cache=False)
+    spec = family.of_layer(
         vocab_size=17,
         intermediate_size=48,
         layers=2,
-        num_kv_heads=1,
-        head_dim=6,
-        window=3,
-        causal=True,
         block="transformer",
         norm_type="rmsnorm",
-        norm_eps=1e-5,
+        norm_eps=config.rms_norm_eps,
         mlp="swiglu",
     )
-    state = {
-        name.replace("self_attn.", ""): value for name, value in theirs.state_dict().items() if name != "norm.weight"
-    }
-    check(spec, state, (ids, positions(0, 0)), out, 1e-5)
+    state = {name.replace("self_attn.", ""): value for name, value in model.state_dict().items()}
+    del state["norm.weight"]
+    return Case(spec, state, inputs, kept[0][0] if isinstance(kept[0], tuple) else kept[0])
 
 
-@pytest.mark.parametrize("rotary_dim", [4, 8])
-def test_gptj_attention(rotary_dim: int) -> None:
+def gptj(rotary_dim: int) -> Case:
     from transformers.models.gptj.modeling_gptj import GPTJAttention
 
     config = transformers.GPTJConfig(
         n_embd=HIDDEN, n_head=4, rotary_dim=rotary_dim, n_positions=64, n_inner=64, n_layer=1
     )
-    theirs, x, at = made(GPTJAttention(config)), hidden(), positions(0, 40)
-    out = theirs(x, attention_mask=future(), position_ids=at)[0]
-    names = {name: name for name in ATTENTION} | {"o_proj": "out_proj"}
-    spec = small_spec("rope", rotary_dim=rotary_dim, causal=True)
-    check(spec, renamed(theirs, names), (x, at), out, 1e-5)
+    theirs, inputs = (
+        made(GPTJAttention(config, layer_idx=0)),
+        {"hidden_states": states(SEQ), "position_ids": positions(0, 40)},
+    )
+    out = theirs(inputs["hidden_states"], attention_mask=future(), position_ids=inputs["position_ids"])[0]
+    weights = renamed(theirs, {name: name for name in ATTENTION} | {"o_proj": "out_proj"})
+    return Case({"encoding": "rope", "rotary_dim": rotary_dim, "causal": True}, weights, inputs, out)
 
 
-@pytest.mark.parametrize("heads", [4, 6])
-def test_bloom_attention(heads: int) -> None:
-    from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
+@functools.cache
+def t5_model() -> dict[str, Case]:
+    """Encoder and decoder, with padding behind the encoder's tokens: its attention, and the decoder's over it, for a
+    prefill and for one more token over the cache."""
+    model = made(transformers.T5Model(transformers.T5Config(vocab_size=17, num_layers=1, **T5_SIZES)))
+    model.set_attn_implementation("eager")
+    encoder, cross = model.encoder.block[0].layer[0].SelfAttention, model.decoder.block[0].layer[1].EncDecAttention
+    inside, across, over = Watch(encoder.q, encoder.o), Watch(cross.q, cross.o), Watch(cross.k, cross.o)
+    kept = torch.tensor([[1] * SEQ, [1] * (SEQ - 3) + [0] * 3])
+    x = states(5, seed=3)
+    first = model(inputs_embeds=states(SEQ), attention_mask=kept, decoder_inputs_embeds=x[:, :4], use_cache=True)
+    entered = {"hidden_states": inside.entered, "position_ids": positions(0, 100), "attention_mask": kept}
+    spec = {**T5_SPEC, "padding_mask": True}
+    cases = {"t5-encoder": Case(spec, t5_weights(encoder), entered, inside.left, kept)}
+    for name in ("t5-cross", "t5-cross-step"):
+        inputs = {"hidden_states": across.entered, "encoder_hidden_states": over.entered, "attention_mask": kept}
+        cases[name] = Case({**spec, "cross": True}, t5_weights(cross), inputs, across.left)
+        model(
+            encoder_outputs=(first.encoder_last_hidden_state,),
+            attention_mask=kept,
+            decoder_inputs_embeds=x[:, 4:],
+            past_key_values=first.past_key_values,
+        )
+    return cases
 
-    width = 8 * heads
-    config = transformers.BloomConfig(hidden_size=width, n_head=heads, hidden_dropout=0.0, attention_dropout=0.0)
-    theirs, x = made(BloomAttention(config, 0)), torch.randn(BATCH, SEQ, width, dtype=torch.float64)
-    alibi = build_alibi_tensor(torch.ones(BATCH, SEQ), heads, torch.float64)
-    out = theirs(x, torch.zeros_like(x), alibi, future())[0]
-    fused = theirs.query_key_value
-    weights = renamed(theirs, {"o_proj": "dense"})
-    for index, name in enumerate(("q_proj", "k_proj", "v_proj")):
-        weights[f"{name}.weight"] = fused.weight.view(heads, 3, 8, width)[:, index].flatten(0, 1)
-        weights[f"{name}.bias"] = fused.bias.view(heads, 3, 8)[:, index].flatten()
-    spec = small_spec("alibi", hidden_size=width, num_heads=heads, causal=True, bias=list(ATTENTION))
-    check(spec, weights, (x, positions(0, 7)), out, 1e-5)
 
-
-@pytest.mark.parametrize("decoder", [False, True])
-def test_t5_self_attention(decoder: bool) -> None:
-    from transformers.models.t5.modeling_t5 import T5Attention
-
-    config = transformers.T5Config(
-        d_model=HIDDEN,
-        d_kv=8,
-        num_heads=4,
-        is_decoder=decoder,
-        relative_attention_num_buckets=8,
-        relative_attention_max_distance=6,
+def bert() -> Case:
+    config = transformers.BertConfig(
+        vocab_size=17,
+        hidden_size=HIDDEN,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=20,
         attn_implementation="eager",
     )
-    theirs, x = made(T5Attention(config, has_relative_attention_bias=True, layer_idx=0)), hidden()
-    out = theirs(x, mask=future() if decoder else None)[0]
-    weights = renamed(theirs, dict(zip(ATTENTION, "qkvo", strict=True)))
-    weights["encoding.relative_attention_bias.weight"] = theirs.relative_attention_bias.weight
-    spec = small_spec("t5", num_buckets=8, max_distance=6, causal=decoder, scale=1.0)
-    check(spec, weights, (x, positions(0, 100)), out, 1e-12)
+    model = made(transformers.BertModel(config, add_pooling_layer=False))
+    model.embeddings.token_type_embeddings.weight.zero_()  # ours has no segments
+    model.embeddings.LayerNorm = torch.nn.Identity()  # nor BERT's norm between embedding and first layer
+    attention = model.encoder.layer[0].attention
+    watch = Watch(attention.self.query, attention.output.dense)
+    kept = torch.tensor([[1] * SEQ, [1] * (SEQ - 2) + [0] * 2])
+    inputs = {"input_ids": token_ids(), "position_ids": positions(0, 11), "attention_mask": kept}
+    model(**inputs)
+    names = {f"{name[0]}_proj": f"self.{name}" for name in ("query", "key", "value")} | {"o_proj": "output.dense"}
+    weights = renamed(attention, names)
+    weights["embed_tokens.weight"] = model.embeddings.word_embeddings.weight
+    weights["encoding.weight"] = model.embeddings.position_embeddings.weight
+    spec = {"encoding": "learned", "max_positions": 20, "vocab_size": 17, "bias": list(ATTENTION), "padding_mask": True}
+    return Case(spec, weights, inputs, watch.left, kept)
+
+
+def conformer() -> Case:
+    from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
+        Wav2Vec2ConformerRelPositionalEmbedding,
+        Wav2Vec2ConformerSelfAttention,
+    )
+
+    config = transformers.Wav2Vec2ConformerConfig(
+        hidden_size=HIDDEN,
+        num_attention_heads=4,
+        position_embeddings_type="relative",
+        max_source_positions=50,
+        attention_dropout=0.0,
+        attn_implementation="eager",
+    )
+    theirs, x = made(Wav2Vec2ConformerSelfAttention(config)), states(SEQ)
+    rows = Wav2Vec2ConformerRelPositionalEmbedding(config)(x)
+    out = theirs(x, relative_position_embeddings=rows)[0]
+    weights = renamed(
+        theirs, {f"{name[0]}_proj": f"linear_{name[0]}" for name in ATTENTION[:3]} | {"o_proj": "linear_out"}
+    )
+    alternating = theirs.linear_pos.weight  # their R alternates sine and cosine, ours holds one half of each
+    weights["encoding.r_proj.weight"] = torch.cat((alternating[:, 0::2], alternating[:, 1::2]), 1)
+    weights["encoding.content_bias"], weights["encoding.position_bias"] = theirs.pos_bias_u, theirs.pos_bias_v
+    inputs = {"hidden_states": x, "position_ids": positions(0, 30)}
+    return Case({"encoding": "relative", "bias": True}, weights, inputs, out)
+
+
+def xlnet(causal: bool) -> Case:
+    from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
+
+    config = transformers.XLNetConfig(d_model=HIDDEN, n_head=4, d_inner=64, n_layer=1, dropout=0.0, vocab_size=17)
+    theirs, x = made(XLNetRelativeAttention(config)), states(SEQ)
+    rows = transformers.XLNetModel(config).relative_positional_encoding(SEQ, SEQ, bsz=BATCH)
+    mask = torch.ones(SEQ, SEQ).triu(1)[:, :, None, None].expand(-1, -1, BATCH, 1)
+    theirs.layer_norm = torch.nn.Identity()
+    x_SBD = x.transpose(0, 1)
+    summed = theirs(x_SBD, None, mask if causal else None, None, rows, None)[0]
+    state = theirs.state_dict()
+    weights = {f"{name}_proj.weight": state[name].flatten(1).T for name in "qkv"}
+    weights["o_proj.weight"] = state["o"].flatten(1)
+    weights["encoding.r_proj.weight"] = state["r"].flatten(1).T
+    weights["encoding.content_bias"], weights["encoding.position_bias"] = state["r_w_bias"], state["r_r_bias"]
+    inputs = {"hidden_states": x, "position_ids": positions(0, 30)}
+    return Case({"encoding": "relative", "causal": causal}, weights, inputs, (summed - x_SBD).transpose(0, 1))
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    **{f"{name}-{index}": functools.partial(decoder_layer, name, index) for name, index in LAYERS},
+    "mistral-model": mistral_model,
+    "gptj-4": functools.partial(gptj, 4),
+    "gptj-8": functools.partial(gptj, 8),
+    **{name: lambda name=name: t5_model()[name] for name in ("t5-encoder", "t5-cross", "t5-cross-step")},
+    "bert": bert,
+    "conformer": conformer,
+    "xlnet": functools.partial(xlnet, False),
+    "xlnet-causal": functools.partial(xlnet, True),
+}
+
+
+@functools.cache
+def case(name: str) -> Case:
+    return CASES[name]()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_transformers(name: str) -> None:
+    assert case(name).error() <= BOUND
+
+
+FAULTS: list[tuple[str, dict[str, Any]]] = [
+    ("llama-0", {"layout": "interleaved"}),
+    ("gemma2-1", {"window": 4}),
+    ("gemma2-1", {"softcap": 2.0}),
+    ("gpt-oss-1", {"window": 3}),
+    ("gpt-oss-1", {"sinks": False}),
+    ("mistral-model", {"norm_eps": 0.01}),
+    ("mistral-model", {"window": 5}),
+    ("gptj-4", {"layout": "half"}),
+    ("gptj-4", {"rotary_dim": 8}),
+    ("t5-encoder", {"causal": True}),
+    ("t5-encoder", {"max_distance": 3}),
+    ("t5-cross", {"scale": None}),
+    ("t5-cross-step", {"scale": None}),
+    ("bert", {"bias": list(ATTENTION[:3])}),
+    ("bert", {"bias": ["k_proj", "v_proj", "o_proj"]}),
+    ("conformer", {"causal": True}),
+    ("xlnet", {"theta": 500.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "wrong"), FAULTS, ids=str)
+def test_a_wrong_spec_is_noticed(name: str, wrong: dict[str, Any]) -> None:
+    assert case(name).error(wrong) > PLAIN
+
+
+@pytest.mark.parametrize("name", ["t5-encoder", "t5-cross", "t5-cross-step", "bert"])
+def test_padding_that_is_seen_is_noticed(name: str) -> None:
+    found = case(name)
+    mask = torch.ones_like(found.inputs["attention_mask"])
+    seen = Case(found.spec, found.weights, {**found.inputs, "attention_mask": mask}, found.theirs, found.real)
+    assert seen.error() > PLAIN
+
+
+def test_wrong_positions_are_noticed() -> None:
+    found = case("bert")
+    at = found.inputs["position_ids"] - torch.tensor([[0], [1]])
+    moved = Case(found.spec, found.weights, {**found.inputs, "position_ids": at}, found.theirs, found.real)
+    assert moved.error() > PLAIN
 
 
 @pytest.mark.parametrize(
@@ -194,75 +301,3 @@ def test_t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) ->
         )
         assert abs(float(edge) - round(float(edge))) < 1e-5, (distance, float(edge))
     assert int((ours - theirs).abs().max()) <= 1
-
-
-def test_bert_embeddings_and_self_attention() -> None:
-    from transformers.models.bert.modeling_bert import BertEmbeddings, BertSelfAttention
-
-    config = transformers.BertConfig(
-        vocab_size=17,
-        hidden_size=HIDDEN,
-        num_attention_heads=4,
-        max_position_embeddings=20,
-        attn_implementation="eager",
-    )
-    front, attention = made(BertEmbeddings(config)), made(BertSelfAttention(config))
-    front.token_type_embeddings.weight.zero_()  # ours has no segments
-    front.LayerNorm = torch.nn.Identity()  # nor BERT's norm between embedding and first layer
-    ids, at = torch.randint(0, 17, (BATCH, SEQ), generator=torch.Generator().manual_seed(2)), positions(0, 11)
-    out = attention(front(ids, position_ids=at))[0]
-    weights = renamed(attention, {"q_proj": "query", "k_proj": "key", "v_proj": "value"})
-    weights["o_proj.weight"] = torch.eye(HIDDEN, dtype=torch.float64)
-    weights["embed_tokens.weight"] = front.word_embeddings.weight
-    weights["encoding.weight"] = front.position_embeddings.weight
-    spec = small_spec("learned", max_positions=20, vocab_size=17, bias=["q_proj", "k_proj", "v_proj"])
-    check(spec, weights, (ids, at), out, 1e-12)
-
-
-def test_wav2vec2_conformer_relative_attention() -> None:
-    from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
-        Wav2Vec2ConformerRelPositionalEmbedding,
-        Wav2Vec2ConformerSelfAttention,
-    )
-
-    config = transformers.Wav2Vec2ConformerConfig(
-        hidden_size=HIDDEN,
-        num_attention_heads=4,
-        position_embeddings_type="relative",
-        max_source_positions=50,
-        attention_dropout=0.0,
-        attn_implementation="eager",
-    )
-    theirs, x = made(Wav2Vec2ConformerSelfAttention(config)), hidden()
-    rows = Wav2Vec2ConformerRelPositionalEmbedding(config)(x)
-    out = theirs(x, relative_position_embeddings=rows)[0]
-    weights = renamed(
-        theirs, {f"{name[0]}_proj": f"linear_{name[0]}" for name in ATTENTION[:3]} | {"o_proj": "linear_out"}
-    )
-    alternating = theirs.linear_pos.weight  # their R alternates sine and cosine, ours holds one half of each
-    weights["encoding.r_proj.weight"] = torch.cat((alternating[:, 0::2], alternating[:, 1::2]), 1)
-    weights["encoding.content_bias"], weights["encoding.position_bias"] = theirs.pos_bias_u, theirs.pos_bias_v
-    check(small_spec("relative", bias=True), weights, (x, positions(0, 30)), out, 1e-5)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_xlnet_relative_attention(causal: bool) -> None:
-    from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
-
-    config = transformers.XLNetConfig(d_model=HIDDEN, n_head=4, d_inner=64, n_layer=1, dropout=0.0, vocab_size=17)
-    theirs, x = made(XLNetRelativeAttention(config)), hidden()
-    model = transformers.XLNetModel(config)
-    rows = model.relative_positional_encoding(SEQ, SEQ, bsz=BATCH).double()
-    mask = torch.ones(SEQ, SEQ, dtype=torch.float64).triu(1)[:, :, None, None].expand(-1, -1, BATCH, 1)
-    kept: list[Tensor] = []
-    theirs.layer_norm = torch.nn.Identity()
-    theirs.layer_norm.register_forward_hook(lambda *args: kept.append(args[-1]))
-    x_SBD = x.transpose(0, 1)
-    theirs(x_SBD, None, mask if causal else None, None, rows, None)
-    out = (kept[0] - x_SBD).transpose(0, 1)
-    state = theirs.state_dict()
-    weights = {f"{name}_proj.weight": state[name].flatten(1).T for name in "qkv"}
-    weights["o_proj.weight"] = state["o"].flatten(1)
-    weights["encoding.r_proj.weight"] = state["r"].flatten(1).T
-    weights["encoding.content_bias"], weights["encoding.position_bias"] = state["r_w_bias"], state["r_r_bias"]
-    check(small_spec("relative", causal=causal), weights, (x, positions(0, 30)), out, 1e-5)

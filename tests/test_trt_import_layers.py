@@ -109,11 +109,8 @@ MADE: dict[str, Made] = {
         f"{op} of integers": Made(
             f"(int64[b,s] x, int64[s] w) => (int64[i,j] y) {{ y = {op}(x, w) }}", {"x": whole(-9, 9), "w": whole(1, 4)}
         )
-        for op in ("Add", "Sub", "Mul", "Mod", "Max", "Min")
+        for op in ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min")
     },
-    "Div of integers": Made(
-        "(int64[b,s] x, int64[s] w) => (int64[i,j] y) { y = Div(x, w) }", {"x": whole(0, 9), "w": whole(1, 4)}
-    ),
     "Where": Made(f"(bool[s,1] c, float[b,s,8] x, float[8] w) => {Y} {{ y = Where(c, x, w) }}"),
     # casts
     "Cast to int64": Made(f"{X} => (int64[i,j,k] y) {{ h = Mul(x, x) g = Neg(h) y = Cast<to = 7>(g) }}"),
@@ -211,6 +208,7 @@ MADE: dict[str, Made] = {
     "Pad": Made(
         "(float[b,5] x, float c) => (float[i,j] y) <int64[4] n = {0, 3, 1, 4}> { y = Pad(x, n, c) }",
     ),
+    "Pad with zeros": Made("(float[b,5] x) => (float[i,j] y) <int64[4] n = {0, 3, 1, 4}> { y = Pad(x, n) }"),
     **{
         f"Pad, {mode}": Made(
             f'(float[b,5] x) => (float[i,j] y) <int64[4] n = {{0, 3, 0, 4}}> {{ y = Pad<mode = "{mode}">(x, n) }}'

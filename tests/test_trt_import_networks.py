@@ -158,6 +158,71 @@ def test_a_slice_outside_of_its_input_ends_the_run() -> None:
         runner.run({"start": np.array([2])})
 
 
+def combined(op: str, first: list[int], second: list[int]) -> Build:
+    """Two vectors of integers, element by element."""
+
+    def build(made: ByHand) -> Any:
+        kind = getattr(made.trt.ElementWiseOperation, op)
+        return made.net.add_elementwise(made.constant(first), made.constant(second), kind)
+
+    return build
+
+
+def row(mode: str) -> Build:
+    """A vector read from one before its start to one behind its end."""
+
+    def build(made: ByHand) -> Any:
+        layer = made.net.add_slice(made.constant([5, 6, 7]), (-1,), (5,), (1,))
+        layer.mode = getattr(made.trt.SampleMode, mode)
+        return layer
+
+    return build
+
+
+def picked(made: ByHand) -> Any:
+    return made.net.add_gather(made.constant([5, 6, 7]), made.constant([-1, 0, 2]), 0)
+
+
+def reduced(op: str) -> Build:
+    """A matrix of integers, row by row."""
+
+    def build(made: ByHand) -> Any:
+        return made.net.add_reduce(made.constant([[2, 3], [4, 5]]), getattr(made.trt.ReduceOperation, op), 2, False)
+
+    return build
+
+
+SHAPES: dict[str, Build] = {
+    **{
+        f"{op} of {signs} numbers": combined(op, [-7 * sign, 7, 7, 6], [2, -2 * sign, 2, 3])
+        for op in ("DIV", "FLOOR_DIV", "MAX", "MIN", "SUM", "SUB", "PROD")
+        for sign, signs in ((-1, "like"), (1, "unlike"))
+    },
+    **{f"slice by {mode}": row(mode) for mode in ("FILL", "CLAMP", "WRAP", "REFLECT")},
+    "gather": picked,
+    **{f"reduce by {op}": reduced(op) for op in ("SUM", "PROD", "MAX", "MIN")},
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_integers_are_what_tensorrt_itself_works_out(name: str) -> None:
+    """TensorRT works out shapes on the CPU while a network is made: a tensor of the sizes shows what it gets."""
+
+    def build(made: ByHand) -> Any:
+        sizes = SHAPES[name](made).get_output(0)
+        (count,) = sizes.shape
+        sizes = made.net.add_elementwise(sizes, made.constant([20] * count), made.trt.ElementWiseOperation.SUM)
+        layer = made.net.add_fill((1,), made.trt.FillOperation.LINSPACE, made.trt.int64)
+        for index, tensor in enumerate((sizes.get_output(0), made.constant(0), made.constant([1] * count))):
+            layer.set_input(index, tensor)
+        return layer
+
+    runner = network(build, {})
+    worked_out = tuple(runner._network.get_output(0).shape)
+    assert min(worked_out) > 0, "TensorRT knows all of it"
+    assert runner.run({})["y0"].shape == worked_out
+
+
 Q = np.zeros((1, 2, 3, 4), np.float32)
 
 
@@ -190,10 +255,6 @@ def scattered(*rows: int) -> Build:
         return made.net.add_scatter(made.inputs["q"], indices, updates, made.trt.ScatterMode.ND)
 
     return build
-
-
-def divided(made: ByHand) -> Any:
-    return made.net.add_elementwise(made.constant([-7]), made.constant([2]), made.trt.ElementWiseOperation.DIV)
 
 
 def turned(made: ByHand) -> Any:
@@ -237,7 +298,6 @@ UNSURE: dict[str, tuple[Build, str]] = {
     "quantised numbers": (of_layer("add_cast", "int8"), "(CAST): it gives INT8"),
     "one place twice": (scattered(0, 0), "(SCATTER): it writes to one place twice"),
     "a place outside": (scattered(1), "(SCATTER): it writes by negative indices, or outside of an axis"),
-    "integers of different signs": (divided, "(ELEMENTWISE): integers of different signs"),
     "a position outside of its table": (turned, "(ROTARY_EMBEDDING): a position is not in [0, 5)"),
     "a cache that overflows": (cached, "(KV_CACHE_UPDATE): 2 entries don't fit from 2 on into a cache of 3"),
 }

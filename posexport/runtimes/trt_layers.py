@@ -57,12 +57,7 @@ def shape_(layer: Any, inputs: Inputs) -> Tensor:
 
 
 def _quotient(a: Tensor, b: Tensor) -> Tensor:
-    if a.is_floating_point():
-        return a / b
-    cut, floor = torch.div(a, b, rounding_mode="trunc"), torch.div(a, b, rounding_mode="floor")
-    if not torch.equal(cut, floor):
-        raise Unsure("integers of different signs are divided, with a remainder")
-    return cut
+    return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
 
 
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -83,7 +83,9 @@ _OUTSIDE: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 
 def slice_(layer: Any, inputs: Inputs) -> Tensor:
-    """start + stride * index along each axis, for `size` indices; each is an attribute or an input."""
+    """start + stride * index along each axis, for `size` indices; each is an attribute or an input. What FILL finds
+    outside is the fill value, 0 where there is none.
+    """
     x: Tensor
     x, start, size, stride, filler, axes = (*inputs, *[None] * 6)[:6]
     mode = layer.mode.name
@@ -109,9 +111,7 @@ def slice_(layer: Any, inputs: Inputs) -> Tensor:
         x = _taken(x, axis, at)
     if bool(inside.all()):
         return x
-    if filler is None:
-        raise Unsure("it fills with a value that isn't given")
-    return torch.where(inside, x, filler)
+    return torch.where(inside, x, torch.zeros((), dtype=x.dtype) if filler is None else filler)
 
 
 def _taken(x: Tensor, axis: int, at: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.artifact import Artifact
+from posexport.dimensions import bounds_of
 from posexport.export import export
 from posexport.models.weights import TORCH_DTYPES, weight_shapes
 from posexport.runtimes.base import Arrays
@@ -29,6 +30,9 @@ from posexport.spec import Spec
 
 LARGEST = 1_000_000_000
 """Bytes of weights above which a graph isn't written out again to look inside it."""
+
+FIXABLE = ("batch", "seq", "max_seq")
+"""The dimensions that an export can fix."""
 
 _REFERENCE_TOLERANCE = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 2e-1}  # of a value's largest magnitude
 
@@ -51,21 +55,21 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
     weights = artifact.weights()
     if sum(tensor.nbytes for tensor in weights.values()) > LARGEST:
         return "the weights are too large to look inside the graph"
-    shape = next(iter(artifact.inputs().values()))[0]
-    batch, seq = (size if isinstance(size, int) else None for size in shape[:2])
+    bounds = bounds_of(artifact.spec.inputs(), artifact.inputs())
+    fixed = tuple((dim, bounds[dim][0]) for dim in FIXABLE if dim in bounds and bounds[dim][0] == bounds[dim][1])
     mine = onnx.inliner.inline_local_functions(onnx.load(artifact.path))
     fresh = onnx.ModelProto()
-    fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, batch, seq))
+    fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, fixed))
     fresh.graph.initializer.extend(tensor for tensor in mine.graph.initializer if tensor.name in weights)
     return Graphs(mine=mine, fresh=fresh, weights=frozenset(weights), dtype=artifact.spec.dtype)
 
 
 @functools.lru_cache(maxsize=8)
-def _fresh(spec: Spec, form: str, target: str, opset: int, batch: int | None, seq: int | None) -> onnx.ModelProto:
+def _fresh(spec: Spec, form: str, target: str, opset: int, fixed: tuple[tuple[str, int], ...]) -> onnx.ModelProto:
     """A fresh export without its weights, on whose values the graph does not depend; kept, as many may fail alike."""
     dtype, shapes = getattr(torch, TORCH_DTYPES[spec.dtype]), weight_shapes(spec)
     zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
-    model = ir.to_proto(export(spec, zeros, form=form, target=target, opset=opset, batch=batch, seq=seq))
+    model = ir.to_proto(export(spec, zeros, form=form, target=target, opset=opset, **dict(fixed)))
     rest = [tensor for tensor in model.graph.initializer if tensor.name not in shapes]
     del model.graph.initializer[:]
     model.graph.initializer.extend(rest)

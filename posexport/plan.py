@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from posexport.dimensions import smallest
 from posexport.errors import RequestError
 from posexport.files import sha256_of
 from posexport.models import read_spec
@@ -95,6 +96,13 @@ def _lacking(manifest: Any) -> str | None:
     ranks = {entry["name"]: {len(entry["shape"])} for entry in manifest["inputs"]}
     if {name: set(map(len, shapes.values())) for name, shapes in manifest["profiles"].items()} != ranks:
         return "has profiles that are not those of its inputs"
+    if any(
+        size < smallest(dim)
+        for entry in manifest["inputs"]
+        for sizes in manifest["profiles"][entry["name"]].values()
+        for dim, size in zip(entry["shape"], sizes, strict=True)
+    ):
+        return "has a 'profiles' that can't be used"
     return None
 
 
@@ -134,7 +142,7 @@ def _profiles(value: Any) -> bool:
         isinstance(shapes, dict)
         and list(shapes) == list(MOMENTS)
         and all(
-            isinstance(dims, list) and all(type(dim) is int and dim > 0 for dim in dims) for dims in shapes.values()
+            isinstance(dims, list) and all(type(dim) is int and dim >= 0 for dim in dims) for dims in shapes.values()
         )
         for shapes in value.values()
     )

@@ -2,7 +2,8 @@
 
 A request names a dimension, `seq=1:1024:4096` (min:opt:max, or one number for all three), or an input,
 `position_ids=1x1,1x1024,8x4096`, whose fixed last dimensions may be left out. Dimensions are shared by name between
-inputs, so either settles the other inputs too.
+inputs, so either settles the other inputs too. TensorRT knows no sums: total_seq spans those of past_seq and seq, and
+may only be asked for what it is.
 """
 
 from __future__ import annotations
@@ -10,27 +11,43 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from posexport.dimensions import SUMS, Shape, smallest
 from posexport.errors import RequestError, unknown
 from posexport.plan import MOMENTS
 
-Shape = tuple[str | int, ...]
 Range = tuple[int, int, int]
 """A dimension's smallest, usual and largest size."""
 
-DEFAULTS: Mapping[str, Range] = {"batch": (1, 1, 8), "seq": (1, 1024, 4096)}
+DEFAULTS: Mapping[str, Range] = {
+    "batch": (1, 1, 8),
+    "seq": (1, 1024, 4096),
+    "past_seq": (0, 1024, 4096),
+    "max_seq": (1, 4096, 4096),
+    "encoder_seq": (1, 1024, 4096),
+}
 """What a dynamic dimension spans where no request says otherwise."""
+
+_STEP = {"seq": 1}
+"""The usual size of a dimension beside a cache: most runs then add one token."""
+_AFTER = ("past_seq", "max_seq")
+_BOUNDED = ("seq", *_AFTER)
+"""Dimensions of which a table of positions holds no more."""
 
 _LARGEST = 2**31 - 1
 _HOW = "write it like seq=1:1024:4096 or position_ids=1x1,1x1024,8x4096"
 
 
 def profiles_of(
-    shapes: Mapping[str, Shape], requests: Iterable[str] = (), seq_limit: int | None = None
+    shapes: Mapping[str, Shape],
+    requests: Iterable[str] = (),
+    seq_limit: int | None = None,
+    fixed: Mapping[str, int] | None = None,
 ) -> dict[str, dict[str, list[int]]]:
     """{input: {min, opt, max}} for every input; `shapes` hold a name where a dimension is dynamic.
 
-    `seq_limit` caps the default of `seq` (the positions that a trained table holds). Raises RequestError for a request
-    that names nothing, isn't ordered min <= opt <= max, or contradicts another one or a fixed dimension.
+    `seq_limit` caps the defaults of `seq` and of caches (the positions that a trained table holds), `fixed` holds the
+    sizes of dimensions that the graph fixes. Raises RequestError for a request that names nothing, isn't ordered
+    min <= opt <= max, or contradicts another one, a fixed dimension or a sum.
     """
     ranges: dict[str, tuple[Range, str]] = {}
     dynamic = list(dict.fromkeys(dim for shape in shapes.values() for dim in shape if isinstance(dim, str)))
@@ -51,7 +68,12 @@ def profiles_of(
                     f"--profile {request!r} gives {dim} {_text(wanted)}, --profile {by!r} gives it {_text(before)}: "
                     "keep one of them."
                 )
-    spans = {dim: ranges[dim][0] if dim in ranges else _default(dim, seq_limit) for dim in dynamic}
+    known: dict[str, Range] = {dim: (size, size, size) for dim, size in (fixed or {}).items()}
+    beside = {*dynamic, *known}
+    known |= {
+        dim: ranges[dim][0] if dim in ranges else _default(dim, beside, seq_limit) for dim in dynamic if dim not in SUMS
+    }
+    spans = known | {dim: _sum(dim, known, *ranges.get(dim, (None, ""))) for dim in dynamic if dim in SUMS}
     return {
         name: {
             moment: [spans[dim][at] if isinstance(dim, str) else dim for dim in shape]
@@ -85,12 +107,28 @@ def describe(profiles: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]
     return found
 
 
-def _default(dim: str, seq_limit: int | None) -> Range:
+def _default(dim: str, beside: Iterable[str], seq_limit: int | None) -> Range:
     if dim not in DEFAULTS:
         raise RequestError(f"dimension {dim!r} has no default: give it with --profile {dim}=MIN:OPT:MAX.")
-    smallest, usual, largest = DEFAULTS[dim]
-    limit = seq_limit if dim == "seq" and seq_limit is not None else largest
-    return smallest, min(usual, limit), min(largest, limit)
+    least, usual, largest = DEFAULTS[dim]
+    if any(each in _AFTER for each in beside):
+        usual = _STEP.get(dim, usual)
+    limit = seq_limit if dim in _BOUNDED and seq_limit is not None else largest
+    return least, min(usual, limit), min(largest, limit)
+
+
+def _sum(dim: str, spans: Mapping[str, Range], wanted: Range | None, request: str) -> Range:
+    """The range of a sum from those of its parts; RequestError where a request `wanted` another."""
+    parts = SUMS[dim]
+    if not set(parts) <= set(spans):
+        raise RequestError(f"dimension {dim!r} is {' + '.join(parts)}, which the graph lacks: export it again.")
+    low, usual, high = (sum(spans[part][at] for part in parts) for at in range(3))
+    if wanted is not None and wanted != (low, usual, high):
+        raise RequestError(
+            f"--profile {request!r} gives {dim} {_text(wanted)}: it is {' + '.join(parts)}, which span "
+            f"{_text((low, usual, high))}, so ask for those alone."
+        )
+    return low, usual, high
 
 
 def _range(request: str, sizes: str) -> list[str]:
@@ -130,19 +168,25 @@ def _sizes(request: str, text: str) -> list[int]:
     try:
         sizes = [int(part) for part in text.strip().split("x")]
     except ValueError:
-        sizes = [0]
-    if not all(1 <= size <= _LARGEST for size in sizes):
-        raise RequestError(f"--profile {request!r}: {text.strip()!r} is no size from 1 to {_LARGEST}: {_HOW}.")
+        sizes = [-1]
+    if not all(0 <= size <= _LARGEST for size in sizes):
+        raise _no_size(request, text, 1)
     return sizes
 
 
 def _ordered(request: str, dim: str, sizes: list[int]) -> Range:
-    smallest, usual, largest = sizes
-    if not smallest <= usual <= largest:
+    low, usual, high = sizes
+    if min(sizes) < smallest(dim):
+        raise _no_size(request, str(min(sizes)), smallest(dim))
+    if not low <= usual <= high:
         raise RequestError(
             f"--profile {request!r} gives {dim} {_text(sizes)}, which is not ordered: give min <= opt <= max."
         )
-    return smallest, usual, largest
+    return low, usual, high
+
+
+def _no_size(request: str, text: str, least: int) -> RequestError:
+    return RequestError(f"--profile {request!r}: {text.strip()!r} is no size from {least} to {_LARGEST}: {_HOW}.")
 
 
 def _text(sizes: Iterable[int]) -> str:

@@ -15,6 +15,7 @@ import attrs
 
 from posexport import trt_api
 from posexport.artifact import Artifact
+from posexport.dimensions import bounds_of
 from posexport.errors import RequestError
 from posexport.kernels import Kernels, read_kernels, read_memory
 from posexport.profiles import profiles_of
@@ -53,8 +54,10 @@ class Built:
 
 def build(artifact: Artifact, options: BuildOptions, phase: Phase = lambda _: None) -> Built:
     """Build an artifact into a plan in memory; raises as `posexport.compile.compile_plan` does."""
-    shapes = {key: shape for key, (shape, _) in artifact.inputs().items()}
-    profiles = profiles_of(shapes, options.profile, artifact.spec.encoding.position_limit())
+    inputs = artifact.inputs()
+    fixed = {dim: low for dim, (low, high) in bounds_of(artifact.spec.inputs(), inputs).items() if low == high}
+    shapes = {key: shape for key, (shape, _) in inputs.items()}
+    profiles = profiles_of(shapes, options.profile, artifact.spec.encoding.position_limit(), fixed)
     trt = trt_api.load(options.runtime)
     cancelled = threading.Event()
     return _in_thread(lambda: _build(trt, artifact, options, profiles, phase, cancelled), cancelled)
@@ -79,6 +82,7 @@ def _build(
     _check_functions(name, artifact, parser)
     if not parser.parse_from_file(file):
         raise trt_api.parser_refusal(name, file, parser)
+    own = _allow_decomposing(trt, network)
     profile = builder.create_optimization_profile()
     for key, dims in profiles.items():
         profile.set_shape(key, *dims.values())
@@ -91,6 +95,8 @@ def _build(
     kernels = read_kernels(log.texts(), artifact.spec.layers)
     if kernels.rows is None and gpu_missing() is None:  # some versions log no table, but show it of an opened plan
         kernels = read_kernels(_inspected(trt, log, plan), artifact.spec.layers)
+    if own and kernels.attention is not None:
+        kernels = attrs.evolve(kernels, decomposed=max(0, own - kernels.attention))
     return Built(
         plan=plan,
         version=trt.__version__,
@@ -100,6 +106,17 @@ def _build(
         seconds=seconds,
         timing_cache=config.get_timing_cache().serialize() if options.timing_cache else None,
     )
+
+
+def _allow_decomposing(trt: Any, network: Any) -> int:
+    """Let the builder write attention out where it has no kernel for it (fp32, wide heads), instead of failing; the
+    number of attention layers in the network."""
+    kind = getattr(trt.LayerType, "ATTENTION_INPUT", None)
+    found = [layer for index in range(network.num_layers) if (layer := network.get_layer(index)).type == kind]
+    for layer in found:
+        layer.__class__ = trt.IAttentionInputLayer
+        layer.attention.decomposable = True
+    return len(found)
 
 
 def _check_functions(name: str, artifact: Artifact, parser: Any) -> None:

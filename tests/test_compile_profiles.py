@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers import small_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,10 +99,72 @@ def test_bad_requests_are_refused_in_one_sentence(requests: list[str], says: str
 
 
 def test_a_dimension_without_default_must_be_given() -> None:
-    shapes: dict[str, tuple[str | int, ...]] = {"past_key": ("batch", 4, "past_seq", 64)}
-    with pytest.raises(RequestError, match="past_seq=MIN:OPT:MAX"):
+    shapes: dict[str, tuple[str | int, ...]] = {"image": ("batch", 3, "height", 64)}
+    with pytest.raises(RequestError, match="height=MIN:OPT:MAX"):
         profiles_of(shapes)
-    assert profiles_of(shapes, ["past_seq=1:8:16"])["past_key"]["max"] == [8, 4, 16, 64]
+    assert profiles_of(shapes, ["height=1:8:16"])["image"]["max"] == [8, 3, 16, 64]
+
+
+def cached(kind: str, **over: Any) -> dict[str, tuple[str | int, ...]]:
+    """Shapes of the inputs of a block with a cache and a mask: 4 heads of 8."""
+    spec = small_spec("rope", kv_cache=kind, padding_mask=True, **over)
+    return {name: shape for name, (shape, _) in spec.inputs().items()}
+
+
+def test_a_cache_may_be_empty_and_its_total_follows() -> None:
+    found = profiles_of(cached("concat"))
+    assert found["hidden_states"] == {"min": [1, 1, 32], "opt": [1, 1, 32], "max": [8, 4096, 32]}
+    assert found["past_key"] == {"min": [1, 4, 0, 8], "opt": [1, 4, 1024, 8], "max": [8, 4, 4096, 8]}
+    assert found["attention_mask"] == {"min": [1, 1], "opt": [1, 1025], "max": [8, 8192]}
+    check_shapes(found, {name: shape["min"] for name, shape in found.items()})
+    shared = profiles_of(cached("shared"))
+    assert shared["attention_mask"] == {"min": [1, 1], "opt": [1, 4096], "max": [8, 4096]}
+    assert shared["write_indices"] == {"min": [1], "opt": [1], "max": [8]}
+    assert profiles_of(cached("concat"), seq_limit=512)["past_value"]["max"] == [8, 4, 512, 8]
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        ["past_seq=0:7:9", "seq=1:2:3"],
+        ["past_seq=0:7:9", "seq=1:2:3", "total_seq=1:9:12"],
+        ["past_key=1x4x0,1x4x7,8x4x9", "attention_mask=1x1,1x9,8x12", "hidden_states=1x1,1x2,8x3"],
+    ],
+)
+def test_a_total_may_be_asked_for_what_it_is(requests: list[str]) -> None:
+    found = profiles_of(cached("concat"), requests)
+    assert found["attention_mask"] == {"min": [1, 1], "opt": [1, 9], "max": [8, 12]}
+    assert found["past_value"] == {"min": [1, 4, 0, 8], "opt": [1, 4, 7, 8], "max": [8, 4, 9, 8]}
+
+
+@pytest.mark.parametrize("request_", ["total_seq=1:2:3", "attention_mask=1x1,1x2,8x3", "total_seq=8"])
+def test_a_total_that_is_not_the_sum_is_refused(request_: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        profiles_of(cached("concat"), ["past_seq=0:7:9", request_])
+    assert f"'{request_}' gives total_seq" in str(caught.value)
+    assert "past_seq + seq, which span 1:8:4105" in str(caught.value)
+
+
+def test_a_total_counts_what_the_graph_fixes() -> None:
+    shapes = {name: tuple(4 if dim == "seq" else dim for dim in shape) for name, shape in cached("concat").items()}
+    found = profiles_of(shapes, ["past_seq=0:7:9"], None, {"seq": 4})
+    assert found["attention_mask"] == {"min": [1, 4], "opt": [1, 11], "max": [8, 13]}
+    with pytest.raises(RequestError, match="which the graph lacks"):
+        profiles_of(shapes, ["past_seq=0:7:9"])
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        ("seq=0:1:2", "'0' is no size from 1"),
+        ("max_seq=0:1:2", "'0' is no size from 1"),
+        ("max_seq=-1:1:2", "'-1' is no size from 1"),
+        ("past_key=1x4x0x8,1x4x8x8,1x4x9x8", "'0' is no size from 1"),
+    ],
+)
+def test_nothing_but_a_grown_cache_may_be_empty(request_: str, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        profiles_of(cached("shared"), [request_])
 
 
 @given(st.lists(st.integers(1, 5000), min_size=6, max_size=6))

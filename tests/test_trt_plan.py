@@ -116,7 +116,13 @@ def test_no_file_outside_the_folder_can_be_meant(tmp_path: Path, name: Any) -> N
 
 @pytest.mark.parametrize(
     "profile",
-    [{}, {"min": [1]}, {"min": [1], "opt": [1], "max": ["1"]}, {"min": [0], "opt": [1], "max": [1]}],
+    [
+        {},
+        {"min": [1]},
+        {"min": [1], "opt": [1], "max": ["1"]},
+        {"min": [-1], "opt": [1], "max": [1]},
+        {"min": [1, 0, 256], "opt": [1, 7, 256], "max": [2, 9, 256]},  # only a cache may be empty
+    ],
 )
 def test_profiles_must_be_shapes_of_the_inputs(tmp_path: Path, profile: Any) -> None:
     plan = made(tmp_path)

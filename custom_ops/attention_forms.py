@@ -18,7 +18,7 @@ from typing import Any
 import onnx_ir as ir
 
 from posexport.custom_ops.buffers import grown_onnx, heads_onnx, repeated_onnx, written_onnx
-from posexport.custom_ops.carries import carries
+from posexport.custom_ops.carries import GROUPED_WIDTH, carries
 from posexport.custom_ops.operator import Body, cast, constant
 from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visible_onnx
 from posexport.errors import RequestError
@@ -267,7 +267,8 @@ def _grouped(call: Call) -> tuple[ir.Value, ...]:
 
 
 def _contrib(call: Call, target: str) -> tuple[ir.Value, ...]:
-    if target == "ort" and not _grows(call) and (call.past is not None or call.heads.causal or call.heads.softcap):
+    grouped = call.past is not None or call.heads.causal or call.heads.softcap
+    if target == "ort" and not _grows(call) and grouped and call.head_dim % GROUPED_WIDTH == 0:
         return _grouped(call)
     return _multi_head(call, target == "ort")
 
@@ -285,13 +286,13 @@ def bodies(pasts: int, writes: bool) -> dict[str, Body]:
             past = rest[:pasts]
             write_indices = rest[pasts] if writes else None
             heads = Heads(**attributes)
-            cache = "shared" if writes else "concat" if pasts else None
-            why = carries(form, target, cache=cache, softcap=heads.softcap > 0)
-            if why is not None:
-                raise RequestError(f"{why}.")
             caches = (past[0], past[1]) if past[0:1] and past[0] is not None and past[1] is not None else None
             bias, mask, sinks = rest[pasts + writes :]
             call = Call(op, q, k, v, caches, write_indices, bias, mask, sinks, heads)
+            cache = "shared" if writes else "concat" if pasts else None
+            why = carries(form, target, cache=cache, softcap=heads.softcap > 0, head_dim=call.head_dim)
+            if why is not None:
+                raise RequestError(f"{why}.")
             made = _native(call, target == "ort") if form == "native" else _contrib(call, target)
             return made if pasts else made[0]
 

@@ -5,7 +5,7 @@ attend_shared  past [B, K, M, head_dim] is a buffer: present is it with the new 
                (ONNX TensorScatter-24); what lies behind them is no key
 key_positions  positions [B, S] of the queries -> [B, T] of all keys: those of the new keys are the queries' own, and
                cached keys stand right before the first of them, one after the other. With `mask` [B, T], padding
-               takes up no position.
+               takes up no position, nor is it the first.
 
 Otherwise as posexport.custom_ops.attention. Keys are cached as they enter the product: rotated, where they rotate.
 """
@@ -211,14 +211,15 @@ def _key_positions(
     total = past.shape[2] + (seq if write_indices is None else 0)
     keys = torch.arange(total, device=positions.device).expand(batch, total)
     first = (total - seq if write_indices is None else write_indices.unsqueeze(1)) + torch.zeros_like(keys[:, :1])
-    if mask is None:
-        before = keys
-        at_first = first
-    else:
+    before, at_first, anchor = keys, first, positions[:, :1]
+    if mask is not None:
         attended = (mask != 0).long()
         before = attended.cumsum(1) - attended  # tokens that are attended, before each key
         at_first = before.gather(1, first)
-    cached = positions[:, :1] - at_first + before
+        # the first new token that is no padding: the position of one that is means nothing
+        new = (before + attended).gather(1, first + torch.arange(seq, device=positions.device))
+        anchor = positions.gather(1, (new == at_first).sum(1, keepdim=True).clamp(max=seq - 1))
+    cached = anchor - at_first + before
     return torch.where(keys < first, cached, positions.gather(1, (keys - first).clamp(0, seq - 1)))
 
 
@@ -237,13 +238,16 @@ def _key_positions_onnx(
         (op.Add(length, seq), length) if write_indices is None else (length, op.Unsqueeze(write_indices, [1]))
     )
     keys = op.Range(0, op.Squeeze(total), 1)
-    before, at_first = keys, first
+    before, at_first, anchor = keys, first, op.Slice(positions, [0], [1], [1])
     if mask is not None:
         attended = op.Cast(op.Cast(mask, to=ir.DataType.BOOL), to=ir.DataType.INT64)
         before = op.CumSum(attended, 1, exclusive=1)
         take = op.Gather if write_indices is None else op.GatherElements
         at_first = take(before, first, axis=1)
-    cached = op.Add(op.Sub(op.Slice(positions, [0], [1], [1]), at_first), before)
+        new = take(op.Add(before, attended), op.Add(first, op.Range(0, op.Squeeze(seq), 1)), axis=1)
+        leading = op.ReduceSum(op.Cast(op.Equal(new, at_first), to=ir.DataType.INT64), [1])
+        anchor = op.GatherElements(positions, op.Min(leading, op.Sub(seq, 1)), axis=1)
+    cached = op.Add(op.Sub(anchor, at_first), before)
     # A choice, not a concatenation of cached and new: behind CumSum, that keeps TensorRT from fusing attention.
     steps = op.Min(op.Max(op.Sub(keys, first), 0), op.Sub(seq, 1))
     new = (op.Gather if write_indices is None else op.GatherElements)(positions, steps, axis=1)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 _NATIVE = (("native", "portable"), ("native", "tensorrt"))
 _CONTRIB = (("contrib", "portable"), ("contrib", "tensorrt"))
+GROUPED_WIDTH = 8
+"""GroupQueryAttention takes heads of a multiple of it."""
+
 REFUSALS = (
     (_NATIVE, "softcap", "TensorRT's Attention takes no softcap: give --target ort, or --form decomposed"),
     (
@@ -15,7 +18,12 @@ REFUSALS = (
         (("contrib", "ort"),),
         "softcap with a grown cache",
         "GroupQueryAttention, which takes softcap, takes chunks over a grown cache for batch 1 only: "
-        "give --kv-cache shared, or --form decomposed",
+        "give --form native, or --form decomposed",
+    ),
+    (
+        (("contrib", "ort"),),
+        "softcap or shared caches, and a head_dim that is no multiple of 8",
+        "GroupQueryAttention takes heads of a multiple of 8 features: give --form native, or --form decomposed",
     ),
     (
         _CONTRIB,
@@ -26,12 +34,14 @@ REFUSALS = (
 """(form, target) pairs, what they can't carry, and the sentence."""
 
 
-def carries(form: str, target: str, *, cache: str | None, softcap: bool) -> str | None:
+def carries(form: str, target: str, *, cache: str | None, softcap: bool, head_dim: int) -> str | None:
     """Why attention of this kind has no operator in `form` for `target`, without a full stop; None where it has one."""
     asked = {
         "softcap": softcap,
         "shared caches": cache == "shared",
         "softcap with a grown cache": softcap and cache == "concat",
+        "softcap or shared caches, and a head_dim that is no multiple of 8": (softcap or cache == "shared")
+        and head_dim % GROUPED_WIDTH > 0,
     }
     for at, what, why in REFUSALS:
         if (form, target) in at and asked[what]:

@@ -134,11 +134,7 @@ def _masked_layers() -> Iterator[Any]:
         for mask in MASKS:
             if mask in ("gaps", "chunk") and FAMILIES[name].counts_gaps:
                 continue  # ours never does
-            shifted = mask == "chunk" and FAMILIES[name].spec["encoding"] == "alibi"
-            marks = pytest.mark.xfail(
-                raises=AssertionError, reason="cached keys are counted back from a padding query's position 0"
-            )
-            yield pytest.param(name, index, mask, marks=marks if shifted else (), id=f"{name}-{index}-{mask}")
+            yield pytest.param(name, index, mask, id=f"{name}-{index}-{mask}")
 
 
 @pytest.mark.parametrize("kv_cache", CACHES)

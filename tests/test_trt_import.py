@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import verify_helpers as plant
-from helpers import case, cli, refused
+from helpers import case, cli, refused, small_spec
 from onnx import helper
 from trt_helpers import needs_rtx
 from trt_import_helpers import causal_truth, graph, imported, inputs_for, on_ort
@@ -22,19 +22,20 @@ from posexport.models import ENCODINGS
 from posexport.parity import FAILED, NOT_RUN, PASSED, Verdict
 from posexport.report import to_markdown
 from posexport.runtimes import RUNTIMES, Runtime, trt_import
-from posexport.spec import DTYPES
+from posexport.spec import DTYPES, FORMS, Spec
 from posexport.verify import Report, verify
 
 IMPORT = "tensorrt-import"
 ROWS = {name: RUNTIMES[name] for name in ("ort-cpu", IMPORT)}
-FORMS = ("decomposed", "function")
-SOUND = {
-    f"{name}-{form}-{dtype}": (name, form, dtype)
-    for name, (form, dtype) in zip(
-        ENCODINGS, itertools.cycle(zip(itertools.cycle(FORMS), itertools.cycle(DTYPES))), strict=False
-    )
+SOUND: dict[str, Spec] = {
+    **{name: case(name, dtype=dtype) for name, dtype in zip(ENCODINGS, itertools.cycle(DTYPES), strict=False)},
+    "cache": small_spec("rope", kv_cache="concat", causal=True, num_kv_heads=2),
+    "padding": small_spec("t5", padding_mask=True, sinks=True, dtype="bf16"),
+    "shared cache": small_spec("alibi", kv_cache="shared", causal=True, dtype="fp16"),
+    "cross": small_spec("learned", cross=True, qk_norm=True),
 }
-"""Each encoding, in the forms and dtypes by turns; the slow sweep of verify has them all."""
+FORM = dict(zip(SOUND, itertools.cycle(FORMS), strict=False))
+"""Each encoding, and caches and masks, in dtypes and forms by turns; the slow sweep of verify has them all."""
 
 
 def _last(op: str, domain: str, functions: list[onnx.FunctionProto], *calls: str, **attributes: Any) -> Any:
@@ -89,8 +90,8 @@ OTHERS = {
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, dict[tuple[str, str], Verdict]]:
     """Sound artifacts and planted ones, verified in one go."""
     folder = tmp_path_factory.mktemp("import")
-    for stem, (name, form, dtype) in SOUND.items():
-        plant.write(folder, stem, case(name, dtype=dtype), form)
+    for stem, spec in SOUND.items():
+        plant.write(folder, stem, spec, FORM[stem])
     for stem, mutate in {**TRAPS, **OTHERS}.items():
         plant.plant(folder, stem, case("none"), mutate)
     report = verify([folder], runtimes=ROWS)
@@ -100,7 +101,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, dict[tuple[
 
 @needs_rtx
 @pytest.mark.parametrize("stem", SOUND)
-def test_every_encoding_passes(found: tuple[Report, dict[tuple[str, str], Verdict]], stem: str) -> None:
+def test_sound_artifacts_pass(found: tuple[Report, dict[tuple[str, str], Verdict]], stem: str) -> None:
     verdict = found[1][stem, IMPORT]
     assert (verdict.state, verdict.reason) == (PASSED, None)
     assert verdict.cases >= 8

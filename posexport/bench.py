@@ -67,7 +67,7 @@ class Benchmark:
         """Plain data; times in seconds, memory in bytes."""
         head = {f.name: getattr(self, f.name) for f in attrs.fields(Benchmark) if f.name != "shapes"}
         shapes = [
-            {**attrs.asdict(sizes), "results": [attrs.asdict(result) for result in results]}
+            {**sizes.to_dict(), "results": [attrs.asdict(result) for result in results]}
             for sizes, results in self.shapes
         ]
         return {**head, "shapes": shapes}
@@ -165,7 +165,7 @@ class _Field:
     ) -> tuple[Timing, ...]:
         """Every candidate at one shape, in their order. What fails stays failed for the shapes after it."""
         ready: dict[str, Mapping[str, Any]] = {}
-        asked = {"spec": self._subject.spec.to_dict(), **attrs.asdict(sizes), "seed": seed, "warmup": warmup}
+        asked = {"spec": self._subject.spec.to_dict(), **sizes.to_dict(), "seed": seed, "warmup": warmup}
         for name, worker in self._alive().items():
             progress(f"warming up {name} at {sizes}")
             reply = self._ask(worker, name, "shape", OPEN_LIMIT, **asked)

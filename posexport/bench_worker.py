@@ -2,7 +2,7 @@
 
 It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     open   {runtime_name, options, path, threads} -> {describe}                      loads the engine and the artifact
-    shape  {spec, batch, seq, seed, warmup}       -> {seconds, memory, gpu_memory}   binds inputs, runs `warmup` times
+    shape  {spec, seed, warmup, batch, seq, ...}  -> {seconds, memory, gpu_memory}   binds inputs, runs `warmup` times
     time   {burst}                                -> {seconds: [...]}     one untimed run, then `burst` timed ones
 The `kind` of a failure is "refused" where the engine says it can't run this, "failed" for anything else.
 """
@@ -56,12 +56,12 @@ class Worker:
         self._runner = loaded
         return {"describe": loaded.describe()}
 
-    def shape(self, spec: dict[str, Any], batch: int, seq: int, seed: int, warmup: int) -> dict[str, Any]:
+    def shape(self, spec: dict[str, Any], seed: int, warmup: int, **sizes: int) -> dict[str, Any]:
         assert self._runner is not None
         self._call = None  # the memory of the shape before
         _forget_peak()
         start = time.perf_counter()
-        self._call = self._runner.prepare(seeded_inputs(read_spec(spec), Sizes(batch=batch, seq=seq), seed))
+        self._call = self._runner.prepare(seeded_inputs(read_spec(spec), Sizes(**sizes), seed))
         for _ in range(warmup):
             self._call()
         gpu = _gpu_used(self._gpu_before is not None)

@@ -29,9 +29,8 @@ DEFAULTS: Mapping[str, Range] = {
 
 _STEP = {"seq": 1}
 """The usual size of a dimension beside a cache: most runs then add one token."""
-_AFTER = ("past_seq", "max_seq")
-_BOUNDED = ("seq", *_AFTER)
-"""Dimensions of which a table of positions holds no more."""
+_BESIDES = {"seq": 0, "past_seq": 1, "max_seq": 0}
+"""The dimensions that a table of positions bounds, and how many of its rows others need at least."""
 
 _LARGEST = 2**31 - 1
 _HOW = "write it like seq=1:1024:4096 or position_ids=1x1,1x1024,8x4096"
@@ -111,9 +110,9 @@ def _default(dim: str, beside: Iterable[str], seq_limit: int | None) -> Range:
     if dim not in DEFAULTS:
         raise RequestError(f"dimension {dim!r} has no default: give it with --profile {dim}=MIN:OPT:MAX.")
     least, usual, largest = DEFAULTS[dim]
-    if any(each in _AFTER for each in beside):
+    if not {"past_seq", "max_seq"}.isdisjoint(beside):
         usual = _STEP.get(dim, usual)
-    limit = seq_limit if dim in _BOUNDED and seq_limit is not None else largest
+    limit = max(seq_limit - _BESIDES[dim], least) if dim in _BESIDES and seq_limit is not None else largest
     return least, min(usual, limit), min(largest, limit)
 
 

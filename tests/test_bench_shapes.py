@@ -1,7 +1,9 @@
 """Sizes and inputs of a benchmark: defaults that the artifact takes, and what is refused."""
 
 from pathlib import Path
+from typing import Any
 
+import attrs
 import numpy as np
 import onnx
 import pytest
@@ -9,6 +11,7 @@ from helpers import small_spec
 
 from posexport.artifact import write_onnx
 from posexport.bench_shapes import Sizes, Subject, read_sizes, read_subject, seeded_inputs
+from posexport.dimensions import bounds_of
 from posexport.errors import RequestError
 from posexport.export import export
 from posexport.models.weights import seeded_weights
@@ -43,6 +46,101 @@ def test_defaults_are_the_fixed_sizes_of_a_graph() -> None:
 def test_defaults_are_the_preferred_sizes_of_a_plan() -> None:
     found = subject(small_spec("rope"), batch=(1, 2, 8), seq=(16, 1024, 4096)).sizes(())
     assert texts(found) == ["batch=2,seq=1024"]
+
+
+def within(spec: Spec, form: str = "function", **ranges: tuple[int, int | None, int | None]) -> Subject:
+    """A subject whose dimensions are free where `ranges` say nothing."""
+    free: dict[str, tuple[int, int | None, int | None]] = {
+        dim: (low, None, high) for dim, (low, high) in bounds_of(spec.inputs(), {}).items()
+    }
+    one = subject(spec)
+    return attrs.evolve(one, form=form, ranges={**free, **ranges})
+
+
+CACHED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "grown": ({"kv_cache": "concat"}, {}, ["batch=1,seq=512,past_seq=0", "batch=1,seq=1,past_seq=512"]),
+    "shared": (
+        {"kv_cache": "shared"},
+        {},
+        ["batch=1,seq=512,past_seq=0,max_seq=1024", "batch=1,seq=1,past_seq=512,max_seq=1024"],
+    ),
+    "small buffer": (
+        {"kv_cache": "shared"},
+        {"max_seq": (64, 64, 64)},
+        ["batch=1,seq=64,past_seq=0,max_seq=64", "batch=1,seq=1,past_seq=63,max_seq=64"],
+    ),
+    "encoder": ({"cross": True}, {}, ["batch=1,seq=128,encoder_seq=512", "batch=1,seq=512,encoder_seq=512"]),
+    "tuned": (
+        {"kv_cache": "concat"},
+        {"seq": (1, 1, 9), "past_seq": (0, 1024, 4096)},
+        ["batch=1,seq=1,past_seq=1024"],
+    ),
+    "never filled": (
+        {"kv_cache": "concat"},
+        {"past_seq": (0, 0, 0)},
+        ["batch=1,seq=512,past_seq=0", "batch=1,seq=1,past_seq=0"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_defaults_are_a_prefill_and_a_step(name: str) -> None:
+    over, ranges, wanted = CACHED[name]
+    assert texts(within(small_spec("none", **over), **ranges).sizes(())) == wanted
+
+
+def test_defaults_with_a_cache_stay_within_a_trained_table() -> None:
+    one = within(small_spec("learned", max_positions=64, kv_cache="concat"))
+    assert texts(one.sizes(())) == ["batch=1,seq=64,past_seq=0", "batch=1,seq=1,past_seq=63"]
+
+
+def test_a_buffer_that_is_not_named_holds_what_is_named() -> None:
+    one = within(small_spec("rope", kv_cache="shared"))
+    assert texts(one.sizes(["seq=1,past_seq=2048", "seq=1,past_seq=9", "seq=1,past_seq=9,max_seq=10"])) == [
+        "batch=1,seq=1,past_seq=2048,max_seq=2049",
+        "batch=1,seq=1,past_seq=9,max_seq=1024",
+        "batch=1,seq=1,past_seq=9,max_seq=10",
+    ]
+
+
+SHARED, LEARNED = {"kv_cache": "shared"}, {"encoding": "learned", "max_positions": 64}
+REFUSED: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "no cache": ({}, "function", "past_seq=3", "unknown dimension in --shape 'past_seq'"),
+    "no buffer": ({"kv_cache": "concat"}, "function", "max_seq=3", "unknown dimension in --shape 'max_seq'"),
+    "a sum": ({"kv_cache": "concat"}, "function", "total_seq=3", "unknown dimension in --shape 'total_seq'"),
+    "full": (SHARED, "function", "seq=2,past_seq=9,max_seq=10", "past_seq \\+ seq is 11: the cache has max_seq 10"),
+    "beyond": ({**LEARNED, "kv_cache": "concat"}, "function", "seq=1,past_seq=64", "seq is 65: learned knows 64"),
+    "negative": ({"kv_cache": "concat"}, "function", "past_seq=-1", "past_seq is '-1'"),
+    "chunks": (SHARED, "contrib", "batch=2,seq=2,past_seq=3", "GroupQueryAttention, which"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_sizes_that_a_cache_cannot_take_are_refused(name: str) -> None:
+    over, form, text, message = REFUSED[name]
+    one = within(small_spec(**{"encoding": "rope", **over}), form)
+    with pytest.raises(RequestError, match=message):
+        one.sizes([text])
+
+
+def test_chunks_of_one_row_and_steps_of_several_are_taken() -> None:
+    one = within(small_spec("rope", kv_cache="shared"), "contrib")
+    assert len(one.sizes(["batch=1,seq=2,past_seq=3", "batch=2,seq=1,past_seq=3", "batch=2,seq=2,past_seq=0"])) == 3
+
+
+@pytest.mark.parametrize("kind", ["concat", "shared"])
+def test_inputs_with_a_cache_go_on_where_it_ends(kind: str) -> None:
+    spec = small_spec("rope", kv_cache=kind, padding_mask=True, num_kv_heads=2)
+    sizes = Sizes(batch=2, seq=3, past_seq=5, **({"max_seq": 11} if kind == "shared" else {}))
+    inputs = seeded_inputs(spec, sizes, 0)
+    places = 11 if kind == "shared" else 5
+    assert inputs["past_key"].shape == inputs["past_value"].shape == (2, 2, places, 8)
+    assert inputs["position_ids"].tolist() == [[5, 6, 7]] * 2
+    assert (inputs["attention_mask"] == np.ones((2, 11 if kind == "shared" else 8))).all()
+    assert (inputs["past_key"][:, :, :5] != 0).all()
+    assert (inputs["past_key"][:, :, 5:] == 0).all()
+    if kind == "shared":
+        assert inputs["write_indices"].tolist() == [5, 5]
 
 
 def test_a_dimension_that_is_not_named_takes_its_default() -> None:

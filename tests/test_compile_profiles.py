@@ -120,7 +120,7 @@ def test_a_cache_may_be_empty_and_its_total_follows() -> None:
     shared = profiles_of(cached("shared"))
     assert shared["attention_mask"] == {"min": [1, 1], "opt": [1, 4096], "max": [8, 4096]}
     assert shared["write_indices"] == {"min": [1], "opt": [1], "max": [8]}
-    assert profiles_of(cached("concat"), seq_limit=512)["past_value"]["max"] == [8, 4, 512, 8]
+    assert profiles_of(cached("concat"), seq_limit=512)["past_value"]["max"] == [8, 4, 511, 8]
 
 
 @pytest.mark.parametrize(

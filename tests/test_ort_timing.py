@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from helpers import small_spec
+from helpers import exported, small_spec
 
 from posexport.artifact import write_onnx
+from posexport.dimensions import bounds_of
 from posexport.export import export
+from posexport.inputs import make_cases
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import ort
 
@@ -22,9 +24,11 @@ class Noting:
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self._session = session
         self.options: list[onnxruntime.RunOptions | None] = []
+        self.bindings: list[Any] = []
 
     def run_with_iobinding(self, binding: Any, options: onnxruntime.RunOptions | None = None) -> None:
         self.options.append(options)
+        self.bindings.append(binding)
         self._session.run_with_iobinding(binding, options)
 
     def __getattr__(self, name: str) -> Any:
@@ -55,3 +59,31 @@ def test_onnxruntime_knows_that_option() -> None:
     """It takes any name without a word; the name is at least in its library."""
     (library,) = Path(onnxruntime.__file__).parent.joinpath("capi").glob("onnxruntime_pybind11_state*")
     assert KEY.encode() in library.read_bytes()
+
+
+@pytest.mark.parametrize(("kind", "in_place"), [("shared", True), ("concat", False)])
+def test_a_shared_cache_is_written_in_place_when_timed(tmp_path: Path, kind: str, in_place: bool) -> None:
+    spec = small_spec("rope", kv_cache=kind, causal=True)
+    write_onnx(exported(spec), tmp_path / "block.onnx")
+    session = Noting(onnxruntime.InferenceSession(tmp_path / "block.onnx", providers=["CPUExecutionProvider"]))
+    runner = ort.OrtRunner(session, "CPU")
+    inputs = next(each for each in make_cases(spec, 0, bounds_of(spec.inputs(), {})) if "step" in each.name).arrays
+    wanted, before = runner.run(inputs), {name: array.copy() for name, array in inputs.items()}
+    bound: list[int] = []
+    value = runner._value
+
+    def noting(array: np.ndarray[Any, Any], device: str = "cpu") -> Any:
+        made = value(array, device)
+        bound.append(made.data_ptr())
+        return made
+
+    runner._value = noting  # type: ignore[method-assign]
+    once = runner.prepare(inputs)
+    for _ in range(3):  # the same tokens go to the same places
+        assert once() > 0
+    made = dict(zip(spec.outputs(), session.bindings[-1].get_outputs(), strict=True))
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(made[name].numpy(), array)
+        assert (made[name].data_ptr() in bound) == (in_place and name != "output")
+    for name, array in inputs.items():  # the caller's own are as they were
+        np.testing.assert_array_equal(array, before[name])

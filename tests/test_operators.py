@@ -18,7 +18,7 @@ from posexport.export import DOMAIN, export_module
 
 B, S, T, N, H = 2, 5, 8, 4, 6
 
-DYNAMIC = {"batch": torch.export.Dim("batch"), "seq": torch.export.Dim("seq"), "total": torch.export.Dim("total")}
+DYNAMIC = {name: torch.export.Dim(name) for name in ("batch", "seq", "total", "keys")}
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -72,12 +72,66 @@ CALLS |= {
         [
             *(normal(B, S, N * H), normal(B, T, kv * H), normal(B, T, kv * H)),
             normal(B, N, S, T) if bias else None,
-            *(N, kv, 0.3, causal, window),
+            *(None, None, N, kv, 0.3, causal, window, 0.0),
         ],
         [Q, K, K, {0: "batch", 2: "seq", 3: "total"}],
     )
     for causal, window in MASKS
     for bias, kv in ((True, 2), (False, N))
+}
+SUM = {0: "batch", 1: "keys"}  # of cached and new keys
+PAST, FIRST = {0: "batch", 2: "total"}, {0: "batch"}
+NEW = [normal(B, S, N * H), normal(B, S, 2 * H), normal(B, S, 2 * H)]
+OLD = [normal(B, T, 2 * H), normal(B, T, 2 * H).flip(0)]
+BUFFERS = [normal(B, 2, T, H), normal(B, 2, T, H).flip(0)]
+PADDED = torch.tensor([[0] * 3 + [1] * (T + S - 3), [0] * (T + S)])
+"""A row that is padded on the left, and one that is padding."""
+CALLS |= {
+    f"masked-{causal}-{window}": (
+        custom_ops.attend,
+        [NEW[0], *OLD, None, PADDED[:, :T], None, N, 2, 0.3, causal, window, 0.0],
+        [Q, K, K, K],
+    )
+    for causal, window in MASKS
+}
+CALLS |= {
+    "capped-with-sinks": (
+        custom_ops.attend,
+        [NEW[0], *OLD, normal(B, N, S, T), PADDED[:, :T], normal(N), N, 2, 1.0, True, 0, 2.0],
+        [Q, K, K, {0: "batch", 2: "seq", 3: "total"}, K, {}],
+    ),
+    "cached": (
+        custom_ops.attend_cached,
+        [*NEW, *BUFFERS, normal(B, N, S, T + S), PADDED, None, N, 2, 0.3, True, 0, 0.0],
+        [Q, Q, Q, PAST, PAST, {0: "batch", 2: "seq", 3: "keys"}, SUM],
+    ),
+    "cached-window": (
+        custom_ops.attend_cached,
+        [*NEW, *BUFFERS, None, None, normal(N), N, 2, 0.3, False, 4, 3.0],
+        [Q, Q, Q, PAST, PAST, {}],
+    ),
+    "shared": (
+        custom_ops.attend_shared,
+        [*NEW, *BUFFERS, torch.tensor([3, 1]), None, PADDED[:, :T], None, N, 2, 0.3, False, 0, 0.0],
+        [Q, Q, Q, PAST, PAST, FIRST, K],
+    ),
+    "shared-window": (
+        custom_ops.attend_shared,
+        [*NEW, *BUFFERS, torch.tensor([0, 2]), normal(B, N, S, T), None, normal(N), N, 2, 0.3, True, 3, 0.0],
+        [Q, Q, Q, PAST, PAST, FIRST, {0: "batch", 2: "seq", 3: "total"}, {}],
+    ),
+    "head_norm": (custom_ops.head_norm, [normal(B, S, N * H), normal(H), 1e-3], [Q, {}]),
+}
+PLACES = whole(0, 99, B, S)
+CALLS |= {
+    "places": (custom_ops.key_positions, [PLACES, BUFFERS[0], None, None], [Q, PAST]),
+    "places-masked": (custom_ops.key_positions, [PLACES, BUFFERS[0], None, PADDED], [Q, PAST, SUM]),
+    "places-shared": (custom_ops.key_positions, [PLACES, BUFFERS[0], torch.tensor([3, 1]), None], [Q, PAST, FIRST]),
+    "places-shared-masked": (
+        custom_ops.key_positions,
+        [PLACES, BUFFERS[0], torch.tensor([3, 1]), PADDED[:, :T]],
+        [Q, PAST, FIRST, K],
+    ),
 }
 
 
@@ -121,7 +175,7 @@ def test_onnx_body_equals_torch_body(name: str) -> None:
         np.testing.assert_allclose(output, tensor.numpy(), atol=2e-6 * max(1.0, float(tensor.abs().max())), rtol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name.startswith(("attend", "relative", "alibi"))])
+@pytest.mark.parametrize("name", [name for name in CALLS if name.startswith(("attend-", "relative", "alibi"))])
 def test_a_cache_of_earlier_keys_changes_no_query(name: str) -> None:
     """The last queries beside all keys give the last rows of the whole: what a cache relies on."""
     operator, arguments, dims = CALLS[name]
@@ -143,7 +197,9 @@ def test_which_keys_a_query_sees(causal: bool, window: int) -> None:
     """Uniform weights over one-hot values show the mask itself."""
     zeros = torch.zeros(1, T, T)
     for bias in (None, torch.zeros(1, 1, T, T)):
-        seen = custom_ops.attend(zeros, zeros, torch.eye(T)[None], bias, 1, 1, 1.0, causal, window)[0] > 0
+        seen = (
+            custom_ops.attend(zeros, zeros, torch.eye(T)[None], bias, None, None, 1, 1, 1.0, causal, window, 0.0)[0] > 0
+        )
         assert np.array_equal(seen.numpy(), oracles.visible(T, causal, window or None))
 
 

@@ -69,8 +69,10 @@ LAYERS = {
     "posexport.models(..*)?": "posexport.(models(..*)?|custom_ops|spec|fields|errors)",
     "posexport.files": "posexport.errors",
     "posexport.onnx_file": "posexport.(files|errors)",
-    "posexport.export": "posexport(.(onnx_file|custom_ops(..*)?|models(..*)?|spec|errors))?",
-    "posexport.artifact": "posexport.(onnx_file|files|models(..*)?|spec|errors)",
+    "posexport.dimensions": "posexport.spec",
+    "posexport.forms": "posexport.(custom_ops.carries|spec|errors)",
+    "posexport.export": "posexport(.(onnx_file|custom_ops(..*)?|forms|models(..*)?|spec|errors))?",
+    "posexport.artifact": "posexport.(onnx_file|files|forms|models(..*)?|spec|errors)",
 }
 """Which modules (a pattern in which "." is a dot, "..*" anything below) may import which of ours."""
 
@@ -185,9 +187,12 @@ FLAGS: dict[str, list[str]] = {
         "--config", "--encoding", "--set",
         "--hidden-size", "--num-heads", "--num-kv-heads", "--head-dim", "--scale",
         "--causal/--no-causal", "--window", "--bias/--no-bias",
+        "--kv-cache", "--padding-mask/--no-padding-mask", "--cross/--no-cross",
+        "--qk-norm/--no-qk-norm", "--softcap", "--sinks/--no-sinks",
         "--block", "--norm", "--norm-type", "--norm-eps", "--mlp", "--intermediate-size", "--layers",
         "--vocab-size", "--scale-embedding/--no-scale-embedding", "--dtype",
-        "--form", "--opset", "--batch", "--seq", "--weights", "--seed", "--output/-o", "--json",
+        "--form", "--target", "--opset", "--batch", "--seq", "--max-seq", "--weights", "--seed", "--output/-o",
+        "--json",
     ],
     "compile": [
         "FILE", "--output/-o", "--runtime", "--profile", "--compute-capability", "--memory-limit/--workspace",
@@ -227,8 +232,8 @@ PUBLIC: dict[str, list[str]] = {
     "posexport.export": ["DOMAIN", "export", "export_module"],
     "posexport.artifact": ["Artifact", "manifest_path", "matches_manifest", "read_manifest", "read_onnx", "write_onnx"],
     "posexport.custom_ops": [
-        "alibi_bias", "attend", "pair_features", "relative_bias", "relative_score", "relative_table_score", "rotate",
-        "sinusoids",
+        "alibi_bias", "attend", "attend_cached", "attend_shared", "head_norm", "key_positions", "pair_features",
+        "relative_bias", "relative_score", "relative_table_score", "rotate", "sinusoids",
     ],
     "posexport.files": ["json_bytes", "sha256_of", "staged", "write_json"],
 }  # fmt: skip

@@ -11,6 +11,7 @@ from helpers import cli, small_spec, tree, weights_for
 from safetensors.torch import save_file
 
 from posexport.artifact import read_onnx
+from posexport.forms import TARGETS
 from posexport.models import ENCODINGS
 from posexport.runtimes import RUNTIMES
 from posexport.spec import FORMS
@@ -125,7 +126,7 @@ def test_seeds_make_different_weights(folder: Path) -> None:
 def test_list() -> None:
     result = cli("list")
     assert (result.exit_code, result.stderr) == (0, "")
-    for name in (*ENCODINGS, *FORMS, *RUNTIMES):
+    for name in (*ENCODINGS, *FORMS, *TARGETS, *RUNTIMES):
         assert name in result.stdout
     assert "theta=10000.0" in result.stdout
     assert "arXiv:2104.09864" in result.stdout
@@ -133,7 +134,7 @@ def test_list() -> None:
 
 def test_list_for_machines() -> None:
     found = json.loads(cli("list", "--json").stdout)
-    assert list(found) == ["encodings", "forms", "runtimes"]
+    assert list(found) == ["encodings", "forms", "targets", "refusals", "runtimes"]
     assert list(found["encodings"]) == list(ENCODINGS)
     assert found["encodings"]["rope"]["parameters"]["theta"] == {
         "default": 10000.0,
@@ -141,6 +142,11 @@ def test_list_for_machines() -> None:
         "help": "base of the wavelengths",
     }
     assert found["forms"] == FORMS
+    assert found["targets"] == TARGETS
+    for row in found["refusals"]:
+        assert row["form"] in FORMS
+        assert set(row["targets"]) <= set(TARGETS)
+        assert row["why"].endswith(".")
     assert list(found["runtimes"]) == list(RUNTIMES)
     assert found["runtimes"]["ort-cpu"]["missing"] is None
     assert all(row["missing"] is None or row["missing"] for row in found["runtimes"].values())

@@ -96,6 +96,12 @@ def test_defaults_are_spelled_out() -> None:
         "scale": 0.125,
         "causal": False,
         "window": None,
+        "kv_cache": None,
+        "padding_mask": False,
+        "cross": False,
+        "qk_norm": False,
+        "softcap": None,
+        "sinks": False,
         "bias": [],
         "block": "attention",
         "norm": None,
@@ -130,7 +136,7 @@ def test_the_encodings_and_their_parameters() -> None:
     }
     assert {name: cls.axes for name, cls in ENCODINGS.items() if cls.axes != 1} == {"none": 0, "rope2d": 2}
     assert read_encoding({"name": "rope2d"}).theta == 100.0  # type: ignore[attr-defined]
-    assert list(FORMS) == ["decomposed", "function"]
+    assert list(FORMS) == ["decomposed", "function", "native", "contrib"]
 
 
 def test_inputs_and_outputs() -> None:
@@ -139,6 +145,33 @@ def test_inputs_and_outputs() -> None:
         "position_ids": (("batch", "seq", 2), "int64"),
     }
     assert small_spec("none", vocab_size=9).inputs() == {"input_ids": (("batch", "seq"), "int64")}
+    hidden, positions = (("batch", "seq", 32), "fp32"), (("batch", "seq"), "int64")
+    grown, shared = ((("batch", 2, dim, 8), "fp32") for dim in ("past_seq", "max_seq"))
+    spec = small_spec("rope", kv_cache="concat", padding_mask=True, num_kv_heads=2)
+    assert list(spec.inputs().items()) == [
+        ("hidden_states", hidden),
+        ("position_ids", positions),
+        ("attention_mask", (("batch", "total_seq"), "int64")),
+        ("past_key", grown),
+        ("past_value", grown),
+    ]
+    present = (("batch", 2, "past_seq + seq", 8), "fp32")
+    assert list(spec.outputs().items()) == [("output", hidden), ("present_key", present), ("present_value", present)]
+    spec = small_spec("none", kv_cache="shared", padding_mask=True, num_kv_heads=2, layers=2)
+    assert spec.inputs() == {
+        "hidden_states": hidden,
+        "attention_mask": (("batch", "max_seq"), "int64"),
+        "write_indices": (("batch",), "int64"),
+        **{f"past_{kind}.{layer}": shared for layer in (0, 1) for kind in ("key", "value")},
+    }
+    assert [*spec.outputs()][1:] == ["present_key.0", "present_value.0", "present_key.1", "present_value.1"]
+    assert small_spec("learned", cross=True, padding_mask=True).inputs() == {
+        "hidden_states": hidden,
+        "encoder_hidden_states": (("batch", "encoder_seq", 32), "fp32"),
+        "position_ids": positions,
+        "attention_mask": (("batch", "encoder_seq"), "int64"),
+    }
+    assert "position_ids" not in small_spec("t5", cross=True).inputs()
     assert small_spec("alibi").outputs() == {"output": (("batch", "seq", 32), "fp32")}
 
 

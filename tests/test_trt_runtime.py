@@ -235,6 +235,20 @@ def test_each_shape_frees_the_device_memory_of_the_one_before(monkeypatch: pytes
         first()  # its memory is gone
 
 
+def test_an_empty_cache_has_an_address_and_its_own_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handle, "freed", [])
+    runner = runner_on_a_stand_in()
+    runner._profiles = {"past_key": {"min": [1, 0], "opt": [1, 4], "max": [1, 9]}}
+    sizes: list[int] = []
+    shapes: dict[str, tuple[int, ...]] = {}
+    raw, context = runner._cuda.DeviceArray.raw, runner._engine.create_execution_context(2)
+    runner._cuda.DeviceArray.raw = lambda shape: sizes.append(shape[0]) or raw(shape)
+    context.set_input_shape = lambda name, shape: shapes.update({name: shape}) or True
+    assert runner.prepare({"past_key": np.zeros((1, 0), np.float16)})() == pytest.approx(0.0025)
+    assert sizes[0] == 1
+    assert shapes == {"past_key": (1, 0)}
+
+
 def test_a_runtime_cache_goes_into_the_context_and_comes_back_after_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handle, "freed", [])
     asked: list[object] = []

@@ -83,7 +83,8 @@ class PlanRunner:
         stream, raw = self._cuda.Stream(), self._cuda.DeviceArray.raw
         held = self._held = [context, stream]  # everything that must outlive the calls
         for name, array in inputs.items():
-            held.append(raw((array.nbytes,)).copy_from(_bytes(array)))
+            data = _bytes(array)
+            held.append(raw((data.nbytes,)).copy_from(data))
             _done(context.set_input_shape(name, array.shape), f"set the shape of {name}")
             _done(context.set_tensor_address(name, held[-1].ptr), f"bind {name}")
         for name, dtype in self._outputs.items():
@@ -202,7 +203,8 @@ def _serves_gpu(trt: Any, runtime: Any, plan: Any) -> bool:
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    """The bytes of a tensor; one for an empty cache, whose input must have an address too."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else np.zeros(1, np.uint8)
 
 
 def _done(fine: bool, what: str) -> None:

@@ -186,3 +186,60 @@ def test_steps_in_shared_buffers_equal_one_pass(name: str, form: str, data: st.D
     size = max(prompt + pad for prompt, pad in zip(prompts, pads, strict=True)) + steps + data.draw(st.integers(0, 5))
     beyond = rng.integers(0, 2, (len(rows), size))
     _check(spec, rows, _shared(spec, _opened(spec, form), rows, prompts, pads, beyond))
+
+
+def _rolled(given: dict[str, Array], found: dict[str, Array]) -> dict[str, Array]:
+    return {name: np.roll(array, 1, 2) if name.startswith("present") else array for name, array in found.items()}
+
+
+def _early(given: dict[str, Array], found: dict[str, Array]) -> dict[str, Array]:
+    """What is cached last is lost."""
+    return {
+        name: np.where(np.arange(array.shape[-2])[:, None] < array.shape[-2] - 1, array, 0)
+        if name.startswith("present")
+        else array
+        for name, array in found.items()
+    }
+
+
+FAULTS: dict[str, tuple[str, Callable[[dict[str, Array]], dict[str, Array]], Any]] = {
+    "cache in another order": ("rope-half", lambda given: given, _rolled),
+    "last key lost": ("none", lambda given: given, _early),
+    "mask inverted": ("none", lambda given: {**given, "attention_mask": 1 - given["attention_mask"]}, None),
+    "mask not read": (
+        "alibi-6-heads",
+        lambda given: {**given, "attention_mask": np.ones_like(given["attention_mask"])},
+        None,
+    ),
+    "positions start over": (
+        "rope-half",
+        lambda given: {**given, "position_ids": given["position_ids"] * 0 + np.arange(given["position_ids"].shape[1])},
+        None,
+    ),
+    "cached keys misplaced": (
+        "alibi-6-heads",
+        lambda given: {
+            **given,
+            "position_ids": given["position_ids"]
+            + (given["past_key"].shape[2] > 0) * np.eye(1, given["position_ids"].shape[1], dtype=np.int64),
+        },
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_on_the_way_is_seen(name: str) -> None:
+    block, before, after = FAULTS[name]
+    spec = _spec(block, kv_cache="concat", padding_mask=True)
+    rng, sound = np.random.default_rng(0), _opened(spec, FORMS_TO_TEST[0])
+    rows = [_row(spec, rng, length, offset) for length, offset in ((9, 0), (6, 11))]
+
+    def run(given: dict[str, Array]) -> dict[str, Array]:
+        found = sound(before(given))
+        return found if after is None else after(given, found)
+
+    chunks = [4, 1, 2]
+    _check(spec, rows, _grown(spec, sound, rows, chunks))
+    with pytest.raises(AssertionError):
+        _check(spec, rows, _grown(spec, run, rows, chunks))

@@ -143,9 +143,11 @@ def _one_more(call: Call, t: ir.Value, axis: int, rank: int) -> ir.Value:
 
 
 def _native(call: Call, inside: bool) -> tuple[ir.Value, ...]:
-    """`inside`: the cache goes through Attention's own inputs, which ONNX Runtime takes and TensorRT doesn't."""
+    """`inside`: for ONNX Runtime, whose Attention takes the cache as its own input, and the precision of softmax."""
     op, heads = call.op, call.heads
     kept: dict[str, Any] = {"scale": heads.scale}
+    if inside and call.dtype != ir.DataType.FLOAT:  # TensorRT takes no such attribute; its kernels sum in fp32
+        kept["softmax_precision"] = int(ir.DataType.FLOAT)
     if heads.softcap:
         kept["softcap"] = heads.softcap
     own = heads.causal and not heads.window and call.bias is None and call.mask is None and call.sinks is None

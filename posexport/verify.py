@@ -45,6 +45,12 @@ _NOT_FOR: tuple[tuple[Callable[[Runtime, Artifact], bool], str], ...] = (
         "onnx's evaluator has no com.microsoft operators",
     ),
     (
+        lambda row, artifact: (
+            row.name == "onnx-reference" and (artifact.form, artifact.spec.dtype) == ("native", "bf16")
+        ),
+        "onnx's evaluator sums Attention's softmax in bf16, which is no measure",
+    ),
+    (
         lambda row, artifact: row.name.startswith("tensorrt") and artifact.target == "ort",
         "the file is written for ONNX Runtime alone, export with --target portable or tensorrt",
     ),

@@ -50,6 +50,10 @@ BOUND = 5e-5
 Run = Callable[[dict[str, Array]], dict[str, Array]]
 
 
+def _id(value: str | tuple[str, str]) -> str:
+    return value if isinstance(value, str) else "-".join(value)
+
+
 def _spec(name: str, **over: Any) -> Spec:
     if name == "layers":
         return case("rope-half", **{"causal": True, "layers": 2, "num_kv_heads": 2, "block": "transformer", **over})
@@ -140,6 +144,7 @@ def _grown(spec: Spec, run: Run, rows: list[Row], chunks: list[int]) -> list[Arr
         *_blocks(KINDS, "concat"),
         *(pytest.param(name, FORMS_TO_TEST[0], marks=pytest.mark.slow) for name in CASES if name not in KINDS),
     ],
+    ids=_id,
 )
 @given(data=st.data())
 @settings(max_examples=5, deadline=None, derandomize=True)
@@ -155,7 +160,9 @@ def test_prefill_and_steps_over_a_grown_cache_equal_one_pass(
 
 
 @pytest.mark.parametrize(
-    ("name", "how"), [*zip(("t5", *FEW, *FEW), FORMS_TO_TEST, strict=False), ("alibi-6-heads", FORMS_TO_TEST[0])]
+    ("name", "how"),
+    [*zip(("t5", *FEW, *FEW), FORMS_TO_TEST, strict=False), ("alibi-6-heads", FORMS_TO_TEST[0])],
+    ids=_id,
 )
 def test_a_grown_cache_without_a_mask(name: str, how: tuple[str, str]) -> None:
     spec = _spec(name, kv_cache="concat")
@@ -199,7 +206,7 @@ def _shared(spec: Spec, run: Run, rows: list[Row], prompts: list[int], pads: lis
     return [np.concatenate(each) for each in made]
 
 
-@pytest.mark.parametrize(("name", "how"), _blocks(KINDS, "shared"))
+@pytest.mark.parametrize(("name", "how"), _blocks(KINDS, "shared"), ids=_id)
 @given(data=st.data())
 @settings(max_examples=5, deadline=None, derandomize=True)
 def test_steps_in_shared_buffers_equal_one_pass(name: str, how: tuple[str, str], data: st.DataObject) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -14,16 +15,19 @@ from trt_helpers import RTX, built, copied, exported, needs_rtx
 
 from posexport import custom_ops, trt_api
 from posexport.artifact import read_onnx
-from posexport.compile import BuildOptions, build
+from posexport.compile import BuildOptions, build, compile_plan
 from posexport.errors import RequestError
 from posexport.models import ENCODINGS
 from posexport.spec import FORMS, OPSETS
+from posexport.subjects import read_subject
 from posexport.trt_build import _configure
 
 pytestmark = needs_rtx
 
 MOST = {"none": 7, "learned": 8, "sinusoidal": 8, "relative": 13, "t5": 8, "rope": 6, "rope2d": 6, "alibi": 8}
-"""Kernels in fp16 at hidden size 256 with 4 heads, at most."""
+"""Kernels in fp16 at hidden size 256 with 4 heads, at most; one more where attention is an operator of its own."""
+
+OPERATORS = {"native": "Attention", "contrib": "MultiHeadAttention"}
 
 
 def test_every_encoding_has_its_number_of_kernels() -> None:
@@ -36,9 +40,10 @@ def test_fp16_fuses_attention_into_one_kernel(encoding: str, form: str) -> None:
     kernels = built(exported(encoding, form=form)).kernels
     assert kernels.rows is not None
     assert kernels.fused_attention is True
-    assert len(kernels.rows) <= MOST[encoding], [row.name for row in kernels.rows]
+    assert len(kernels.rows) <= MOST[encoding] + (form in OPERATORS), [row.name for row in kernels.rows]
     covered = [node for row in kernels.rows for node in row.nodes]
-    assert any("Softmax" in node for row in kernels.rows if row.attention for node in row.nodes)
+    attention = OPERATORS.get(form, "Softmax")
+    assert any(attention in node for row in kernels.rows if row.attention for node in row.nodes)
     assert any("node_linear" in node for node in covered)
     if form == "function":
         assert any(node.endswith("(PositionalAttention)") for node in covered)
@@ -162,13 +167,25 @@ def test_a_function_that_calls_itself_would_crash_the_parser_and_is_refused(tmp_
 def test_an_unknown_operator_is_named_with_its_node(tmp_path: Any, form: str) -> None:
     path = copied(exported("rope", form=form), tmp_path)
     model = onnx.load(path)
-    nodes = model.graph.node if form == "decomposed" else model.functions[-1].node
-    node = next(node for node in nodes if node.op_type == "Softmax")
+    nodes = model.functions[-1].node if form == "function" else model.graph.node
+    node = next(node for node in nodes if node.op_type == OPERATORS.get(form, "Softmax"))
     node.op_type = "Sofmax"
     onnx.save(model, path)
     with pytest.raises(RequestError, match=r"\(operator Sofmax\).*--form decomposed") as caught:
         built(path)
     assert f"node {node.name!r}" in str(caught.value) or form == "function"
+
+
+@pytest.mark.parametrize("form", ["decomposed", "native"])
+@pytest.mark.parametrize("kind", ["concat", "shared"])
+def test_a_block_with_a_cache_becomes_a_plan_that_takes_an_empty_one(tmp_path: Path, kind: str, form: str) -> None:
+    path = copied(exported("rope", form=form, kv_cache=kind, causal=True, padding_mask=True), tmp_path)
+    compile_plan(path, tmp_path / "block.plan", BuildOptions(runtime=RTX, profile=("batch=1:1:2", "seq=1:1:64")))
+    plan = read_subject(tmp_path / "block.plan")
+    assert plan.broken is None
+    grown = {"past_seq": (0, 4096)} if kind == "concat" else {"max_seq": (1, 4096)}
+    assert plan.bounds == {"batch": (1, 2), "seq": (1, 64), **grown}
+    assert plan.tuned == {"batch": 1, "seq": 1, **({"past_seq": 1024} if kind == "concat" else {"max_seq": 4096})}
 
 
 def test_a_builder_that_gives_up_says_what_to_do() -> None:

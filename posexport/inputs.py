@@ -119,7 +119,8 @@ def make_cases(spec: Spec, seed: int, bounds: Bounds, form: str = "decomposed") 
 
     `hidden_states` are unit normal (times `LOUD` in one case), as are cached keys and values, rounded to the graph's
     dtype; `input_ids` lie within the vocabulary. A shared cache holds zeros behind what is written, where ONNX
-    Runtime's GroupQueryAttention leaves nothing else.
+    Runtime's GroupQueryAttention leaves nothing else; and since that takes several tokens after others for one row
+    only, a chunk for a shared cache in the form contrib has batch 1.
     """
     rng = np.random.default_rng(seed)
     reach = min(max(spec.window or 0, spec.encoding.reach() or 0) + 5, LONGEST)

@@ -24,7 +24,7 @@ _NODES, _ROWS = 4, 40  # names of nodes per kernel, and kernels, that people are
     metavar="NAME=SIZES",
     multiple=True,
     help="shapes to build for, repeatable: seq=1:1024:4096, or position_ids=1x1,1x1024,8x4096 (min, opt, max)  "
-    "[default: batch=1:1:8 and seq=1:1024:4096]",
+    "[default: batch=1:1:8 and seq=1:1024:4096; posexport shows what it chose]",
 )
 @click.option(
     "--compute-capability",

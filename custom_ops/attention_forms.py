@@ -54,6 +54,12 @@ class Call:
         assert self.q.shape is not None
         return int(self.q.shape[-1]) // self.heads.num_heads  # type: ignore[arg-type]
 
+    @property
+    def square(self) -> bool:
+        """Whether there are always as many keys as queries, none of them cached."""
+        assert self.q.shape is not None and self.k.shape is not None
+        return self.past is None and self.q.shape[1] == self.k.shape[1]
+
     def lengths(self) -> tuple[ir.Value, ir.Value]:
         """Queries and keys, as scalars."""
         if self.past is None:
@@ -158,7 +164,7 @@ def _native(call: Call, inside: bool) -> tuple[ir.Value, ...]:
         kept |= {"q_num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads, "is_causal": int(own)}
         out, *grown = op.Attention(call.q, call.k, call.v, mask.added, *call.past, **kept, _outputs=3)
         return _without_keyless(call, out, mask), *grown
-    own = own and call.past is None
+    own = own and call.square
     mask = _mask(call, told=own)
     if call.write_indices is None:
         # As [B, T, K*head_dim]: where rotated queries meet cached keys by heads, TensorRT-RTX 1.7 fails to build.
@@ -194,7 +200,7 @@ def _multi_head(call: Call, ready: bool) -> tuple[ir.Value, ...]:
     which ONNX Runtime takes and TensorRT doesn't, else [B, T, N*head_dim]."""
     op, heads = call.op, call.heads
     plain = call.bias is None and call.mask is None and call.sinks is None and not heads.window
-    own = heads.causal and plain and call.past is None  # its corner is right where keys are as many as queries
+    own = heads.causal and plain and call.square  # where its corner is right
     mask = _mask(call, told=own)
     present = [] if call.past is None else call.grown()
     if present and ready:
@@ -269,8 +275,8 @@ def _grouped(call: Call) -> tuple[ir.Value, ...]:
 
 
 def _contrib(call: Call, target: str) -> tuple[ir.Value, ...]:
-    grouped = call.past is not None or call.heads.causal or call.heads.softcap
-    if target == "ort" and not _grows(call) and grouped and call.head_dim % GROUPED_WIDTH == 0:
+    grouped = call.write_indices is not None or (call.square and (call.heads.causal or call.heads.softcap))
+    if target == "ort" and grouped and call.head_dim % GROUPED_WIDTH == 0:
         return _grouped(call)
     return _multi_head(call, target == "ort")
 
@@ -291,8 +297,14 @@ def bodies(pasts: int, writes: bool) -> dict[str, Body]:
             caches = (past[0], past[1]) if past[0:1] and past[0] is not None and past[1] is not None else None
             bias, mask, sinks = rest[pasts + writes :]
             call = Call(op, q, k, v, caches, write_indices, bias, mask, sinks, heads)
-            cache = "shared" if writes else "concat" if pasts else None
-            why = carries(form, target, cache=cache, softcap=heads.softcap > 0, head_dim=call.head_dim)
+            why = carries(
+                form,
+                target,
+                cache="shared" if writes else "concat" if pasts else None,
+                softcap=heads.softcap > 0,
+                head_dim=call.head_dim,
+                square=call.square,
+            )
             if why is not None:
                 raise RequestError(f"{why}.")
             made = _native(call, target == "ort") if form == "native" else _contrib(call, target)

@@ -22,6 +22,12 @@ REFUSALS = (
     ),
     (
         (("contrib", "ort"),),
+        "softcap with an encoder's keys",
+        "GroupQueryAttention, which takes softcap, takes as many keys as queries: "
+        "give --form native, or --form decomposed",
+    ),
+    (
+        (("contrib", "ort"),),
         "softcap or shared caches, and a head_dim that is no multiple of 8",
         "GroupQueryAttention takes heads of a multiple of 8 features: give --form native, or --form decomposed",
     ),
@@ -34,12 +40,16 @@ REFUSALS = (
 """(form, target) pairs, what they can't carry, and the sentence."""
 
 
-def carries(form: str, target: str, *, cache: str | None, softcap: bool, head_dim: int) -> str | None:
-    """Why attention of this kind has no operator in `form` for `target`, without a full stop; None where it has one."""
+def carries(form: str, target: str, *, cache: str | None, softcap: bool, head_dim: int, square: bool) -> str | None:
+    """Why attention of this kind has no operator in `form` for `target`, without a full stop; None where it has one.
+
+    `square`: there are as many keys as queries, which plays no part where there is a cache.
+    """
     asked = {
         "softcap": softcap,
         "shared caches": cache == "shared",
         "softcap with a grown cache": softcap and cache == "concat",
+        "softcap with an encoder's keys": softcap and cache is None and not square,
         "softcap or shared caches, and a head_dim that is no multiple of 8": (softcap or cache == "shared")
         and head_dim % GROUPED_WIDTH > 0,
     }

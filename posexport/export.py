@@ -113,19 +113,27 @@ def _capture(
 ) -> ir.Model:
     """The graph as torch's exporter writes it, with every call of an operator of ours one function node."""
     with _quiet(), torch.no_grad():
-        program = torch.onnx.export(
-            module,
-            args,
-            dynamo=True,
-            opset_version=functions.opset,
-            input_names=list(names[0]),
-            output_names=list(names[1]),
-            dynamic_shapes=dynamic_shapes,
-            custom_translation_table={op.overload: functions.translation(op) for op in operators()},
-            # Its optimizer folds transposed weights into new initializers, which loses their names and layout.
-            optimize=False,
-            verbose=False,
-        )
+        try:
+            program = torch.onnx.export(
+                module,
+                args,
+                dynamo=True,
+                opset_version=functions.opset,
+                input_names=list(names[0]),
+                output_names=list(names[1]),
+                dynamic_shapes=dynamic_shapes,
+                custom_translation_table={op.overload: functions.translation(op) for op in operators()},
+                # Its optimizer folds transposed weights into new initializers, which loses their names and layout.
+                optimize=False,
+                verbose=False,
+            )
+        except Exception as error:  # what a body raises comes wrapped in torch's own errors
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, RequestError):
+                cause = cause.__cause__
+            if cause is None:
+                raise
+            raise cause from None
     assert program is not None
     functions.attach(program.model)
     return program.model
@@ -180,12 +188,12 @@ class Functions:
         return translate
 
     def _function(self, operator: Operator, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> ir.Function:
-        key = (operator.function, *((v.dtype, _static(v)) if v is not None else None for v in inputs))
-        key = (*key, *attributes.items())
+        shapes = _shapes(inputs)
+        key = (operator.function, *shapes, *(v.dtype if v is not None else None for v in inputs), *attributes.items())
         if key not in self._calls:
             values = [
-                ir.Value(name=name, type=ir.TensorType(v.dtype), shape=ir.Shape(_static(v))) if v is not None else None
-                for name, v in zip(operator.inputs, inputs, strict=True)
+                ir.Value(name=name, type=ir.TensorType(v.dtype), shape=ir.Shape(shape)) if shape is not None else None
+                for name, v, shape in zip(operator.inputs, inputs, shapes, strict=True)
             ]
             chosen = operator.body_for(self._form, self._target)
             function = self._build(operator, chosen, values, attributes)
@@ -245,9 +253,15 @@ def _differ(function: ir.Function, other: Callable[[], ir.Function]) -> bool:
     return bool(one != two)
 
 
-def _static(value: Any) -> tuple[int | None, ...]:
-    """The dimensions of a value that are plain numbers; None where they vary."""
-    return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
+def _shapes(values: tuple[Any, ...]) -> list[tuple[int | str, ...] | None]:
+    """The shapes of values, None for an absent one; dimensions that vary have the same name where they vary as one."""
+    names: dict[str, str] = {}
+    return [
+        None
+        if value is None
+        else tuple(dim if isinstance(dim, int) else names.setdefault(str(dim), f"d{len(names)}") for dim in value.shape)
+        for value in values
+    ]
 
 
 def _schema(operator: Operator, name: str, inputs: int) -> onnx.defs.OpSchema:

@@ -50,7 +50,14 @@ def refusal(spec: Spec, form: str, target: str = "portable", opset: int | None =
         return wrong
     if form == "native" and spec.kv_cache == "shared" and opset == 23:
         return "native writes into shared caches with TensorScatter, which is of opset 24: give --opset 24, or none"
-    return carries(form, target, cache=spec.kv_cache, softcap=spec.softcap is not None, head_dim=spec.head_dim)
+    return carries(
+        form,
+        target,
+        cache=spec.kv_cache,
+        softcap=spec.softcap is not None,
+        head_dim=spec.head_dim,
+        square=not spec.cross,
+    )
 
 
 def opset_refusal(form: str, target: str, opset: int | None) -> str | None:

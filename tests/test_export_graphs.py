@@ -50,8 +50,8 @@ GRAPHS += [
     (name, form, "fp16")
     for name, form in zip((name for name in CASES if name not in FUNCTIONS), itertools.cycle(FORMS), strict=False)
 ]
-"""Every encoding in every form, in both dtypes by turns (the slow sweep takes them all); its variants in half precision,
-where there is most to go wrong, each in one form."""
+"""Every encoding in every form, dtypes by turns (the slow sweep takes them all); its variants each in one form, in half
+precision, where there is most to go wrong."""
 
 
 @pytest.fixture(scope="module", params=GRAPHS, ids="-".join)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,8 @@ import torch
 from helpers import run_ort
 
 from posexport import custom_ops
+from posexport.custom_ops.carries import carries
+from posexport.errors import RequestError
 from posexport.export import DOMAIN, export_module
 
 B, S, T, N, H = 2, 5, 8, 4, 6
@@ -152,27 +156,68 @@ def tensors(arguments: list[Any]) -> list[torch.Tensor]:
     return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_onnx_body_equals_torch_body(name: str) -> None:
+def written(name: str, form: str, target: str = "portable") -> ir.Model:
+    """A call as a graph, all its lengths dynamic."""
     operator, arguments, dims = CALLS[name]
     given = tensors(arguments)
-    names = [f"in{index}" for index in range(len(given))]
-    outputs = [f"out{index}" for index in range(len(operator.outputs))]
-    model = export_module(
+    return export_module(
         Call(operator, arguments).eval(),
         tuple(given),
         (tuple({axis: DYNAMIC[dim] for axis, dim in each.items()} for each in dims[: len(given)]),),  # type: ignore[arg-type]
-        input_names=tuple(names),
-        output_names=tuple(outputs),
-        form="function",
+        input_names=tuple(f"in{index}" for index in range(len(given))),
+        output_names=tuple(f"out{index}" for index in range(len(operator.outputs))),
+        form=form,
+        target=target,
+        opset=24 if form == "native" else None,  # which has TensorScatter
     )
-    assert [node.op_type for node in model.graph if node.domain == DOMAIN] == [operator.function]
-    made = run_ort(model, {name: tensor.numpy() for name, tensor in zip(names, given, strict=True)})
+
+
+def check_on_ort(name: str, model: ir.Model) -> None:
+    """The graph of a call gives what its torch body gives, in shapes and dtypes that its fake knows."""
+    operator, arguments, _ = CALLS[name]
+    given = tensors(arguments)
+    made = run_ort(model, {f"in{index}": tensor.numpy() for index, tensor in enumerate(given)})
     wanted = Call(operator, arguments)(*given)
     fake = Call(operator.fake, arguments)(*given)
     for output, tensor, shaped in zip(made.values(), wanted, fake, strict=True):
         assert (tensor.shape, tensor.dtype) == (shaped.shape, shaped.dtype)
         np.testing.assert_allclose(output, tensor.numpy(), atol=2e-6 * max(1.0, float(tensor.abs().max())), rtol=0)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_onnx_body_equals_torch_body(name: str) -> None:
+    model = written(name, "function")
+    assert [node.op_type for node in model.graph if node.domain == DOMAIN] == [CALLS[name][0].function]
+    check_on_ort(name, model)
+
+
+HOWS = [(form, target) for form in ("native", "contrib") for target in ("portable", "ort")]
+WITH_FORMS = [
+    (name, *how)
+    for at, name in enumerate(name for name, (operator, _, _) in CALLS.items() if operator.forms)
+    for how in (HOWS[at % 4], HOWS[(at + 1 + at // 4) % 4])
+]
+"""Calls of operators that a form has others for, each in two ways."""
+
+
+@pytest.mark.parametrize(("name", "form", "target"), dict.fromkeys(WITH_FORMS))
+def test_body_of_a_form_equals_torch_body(name: str, form: str, target: str) -> None:
+    operator, arguments, _ = CALLS[name]
+    attributes = dict(
+        zip(reversed(list(inspect.signature(operator.eager).parameters)), reversed(arguments), strict=False)
+    )
+    why = None
+    if operator in (custom_ops.attend, custom_ops.attend_cached, custom_ops.attend_shared):
+        cache = {"attend": None, "attend_cached": "concat", "attend_shared": "shared"}[operator.name]
+        why = carries(form, target, cache=cache, softcap=attributes["softcap"] > 0, head_dim=H, square=S == T)
+    if why is not None:
+        with pytest.raises(RequestError, match=re.escape(why)):
+            written(name, form, target)
+        return
+    model = written(name, form, target)
+    assert not model.functions
+    assert "Softmax" not in {node.op_type for node in model.graph}
+    check_on_ort(name, model)
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name.startswith(("attend-", "relative", "alibi"))])

@@ -41,11 +41,19 @@ OPSET_BLOCKS: dict[str, dict[str, Any]] = {
         "causal": True,
     },
     "function": {"name": "relative", "block": "transformer", "window": 4, "num_heads": 2, "bias": True},
+    "native": {"name": "rope-partial", "block": "transformer", "qk_norm": True, "norm_type": "rmsnorm", "window": 3},
+    "contrib": {"name": "rope2d-half", "block": "transformer", "qk_norm": True, "causal": True, "num_kv_heads": 2},
 }
+EVERY_OPSET = [
+    *(("decomposed", opset) for opset in OPSETS),
+    *(("function", opset) for opset in OPSETS[::2]),
+    *(("native", opset) for opset in (23, 24)),
+    *(("contrib", opset) for opset in (OPSETS[0], *OPSETS[1::2])),
+]
+"""Each opset in two forms; the slow sweep takes all of them in all."""
 
 
-@pytest.mark.parametrize("opset", OPSETS)
-@pytest.mark.parametrize("form", OPSET_BLOCKS)
+@pytest.mark.parametrize(("form", "opset"), EVERY_OPSET)
 def test_every_opset(form: str, opset: int) -> None:
     spec = case(**OPSET_BLOCKS[form])
     model = export(spec, weights_for(spec), form=form, opset=opset)
@@ -57,9 +65,11 @@ def test_every_opset(form: str, opset: int) -> None:
 def test_the_opsets_are_those_that_work() -> None:
     assert list(OPSETS) == list(range(18, 26))
     spec = small_spec("none")
-    for opset in (17, 26, 0):
-        with pytest.raises(RequestError, match=f"opset is {opset}: decomposed is written in opsets 18 to 25"):
-            export(spec, weights_for(spec), opset=opset)
+    for form, low, high in (("decomposed", 18, 25), ("function", 18, 25), ("native", 23, 24), ("contrib", 18, 25)):
+        for opset in (low - 1, high + 1, 0):
+            said = f"opset is {opset}: {form} is written in opsets {low} to {high}"
+            with pytest.raises(RequestError, match=said):
+                export(spec, weights_for(spec), form=form, opset=opset)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,9 @@ class BenchOptions:
 @click.command()
 @click.argument("file")
 @click.option("--runtime", "runtimes", metavar="NAME", multiple=True, help="time this one, repeatable  [default: all]")
-@click.option("--shape", "shapes", metavar="SIZES", multiple=True, help="such as batch=1,seq=128 (past_seq, max_seq, encoder_seq), repeatable")
+@click.option(
+    "--shape", "shapes", metavar="SIZES", multiple=True, help="such as batch=1,seq=1,past_seq=512, repeatable"
+)
 @click.option("--rounds", metavar="N", help="rounds, each of three timed runs per runtime  [default: 20]")
 @click.option("--warmup", metavar="N", help="runs before the first round  [default: 3]")
 @click.option("--threads", metavar="N", help="CPU threads of each runtime  [default: its own choice]")

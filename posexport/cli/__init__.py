@@ -21,6 +21,7 @@ COMMANDS = {
     "export": "write a block as an ONNX file",
     "compile": "build an ONNX file into a TensorRT plan",
     "verify": "prove that artifacts compute what the torch block computes",
+    "matrix": "measure what works where: every encoding, form, dtype and runtime",
     "bench": "time an artifact beside torch",
     "inspect": "show what an artifact holds",
 }

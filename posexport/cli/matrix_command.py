@@ -1,0 +1,142 @@
+"""`posexport matrix`: what works where, measured; written as matrix.json, matrix.md and matrix.png."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from posexport.cli import console
+from posexport.errors import RequestError, RuntimeMissingError, unknown
+from posexport.fields import integer
+from posexport.forms import TARGETS
+
+if TYPE_CHECKING:
+    from posexport.matrix import Cell, Matrix
+
+
+@attrs.frozen(kw_only=True)
+class MatrixOptions:
+    """The numbers among the options, validated."""
+
+    jobs: int | None = integer(None, "entries measured side by side", optional=True)
+
+
+@click.command()
+@click.option("--encoding", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
+@click.option("--form", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
+@click.option("--dtype", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
+@click.option(
+    "--mode",
+    metavar="NAME",
+    multiple=True,
+    help="only this one of prefill, decode, decode-shared and padding, repeatable  [default: all]",
+)
+@click.option(
+    "--runtime",
+    metavar="NAME",
+    multiple=True,
+    help="only this one, or 'build' for TensorRT's plans, repeatable  [default: all]",
+)
+@click.option("--target", metavar="NAME", default="portable", help=f"one of: {', '.join(TARGETS)}  [default: portable]")
+@click.option("--jobs", metavar="N", help="entries measured side by side  [default: one per core, as memory allows]")
+@click.option("--output", "-o", metavar="FOLDER", default="matrix", help="where to write  [default: ./matrix]")
+@click.option("--resume/--no-resume", default=True, help="keep what FOLDER holds of the same versions  [default: yes]")
+@click.option("--json", "as_json", is_flag=True, help="print matrix.json")
+def matrix(
+    encoding: tuple[str, ...],
+    form: tuple[str, ...],
+    dtype: tuple[str, ...],
+    mode: tuple[str, ...],
+    runtime: tuple[str, ...],
+    target: str,
+    jobs: Any,
+    output: str,
+    resume: bool,
+    as_json: bool,
+) -> int:
+    """Measure what works where: every encoding in every form, dtype and mode, on every runtime that is there.
+
+    Writes matrix.json, matrix.md and matrix.png to a folder, which is made if need be. What is done is kept when it is
+    interrupted, and when it runs again; what failed is measured again. Exits 1 where something that was asked for
+    failed.
+    """
+    options = MatrixOptions(jobs=jobs)
+    if target not in TARGETS:
+        raise unknown("target", target, TARGETS)
+    folder = _folder(output)
+    with console.progress("looking at what is here") as (bar, task):
+        from posexport.matrix import Selection, columns_here, read, settle
+        from posexport.matrix_run import default_jobs, measure, steps
+
+        chosen = Selection(encoding=encoding, form=form, dtype=dtype, mode=mode, runtime=runtime)
+        file = folder / "matrix.json"
+        old = read(file) if resume and file.exists() else None
+        here = columns_here()
+        found, todo = settle(old, chosen, here, target)
+        folder.mkdir(exist_ok=True)
+        bar.update(task, description="measuring", total=steps(todo), completed=0)
+        try:
+            measure(
+                found,
+                todo,
+                here,
+                jobs=options.jobs or default_jobs(),
+                save=lambda so_far: so_far.write(file),
+                advance=lambda what, number: bar.update(task, description=what, advance=number),
+            )
+        except KeyboardInterrupt:
+            left = sum((entry, column) not in found.cells for entry, columns in todo.items() for column in columns)
+            click.echo(f"Error: interrupted: {left} cells are left, so run it again to go on from {file}.", err=True)
+            return 130
+        bar.update(task, description="drawing")
+        _write(found, folder)
+    asked = [found.cells[key] for key in chosen.cells()]
+    if as_json:
+        console.show_json(found.to_dict())
+    else:
+        _show(asked, folder)
+    return int(any(cell.state == "failed" for cell in asked))
+
+
+def _folder(output: str) -> Path:
+    path = Path(output)
+    if path.exists() and not path.is_dir():
+        raise RequestError(f"output {output!r} is a file: give a folder, which is made if need be.")
+    if not path.parent.is_dir():
+        raise RequestError(f"output {output!r} can't be made: its own folder isn't there, so make that first.")
+    return path
+
+
+def _write(found: Matrix, folder: Path) -> None:
+    """All files; a picture that can't be drawn is told and no error, since the data stand."""
+    from posexport.files import staged
+    from posexport.matrix_picture import draw
+    from posexport.matrix_report import to_markdown
+
+    found.write(folder / "matrix.json")
+    with staged() as files:
+        files.write(folder / "matrix.md", lambda file: file.write(to_markdown(found).encode()))
+    try:
+        draw(found, folder / "matrix.png")
+    except RuntimeMissingError as error:
+        (folder / "matrix.png").unlink(missing_ok=True)  # it would show other numbers
+        click.echo(f"not drawn: {error}", err=True)
+
+
+def _show(asked: list[Cell], folder: Path) -> None:
+    from posexport.matrix_report import ROWS, idle, rows, summary
+
+    table = rows(asked)
+    if table:
+        console.show_table("What works where", ROWS, table, right=ROWS[1:])
+    for name, reason in idle(asked).items():
+        click.echo(f"not run: {name} ({reason})")
+    for reason in dict.fromkeys(cell.reason or "" for cell in asked if cell.state == "refused"):
+        click.echo(f"refused: {reason}")
+    for cell in asked:
+        if cell.state == "failed":
+            click.echo(f"failed: {cell.entry.name} on {cell.column}: {cell.reason}")
+    click.echo(f"{summary(asked)}; the whole table is in {folder / 'matrix.md'}")

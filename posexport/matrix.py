@@ -1,0 +1,326 @@
+"""The matrix: what works where, as data. Every encoding, form, dtype and mode is an entry; on a runtime, it is a cell.
+
+A cell passed or failed as `posexport.verify` judges it. It is refused where the form can't carry the block for the
+target, and not run where a runtime isn't there or can't take the file by its nature; both with the reason. Beside the
+runtimes there is one more column, `build`: the plan that TensorRT builds from the file, its kernels, and whether
+attention is one of them. Nothing of the machine or the time is kept, and errors have two digits, so that measuring
+again gives the same file but for a digit of an error. Imports no engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Container, Iterable, Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport import __version__, forms
+from posexport.errors import RequestError, unknown
+from posexport.files import staged
+from posexport.models import ENCODINGS, read_spec
+from posexport.parity import FAILED, NOT_RUN, PASSED
+from posexport.runtimes import RUNTIMES
+from posexport.spec import DTYPES, FORMS, Spec
+from posexport.trt_api import BUILDERS, can_build
+
+REFUSED = "refused"
+STATES = (PASSED, FAILED, REFUSED, NOT_RUN)
+SIZES = {"hidden_size": 256, "num_heads": 4}
+"""The sizes of every block: four heads of 64 features."""
+
+BUILD = "build"
+COLUMNS = (*RUNTIMES, BUILD)
+_MAKERS = ("torch", "onnx", "onnxscript", "onnx-ir")  # what a file's bytes depend on, beside posexport
+
+
+@attrs.frozen(kw_only=True)
+class Mode:
+    """One way of using a block: fields of its spec, beside sizes, encoding and dtype."""
+
+    summary: str
+    fields: Mapping[str, Any]
+
+
+MODES = {
+    "prefill": Mode(summary="a whole sequence at once, without a cache", fields={}),
+    "decode": Mode(summary="prefill, chunks and single tokens, over caches that grow", fields={"kv_cache": "concat"}),
+    "decode-shared": Mode(
+        summary="prefill, chunks and single tokens, written into shared buffers", fields={"kv_cache": "shared"}
+    ),
+    "padding": Mode(
+        summary="rows padded left, right and wholly, masks with holes", fields={"padding_mask": True}
+    ),
+}  # fmt: skip
+"""All are causal, but for encodings of positions on several axes without a cache: images have no order."""
+
+
+@attrs.frozen(kw_only=True)
+class Entry:
+    """One file to export and measure."""
+
+    encoding: str
+    form: str
+    dtype: str
+    mode: str
+
+    @property
+    def name(self) -> str:
+        """A name for its file."""
+        return f"{self.encoding}-{self.form}-{self.dtype}-{self.mode}"
+
+    def spec(self) -> Spec:
+        """Its block; raises RequestError where the encoding and the mode contradict each other."""
+        fields = MODES[self.mode].fields
+        causal = "kv_cache" in fields or ENCODINGS[self.encoding].axes < 2
+        return read_spec(
+            {"encoding": {"name": self.encoding}, "dtype": self.dtype, "causal": causal, **SIZES, **fields}
+        )
+
+    def refusal(self, target: str) -> str | None:
+        """Why it can't be exported for `target`, without a full stop, or None."""
+        try:
+            return forms.refusal(self.spec(), self.form, target)
+        except RequestError as error:
+            return str(error).rstrip(".")
+
+
+@attrs.frozen(kw_only=True)
+class Cell:
+    """An entry in one column: a state, and for any state but "passed" its reason.
+
+    `error` is the largest error of the comparison that came nearest to its limit, `eager` torch eager's own there and
+    `ratio` their quotient; `kernels` and `fused` are a plan's. `spec` is a hash of the block and `version` that of the
+    runtime which judged, None where none did: a cell is kept as long as both are the same.
+    """
+
+    entry: Entry
+    column: str
+    state: str
+    reason: str | None = None
+    error: float | None = None
+    eager: float | None = None
+    ratio: float | None = None
+    cases: int | None = None
+    kernels: int | None = None
+    fused: bool | None = None
+    spec: str | None = None
+    version: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, what is not known left out."""
+        own = {key: value for key, value in attrs.asdict(self).items() if key != "entry" and value is not None}
+        return {**attrs.asdict(self.entry), **own}
+
+
+Key = tuple[Entry, str]
+
+
+@attrs.define(kw_only=True)
+class Matrix:
+    """Cells by entry and column, all made for one target by the same versions of posexport and its exporters."""
+
+    target: str = "portable"
+    made_by: Mapping[str, str] = attrs.field(factory=lambda: makers())
+    cells: dict[Key, Cell] = attrs.field(factory=dict)
+
+    def put(self, cells: Iterable[Cell]) -> None:
+        """Add cells, or replace them."""
+        self.cells.update({(cell.entry, cell.column): cell for cell in cells})
+
+    def ordered(self) -> list[Cell]:
+        """The cells in the order of the tables of modes, encodings, forms, dtypes and columns."""
+        names = (tuple(MODES), tuple(ENCODINGS), tuple(FORMS), DTYPES, COLUMNS)
+        places = [{name: at for at, name in enumerate(each)} for each in names]
+
+        def place(cell: Cell) -> tuple[int, ...]:
+            of = (cell.entry.mode, cell.entry.encoding, cell.entry.form, cell.entry.dtype, cell.column)
+            return tuple(table[name] for table, name in zip(places, of, strict=True))
+
+        return sorted(self.cells.values(), key=place)
+
+    def header(self) -> dict[str, Any]:
+        """What holds for all cells."""
+        return {
+            "made_by": dict(self.made_by),
+            "target": self.target,
+            "sizes": SIZES,
+            "modes": {name: {"summary": mode.summary, **mode.fields} for name, mode in MODES.items()},
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `read` takes it."""
+        return {**self.header(), "cells": [cell.to_dict() for cell in self.ordered()]}
+
+    def to_bytes(self) -> bytes:
+        """`to_dict` as JSON with a line per cell, so that a change of one shows as a change of one line."""
+        head = json.dumps(self.header(), indent=2).removesuffix("\n}")
+        cells = ",\n".join(f"    {json.dumps(cell.to_dict(), ensure_ascii=False)}" for cell in self.ordered())
+        return f'{head},\n  "cells": [\n{cells}\n  ]\n}}\n'.encode()
+
+    def write(self, path: Path) -> None:
+        """Write it whole or not at all; RequestError where the folder can't be written."""
+        with staged() as files:
+            files.write(path, lambda file: file.write(self.to_bytes()))
+
+    def same_makers(self, other: Matrix) -> bool:
+        """Whether cells of `other` may stand among these: what made their files is the same."""
+        return (self.target, dict(self.made_by)) == (other.target, dict(other.made_by))
+
+
+def read(path: Path) -> Matrix:
+    """The matrix in a file; cells of names that are no more are left out. RequestError where it holds none."""
+    try:
+        data = json.loads(path.read_bytes())
+        found = Matrix(target=str(data["target"]), made_by=dict(data["made_by"]))
+        found.put(_cell(each) for each in data["cells"] if _known(each))
+    except OSError as error:
+        raise RequestError(f"{str(path)!r} can't be read ({error.strerror}): give another folder.") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise RequestError(
+            f"{str(path)!r} is no matrix of posexport: give another folder, or --no-resume to write it anew."
+        ) from None
+    return found
+
+
+def _known(data: Mapping[str, Any]) -> bool:
+    tables: dict[str, Container[str]] = {
+        "encoding": ENCODINGS, "form": FORMS, "dtype": DTYPES, "mode": MODES, "column": COLUMNS,
+    }  # fmt: skip
+    return all(data[key] in table for key, table in tables.items())
+
+
+def _cell(data: Mapping[str, Any]) -> Cell:
+    names = [field.name for field in attrs.fields(Entry)]
+    cell = Cell(
+        entry=Entry(**{name: data[name] for name in names}),
+        **{key: value for key, value in data.items() if key not in names},
+    )
+    if cell.state not in STATES:
+        raise ValueError(cell.state)
+    return cell
+
+
+def makers() -> dict[str, str]:
+    """The versions of posexport and of what it exports with."""
+    return {"posexport": __version__, **{name: _public(metadata.version(name)) for name in _MAKERS}}
+
+
+def _public(version: str) -> str:
+    return version.partition("+")[0]  # torch names the CUDA of its wheel behind it
+
+
+@attrs.frozen(kw_only=True)
+class Column:
+    """What judges in one column here: its `version`, or why it is `missing`."""
+
+    version: str | None = None
+    missing: str | None = None
+    builder: str | None = None
+
+
+def columns_here() -> dict[str, Column]:
+    """Every column, as it is on this machine."""
+    distributions = metadata.packages_distributions()
+
+    def version(*packages: str | None) -> str | None:
+        here = [name for name in packages if name and find_spec(name)]
+        return _public(metadata.version(distributions[here[0]][0])) if here and here[0] in distributions else None
+
+    found = {}
+    for name, row in RUNTIMES.items():
+        why = row.missing()
+        found[name] = Column(missing=why) if why else Column(version=version(row.package, row.instead))
+    reasons = {name: can_build(name) for name in BUILDERS}
+    able = [name for name, why in reasons.items() if why is None]
+    if able:
+        found[BUILD] = Column(version=f"{able[0]} {version(BUILDERS[able[0]].package)}", builder=able[0])
+    else:
+        found[BUILD] = Column(missing="; ".join(f"{name}: {why}" for name, why in reasons.items()))
+    return found
+
+
+@attrs.frozen(kw_only=True)
+class Selection:
+    """What is asked for: names of each axis, all of them where none is given."""
+
+    encoding: Sequence[str] = ()
+    form: Sequence[str] = ()
+    dtype: Sequence[str] = ()
+    mode: Sequence[str] = ()
+    runtime: Sequence[str] = ()
+
+    def __attrs_post_init__(self) -> None:
+        tables: dict[str, Iterable[str]] = {
+            "encoding": ENCODINGS, "form": FORMS, "dtype": DTYPES, "mode": MODES, "runtime": COLUMNS,
+        }  # fmt: skip
+        for kind, table in tables.items():
+            names = list(table)
+            given = getattr(self, kind)
+            for name in given:
+                if name not in names:
+                    raise unknown(kind, name, names)
+            object.__setattr__(self, kind, tuple(name for name in names if not given or name in given))
+
+    def entries(self) -> list[Entry]:
+        """The entries in order."""
+        return [
+            Entry(encoding=encoding, form=form, dtype=dtype, mode=mode)
+            for mode in self.mode
+            for encoding in self.encoding
+            for form in self.form
+            for dtype in self.dtype
+        ]
+
+    def cells(self) -> list[Key]:
+        """The cells in order."""
+        return [(entry, column) for entry in self.entries() for column in self.runtime]
+
+
+Todo = dict[Entry, list[str]]
+"""Columns in which entries are to be measured."""
+
+
+def settle(old: Matrix | None, selection: Selection, here: Mapping[str, Column], target: str) -> tuple[Matrix, Todo]:
+    """A matrix of all that need not be measured, from `old` or because nothing can be, and what is still to do.
+
+    Cells of `old` outside of the selection stay if they are current. What failed is measured again. A verdict from
+    elsewhere stays where a runtime isn't here, since "not run" would say less.
+    """
+    matrix, todo = Matrix(target=target), Todo()
+    kept = {} if old is None or not matrix.same_makers(old) else old.cells
+    hashes = {entry: spec_hash(entry) for entry in dict.fromkeys(entry for entry, _ in [*kept, *selection.cells()])}
+    current = {
+        (entry, column): cell
+        for (entry, column), cell in kept.items()
+        if cell.state != REFUSED
+        and cell.version is not None
+        and cell.spec == hashes[entry]
+        and here[column].version in (None, cell.version)
+    }
+    asked = set(selection.cells())
+    matrix.put(cell for key, cell in current.items() if key not in asked)
+    for entry, column in selection.cells():
+        cell, missing = current.get((entry, column)), here[column].missing
+        refusal = entry.refusal(target)
+        if refusal is not None:
+            matrix.put([Cell(entry=entry, column=column, state=REFUSED, reason=refusal)])
+        elif cell is not None and (cell.state != FAILED or missing is not None):
+            matrix.put([cell])
+        elif missing is not None:
+            matrix.put([Cell(entry=entry, column=column, state=NOT_RUN, reason=missing, spec=hashes[entry])])
+        else:
+            todo.setdefault(entry, []).append(column)
+    return matrix, todo
+
+
+def spec_hash(entry: Entry) -> str | None:
+    """A hash of the block of an entry; None where there is no such block."""
+    try:
+        return hashlib.sha256(entry.spec().to_json().encode()).hexdigest()[:12]
+    except RequestError:
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +13,11 @@ from posexport import timing
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """`state` is passed, failed or not run; `target` is the largest allowed ratio or count."""
+    """`state` is passed, failed, not run, or measured where there is no target; `target` is the largest allowed ratio
+    or count."""
 
     what: str
-    target: float
+    target: float | None
     state: str
     value: float | None = None
     low: float | None = None
@@ -62,7 +64,17 @@ def compared(
     )
 
 
-def not_run(what: str, target: float, reason: str) -> Row:
+def measured(what: str, ours: Sequence[float], theirs: Sequence[float], **details: Any) -> Row:
+    """A row as `compared` makes it, for what has no target and stands beside for information."""
+    return attrs.evolve(compared(what, ours, theirs, math.inf, **details), target=None, state="measured")
+
+
+def observed(what: str, value: float, unit: str, **details: Any) -> Row:
+    """A row as `counted` makes it, for what has no target."""
+    return attrs.evolve(counted(what, value, math.inf, unit, **details), target=None, state="measured")
+
+
+def not_run(what: str, target: float | None, reason: str) -> Row:
     """A row for what could not be measured here."""
     return Row(what=what, target=target, state="not run", reason=reason)
 

@@ -14,17 +14,16 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from helpers import Array, as_float64, cli, open_ort, refused, small_spec, tree, weights_for
+from form_helpers import BOUNDS, check_form, small_cases
+from helpers import Array, as_float64, cli, refused, small_spec, tree, weights_for
 from pairs import Row, all_pairs
 
 from posexport import custom_ops
 from posexport.artifact import read_onnx, write_onnx
 from posexport.custom_ops.carries import REFUSALS
-from posexport.dimensions import bounds_of
 from posexport.errors import RequestError
 from posexport.export import export, export_module
 from posexport.forms import TARGETS, default_opset, refusal
-from posexport.inputs import make_cases
 from posexport.onnx_file import skeleton
 from posexport.spec import FORMS, Spec
 
@@ -183,8 +182,6 @@ def _carried(row: Row) -> bool:
 
 
 ROWS = all_pairs(OPTIONS, _carried)
-RUNS = ("offset", "scattered", "loud", "prefill", "step")
-BOUNDS = {"fp32": 5e-5, "fp16": 1.2e-2}
 
 
 def _name(row: Row) -> str:
@@ -192,27 +189,9 @@ def _name(row: Row) -> str:
     return "-".join("-".join(row["how"]) if part == str(row["how"]) else part for part in named)
 
 
-def check_row(row: Row) -> None:
-    """Every output is the oracle's, over prefills, chunks and steps, with padding of all kinds."""
-    spec, (form, target) = _spec(row), row["how"]
-    run = open_ort(export(spec, weights_for(spec), form=form, target=target))
-    made = [
-        each for each in make_cases(spec, 0, bounds_of(spec.inputs(), {}), form) if each.name.split(" [")[0] in RUNS
-    ]
-    assert len(made) >= 3
-    for each in made:
-        wanted = oracles.outputs(spec, as_float64(weights_for(spec)), each.arrays)
-        found = run(each.arrays)
-        assert list(found) == list(wanted)
-        for name, array in wanted.items():
-            assert found[name].shape == array.shape, (each.name, name)
-            off = np.abs(found[name].astype(np.float64) - array).max() / max(1.0, np.abs(array).max())
-            assert off < BOUNDS[spec.dtype], (each.name, name, off)
-
-
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_every_form_is_the_formula(row: Row) -> None:
-    check_row(row)
+    check_form(_spec(row), *row["how"])
 
 
 @pytest.mark.slow
@@ -223,7 +202,7 @@ def test_every_form_is_the_formula_at_random(seed: int) -> None:
     carried = [row for row in rows if _carried(row)]
     assert len(carried) > 40
     for row in carried:
-        check_row(row)
+        check_form(_spec(row), *row["how"])
 
 
 def _bytes(spec: Spec, form: str, target: str, **fixed: Any) -> tuple[bytes, str | None]:
@@ -285,7 +264,7 @@ def test_a_wrong_graph_is_far_off() -> None:
     right |= {"softcap": 1.5, "num_kv_heads": 2, "qk_norm": True, "head_dim": 8}
     spec = small_spec(**right)
     weights = as_float64(weights_for(spec))
-    inputs = make_cases(spec, 0, bounds_of(spec.inputs(), {}))[3].arrays
+    inputs = small_cases(spec, "native", ["scattered"])[0].arrays
     truth = oracles.outputs(spec, weights, inputs)["output"]
     wrong: Array
     for over in ({"causal": False}, {"window": 4}, {"sinks": False}, {"softcap": 2.0}, {"qk_norm": False}):

@@ -1,0 +1,55 @@
+"""Blocks of ours in a form, run on ONNX Runtime against the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import oracles
+from helpers import Array, as_float64, open_ort, weights_for
+
+from posexport.dimensions import bounds_of
+from posexport.export import export
+from posexport.inputs import Case, make_cases
+from posexport.spec import Spec
+
+Run = Callable[[dict[str, Array]], dict[str, Array]]
+
+BOUNDS = {"fp32": 5e-5, "fp16": 1.2e-2}
+"""Of the largest value: angles up to 200, and sums of 32 products. Another option is off by more than twice as much."""
+SMALL = ("offset", "scattered", "loud", "prefill", "step")
+"""Cases of verify of a few tokens each, at positions where fp32 knows the angles."""
+
+
+def small_cases(spec: Spec, form: str, names: Collection[str] = SMALL) -> list[Case]:
+    """Prefills, chunks and steps, with padding of all kinds, as far as a spec has them."""
+    made = make_cases(spec, 0, bounds_of(spec.inputs(), {}), form)
+    return [each for each in made if each.name.split(" [")[0] in names]
+
+
+def errors(spec: Spec, run: Run, cases: list[Case]) -> dict[str, float]:
+    """The largest error of each case over all outputs, relative to the largest value of the oracle's; inf for NaN."""
+    found: dict[str, float] = {}
+    for each in cases:
+        wanted = oracles.outputs(spec, as_float64(weights_for(spec)), each.arrays)
+        made = run(each.arrays)
+        assert list(made) == list(wanted)
+        worst = 0.0
+        for name, array in wanted.items():
+            assert made[name].shape == array.shape, (each.name, name)
+            off = np.abs(made[name].astype(np.float64) - array).max() / max(1.0, np.abs(array).max())
+            worst = max(worst, float(off) if np.isfinite(off) else np.inf)
+        found[each.name] = worst
+    return found
+
+
+def check_form(
+    spec: Spec, form: str, target: str, names: Collection[str] = SMALL, bound: float | None = None, **how: Any
+) -> None:
+    """An export is the oracle on ONNX Runtime."""
+    run = open_ort(export(spec, weights_for(spec), form=form, target=target, **how))
+    found = errors(spec, run, small_cases(spec, form, names))
+    assert len(found) >= min(3, len(names))
+    limit = BOUNDS[spec.dtype] if bound is None else bound
+    assert {name: off for name, off in found.items() if off > limit} == {}

@@ -22,9 +22,10 @@ SMALL = ("offset", "scattered", "loud", "prefill", "step")
 """Cases of verify of a few tokens each, at positions where fp32 knows the angles."""
 
 
-def small_cases(spec: Spec, form: str, names: Collection[str] = SMALL) -> list[Case]:
-    """Prefills, chunks and steps, with padding of all kinds, as far as a spec has them."""
-    made = make_cases(spec, 0, bounds_of(spec.inputs(), {}), form)
+def small_cases(spec: Spec, form: str, names: Collection[str] = SMALL, **fixed: int) -> list[Case]:
+    """Prefills, chunks and steps, with padding of all kinds, as far as a spec has them; dimensions may be `fixed`."""
+    bounds = {**bounds_of(spec.inputs(), {}), **{name: (size, size) for name, size in fixed.items()}}
+    made = make_cases(spec, 0, bounds, form)
     return [each for each in made if each.name.split(" [")[0] in names]
 
 

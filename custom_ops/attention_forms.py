@@ -112,7 +112,8 @@ def _mask(call: Call, *, told: bool = False, sinks: bool = True) -> Mask:
     added = call.bias
     if added is not None:
         if dtype == ir.DataType.FLOAT16:
-            added = op.Max(added, constant(op, LOWEST[dtype], ir.DataType.FLOAT))
+            # half as low, so that a far key is above one out of sight
+            added = op.Max(added, constant(op, LOWEST[dtype] / 2, ir.DataType.FLOAT))
         added = cast(op, added, ir.DataType.FLOAT, dtype)
         added = op.Pad(added, [0, 0, 0, 1, 0, 0, 0, 0]) if sink else added
     if seen is not None:

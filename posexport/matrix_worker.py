@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-ACTIONS = {"export": export, "build": build, "verify": verify}
+ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {"export": export, "build": build, "verify": verify}
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

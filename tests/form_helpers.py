@@ -1,4 +1,4 @@
-"""Blocks of ours in a form, run on ONNX Runtime against the oracle."""
+"""Blocks of ours by form and target: a selection of all options, and runs on ONNX Runtime against the oracle."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import oracles
-from helpers import Array, as_float64, open_ort, weights_for
+from helpers import Array, as_float64, open_ort, small_spec, weights_for
+from pairs import Row, all_pairs
 
 from posexport.dimensions import bounds_of
+from posexport.errors import RequestError
 from posexport.export import export
+from posexport.forms import refusal
 from posexport.inputs import Case, make_cases
 from posexport.spec import Spec
 
@@ -20,6 +23,50 @@ BOUNDS = {"fp32": 5e-5, "fp16": 1.2e-2}
 """Of the largest value: angles up to 200, and sums of 32 products. Another option is off by more than twice as much."""
 SMALL = ("offset", "scattered", "loud", "prefill", "step")
 """Cases of verify of a few tokens each, at positions where fp32 knows the angles."""
+
+
+HOWS = [
+    *(("decomposed", "portable"), ("function", "portable"), ("native", "portable"), ("native", "ort")),
+    *(("contrib", "portable"), ("contrib", "ort")),
+]
+OPTIONS: dict[str, list[Any]] = {
+    "encoding": ["none", "rope-half-partial", "rope2d-half", "alibi", "t5", "relative"],
+    "how": HOWS,
+    "kv_cache": [None, "concat", "shared"],
+    "padding_mask": [False, True],
+    "causal": [False, True],
+    "window": [None, 3],
+    "num_kv_heads": [4, 2],
+    "qk_norm": [False, True],
+    "softcap": [None, 1.5],
+    "sinks": [False, True],
+    "cross": [False, True],
+    "head_dim": [8, 12],
+    "dtype": ["fp32", "fp16"],
+}
+ENCODINGS: dict[str, dict[str, Any]] = {
+    "rope-half-partial": {"encoding": "rope", "layout": "half", "rotary_dim": 6},
+    "rope2d-half": {"encoding": "rope2d", "layout": "half"},
+    "t5": {"encoding": "t5", "num_buckets": 8, "max_distance": 20},
+}
+
+
+def spec_of(row: Row) -> Spec:
+    """The spec of a row; RequestError where there can be none."""
+    over = {key: value for key, value in row.items() if key != "how"}
+    return small_spec(**{**over, **ENCODINGS.get(row["encoding"], {})})
+
+
+def carried(row: Row) -> bool:
+    """Whether a row is a spec, and its form has operators for it."""
+    try:
+        return refusal(spec_of(row), *row["how"]) is None
+    except RequestError:  # no spec at all: an encoder's keys that grow, say
+        return False
+
+
+ROWS = all_pairs(OPTIONS, carried)
+"""All pairs of those."""
 
 
 def small_cases(spec: Spec, form: str, names: Collection[str] = SMALL, **fixed: int) -> list[Case]:

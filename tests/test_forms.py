@@ -14,9 +14,9 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from form_helpers import BOUNDS, check_form, small_cases
+from form_helpers import BOUNDS, OPTIONS, ROWS, carried, check_form, small_cases, spec_of
 from helpers import Array, as_float64, cli, refused, small_spec, tree, weights_for
-from pairs import Row, all_pairs
+from pairs import Row
 
 from posexport import custom_ops
 from posexport.artifact import read_onnx, write_onnx
@@ -143,47 +143,6 @@ def test_the_opset_of_a_form_is_the_lowest_that_has_its_operators() -> None:
     assert export(plain, weights_for(plain), form="native", target="tensorrt", opset=24).opset_imports[""] == 24
 
 
-HOWS = [
-    *(("decomposed", "portable"), ("function", "portable"), ("native", "portable"), ("native", "ort")),
-    *(("contrib", "portable"), ("contrib", "ort")),
-]
-OPTIONS: dict[str, list[Any]] = {
-    "encoding": ["none", "rope-half-partial", "rope2d-half", "alibi", "t5", "relative"],
-    "how": HOWS,
-    "kv_cache": [None, "concat", "shared"],
-    "padding_mask": [False, True],
-    "causal": [False, True],
-    "window": [None, 3],
-    "num_kv_heads": [4, 2],
-    "qk_norm": [False, True],
-    "softcap": [None, 1.5],
-    "sinks": [False, True],
-    "cross": [False, True],
-    "head_dim": [8, 12],
-    "dtype": ["fp32", "fp16"],
-}
-ENCODINGS: dict[str, dict[str, Any]] = {
-    "rope-half-partial": {"encoding": "rope", "layout": "half", "rotary_dim": 6},
-    "rope2d-half": {"encoding": "rope2d", "layout": "half"},
-    "t5": {"encoding": "t5", "num_buckets": 8, "max_distance": 20},
-}
-
-
-def _spec(row: Row) -> Spec:
-    over = {key: value for key, value in row.items() if key != "how"}
-    return small_spec(**{**over, **ENCODINGS.get(row["encoding"], {})})
-
-
-def _carried(row: Row) -> bool:
-    try:
-        return refusal(_spec(row), *row["how"]) is None
-    except RequestError:  # no spec at all: an encoder's keys that grow, say
-        return False
-
-
-ROWS = all_pairs(OPTIONS, _carried)
-
-
 def _name(row: Row) -> str:
     named = [key if value is True else str(value) for key, value in row.items() if value not in (None, False)]
     return "-".join("-".join(row["how"]) if part == str(row["how"]) else part for part in named)
@@ -191,7 +150,7 @@ def _name(row: Row) -> str:
 
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_every_form_is_the_formula(row: Row) -> None:
-    check_form(_spec(row), *row["how"])
+    check_form(spec_of(row), *row["how"])
 
 
 @pytest.mark.slow
@@ -199,10 +158,10 @@ def test_every_form_is_the_formula(row: Row) -> None:
 def test_every_form_is_the_formula_at_random(seed: int) -> None:
     rng = random.Random(seed)
     rows = ({name: rng.choice(values) for name, values in OPTIONS.items()} for _ in range(400))
-    carried = [row for row in rows if _carried(row)]
-    assert len(carried) > 40
-    for row in carried:
-        check_form(_spec(row), *row["how"])
+    chosen = [row for row in rows if carried(row)]
+    assert len(chosen) > 40
+    for row in chosen:
+        check_form(spec_of(row), *row["how"])
 
 
 def _bytes(spec: Spec, form: str, target: str, **fixed: Any) -> tuple[bytes, str | None]:

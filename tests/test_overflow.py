@@ -13,7 +13,7 @@ import onnx.inliner
 import onnx_ir as ir
 import oracles
 import pytest
-from form_helpers import errors, small_cases
+from form_helpers import HOWS, errors, small_cases
 from helpers import Array, as_float64, open_ort, run_block, small_spec, weights_for
 
 from posexport.export import export
@@ -21,10 +21,6 @@ from posexport.inputs import Case
 from posexport.runtimes import onnx_reference
 from posexport.spec import Spec
 
-HOWS = [
-    *(("decomposed", "portable"), ("function", "portable"), ("native", "portable"), ("native", "ort")),
-    *(("contrib", "portable"), ("contrib", "ort")),
-]
 EVERYTHING = {"padding_mask": True, "causal": True, "num_kv_heads": 2}
 
 

@@ -40,8 +40,9 @@ def attention(
     out: torch.Tensor
     sdpa, grouped = torch.nn.functional.scaled_dot_product_attention, heads.group > 1
     plain = bias is None and sinks is None and not heads.softcap
-    if plain and mask is None and write_indices is None and not heads.window and (seq == total or not heads.causal):
-        out = sdpa(q, k, v, is_causal=heads.causal, scale=heads.scale, enable_gqa=grouped)
+    all_seen = mask is None and write_indices is None and not heads.window
+    if plain and all_seen and (seq in (1, total) or not heads.causal):
+        out = sdpa(q, k, v, is_causal=heads.causal and seq > 1, scale=heads.scale, enable_gqa=grouped)
         return from_heads(out)
     seen = visible(heads, seq, total, mask, write_indices, q.device)
     if plain:

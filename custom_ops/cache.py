@@ -12,6 +12,7 @@ Otherwise as posexport.custom_ops.attention. Keys are cached as they enter the p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -19,8 +20,8 @@ import torch
 
 from posexport.custom_ops.attention import attention, attention_onnx, to_heads
 from posexport.custom_ops.attention_forms import bodies
-from posexport.custom_ops.buffers import grown_onnx, repeated_onnx, written_onnx
-from posexport.custom_ops.operator import Operator
+from posexport.custom_ops.buffers import grown_onnx, repeated_onnx, scattered_onnx, written_onnx
+from posexport.custom_ops.operator import Body, Operator
 from posexport.custom_ops.visibility import Heads, lengths_onnx
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -174,23 +175,28 @@ def _shared_fake(
     return torch.empty_like(q), torch.empty_like(past_key), torch.empty_like(past_value)
 
 
-def _shared_onnx(
-    op: Any,
-    q: ir.Value,
-    k: ir.Value,
-    v: ir.Value,
-    past_key: ir.Value,
-    past_value: ir.Value,
-    write_indices: ir.Value,
-    *added: ir.Value | None,
-    **attributes: Any,
-) -> tuple[ir.Value, ir.Value, ir.Value]:
-    heads, lengths = Heads(**attributes), lengths_onnx(op, q, past_key, 2)
-    key, value = (
-        written_onnx(op, past, new, write_indices, lengths, heads) for past, new in ((past_key, k), (past_value, v))
-    )
-    return _over(op, q, (key, value), added, heads, lengths, write_indices), key, value
+def _shared_onnx(write: Callable[..., ir.Value]) -> Body:
+    def body(
+        op: Any,
+        q: ir.Value,
+        k: ir.Value,
+        v: ir.Value,
+        past_key: ir.Value,
+        past_value: ir.Value,
+        write_indices: ir.Value,
+        *added: ir.Value | None,
+        **attributes: Any,
+    ) -> tuple[ir.Value, ir.Value, ir.Value]:
+        heads, lengths = Heads(**attributes), lengths_onnx(op, q, past_key, 2)
+        key, value = (
+            write(op, past, new, write_indices, lengths, heads) for past, new in ((past_key, k), (past_value, v))
+        )
+        return _over(op, q, (key, value), added, heads, lengths, write_indices), key, value
 
+    return body
+
+
+_SCATTERED = _shared_onnx(scattered_onnx)
 
 attend_shared = Operator(
     name="attend_shared",
@@ -199,8 +205,8 @@ attend_shared = Operator(
     outputs=_OUTPUTS,
     eager=_shared,
     fake=_shared_fake,
-    body=_shared_onnx,
-    forms=bodies(2, True),
+    body=_shared_onnx(written_onnx),
+    forms=bodies(2, True) | {"decomposed:ort": _SCATTERED, "function:ort": _SCATTERED},
 )
 
 

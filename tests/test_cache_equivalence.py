@@ -1,47 +1,63 @@
 """A prefill and then decode steps, fed with their own presents, equal one full pass over the same tokens.
 
-The full pass is the uncached torch block in float64, row by row and without padding; the steps run on ONNX Runtime. So
-neither caches nor masks nor positions of cached keys play a part in what is held for right.
+The full pass is the uncached torch block in float64, row by row and without padding; the steps run on ONNX Runtime and
+through TensorRT's import. So neither caches nor masks nor positions of cached keys play a part in what counts as right.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
 import numpy as np
+import onnx_ir as ir
 import pytest
+from form_helpers import HOWS
 from helpers import CASES, Array, case, open_ort, run_block, weights_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trt_import_helpers import imported
 
 from posexport.export import export
 from posexport.forms import refusal
 from posexport.spec import Spec
-
-FORMS_TO_TEST = (
-    ("decomposed", "portable"),
-    ("function", "portable"),
-    ("native", "portable"),
-    ("native", "ort"),
-    ("contrib", "portable"),
-    ("contrib", "ort"),
-)
-"""(form, target): the plainest for every encoding (their variants in the slow sweep), the others for a few."""
 
 KINDS = ("none", "learned", "relative", "t5", "rope-gqa-window", "rope2d", "alibi-6-heads", "layers")
 """One case of each way in which an encoding acts."""
 
 FEW = ("relative", "rope-gqa-window", "alibi-6-heads")
 
+ORT, IMPORT = "ort-cpu", "tensorrt-import"
+PLAINEST = ("decomposed", "portable")
+WHERE = {
+    ORT: [*HOWS, ("decomposed", "ort")],
+    IMPORT: [how for how in HOWS if how[1] == "portable"],
+}
+"""Engine to the (form, target) that it runs."""
 
-def _blocks(names: Iterable[str], cache: str) -> list[tuple[str, tuple[str, str]]]:
-    """(case, (form, target)) for all that carry such a cache."""
-    wanted = [(name, FORMS_TO_TEST[0]) for name in names]
-    wanted += [(name, how) for name in FEW for how in FORMS_TO_TEST[1:]]
-    return [(name, how) for name, how in wanted if refusal(case("none", kv_cache=cache), *how) is None]
+
+def _quick(name: str, how: tuple[str, str], engine: str) -> bool:
+    """Whether it is part of every run: on ONNX Runtime each kind in the plainest form and a few in all, through
+    TensorRT's import each kind in one form, by turns. The slow sweep has every case in every form on both."""
+    if engine == ORT:
+        return name in FEW or (name in KINDS and how == PLAINEST)
+    return name in KINDS and KINDS.index(name) % len(WHERE[IMPORT]) == WHERE[IMPORT].index(how)
+
+
+def _blocks(cache: str) -> list[Any]:
+    """(case, (form, target), engine) for all that carry such a cache."""
+    found = []
+    for engine, hows in WHERE.items():
+        for name, how in itertools.product((*CASES, "layers"), hows):
+            if refusal(case("none", kv_cache=cache), *how) is None:
+                marks = () if _quick(name, how, engine) else pytest.mark.slow
+                found.append(pytest.param(name, how, engine, marks=marks))
+    return found
 
 
 BOUND = 5e-5
@@ -61,8 +77,12 @@ def _spec(name: str, **over: Any) -> Spec:
 
 
 @functools.cache
-def _opened(spec: Spec, how: tuple[str, str]) -> Run:
-    return open_ort(export(spec, weights_for(spec), form=how[0], target=how[1]))
+def _opened(spec: Spec, how: tuple[str, str], engine: str = ORT) -> Run:
+    model = export(spec, weights_for(spec), form=how[0], target=how[1])
+    if engine == ORT:
+        return open_ort(model)
+    with TemporaryDirectory() as folder:
+        return imported(ir.to_proto(model), Path(folder)).run
 
 
 @attrs.frozen
@@ -138,30 +158,23 @@ def _grown(spec: Spec, run: Run, rows: list[Row], chunks: list[int]) -> list[Arr
     return [out[at, pad:] for at, pad in enumerate(pads)]
 
 
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        *_blocks(KINDS, "concat"),
-        *(pytest.param(name, FORMS_TO_TEST[0], marks=pytest.mark.slow) for name in CASES if name not in KINDS),
-    ],
-    ids=_id,
-)
+@pytest.mark.parametrize(("name", "how", "engine"), _blocks("concat"), ids=_id)
 @given(data=st.data())
 @settings(max_examples=5, deadline=None, derandomize=True)
 def test_prefill_and_steps_over_a_grown_cache_equal_one_pass(
-    name: str, how: tuple[str, str], data: st.DataObject
+    name: str, how: tuple[str, str], engine: str, data: st.DataObject
 ) -> None:
     spec = _spec(name, kv_cache="concat", padding_mask=True)
     rng = np.random.default_rng(data.draw(st.integers(0, 999), "seed"))
     lengths = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=3), "lengths")
     rows = [_row(spec, rng, length, data.draw(st.integers(0, 50), "offset")) for length in lengths]
     chunks = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4), "chunks")
-    _check(spec, rows, _grown(spec, _opened(spec, how), rows, chunks))
+    _check(spec, rows, _grown(spec, _opened(spec, how, engine), rows, chunks))
 
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [*zip(("t5", *FEW, *FEW), FORMS_TO_TEST, strict=False), ("alibi-6-heads", FORMS_TO_TEST[0])],
+    [*zip(("t5", *FEW, *FEW), HOWS, strict=False), ("alibi-6-heads", PLAINEST)],
     ids=_id,
 )
 def test_a_grown_cache_without_a_mask(name: str, how: tuple[str, str]) -> None:
@@ -206,10 +219,12 @@ def _shared(spec: Spec, run: Run, rows: list[Row], prompts: list[int], pads: lis
     return [np.concatenate(each) for each in made]
 
 
-@pytest.mark.parametrize(("name", "how"), _blocks(KINDS, "shared"), ids=_id)
+@pytest.mark.parametrize(("name", "how", "engine"), _blocks("shared"), ids=_id)
 @given(data=st.data())
 @settings(max_examples=5, deadline=None, derandomize=True)
-def test_steps_in_shared_buffers_equal_one_pass(name: str, how: tuple[str, str], data: st.DataObject) -> None:
+def test_steps_in_shared_buffers_equal_one_pass(
+    name: str, how: tuple[str, str], engine: str, data: st.DataObject
+) -> None:
     spec = _spec(name, kv_cache="shared", padding_mask=True)
     rng = np.random.default_rng(data.draw(st.integers(0, 999), "seed"))
     prompts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3), "prompts")
@@ -218,7 +233,7 @@ def test_steps_in_shared_buffers_equal_one_pass(name: str, how: tuple[str, str],
     rows = [_row(spec, rng, prompt + steps, data.draw(st.integers(0, 50), "offset")) for prompt in prompts]
     size = max(prompt + pad for prompt, pad in zip(prompts, pads, strict=True)) + steps + data.draw(st.integers(0, 5))
     beyond = rng.integers(0, 2, (len(rows), size))
-    _check(spec, rows, _shared(spec, _opened(spec, how), rows, prompts, pads, beyond))
+    _check(spec, rows, _shared(spec, _opened(spec, how, engine), rows, prompts, pads, beyond))
 
 
 def _rolled(given: dict[str, Array], found: dict[str, Array]) -> dict[str, Array]:
@@ -265,7 +280,7 @@ FAULTS: dict[str, tuple[str, Callable[[dict[str, Array]], dict[str, Array]], Any
 def test_a_fault_on_the_way_is_seen(name: str) -> None:
     block, before, after = FAULTS[name]
     spec = _spec(block, kv_cache="concat", padding_mask=True)
-    rng, sound = np.random.default_rng(0), _opened(spec, FORMS_TO_TEST[0])
+    rng, sound = np.random.default_rng(0), _opened(spec, PLAINEST)
     rows = [_row(spec, rng, length, offset) for length, offset in ((9, 0), (6, 11))]
 
     def run(given: dict[str, Array]) -> dict[str, Array]:

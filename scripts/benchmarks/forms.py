@@ -31,6 +31,7 @@ from posexport.runtimes.torch_eager import TorchRunner
 BLOCK, HIDDEN, HEADS, THREADS = "rope:layout=half", 1024, 16, 2
 FORMS = {
     "decomposed": ("decomposed", "portable"),
+    "decomposed --target ort": ("decomposed", "ort"),
     "function": ("function", "portable"),
     "native": ("native", "portable"),
     "native --target ort": ("native", "ort"),
@@ -99,6 +100,8 @@ def _rows(situation: Situation, folder: Path, sessions: int, rounds: int) -> lis
         except RequestError as error:
             refused.append(not_run(f"{situation.what}, {name}", None, str(error)))
             continue
+        if target != "portable" and "posexport.target" not in model.metadata_props:
+            continue  # the same file as that for all targets
         files[name] = folder / f"{form}-{target}.onnx"
         write_onnx(model, files[name])
     series: list[dict[str, list[float]]] = []
@@ -129,7 +132,7 @@ def _best(situation: Situation, series: list[dict[str, list[float]]], names: lis
 
 def _torch(situation: Situation, weights: dict[str, torch.Tensor]) -> TorchRunner:
     cache = "concat" if situation.cache else None
-    spec = blocks.spec(BLOCK, HIDDEN, HEADS, causal=cache is None, kv_cache=cache)
+    spec = blocks.spec(BLOCK, HIDDEN, HEADS, causal=True, kv_cache=cache)
     return TorchRunner(build_block(spec, weights), torch.float32, torch.device("cpu"))
 
 

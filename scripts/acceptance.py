@@ -1,7 +1,7 @@
 """`scripts/gpu_acceptance`: what can't be shown without a GPU.
 
-Every cell of encoding x form x dtype is exported, compiled to a plan where TensorRT is there, verified, and timed; one
-that fails is a row of the table, and the rest go on. Exits 0 where everything that ran passed, 1 where something
+Every cell of encoding x form x dtype x mode is exported, compiled to a plan where TensorRT is there, verified, and
+timed; one that fails is a row of the table, and the rest go on. Exits 0 where everything that ran passed, 1 where something
 failed, 3 where nothing passed or a runtime that was named is missing.
 """
 
@@ -26,24 +26,40 @@ from tools import versions
 
 from posexport.artifact import write_onnx
 from posexport.bench import bench
+from posexport.bench_candidates import CANDIDATES
 from posexport.cli import console
 from posexport.errors import RequestError, unknown
 from posexport.export import export
 from posexport.files import write_json
+from posexport.forms import refusal
+from posexport.matrix import MODES, REFUSED, STATES
 from posexport.models import ENCODINGS
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import RUNTIMES, gpu_missing
-from posexport.spec import DTYPES, FORMS
+from posexport.spec import DTYPES, FORMS, Spec
 from posexport.verify import verify
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results"
 COMPILE_LIMIT = 900  # seconds for one plan
+SHAPES = {
+    "prefill": ("seq=128", "seq=1024"),
+    "decode": ("seq=1,past_seq=1000",),
+    "decode-shared": ("seq=1,past_seq=1000,max_seq=1024",),
+    "padding": ("seq=128",),
+}
+"""What each mode is timed on; trained positions end at 1024."""
+QUICK_SHAPES = {
+    "prefill": ("seq=16",),
+    "decode": ("seq=1,past_seq=16",),
+    "decode-shared": ("seq=1,past_seq=16,max_seq=32",),
+    "padding": ("seq=16",),
+}
 COLUMNS = ("cell", "runtime", "verify", "error / allowed", "tokens: median ms (to torch eager)", "kernels", "reason")
 
 
 @attrs.define(kw_only=True)
 class Result:
-    """One cell on one runtime. `state` is what verify says: passed, failed or not run."""
+    """One cell on one runtime. `state` is what verify says, or refused where the form can't carry the block."""
 
     cell: str
     runtime: str
@@ -67,6 +83,7 @@ class Result:
 @click.option("--encoding", "encodings", multiple=True, help="this one only, repeatable")
 @click.option("--form", "forms", multiple=True, type=click.Choice(list(FORMS)), help="this one only, repeatable")
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="this one only, repeatable")
+@click.option("--mode", "modes", multiple=True, type=click.Choice(list(MODES)), help="this one only, repeatable")
 @click.option("--cuda-graph", is_flag=True, help="time captured CUDA graphs where a runtime can")
 @click.option("--quick", is_flag=True, help="a tiny block, short sequences, two rounds")
 @click.option("--output", type=click.Path(path_type=Path), help="[default: docs/results/<device>.json]")
@@ -75,11 +92,12 @@ def main(
     encodings: tuple[str, ...],
     forms: tuple[str, ...],
     dtypes: tuple[str, ...],
+    modes: tuple[str, ...],
     cuda_graph: bool,
     quick: bool,
     output: Path | None,
 ) -> None:
-    """Verify and time every encoding, form and dtype on every runtime of a GPU machine."""
+    """Verify and time every encoding, form, dtype and mode on every runtime of a GPU machine."""
     names = runtimes.split(",") if runtimes else [name for name, row in RUNTIMES.items() if row.needs_gpu]
     for name in names:
         if name not in RUNTIMES:
@@ -95,18 +113,19 @@ def main(
         raise SystemExit(3)
     device = _device(names)
     target = output or RESULTS / f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}.json"
-    cells = list(itertools.product(encodings or blocks.names(False), forms or FORMS, dtypes or DTYPES))
+    asked = itertools.product(encodings or blocks.names(False), forms or FORMS, dtypes or DTYPES, modes or MODES)
+    cells = [Cell(*each) for each in asked]
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as folder, console.progress("acceptance", len(cells)) as (bar, task):
         for cell in cells:
-            bar.update(task, description=" ".join(cell))
-            results += _cell(*cell, names, missing, Path(folder), quick, cuda_graph)
+            bar.update(task, description=str(cell))
+            results += _measure(cell, names, missing, Path(folder), quick, cuda_graph)
             bar.advance(task)
             data = {"device": device, "quick": quick, "cuda_graph": cuda_graph, "versions": versions()}
             write_json(target, {**data, "results": [attrs.asdict(result) for result in results]})
     console.show_table(f"Acceptance on {device}", COLUMNS, map(_row, results))
     states = [result.state for result in results]
-    click.echo(", ".join(f"{states.count(state)} {state}" for state in ("passed", "failed", "not run")) + f": {target}")
+    click.echo(", ".join(f"{states.count(state)} {state}" for state in STATES) + f": {target}")
     raise SystemExit(_exit_code(states, bool(runtimes and missing)))
 
 
@@ -117,26 +136,44 @@ def _exit_code(states: list[str], lacking: bool) -> int:
     return 3 if lacking or "passed" not in states else 0
 
 
-def _cell(
-    encoding: str,
-    form: str,
-    dtype: str,
-    names: list[str],
-    missing: dict[str, str],
-    folder: Path,
-    quick: bool,
-    cuda_graph: bool,
+@attrs.frozen
+class Cell:
+    """What one file is made of; `encoding` as blocks.spec names it."""
+
+    encoding: str
+    form: str
+    dtype: str
+    mode: str
+
+    def __str__(self) -> str:
+        return f"{self.encoding} {self.form} {self.dtype} {self.mode}"
+
+    def spec(self, quick: bool) -> Spec:
+        """Its block, causal as those of the matrix are."""
+        hidden, heads = (64, 4) if quick else (768, 12)
+        fields = MODES[self.mode].fields
+        name, _ = blocks.parameters_of(self.encoding)
+        causal = "kv_cache" in fields or ENCODINGS[name].axes < 2
+        return blocks.spec(self.encoding, hidden, heads, dtype=self.dtype, causal=causal, **fields)
+
+
+def _measure(
+    cell: Cell, names: list[str], missing: dict[str, str], folder: Path, quick: bool, cuda_graph: bool
 ) -> Iterator[Result]:
     """The results of one cell on every runtime."""
-    cell = f"{encoding} {form} {dtype}"
-    results = {name: Result(cell=cell, runtime=name, reason=missing.get(name, "")) for name in names}
+    results = {name: Result(cell=str(cell), runtime=name, reason=missing.get(name, "")) for name in names}
     here = [result for name, result in results.items() if name not in missing]
-    path = folder / f"{cell.replace(' ', '-').replace(':', '-')}.onnx"
-    hidden, heads = (64, 4) if quick else (768, 12)
-    spec = blocks.spec(encoding, hidden, heads, dtype=dtype)
+    path = folder / f"{str(cell).replace(' ', '-').replace(':', '-')}.onnx"
+    spec = cell.spec(quick)
+    why = refusal(spec, cell.form)
+    if why is not None:
+        for result in results.values():
+            result.state, result.reason = REFUSED, why
+        yield from results.values()
+        return
 
     def write() -> None:
-        write_onnx(export(spec, seeded_weights(spec, 0), form=form), path)
+        write_onnx(export(spec, seeded_weights(spec, 0), form=cell.form), path)
 
     if _step("export", here, write):
         plain = [result for result in here if RUNTIMES[result.runtime].home != "trt"]
@@ -148,7 +185,10 @@ def _cell(
                     groups.append((plan, [result]))
         for file, group in groups:
             _step("verify", group, lambda f=file, g=group: _verify(f, g))
-            _step("bench", group, lambda f=file, g=group: _bench(f, g, quick, cuda_graph))
+            timed = [result for result in group if result.runtime in CANDIDATES]
+            shapes = (QUICK_SHAPES if quick else SHAPES)[cell.mode]
+            if timed:
+                _step("bench", timed, lambda f=file, t=timed, s=shapes: _bench(f, t, s, quick, cuda_graph))
     yield from results.values()
 
 
@@ -192,11 +232,11 @@ def _verify(path: Path, results: list[Result]) -> None:
             result.error, result.allowed = verdict.worst.max_error, verdict.worst.allowed
 
 
-def _bench(path: Path, results: list[Result], quick: bool, cuda_graph: bool) -> None:
+def _bench(path: Path, results: list[Result], shapes: tuple[str, ...], quick: bool, cuda_graph: bool) -> None:
     found = bench(
         path,
         runtimes=[result.runtime for result in results],
-        shapes=("seq=16",) if quick else ("seq=128", "seq=1024"),
+        shapes=shapes,
         rounds=2 if quick else 15,
         cuda_graph=cuda_graph,
     )
@@ -207,7 +247,7 @@ def _bench(path: Path, results: list[Result], quick: bool, cuda_graph: bool) -> 
                 result.fail("bench", mine.reason)
             elif mine.seconds is not None:
                 ratio = None if mine.ratio is None else attrs.asdict(mine.ratio)
-                size = {**attrs.asdict(sizes), "ratio": ratio, "against": mine.against}
+                size = {**sizes.to_dict(), "ratio": ratio, "against": mine.against}
                 memory = {"memory": mine.memory, "gpu_memory": mine.gpu_memory}
                 result.times.append({**size, "seconds": attrs.asdict(mine.seconds), **memory})
             elif not result.reason:
@@ -217,12 +257,17 @@ def _bench(path: Path, results: list[Result], quick: bool, cuda_graph: bool) -> 
 def _row(result: Result) -> tuple[str, ...]:
     error = "-" if result.error is None or result.allowed is None else f"{result.error:.2g} / {result.allowed:.2g}"
     times = [
-        f"{each['seq']}: {each['seconds']['median'] * 1e3:.3f}"
+        f"{_tokens(each)}: {each['seconds']['median'] * 1e3:.3f}"
         + (f" ({each['ratio']['median']:.2f}x)" if each["ratio"] else "")
         for each in result.times
     ]
     kernels = "-" if result.kernels is None else f"{result.kernels}{', fused' if result.fused_attention else ''}"
     return (result.cell, result.runtime, result.state, error, "\n".join(times) or "-", kernels, result.reason)
+
+
+def _tokens(timed: dict[str, Any]) -> str:
+    """128, or 1 over 1000 where there is a cache."""
+    return f"{timed['seq']} over {timed['past_seq']}" if "past_seq" in timed else str(timed["seq"])
 
 
 def _device(names: list[str]) -> str:

@@ -58,22 +58,27 @@ def test_without_a_gpu_it_says_so_and_exits_3(tmp_path: Path) -> None:
 @pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU")
 def test_cells_run_and_missing_runtimes_are_rows_with_their_reason(tmp_path: Path) -> None:
     output = tmp_path / "results.json"
-    options = ("--quick", "--encoding", "rope", "--form", "function", "--dtype", "fp32", "--output", output)
-    done = accept("--runtimes", "ort-cpu,torch-cuda", *options, CXX="no-such-compiler")
+    options = ("--quick", "--encoding", "rope", "--form", "contrib", "--dtype", "fp32", "--output", output)
+    options += ("--mode", "decode", "--mode", "decode-shared")
+    done = accept("--runtimes", "ort-cpu,tensorrt-import,torch-cuda", *options, CXX="no-such-compiler")
     assert done.returncode == 3, done.stderr  # torch-cuda was named
     found = json.loads(output.read_bytes())
     assert found["device"] == "cpu-acceptance"
-    ours, cuda = found["results"]
+    ours, imported, cuda, *shared = found["results"]
     assert (ours["cell"], ours["runtime"], ours["state"], ours["reason"]) == (
-        "rope function fp32",
+        "rope contrib fp32 decode",
         "ort-cpu",
         "passed",
         "",
     )
     assert 0 <= ours["error"] <= ours["allowed"]
-    assert [(each["seq"], each["against"]) for each in ours["times"]] == [(16, "torch")]
+    assert [(each["seq"], each["past_seq"], each["against"]) for each in ours["times"]] == [(1, 16, "torch")]
+    assert (imported["state"], imported["times"]) == ("passed", [])  # which runs no kernels that could be timed
     assert (cuda["state"], cuda["reason"], cuda["times"]) == ("not run", gpu_missing(), [])
-    assert "1 passed, 0 failed, 1 not run" in done.stdout
+    assert {each["cell"] for each in shared} == {"rope contrib fp32 decode-shared"}
+    assert [each["state"] for each in shared] == ["refused"] * 3
+    assert all("GroupQueryAttention" in each["reason"] for each in shared)
+    assert "2 passed, 0 failed, 3 refused, 1 not run" in done.stdout
 
 
 def test_a_cell_that_fails_does_not_stop_the_rest(acceptance: Any) -> None:

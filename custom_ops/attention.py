@@ -23,6 +23,9 @@ from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visi
 MASKED = -3.0e38
 """The logit of a key out of sight: finite, so that no row becomes NaN, and 0 after softmax beside any other."""
 
+FUSED_SOFTCAP = 1000.0
+"""Caps up to here are written without tanh in half precision: logits are then off by 6e-5 at most."""
+
 
 def attention(
     q: torch.Tensor,
@@ -128,7 +131,8 @@ def attention_onnx(
     """q [B, S, N*head_dim], k [B, N, head_dim, T], v [B, N, T, head_dim]; `added` are bias, mask and sinks, `lengths` S
     and T as scalars: the ONNX body of all three kinds of attention.
 
-    Written so that TensorRT fuses all of it into one kernel: with tanh, or sinks put beside the logits, it doesn't.
+    Written so that TensorRT fuses all of it into one kernel in half precision: with tanh, or sinks put beside the
+    logits, it doesn't.
     """
     (bias, mask, sinks), dtype, fp32 = added, q.dtype, ir.DataType.FLOAT
     assert dtype is not None
@@ -138,10 +142,8 @@ def attention_onnx(
     if sinks is not None:  # a key of zeros in front, whose logit then becomes the sink, and whose value is zero
         k, v = op.Pad(k, front), op.Pad(v, [0, 0, 1, 0, 0, 0, 0, 0])
     logits = cast(op, op.MatMul(q, k), dtype, fp32)
-    if heads.softcap:  # c tanh(z / c) = c - 2c / (exp(2z / c) + 1)
-        grown = op.Exp(op.Mul(logits, constant(op, 2.0 / heads.softcap, fp32)))
-        part = op.Div(constant(op, 2.0 * heads.softcap, fp32), op.Add(grown, constant(op, 1.0, fp32)))
-        logits = op.Sub(constant(op, heads.softcap, fp32), part)
+    if heads.softcap:
+        logits = _capped_onnx(op, logits, heads.softcap, dtype != fp32 and heads.softcap <= FUSED_SOFTCAP)
     if bias is not None:
         logits = op.Add(logits, bias if sinks is None else op.Pad(bias, front))
     seen = visible_onnx(op, heads, *lengths, mask, write_indices, sinks is not None)
@@ -154,6 +156,19 @@ def attention_onnx(
     if mask is not None and sinks is None:
         out = op.Mul(out, op.ReduceMax(op.Cast(seen, to=dtype), [-1]))
     made: ir.Value = op.Reshape(op.Transpose(out, perm=[0, 2, 1, 3]), [0, 0, -1])
+    return made
+
+
+def _capped_onnx(op: Any, logits: ir.Value, softcap: float, fused: bool) -> ir.Value:
+    """c tanh(z / c), or the same as c - 2c / (exp(2z / c) + 1), which is c * 2^-24 off, and which TensorRT fuses."""
+    fp32 = ir.DataType.FLOAT
+    cap = constant(op, softcap, fp32)
+    made: ir.Value
+    if fused:
+        grown = op.Exp(op.Mul(logits, constant(op, 2.0 / softcap, fp32)))
+        made = op.Sub(cap, op.Div(constant(op, 2.0 * softcap, fp32), op.Add(grown, constant(op, 1.0, fp32))))
+    else:
+        made = op.Mul(op.Tanh(op.Div(logits, cap)), cap)
     return made
 
 

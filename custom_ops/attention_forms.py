@@ -133,12 +133,6 @@ def _without_keyless(call: Call, out: ir.Value, mask: Mask) -> ir.Value:
     return made
 
 
-def _flat(call: Call, out: ir.Value) -> ir.Value:
-    """[B, N, S, head_dim] to [B, S, N*head_dim]."""
-    made: ir.Value = call.op.Reshape(call.op.Transpose(out, perm=[0, 2, 1, 3]), [0, 0, -1])
-    return made
-
-
 def _one_more(call: Call, t: ir.Value, axis: int, rank: int) -> ir.Value:
     """A key of zeros in front of the others, for the sinks."""
     if call.sinks is None:

@@ -7,29 +7,33 @@ _CONTRIB = (("contrib", "portable"), ("contrib", "tensorrt"))
 GROUPED_WIDTH = 8
 """GroupQueryAttention takes heads of a multiple of it."""
 
+_ORT = (("contrib", "ort"),)
+_ODD = "a head_dim that is no multiple of 8"
+
 REFUSALS = (
     (_NATIVE, "softcap", "TensorRT's Attention takes no softcap: give --target ort, or --form decomposed"),
+    (
+        (*_CONTRIB, *_ORT),
+        f"softcap or shared caches, and {_ODD}",
+        "GroupQueryAttention, which alone takes them, takes heads of a multiple of 8 features: "
+        "give --form decomposed, or native with --target ort",
+    ),
+    (
+        (*_CONTRIB, *_ORT),
+        "softcap with a grown cache",
+        "GroupQueryAttention, which alone takes softcap, takes chunks over a grown cache for batch 1 only: "
+        "give --form decomposed, or native with --target ort",
+    ),
+    (
+        (*_CONTRIB, *_ORT),
+        "softcap with an encoder's keys",
+        "GroupQueryAttention, which alone takes softcap, takes as many keys as queries: "
+        "give --form decomposed, or native with --target ort",
+    ),
     (
         _CONTRIB,
         "softcap",
         "MultiHeadAttention takes no softcap: give --target ort, whose GroupQueryAttention does, or --form decomposed",
-    ),
-    (
-        (("contrib", "ort"),),
-        "softcap with a grown cache",
-        "GroupQueryAttention, which takes softcap, takes chunks over a grown cache for batch 1 only: "
-        "give --form native, or --form decomposed",
-    ),
-    (
-        (("contrib", "ort"),),
-        "softcap with an encoder's keys",
-        "GroupQueryAttention, which takes softcap, takes as many keys as queries: "
-        "give --form native, or --form decomposed",
-    ),
-    (
-        (("contrib", "ort"),),
-        "softcap or shared caches, and a head_dim that is no multiple of 8",
-        "GroupQueryAttention takes heads of a multiple of 8 features: give --form native, or --form decomposed",
     ),
     (
         _CONTRIB,
@@ -37,7 +41,7 @@ REFUSALS = (
         "shared caches are GroupQueryAttention's, which TensorRT lacks: give --target ort, or --form native",
     ),
 )
-"""(form, target) pairs, what they can't carry, and the sentence."""
+"""(form, target) pairs, what they can't carry, and the sentence; the first that fits is told."""
 
 
 def carries(form: str, target: str, *, cache: str | None, softcap: bool, head_dim: int, square: bool) -> str | None:
@@ -50,8 +54,7 @@ def carries(form: str, target: str, *, cache: str | None, softcap: bool, head_di
         "shared caches": cache == "shared",
         "softcap with a grown cache": softcap and cache == "concat",
         "softcap with an encoder's keys": softcap and cache is None and not square,
-        "softcap or shared caches, and a head_dim that is no multiple of 8": (softcap or cache == "shared")
-        and head_dim % GROUPED_WIDTH > 0,
+        f"softcap or shared caches, and {_ODD}": (softcap or cache == "shared") and head_dim % GROUPED_WIDTH > 0,
     }
     for at, what, why in REFUSALS:
         if (form, target) in at and asked[what]:

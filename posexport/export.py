@@ -57,6 +57,9 @@ def export(
     opset = forms.default_opset(form, spec) if opset is None else opset
     forms.check(spec, form, target, opset)
     fixed = {"batch": batch, "seq": seq, "max_seq": max_seq}
+    for name, size in fixed.items():
+        if size is not None and size < 1:
+            raise RequestError(f"{name} is {size}: a fixed size is at least 1, and None leaves it dynamic.")
     if max_seq is not None and spec.kv_cache != "shared":
         raise RequestError(f"max_seq is {max_seq} without shared caches: give --kv-cache shared too, or drop it.")
     if max_seq is not None and seq is not None and max_seq < seq:
@@ -277,10 +280,16 @@ def _schema(operator: Operator, name: str, inputs: int) -> onnx.defs.OpSchema:
 
 
 def _example(spec: Spec, fixed: Mapping[str, int | None]) -> tuple[torch.Tensor, ...]:
+    """Inputs of the sizes to trace, whose values nobody reads: large ones are never touched, so they take no memory."""
     example = []
-    for shape, dtype in spec.inputs().values():
+    for name, (shape, dtype) in spec.inputs().items():
         sizes = [dim if isinstance(dim, int) else fixed.get(dim) or _TRACED[dim] for dim in shape]
-        example.append(torch.zeros(sizes, dtype=getattr(torch, TORCH_DTYPES[dtype])))
+        try:
+            example.append(torch.empty(sizes, dtype=getattr(torch, TORCH_DTYPES[dtype])))
+        except RuntimeError:
+            raise RequestError(
+                f"{name} of {sizes} has no place in memory: give smaller sizes, or leave them dynamic."
+            ) from None
     return tuple(example)
 
 

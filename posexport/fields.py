@@ -5,7 +5,6 @@ Text is accepted wherever it reads as the field's type, so `--set theta=5e5`, TO
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,18 +45,22 @@ def integer(
     return _field(default, help, f"a whole number from {at_least} to {at_most}", read, optional)
 
 
-def positive(default: float | None, help: str, *, optional: bool = False) -> Any:
-    """A finite number above 0."""
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Numbers beyond come near the ends of fp32, where what is computed from them is 0 or infinite."""
+
+
+def positive(default: float | None, help: str, *, optional: bool = False, at_most: float = LARGEST) -> Any:
+    """A number above 0 whose fp32 is well within its range."""
 
     def read(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise TypeError
         number = float(value)
-        if not (math.isfinite(number) and number > 0):
+        if not SMALLEST <= number <= at_most:
             raise ValueError
         return number
 
-    return _field(default, help, "a finite number above 0", read, optional)
+    return _field(default, help, f"a number from {SMALLEST:g} to {at_most:g}", read, optional)
 
 
 def choice(default: str | None, options: Sequence[str], help: str, *, optional: bool = False) -> Any:

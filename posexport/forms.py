@@ -49,7 +49,7 @@ def refusal(spec: Spec, form: str, target: str = "portable", opset: int | None =
     if wrong is not None:
         return wrong
     if form == "native" and spec.kv_cache == "shared" and opset == 23:
-        return "native writes into shared caches with TensorScatter, which is of opset 24: give --opset 24, or none"
+        return "native with shared caches is written in opset 24, which has TensorScatter: give --opset 24, or none"
     return carries(
         form,
         target,

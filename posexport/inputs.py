@@ -118,9 +118,9 @@ def make_cases(spec: Spec, seed: int, bounds: Bounds, form: str = "decomposed") 
     """The cases for an artifact of `spec` in `form` whose dimensions lie within `bounds`; the same for the same seed.
 
     `hidden_states` are unit normal (times `LOUD` in one case), as are cached keys and values, rounded to the graph's
-    dtype; `input_ids` lie within the vocabulary. A shared cache holds zeros behind what is written, where ONNX
-    Runtime's GroupQueryAttention leaves nothing else; and since that takes several tokens after others for one row
-    only, a chunk for a shared cache in the form contrib has batch 1.
+    dtype; `input_ids` lie within the vocabulary. A shared cache holds what an earlier sequence left behind what is
+    written, but in the form contrib: ONNX Runtime's GroupQueryAttention leaves zeros there and nothing else, and since
+    it takes several tokens after others for one row only, a chunk for a shared cache has batch 1 there.
     """
     rng = np.random.default_rng(seed)
     reach = min(max(spec.window or 0, spec.encoding.reach() or 0) + 5, LONGEST)
@@ -156,7 +156,7 @@ def _case(draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, r
             arrays[name] = rng.integers(0, spec.vocab_size, dims)
         else:
             values = rng.standard_normal(dims)
-            if spec.kv_cache == "shared" and name.startswith("past_"):
+            if spec.kv_cache == "shared" and form == "contrib" and name.startswith("past_"):
                 values *= (np.arange(dims[2]) < before[:, None])[:, None, :, None]
             if draft.name == "loud" and not name.startswith("past_value"):
                 values *= LOUD[dtype]

@@ -95,7 +95,7 @@ class Cell:
 
     `error` is the largest error of the comparison that came nearest to its limit, `eager` torch eager's own there and
     `ratio` their quotient; `kernels` and `fused` are a plan's. `spec` is a hash of the block and `version` that of the
-    runtime which judged, None where none did: a cell is kept as long as both are the same.
+    runtime which judged: a cell is kept as long as both are the same. Without a version nothing was judged for good.
     """
 
     entry: Entry
@@ -200,9 +200,19 @@ def _cell(data: Mapping[str, Any]) -> Cell:
         entry=Entry(**{name: data[name] for name in names}),
         **{key: value for key, value in data.items() if key not in names},
     )
-    if cell.state not in STATES:
-        raise ValueError(cell.state)
+    sound = all(value is None or type(value) in _KINDS.get(key, (str,)) for key, value in attrs.asdict(cell).items())
+    if cell.state not in STATES or not sound:
+        raise ValueError(data)
     return cell
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "entry": (dict,),
+    **dict.fromkeys(("error", "eager", "ratio"), (int, float)),
+    **dict.fromkeys(("cases", "kernels"), (int,)),
+    "fused": (bool,),
+}
+"""What a value of a cell may be, text where nothing is said."""
 
 
 def makers() -> dict[str, str]:
@@ -288,28 +298,38 @@ Todo = dict[Entry, list[str]]
 def settle(old: Matrix | None, selection: Selection, here: Mapping[str, Column], target: str) -> tuple[Matrix, Todo]:
     """A matrix of all that need not be measured, from `old` or because nothing can be, and what is still to do.
 
-    Cells of `old` outside of the selection stay if they are current. What failed is measured again. A verdict from
-    elsewhere stays where a runtime isn't here, since "not run" would say less.
+    Cells of `old` outside of the selection stay if they are current. What failed is measured again, and what could not
+    run for a reason that may have passed. A verdict from elsewhere stays where a runtime isn't here, since "not run"
+    would say less. Raises RequestError where cells would be lost that aren't asked for.
     """
-    matrix, todo = Matrix(target=target), Todo()
-    kept = {} if old is None or not matrix.same_makers(old) else old.cells
-    hashes = {entry: spec_hash(entry) for entry in dict.fromkeys(entry for entry, _ in [*kept, *selection.cells()])}
-    current = {
-        (entry, column): cell
-        for (entry, column), cell in kept.items()
-        if cell.state != REFUSED
-        and cell.version is not None
-        and cell.spec == hashes[entry]
-        and here[column].version in (None, cell.version)
-    }
-    asked = set(selection.cells())
+    matrix, todo, asked = Matrix(target=target), Todo(), dict.fromkeys(selection.cells())
+    kept = {} if old is None else old.cells
+    if old is not None and not matrix.same_makers(old):
+        lost = sum(key not in asked for key in kept)
+        if lost:
+            made = ", ".join(f"{name} {version}" for name, version in old.made_by.items())
+            raise RequestError(
+                f"the folder holds {lost} cells that aren't asked for, for the target {old.target} by {made}: "
+                "give another folder, or --no-resume to drop them."
+            )
+        kept = {}
+    hashes = {entry: spec_hash(entry) for entry in dict.fromkeys(entry for entry, _ in [*kept, *asked])}
+
+    def stands(cell: Cell) -> bool:
+        if cell.state == REFUSED:
+            return cell.entry.refusal(target) == cell.reason
+        judged_by = here[cell.column].version
+        as_before = cell.state == NOT_RUN if cell.version is None else judged_by in (None, cell.version)
+        return as_before and cell.spec == hashes[cell.entry]
+
+    current = {key: cell for key, cell in kept.items() if stands(cell)}
     matrix.put(cell for key, cell in current.items() if key not in asked)
-    for entry, column in selection.cells():
+    for entry, column in asked:
         cell, missing = current.get((entry, column)), here[column].missing
         refusal = entry.refusal(target)
         if refusal is not None:
             matrix.put([Cell(entry=entry, column=column, state=REFUSED, reason=refusal)])
-        elif cell is not None and (cell.state != FAILED or missing is not None):
+        elif cell is not None and cell.version is not None and (cell.state != FAILED or missing is not None):
             matrix.put([cell])
         elif missing is not None:
             matrix.put([Cell(entry=entry, column=column, state=NOT_RUN, reason=missing, spec=hashes[entry])])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-from pathlib import Path
 from typing import Any
 
 from posexport.errors import RuntimeMissingError
-from posexport.files import staged
 from posexport.matrix import BUILD, REFUSED, Cell, Entry, Matrix
 from posexport.matrix_report import MARKS, idle, judged
 from posexport.parity import FAILED, NOT_RUN, PASSED
@@ -32,8 +30,8 @@ def digest(matrix: Matrix) -> str:
     return hashlib.sha256(matrix.to_bytes()).hexdigest()
 
 
-def draw(matrix: Matrix, path: Path) -> None:
-    """Draw it into a PNG file; raises RuntimeMissingError where matplotlib isn't there.
+def draw(matrix: Matrix) -> bytes:
+    """It as a PNG file; raises RuntimeMissingError where matplotlib isn't there.
 
     torch eager is the measure, so it has no column unless it failed; a runtime that judged nothing has none either.
     """
@@ -61,8 +59,7 @@ def draw(matrix: Matrix, path: Path) -> None:
     _legend(axes, plan, idle(cells.values()))
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=200, metadata={"Software": None, "Source": digest(matrix)})
-    with staged() as files:
-        files.write(path, lambda file: file.write(image.getvalue()))
+    return image.getvalue()
 
 
 class _Plan:
@@ -113,7 +110,7 @@ def look(cell: Cell) -> tuple[Any, str, str]:
         return FILL[kind], _INK[kind], str(cell.kernels)
     part = min((cell.ratio or 0.0) / _WORST, 1.0)
     fill = tuple(pale + part * (deep - pale) for pale, deep in zip(_PALE, _DEEP, strict=True))
-    ratio = "0" if cell.ratio is None else f"{cell.ratio:.1f}" if cell.ratio < 9.95 else f"{cell.ratio:.0f}"
+    ratio = "" if cell.ratio is None else f"{cell.ratio:.1f}" if cell.ratio < 9.95 else f"{cell.ratio:.0f}"
     return fill, "white" if part > 0.55 else "#16324f", ratio
 
 

@@ -135,7 +135,7 @@ class _Job:
         if not answer["ok"]:
             return self._cell(entry, BUILD, FAILED, answer["error"])
         if "not_run" in answer:
-            return self._cell(entry, BUILD, NOT_RUN, answer["not_run"])
+            return self._cell(entry, BUILD, NOT_RUN, answer["not_run"], lasting=answer["lasting"])
         return self._cell(entry, BUILD, PASSED, kernels=answer["kernels"], fused=answer["fused"])
 
     def _verify(self, entries: Sequence[Entry], runtimes: Iterable[str]) -> list[Cell]:
@@ -159,6 +159,7 @@ class _Job:
                 eager=_two(each["eager"]),
                 ratio=_ratio(each["error"], each["eager"]),
                 cases=each["cases"] or None,
+                lasting=each["lasting"],
             )
             for each in answer["verdicts"]
         }
@@ -170,9 +171,18 @@ class _Job:
             for name in names
         ]
 
-    def _cell(self, entry: Entry, column: str, state: str, reason: str | None = None, **numbers: Any) -> Cell:
+    def _cell(
+        self,
+        entry: Entry,
+        column: str,
+        state: str,
+        reason: str | None = None,
+        lasting: bool = True,
+        **numbers: Any,
+    ) -> Cell:
+        """`lasting` is false where the reason may have passed when the matrix is next measured."""
         reason = None if reason is None else reason.replace(f"{self.folder}{os.sep}", "")
-        version = self.here[column].version
+        version = self.here[column].version if lasting else None
         return Cell(
             entry=entry, column=column, state=state, reason=reason, spec=spec_hash(entry), version=version, **numbers
         )

@@ -2,7 +2,7 @@
 
 It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     export  {spec, form, target, path}     -> {}                                     writes the file, seeded weights
-    build   {path, builder}                -> {kernels, fused} or {not_run}          builds a plan in memory
+    build   {path, builder}                -> {kernels, fused} or {not_run, lasting} builds a plan in memory
     verify  {paths, runtimes, time_limit}  -> {verdicts: [...], broken: [[path, reason], ...]}
 Each engine, here and in the children of `verify`, gets one thread: others measure beside it, and sums keep their order.
 """
@@ -17,9 +17,9 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there, and for every child of this process
 
-from posexport.errors import PosexportError
+from posexport.errors import PosexportError, RuntimeMissingError
 from posexport.models import read_spec
-from posexport.parity import Verdict
+from posexport.parity import NOT_RUN, Verdict
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.worker import serve
 
@@ -43,10 +43,14 @@ def build(path: str, builder: str) -> dict[str, Any]:
 
     artifact = read_onnx(Path(path))
     if artifact.target == "ort":
-        return {"not_run": "the file is written for ONNX Runtime alone, export with --target portable or tensorrt"}
-    kernels = build_plan(artifact, BuildOptions(runtime=builder)).kernels
+        why = "the file is written for ONNX Runtime alone, export with --target portable or tensorrt"
+        return {"not_run": why, "lasting": True}
+    try:
+        kernels = build_plan(artifact, BuildOptions(runtime=builder)).kernels
+    except RuntimeMissingError as error:
+        return {"not_run": str(error).rstrip("."), "lasting": False}
     if kernels.rows is None:
-        return {"not_run": f"it builds, but its kernels are not known: {kernels.unknown}"}
+        return {"not_run": f"it builds, but its kernels are not known: {kernels.unknown}", "lasting": True}
     return {"kernels": len(kernels.rows), "fused": kernels.fused_attention}
 
 
@@ -60,6 +64,8 @@ def verify(paths: list[str], runtimes: list[str], time_limit: float) -> dict[str
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:
+    from posexport.verify import by_nature
+
     told = [text for text in (verdict.reason, verdict.where) if text]
     worst = verdict.worst
     return {
@@ -70,6 +76,7 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
         "error": None if worst is None else worst.max_error,
         "eager": None if worst is None else worst.eager_error,
         "cases": verdict.cases,
+        "lasting": verdict.state != NOT_RUN or by_nature(verdict.reason),
     }
 
 

@@ -55,6 +55,7 @@ class Comparison:
     rms_error: float | None = None
     eager_error: float | None = None
     allowed: float | None = None
+    truth_rms: float | None = None
     index: tuple[int, ...] | None = None
     got: float | None = None
     truth: float | None = None
@@ -122,6 +123,7 @@ def _compare(case: str, name: str, truth: Any, eager: Any, got: Any, dtype: str,
         rms_error=float(np.sqrt(np.mean(error**2))),
         eager_error=eager_error,
         allowed=allowed,
+        truth_rms=rms,
         index=index,
         got=float(wide[index]),
         truth=float(truth[index]),
@@ -153,6 +155,13 @@ def judge(artifact: str, runtime: str, comparisons: Sequence[Comparison], cases:
     if not comparisons:
         return Verdict(artifact=artifact, runtime=runtime, state=FAILED, reason="nothing was compared", **rest)
     worst = worst_of(comparisons)
+    told: dict[str, bool] = {}  # whether any inputs tell a right output from a dead one
+    for each in comparisons:
+        told[each.output] = told.get(each.output, False) or each.truth_rms != 0.0
+    silent = next((name for name, tells in told.items() if not tells), None)
+    if worst.state == PASSED and silent is not None:
+        why = f"output {silent!r} is zero for all inputs: nothing was compared, give inputs that are not zero"
+        return Verdict(artifact=artifact, runtime=runtime, state=FAILED, reason=why, cases=cases, **rest)
     reason = None if worst.state == PASSED else f"{worst.reason} (inputs: {worst.case})"
     return Verdict(
         artifact=artifact, runtime=runtime, state=worst.state, reason=reason, worst=worst, cases=cases, **rest

@@ -57,7 +57,7 @@ def profiles_of(
         if name in shapes:
             found = _by_input(request, shapes[name], sizes)
         elif name in dynamic:
-            found = {name: _ordered(request, name, [_sizes(request, part)[0] for part in _range(request, sizes)])}
+            found = {name: _ordered(request, name, [_size(request, part) for part in _range(request, sizes)])}
         else:
             raise unknown("input or dimension in --profile", name, [*dynamic, *shapes])
         for dim, wanted in found.items():
@@ -163,14 +163,15 @@ def _by_input(request: str, shape: Shape, text: str) -> dict[str, Range]:
     return found
 
 
-def _sizes(request: str, text: str) -> list[int]:
-    try:
-        sizes = [int(part) for part in text.strip().split("x")]
-    except ValueError:
-        sizes = [-1]
-    if not all(0 <= size <= _LARGEST for size in sizes):
+def _size(request: str, text: str) -> int:
+    text = text.strip()
+    if not (text.isascii() and text.isdecimal() and int(text) <= _LARGEST):
         raise _no_size(request, text, 1)
-    return sizes
+    return int(text)
+
+
+def _sizes(request: str, text: str) -> list[int]:
+    return [_size(request, part) for part in text.split("x")]
 
 
 def _ordered(request: str, dim: str, sizes: list[int]) -> Range:

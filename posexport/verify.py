@@ -235,6 +235,11 @@ def _not_for(subject: Subject, row: Runtime) -> str | None:
     return next((why for applies, why in _NOT_FOR if applies(row, subject.source)), None)
 
 
+def by_nature(reason: str | None) -> bool:
+    """Whether a runtime did not run for what a file is, which no other machine or day changes."""
+    return any(reason == why for _, why in _NOT_FOR)
+
+
 def _judge_all(job: _Job, pool: Pool, runtimes: Mapping[str, Runtime]) -> list[Verdict]:
     nothing = Answer()
     truth = nothing if job.truth is None else result(job.truth)

@@ -1,8 +1,8 @@
 """`scripts/gpu_acceptance`: what can't be shown without a GPU.
 
 Every cell of encoding x form x dtype x mode is exported, compiled to a plan where TensorRT is there, verified, and
-timed; one that fails is a row of the table, and the rest go on. Exits 0 where everything that ran passed, 1 where something
-failed, 3 where nothing passed or a runtime that was named is missing.
+timed; one that fails is a row of the table, and the rest go on. Exits 0 where everything that ran passed, 1 where
+something failed, 3 where nothing passed or a runtime that was named is missing.
 """
 
 from __future__ import annotations
@@ -115,6 +115,13 @@ def main(
     target = output or RESULTS / f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}.json"
     asked = itertools.product(encodings or blocks.names(False), forms or FORMS, dtypes or DTYPES, modes or MODES)
     cells = [Cell(*each) for each in asked]
+    try:
+        for cell in cells:
+            cell.spec(quick)
+    except RequestError as error:
+        raise click.UsageError(str(error)) from None
+    if not target.parent.is_dir():
+        raise click.UsageError(f"the folder {str(target.parent)!r} is not there: make it first, or give another.")
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as folder, console.progress("acceptance", len(cells)) as (bar, task):
         for cell in cells:

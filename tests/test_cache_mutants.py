@@ -51,6 +51,31 @@ def unwritten(model: onnx.ModelProto) -> None:
     node.input[1] = node.input[2]
 
 
+def wiped(model: onnx.ModelProto) -> None:
+    """The buffer of values behind the newest token is zeroed."""
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["whole" if name == "present_value" else name for name in names]
+    made = {"zero": np.int64(0), "one": np.int64(1), "nothing": np.float32(0)}
+    made |= {"second": np.array([1]), "heads": np.array([1]), "last": np.array([3])}
+    model.graph.node.extend(to._constant(name, value) for name, value in made.items())
+    model.graph.node.extend(
+        helper.make_node(op, inputs, [output], name=f"wiped {output}", **attributes)
+        for op, inputs, output, attributes in (
+            ("Shape", ["past_value"], "length", {"start": 2, "end": 3}),
+            ("Squeeze", ["length"], "places", {}),
+            ("Range", ["zero", "places", "one"], "keys", {}),
+            ("Shape", ["hidden_states"], "seq", {"start": 1, "end": 2}),
+            ("Unsqueeze", ["write_indices", "second"], "first", {}),
+            ("Add", ["first", "seq"], "end", {}),
+            ("Less", ["keys", "end"], "before", {}),
+            ("Unsqueeze", ["before", "heads"], "by heads", {}),
+            ("Unsqueeze", ["by heads", "last"], "kept", {}),
+            ("Where", ["kept", "whole", "nothing"], "present_value", {}),
+        )
+    )
+
+
 def inverted(name: str) -> list[onnx.NodeProto]:
     """A mask that shows what it should hide."""
     return [helper.make_node("Not", [name], ["planted"], name="inverted")]
@@ -87,6 +112,7 @@ FAULTS: dict[str, Fault] = {
     "padding takes up positions": Fault("grown", to.before("CumSum", 0, uncounted), OFF, "uncounted"),
     "written one later": Fault("shared", to.before("Unsqueeze", 0, to.later, "write_indices"), OFF, "'Constant one"),
     "seen one later": Fault("shared", to.before("Unsqueeze", 0, to.later, "write_indices", 1), OFF, "'Constant one"),
+    "what lies behind is wiped": Fault("shared", wiped, "'present_value' is off by", "wiped"),
     "nothing written": Fault("shared", unwritten, OFF, "Where"),
     "mask not read": Fault("shared", to.bypassed("And", 0, "v_GreaterOrEqual_46"), OFF, "And"),
     "what lies behind is seen": Fault("shared both ways", to.operator("Less", "LessOrEqual"), OFF, "LessOrEqual"),

@@ -138,7 +138,7 @@ def test_list_for_machines() -> None:
     assert list(found["encodings"]) == list(ENCODINGS)
     assert found["encodings"]["rope"]["parameters"]["theta"] == {
         "default": 10000.0,
-        "allowed": "a finite number above 0",
+        "allowed": "a number from 1e-30 to 1e+30",
         "help": "base of the wavelengths",
     }
     assert found["forms"] == FORMS

@@ -75,6 +75,8 @@ def test_a_static_graph_needs_no_request() -> None:
         (["seq=1:2:3:4"], "has 4 sizes"),
         (["seq=0:2:3"], "no size from 1"),
         (["seq=1:2:3e3"], "no size from 1"),
+        (["seq=1x9:2:4"], "'1x9' is no size from 1"),
+        (["seq=1_0"], "no size from 1"),
         (["seq=-1:2:3"], "no size from 1"),
         (["seq=1:2:99999999999"], "no size from 1"),
         (["seq=4:2:8"], "not ordered"),

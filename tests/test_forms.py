@@ -29,15 +29,15 @@ from posexport.spec import FORMS, Spec
 
 REFUSED: list[tuple[str, tuple[str, ...], str, dict[str, Any]]] = [
     ("native", ("portable", "tensorrt"), "softcap", {"softcap": 5.0}),
-    ("contrib", ("portable", "tensorrt"), "softcap", {"softcap": 5.0, "causal": True}),
-    ("contrib", ("ort",), "softcap with a grown cache", {"softcap": 5.0, "kv_cache": "concat"}),
-    ("contrib", ("ort",), "softcap with an encoder's keys", {"softcap": 5.0, "cross": True}),
     (
         "contrib",
-        ("ort",),
+        ("portable", "tensorrt", "ort"),
         "softcap or shared caches, and a head_dim that is no multiple of 8",
         {"kv_cache": "shared", "head_dim": 12},
     ),
+    ("contrib", ("portable", "tensorrt", "ort"), "softcap with a grown cache", {"softcap": 5.0, "kv_cache": "concat"}),
+    ("contrib", ("portable", "tensorrt", "ort"), "softcap with an encoder's keys", {"softcap": 5.0, "cross": True}),
+    ("contrib", ("portable", "tensorrt"), "softcap", {"softcap": 5.0, "causal": True}),
     ("contrib", ("portable", "tensorrt"), "shared caches", {"kv_cache": "shared", "padding_mask": True}),
 ]
 """Form, targets, what they can't carry, and a spec with it."""
@@ -119,7 +119,7 @@ OPSETS: list[tuple[dict[str, str], str]] = [
     ({"opset": "22", "form": "native"}, "opset is 22: native is written in opsets 23 to 24"),
     (
         {"opset": "23", "form": "native", "kv-cache": "shared"},
-        "native writes into shared caches with TensorScatter, which is of opset 24: give --opset 24, or none.",
+        "native with shared caches is written in opset 24, which has TensorScatter: give --opset 24, or none.",
     ),
     ({"form": "natives"}, "unknown form 'natives': did you mean 'native'?"),
     ({"target": "tensort"}, "unknown target 'tensort': did you mean 'tensorrt'?"),

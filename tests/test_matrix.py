@@ -10,8 +10,9 @@ import attrs
 import pytest
 from helpers import cli, refused
 
-from posexport import matrix_run
-from posexport.errors import RequestError
+from posexport import matrix_run, matrix_worker
+from posexport.artifact import write_onnx
+from posexport.errors import RequestError, RuntimeMissingError
 from posexport.export import export
 from posexport.matrix import (
     BUILD,
@@ -28,6 +29,8 @@ from posexport.matrix import (
     spec_hash,
 )
 from posexport.models import ENCODINGS
+from posexport.models.weights import seeded_weights
+from posexport.parity import Verdict
 from posexport.spec import DTYPES, FORMS
 
 ALIBI = Entry(encoding="alibi", form="decomposed", dtype="fp32", mode="prefill")
@@ -84,6 +87,7 @@ def test_causality_is_left_out_where_there_is_no_order() -> None:
     [
         ({}, {}, []),
         ({"state": "not run", "reason": "no bf16"}, {}, []),
+        ({"state": "not run", "reason": "its library can't be loaded", "version": None}, {}, ["ort-cpu"]),
         ({"state": "failed", "reason": "off"}, {}, ["ort-cpu"]),
         ({"version": "0.9"}, {}, ["ort-cpu"]),
         ({"version": None}, {}, ["ort-cpu"]),
@@ -110,23 +114,60 @@ def test_a_cell_is_kept_as_long_as_what_made_it(change: dict[str, Any], here: di
 @pytest.mark.parametrize(
     "change", [{"target": "ort"}, {"made_by": {"posexport": "0.0"}}], ids=["another target", "another posexport"]
 )
-def test_files_made_otherwise_are_measured_again(change: dict[str, Any]) -> None:
+def test_files_made_otherwise_are_measured_again_and_none_is_lost(change: dict[str, Any]) -> None:
     old = Matrix(**change)
     other = attrs.evolve(ALIBI, form="function")
     old.put([passed(ALIBI, "ort-cpu"), passed(other, "ort-cpu")])
-    selection = Selection(encoding=["alibi"], form=["decomposed"], runtime=["ort-cpu"])
-    matrix, todo = settle(old, selection, HERE, "portable")
-    assert not matrix.cells.keys() & old.cells.keys()
-    assert ALIBI in todo
+    matrix, todo = settle(old, Selection(encoding=["alibi"], runtime=["ort-cpu"]), HERE, "portable")
+    assert not {key for key in old.cells if key in matrix.cells}
+    assert {ALIBI, other} <= set(todo)
+    narrow = Selection(encoding=["alibi"], form=["decomposed"], runtime=["ort-cpu"])
+    with pytest.raises(RequestError, match=r"holds 1 cells that aren't asked for, .*--no-resume"):
+        settle(old, narrow, HERE, "portable")
 
 
 def test_cells_that_were_not_asked_for_stay_where_they_are_current() -> None:
-    old = Matrix()
+    everything, _ = settle(None, Selection(), HERE | {"ort-cuda": AWAY}, "portable")
     current, stale = attrs.evolve(ALIBI, form="function"), attrs.evolve(ALIBI, form="native")
-    old.put([passed(current, "ort-cpu"), passed(stale, "ort-cpu", version="0.9")])
-    matrix, _ = settle(old, Selection(encoding=["rope"]), HERE, "portable")
-    assert (current, "ort-cpu") in matrix.cells
-    assert (stale, "ort-cpu") not in matrix.cells
+    everything.put([passed(current, "ort-cpu"), passed(stale, "ort-cpu", version="0.9")])
+    refused = next(key for key, cell in everything.cells.items() if cell.state == "refused")
+    everything.put([attrs.evolve(everything.cells[refused], reason="what was so once")])
+    matrix, _ = settle(everything, Selection(encoding=["rope"]), HERE | {"ort-cuda": AWAY}, "portable")
+    assert set(everything.cells) - set(matrix.cells) == {(stale, "ort-cpu"), refused}
+
+
+def test_what_could_not_run_is_for_good_only_where_the_file_is_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def verdict(reason: str) -> Verdict:
+        return Verdict(artifact="a.onnx", runtime="ort-cpu", state="not run", reason=reason)
+
+    assert matrix_worker._plain(verdict("ONNX Runtime's CPU provider has no bf16 kernels"))["lasting"] is True
+    assert matrix_worker._plain(verdict("its library can't be loaded"))["lasting"] is False
+
+    def missing(*_: object) -> None:
+        raise RuntimeMissingError("its library can't be loaded.")
+
+    spec = attrs.evolve(ALIBI, dtype="fp16").spec()
+    write_onnx(export(spec, seeded_weights(spec, 0)), tmp_path / "a.onnx")
+    monkeypatch.setattr("posexport.trt_build.build", missing)
+    answer = matrix_worker.build(str(tmp_path / "a.onnx"), "tensorrt-rtx")
+    assert answer == {"not_run": "its library can't be loaded", "lasting": False}
+
+
+def test_nothing_run_of_what_was_asked_is_exit_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("posexport.matrix.columns_here", lambda: dict.fromkeys(COLUMNS, AWAY))
+    result = cli("matrix", "--encoding", "rope", "--mode", "prefill", "-o", tmp_path / "out")
+    assert result.exit_code == 3, result.output
+
+
+@pytest.mark.parametrize("damage", [{"error": "abc"}, {"kernels": 1.5}, {"reason": 3}, {"fused": "yes"}])
+def test_a_cell_of_wrong_values_is_no_matrix(damage: dict[str, Any], tmp_path: Path) -> None:
+    matrix = Matrix()
+    matrix.put([passed(ALIBI, "ort-cpu", **damage)])
+    matrix.write(tmp_path / "matrix.json")
+    with pytest.raises(RequestError, match="is no matrix"):
+        read(tmp_path / "matrix.json")
 
 
 def test_not_here_is_not_run_with_the_reason_and_never_asked_for() -> None:

@@ -110,6 +110,17 @@ def test_outputs_pair_one_to_one_by_name(given_names: tuple[str, ...]) -> None:
     assert worst_of(found).state == FAILED
 
 
+def test_a_truth_of_zeros_alone_proves_nothing() -> None:
+    zeros = np.zeros((2, 3))
+    dead, alive = one(zeros, zeros.astype(np.float32)), one(random((2, 3)), random((2, 3)).astype(np.float32))
+    assert judge("a", "r", [alive, dead], 2).state == PASSED
+    verdict = judge("a", "r", [dead, dead], 2)
+    assert verdict.state == FAILED
+    assert verdict.reason is not None and "zero for all inputs: nothing was compared" in verdict.reason
+    other = attrs.evolve(dead, output="present_key")
+    assert "'present_key'" in str(judge("a", "r", [alive, other], 2).reason)
+
+
 def test_a_verdict_is_that_of_its_worst_comparison_and_nothing_compared_is_no_pass() -> None:
     truth = random((2, 3))
     passed = one(truth, truth.astype(np.float32))

@@ -301,3 +301,11 @@ def test_an_output_that_is_not_what_tensorrt_says_is_not_believed(
         RuntimeMissingError, match=r"\(UNARY\): its output came out as .* TensorRT says .*FLOAT \[-1, 6\]"
     ):
         runner.run({"x": np.zeros((2, 6), np.float32)})
+
+
+def test_what_overflows_int32_is_not_guessed(tmp_path: Path) -> None:
+    model = graph("(int32[b] x) => (int32[b] y) { y = Add(x, x) }")
+    runner = imported(model, tmp_path)
+    assert runner.run({"x": np.array([2**30 - 1], np.int32)})["y"].tolist() == [2**31 - 2]
+    with pytest.raises(RuntimeMissingError, match="overflows INT32"):
+        runner.run({"x": np.array([2**30], np.int32)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ def matrix(
 
     Writes matrix.json, matrix.md and matrix.png to a folder, which is made if need be. What is done is kept when it is
     interrupted, and when it runs again; what failed is measured again. Exits 1 where something that was asked for
-    failed.
+    failed, 3 where nothing of it could run.
     """
     options = MatrixOptions(jobs=jobs)
     if target not in TARGETS:
@@ -87,18 +88,19 @@ def matrix(
                 save=lambda so_far: so_far.write(file),
                 advance=lambda what, number: bar.update(task, description=what, advance=number),
             )
+            bar.update(task, description="drawing")
+            _write(found, folder)
         except KeyboardInterrupt:
             left = sum((entry, column) not in found.cells for entry, columns in todo.items() for column in columns)
             click.echo(f"Error: interrupted: {left} cells are left, so run it again to go on from {file}.", err=True)
             return 130
-        bar.update(task, description="drawing")
-        _write(found, folder)
     asked = [found.cells[key] for key in chosen.cells()]
     if as_json:
         console.show_json(found.to_dict())
     else:
         _show(asked, folder)
-    return int(any(cell.state == "failed" for cell in asked))
+    states = {cell.state for cell in asked}
+    return 1 if "failed" in states else 3 if states == {"not run"} else 0
 
 
 def _folder(output: str) -> Path:
@@ -116,14 +118,17 @@ def _write(found: Matrix, folder: Path) -> None:
     from posexport.matrix_picture import draw
     from posexport.matrix_report import to_markdown
 
-    found.write(folder / "matrix.json")
-    with staged() as files:
-        files.write(folder / "matrix.md", lambda file: file.write(to_markdown(found).encode()))
+    files: dict[str, bytes] = {"matrix.json": found.to_bytes(), "matrix.md": to_markdown(found).encode()}
+    picture = folder / "matrix.png"
     try:
-        draw(found, folder / "matrix.png")
+        files[picture.name] = draw(found)
     except RuntimeMissingError as error:
-        (folder / "matrix.png").unlink(missing_ok=True)  # it would show other numbers
         click.echo(f"not drawn: {error}", err=True)
+    with staged() as stage:
+        for name, content in files.items():
+            stage.write(folder / name, methodcaller("write", content))
+    if picture.name not in files:
+        picture.unlink(missing_ok=True)  # it would show other numbers
 
 
 def _show(asked: list[Cell], folder: Path) -> None:

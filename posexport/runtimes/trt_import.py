@@ -29,6 +29,9 @@ from posexport.runtimes.trt_values import DTYPES, Unsure, fits, widened
 NAME = "tensorrt-import"
 
 
+_INT32 = torch.iinfo(torch.int32)
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Node:
     """One layer: `inputs` and `outputs` are names of tensors (None for an input that isn't there).
@@ -76,6 +79,8 @@ class Node:
                     f"its output came out as {value.dtype} {list(value.shape)}, and TensorRT says that it is "
                     f"{said.dtype.name} {list(said.shape)}"
                 )
+            if said.dtype.name == "INT32" and bool(((value < _INT32.min) | (value > _INT32.max)).any()):
+                raise self.unsure("its output overflows INT32")
         return outputs
 
 

@@ -28,7 +28,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGABRT)
         verdicts = [
             {"path": path, "runtime": runtime, "state": "passed", "reason": None, "error": 1.234e-6, "eager": 1e-6,
-             "cases": 8}
+             "cases": 8, "lasting": True}
             for path in request["paths"]
             for runtime in request["runtimes"]
         ]  # fmt: skip

@@ -115,7 +115,7 @@ class Subject:
                 f"{total}: {self.spec.encoding.name} knows {limit} positions, so give --shape seq={limit} or less."
             )
         if sizes.max_seq is not None and past + sizes.seq > sizes.max_seq:
-            raise RequestError(f"{total}: the cache has max_seq {sizes.max_seq} places, so give --shape less or more.")
+            raise RequestError(f"{total}: the cache has {sizes.max_seq} places, so give --shape fewer tokens.")
         if self.form == "contrib" and sizes.max_seq is not None and past and sizes.seq > 1 and sizes.batch > 1:
             raise RequestError(
                 f"batch is {sizes.batch}, past_seq {past} and seq {sizes.seq}: GroupQueryAttention, which "

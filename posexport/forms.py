@@ -20,6 +20,10 @@ TARGETS = {
 """What a form is lowered for. Where two targets take the same graph, the bytes are the same."""
 
 
+ORT_ALONE = "the file is written for ONNX Runtime alone: export with --target portable, and in another form where that is refused"
+"""What is said where a file for the target `ort` meets TensorRT."""
+
+
 @attrs.frozen(kw_only=True)
 class Form:
     """One form: its opsets, and the one it is written in where none is asked for."""

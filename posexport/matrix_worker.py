@@ -18,6 +18,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there, and for every child of this process
 
 from posexport.errors import PosexportError, RuntimeMissingError
+from posexport.forms import ORT_ALONE
 from posexport.models import read_spec
 from posexport.parity import NOT_RUN, Verdict
 from posexport.runtimes import RUNTIMES
@@ -43,8 +44,7 @@ def build(path: str, builder: str) -> dict[str, Any]:
 
     artifact = read_onnx(Path(path))
     if artifact.target == "ort":
-        why = "the file is written for ONNX Runtime alone, export with --target portable or tensorrt"
-        return {"not_run": why, "lasting": True}
+        return {"not_run": ORT_ALONE, "lasting": True}
     try:
         kernels = build_plan(artifact, BuildOptions(runtime=builder)).kernels
     except RuntimeMissingError as error:

@@ -17,6 +17,7 @@ from posexport import trt_api
 from posexport.artifact import Artifact
 from posexport.dimensions import bounds_of
 from posexport.errors import RequestError
+from posexport.forms import ORT_ALONE
 from posexport.kernels import Kernels, read_kernels, read_memory
 from posexport.profiles import profiles_of
 from posexport.runtimes import gpu_missing
@@ -54,6 +55,8 @@ class Built:
 
 def build(artifact: Artifact, options: BuildOptions, phase: Phase = lambda _: None) -> Built:
     """Build an artifact into a plan in memory; raises as `posexport.compile.compile_plan` does."""
+    if artifact.target == "ort":
+        raise RequestError(f"{artifact.path.name!r} can't be compiled, {ORT_ALONE}.")
     inputs = artifact.inputs()
     fixed = {dim: low for dim, (low, high) in bounds_of(artifact.spec.inputs(), inputs).items() if low == high}
     shapes = {key: shape for key, (shape, _) in inputs.items()}

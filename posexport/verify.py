@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport.errors import PosexportError
+from posexport.forms import ORT_ALONE
 from posexport.inputs import Case, make_cases
 from posexport.parity import FAILED, NOT_RUN, TOLERANCES, Verdict, compare, judge
 from posexport.runtimes import RUNTIMES, Runtime
@@ -52,7 +53,7 @@ _NOT_FOR: tuple[tuple[Callable[[Runtime, Artifact], bool], str], ...] = (
     ),
     (
         lambda row, artifact: row.name.startswith("tensorrt") and artifact.target == "ort",
-        "the file is written for ONNX Runtime alone, export with --target portable or tensorrt",
+        ORT_ALONE,
     ),
 )
 """What a runtime can't take by its nature, and the reason."""

@@ -11,12 +11,14 @@ from typing import Any
 
 import onnx
 import pytest
+from helpers import cli, refused, small_spec, weights_for
 from trt_helpers import RTX, built, copied, exported, needs_rtx
 
 from posexport import custom_ops, trt_api
-from posexport.artifact import read_onnx
+from posexport.artifact import read_onnx, write_onnx
 from posexport.compile import BuildOptions, build, compile_plan
 from posexport.errors import RequestError
+from posexport.export import export
 from posexport.models import ENCODINGS
 from posexport.spec import FORMS, OPSETS
 from posexport.subjects import read_subject
@@ -211,3 +213,12 @@ def test_an_interrupt_cancels_the_build() -> None:
     assert len(phases) < 6, phases  # ended early
     assert "build" not in [thread.name for thread in threading.enumerate()]
     assert built(exported("rope")).kernels.fused_attention is True
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+def test_a_file_for_onnx_runtime_alone_is_refused(form: str, tmp_path: Path) -> None:
+    spec = small_spec("rope", kv_cache="shared", causal=True, dtype="fp16")
+    write_onnx(export(spec, weights_for(spec), form=form, target="ort"), tmp_path / "a.onnx")
+    said = ("'a.onnx' can't be compiled", "for ONNX Runtime alone", "--target portable")
+    refused(cli("compile", tmp_path / "a.onnx"), *said)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.onnx", "a.onnx.json"}

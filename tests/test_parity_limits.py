@@ -36,11 +36,12 @@ def off_by(error: float, dtype: str, index: tuple[int, ...] = (1, 2, 3)) -> tupl
 
 def test_the_numbers_are_those_that_were_measured() -> None:
     """Runtimes were at most 3.6 times eager's error, so the multiple is 4; the floor is an ulp of the dtype (8 in fp32,
-    whose eager is often exact), the ceiling ten times the worst error that eager has. Widening one hides a fault that
+    whose eager is often exact), the ceiling ten times the worst error that eager has (three times that of the keys of
+    a cache far out). Widening one hides a fault that
     the planted ones of test_verify_faults (a slope off by 1e-3, a bucket off by one) stand for: measure again first.
     """
     assert {
-        "fp32": Tolerance(multiple=4.0, floor=2.0**-20, ceiling=0.02),
+        "fp32": Tolerance(multiple=4.0, floor=2.0**-20, ceiling=0.06),
         "fp16": Tolerance(multiple=4.0, floor=2.0**-10, ceiling=0.06),
         "bf16": Tolerance(multiple=4.0, floor=2.0**-7, ceiling=0.5),
     } == TOLERANCES

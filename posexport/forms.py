@@ -20,7 +20,9 @@ TARGETS = {
 """What a form is lowered for. Where two targets take the same graph, the bytes are the same."""
 
 
-ORT_ALONE = "the file is written for ONNX Runtime alone: export with --target portable, and in another form where that is refused"
+ORT_ALONE = (
+    "the file is written for ONNX Runtime alone: export with --target portable, in another form if that is refused"
+)
 """What is said where a file for the target `ort` meets TensorRT."""
 
 

@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "no cache": ({}, "function", "past_seq=3", "unknown dimension in --shape 'past_seq'"),
     "no buffer": ({"kv_cache": "concat"}, "function", "max_seq=3", "unknown dimension in --shape 'max_seq'"),
     "a sum": ({"kv_cache": "concat"}, "function", "total_seq=3", "unknown dimension in --shape 'total_seq'"),
-    "full": (SHARED, "function", "seq=2,past_seq=9,max_seq=10", "past_seq \\+ seq is 11: the cache has max_seq 10"),
+    "full": (SHARED, "function", "seq=2,past_seq=9,max_seq=10", "past_seq \\+ seq is 11: the cache has 10 places"),
     "beyond": ({**LEARNED, "kv_cache": "concat"}, "function", "seq=1,past_seq=64", "seq is 65: learned knows 64"),
     "negative": ({"kv_cache": "concat"}, "function", "past_seq=-1", "past_seq is '-1'"),
     "chunks": (SHARED, "contrib", "batch=2,seq=2,past_seq=3", "GroupQueryAttention, which"),

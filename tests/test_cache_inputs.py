@@ -64,15 +64,16 @@ def test_caches_get_prefills_steps_and_chunks(name: str) -> None:
     assert max(each.keys for each in made(SPECS[name])) > (SPECS[name].window or 0)
 
 
-@pytest.mark.parametrize("name", ["grown", "shared"])
-def test_cached_values_are_unit_normal_and_zero_where_nothing_is_written(name: str) -> None:
-    for each in made(SPECS[name]):
+@pytest.mark.parametrize(("name", "form"), [("grown", "function"), ("shared", "contrib"), ("shared", "function")])
+def test_cached_values_are_unit_normal_and_zero_where_contrib_leaves_nothing(name: str, form: str) -> None:
+    for each in made(SPECS[name], form=form):
         used = lengths(each) - each.sizes["seq"]
         for key in ("past_key", "past_value"):
             array = each.arrays[key]
             behind = np.arange(array.shape[2]) >= used[:, None]
             assert array.dtype == np.float32
-            assert not np.where(behind[:, None, :, None], array, 0).any()
+            left = np.where(behind[:, None, :, None], array, 0).any()
+            assert left == (behind.any() and form != "contrib")
             kept = array.transpose(0, 2, 1, 3)[~behind]
             if kept.size > 500 and not (key == "past_key" and each.name.startswith("loud")):
                 assert 0.9 < kept.std() < 1.1
@@ -175,9 +176,9 @@ def test_a_plan_built_on_the_fly_takes_every_case(name: str, tmp_path: Path) -> 
         assert (low, high, tuned[dim]) == (min(sizes), max(sizes), max(sizes))
 
 
-def _own(spec: Spec, name: str) -> dict[str, Array]:
+def _own(spec: Spec, name: str, form: str = "decomposed") -> dict[str, Array]:
     """A sound case's arrays, to be spoilt."""
-    (found,) = (each for each in made(spec) if each.name.startswith(f"{name} ["))
+    (found,) = (each for each in made(spec, form=form) if each.name.startswith(f"{name} ["))
     return {key: array.copy() for key, array in found.arrays.items()}
 
 
@@ -222,11 +223,11 @@ def test_sizes_outside_a_plan_are_refused() -> None:
 
 
 def test_what_group_query_attention_cannot_take_is_refused() -> None:
-    _fit(SHARED, _own(SHARED, "step"), "contrib")
-    _fit(SHARED, _own(SHARED, "prefill"), "contrib")
+    _fit(SHARED, _own(SHARED, "step", "contrib"), "contrib")
+    _fit(SHARED, _own(SHARED, "prefill", "contrib"), "contrib")
     with pytest.raises(RequestError, match="add 16 tokens to caches of 3 rows"):
         _fit(SHARED, _own(SHARED, "consecutive"), "contrib")
-    behind = _own(SHARED, "step")
+    behind = _own(SHARED, "step", "contrib")
     behind["past_value"][0, 0, -1, 0] = 1.0
     _fit(SHARED, behind)
     with pytest.raises(RequestError, match="'past_value' is not zero from write_indices on"):

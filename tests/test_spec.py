@@ -224,7 +224,15 @@ def test_seeded_weights(name: str) -> None:
     assert all(deeper[key].equal(tensor) for key, tensor in weights.items())
 
 
-@pytest.mark.parametrize(("dtype", "scale"), [("fp16", 65505), ("bf16", 3.39e38), ("fp32", 1e300)])
-def test_a_scale_beyond_the_dtype_is_refused(dtype: str, scale: float) -> None:
-    with pytest.raises(RequestError, match=f"the largest number in {dtype}"):
+@pytest.mark.parametrize(
+    ("dtype", "scale", "said"),
+    [
+        ("fp16", 65505, "the largest number in fp16"),
+        ("bf16", 3.39e38, "a number from 1e-30 to 1e\\+30"),
+        ("fp32", 1e300, "a number from 1e-30 to 1e\\+30"),
+        ("fp32", 1e-50, "a number from 1e-30 to 1e\\+30"),
+    ],
+)
+def test_a_scale_beyond_the_dtype_is_refused(dtype: str, scale: float, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
         read_spec({"encoding": {"name": "none"}, "dtype": dtype, "scale": scale})

@@ -33,6 +33,7 @@ VERDICT = {
 }  # fmt: skip
 COMPARISON = {
     "case", "output", "state", "reason", "max_error", "rms_error", "eager_error", "allowed", "index", "got", "truth",
+    "truth_rms",
 }  # fmt: skip
 
 

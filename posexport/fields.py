@@ -49,18 +49,18 @@ SMALLEST, LARGEST = 1e-30, 1e30
 """Numbers beyond come near the ends of fp32, where what is computed from them is 0 or infinite."""
 
 
-def positive(default: float | None, help: str, *, optional: bool = False, at_most: float = LARGEST) -> Any:
+def positive(default: float | None, help: str, *, optional: bool = False) -> Any:
     """A number above 0 whose fp32 is well within its range."""
 
     def read(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise TypeError
         number = float(value)
-        if not SMALLEST <= number <= at_most:
+        if not SMALLEST <= number <= LARGEST:
             raise ValueError
         return number
 
-    return _field(default, help, f"a number from {SMALLEST:g} to {at_most:g}", read, optional)
+    return _field(default, help, f"a number from {SMALLEST:g} to {LARGEST:g}", read, optional)
 
 
 def choice(default: str | None, options: Sequence[str], help: str, *, optional: bool = False) -> Any:

@@ -45,6 +45,10 @@ class Mode:
     summary: str
     fields: Mapping[str, Any]
 
+    def fields_for(self, encoding: str) -> dict[str, Any]:
+        """`fields`, and causality: positions on several axes have no order without a cache, as those of images."""
+        return {**self.fields, "causal": "kv_cache" in self.fields or ENCODINGS[encoding].axes < 2}
+
 
 MODES = {
     "prefill": Mode(summary="a whole sequence at once, without a cache", fields={}),
@@ -56,7 +60,7 @@ MODES = {
         summary="rows padded left, right and wholly, masks with holes", fields={"padding_mask": True}
     ),
 }  # fmt: skip
-"""All are causal, but for encodings of positions on several axes without a cache: images have no order."""
+"""All ways of use, by name."""
 
 
 @attrs.frozen(kw_only=True)
@@ -75,11 +79,8 @@ class Entry:
 
     def spec(self) -> Spec:
         """Its block; raises RequestError where the encoding and the mode contradict each other."""
-        fields = MODES[self.mode].fields
-        causal = "kv_cache" in fields or ENCODINGS[self.encoding].axes < 2
-        return read_spec(
-            {"encoding": {"name": self.encoding}, "dtype": self.dtype, "causal": causal, **SIZES, **fields}
-        )
+        fields = MODES[self.mode].fields_for(self.encoding)
+        return read_spec({"encoding": {"name": self.encoding}, "dtype": self.dtype, **SIZES, **fields})
 
     def refusal(self, target: str) -> str | None:
         """Why it can't be exported for `target`, without a full stop, or None."""

@@ -156,10 +156,8 @@ def judge(artifact: str, runtime: str, comparisons: Sequence[Comparison], cases:
     if not comparisons:
         return Verdict(artifact=artifact, runtime=runtime, state=FAILED, reason="nothing was compared", **rest)
     worst = worst_of(comparisons)
-    told: dict[str, bool] = {}  # whether any inputs tell a right output from a dead one
-    for each in comparisons:
-        told[each.output] = told.get(each.output, False) or each.truth_rms != 0.0
-    silent = next((name for name, tells in told.items() if not tells), None)
+    alive = {each.output for each in comparisons if each.truth_rms != 0.0}
+    silent = next((each.output for each in comparisons if each.output not in alive), None)
     if worst.state == PASSED and silent is not None:
         why = f"output {silent!r} is zero for all inputs: nothing was compared, give inputs that are not zero"
         return Verdict(artifact=artifact, runtime=runtime, state=FAILED, reason=why, cases=cases, **rest)

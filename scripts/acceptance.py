@@ -156,12 +156,10 @@ class Cell:
         return f"{self.encoding} {self.form} {self.dtype} {self.mode}"
 
     def spec(self, quick: bool) -> Spec:
-        """Its block, causal as those of the matrix are."""
+        """Its block."""
         hidden, heads = (64, 4) if quick else (768, 12)
-        fields = MODES[self.mode].fields
         name, _ = blocks.parameters_of(self.encoding)
-        causal = "kv_cache" in fields or ENCODINGS[name].axes < 2
-        return blocks.spec(self.encoding, hidden, heads, dtype=self.dtype, causal=causal, **fields)
+        return blocks.spec(self.encoding, hidden, heads, dtype=self.dtype, **MODES[self.mode].fields_for(name))
 
 
 def _measure(

@@ -10,23 +10,59 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from posexport.custom_ops.angles import pair_features, sinusoids
+    from posexport.custom_ops.angles import (
+        exact_sinusoids,
+        grid_sinusoids,
+        keep_prefix,
+        length_frequencies,
+        ntk_frequencies,
+        pair_features,
+        position_powers,
+        sinusoids,
+    )
     from posexport.custom_ops.attention import attend
-    from posexport.custom_ops.bias import alibi_bias, relative_bias
+    from posexport.custom_ops.bias import alibi_bias, cosine_bias, fire_bias, grid_bias, kerple_bias, relative_bias
     from posexport.custom_ops.cache import attend_cached, attend_shared, key_positions
+    from posexport.custom_ops.content import (
+        cached_keys,
+        contextual_score,
+        disentangled_score,
+        offset_score,
+        offset_values,
+    )
     from posexport.custom_ops.norm import head_norm
     from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
-    from posexport.custom_ops.rotary import rotate
+    from posexport.custom_ops.rotary import rotate, rotate_features
+    from posexport.custom_ops.windows import cosine_heads, window_bias, window_table
 
 _HOMES = {
     "sinusoids": "angles",
+    "exact_sinusoids": "angles",
+    "length_frequencies": "angles",
+    "ntk_frequencies": "angles",
+    "grid_sinusoids": "angles",
+    "position_powers": "angles",
+    "keep_prefix": "angles",
     "pair_features": "angles",
     "rotate": "rotary",
+    "rotate_features": "rotary",
     "alibi_bias": "bias",
+    "grid_bias": "bias",
     "relative_bias": "bias",
+    "kerple_bias": "bias",
+    "cosine_bias": "bias",
+    "fire_bias": "bias",
+    "window_table": "windows",
+    "window_bias": "windows",
+    "cosine_heads": "windows",
     "add_head_bias": "relative",
     "relative_score": "relative",
     "relative_table_score": "relative",
+    "offset_score": "content",
+    "offset_values": "content",
+    "disentangled_score": "content",
+    "contextual_score": "content",
+    "cached_keys": "content",
     "head_norm": "norm",
     "key_positions": "cache",
     "attend": "attention",
@@ -40,14 +76,33 @@ __all__ = [
     "attend",
     "attend_cached",
     "attend_shared",
+    "cached_keys",
+    "contextual_score",
+    "cosine_bias",
+    "cosine_heads",
+    "disentangled_score",
+    "exact_sinusoids",
+    "fire_bias",
+    "grid_bias",
+    "grid_sinusoids",
     "head_norm",
+    "keep_prefix",
+    "kerple_bias",
     "key_positions",
+    "length_frequencies",
+    "ntk_frequencies",
+    "offset_score",
+    "offset_values",
     "pair_features",
+    "position_powers",
     "relative_bias",
     "relative_score",
     "relative_table_score",
     "rotate",
+    "rotate_features",
     "sinusoids",
+    "window_bias",
+    "window_table",
 ]
 
 

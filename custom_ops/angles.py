@@ -1,44 +1,76 @@
-"""Cosines and sines of positions: cos(a), sin(a) with a = sum over axes of p_axis * frequency[axis].
+"""Cosines and sines of positions: cos(a), sin(a) with a = sum over axes of p_axis * frequency[axis], times `scale`.
 
-sinusoids      (positions [B, S] or [B, S, axes] int, frequencies [P] or [axes, P]) -> cos, sin [B, S, P]
-pair_features  (first, second [B, S, P]) -> [B, S, 2P], features alternating or one half each
+sinusoids         (positions [B, S] or [B, S, axes] int, frequencies [P] or [axes, P]) -> cos, sin [B, S, P]
+exact_sinusoids   the same from turns int64 [2, P] or [2, axes, P], in 2^-50 of a turn, of 4096 positions and of one
+length_frequencies, ntk_frequencies   frequencies that depend on the length, which is the largest position + 1
+pair_features     (first, second [B, S, P]) -> [B, S, 2P], features alternating or one half each
+position_powers   (positions [B, S], rates [P]) -> exp(p * rate) [B, S, P], from the middle of each row's positions
+                  on where `centred`, which keeps them small
+grid_sinusoids    positions [B, S, 2] stand for the centres of a grid's cells, from -1 to 1 along each axis, times 2 pi;
+                  the grid is given, or as far as each row's positions reach (DINOv3: Simeoni et al. 2025,
+                  arXiv:2508.10104, as in its code)
+keep_prefix       cos 1 and sin 0 for the first tokens, which then don't turn
 
 Angles, cosines and sines are fp32 whatever the graph's dtype (fp64 in the float64 reference): an angle in half
 precision is wrong by radians from position 1000 on. Who uses them casts last.
 """
 
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.operator import Operator
+from posexport.custom_ops.operator import Operator, constant
+
+HALF_TURN, SPLIT = 1 << 49, 4096
+"""Half a turn in the units of exact_sinusoids, and how many positions its first turns are of."""
 
 
-def _sinusoids(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _check(frequencies: torch.Tensor) -> None:
     if frequencies.dtype not in (torch.float32, torch.float64):
         raise TypeError(
             f"frequencies are {frequencies.dtype}: angles need float32 or float64, so cast the block's weights only, "
             "not its constants."
         )
+
+
+def _scaled(cos: torch.Tensor, sin: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return (cos, sin) if scale == 1.0 else (cos * scale, sin * scale)
+
+
+def _scaled_onnx(op: Any, cos: ir.Value, sin: ir.Value, scale: float) -> tuple[ir.Value, ir.Value]:
+    if scale == 1.0:
+        return cos, sin
+    factor = constant(op, scale, ir.DataType.FLOAT)
+    return op.Mul(cos, factor), op.Mul(sin, factor)
+
+
+def _sinusoids(positions: torch.Tensor, frequencies: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    _check(frequencies)
     angles = positions.to(frequencies.dtype).unsqueeze(-1) * frequencies
     if frequencies.dim() == 2:
         angles = angles.sum(-2)
-    return angles.cos(), angles.sin()
+    return _scaled(angles.cos(), angles.sin(), scale)
 
 
-def _sinusoids_fake(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _sinusoids_fake(
+    positions: torch.Tensor, frequencies: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (*positions.shape[:2], frequencies.shape[-1])
     return frequencies.new_empty(shape), frequencies.new_empty(shape)
 
 
-def _sinusoids_onnx(op: Any, positions: ir.Value, frequencies: ir.Value) -> tuple[ir.Value, ir.Value]:
+def _sinusoids_onnx(op: Any, positions: ir.Value, frequencies: ir.Value, *, scale: float) -> tuple[ir.Value, ir.Value]:
     # Products and a sum, not MatMul: TF32 would round the positions to 11 bits.
     angles = op.Mul(op.Unsqueeze(op.Cast(positions, to=ir.DataType.FLOAT), [-1]), frequencies)
     assert frequencies.shape is not None
     if len(frequencies.shape) == 2:
         angles = op.ReduceSum(angles, [-2], keepdims=0)
-    return op.Cos(angles), op.Sin(angles)
+    return _scaled_onnx(op, op.Cos(angles), op.Sin(angles), scale)
 
 
 sinusoids = Operator(
@@ -50,6 +82,125 @@ sinusoids = Operator(
     fake=_sinusoids_fake,
     body=_sinusoids_onnx,
 )
+
+
+# With p = hi * 4096 + lo, both below 4096 for p < 2^24, and turns below 2^50, hi * turns[0] + lo * turns[1] is p's
+# angle but for whole turns, and below 2^63. Taken from the nearest half turn, at most a quarter turn is left, whose
+# fp32 is off by 5e-8 rad; its cosine and sine change sign with every half turn.
+
+
+def _exact(positions: torch.Tensor, turns: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    places = positions.unsqueeze(-1)
+    high = places.div(SPLIT, rounding_mode="trunc")
+    angles = high * turns[0] + (places - high * SPLIT) * turns[1]
+    if turns.dim() == 3:
+        angles = angles.sum(-2)
+    halves = (angles + HALF_TURN // 2).div(HALF_TURN, rounding_mode="trunc")
+    rest = (angles - halves * HALF_TURN).float() * (math.pi / HALF_TURN)
+    signs = 1.0 - 2.0 * halves.remainder(2).float()
+    return _scaled(rest.cos() * signs, rest.sin() * signs, scale)
+
+
+def _exact_fake(positions: torch.Tensor, turns: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (*positions.shape[:2], turns.shape[-1])
+    return turns.new_empty(shape, dtype=torch.float32), turns.new_empty(shape, dtype=torch.float32)
+
+
+def _exact_onnx(op: Any, positions: ir.Value, turns: ir.Value, *, scale: float) -> tuple[ir.Value, ir.Value]:
+    fp32 = ir.DataType.FLOAT
+    assert turns.shape is not None
+    places = op.Unsqueeze(positions, [-1])
+    high = op.Div(places, SPLIT)
+    of_high, of_low = (op.Squeeze(part, [0]) for part in op.Split(turns, num_outputs=2, axis=0, _outputs=2))
+    angles = op.Add(op.Mul(high, of_high), op.Mul(op.Sub(places, op.Mul(high, SPLIT)), of_low))
+    if len(turns.shape) == 3:
+        angles = op.ReduceSum(angles, [-2], keepdims=0)
+    halves = op.Div(op.Add(angles, HALF_TURN // 2), HALF_TURN)
+    rest = op.Cast(op.Sub(angles, op.Mul(halves, HALF_TURN)), to=fp32)
+    rest = op.Mul(rest, constant(op, math.pi / HALF_TURN, fp32))
+    odd = op.Equal(op.Mod(halves, 2), 1)
+    signs = op.Where(odd, constant(op, -1.0, fp32), constant(op, 1.0, fp32))
+    return _scaled_onnx(op, op.Mul(op.Cos(rest), signs), op.Mul(op.Sin(rest), signs), scale)
+
+
+exact_sinusoids = Operator(
+    name="exact_sinusoids",
+    function="ExactSinusoids",
+    inputs=("positions", "turns"),
+    outputs=("cos", "sin"),
+    eager=_exact,
+    fake=_exact_fake,
+    body=_exact_onnx,
+)
+
+
+def _by_length(positions: torch.Tensor, short: torch.Tensor, long: torch.Tensor, limit: int) -> torch.Tensor:
+    return torch.where(positions.max() + 1 > limit, long, short)
+
+
+def _by_length_fake(positions: torch.Tensor, short: torch.Tensor, long: torch.Tensor, limit: int) -> torch.Tensor:
+    return torch.empty_like(short)
+
+
+def _by_length_onnx(op: Any, positions: ir.Value, short: ir.Value, long: ir.Value, *, limit: int) -> ir.Value:
+    made: ir.Value = op.Where(op.GreaterOrEqual(op.ReduceMax(positions, keepdims=0), limit), long, short)
+    return made
+
+
+length_frequencies = Operator(
+    name="length_frequencies",
+    function="LengthFrequencies",
+    inputs=("positions", "short", "long"),
+    outputs=("frequencies",),
+    eager=_by_length,
+    fake=_by_length_fake,
+    body=_by_length_onnx,
+)
+"""`long` where a position is `limit` or more, else `short`; frequencies or turns (LongRoPE: Ding et al. 2024,
+arXiv:2402.13753, section 3.3, as transformers switches)."""
+
+
+def _ntk(
+    positions: torch.Tensor, frequencies: torch.Tensor, theta: float, factor: float, limit: int, dim: int
+) -> torch.Tensor:
+    _check(frequencies)
+    length = (positions.max() + 1).clamp(min=limit)
+    grown = (factor * length.to(frequencies.dtype) / limit) - (factor - 1)
+    base = theta * grown ** (dim / (dim - 2))
+    steps = torch.arange(0, dim, 2, device=positions.device).to(frequencies.dtype)
+    return torch.where(length > limit, 1.0 / base ** (steps / dim), frequencies)
+
+
+def _ntk_fake(
+    positions: torch.Tensor, frequencies: torch.Tensor, theta: float, factor: float, limit: int, dim: int
+) -> torch.Tensor:
+    return torch.empty_like(frequencies)
+
+
+def _ntk_onnx(
+    op: Any, positions: ir.Value, frequencies: ir.Value, *, theta: float, factor: float, limit: int, dim: int
+) -> ir.Value:
+    fp32 = ir.DataType.FLOAT
+    length = op.Max(op.Add(op.ReduceMax(positions, keepdims=0), 1), limit)
+    grown = op.Mul(op.Cast(length, to=fp32), constant(op, factor, fp32))
+    grown = op.Sub(op.Div(grown, constant(op, float(limit), fp32)), constant(op, factor - 1, fp32))
+    base = op.Mul(op.Pow(grown, constant(op, dim / (dim - 2), fp32)), constant(op, theta, fp32))
+    steps = op.Constant(value=ir.tensor([step / dim for step in range(0, dim, 2)], dtype=fp32))
+    made: ir.Value = op.Where(op.Greater(length, limit), op.Reciprocal(op.Pow(base, steps)), frequencies)
+    return made
+
+
+ntk_frequencies = Operator(
+    name="ntk_frequencies",
+    function="NtkFrequencies",
+    inputs=("positions", "frequencies"),
+    outputs=("scaled",),
+    eager=_ntk,
+    fake=_ntk_fake,
+    body=_ntk_onnx,
+)
+"""`frequencies` up to the length `limit`; beyond, those of theta (factor length / limit - factor + 1)^(dim / (dim - 2))
+(dynamic NTK, as transformers computes it)."""
 
 
 def _pair_features(first: torch.Tensor, second: torch.Tensor, interleaved: bool) -> torch.Tensor:
@@ -79,4 +230,113 @@ pair_features = Operator(
     eager=_pair_features,
     fake=_pair_features_fake,
     body=_pair_features_onnx,
+)
+
+
+def _keep_prefix(cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    kept = (torch.arange(cos.shape[1], device=cos.device) < tokens).view(-1, *(1,) * (cos.dim() - 2))
+    return cos.masked_fill(kept, 1.0), sin.masked_fill(kept, 0.0)
+
+
+def _keep_prefix_fake(cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(cos), torch.empty_like(sin)
+
+
+def _keep_prefix_onnx(op: Any, cos: ir.Value, sin: ir.Value, *, tokens: int) -> tuple[ir.Value, ir.Value]:
+    assert cos.shape is not None
+    places = op.Range(0, op.Squeeze(op.Shape(cos, start=1, end=2)), 1)
+    kept = op.Unsqueeze(op.Less(places, tokens), list(range(1, len(cos.shape) - 1)))
+    one, zero = (constant(op, value, ir.DataType.FLOAT) for value in (1.0, 0.0))
+    return op.Where(kept, one, cos), op.Where(kept, zero, sin)
+
+
+keep_prefix = Operator(
+    name="keep_prefix",
+    function="KeepPrefix",
+    inputs=("cos", "sin"),
+    outputs=("kept_cos", "kept_sin"),
+    eager=_keep_prefix,
+    fake=_keep_prefix_fake,
+    body=_keep_prefix_onnx,
+)
+
+
+def _powers(positions: torch.Tensor, rates: torch.Tensor, centred: bool) -> torch.Tensor:
+    places = positions
+    if centred:
+        places = positions - (positions.amin(1, keepdim=True) + positions.amax(1, keepdim=True)) // 2
+    return torch.exp(places.to(rates.dtype).unsqueeze(-1) * rates)
+
+
+def _powers_fake(positions: torch.Tensor, rates: torch.Tensor, centred: bool) -> torch.Tensor:
+    return rates.new_empty((*positions.shape, rates.shape[-1]))
+
+
+def _powers_onnx(op: Any, positions: ir.Value, rates: ir.Value, *, centred: bool) -> ir.Value:
+    places = positions
+    if centred:
+        ends = op.Add(op.ReduceMin(positions, [1]), op.ReduceMax(positions, [1]))
+        places = op.Sub(positions, op.Div(ends, 2))
+    made: ir.Value = op.Exp(op.Mul(op.Unsqueeze(op.Cast(places, to=ir.DataType.FLOAT), [-1]), rates))
+    return made
+
+
+position_powers = Operator(
+    name="position_powers",
+    function="PositionPowers",
+    inputs=("positions", "rates"),
+    outputs=("powers",),
+    eager=_powers,
+    fake=_powers_fake,
+    body=_powers_onnx,
+)
+
+
+def _grid(
+    positions: torch.Tensor, frequencies: torch.Tensor, grid: Sequence[int], prefix: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _check(frequencies)
+    places = positions
+    if prefix:
+        kept = torch.arange(positions.shape[1], device=positions.device) < prefix
+        places = positions.masked_fill(kept[:, None], 0)
+    sizes = torch.tensor(grid, device=positions.device) if grid else places.amax(1, keepdim=True) + 1
+    centres = (places.to(frequencies.dtype) + 0.5) / sizes.to(frequencies.dtype)
+    angles = ((2.0 * centres - 1.0) * (2 * math.pi)).unsqueeze(-1) * frequencies
+    angles = angles.sum(-2)
+    return angles.cos(), angles.sin()
+
+
+def _grid_fake(
+    positions: torch.Tensor, frequencies: torch.Tensor, grid: Sequence[int], prefix: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (*positions.shape[:2], frequencies.shape[-1])
+    return frequencies.new_empty(shape), frequencies.new_empty(shape)
+
+
+def _grid_onnx(
+    op: Any, positions: ir.Value, frequencies: ir.Value, *, grid: Sequence[int], prefix: int
+) -> tuple[ir.Value, ir.Value]:
+    fp32 = ir.DataType.FLOAT
+    places = positions
+    if prefix:
+        index = op.Range(0, op.Squeeze(op.Shape(positions, start=1, end=2)), 1)
+        places = op.Where(op.Unsqueeze(op.Less(index, prefix), [1]), 0, positions)
+    sizes = op.Constant(value=ir.tensor([*grid], dtype=ir.DataType.INT64)) if grid else None
+    sizes = op.Add(op.ReduceMax(places, [1]), 1) if sizes is None else sizes
+    half, one, two, turn = (constant(op, value, fp32) for value in (0.5, 1.0, 2.0, 2 * math.pi))
+    centres = op.Div(op.Add(op.Cast(places, to=fp32), half), op.Cast(sizes, to=fp32))
+    angles = op.Mul(op.Sub(op.Mul(centres, two), one), turn)
+    angles = op.ReduceSum(op.Mul(op.Unsqueeze(angles, [-1]), frequencies), [-2], keepdims=0)
+    return op.Cos(angles), op.Sin(angles)
+
+
+grid_sinusoids = Operator(
+    name="grid_sinusoids",
+    function="GridSinusoids",
+    inputs=("positions", "frequencies"),
+    outputs=("cos", "sin"),
+    eager=_grid,
+    fake=_grid_fake,
+    body=_grid_onnx,
 )

@@ -17,6 +17,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.custom_ops.attention_forms import bodies
+from posexport.custom_ops.buffers import repeated_onnx
 from posexport.custom_ops.operator import Operator, cast, constant
 from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visible, visible_onnx
 
@@ -53,21 +54,47 @@ def attention(
     elif bias is not None and bias.dtype == q.dtype and sinks is None and not heads.softcap:
         bias = bias if seen is None else bias.masked_fill(~seen, MASKED)
         out = sdpa(q, k, v, bias, scale=heads.scale, enable_gqa=grouped)
-    else:  # in half precision too, the logits are summed in fp32, as in the graph
-        k, v = (t.repeat_interleave(heads.group, 1) for t in (k, v))
-        logits = (q * heads.scale) @ k.transpose(-1, -2)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if heads.softcap:
-            logits = heads.softcap * torch.tanh(logits / heads.softcap)
-        logits = logits if bias is None else logits + bias
-        logits = logits if seen is None else logits.masked_fill(~seen, MASKED)
-        if sinks is not None:
-            beside = sinks.to(logits.dtype).view(-1, 1, 1).expand(*logits.shape[:-1], 1)
-            logits = torch.cat((logits, beside), -1)
-        out = logits.softmax(-1)[..., :total].to(q.dtype) @ v
+    else:
+        weights, _ = weights_of(q, k, bias, mask, sinks, heads, write_indices)
+        out = weights @ v.repeat_interleave(heads.group, 1)
     if mask is not None and seen is not None:
         out = out.masked_fill(~seen.any(-1, keepdim=True), 0.0)
     return from_heads(out)
+
+
+def heads_of(k: torch.Tensor, heads: Heads) -> torch.Tensor:
+    """Keys [B, K, T, head_dim], from those or from [B, T, K*head_dim]."""
+    return k if k.dim() == 4 else to_heads(k, heads.num_kv_heads)
+
+
+def logits_of(q: torch.Tensor, k: torch.Tensor, heads: Heads) -> torch.Tensor:
+    """scale * q k^T, [B, N, S, T], from q [B, N, S, head_dim] and k [B, K, T, head_dim]; fp32 in half precision too."""
+    logits = (q * heads.scale) @ k.repeat_interleave(heads.group, 1).transpose(-1, -2)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def weights_of(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    heads: Heads,
+    write_indices: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weights of attention [B, N, S, T] in q's dtype, from logits that are summed in fp32 as in the graph, and
+    which keys are seen."""
+    seq, total = q.shape[-2], k.shape[-2]
+    seen = visible(heads, seq, total, mask, write_indices, q.device)
+    logits = logits_of(q, k, heads)
+    if heads.softcap:
+        logits = heads.softcap * torch.tanh(logits / heads.softcap)
+    logits = logits if bias is None else logits + bias
+    logits = logits if seen is None else logits.masked_fill(~seen, MASKED)
+    if sinks is not None:
+        beside = sinks.to(logits.dtype).view(-1, 1, 1).expand(*logits.shape[:-1], 1)
+        logits = torch.cat((logits, beside), -1)
+    return logits.softmax(-1)[..., :total].to(q.dtype), seen
 
 
 def to_heads(t: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -134,14 +161,34 @@ def attention_onnx(
     Written so that TensorRT fuses all of it into one kernel in half precision: with tanh, or sinks put beside the
     logits, it doesn't.
     """
+    _, mask, sinks = added
+    weights, seen = weights_onnx(op, q, k, added, heads, lengths, write_indices)
+    if sinks is not None:  # the value of their key is zero
+        v = op.Pad(v, [0, 0, 1, 0, 0, 0, 0, 0])
+    out = op.MatMul(weights, v)
+    if mask is not None and sinks is None:
+        out = op.Mul(out, op.ReduceMax(op.Cast(seen, to=q.dtype), [-1]))
+    made: ir.Value = op.Reshape(op.Transpose(out, perm=[0, 2, 1, 3]), [0, 0, -1])
+    return made
+
+
+def weights_onnx(
+    op: Any,
+    q: ir.Value,
+    k: ir.Value,
+    added: tuple[ir.Value | None, ir.Value | None, ir.Value | None],
+    heads: Heads,
+    lengths: tuple[ir.Value, ir.Value],
+    write_indices: ir.Value | None,
+) -> tuple[ir.Value, ir.Value | None]:
+    """The weights of attention in q's dtype, [B, N, S, T] or with sinks one column more in front, and which keys are
+    seen."""
     (bias, mask, sinks), dtype, fp32 = added, q.dtype, ir.DataType.FLOAT
     assert dtype is not None
-    q = op.Mul(q, constant(op, heads.scale, dtype))
-    q = op.Transpose(op.Reshape(q, [0, 0, heads.num_heads, -1]), perm=[0, 2, 1, 3])
     front = [0, 0, 0, 1, 0, 0, 0, 0]
-    if sinks is not None:  # a key of zeros in front, whose logit then becomes the sink, and whose value is zero
-        k, v = op.Pad(k, front), op.Pad(v, [0, 0, 1, 0, 0, 0, 0, 0])
-    logits = cast(op, op.MatMul(q, k), dtype, fp32)
+    if sinks is not None:  # a key of zeros in front, whose logit then becomes the sink
+        k = op.Pad(k, front)
+    logits = logits_onnx(op, q, k, heads)
     if heads.softcap:
         logits = _capped_onnx(op, logits, heads.softcap, dtype != fp32 and heads.softcap <= FUSED_SOFTCAP)
     if bias is not None:
@@ -152,11 +199,36 @@ def attention_onnx(
     if sinks is not None:
         assert sinks.dtype is not None
         logits = sink_onnx(op, logits, cast(op, sinks, sinks.dtype, fp32), lengths[1])
-    out = op.MatMul(cast(op, op.Softmax(logits, axis=-1), fp32, dtype), v)
-    if mask is not None and sinks is None:
-        out = op.Mul(out, op.ReduceMax(op.Cast(seen, to=dtype), [-1]))
-    made: ir.Value = op.Reshape(op.Transpose(out, perm=[0, 2, 1, 3]), [0, 0, -1])
+    return cast(op, op.Softmax(logits, axis=-1), fp32, dtype), seen
+
+
+def logits_onnx(op: Any, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
+    """scale * q k^T in fp32, from q [B, S, N*head_dim] and k [B, N, head_dim, T]."""
+    assert q.dtype is not None
+    q, dtype = op.Mul(q, constant(op, heads.scale, q.dtype)), q.dtype
+    q = op.Transpose(op.Reshape(q, [0, 0, heads.num_heads, -1]), perm=[0, 2, 1, 3])
+    return cast(op, op.MatMul(q, k), dtype, ir.DataType.FLOAT)
+
+
+def keys_onnx(op: Any, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
+    """Keys as `logits_onnx` takes them, from [B, T, K*head_dim], or [B, K, T, head_dim] of a cache."""
+    assert q.shape is not None and k.shape is not None
+    head_dim = int(q.shape[-1]) // heads.num_heads  # type: ignore[arg-type]
+    if len(k.shape) == 4:
+        made: ir.Value = op.Transpose(repeated_onnx(op, k, heads, head_dim), perm=[0, 1, 3, 2])
+        return made
+    made = op.Transpose(_split_onnx(op, k, heads), perm=[0, 2, 3, 1])
     return made
+
+
+def _split_onnx(op: Any, t: ir.Value, heads: Heads) -> ir.Value:
+    """[B, T, K*head_dim] to [B, T, N, head_dim], each key head for the query heads that read it."""
+    t = op.Reshape(t, [0, 0, heads.num_kv_heads, -1])
+    if heads.group > 1:
+        # constant shapes only: a reshape to computed ones costs TensorRT host-side shape kernels
+        t = op.Expand(op.Unsqueeze(t, [3]), [1, 1, 1, heads.group, 1])
+        t = op.Reshape(t, [0, 0, heads.num_heads, -1])
+    return t
 
 
 def _capped_onnx(op: Any, logits: ir.Value, softcap: float, fused: bool) -> ir.Value:
@@ -176,16 +248,9 @@ def _attend_onnx(
     op: Any, q: ir.Value, k: ir.Value, v: ir.Value, *added: ir.Value | None, **attributes: Any
 ) -> ir.Value:
     heads, lengths = Heads(**attributes), lengths_onnx(op, q, k, 1)
-    k, v = (op.Reshape(t, [0, 0, heads.num_kv_heads, -1]) for t in (k, v))
-    if heads.group > 1:
-        # constant shapes only: a reshape to computed ones costs TensorRT host-side shape kernels
-        k, v = (
-            op.Reshape(op.Expand(op.Unsqueeze(t, [3]), [1, 1, 1, heads.group, 1]), [0, 0, heads.num_heads, -1])
-            for t in (k, v)
-        )
-    k, v = op.Transpose(k, perm=[0, 2, 3, 1]), op.Transpose(v, perm=[0, 2, 1, 3])
+    key, value = keys_onnx(op, q, k, heads), op.Transpose(_split_onnx(op, v, heads), perm=[0, 2, 1, 3])
     bias, mask, sinks = added
-    return attention_onnx(op, q, k, v, (bias, mask, sinks), heads, lengths)
+    return attention_onnx(op, q, key, value, (bias, mask, sinks), heads, lengths)
 
 
 attend = Operator(

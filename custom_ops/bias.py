@@ -1,10 +1,17 @@
 """Biases on the logits that follow from the positions of query and key alone, in fp32 whatever the graph's dtype.
 
-alibi_bias     -slope_n |p_i - p_j|                       (Press et al. 2022, arXiv:2108.12409, section 3)
+alibi_bias     -slope_n |p_i - p_j|                       (Press et al. 2022, arXiv:2108.12409, section 3); where keys
+               ahead of the query have slopes of their own, those there
+grid_bias      -slope_n d(p_i, p_j), d the distance on a grid: Euclidean (CROMA: Fuller et al. 2023, arXiv:2311.00566)
+               or manhattan (data2vec 2.0: Baevski et al. 2022, arXiv:2212.07525)
 relative_bias  W[bucket[clip(p_j - p_i, -M, M) + M], n]   (Raffel et al. 2020, arXiv:1910.10683, section 2.1)
+kerple_bias    -r1_n log(1 + r2_n |p_i - p_j|), or -r1_n |p_i - p_j|^r2_n (Chi et al. 2022, arXiv:2205.09921)
+cosine_bias    rate_n sum over f of cos(w_f (p_i - p_j))  (Sandwich: Chi et al. 2023, arXiv:2212.10356)
+fire_bias      MLP_n(log(1 + |c (p_i - p_j)|) / log(1 + |c max(p_i, L)|)) (FIRE: Li et al. 2024, arXiv:2310.04418)
 
-q_positions [B, S], k_positions [B, T] int64 -> [B, N, S, T]. Distances are taken in integers, so they are exact at
-any position; buckets are looked up, not computed with a logarithm that each runtime rounds its own way.
+q_positions [B, S], k_positions [B, T] int64 ([B, S, 2] and [B, T, 2] on a grid) -> [B, N, S, T]. Distances are taken in
+integers, so they are exact at any position; buckets are looked up, not computed with a logarithm that each runtime
+rounds its own way.
 """
 
 from typing import Any
@@ -12,33 +19,106 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.operator import Operator, cast
+from posexport.custom_ops.operator import Operator, cast, constant
+
+FP32 = ir.DataType.FLOAT
 
 
-def _alibi(q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
-    distance = (q_positions.unsqueeze(2) - k_positions.unsqueeze(1)).abs()
-    return distance.unsqueeze(1).to(slopes.dtype) * -slopes.view(-1, 1, 1)
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of logits and biases: float32, or float64 in the reference."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _alibi_fake(q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
-    return slopes.new_empty((q_positions.shape[0], slopes.shape[0], q_positions.shape[1], k_positions.shape[1]))
+def behind(q_positions: torch.Tensor, k_positions: torch.Tensor) -> torch.Tensor:
+    """p_i - p_j, [B, S, T] (or [B, S, T, axes])."""
+    return q_positions.unsqueeze(2) - k_positions.unsqueeze(1)
 
 
-def _alibi_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value) -> ir.Value:
-    distance = op.Abs(op.Sub(op.Unsqueeze(q_positions, [2]), op.Unsqueeze(k_positions, [1])))
-    distance = op.Cast(op.Unsqueeze(distance, [1]), to=ir.DataType.FLOAT)
-    made: ir.Value = op.Mul(distance, op.Neg(op.Unsqueeze(slopes, [1, 2])))
+def behind_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value) -> ir.Value:
+    """As `behind`."""
+    made: ir.Value = op.Sub(op.Unsqueeze(q_positions, [2]), op.Unsqueeze(k_positions, [1]))
+    return made
+
+
+def _per_head(q_positions: torch.Tensor, k_positions: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+    shape = (q_positions.shape[0], heads.shape[0], q_positions.shape[1], k_positions.shape[1])
+    return heads.new_empty(shape, dtype=wide(heads.dtype))
+
+
+def _alibi(
+    q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Tensor, ahead: torch.Tensor | None
+) -> torch.Tensor:
+    distance = behind(q_positions, k_positions).unsqueeze(1)
+    if ahead is None:
+        return distance.abs().to(slopes.dtype) * -slopes.view(-1, 1, 1)
+    past, future = (part.clamp(min=0).to(slopes.dtype) for part in (distance, -distance))
+    return past * -slopes.view(-1, 1, 1) + future * -ahead.view(-1, 1, 1)
+
+
+def _alibi_fake(
+    q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Tensor, ahead: torch.Tensor | None
+) -> torch.Tensor:
+    return _per_head(q_positions, k_positions, slopes)
+
+
+def _alibi_onnx(
+    op: Any, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value, ahead: ir.Value | None
+) -> ir.Value:
+    distance = behind_onnx(op, q_positions, k_positions)
+
+    def falling(part: ir.Value, rates: ir.Value) -> ir.Value:
+        made: ir.Value = op.Mul(op.Cast(op.Unsqueeze(part, [1]), to=FP32), op.Neg(op.Unsqueeze(rates, [1, 2])))
+        return made
+
+    if ahead is None:
+        return falling(op.Abs(distance), slopes)
+    made: ir.Value = op.Add(falling(op.Max(distance, 0), slopes), falling(op.Max(op.Neg(distance), 0), ahead))
     return made
 
 
 alibi_bias = Operator(
     name="alibi_bias",
     function="AlibiBias",
-    inputs=("q_positions", "k_positions", "slopes"),
+    inputs=("q_positions", "k_positions", "slopes", "ahead"),
     outputs=("bias",),
     eager=_alibi,
     fake=_alibi_fake,
     body=_alibi_onnx,
+)
+
+
+def _grid(q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Tensor, euclidean: bool) -> torch.Tensor:
+    offset = behind(q_positions, k_positions)
+    if euclidean:
+        distance = offset.square().sum(-1).to(slopes.dtype).sqrt()
+    else:
+        distance = offset.abs().sum(-1).to(slopes.dtype)
+    return distance.unsqueeze(1) * -slopes.view(-1, 1, 1)
+
+
+def _grid_fake(
+    q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Tensor, euclidean: bool
+) -> torch.Tensor:
+    return _per_head(q_positions, k_positions, slopes)
+
+
+def _grid_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value, *, euclidean: bool) -> ir.Value:
+    offset = behind_onnx(op, q_positions, k_positions)
+    each = op.Mul(offset, offset) if euclidean else op.Abs(offset)
+    distance = op.Cast(op.ReduceSum(each, [-1], keepdims=0), to=FP32)
+    distance = op.Unsqueeze(op.Sqrt(distance) if euclidean else distance, [1])
+    made: ir.Value = op.Mul(distance, op.Neg(op.Unsqueeze(slopes, [1, 2])))
+    return made
+
+
+grid_bias = Operator(
+    name="grid_bias",
+    function="GridBias",
+    inputs=("q_positions", "k_positions", "slopes"),
+    outputs=("bias",),
+    eager=_grid,
+    fake=_grid_fake,
+    body=_grid_onnx,
 )
 
 
@@ -59,15 +139,14 @@ def _relative(
 def _relative_fake(
     q_positions: torch.Tensor, k_positions: torch.Tensor, table: torch.Tensor, buckets: torch.Tensor, max_distance: int
 ) -> torch.Tensor:
-    shape = (q_positions.shape[0], table.shape[1], q_positions.shape[1], k_positions.shape[1])
-    return table.new_empty(shape, dtype=torch.float64 if table.dtype == torch.float64 else torch.float32)
+    return _per_head(q_positions, k_positions, table.T)
 
 
 def _relative_onnx(
     op: Any, q_positions: ir.Value, k_positions: ir.Value, table: ir.Value, buckets: ir.Value, *, max_distance: int
 ) -> ir.Value:
     assert table.dtype is not None
-    by_offset = op.Gather(cast(op, table, table.dtype, ir.DataType.FLOAT), buckets, axis=0)
+    by_offset = op.Gather(cast(op, table, table.dtype, FP32), buckets, axis=0)
     offset = offsets_onnx(op, op.Unsqueeze(k_positions, [1]), op.Unsqueeze(q_positions, [2]), max_distance)
     made: ir.Value = op.Transpose(op.Gather(by_offset, offset, axis=0), perm=[0, 3, 1, 2])
     return made
@@ -81,4 +160,178 @@ relative_bias = Operator(
     eager=_relative,
     fake=_relative_fake,
     body=_relative_onnx,
+)
+
+
+LEAST, MOST_POWER = 0.01, 2.0
+"""KERPLE's parameters are at least the one, and its exponent at most the other: beyond, it is no kernel."""
+
+
+def _kerple(
+    q_positions: torch.Tensor, k_positions: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, power: bool
+) -> torch.Tensor:
+    distance = behind(q_positions, k_positions).abs().unsqueeze(1).to(wide(r1.dtype))
+    r1, r2 = (t.to(distance.dtype).clamp(min=LEAST).view(-1, 1, 1) for t in (r1, r2))
+    grown = distance ** r2.clamp(max=MOST_POWER) if power else torch.log(1 + r2 * distance)
+    return -r1 * grown
+
+
+def _kerple_fake(
+    q_positions: torch.Tensor, k_positions: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, power: bool
+) -> torch.Tensor:
+    return _per_head(q_positions, k_positions, r1)
+
+
+def _kerple_onnx(
+    op: Any, q_positions: ir.Value, k_positions: ir.Value, r1: ir.Value, r2: ir.Value, *, power: bool
+) -> ir.Value:
+    assert r1.dtype is not None
+    distance = op.Cast(op.Unsqueeze(op.Abs(behind_onnx(op, q_positions, k_positions)), [1]), to=FP32)
+    least = constant(op, LEAST, FP32)
+    r1, r2 = (op.Unsqueeze(op.Max(cast(op, t, r1.dtype, FP32), least), [1, 2]) for t in (r1, r2))
+    if power:
+        grown = op.Pow(distance, op.Min(r2, constant(op, MOST_POWER, FP32)))
+    else:
+        grown = op.Log(op.Add(op.Mul(r2, distance), constant(op, 1.0, FP32)))
+    made: ir.Value = op.Mul(op.Neg(r1), grown)
+    return made
+
+
+kerple_bias = Operator(
+    name="kerple_bias",
+    function="KerpleBias",
+    inputs=("q_positions", "k_positions", "r1", "r2"),
+    outputs=("bias",),
+    eager=_kerple,
+    fake=_kerple_fake,
+    body=_kerple_onnx,
+)
+
+
+def _from_first(q_positions: torch.Tensor, k_positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions counted from the lowest key of each row, which keeps their angles small and so exact."""
+    first = k_positions.amin(1, keepdim=True)
+    return q_positions - first, k_positions - first
+
+
+def _cosine(
+    q_positions: torch.Tensor, k_positions: torch.Tensor, frequencies: torch.Tensor, rates: torch.Tensor
+) -> torch.Tensor:
+    left, right = (
+        positions.to(frequencies.dtype).unsqueeze(-1) * frequencies
+        for positions in _from_first(q_positions, k_positions)
+    )
+    left, right = (torch.cat((angles.cos(), angles.sin()), -1) for angles in (left, right))
+    return (left @ right.transpose(1, 2)).unsqueeze(1) * rates.view(-1, 1, 1)
+
+
+def _cosine_fake(
+    q_positions: torch.Tensor, k_positions: torch.Tensor, frequencies: torch.Tensor, rates: torch.Tensor
+) -> torch.Tensor:
+    return _per_head(q_positions, k_positions, rates)
+
+
+def _cosine_onnx(
+    op: Any, q_positions: ir.Value, k_positions: ir.Value, frequencies: ir.Value, rates: ir.Value
+) -> ir.Value:
+    first = op.ReduceMin(k_positions, [1])
+
+    def features(positions: ir.Value) -> ir.Value:
+        places = op.Unsqueeze(op.Cast(op.Sub(positions, first), to=FP32), [-1])
+        angles = op.Mul(places, frequencies)
+        made: ir.Value = op.Concat(op.Cos(angles), op.Sin(angles), axis=-1)
+        return made
+
+    # cos(w (p_i - p_j)) = cos cos + sin sin: one product for any positions
+    product = op.MatMul(features(q_positions), op.Transpose(features(k_positions), perm=[0, 2, 1]))
+    made: ir.Value = op.Mul(op.Unsqueeze(product, [1]), op.Unsqueeze(rates, [1, 2]))
+    return made
+
+
+cosine_bias = Operator(
+    name="cosine_bias",
+    function="CosineBias",
+    inputs=("q_positions", "k_positions", "frequencies", "rates"),
+    outputs=("bias",),
+    eager=_cosine,
+    fake=_cosine_fake,
+    body=_cosine_onnx,
+)
+
+
+FIRE_EPS = 1e-6
+
+
+def _fire(
+    q_positions: torch.Tensor,
+    k_positions: torch.Tensor,
+    c: torch.Tensor,
+    multiplier: torch.Tensor,
+    w1: torch.Tensor,
+    b1: torch.Tensor,
+    w2: torch.Tensor,
+    b2: torch.Tensor,
+    init_l: float,
+) -> torch.Tensor:
+    dtype = wide(c.dtype)
+    c, multiplier, w1, b1, w2, b2 = (t.to(dtype) for t in (c, multiplier, w1, b1, w2, b2))
+    distance = behind(q_positions, k_positions).to(dtype)
+    norm = torch.maximum(q_positions.to(dtype), (multiplier * init_l).abs()).unsqueeze(-1)
+    x = torch.log((c * distance).abs() + 1) / (torch.log((c * norm).abs() + 1) + FIRE_EPS)
+    hidden = torch.relu(x.unsqueeze(-1) * w1[:, 0] + b1)
+    return (hidden @ w2.T + b2).permute(0, 3, 1, 2)
+
+
+def _fire_fake(
+    q_positions: torch.Tensor,
+    k_positions: torch.Tensor,
+    c: torch.Tensor,
+    multiplier: torch.Tensor,
+    w1: torch.Tensor,
+    b1: torch.Tensor,
+    w2: torch.Tensor,
+    b2: torch.Tensor,
+    init_l: float,
+) -> torch.Tensor:
+    return _per_head(q_positions, k_positions, b2)
+
+
+def _fire_onnx(
+    op: Any,
+    q_positions: ir.Value,
+    k_positions: ir.Value,
+    c: ir.Value,
+    multiplier: ir.Value,
+    w1: ir.Value,
+    b1: ir.Value,
+    w2: ir.Value,
+    b2: ir.Value,
+    *,
+    init_l: float,
+) -> ir.Value:
+    assert c.dtype is not None
+    dtype, one = c.dtype, constant(op, 1.0, FP32)
+    c, multiplier, w1, b1, w2, b2 = (cast(op, t, dtype, FP32) for t in (c, multiplier, w1, b1, w2, b2))
+    distance = op.Cast(behind_onnx(op, q_positions, k_positions), to=FP32)
+    least = op.Abs(op.Mul(multiplier, constant(op, init_l, FP32)))
+    norm = op.Unsqueeze(op.Max(op.Cast(q_positions, to=FP32), least), [-1])
+
+    def logs(t: ir.Value) -> ir.Value:
+        made: ir.Value = op.Log(op.Add(op.Abs(op.Mul(t, c)), one))
+        return made
+
+    x = op.Unsqueeze(op.Div(logs(distance), op.Add(logs(norm), constant(op, FIRE_EPS, FP32))), [-1])
+    hidden = op.Relu(op.Add(op.Mul(x, op.Squeeze(w1, [1])), b1))
+    made: ir.Value = op.Transpose(op.Add(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0])), b2), perm=[0, 3, 1, 2])
+    return made
+
+
+fire_bias = Operator(
+    name="fire_bias",
+    function="FireBias",
+    inputs=("q_positions", "k_positions", "c", "multiplier", "w1", "b1", "w2", "b2"),
+    outputs=("bias",),
+    eager=_fire,
+    fake=_fire_fake,
+    body=_fire_onnx,
 )

@@ -18,7 +18,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.attention import attention, attention_onnx, to_heads
+from posexport.custom_ops.attention import attention, attention_onnx, keys_onnx, to_heads
 from posexport.custom_ops.attention_forms import bodies
 from posexport.custom_ops.buffers import grown_onnx, repeated_onnx, scattered_onnx, written_onnx
 from posexport.custom_ops.operator import Body, Operator
@@ -80,15 +80,12 @@ def _over(
     lengths: tuple[ir.Value, ir.Value],
     write_indices: ir.Value | None = None,
 ) -> ir.Value:
-    key, value = (repeated_onnx(op, t, heads, _head_dim(q, heads)) for t in caches)
-    bias, mask, sinks = added
-    key = op.Transpose(key, perm=[0, 1, 3, 2])
-    return attention_onnx(op, q, key, value, (bias, mask, sinks), heads, lengths, write_indices)
-
-
-def _head_dim(q: ir.Value, heads: Heads) -> int:
+    key, value = caches
     assert q.shape is not None
-    return int(q.shape[-1]) // heads.num_heads  # type: ignore[arg-type]
+    head_dim = int(q.shape[-1]) // heads.num_heads  # type: ignore[arg-type]
+    bias, mask, sinks = added
+    keys, values = keys_onnx(op, q, key, heads), repeated_onnx(op, value, heads, head_dim)
+    return attention_onnx(op, q, keys, values, (bias, mask, sinks), heads, lengths, write_indices)
 
 
 def _cached_onnx(
@@ -123,7 +120,8 @@ attend_cached = Operator(
 )
 
 
-def _write(buffer: torch.Tensor, new: torch.Tensor, write_indices: torch.Tensor) -> torch.Tensor:
+def written(buffer: torch.Tensor, new: torch.Tensor, write_indices: torch.Tensor) -> torch.Tensor:
+    """The buffer [B, K, M, head_dim] with new [B, K, S, head_dim] from write_indices [B] on."""
     steps = torch.arange(new.shape[2], device=new.device)
     at = (write_indices.unsqueeze(1) + steps)[:, None, :, None].expand_as(new)
     return buffer.scatter(2, at, new)
@@ -150,7 +148,7 @@ def _shared(
         num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, causal=causal, window=window, softcap=softcap
     )
     key, value = (
-        _write(past, to_heads(new, num_kv_heads), write_indices) for past, new in ((past_key, k), (past_value, v))
+        written(past, to_heads(new, num_kv_heads), write_indices) for past, new in ((past_key, k), (past_value, v))
     )
     return attention(q, key, value, bias, mask, sinks, heads, write_indices), key, value
 

@@ -58,7 +58,8 @@ class Operator:
     def attributes(self, args: Sequence[Any]) -> dict[str, Any]:
         """The attributes of a call, by name, from its positional arguments."""
         names = list(signature(self.eager).parameters)
-        return dict(zip(names[len(self.inputs) :], args[len(self.inputs) :], strict=True))
+        values = (tuple(arg) if isinstance(arg, list) else arg for arg in args[len(self.inputs) :])
+        return dict(zip(names[len(self.inputs) :], values, strict=True))
 
 
 def constant(op: Any, value: float, dtype: ir.DataType) -> ir.Value:

@@ -1,99 +1,108 @@
 """Rotation of pairs of features: (a, b) -> (a cos - b sin, a sin + b cos), Su et al. 2021, arXiv:2104.09864, eq. 34.
 
-rotate  x [B, S, heads*head_dim], cos and sin [B, S, P] -> like x; of each head the first 2P features turn.
-`interleaved`: pair i is (2i, 2i+1). Otherwise the 2P features fall into `groups` equal runs, and in each a feature of
-the first half pairs with one of the second half: (i, i + P) for one group (Hugging Face's rotate_half).
+rotate  x [B, S, heads*head_dim], cos and sin [B, S, P] or for each head its own [B, S, heads, P] -> like x; of each
+        head the first 2P features turn.
+`interleaved`: pair i is (2i, 2i+1). Otherwise the features fall into runs of 2 * `runs[r]` features, and in each a
+feature of the first half pairs with one of the second: (i, i + P) for one run (Hugging Face's rotate_half).
+
+rotate_features  cos and sin [B, S, 2P] have an angle per feature, interleaved: (a cos_a - b sin_a, b cos_b + a sin_b),
+        which turns pairs only where both angles are the same (V-JEPA 2: Assran et al. 2025, arXiv:2506.09985, as in
+        its code).
 
 Splits and a concatenation, no strided assignment (40 times slower on ONNX Runtime, and it breaks TensorRT's fusion).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
 from posexport.custom_ops.operator import Operator, cast
-from posexport.errors import RequestError
 
 
 def _rotate(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int, interleaved: bool, groups: int
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int, interleaved: bool, runs: Sequence[int]
 ) -> torch.Tensor:
     batch, seq, width = x.shape
     pairs = cos.shape[-1]
     heads = x.view(batch, seq, width // head_dim, head_dim)
-    turned, kept = heads[..., : 2 * pairs], heads[..., 2 * pairs :]
-    if interleaved:
-        shape: tuple[int, ...] = (pairs, 2)
-        axis = -1
-        cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
-    else:
-        shape, axis = (groups, 2, pairs // groups), -2
-        cos, sin = (t.reshape(batch, seq, 1, groups, pairs // groups) for t in (cos, sin))
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    a, b = turned.unflatten(-1, shape).unbind(axis)
-    out = torch.stack((a * cos - b * sin, a * sin + b * cos), axis).flatten(3)
-    if kept.shape[-1]:
-        out = torch.cat((out, kept), -1)
-    return out.reshape(batch, seq, width)
+    cos, sin = (t.to(x.dtype) if t.dim() == 4 else t.to(x.dtype).unsqueeze(2) for t in (cos, sin))
+    made, first = [], 0
+    for run in [pairs] if interleaved else runs:
+        shape, axis = ((run, 2), -1) if interleaved else ((2, run), -2)
+        a, b = heads[..., 2 * first : 2 * (first + run)].unflatten(-1, shape).unbind(axis)
+        c, s = (t[..., first : first + run] for t in (cos, sin))
+        made.append(torch.stack((a * c - b * s, a * s + b * c), axis).flatten(3))
+        first += run
+    if 2 * pairs < head_dim:
+        made.append(heads[..., 2 * pairs :])
+    return (torch.cat(made, -1) if len(made) > 1 else made[0]).reshape(batch, seq, width)
 
 
 def _rotate_fake(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int, interleaved: bool, groups: int
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int, interleaved: bool, runs: Sequence[int]
 ) -> torch.Tensor:
     return torch.empty_like(x)
 
 
 def _rotate_onnx(
-    op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, groups: int
+    op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
 ) -> ir.Value:
     assert x.dtype is not None and cos.shape is not None
-    pairs = int(cos.shape[-1])  # type: ignore[arg-type]
+    pairs, own = int(cos.shape[-1]), len(cos.shape) == 4  # type: ignore[arg-type]
     cos, sin = (cast(op, t, ir.DataType.FLOAT, x.dtype) for t in (cos, sin))
-    heads = op.Reshape(x, [0, 0, -1, head_dim])
-    turned, kept = heads, None
+    cos, sin = (t if own else op.Unsqueeze(t, [2]) for t in (cos, sin))
+    turned, kept = op.Reshape(x, [0, 0, -1, head_dim]), None
     if 2 * pairs < head_dim:
-        turned, kept = op.Split(heads, [2 * pairs, head_dim - 2 * pairs], axis=-1, _outputs=2)
-    shape = [0, 0, -1, head_dim]
+        turned, kept = op.Split(turned, [2 * pairs, head_dim - 2 * pairs], axis=-1, _outputs=2)
+    shape = [0, 0, -1, 2 * pairs]
+    made: ir.Value
     if interleaved:
         turned = op.Reshape(turned, [0, 0, -1, pairs, 2])
-        cos, sin = (op.Unsqueeze(t, [2, 4]) for t in (cos, sin))
-    elif groups > 1:
-        turned = op.Reshape(turned, [0, 0, -1, groups, 2 * pairs // groups])
-        cos, sin = (op.Reshape(t, [0, 0, 1, groups, pairs // groups]) for t in (cos, sin))
+        cos, sin = (op.Unsqueeze(t, [4]) for t in (cos, sin))
+        made = op.Reshape(_turned_onnx(op, turned, cos, sin), shape)
+    elif len(runs) == 1:
+        made = _turned_onnx(op, turned, cos, sin)
+    elif len(set(runs)) == 1:
+        turned = op.Reshape(turned, [0, 0, -1, len(runs), 2 * runs[0]])
+        cos, sin = (op.Reshape(t, [0, 0, -1, len(runs), runs[0]]) for t in (cos, sin))
+        made = op.Reshape(_turned_onnx(op, turned, cos, sin), shape)
     else:
-        cos, sin = (op.Unsqueeze(t, [2]) for t in (cos, sin))
-    a, b = op.Split(turned, num_outputs=2, axis=-1, _outputs=2)
-    first = op.Sub(op.Mul(a, cos), op.Mul(b, sin))
-    second = op.Add(op.Mul(a, sin), op.Mul(b, cos))
-    out = op.Concat(first, second, axis=-1)
+        doubled, count = [2 * run for run in runs], {"_outputs": len(runs), "axis": -1}
+        parts = (op.Split(turned, doubled, **count), *(op.Split(t, [*runs], **count) for t in (cos, sin)))
+        made = op.Concat(*(_turned_onnx(op, *part) for part in zip(*parts, strict=True)), axis=-1)
     if kept is not None:
-        shape[-1] = 2 * pairs
-        out = op.Concat(op.Reshape(out, shape) if interleaved or groups > 1 else out, kept, axis=-1)
-    made: ir.Value = op.Reshape(out, [0, 0, -1])
+        made = op.Concat(made, kept, axis=-1)
+    made = op.Reshape(made, [0, 0, -1])
     return made
 
 
-def _one_group(
-    op: Any,
-    x: ir.Value,
-    head_dim: int,
-    pairs: int,
-    interleaved: bool,
-    groups: int,
-    turn: Callable[[ir.Value], ir.Value],
+def _turned_onnx(op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
+    """The halves of the last axis, turned."""
+    a, b = op.Split(x, num_outputs=2, axis=-1, _outputs=2)
+    first = op.Sub(op.Mul(a, cos), op.Mul(b, sin))
+    second = op.Add(op.Mul(a, sin), op.Mul(b, cos))
+    made: ir.Value = op.Concat(first, second, axis=-1)
+    return made
+
+
+def _own_body(x: ir.Value, cos: ir.Value, head_dim: int, interleaved: bool, runs: Sequence[int]) -> bool:
+    """Whether RotaryEmbedding can't turn it: angles of each head, or runs that don't share a head evenly."""
+    assert cos.shape is not None
+    uneven = len(set(runs)) > 1 or 2 * sum(runs) != head_dim
+    return len(cos.shape) == 4 or (not interleaved and len(runs) > 1 and uneven)
+
+
+def _one_run(
+    op: Any, x: ir.Value, interleaved: bool, runs: Sequence[int], turn: Callable[[ir.Value], ir.Value]
 ) -> ir.Value:
     """`turn` of features brought into the one order that operators know: all first halves, then all second ones."""
-    if interleaved or groups == 1:
+    if interleaved or len(runs) == 1:
         return turn(x)
-    if 2 * pairs != head_dim:
-        raise RequestError(
-            f"{groups} groups turn {2 * pairs} of {head_dim} features: RotaryEmbedding takes groups that fill the head."
-        )
-    runs = [0, 0, -1, groups, 2, pairs // groups]
-    swapped = op.Transpose(op.Reshape(x, runs), perm=[0, 1, 2, 4, 3, 5])
-    turned = op.Reshape(turn(op.Reshape(swapped, [0, 0, -1])), [0, 0, -1, 2, groups, pairs // groups])
+    split = [0, 0, -1, len(runs), 2, runs[0]]
+    swapped = op.Transpose(op.Reshape(x, split), perm=[0, 1, 2, 4, 3, 5])
+    turned = op.Reshape(turn(op.Reshape(swapped, [0, 0, -1])), [0, 0, -1, 2, len(runs), runs[0]])
     made: ir.Value = op.Reshape(op.Transpose(turned, perm=[0, 1, 2, 4, 3, 5]), [0, 0, -1])
     return made
 
@@ -105,9 +114,11 @@ def _sizes(x: ir.Value, cos: ir.Value, head_dim: int) -> tuple[int, int]:
 
 
 def _rotate_native(
-    op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, groups: int
+    op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
 ) -> ir.Value:
     # Caches per token, [B, S, P], and no position_ids: positions stay data, on any number of axes.
+    if _own_body(x, cos, head_dim, interleaved, runs):
+        return _rotate_onnx(op, x, cos, sin, head_dim=head_dim, interleaved=interleaved, runs=runs)
     assert x.dtype is not None
     heads, pairs = _sizes(x, cos, head_dim)
     cos, sin = (cast(op, t, ir.DataType.FLOAT, x.dtype) for t in (cos, sin))
@@ -119,14 +130,16 @@ def _rotate_native(
         )
         return made
 
-    return _one_group(op, x, head_dim, pairs, interleaved, groups, turn)
+    return _one_run(op, x, interleaved, runs, turn)
 
 
 def _rotate_contrib(
-    op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, groups: int
+    op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
 ) -> ir.Value:
     # Its caches are rows by position. A row per token of the batch, and the token's number for its position, make any
     # positions data.
+    if _own_body(x, cos, head_dim, interleaved, runs):
+        return _rotate_onnx(op, x, cos, sin, head_dim=head_dim, interleaved=interleaved, runs=runs)
     assert x.dtype is not None
     heads, pairs = _sizes(x, cos, head_dim)
     batch, seq = (op.Squeeze(op.Shape(cos, start=axis, end=axis + 1)) for axis in (0, 1))
@@ -148,7 +161,7 @@ def _rotate_contrib(
         )
         return made
 
-    return _one_group(op, x, head_dim, pairs, interleaved, groups, turn)
+    return _one_run(op, x, interleaved, runs, turn)
 
 
 rotate = Operator(
@@ -160,4 +173,46 @@ rotate = Operator(
     fake=_rotate_fake,
     body=_rotate_onnx,
     forms={"native": _rotate_native, "contrib": _rotate_contrib},
+)
+
+
+def _features(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> torch.Tensor:
+    width = cos.shape[-1]
+    heads = x.unflatten(-1, (-1, head_dim))
+    turned = heads[..., :width]
+    cos, sin = (t.to(x.dtype).unsqueeze(2) for t in (cos, sin))
+    a, b = turned.unflatten(-1, (-1, 2)).unbind(-1)
+    out = turned * cos + torch.stack((-b, a), -1).flatten(-2) * sin
+    return torch.cat((out, heads[..., width:]), -1).flatten(2)
+
+
+def _features_fake(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _features_onnx(op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int) -> ir.Value:
+    assert x.dtype is not None and cos.shape is not None
+    width = int(cos.shape[-1])  # type: ignore[arg-type]
+    turned, kept = op.Reshape(x, [0, 0, -1, head_dim]), None
+    if width < head_dim:
+        turned, kept = op.Split(turned, [width, head_dim - width], axis=-1, _outputs=2)
+    pairs = op.Reshape(turned, [0, 0, -1, width // 2, 2])
+    a, b = op.Split(pairs, num_outputs=2, axis=-1, _outputs=2)
+    across = op.Reshape(op.Concat(op.Neg(b), a, axis=-1), [0, 0, -1, width])
+    cos, sin = (op.Unsqueeze(cast(op, t, ir.DataType.FLOAT, x.dtype), [2]) for t in (cos, sin))
+    made: ir.Value = op.Add(op.Mul(turned, cos), op.Mul(across, sin))
+    if kept is not None:
+        made = op.Concat(made, kept, axis=-1)
+    made = op.Reshape(made, [0, 0, -1])
+    return made
+
+
+rotate_features = Operator(
+    name="rotate_features",
+    function="RotaryFeatures",
+    inputs=("x", "cos", "sin"),
+    outputs=("rotated",),
+    eager=_features,
+    fake=_features_fake,
+    body=_features_onnx,
 )

@@ -13,15 +13,23 @@ import attrs
 
 from posexport.errors import RequestError, unknown
 from posexport.models.absolute import Learned, Sinusoidal
-from posexport.models.biases import T5, Alibi
+from posexport.models.axes import Mrope, Rope2d, Rope3d, RopeDinov3, RopeMixed, RopeVjepa2
+from posexport.models.biases import T5, Alibi, Alibi2d, Fire, Kerple, Sandwich
+from posexport.models.content import Cope, Deberta, Shaw
 from posexport.models.encoding import Encoding
 from posexport.models.none import NoEncoding
 from posexport.models.relative import Relative
-from posexport.models.rotary import Rope, Rope2d
+from posexport.models.rotary import Rope, XPos
+from posexport.models.windows import Swin, SwinV2
 from posexport.spec import Spec
 
 ENCODINGS: dict[str, type[Encoding]] = {
-    cls.name: cls for cls in (NoEncoding, Learned, Sinusoidal, Relative, T5, Rope, Rope2d, Alibi)
+    cls.name: cls
+    for cls in (
+        *(NoEncoding, Learned, Sinusoidal, Relative, T5, Rope, Rope2d, Alibi),
+        *(XPos, Mrope, Rope3d, RopeMixed, RopeDinov3, RopeVjepa2),
+        *(Alibi2d, Kerple, Sandwich, Fire, Shaw, Deberta, Cope, Swin, SwinV2),
+    )
 }
 """Every encoding by name, in the order that `posexport list` shows."""
 

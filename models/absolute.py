@@ -14,12 +14,16 @@ import attrs
 
 from posexport import custom_ops, fields
 from posexport.errors import RequestError
-from posexport.models.encoding import Constant, Encoding, State
+from posexport.models.angles import angle_constant, check_exact, cos_sin
+from posexport.models.encoding import Encoding, State
 from posexport.models.frequencies import inverse_frequencies
 from posexport.spec import Spec
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from posexport.models.encoding import Constant
 
 
 @attrs.frozen(kw_only=True)
@@ -56,6 +60,7 @@ class Sinusoidal(Encoding):
     name: ClassVar[str] = "sinusoidal"
     summary: ClassVar[str] = "fixed sines and cosines of the position, added to the input"
     source: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
+    angular: ClassVar[bool] = True
     touches: ClassVar[str] = "embed"
     at_input: ClassVar[bool] = True
     in_cross: ClassVar[bool] = True
@@ -68,12 +73,16 @@ class Sinusoidal(Encoding):
             raise RequestError(
                 f"hidden_size {spec.hidden_size} is odd: sinusoidal pairs a sine with a cosine, so give an even one."
             )
+        check_exact(spec, self.theta)
 
-    def constants(self, spec: Spec) -> Mapping[str, Constant]:
-        return {"frequencies": inverse_frequencies(spec.hidden_size, self.theta)}
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        frequencies = angle_constant(
+            spec, dtype, lambda wanted: inverse_frequencies(spec.hidden_size, self.theta, wanted)
+        )
+        return {"frequencies": frequencies}
 
     def embed(self, state: State, x_BSD: Tensor, positions: Tensor) -> Tensor:
-        cos, sin = custom_ops.sinusoids(positions, state["frequencies"])
+        cos, sin = cos_sin(positions, state["frequencies"])
         first, second = (sin, cos) if self.order == "sin-cos" else (cos, sin)
         table: Tensor = custom_ops.pair_features(first, second, self.layout == "interleaved")
         return x_BSD + table.to(x_BSD.dtype)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posexport import custom_ops
-from posexport.models.encoding import Encoding
+from posexport.models.encoding import Encoding, Scene
 from posexport.models.weights import norm_names
 from posexport.spec import Spec
 
@@ -32,11 +32,12 @@ class EncodingState(nn.Module):
                     owner.add_module(part, nn.Module())
                 owner = owner.get_submodule(part)
             owner.register_parameter(last, nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")))
-        for name, values in spec.encoding.constants(spec).items():
-            tensor = torch.tensor(values, dtype=None if _integers(values) else torch.float64)
-            if tensor.dtype == torch.float64 and dtype != torch.float64:
-                tensor = tensor.float()  # never half: an angle in half precision is wrong from position 256 on
-            self.register_buffer(name, tensor, persistent=False)
+        # never half: an angle in half precision is wrong from position 256 on
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        for name, values in spec.encoding.constants(spec, wide).items():
+            if not isinstance(values, Tensor):
+                values = torch.tensor(values, dtype=None if _integers(values) else wide)
+            self.register_buffer(name, values, persistent=False)
 
     def __getitem__(self, name: str) -> Tensor:
         owner, _, last = name.rpartition(".")
@@ -83,7 +84,7 @@ class Attention(nn.Module):
             )
         self.sinks = nn.Parameter(torch.empty(spec.num_heads, dtype=dtype, device="meta")) if spec.sinks else None
         assert isinstance(spec.encoding, Encoding)
-        acts = spec.position_axes and not spec.encoding.at_input
+        acts = spec.encoding.touches and not spec.encoding.at_input and not spec.cross
         self.encoding = EncodingState(spec, dtype) if acts else None
 
     def attend(self, x_BSD: Tensor, around: Surroundings, past: Cache | None) -> tuple[Tensor, Cache | None]:
@@ -93,23 +94,43 @@ class Attention(nn.Module):
         if spec.qk_norm:
             q = custom_ops.head_norm(q, self.q_norm.weight, spec.norm_eps)
             k = custom_ops.head_norm(k, self.k_norm.weight, spec.norm_eps)
-        bias = None
-        if self.encoding is not None and around.positions is not None:
-            scheme = self.encoding.encoding
-            q, k = scheme.rotate(self.encoding, q, k, around.positions)
-            k_positions = around.positions if around.k_positions is None else around.k_positions
-            bias = scheme.bias(self.encoding, around.positions, k_positions)
-            q, mixed = scheme.score(self.encoding, q, around.positions, k_positions)
-            bias = mixed if bias is None else bias
         shape = (spec.num_heads, spec.num_kv_heads, spec.scale, spec.causal, spec.window or 0, spec.softcap or 0.0)
+        bias = scene = None
+        if self.encoding is not None:
+            scheme, positions = self.encoding.encoding, around.positions
+            if positions is not None:
+                q, k = scheme.rotate(self.encoding, q, k, positions)
+            scene = self._scene(k, around, past)
+            if positions is not None:
+                bias = scheme.bias(self.encoding, *scene.positions())
+            q, mixed = scheme.score(self.encoding, q, scene)
+            bias = mixed if bias is None else bias
         added = (bias, around.mask, self.sinks)
+        present: list[Tensor] = []
         if past is None:
-            return self.o_proj(custom_ops.attend(q, k, v, *added, *shape)), None
-        if around.write_indices is None:
+            out = custom_ops.attend(q, k, v, *added, *shape)
+        elif around.write_indices is None:
             out, *present = custom_ops.attend_cached(q, k, v, *past, *added, *shape)
         else:
             out, *present = custom_ops.attend_shared(q, k, v, *past, around.write_indices, *added, *shape)
-        return self.o_proj(out), (present[0], present[1])
+        if scene is not None and self.encoding is not None:
+            more = self.encoding.encoding.values(self.encoding, q, scene, bias)
+            out = out if more is None else out + more
+        return self.o_proj(out), (present[0], present[1]) if present else None
+
+    def _scene(self, k: Tensor, around: Surroundings, past: Cache | None) -> Scene:
+        assert self.encoding is not None
+        keys: Tensor | None = k if self.encoding.encoding.reads_keys else None
+        if keys is not None and past is not None:
+            keys = custom_ops.cached_keys(past[0], k, around.write_indices, self.spec.num_kv_heads)
+        return Scene(
+            k=keys,
+            q_positions=around.positions,
+            k_positions=around.positions if around.k_positions is None else around.k_positions,
+            mask=around.mask,
+            sinks=self.sinks,
+            write_indices=around.write_indices,
+        )
 
     def forward(self, x_BSD: Tensor, around: Surroundings, past: Cache | None) -> tuple[Tensor, Cache | None]:
         return self.attend(x_BSD, around, past)

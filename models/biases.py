@@ -1,9 +1,17 @@
 """Encodings that add a bias to the logits, before softmax, from the positions of query and key alone.
 
-alibi   -m_h |p_i - p_j|, m_h = 2^(-8h/n) for h = 1 ... n (Press et al. 2022, arXiv:2108.12409, section 3); for n no
-        power of two: the slopes of the next lower power c, then every other slope of 2c (the authors' rule)
-t5      W[bucket(p_j - p_i), h] (Raffel et al. 2020, arXiv:1910.10683, section 2.1): of the buckets for one
-        direction, half are exact distances and half grow with the logarithm up to max_distance
+alibi     -m_h |p_i - p_j|, m_h = 2^(-8h/n) for h = 1 ... n (Press et al. 2022, arXiv:2108.12409, section 3); for n no
+          power of two: the slopes of the next lower power c, then every other slope of 2c (the authors' rule)
+alibi2d   -m_h d(p_i, p_j) on a grid, d Euclidean (CROMA: Fuller et al. 2023, arXiv:2311.00566, section 3.1) or
+          manhattan (data2vec 2.0: Baevski et al. 2022, arXiv:2212.07525)
+t5        W[bucket(p_j - p_i), h] (Raffel et al. 2020, arXiv:1910.10683, section 2.1): of the buckets for one
+          direction, half are exact distances and half grow with the logarithm up to max_distance
+kerple    -r1 log(1 + r2 |p_i - p_j|) or -r1 |p_i - p_j|^r2, both trained per head (Chi et al. 2022, arXiv:2205.09921,
+          section 4, and its code, whose lower bound of 0.01 is kept)
+sandwich  n/(8h) sum over f of cos((p_i - p_j) w_f), w_f = theta^(-2f/dim) (Chi et al. 2023, arXiv:2212.10356, section 5
+          and the listing in its appendix)
+fire      f(log(1 + |c (p_i - p_j)|) / log(1 + |c max(L, p_i)|)), f an MLP with one hidden layer and a bias per head,
+          c and L trained (Li et al. 2024, arXiv:2310.04418, section 3, and the listing in its appendix)
 """
 
 from __future__ import annotations
@@ -16,11 +24,15 @@ import attrs
 
 from posexport import custom_ops, fields
 from posexport.errors import RequestError
-from posexport.models.encoding import Constant, Encoding, State
+from posexport.models.encoding import Encoding, State
+from posexport.models.frequencies import inverse_frequencies
 from posexport.spec import Spec
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from posexport.models.encoding import Constant
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
@@ -56,20 +68,66 @@ def t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> list
     return by_distance[::-1] + later
 
 
+def given_slopes(name: str, slopes: tuple[float, ...] | None, spec: Spec) -> list[float]:
+    """The slopes of all heads, the authors' where none are given; RequestError where they are as many as no heads."""
+    if slopes is not None and len(slopes) != spec.num_heads:
+        raise RequestError(f"{name} has {len(slopes)} numbers: it must have one for each of {spec.num_heads} heads.")
+    return alibi_slopes(spec.num_heads) if slopes is None else [*slopes]
+
+
 @attrs.frozen(kw_only=True)
 class Alibi(Encoding):
-    """Attention with linear biases: distance lowers the score, symmetrically where the block is not causal."""
+    """Attention with linear biases: distance lowers the score, symmetrically where the block is not causal, unless keys
+    ahead of the query have slopes of their own."""
 
     name: ClassVar[str] = "alibi"
     summary: ClassVar[str] = "logits fall linearly with distance, at a slope per head"
     source: ClassVar[str] = "Press et al. 2022, arXiv:2108.12409, section 3"
     touches: ClassVar[str] = "bias"
+    slopes: tuple[float, ...] | None = fields.numbers("slope of each head (default: the authors')")
+    slopes_ahead: tuple[float, ...] | None = fields.numbers("slopes for keys ahead of the query (default: the same)")
 
-    def constants(self, spec: Spec) -> Mapping[str, Constant]:
-        return {"slopes": alibi_slopes(spec.num_heads)}
+    def check(self, spec: Spec) -> None:
+        for name in ("slopes", "slopes_ahead"):
+            given_slopes(name, getattr(self, name), spec)
+        if self.slopes_ahead is not None and spec.causal:
+            raise RequestError("slopes_ahead was given with causal: no query sees a key ahead of it, so drop it.")
+
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        found = {"slopes": given_slopes("slopes", self.slopes, spec)}
+        return found if self.slopes_ahead is None else {**found, "slopes_ahead": [*self.slopes_ahead]}
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        bias: Tensor = custom_ops.alibi_bias(q_positions, k_positions, state["slopes"])
+        ahead = None if self.slopes_ahead is None else state["slopes_ahead"]
+        bias: Tensor = custom_ops.alibi_bias(q_positions, k_positions, state["slopes"], ahead)
+        return bias
+
+
+ON_A_GRID = "positions on a grid have no order in which cached keys could be counted back"
+
+
+@attrs.frozen(kw_only=True)
+class Alibi2d(Encoding):
+    """ALiBi over the distance of two cells of a grid (x = column, y = row)."""
+
+    name: ClassVar[str] = "alibi2d"
+    summary: ClassVar[str] = "logits fall linearly with the distance on a grid, at a slope per head"
+    source: ClassVar[str] = "Fuller et al. 2023, arXiv:2311.00566, section 3.1"
+    axes: ClassVar[int] = 2
+    touches: ClassVar[str] = "bias"
+    uncached: ClassVar[str | None] = ON_A_GRID
+    slopes: tuple[float, ...] | None = fields.numbers("slope of each head (default: the authors')")
+    distance: str = fields.choice("euclidean", ("euclidean", "manhattan"), "how far two cells are apart")
+
+    def check(self, spec: Spec) -> None:
+        given_slopes("slopes", self.slopes, spec)
+
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        return {"slopes": given_slopes("slopes", self.slopes, spec)}
+
+    def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        euclidean = self.distance == "euclidean"
+        bias: Tensor = custom_ops.grid_bias(q_positions, k_positions, state["slopes"], euclidean)
         return bias
 
 
@@ -103,10 +161,90 @@ class T5(Encoding):
     def reach(self) -> int | None:
         return self.max_distance
 
-    def constants(self, spec: Spec) -> Mapping[str, Constant]:
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         return {"buckets": t5_buckets(self.num_buckets, self.max_distance, not spec.causal)}
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         table = state["relative_attention_bias.weight"]
         bias: Tensor = custom_ops.relative_bias(q_positions, k_positions, table, state["buckets"], self.max_distance)
+        return bias
+
+
+@attrs.frozen(kw_only=True)
+class Kerple(Encoding):
+    """Kernelized relative positions: a trained logarithm or power of the distance per head."""
+
+    name: ClassVar[str] = "kerple"
+    summary: ClassVar[str] = "trained logarithm or power of the distance per head"
+    source: ClassVar[str] = "Chi et al. 2022, arXiv:2205.09921, section 4"
+    touches: ClassVar[str] = "bias"
+    kernel: str = fields.choice("log", ("log", "power"), "-r1 log(1 + r2 d), or -r1 d^r2")
+
+    def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
+        return {"r1": (spec.num_heads,), "r2": (spec.num_heads,)}
+
+    def seeded(self, name: str, values: Tensor) -> Tensor:
+        return values.abs()
+
+    def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        bias: Tensor = custom_ops.kerple_bias(
+            q_positions, k_positions, state["r1"], state["r2"], self.kernel == "power"
+        )
+        return bias
+
+
+@attrs.frozen(kw_only=True)
+class Sandwich(Encoding):
+    """The product of two sinusoidal embeddings, which falls with distance, divided by a ratio per head."""
+
+    name: ClassVar[str] = "sandwich"
+    summary: ClassVar[str] = "product of sinusoidal embeddings as a bias, at a ratio per head"
+    source: ClassVar[str] = "Chi et al. 2023, arXiv:2212.10356, section 5"
+    touches: ClassVar[str] = "bias"
+    theta: float = fields.positive(10_000.0, "base of the wavelengths")
+    dim: int = fields.integer(128, "width of the embeddings", at_least=2, at_most=65536)
+
+    def check(self, spec: Spec) -> None:
+        if self.dim % 2:
+            raise RequestError(f"dim is {self.dim}: sandwich pairs a sine with a cosine, so give an even one.")
+
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        rates = [spec.num_heads / (8.0 * head) for head in range(1, spec.num_heads + 1)]
+        return {"frequencies": inverse_frequencies(self.dim, self.theta, dtype), "rates": rates}
+
+    def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        bias: Tensor = custom_ops.cosine_bias(q_positions, k_positions, state["frequencies"], state["rates"])
+        return bias
+
+
+@attrs.frozen(kw_only=True)
+class Fire(Encoding):
+    """Functional interpolation: an MLP of the distance's logarithm as a part of the query position's."""
+
+    name: ClassVar[str] = "fire"
+    summary: ClassVar[str] = "MLP of the distance, as a part of the query's position on a log scale"
+    source: ClassVar[str] = "Li et al. 2024, arXiv:2310.04418, section 3"
+    touches: ClassVar[str] = "bias"
+    mlp_width: int = fields.integer(32, "width of the hidden layer", at_most=65536)
+    init_L: float = fields.positive(512.0, "threshold that L_multiplier multiplies")
+
+    def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
+        return {
+            "c": (),
+            "L_multiplier": (),
+            "mlp.0.weight": (self.mlp_width, 1),
+            "mlp.0.bias": (self.mlp_width,),
+            "mlp.2.weight": (spec.num_heads, self.mlp_width),
+            "mlp.2.bias": (spec.num_heads,),
+        }
+
+    def seeded(self, name: str, values: Tensor) -> Tensor:
+        starts = {"c": 0.1, "L_multiplier": 1.0}
+        if name in starts:
+            return (values * 0.1 + 1) * starts[name]
+        return values * 0.3 if values.ndim == 2 and values.shape[1] > 1 else values
+
+    def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        weights = (state[name] for name in self.weights(state.spec))
+        bias: Tensor = custom_ops.fire_bias(q_positions, k_positions, *weights, self.init_L)
         return bias

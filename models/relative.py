@@ -16,12 +16,16 @@ import attrs
 
 from posexport import custom_ops, fields
 from posexport.errors import RequestError
-from posexport.models.encoding import Constant, Encoding, State
+from posexport.models.angles import angle_constant, check_exact, cos_sin
+from posexport.models.encoding import Encoding, Scene, State
 from posexport.models.frequencies import inverse_frequencies
 from posexport.spec import Spec
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from posexport.models.encoding import Constant
 
 
 @attrs.frozen(kw_only=True)
@@ -31,6 +35,7 @@ class Relative(Encoding):
     name: ClassVar[str] = "relative"
     summary: ClassVar[str] = "Transformer-XL: content and distance mix in four terms"
     source: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860, section 3.3"
+    angular: ClassVar[bool] = True
     touches: ClassVar[str] = "score"
     table: str = fields.choice("sinusoidal", ("sinusoidal", "learned"), "what stands for a distance")
     theta: float = fields.positive(10_000.0, "base of the wavelengths (table=sinusoidal)")
@@ -51,6 +56,9 @@ class Relative(Encoding):
             raise RequestError(
                 f"hidden_size {spec.hidden_size} is odd: relative pairs a sine with a cosine, so give an even one."
             )
+        if self.table == "learned" and spec.angles == "exact":
+            raise RequestError("angles exact needs table=sinusoidal: a learned table has no angles.")
+        check_exact(spec, self.theta)
 
     def reach(self) -> int | None:
         return self.max_distance
@@ -62,12 +70,16 @@ class Relative(Encoding):
             own["weight"] = (2 * self.max_distance + 1, spec.hidden_size)
         return own
 
-    def constants(self, spec: Spec) -> Mapping[str, Constant]:
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         if self.table == "learned":
             return {}
-        return {"frequencies": inverse_frequencies(spec.hidden_size, self.theta)}
+        frequencies = angle_constant(
+            spec, dtype, lambda wanted: inverse_frequencies(spec.hidden_size, self.theta, wanted)
+        )
+        return {"frequencies": frequencies}
 
-    def score(self, state: State, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor | None]:
+    def score(self, state: State, q: Tensor, scene: Scene) -> tuple[Tensor, Tensor | None]:
+        q_positions, k_positions = scene.positions()
         q_content = custom_ops.add_head_bias(q, state["content_bias"])
         position_bias, r_proj = state["position_bias"], state["r_proj.weight"]
         scale = state.spec.scale
@@ -75,6 +87,9 @@ class Relative(Encoding):
             return q_content, custom_ops.relative_table_score(
                 q, q_positions, k_positions, position_bias, r_proj, state["weight"], scale
             )
-        turns = [custom_ops.sinusoids(positions, state["frequencies"]) for positions in (q_positions, k_positions)]
+        turns = [cos_sin(positions, state["frequencies"]) for positions in (q_positions, k_positions)]
         (q_cos, q_sin), (k_cos, k_sin) = turns
         return q_content, custom_ops.relative_score(q, q_cos, q_sin, k_cos, k_sin, position_bias, r_proj, scale)
+
+    def seeded(self, name: str, values: Tensor) -> Tensor:
+        return values * values.shape[1] ** -0.5 if name == "r_proj.weight" else values

@@ -1,11 +1,11 @@
-"""Rotary encodings: queries and keys are turned, pair by pair, by angles that are linear in the position.
+"""Rotary encodings over one axis: queries and keys are turned, pair by pair, by angles that are linear in the position.
 
-rope     pair i of a head turns by p * theta^(-2i/rotary_dim) (Su et al. 2021, arXiv:2104.09864, eq. 34)
-rope2d   the first half of a head turns by x (column), the second by y (row), pair i of each half by
-         p * theta^(-4i/head_dim) (Heo et al. 2024, arXiv:2403.13298, eq. 12 and 13, "RoPE-Axial")
+rope     pair i of a head turns by p * w_i, w_i = theta^(-2i/rotary_dim) (Su et al. 2021, arXiv:2104.09864, eq. 34), or
+         by scaled frequencies (posexport.models.scaling)
+xpos     the same, and query pair i times z_i^(p/scale_base), key pair i times its inverse, z_i = (2i/n + gamma) /
+         (1 + gamma) (Sun et al. 2022, arXiv:2212.10554, section 3.2)
 
-A pair is (2i, 2i+1) in the `interleaved` layout and (i, i + n/2) of the n rotated features in the `half` layout
-(for rope2d: of each half).
+A pair is (2i, 2i+1) in the `interleaved` layout and (i, i + n/2) of the n rotated features in the `half` layout.
 """
 
 from __future__ import annotations
@@ -17,14 +17,31 @@ import attrs
 
 from posexport import custom_ops, fields
 from posexport.errors import RequestError
-from posexport.models.encoding import Constant, Encoding, State
+from posexport.models import scaling
+from posexport.models.angles import angle_constant, check_exact, cos_sin
+from posexport.models.encoding import Encoding, State
 from posexport.models.frequencies import inverse_frequencies
 from posexport.spec import Spec
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+    from posexport.models.encoding import Constant
+
 LAYOUTS = ("interleaved", "half")
+
+
+def turn(
+    state: State, q: Tensor, k: Tensor, turns: tuple[Tensor, Tensor], interleaved: bool, runs: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys turned by cosines and sines; the first `prefix_tokens` tokens stay as they are."""
+    spec = state.spec
+    cos, sin = custom_ops.keep_prefix(*turns, spec.prefix_tokens) if spec.prefix_tokens else turns
+    return (
+        custom_ops.rotate(q, cos, sin, spec.head_dim, interleaved, runs),
+        custom_ops.rotate(k, cos, sin, spec.head_dim, interleaved, runs),
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -35,57 +52,150 @@ class Rope(Encoding):
     summary: ClassVar[str] = "rotary: queries and keys turn by angles linear in the position"
     source: ClassVar[str] = "Su et al. 2021, arXiv:2104.09864, eq. 34"
     touches: ClassVar[str] = "rotate"
+    angular: ClassVar[bool] = True
+    takes_prefix: ClassVar[bool] = True
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     layout: str = fields.choice("interleaved", LAYOUTS, "pairs (2i, 2i+1), or (i, i + rotary_dim/2)")
     rotary_dim: int | None = fields.integer(None, "features of a head that turn (default: all)", optional=True)
+    scaling: str | None = fields.choice(
+        None, tuple(scaling.SCALINGS), "how frequencies change for longer contexts", optional=True
+    )
+    factor: float | None = fields.positive(None, "how many times longer the context is", optional=True)
+    original_max_position_embeddings: int | None = fields.integer(
+        None, "the length that the model was trained at", at_least=2, optional=True
+    )
+    attention_factor: float | None = fields.positive(
+        None, "factor on cosines and sines (yarn, longrope)", optional=True
+    )
+    beta_fast: float | None = fields.positive(None, "pairs with more turns keep their frequency (yarn)", optional=True)
+    beta_slow: float | None = fields.positive(None, "pairs with fewer turns are slowed down (yarn)", optional=True)
+    mscale: float | None = fields.positive(None, "weight of ln factor in the attention factor (yarn)", optional=True)
+    mscale_all_dim: float | None = fields.positive(None, "the same, what it is divided by (yarn)", optional=True)
+    truncate: bool | None = fields.flag(None, "the ramp between beta_fast and beta_slow ends at whole pairs (yarn)")
+    short_factor: tuple[float, ...] | None = fields.numbers("what frequencies are divided by up to that length")
+    long_factor: tuple[float, ...] | None = fields.numbers("what frequencies are divided by beyond it (longrope)")
+    low_freq_factor: float | None = fields.positive(
+        None, "pairs with fewer turns are slowed down (llama3)", optional=True
+    )
+    high_freq_factor: float | None = fields.positive(None, "pairs with more turns are kept (llama3)", optional=True)
+    partial_rotary_factor: float | None = fields.positive(
+        None, "part of the pairs that turn (proportional)", optional=True
+    )
+
+    def __attrs_post_init__(self) -> None:
+        scaling.settle(self)
+
+    def dim(self, spec: Spec) -> int:
+        """Features of a head that turn."""
+        return self.rotary_dim or spec.head_dim
 
     def check(self, spec: Spec) -> None:
-        rotary_dim = self.rotary_dim or spec.head_dim
-        if rotary_dim % 2 or rotary_dim > spec.head_dim:
+        dim = self.dim(spec)
+        if dim % 2 or dim > spec.head_dim:
             raise RequestError(
-                f"rotary_dim is {rotary_dim} with head_dim {spec.head_dim}: it must be even and at most head_dim."
+                f"rotary_dim is {dim} with head_dim {spec.head_dim}: it must be even and at most head_dim."
+            )
+        if self.scaling in ("ntk", "dynamic") and dim < 4:
+            raise RequestError(f"scaling {self.scaling} with {dim} features that turn: it needs 4 or more.")
+        for name in ("short_factor", "long_factor"):
+            given = getattr(self, name)
+            if given is not None and len(given) != dim // 2:
+                raise RequestError(
+                    f"{name} has {len(given)} numbers: {dim} features turn in pairs, so it must have {dim // 2}."
+                )
+        check_exact(spec, self.theta)
+        if spec.angles == "exact" and self.scaling == "dynamic":
+            raise RequestError(
+                "scaling dynamic was given with angles exact: its frequencies depend on the length at run time, so no "
+                "constants hold them exactly; give angles parity, or another scaling."
             )
 
-    def constants(self, spec: Spec) -> Mapping[str, Constant]:
-        return {"frequencies": inverse_frequencies(self.rotary_dim or spec.head_dim, self.theta)}
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Tensor]:
+        dim = self.dim(spec)
+
+        def of(name: str) -> Tensor:
+            return angle_constant(spec, dtype, lambda wanted: self._frequencies(dim, wanted)[name])
+
+        return {name: of(name) for name in self._frequencies(dim, dtype)}
+
+    def _frequencies(self, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
+        if self.scaling is None:
+            return {"frequencies": inverse_frequencies(dim, self.theta, dtype)}
+        return scaling.SCALINGS[self.scaling].frequencies(self, dim, dtype)
+
+    def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [B, S, P] of positions."""
+        scale = 1.0
+        if self.scaling is not None:
+            scale = self.attention_factor or scaling.SCALINGS[self.scaling].attention_factor(self)
+        if self.scaling == "longrope":
+            frequencies = custom_ops.length_frequencies(
+                positions,
+                state["short_frequencies"],
+                state["long_frequencies"],
+                self.original_max_position_embeddings,
+            )
+        elif self.scaling == "dynamic":
+            frequencies = custom_ops.ntk_frequencies(
+                positions,
+                state["frequencies"],
+                self.theta,
+                self.factor,
+                self.original_max_position_embeddings,
+                self.dim(state.spec),
+            )
+        else:
+            frequencies = state["frequencies"]
+        return cos_sin(positions, frequencies, scale)
 
     def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = custom_ops.sinusoids(positions, state["frequencies"])
-        head_dim, interleaved = state.spec.head_dim, self.layout == "interleaved"
-        return (
-            custom_ops.rotate(q, cos, sin, head_dim, interleaved, 1),
-            custom_ops.rotate(k, cos, sin, head_dim, interleaved, 1),
-        )
+        turns = self.cos_sin(state, positions)
+        return turn(state, q, k, turns, self.layout == "interleaved", [self.dim(state.spec) // 2])
 
 
 @attrs.frozen(kw_only=True)
-class Rope2d(Encoding):
-    """Axial rotary embedding over (x = column, y = row). Positions are data: any grid, any order, dropped tokens."""
+class XPos(Encoding):
+    """RoPE whose scores fall with distance: queries grow with their position and keys shrink, at a rate per pair.
 
-    name: ClassVar[str] = "rope2d"
-    summary: ClassVar[str] = "rotary over columns and rows: half of each head turns by x, half by y"
-    source: ClassVar[str] = "Heo et al. 2024, arXiv:2403.13298, eq. 12 and 13"
-    axes: ClassVar[int] = 2
+    Positions must not fall along the sequence, and the block must be causal: ahead of a query, keys would grow.
+    """
+
+    name: ClassVar[str] = "xpos"
+    summary: ClassVar[str] = "rotary with a decay: queries and keys are scaled by powers of the position"
+    source: ClassVar[str] = "Sun et al. 2022, arXiv:2212.10554, section 3.2"
     touches: ClassVar[str] = "rotate"
-    theta: float = fields.positive(100.0, "base of the wavelengths")
-    layout: str = fields.choice("interleaved", LAYOUTS, "pairs (2i, 2i+1), or (i, i + head_dim/4) in each half")
+    angular: ClassVar[bool] = True
+    ordered: ClassVar[bool] = True
+    theta: float = fields.positive(10_000.0, "base of the wavelengths")
+    layout: str = fields.choice("interleaved", LAYOUTS, "pairs (2i, 2i+1), or (i, i + head_dim/2)")
+    scale_base: int = fields.integer(512, "positions within which the slowest pair keeps its size")
+    gamma: float = fields.positive(0.4, "the higher, the slower the decay")
 
     def check(self, spec: Spec) -> None:
-        if spec.head_dim % 4:
-            raise RequestError(
-                f"head_dim is {spec.head_dim}: rope2d gives pairs to two axes, so it must be divisible by 4."
-            )
+        if spec.head_dim % 2:
+            raise RequestError(f"head_dim is {spec.head_dim}: xpos turns pairs, so it must be even.")
+        if not spec.causal:
+            raise RequestError("xpos was given without causal: keys ahead of a query would grow, so add --causal.")
+        check_exact(spec, self.theta)
 
-    def constants(self, spec: Spec) -> Mapping[str, Constant]:
-        axis = inverse_frequencies(spec.head_dim // 2, self.theta)
-        rest = [0.0] * len(axis)
-        return {"frequencies": [axis + rest, rest + axis]}
+    def position_limit(self) -> int | None:
+        return 6 * self.scale_base  # beyond, the scaled keys of a cache leave fp16
+
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        import torch
+
+        dim = spec.head_dim
+        pairs = torch.arange(0, dim, 2, dtype=dtype)
+        return {
+            "frequencies": angle_constant(spec, dtype, lambda wanted: inverse_frequencies(dim, self.theta, wanted)),
+            "decay": ((pairs / dim + self.gamma) / (1 + self.gamma)).log() / self.scale_base,
+        }
 
     def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = custom_ops.sinusoids(positions, state["frequencies"])
-        head_dim, interleaved = state.spec.head_dim, self.layout == "interleaved"
-        groups = 1 if interleaved else 2
+        cos, sin = cos_sin(positions, state["frequencies"])
+        grown = custom_ops.position_powers(positions, state["decay"], state.spec.kv_cache is None)
+        head_dim, interleaved, runs = state.spec.head_dim, self.layout == "interleaved", [state.spec.head_dim // 2]
         return (
-            custom_ops.rotate(q, cos, sin, head_dim, interleaved, groups),
-            custom_ops.rotate(k, cos, sin, head_dim, interleaved, groups),
+            custom_ops.rotate(q, cos * grown, sin * grown, head_dim, interleaved, runs),
+            custom_ops.rotate(k, cos / grown, sin / grown, head_dim, interleaved, runs),
         )

@@ -7,6 +7,7 @@ table of an absolute encoding) never does.
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 Shapes = dict[str, tuple[int, ...]]
+
+_ENCODING = re.compile(r"(?:layers\.\d+\.)?encoding\.(.*)")
 
 
 def layer_shapes(spec: Spec) -> Shapes:
@@ -51,7 +54,7 @@ def layer_shapes(spec: Spec) -> Shapes:
             shapes[f"{norm}.bias"] = (hidden,)
     encoding = spec.encoding
     assert isinstance(encoding, Encoding)
-    if not encoding.at_input and spec.position_axes:
+    if encoding.touches and not encoding.at_input and not spec.cross:
         shapes |= {f"encoding.{name}": shape for name, shape in encoding.weights(spec).items()}
     return shapes
 
@@ -100,7 +103,11 @@ def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
     for name, shape in weight_shapes(spec).items():
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # torch reads 32 bits
         values = torch.randn(shape, generator=generator)
-        if "norm" in name and name.endswith("weight"):
+        own = _ENCODING.match(name)
+        if own:
+            assert isinstance(spec.encoding, Encoding)
+            values = spec.encoding.seeded(own[1], values)
+        elif "norm" in name and name.endswith("weight"):
             values.mul_(0.1).add_(1)
         elif len(shape) == 1 and not name.endswith("sinks"):
             values.mul_(0.1)

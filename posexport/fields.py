@@ -63,6 +63,28 @@ def positive(default: float | None, help: str, *, optional: bool = False) -> Any
     return _field(default, help, f"a number from {SMALLEST:g} to {LARGEST:g}", read, optional)
 
 
+def numbers(help: str, *, whole: bool = False) -> Any:
+    """A list of numbers above 0, or whole numbers from 0 with `whole`; None means "not given". Text has commas."""
+
+    def read(value: Any) -> tuple[float, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or not parts:
+            raise TypeError
+        return tuple(one(part) for part in parts)
+
+    def one(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, str) if whole else (int, float, str)):
+            raise TypeError
+        number = int(value) if whole else float(value)
+        low, high = (0, 2**31 - 1) if whole else (SMALLEST, LARGEST)
+        if not low <= number <= high:
+            raise ValueError
+        return number
+
+    kind = "whole numbers from 0" if whole else f"numbers from {SMALLEST:g} to {LARGEST:g}"
+    return _field(None, help, f"a list of {kind}", read, True)
+
+
 def choice(default: str | None, options: Sequence[str], help: str, *, optional: bool = False) -> Any:
     """One of a few names."""
 
@@ -89,8 +111,8 @@ def text(default: str | None, help: str) -> Any:
     return _field(default, help, "text", read, default is None)
 
 
-def flag(default: bool, help: str) -> Any:
-    """True or false."""
+def flag(default: bool | None, help: str) -> Any:
+    """True or false; None means "not given"."""
 
     def read(value: Any) -> bool:
         words = {"true": True, "false": False}
@@ -100,4 +122,4 @@ def flag(default: bool, help: str) -> Any:
             raise TypeError
         return value
 
-    return _field(default, help, "true or false", read, False)
+    return _field(default, help, "true or false", read, default is None)

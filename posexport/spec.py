@@ -25,6 +25,7 @@ FORMS = {
     "contrib": "com.microsoft RotaryEmbedding, MultiHeadAttention and GroupQueryAttention, for ONNX Runtime",
 }
 CACHES = ("concat", "shared")
+ANGLES = ("parity", "exact")
 OPSETS = range(18, 26)
 """ONNX opsets a file can be written in: each is exported, checked and run by a test."""
 
@@ -56,9 +57,21 @@ class EncodingParams:
     """True where it acts once, before the first layer, instead of in every layer."""
     in_cross: ClassVar[bool] = False
     """Whether it is defined where keys are those of an encoder: by acting at the input, or by not acting at all."""
+    angular: ClassVar[bool] = False
+    """Whether it takes cosines and sines of angles that are linear in integer positions."""
+    takes_prefix: ClassVar[bool] = False
+    """Whether the first tokens can be left as they are."""
+    ordered: ClassVar[bool] = False
+    """Whether positions must not fall along the sequence."""
+    uncached: ClassVar[str | None] = None
+    """Why it goes with no cache, as the end of a sentence; None where it does."""
 
     def check(self, spec: Spec) -> None:
         """Raise RequestError where these parameters don't fit the sizes of `spec`."""
+
+    def default_scale(self, head_dim: int) -> float:
+        """The factor on the logits where none is given."""
+        return float(head_dim**-0.5)
 
     def reach(self) -> int | None:
         """The distance beyond which nothing changes any more, where there is one."""
@@ -102,7 +115,9 @@ class Spec:
     num_heads: int = fields.integer(12, "query heads")
     num_kv_heads: int = fields.integer(None, "key and value heads (default: num_heads)", optional=True)
     head_dim: int = fields.integer(None, "width of a head (default: hidden_size / num_heads)", optional=True)
-    scale: float = fields.positive(None, "factor on the logits (default: 1/sqrt(head_dim))", optional=True)
+    scale: float = fields.positive(
+        None, "factor on the logits (default: 1/sqrt(head_dim), or the encoding's own)", optional=True
+    )
     causal: bool = fields.flag(False, "a query sees no later key")
     window: int | None = fields.integer(None, "a query sees keys with |i - j| < window", optional=True)
     kv_cache: str | None = attrs.field(
@@ -113,6 +128,8 @@ class Spec:
             "allowed": " or ".join(CACHES),
         },
     )
+    angles: str = fields.choice("parity", ANGLES, "angles as PyTorch models compute them, or exact to position 2^24")
+    prefix_tokens: int = fields.integer(0, "first tokens that no position touches (class and registers)", at_least=0)
     padding_mask: bool = fields.flag(False, "take attention_mask; a query that sees no key attends to zeros")
     cross: bool = fields.flag(False, "keys and values come from encoder_hidden_states")
     qk_norm: bool = fields.flag(False, "RMS norm of each head's query and key, before they rotate")
@@ -149,10 +166,11 @@ class Spec:
                 "each key head serves the same number of query heads."
             )
         if self.scale is None:
-            put(self, "scale", self.head_dim**-0.5)
+            put(self, "scale", self.encoding.default_scale(self.head_dim))
         if self.scale > LARGEST[self.dtype]:
             raise RequestError(f"scale is {self.scale}: the largest number in {self.dtype} is {LARGEST[self.dtype]}.")
         self._check_keys()
+        self._check_encoding()
         if self.qk_norm and self.norm_eps is None:
             put(self, "norm_eps", 1e-6)
         only_transformer = {"norm": "pre", "norm_type": "layernorm", "norm_eps": 1e-6, "mlp": "gelu"}
@@ -192,6 +210,24 @@ class Spec:
                 "an encoder's have none here, so use learned, sinusoidal, t5 (whose cross-attention has no bias) or "
                 "none."
             )
+
+    def _check_encoding(self) -> None:
+        """Refuse what the encoding has no meaning for."""
+        name = self.encoding.name
+        if self.angles != "parity" and not self.encoding.angular:
+            raise RequestError(f"angles is {self.angles!r} with {name}, which has no angles of positions: drop it.")
+        if self.prefix_tokens and not self.encoding.takes_prefix:
+            raise RequestError(
+                f"prefix_tokens is {self.prefix_tokens} with {name}: only tokens of rotary encodings can be left as "
+                "they are, so drop it."
+            )
+        if self.prefix_tokens and self.kv_cache:
+            raise RequestError(
+                "prefix_tokens and kv_cache were both given: the first tokens are those of a whole image, which has no "
+                "cache, so drop one of them."
+            )
+        if self.kv_cache and self.encoding.uncached:
+            raise RequestError(f"kv_cache was given with {name}: {self.encoding.uncached}, so drop it.")
 
     @property
     def position_axes(self) -> int:

@@ -1,0 +1,411 @@
+"""Scores where position and content mix beyond Transformer-XL, and values that depend on distance; fp32 logits.
+
+offset_score          scale * q_i . table[r_ij], r_ij = clip(p_j - p_i, -behind, ahead) + behind
+                      (Shaw et al. 2018, arXiv:1803.02155, eq. 4)
+offset_values         sum over j of a_ij table[r_ij], a the weights of attention (ibid., eq. 3)
+disentangled_score    scale * (q_i . K[b_ij] + k_j . Q[b_ij]), either term absent where its table is, b_ij =
+                      bucket[clip(p_i - p_j, -M, M) + M] (DeBERTa: He et al. 2021, arXiv:2006.03654, eq. 4)
+contextual_score      q_i . e[c_ij], interpolated between whole numbers, c_ij = sum from t = j to i of
+                      sigmoid(scale q_i . k_t), at most the last row (CoPE: Golovneva et al. 2024, arXiv:2405.18719,
+                      eq. 3 to 5, and the listing in its appendix)
+cached_keys           the keys of a cache with the new ones [B, K, T, head_dim]
+
+q [B, S, N*head_dim]; k [B, T, K*head_dim], or [B, K, T, head_dim] with a cache; results [B, N, S, T].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from posexport.custom_ops.attention import (
+    heads_of,
+    keys_onnx,
+    logits_of,
+    logits_onnx,
+    to_heads,
+    weights_of,
+    weights_onnx,
+)
+from posexport.custom_ops.bias import FP32, behind, behind_onnx, wide
+from posexport.custom_ops.buffers import grown_onnx, heads_onnx, written_onnx
+from posexport.custom_ops.cache import written
+from posexport.custom_ops.operator import Operator, cast, constant
+from posexport.custom_ops.visibility import Heads, lengths_onnx, visible, visible_onnx
+
+
+def _rows(q_positions: torch.Tensor, k_positions: torch.Tensor, reach_behind: int, reach_ahead: int) -> torch.Tensor:
+    """[B, S, T]: the row of each pair in a table of distances."""
+    return (-behind(q_positions, k_positions)).clamp(-reach_behind, reach_ahead) + reach_behind
+
+
+def _rows_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value, behind: int, ahead: int) -> ir.Value:
+    offset = op.Sub(op.Unsqueeze(k_positions, [1]), op.Unsqueeze(q_positions, [2]))
+    made: ir.Value = op.Add(op.Min(op.Max(offset, -behind), ahead), behind)
+    return made
+
+
+def _offset_score(
+    q: torch.Tensor,
+    q_positions: torch.Tensor,
+    k_positions: torch.Tensor,
+    table: torch.Tensor,
+    behind: int,
+    ahead: int,
+    scale: float,
+) -> torch.Tensor:
+    heads = q.unflatten(-1, (-1, table.shape[1])).transpose(1, 2) * scale
+    scores = heads @ table.T
+    index = _rows(q_positions, k_positions, behind, ahead).unsqueeze(1).expand(-1, heads.shape[1], -1, -1)
+    return scores.gather(-1, index).to(wide(q.dtype))
+
+
+def _offset_score_fake(
+    q: torch.Tensor,
+    q_positions: torch.Tensor,
+    k_positions: torch.Tensor,
+    table: torch.Tensor,
+    behind: int,
+    ahead: int,
+    scale: float,
+) -> torch.Tensor:
+    shape = (q.shape[0], q.shape[2] // table.shape[1], q.shape[1], k_positions.shape[1])
+    return q.new_empty(shape, dtype=wide(q.dtype))
+
+
+def _picked_onnx(op: Any, scores: ir.Value, index: ir.Value, num_heads: int) -> ir.Value:
+    """scores [B, N, S, R] at index [B, S, T]."""
+    made: ir.Value = op.GatherElements(scores, op.Expand(op.Unsqueeze(index, [1]), [1, num_heads, 1, 1]), axis=-1)
+    return made
+
+
+def _offset_score_onnx(
+    op: Any,
+    q: ir.Value,
+    q_positions: ir.Value,
+    k_positions: ir.Value,
+    table: ir.Value,
+    *,
+    behind: int,
+    ahead: int,
+    scale: float,
+) -> ir.Value:
+    assert q.dtype is not None and q.shape is not None and table.shape is not None
+    num_heads = int(q.shape[-1]) // int(table.shape[1])  # type: ignore[arg-type]
+    heads = op.Mul(heads_onnx(op, q, num_heads), constant(op, scale, q.dtype))
+    scores = op.MatMul(heads, op.Transpose(table, perm=[1, 0]))
+    index = _rows_onnx(op, q_positions, k_positions, behind, ahead)
+    return cast(op, _picked_onnx(op, scores, index, num_heads), q.dtype, FP32)
+
+
+offset_score = Operator(
+    name="offset_score",
+    function="OffsetScore",
+    inputs=("q", "q_positions", "k_positions", "table"),
+    outputs=("score",),
+    eager=_offset_score,
+    fake=_offset_score_fake,
+    body=_offset_score_onnx,
+)
+
+
+def _offset_values(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    write_indices: torch.Tensor | None,
+    q_positions: torch.Tensor,
+    k_positions: torch.Tensor,
+    table: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+    behind: int,
+    ahead: int,
+) -> torch.Tensor:
+    heads = Heads(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, causal=causal, window=window, softcap=softcap
+    )
+    weights, seen = weights_of(to_heads(q, num_heads), heads_of(k, heads), bias, mask, sinks, heads, write_indices)
+    rows = table[_rows(q_positions, k_positions, behind, ahead)]
+    out = weights.transpose(1, 2) @ rows
+    if mask is not None and seen is not None:
+        out = out.masked_fill(~seen.any(-1).unsqueeze(-1).transpose(1, 2), 0.0)
+    return out.flatten(2)
+
+
+def _offset_values_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    write_indices: torch.Tensor | None,
+    q_positions: torch.Tensor,
+    k_positions: torch.Tensor,
+    table: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+    behind: int,
+    ahead: int,
+) -> torch.Tensor:
+    return torch.empty_like(q)
+
+
+def _offset_values_onnx(
+    op: Any,
+    q: ir.Value,
+    k: ir.Value,
+    bias: ir.Value | None,
+    mask: ir.Value | None,
+    sinks: ir.Value | None,
+    write_indices: ir.Value | None,
+    q_positions: ir.Value,
+    k_positions: ir.Value,
+    table: ir.Value,
+    *,
+    behind: int,
+    ahead: int,
+    **attributes: Any,
+) -> ir.Value:
+    heads = Heads(**attributes)
+    assert q.dtype is not None
+    lengths = _lengths_onnx(op, q, k)
+    weights, seen = weights_onnx(op, q, keys_onnx(op, q, k, heads), (bias, mask, sinks), heads, lengths, write_indices)
+    if sinks is not None:  # their column comes first
+        weights = op.Slice(weights, [1], [2**31 - 1], [3])
+    rows = op.Gather(table, _rows_onnx(op, q_positions, k_positions, behind, ahead), axis=0)
+    out = op.MatMul(op.Transpose(weights, perm=[0, 2, 1, 3]), rows)
+    if mask is not None and sinks is None:
+        out = op.Mul(out, op.Transpose(op.ReduceMax(op.Cast(seen, to=q.dtype), [-1]), perm=[0, 2, 1, 3]))
+    made: ir.Value = op.Reshape(out, [0, 0, -1])
+    return made
+
+
+def _lengths_onnx(op: Any, q: ir.Value, k: ir.Value) -> tuple[ir.Value, ir.Value]:
+    assert k.shape is not None
+    return lengths_onnx(op, q, k, len(k.shape) - 2)
+
+
+offset_values = Operator(
+    name="offset_values",
+    function="OffsetValues",
+    inputs=("q", "k", "bias", "mask", "sinks", "write_indices", "q_positions", "k_positions", "table"),
+    outputs=("added",),
+    eager=_offset_values,
+    fake=_offset_values_fake,
+    body=_offset_values_onnx,
+)
+
+
+def _disentangled(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_positions: torch.Tensor,
+    k_positions: torch.Tensor,
+    buckets: torch.Tensor,
+    key_table: torch.Tensor | None,
+    query_table: torch.Tensor | None,
+    num_heads: int,
+    scale: float,
+) -> torch.Tensor:
+    reach = buckets.shape[0] // 2
+    rows = buckets[behind(q_positions, k_positions).clamp(-reach, reach) + reach].unsqueeze(1)
+    rows = rows.expand(-1, num_heads, -1, -1)
+    score = q.new_zeros(())
+    if key_table is not None:
+        table = key_table.unflatten(-1, (num_heads, -1)).permute(1, 2, 0)
+        score = (q.unflatten(-1, (num_heads, -1)).transpose(1, 2) * scale @ table).gather(-1, rows)
+    if query_table is not None:
+        keys = k if k.dim() == 4 else k.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+        table = query_table.unflatten(-1, (num_heads, -1)).permute(1, 2, 0)
+        by_key = (keys * scale @ table).gather(-1, rows.transpose(2, 3))
+        score = score + by_key.transpose(2, 3)
+    return score.to(wide(q.dtype))
+
+
+def _disentangled_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_positions: torch.Tensor,
+    k_positions: torch.Tensor,
+    buckets: torch.Tensor,
+    key_table: torch.Tensor | None,
+    query_table: torch.Tensor | None,
+    num_heads: int,
+    scale: float,
+) -> torch.Tensor:
+    return q.new_empty((q.shape[0], num_heads, q.shape[1], k_positions.shape[1]), dtype=wide(q.dtype))
+
+
+def _disentangled_onnx(
+    op: Any,
+    q: ir.Value,
+    k: ir.Value,
+    q_positions: ir.Value,
+    k_positions: ir.Value,
+    buckets: ir.Value,
+    key_table: ir.Value | None,
+    query_table: ir.Value | None,
+    *,
+    num_heads: int,
+    scale: float,
+) -> ir.Value:
+    assert q.dtype is not None and k.shape is not None and buckets.shape is not None
+    dtype, reach = q.dtype, int(buckets.shape[0]) // 2  # type: ignore[arg-type]
+    offset = behind_onnx(op, q_positions, k_positions)
+    rows = op.Gather(buckets, op.Add(op.Min(op.Max(offset, -reach), reach), reach), axis=0)
+
+    def scores(heads: ir.Value, table: ir.Value) -> ir.Value:
+        by_head = op.Transpose(op.Reshape(table, [0, num_heads, -1]), perm=[1, 2, 0])
+        made: ir.Value = op.MatMul(op.Mul(heads, constant(op, scale, dtype)), by_head)
+        return made
+
+    score = None
+    if key_table is not None:
+        score = _picked_onnx(op, scores(heads_onnx(op, q, num_heads), key_table), rows, num_heads)
+    if query_table is not None:
+        keys = k if len(k.shape) == 4 else heads_onnx(op, k, num_heads)
+        by_key = _picked_onnx(op, scores(keys, query_table), op.Transpose(rows, perm=[0, 2, 1]), num_heads)
+        by_key = op.Transpose(by_key, perm=[0, 1, 3, 2])
+        score = by_key if score is None else op.Add(score, by_key)
+    assert score is not None
+    return cast(op, score, dtype, FP32)
+
+
+disentangled_score = Operator(
+    name="disentangled_score",
+    function="DisentangledScore",
+    inputs=("q", "k", "q_positions", "k_positions", "buckets", "key_table", "query_table"),
+    outputs=("score",),
+    eager=_disentangled,
+    fake=_disentangled_fake,
+    body=_disentangled_onnx,
+)
+
+
+def _contextual(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    mask: torch.Tensor | None,
+    write_indices: torch.Tensor | None,
+    pos_emb: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    causal: bool,
+    window: int,
+) -> torch.Tensor:
+    heads = Heads(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, causal=causal, window=window, softcap=0.0
+    )
+    queries, keys = to_heads(q, num_heads), heads_of(k, heads)
+    logits = logits_of(queries, keys, heads)
+    seen = visible(heads, q.shape[1], keys.shape[2], mask, write_indices, q.device)
+    gates = torch.sigmoid(logits)
+    gates = gates if seen is None else gates.masked_fill(~seen, 0.0)
+    places = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=pos_emb.shape[1] - 1)
+    scores = (queries @ pos_emb).to(logits.dtype)
+    low, high = places.floor(), places.ceil()
+    part = places - low
+    return scores.gather(-1, high.long()) * part + scores.gather(-1, low.long()) * (1 - part)
+
+
+def _contextual_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    mask: torch.Tensor | None,
+    write_indices: torch.Tensor | None,
+    pos_emb: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    causal: bool,
+    window: int,
+) -> torch.Tensor:
+    total = k.shape[2] if k.dim() == 4 else k.shape[1]
+    return q.new_empty((q.shape[0], num_heads, q.shape[1], total), dtype=wide(q.dtype))
+
+
+def _contextual_onnx(
+    op: Any,
+    q: ir.Value,
+    k: ir.Value,
+    mask: ir.Value | None,
+    write_indices: ir.Value | None,
+    pos_emb: ir.Value,
+    **attributes: Any,
+) -> ir.Value:
+    heads = Heads(**attributes, softcap=0.0)
+    assert q.dtype is not None and pos_emb.shape is not None
+    lengths = _lengths_onnx(op, q, k)
+    logits = logits_onnx(op, q, keys_onnx(op, q, k, heads), heads)
+    seen = visible_onnx(op, heads, *lengths, mask, write_indices)
+    zero, one = constant(op, 0.0, FP32), constant(op, 1.0, FP32)
+    gates = op.Sigmoid(logits)
+    gates = gates if seen is None else op.Where(seen, gates, zero)
+    last = constant(op, float(int(pos_emb.shape[1]) - 1), FP32)  # type: ignore[arg-type]
+    places = op.Min(op.CumSum(gates, -1, reverse=1), last)
+    scores = cast(op, op.MatMul(heads_onnx(op, q, heads.num_heads), pos_emb), q.dtype, FP32)
+    low, high = op.Floor(places), op.Ceil(places)
+    part = op.Sub(places, low)
+    above, below = (op.GatherElements(scores, op.Cast(t, to=ir.DataType.INT64), axis=-1) for t in (high, low))
+    made: ir.Value = op.Add(op.Mul(above, part), op.Mul(below, op.Sub(one, part)))
+    return made
+
+
+contextual_score = Operator(
+    name="contextual_score",
+    function="ContextualScore",
+    inputs=("q", "k", "mask", "write_indices", "pos_emb"),
+    outputs=("score",),
+    eager=_contextual,
+    fake=_contextual_fake,
+    body=_contextual_onnx,
+)
+
+
+def _cached_keys(
+    past: torch.Tensor, k: torch.Tensor, write_indices: torch.Tensor | None, num_kv_heads: int
+) -> torch.Tensor:
+    new = k.unflatten(-1, (num_kv_heads, -1)).transpose(1, 2)
+    return torch.cat((past, new), 2) if write_indices is None else written(past, new, write_indices)
+
+
+def _cached_keys_fake(
+    past: torch.Tensor, k: torch.Tensor, write_indices: torch.Tensor | None, num_kv_heads: int
+) -> torch.Tensor:
+    batch, heads, length, width = past.shape
+    return past.new_empty((batch, heads, length + (k.shape[1] if write_indices is None else 0), width))
+
+
+def _cached_keys_onnx(
+    op: Any, past: ir.Value, k: ir.Value, write_indices: ir.Value | None, *, num_kv_heads: int
+) -> ir.Value:
+    # as attention writes them, so that the two become one where a graph is flat
+    heads = Heads(num_heads=num_kv_heads, num_kv_heads=num_kv_heads, scale=1.0, causal=False, window=0, softcap=0.0)
+    if write_indices is None:
+        return grown_onnx(op, past, k, heads)
+    return written_onnx(op, past, k, write_indices, lengths_onnx(op, k, past, 2), heads)
+
+
+cached_keys = Operator(
+    name="cached_keys",
+    function="CachedKeys",
+    inputs=("past", "k", "write_indices"),
+    outputs=("keys",),
+    eager=_cached_keys,
+    fake=_cached_keys_fake,
+    body=_cached_keys_onnx,
+)

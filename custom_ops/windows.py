@@ -1,0 +1,123 @@
+"""Biases within a window of a grid, looked up by the offset of two cells on both axes, in fp32 in every dtype.
+
+window_bias      table[(dy + M - 1) (2M - 1) + dx + M - 1, n], offsets clipped to the window of M x M cells
+                 (Swin: Liu et al. 2021, arXiv:2103.14030, eq. 4)
+window_table     that table [(2M - 1)^2, N], as 16 sigmoid of an MLP of log-spaced offsets
+                 (Swin V2: Liu et al. 2022, arXiv:2111.09883, eq. 3 and 4)
+cosine_heads     x / |x| of each head, times a trained factor per head where there is one, at most 100 (ibid., eq. 2)
+
+positions [B, S, 2] and [B, T, 2] -> [B, N, S, T]
+"""
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from posexport.custom_ops.bias import FP32, behind, behind_onnx, wide
+from posexport.custom_ops.operator import Operator, cast, constant
+
+
+def _bias(q_positions: torch.Tensor, k_positions: torch.Tensor, table: torch.Tensor, size: int) -> torch.Tensor:
+    offset = behind(q_positions, k_positions).clamp(1 - size, size - 1) + size - 1
+    index = offset[..., 1] * (2 * size - 1) + offset[..., 0]
+    return table[index].permute(0, 3, 1, 2).to(wide(table.dtype))
+
+
+def _bias_fake(q_positions: torch.Tensor, k_positions: torch.Tensor, table: torch.Tensor, size: int) -> torch.Tensor:
+    shape = (q_positions.shape[0], table.shape[1], q_positions.shape[1], k_positions.shape[1])
+    return table.new_empty(shape, dtype=wide(table.dtype))
+
+
+def _bias_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value, table: ir.Value, *, size: int) -> ir.Value:
+    assert table.dtype is not None
+    offset = op.Add(op.Min(op.Max(behind_onnx(op, q_positions, k_positions), 1 - size), size - 1), size - 1)
+    index = op.ReduceSum(op.Mul(offset, op.Constant(value_ints=[1, 2 * size - 1])), [-1], keepdims=0)
+    rows = op.Gather(cast(op, table, table.dtype, FP32), index, axis=0)
+    made: ir.Value = op.Transpose(rows, perm=[0, 3, 1, 2])
+    return made
+
+
+window_bias = Operator(
+    name="window_bias",
+    function="WindowBias",
+    inputs=("q_positions", "k_positions", "table"),
+    outputs=("bias",),
+    eager=_bias,
+    fake=_bias_fake,
+    body=_bias_onnx,
+)
+
+HIGHEST = 16.0
+"""The highest bias of Swin V2."""
+
+
+def _table(coordinates: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    w1, b1, w2 = (t.to(coordinates.dtype) for t in (w1, b1, w2))
+    return HIGHEST * torch.sigmoid(torch.relu(coordinates @ w1.T + b1) @ w2.T)
+
+
+def _table_fake(coordinates: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    return coordinates.new_empty((coordinates.shape[0], w2.shape[0]))
+
+
+def _table_onnx(op: Any, coordinates: ir.Value, w1: ir.Value, b1: ir.Value, w2: ir.Value) -> ir.Value:
+    assert w1.dtype is not None
+    w1, b1, w2 = (cast(op, t, w1.dtype, FP32) for t in (w1, b1, w2))
+    hidden = op.Relu(op.Add(op.MatMul(coordinates, op.Transpose(w1, perm=[1, 0])), b1))
+    made: ir.Value = op.Mul(op.Sigmoid(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0]))), constant(op, HIGHEST, FP32))
+    return made
+
+
+window_table = Operator(
+    name="window_table",
+    function="WindowTable",
+    inputs=("coordinates", "w1", "b1", "w2"),
+    outputs=("table",),
+    eager=_table,
+    fake=_table_fake,
+    body=_table_onnx,
+)
+
+LOUDEST = math.log(100.0)
+"""The largest logarithm of a factor on the cosines."""
+
+NORM_EPS = 1e-12
+
+
+def _cosine(x: torch.Tensor, logit_scale: torch.Tensor | None, head_dim: int) -> torch.Tensor:
+    heads = x.unflatten(-1, (-1, head_dim))
+    heads = heads.to(wide(x.dtype))
+    heads = heads / heads.norm(dim=-1, keepdim=True).clamp(min=NORM_EPS)
+    if logit_scale is not None:
+        heads = heads * logit_scale.to(heads.dtype).clamp(max=LOUDEST).exp().view(-1, 1)
+    return heads.to(x.dtype).flatten(2)
+
+
+def _cosine_fake(x: torch.Tensor, logit_scale: torch.Tensor | None, head_dim: int) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _cosine_onnx(op: Any, x: ir.Value, logit_scale: ir.Value | None, *, head_dim: int) -> ir.Value:
+    assert x.dtype is not None
+    heads = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), x.dtype, FP32)
+    norm = op.Sqrt(op.ReduceSum(op.Mul(heads, heads), [-1]))
+    heads = op.Div(heads, op.Max(norm, constant(op, NORM_EPS, FP32)))
+    if logit_scale is not None:
+        assert logit_scale.dtype is not None
+        loud = op.Exp(op.Min(cast(op, logit_scale, logit_scale.dtype, FP32), constant(op, LOUDEST, FP32)))
+        heads = op.Mul(heads, op.Reshape(loud, [-1, 1]))
+    made: ir.Value = op.Reshape(cast(op, heads, FP32, x.dtype), [0, 0, -1])
+    return made
+
+
+cosine_heads = Operator(
+    name="cosine_heads",
+    function="CosineHeads",
+    inputs=("x", "logit_scale"),
+    outputs=("normed",),
+    eager=_cosine,
+    fake=_cosine_fake,
+    body=_cosine_onnx,
+)

@@ -1,0 +1,300 @@
+"""Rotary encodings over several axes: columns (x), rows (y) and time (t), in this order in `position_ids`.
+
+rope2d      half of a head turns by one axis, half by the other, pair i of each by p * theta^(-4i/head_dim)
+            (Heo et al. 2024, arXiv:2403.13298, eq. 12 and 13, "RoPE-Axial"); with `spacing=alternate` the axes take
+            the frequencies theta^(-2i/head_dim) in turns (Pixtral: Agrawal et al. 2024, arXiv:2410.07073, section 2.1)
+rope3d      the same for video, `split` features for each axis (as in HunyuanVideo: Kong et al. 2024, arXiv:2412.03603)
+mrope       pair i has RoPE's own frequency and turns by the axis of its section (Qwen2-VL: Wang et al. 2024,
+            arXiv:2409.12191, section 2.1), sections one after the other or interleaved (Qwen3-VL)
+rope-mixed  pair i of head h turns by x * f_x + y * f_y, both trained (Heo et al. 2024, eq. 14, "RoPE-Mixed")
+rope-dinov3 as rope2d over the centres of patches, from -1 to 1 along each axis, times 2 pi (Simeoni et al. 2025,
+            arXiv:2508.10104, as in its code)
+rope-vjepa2 a third of a head for each axis, an angle per feature (Assran et al. 2025, arXiv:2506.09985, as in its code)
+
+Every constant is a matrix [axes, P] of frequencies, zero where a pair does not turn by that axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from posexport import custom_ops, fields
+from posexport.errors import RequestError
+from posexport.models.angles import angle_constant, check_exact, cos_sin
+from posexport.models.encoding import Encoding, State
+from posexport.models.frequencies import inverse_frequencies
+from posexport.models.rotary import Rope, turn
+from posexport.spec import Spec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from posexport.models.encoding import Constant
+
+AXES = "xyt"
+LAYOUTS = ("interleaved", "half", "half-head")
+_LAYOUT = "pairs (2i, 2i+1), or (i, i + n/2) of the n features of an axis, or (i, i + head_dim/2)"
+
+
+def placed(parts: Sequence[tuple[int, Tensor]], axes: int) -> Tensor:
+    """The matrix [axes, P] of runs of frequencies, each with the axis that it belongs to."""
+    import torch
+
+    rows = []
+    for axis in range(axes):
+        rows.append(torch.cat([part if own == axis else torch.zeros_like(part) for own, part in parts]))
+    return torch.stack(rows)
+
+
+@attrs.frozen(kw_only=True)
+class Rope2d(Encoding):
+    """Axial rotary embedding over (x = column, y = row). Positions are data: any grid, any order, dropped tokens."""
+
+    name: ClassVar[str] = "rope2d"
+    summary: ClassVar[str] = "rotary over columns and rows: half of each head turns by x, half by y"
+    source: ClassVar[str] = "Heo et al. 2024, arXiv:2403.13298, eq. 12 and 13"
+    axes: ClassVar[int] = 2
+    touches: ClassVar[str] = "rotate"
+    angular: ClassVar[bool] = True
+    takes_prefix: ClassVar[bool] = True
+    theta: float = fields.positive(100.0, "base of the wavelengths")
+    theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)", optional=True)
+    layout: str = fields.choice("interleaved", LAYOUTS, _LAYOUT)
+    order: str = fields.choice("xy", ("xy", "yx"), "which axis has the first half of a head")
+    spacing: str = fields.choice("each", ("each", "alternate"), "frequencies of each axis, or of one list in turns")
+    factor: float = fields.positive(1.0, "what positions are divided by (EVA-02: grid / trained grid)")
+
+    def check(self, spec: Spec) -> None:
+        if spec.head_dim % 4:
+            raise RequestError(
+                f"head_dim is {spec.head_dim}: rope2d gives pairs to two axes, so it must be divisible by 4."
+            )
+        if self.spacing == "alternate" and self.theta_y is not None:
+            raise RequestError("theta_y was given with spacing alternate: there both axes share one list, so drop it.")
+        check_exact(spec, min(self.theta, self.theta_y or self.theta))
+
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        def frequencies(wanted: torch.dtype) -> Tensor:
+            width = spec.head_dim
+            if self.spacing == "alternate":
+                whole = inverse_frequencies(width, self.theta, wanted)
+                halves = [whole[::2], whole[1::2]]
+            else:
+                thetas = {"x": self.theta, "y": self.theta_y or self.theta}
+                halves = [inverse_frequencies(width // 2, thetas[axis], wanted) for axis in self.order]
+            return (
+                placed([(AXES.index(axis), half) for axis, half in zip(self.order, halves, strict=True)], 2)
+                / self.factor
+            )
+
+        return {"frequencies": angle_constant(spec, dtype, frequencies)}
+
+    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = state.spec.head_dim // 2
+        runs = [pairs // 2] * 2 if self.layout == "half" else [pairs]
+        return turn(state, q, k, cos_sin(positions, state["frequencies"]), self.layout == "interleaved", runs)
+
+
+@attrs.frozen(kw_only=True)
+class Rope3d(Encoding):
+    """Axial rotary embedding over (x = column, y = row, t = frame), any split of the head among them."""
+
+    name: ClassVar[str] = "rope3d"
+    summary: ClassVar[str] = "rotary over columns, rows and frames: a part of each head for each"
+    source: ClassVar[str] = "Kong et al. 2024, arXiv:2412.03603 (HunyuanVideo)"
+    axes: ClassVar[int] = 3
+    touches: ClassVar[str] = "rotate"
+    angular: ClassVar[bool] = True
+    takes_prefix: ClassVar[bool] = True
+    theta: float = fields.positive(10_000.0, "base of the wavelengths")
+    theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)", optional=True)
+    theta_t: float | None = fields.positive(None, "base of the wavelengths of time (default: theta)", optional=True)
+    layout: str = fields.choice("interleaved", LAYOUTS, _LAYOUT)
+    order: str = fields.choice("tyx", ("xyt", "xty", "yxt", "ytx", "txy", "tyx"), "whose features come first in a head")
+    split: tuple[int, ...] | None = fields.numbers(
+        "features of each axis in that order (default: thirds, the rest to the first)", whole=True
+    )
+
+    def parts(self, spec: Spec) -> tuple[int, ...]:
+        """Features of each axis, in `order`."""
+        third = 2 * (spec.head_dim // 6)
+        return self.split or (spec.head_dim - 2 * third, third, third)
+
+    def check(self, spec: Spec) -> None:
+        parts = self.parts(spec)
+        if len(parts) != 3 or any(part % 2 for part in parts) or not 0 < sum(parts) <= spec.head_dim:
+            raise RequestError(
+                f"split is {list(parts)} with head_dim {spec.head_dim}: it must be three even numbers, one for each of "
+                f"{self.order}, of at most head_dim together."
+            )
+        check_exact(spec, min(self.theta, self.theta_y or self.theta, self.theta_t or self.theta))
+
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        thetas = {"x": self.theta, "y": self.theta_y or self.theta, "t": self.theta_t or self.theta}
+
+        def frequencies(wanted: torch.dtype) -> Tensor:
+            runs = zip(self.order, self.parts(spec), strict=True)
+            return placed(
+                [(AXES.index(axis), inverse_frequencies(width, thetas[axis], wanted)) for axis, width in runs], 3
+            )
+
+        return {"frequencies": angle_constant(spec, dtype, frequencies)}
+
+    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        runs = [part // 2 for part in self.parts(state.spec) if part]
+        runs = runs if self.layout == "half" else [sum(runs)]
+        return turn(state, q, k, cos_sin(positions, state["frequencies"]), self.layout == "interleaved", runs)
+
+
+@attrs.frozen(kw_only=True)
+class Mrope(Rope):
+    """RoPE whose pairs turn by time, row or column, as `mrope_section` shares them out; scaling as RoPE's."""
+
+    name: ClassVar[str] = "mrope"
+    summary: ClassVar[str] = "multimodal rotary: sections of RoPE's pairs turn by time, row and column"
+    source: ClassVar[str] = "Wang et al. 2024, arXiv:2409.12191, section 2.1"
+    axes: ClassVar[int] = 3
+    layout: str = fields.choice("half", ("interleaved", "half"), "pairs (2i, 2i+1), or (i, i + rotary_dim/2)")
+    mrope_section: tuple[int, ...] | None = fields.numbers(
+        "pairs of time, row and column (default: a quarter and three eighths each)", whole=True
+    )
+    mrope_interleaved: bool = fields.flag(False, "time, row and column take pairs in turns (Qwen3-VL)")
+
+    def sections(self, spec: Spec) -> tuple[int, ...]:
+        """Pairs of time, row and column."""
+        pairs = self.dim(spec) // 2
+        return self.mrope_section or (pairs - 2 * (3 * pairs // 8), 3 * pairs // 8, 3 * pairs // 8)
+
+    def check(self, spec: Spec) -> None:
+        super().check(spec)
+        sections, pairs = self.sections(spec), self.dim(spec) // 2
+        if len(sections) != 3 or sum(sections) != pairs:
+            raise RequestError(
+                f"mrope_section is {list(sections)}: it must be three numbers (time, row, column) of {pairs} together, "
+                "which are the pairs that turn."
+            )
+        if self.mrope_interleaved and 3 * max(sections[1:]) > pairs + 2:
+            raise RequestError(
+                f"mrope_section is {list(sections)} with mrope_interleaved: rows and columns take every third of "
+                f"{pairs} pairs, so at most {(pairs + 2) // 3} each."
+            )
+        if self.scaling == "dynamic":
+            raise RequestError("scaling dynamic was given with mrope: give another scaling, or none.")
+
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        import torch
+
+        _, rows, columns = self.sections(spec)
+        owner = torch.full((self.dim(spec) // 2,), AXES.index("t"))
+        if self.mrope_interleaved:
+            owner[1 : 3 * rows : 3] = AXES.index("y")
+            owner[2 : 3 * columns : 3] = AXES.index("x")
+        else:
+            owner[len(owner) - rows - columns : len(owner) - columns] = AXES.index("y")
+            owner[len(owner) - columns :] = AXES.index("x")
+        mine = torch.arange(3)[:, None] == owner
+        made = super().constants(spec, dtype)
+        return {name: torch.where(mine, values[..., None, :], 0) for name, values in made.items()}
+
+
+@attrs.frozen(kw_only=True)
+class RopeMixed(Encoding):
+    """Rotary embedding with trained frequencies of both axes, for each head and layer its own."""
+
+    name: ClassVar[str] = "rope-mixed"
+    summary: ClassVar[str] = "rotary over columns and rows at trained frequencies, per head and layer"
+    source: ClassVar[str] = "Heo et al. 2024, arXiv:2403.13298, eq. 14"
+    axes: ClassVar[int] = 2
+    touches: ClassVar[str] = "rotate"
+    takes_prefix: ClassVar[bool] = True
+    layout: str = fields.choice("interleaved", ("interleaved", "half"), "pairs (2i, 2i+1), or (i, i + head_dim/2)")
+
+    def check(self, spec: Spec) -> None:
+        if spec.head_dim % 2:
+            raise RequestError(f"head_dim is {spec.head_dim}: rope-mixed turns pairs, so it must be even.")
+        if spec.num_kv_heads != spec.num_heads:
+            raise RequestError(
+                f"num_kv_heads is {spec.num_kv_heads} with {spec.num_heads} heads: each head of rope-mixed turns at its "
+                "own frequencies, so give as many key heads as query heads."
+            )
+
+    def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
+        return {"freqs": (2, spec.num_heads * spec.head_dim // 2)}
+
+    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        freqs = state["freqs"]
+        freqs = freqs if freqs.element_size() > 2 else freqs.float()  # angles are never in half precision
+        cos, sin = (t.unflatten(-1, (state.spec.num_heads, -1)) for t in cos_sin(positions, freqs))
+        return turn(state, q, k, (cos, sin), self.layout == "interleaved", [state.spec.head_dim // 2])
+
+
+@attrs.frozen(kw_only=True)
+class RopeDinov3(Encoding):
+    """Axial rotary embedding over patch centres, normalised by the grid, which is as large as positions reach."""
+
+    name: ClassVar[str] = "rope-dinov3"
+    summary: ClassVar[str] = "rotary over patch centres, from -1 to 1 along each axis of the grid"
+    source: ClassVar[str] = "Simeoni et al. 2025, arXiv:2508.10104 (DINOv3)"
+    axes: ClassVar[int] = 2
+    touches: ClassVar[str] = "rotate"
+    takes_prefix: ClassVar[bool] = True
+    theta: float = fields.positive(100.0, "base of the periods")
+    grid: tuple[int, ...] | None = fields.numbers(
+        "columns and rows (default: as far as each row of position_ids reaches)", whole=True
+    )
+
+    def check(self, spec: Spec) -> None:
+        if spec.head_dim % 4:
+            raise RequestError(
+                f"head_dim is {spec.head_dim}: rope-dinov3 gives pairs to two axes, so it must be divisible by 4."
+            )
+        if self.grid is not None and (len(self.grid) != 2 or not all(self.grid)):
+            raise RequestError(f"grid is {list(self.grid)}: it must be two numbers, columns and rows, from 1.")
+
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        half = inverse_frequencies(spec.head_dim // 2, self.theta, dtype)
+        return {"frequencies": placed([(AXES.index("y"), half), (AXES.index("x"), half)], 2)}
+
+    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        turns = custom_ops.grid_sinusoids(
+            positions, state["frequencies"], list(self.grid or ()), state.spec.prefix_tokens
+        )
+        return turn(state, q, k, turns, False, [state.spec.head_dim // 2])
+
+
+@attrs.frozen(kw_only=True)
+class RopeVjepa2(Encoding):
+    """V-JEPA 2's rotation over time, row and column: pairs of neighbours, whose two features turn by angles of their
+    own, since its code repeats the frequencies of an axis as a whole."""
+
+    name: ClassVar[str] = "rope-vjepa2"
+    summary: ClassVar[str] = "V-JEPA 2: a third of each head for time, row and column, an angle per feature"
+    source: ClassVar[str] = "Assran et al. 2025, arXiv:2506.09985 (V-JEPA 2)"
+    axes: ClassVar[int] = 3
+    touches: ClassVar[str] = "rotate"
+    angular: ClassVar[bool] = True
+    takes_prefix: ClassVar[bool] = True
+    theta: float = fields.positive(10_000.0, "base of the wavelengths")
+
+    def check(self, spec: Spec) -> None:
+        if spec.head_dim < 6:
+            raise RequestError(f"head_dim is {spec.head_dim}: rope-vjepa2 gives pairs to three axes, so at least 6.")
+        check_exact(spec, self.theta)
+
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        def frequencies(wanted: torch.dtype) -> Tensor:
+            axis = inverse_frequencies(2 * (spec.head_dim // 3 // 2), self.theta, wanted).repeat(2)
+            return placed([(AXES.index(letter), axis) for letter in "tyx"], 3)
+
+        return {"frequencies": angle_constant(spec, dtype, frequencies)}
+
+    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = cos_sin(positions, state["frequencies"])
+        if state.spec.prefix_tokens:
+            cos, sin = custom_ops.keep_prefix(cos, sin, state.spec.prefix_tokens)
+        head_dim = state.spec.head_dim
+        return custom_ops.rotate_features(q, cos, sin, head_dim), custom_ops.rotate_features(k, cos, sin, head_dim)

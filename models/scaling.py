@@ -1,0 +1,226 @@
+"""Scaled frequencies of RoPE for contexts beyond the trained one; names as in Hugging Face's `rope_parameters`.
+
+With w_i = theta^(-2i/dim), L the trained length (original_max_position_embeddings), s the factor:
+
+linear        w_i / s: position interpolation (Chen et al. 2023, arXiv:2306.15595, eq. 4)
+ntk           w_i of theta s^(dim/(dim-2)) (bloc97's NTK-aware scaling; Peng et al. 2023, arXiv:2309.00071, eq. 15)
+dynamic       the same with s n / L - (s - 1) in place of s, n = the largest position + 1, where n > L (ibid., app. B)
+yarn          (1 - r_i) w_i / s + r_i w_i, r_i falling from 1 to 0 over the pairs between beta_fast and beta_slow turns
+              within L; cosines and sines times 0.1 ln s + 1 (ibid., eq. 17 to 22)
+longrope      w_i / long_factor_i where n > L, else w_i / short_factor_i; times sqrt(1 + ln s / ln L)
+              (Ding et al. 2024, arXiv:2402.13753, eq. 3 and 5)
+llama3        w_i above high_freq_factor turns within L, w_i / s below low_freq_factor, in between a mean of the two
+              (Llama Team 2024, arXiv:2407.21783, section 3.4, and its code)
+proportional  w_i for the first partial_rotary_factor of the pairs of the whole head, 0 for the rest
+              (p-RoPE: Barbero et al. 2024, arXiv:2410.06205, section 5)
+
+The arithmetic follows transformers' modeling_rope_utils, operation by operation, so that its float32 is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport.errors import RequestError
+from posexport.models.frequencies import inverse_frequencies
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from posexport.models.rotary import Rope
+
+NEEDED = object()
+"""Stands for the default of a parameter that has none."""
+
+
+def _linear(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    assert rope.factor is not None
+    return {"frequencies": inverse_frequencies(dim, rope.theta, dtype) / rope.factor}
+
+
+def _ntk(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    assert rope.factor is not None
+    return {"frequencies": inverse_frequencies(dim, rope.theta * rope.factor ** (dim / (dim - 2)), dtype)}
+
+
+def _dynamic(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    return {"frequencies": inverse_frequencies(dim, rope.theta, dtype)}
+
+
+def _yarn(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    import torch
+
+    assert rope.factor is not None and rope.original_max_position_embeddings is not None
+    assert rope.beta_fast is not None and rope.beta_slow is not None
+
+    def pair(rotations: float) -> float:
+        """The pair that makes so many turns within the trained length."""
+        length = rope.original_max_position_embeddings
+        assert length is not None
+        return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair(rope.beta_fast), pair(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=dtype) - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    steps = torch.arange(0, dim, 2).to(dtype)
+    wide = rope.theta ** (steps / dim)
+    return {"frequencies": 1.0 / (rope.factor * wide) * (1 - kept) + 1.0 / wide * kept}
+
+
+def _longrope(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    import torch
+
+    steps = torch.arange(0, dim, 2, dtype=torch.int64).to(dtype) / dim
+    factors = {"short_frequencies": rope.short_factor, "long_frequencies": rope.long_factor}
+    return {name: 1.0 / (torch.tensor(value, dtype=dtype) * rope.theta**steps) for name, value in factors.items()}
+
+
+def _llama3(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    import torch
+
+    assert rope.factor is not None and rope.original_max_position_embeddings is not None
+    assert rope.low_freq_factor is not None and rope.high_freq_factor is not None
+    length, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
+    frequencies = inverse_frequencies(dim, rope.theta, dtype)
+    wavelength = 2 * math.pi / frequencies
+    scaled = torch.where(wavelength > length / low, frequencies / rope.factor, frequencies)
+    smooth = (length / wavelength - low) / (high - low)
+    between = (1 - smooth) * scaled / rope.factor + smooth * scaled
+    medium = (wavelength >= length / high) & (wavelength <= length / low)
+    return {"frequencies": torch.where(medium, between, scaled)}
+
+
+def _proportional(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    import torch
+
+    assert rope.partial_rotary_factor is not None and rope.factor is not None
+    turning = int(rope.partial_rotary_factor * dim // 2)
+    frequencies = inverse_frequencies(dim, rope.theta, dtype)[:turning]
+    return {"frequencies": torch.cat((frequencies, torch.zeros(dim // 2 - turning, dtype=dtype))) / rope.factor}
+
+
+def _unscaled(rope: Rope) -> float:
+    return 1.0
+
+
+def _yarn_attention(rope: Rope) -> float:
+    assert rope.factor is not None
+
+    def mscale(weight: float) -> float:
+        assert rope.factor is not None
+        return 0.1 * weight * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+
+    if rope.mscale is not None and rope.mscale_all_dim is not None:
+        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
+    return mscale(1.0)
+
+
+def _longrope_attention(rope: Rope) -> float:
+    assert rope.original_max_position_embeddings is not None and rope.factor is not None
+    if rope.factor <= 1.0:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings))
+
+
+@attrs.frozen(kw_only=True)
+class Scaling:
+    """One way of scaling: the parameters that it takes with their defaults, its constants, its factor on cosines and
+    sines where none is given, and whether frequencies depend on the length."""
+
+    takes: Mapping[str, Any]
+    frequencies: Callable[[Rope, int, torch.dtype], Mapping[str, Tensor]]
+    attention_factor: Callable[[Rope], float] = _unscaled
+    by_length: bool = False
+
+
+_LENGTH = "original_max_position_embeddings"
+
+SCALINGS = {
+    "linear": Scaling(takes={"factor": NEEDED}, frequencies=_linear),
+    "ntk": Scaling(takes={"factor": NEEDED}, frequencies=_ntk),
+    "dynamic": Scaling(takes={"factor": NEEDED, _LENGTH: NEEDED}, frequencies=_dynamic, by_length=True),
+    "yarn": Scaling(
+        takes={
+            "factor": NEEDED,
+            _LENGTH: NEEDED,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": None,
+            "mscale_all_dim": None,
+            "attention_factor": None,
+            "truncate": True,
+        },
+        frequencies=_yarn,
+        attention_factor=_yarn_attention,
+    ),
+    "longrope": Scaling(
+        takes={
+            "short_factor": NEEDED,
+            "long_factor": NEEDED,
+            _LENGTH: NEEDED,
+            "factor": NEEDED,
+            "attention_factor": None,
+        },
+        frequencies=_longrope,
+        attention_factor=_longrope_attention,
+        by_length=True,
+    ),
+    "llama3": Scaling(
+        takes={"factor": NEEDED, _LENGTH: NEEDED, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        frequencies=_llama3,
+    ),
+    "proportional": Scaling(takes={"partial_rotary_factor": NEEDED, "factor": 1.0}, frequencies=_proportional),
+}
+"""Every scaling by its name in `rope_parameters`, `ntk` being static NTK, which has none there."""
+
+
+def parameters() -> tuple[str, ...]:
+    """The names that any scaling takes."""
+    return tuple(dict.fromkeys(name for scaling in SCALINGS.values() for name in scaling.takes))
+
+
+def settle(rope: Rope) -> None:
+    """Put the defaults of its scaling into `rope`; RequestError for a parameter that is missing, not its own or out of
+    place."""
+    takes: Mapping[str, Any] = SCALINGS[rope.scaling].takes if rope.scaling is not None else {}
+    for name in parameters():
+        value = getattr(rope, name)
+        if name not in takes:
+            if value is not None:
+                allowed = [other for other, scaling in SCALINGS.items() if name in scaling.takes]
+                raise RequestError(
+                    f"{name} was given with scaling {rope.scaling or 'none'}: it belongs to {', '.join(allowed)}, so "
+                    "give that scaling or drop it."
+                )
+        elif value is None and takes[name] is NEEDED:
+            needed = ", ".join(key for key, default in takes.items() if default is NEEDED)
+            raise RequestError(f"scaling {rope.scaling} lacks {name}: it needs {needed}.")
+        elif value is None:
+            object.__setattr__(rope, name, takes[name])
+    _check(rope)
+
+
+def _check(rope: Rope) -> None:
+    if rope.factor is not None and rope.factor < 1.0:
+        raise RequestError(f"factor is {rope.factor:g}: a scaling lengthens the context, so it must be 1 or more.")
+    if rope.partial_rotary_factor is not None and rope.partial_rotary_factor > 1.0:
+        raise RequestError(f"partial_rotary_factor is {rope.partial_rotary_factor:g}: it is a part, so at most 1.")
+    ordered = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
+    for low, high in ordered:
+        lower, upper = getattr(rope, low), getattr(rope, high)
+        if lower is not None and upper is not None and lower >= upper:
+            raise RequestError(f"{low} is {lower:g} and {high} {upper:g}: {low} must be the smaller one.")
+    if (rope.mscale is None) != (rope.mscale_all_dim is None):
+        raise RequestError("one of mscale and mscale_all_dim was given: they act together, so give both or none.")
+    if rope.scaling == "yarn" and rope.theta <= 1.0:
+        raise RequestError(f"theta is {rope.theta:g} with scaling yarn: wavelengths must grow, so give more than 1.")

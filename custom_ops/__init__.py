@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ntk_frequencies,
         pair_features,
         position_powers,
+        position_temperature,
         sinusoids,
     )
     from posexport.custom_ops.attention import attend
@@ -42,6 +43,7 @@ _HOMES = {
     "ntk_frequencies": "angles",
     "grid_sinusoids": "angles",
     "position_powers": "angles",
+    "position_temperature": "angles",
     "keep_prefix": "angles",
     "pair_features": "angles",
     "rotate": "rotary",
@@ -95,6 +97,7 @@ __all__ = [
     "offset_values",
     "pair_features",
     "position_powers",
+    "position_temperature",
     "relative_bias",
     "relative_score",
     "relative_table_score",

@@ -24,7 +24,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.operator import Operator, constant
+from posexport.custom_ops.operator import Operator, cast, constant
 
 HALF_TURN, SPLIT = 1 << 49, 4096
 """Half a turn in the units of exact_sinusoids, and how many positions its first turns are of."""
@@ -290,6 +290,38 @@ position_powers = Operator(
     fake=_powers_fake,
     body=_powers_onnx,
 )
+
+
+def _temperature(q: torch.Tensor, positions: torch.Tensor, floor_scale: int, attn_scale: float) -> torch.Tensor:
+    steps = (positions + 1).div(floor_scale, rounding_mode="trunc")
+    steps = steps.to(torch.promote_types(q.dtype, torch.float32))
+    return q * (torch.log1p(steps) * attn_scale + 1.0).to(q.dtype).unsqueeze(-1)
+
+
+def _temperature_fake(q: torch.Tensor, positions: torch.Tensor, floor_scale: int, attn_scale: float) -> torch.Tensor:
+    return torch.empty_like(q)
+
+
+def _temperature_onnx(op: Any, q: ir.Value, positions: ir.Value, *, floor_scale: int, attn_scale: float) -> ir.Value:
+    assert q.dtype is not None
+    fp32 = ir.DataType.FLOAT
+    one, weight = constant(op, 1.0, fp32), constant(op, attn_scale, fp32)
+    steps = op.Cast(op.Div(op.Add(positions, 1), floor_scale), to=fp32)
+    factor = op.Add(op.Mul(op.Log(op.Add(steps, one)), weight), one)
+    made: ir.Value = op.Mul(q, op.Unsqueeze(cast(op, factor, fp32, q.dtype), [2]))
+    return made
+
+
+position_temperature = Operator(
+    name="position_temperature",
+    function="PositionTemperature",
+    inputs=("q", "positions"),
+    outputs=("scaled",),
+    eager=_temperature,
+    fake=_temperature_fake,
+    body=_temperature_onnx,
+)
+"""q [B, S, N*head_dim] times 1 + attn_scale log(1 + (p + 1) // floor_scale)."""
 
 
 def _grid(

@@ -44,7 +44,7 @@ def attention(
     out: torch.Tensor
     sdpa, grouped = torch.nn.functional.scaled_dot_product_attention, heads.group > 1
     plain = bias is None and sinks is None and not heads.softcap
-    all_seen = mask is None and write_indices is None and not heads.window
+    all_seen = mask is None and write_indices is None and not heads.local
     if plain and all_seen and (seq in (1, total) or not heads.causal):
         out = sdpa(q, k, v, is_causal=heads.causal and seq > 1, scale=heads.scale, enable_gqa=grouped)
         return from_heads(out)
@@ -120,10 +120,17 @@ def _attend(
     scale: float,
     causal: bool,
     window: int,
+    chunk: int,
     softcap: float,
 ) -> torch.Tensor:
     heads = Heads(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, causal=causal, window=window, softcap=softcap
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        scale=scale,
+        causal=causal,
+        window=window,
+        chunk=chunk,
+        softcap=softcap,
     )
     return attention(q, to_heads(k, num_kv_heads), to_heads(v, num_kv_heads), bias, mask, sinks, heads)
 
@@ -140,6 +147,7 @@ def _attend_fake(
     scale: float,
     causal: bool,
     window: int,
+    chunk: int,
     softcap: float,
 ) -> torch.Tensor:
     return torch.empty_like(q)
@@ -205,19 +213,20 @@ def weights_onnx(
 def logits_onnx(op: Any, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
     """scale * q k^T in fp32, from q [B, S, N*head_dim] and k [B, N, head_dim, T]."""
     assert q.dtype is not None
-    q, dtype = op.Mul(q, constant(op, heads.scale, q.dtype)), q.dtype
-    q = op.Transpose(op.Reshape(q, [0, 0, heads.num_heads, -1]), perm=[0, 2, 1, 3])
-    return cast(op, op.MatMul(q, k), dtype, ir.DataType.FLOAT)
+    scaled = op.Mul(q, constant(op, heads.scale, q.dtype))
+    scaled = op.Transpose(op.Reshape(scaled, [0, 0, heads.num_heads, -1]), perm=[0, 2, 1, 3])
+    return cast(op, op.MatMul(scaled, k), q.dtype, ir.DataType.FLOAT)
 
 
 def keys_onnx(op: Any, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
     """Keys as `logits_onnx` takes them, from [B, T, K*head_dim], or [B, K, T, head_dim] of a cache."""
     assert q.shape is not None and k.shape is not None
     head_dim = int(q.shape[-1]) // heads.num_heads  # type: ignore[arg-type]
+    made: ir.Value
     if len(k.shape) == 4:
-        made: ir.Value = op.Transpose(repeated_onnx(op, k, heads, head_dim), perm=[0, 1, 3, 2])
-        return made
-    made = op.Transpose(_split_onnx(op, k, heads), perm=[0, 2, 3, 1])
+        made = op.Transpose(repeated_onnx(op, k, heads, head_dim), perm=[0, 1, 3, 2])
+    else:
+        made = op.Transpose(_split_onnx(op, k, heads), perm=[0, 2, 3, 1])
     return made
 
 

@@ -107,7 +107,7 @@ def _mask(call: Call, *, told: bool = False, sinks: bool = True) -> Mask:
         seen = op.Or(seen, op.Equal(rows, constant(op, 0.0, dtype)))
     if seen is None and sink:
         seen = op.Unsqueeze(op.GreaterOrEqual(op.Range(0, op.Add(total, 1), 1), 0), [0, 1, 2])
-    if seen is not None and not heads.causal and not heads.window:  # the same for every query, who want it each
+    if seen is not None and not heads.causal and not heads.local:  # the same for every query, who want it each
         seen = op.And(seen, op.GreaterOrEqual(op.Unsqueeze(op.Range(0, seq, 1), [1]), 0))
     added = call.bias
     if added is not None:
@@ -151,10 +151,10 @@ def _native(call: Call, inside: bool) -> tuple[ir.Value, ...]:
         kept["softmax_precision"] = int(ir.DataType.FLOAT)
     if heads.softcap:
         kept["softcap"] = heads.softcap
-    own = heads.causal and not heads.window and call.bias is None and call.mask is None and call.sinks is None
+    own = heads.causal and not heads.local and call.bias is None and call.mask is None and call.sinks is None
     if _grows(call) and inside and call.sinks is None:  # is_causal counts from the last key where past is an input
         assert call.past is not None
-        own = heads.causal and not heads.window and call.mask is None
+        own = heads.causal and not heads.local and call.mask is None
         mask = _mask(call, told=own)
         kept |= {"q_num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads, "is_causal": int(own)}
         out, *grown = op.Attention(call.q, call.k, call.v, mask.added, *call.past, **kept, _outputs=3)
@@ -194,7 +194,7 @@ def _multi_head(call: Call, ready: bool) -> tuple[ir.Value, ...]:
     """MultiHeadAttention, which wants as many key heads as query heads. `ready`: as [B, N, T, head_dim] from a cache,
     which ONNX Runtime takes and TensorRT doesn't, else [B, T, N*head_dim]."""
     op, heads = call.op, call.heads
-    plain = call.bias is None and call.mask is None and call.sinks is None and not heads.window
+    plain = call.bias is None and call.mask is None and call.sinks is None and not heads.local
     own = heads.causal and plain and call.square  # where its corner is right
     mask = _mask(call, told=own)
     present = [] if call.past is None else call.grown()
@@ -232,7 +232,7 @@ def _grouped(call: Call) -> tuple[ir.Value, ...]:
     which with a past is silently wrong."""
     op, heads = call.op, call.heads
     own_window = heads.window if heads.causal else 0
-    mask = _mask(call, told=heads.causal or not heads.window, sinks=False)
+    mask = _mask(call, told=not heads.chunk and (heads.causal or not heads.window), sinks=False)
     seq, int32 = op.Shape(call.q, start=1, end=2), ir.DataType.INT32
     if call.write_indices is None:
         batch = op.Shape(call.q, start=0, end=1)

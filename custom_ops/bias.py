@@ -89,10 +89,8 @@ alibi_bias = Operator(
 
 def _grid(q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Tensor, euclidean: bool) -> torch.Tensor:
     offset = behind(q_positions, k_positions)
-    if euclidean:
-        distance = offset.square().sum(-1).to(slopes.dtype).sqrt()
-    else:
-        distance = offset.abs().sum(-1).to(slopes.dtype)
+    apart = (offset.square() if euclidean else offset.abs()).sum(-1).to(slopes.dtype)
+    distance = apart.sqrt() if euclidean else apart
     return distance.unsqueeze(1) * -slopes.view(-1, 1, 1)
 
 

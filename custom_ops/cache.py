@@ -41,10 +41,17 @@ def _cached(
     scale: float,
     causal: bool,
     window: int,
+    chunk: int,
     softcap: float,
 ) -> Three:
     heads = Heads(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, causal=causal, window=window, softcap=softcap
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        scale=scale,
+        causal=causal,
+        window=window,
+        chunk=chunk,
+        softcap=softcap,
     )
     key, value = (torch.cat((past, to_heads(new, num_kv_heads)), 2) for past, new in ((past_key, k), (past_value, v)))
     return attention(q, key, value, bias, mask, sinks, heads), key, value
@@ -64,6 +71,7 @@ def _cached_fake(
     scale: float,
     causal: bool,
     window: int,
+    chunk: int,
     softcap: float,
 ) -> Three:
     batch, heads, past, width = past_key.shape
@@ -142,10 +150,17 @@ def _shared(
     scale: float,
     causal: bool,
     window: int,
+    chunk: int,
     softcap: float,
 ) -> Three:
     heads = Heads(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, causal=causal, window=window, softcap=softcap
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        scale=scale,
+        causal=causal,
+        window=window,
+        chunk=chunk,
+        softcap=softcap,
     )
     key, value = (
         written(past, to_heads(new, num_kv_heads), write_indices) for past, new in ((past_key, k), (past_value, v))
@@ -168,6 +183,7 @@ def _shared_fake(
     scale: float,
     causal: bool,
     window: int,
+    chunk: int,
     softcap: float,
 ) -> Three:
     return torch.empty_like(q), torch.empty_like(past_key), torch.empty_like(past_value)

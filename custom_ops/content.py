@@ -59,7 +59,8 @@ def _offset_score(
     heads = q.unflatten(-1, (-1, table.shape[1])).transpose(1, 2) * scale
     scores = heads @ table.T
     index = _rows(q_positions, k_positions, behind, ahead).unsqueeze(1).expand(-1, heads.shape[1], -1, -1)
-    return scores.gather(-1, index).to(wide(q.dtype))
+    made: torch.Tensor = scores.gather(-1, index).to(wide(q.dtype))
+    return made
 
 
 def _offset_score_fake(
@@ -126,12 +127,19 @@ def _offset_values(
     scale: float,
     causal: bool,
     window: int,
+    chunk: int,
     softcap: float,
     behind: int,
     ahead: int,
 ) -> torch.Tensor:
     heads = Heads(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, causal=causal, window=window, softcap=softcap
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        scale=scale,
+        causal=causal,
+        window=window,
+        chunk=chunk,
+        softcap=softcap,
     )
     weights, seen = weights_of(to_heads(q, num_heads), heads_of(k, heads), bias, mask, sinks, heads, write_indices)
     rows = table[_rows(q_positions, k_positions, behind, ahead)]
@@ -156,6 +164,7 @@ def _offset_values_fake(
     scale: float,
     causal: bool,
     window: int,
+    chunk: int,
     softcap: float,
     behind: int,
     ahead: int,
@@ -306,9 +315,16 @@ def _contextual(
     scale: float,
     causal: bool,
     window: int,
+    chunk: int,
 ) -> torch.Tensor:
     heads = Heads(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, scale=scale, causal=causal, window=window, softcap=0.0
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        scale=scale,
+        causal=causal,
+        window=window,
+        chunk=chunk,
+        softcap=0.0,
     )
     queries, keys = to_heads(q, num_heads), heads_of(k, heads)
     logits = logits_of(queries, keys, heads)
@@ -333,6 +349,7 @@ def _contextual_fake(
     scale: float,
     causal: bool,
     window: int,
+    chunk: int,
 ) -> torch.Tensor:
     total = k.shape[2] if k.dim() == 4 else k.shape[1]
     return q.new_empty((q.shape[0], num_heads, q.shape[1], total), dtype=wide(q.dtype))
@@ -394,7 +411,9 @@ def _cached_keys_onnx(
     op: Any, past: ir.Value, k: ir.Value, write_indices: ir.Value | None, *, num_kv_heads: int
 ) -> ir.Value:
     # as attention writes them, so that the two become one where a graph is flat
-    heads = Heads(num_heads=num_kv_heads, num_kv_heads=num_kv_heads, scale=1.0, causal=False, window=0, softcap=0.0)
+    heads = Heads(
+        num_heads=num_kv_heads, num_kv_heads=num_kv_heads, scale=1.0, causal=False, window=0, chunk=0, softcap=0.0
+    )
     if write_indices is None:
         return grown_onnx(op, past, k, heads)
     return written_onnx(op, past, k, write_indices, lengths_onnx(op, k, past, 2), heads)

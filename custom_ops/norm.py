@@ -1,7 +1,7 @@
 """RMS norm of each head, x / sqrt(mean(x^2) + eps) * weight (Zhang & Sennrich 2019, arXiv:1910.07467; on queries and
 keys: Qwen3, arXiv:2505.09388), the mean in fp32.
 
-head_norm  x [B, S, heads*head_dim], weight [head_dim] -> like x
+head_norm  x [B, S, heads*head_dim], weight [head_dim] or none -> like x
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ import torch
 from posexport.custom_ops.operator import Operator, cast, constant
 
 
-def _head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    heads = x.unflatten(-1, (-1, weight.shape[0]))
+def _head_norm(x: torch.Tensor, weight: torch.Tensor | None, head_dim: int, eps: float) -> torch.Tensor:
+    heads = x.unflatten(-1, (-1, head_dim))
     wide = heads.to(torch.promote_types(x.dtype, torch.float32))
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    normed: torch.Tensor = (weight * wide.to(x.dtype)).flatten(2)
-    return normed
-
-
-def _head_norm_fake(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-def _head_norm_onnx(op: Any, x: ir.Value, weight: ir.Value, *, eps: float) -> ir.Value:
-    assert x.dtype is not None and weight.shape is not None
-    fp32 = ir.DataType.FLOAT
-    wide = cast(op, op.Reshape(x, [0, 0, -1, weight.shape[0]]), x.dtype, fp32)
-    mean = op.Add(op.ReduceMean(op.Mul(wide, wide), [-1]), constant(op, eps, fp32))
-    normed = cast(op, op.Div(wide, op.Sqrt(mean)), fp32, x.dtype)
-    made: ir.Value = op.Reshape(op.Mul(normed, weight), [0, 0, -1])
+    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    made: torch.Tensor = (normed if weight is None else weight * normed).flatten(2)
     return made
 
 
-def _head_norm_native(op: Any, x: ir.Value, weight: ir.Value, *, eps: float) -> ir.Value:
-    assert weight.shape is not None
-    heads = op.Reshape(x, [0, 0, -1, weight.shape[0]])
+def _head_norm_fake(x: torch.Tensor, weight: torch.Tensor | None, head_dim: int, eps: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _head_norm_onnx(op: Any, x: ir.Value, weight: ir.Value | None, *, head_dim: int, eps: float) -> ir.Value:
+    assert x.dtype is not None
+    fp32 = ir.DataType.FLOAT
+    wide = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), x.dtype, fp32)
+    mean = op.Add(op.ReduceMean(op.Mul(wide, wide), [-1]), constant(op, eps, fp32))
+    normed = cast(op, op.Div(wide, op.Sqrt(mean)), fp32, x.dtype)
+    made: ir.Value = op.Reshape(normed if weight is None else op.Mul(normed, weight), [0, 0, -1])
+    return made
+
+
+def _head_norm_native(op: Any, x: ir.Value, weight: ir.Value | None, *, head_dim: int, eps: float) -> ir.Value:
+    if weight is None:
+        return _head_norm_onnx(op, x, weight, head_dim=head_dim, eps=eps)
+    heads = op.Reshape(x, [0, 0, -1, head_dim])
     made: ir.Value = op.Reshape(op.RMSNormalization(heads, weight, axis=-1, epsilon=eps), [0, 0, -1])
     return made
 

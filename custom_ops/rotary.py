@@ -200,11 +200,11 @@ def _features_onnx(op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_d
     a, b = op.Split(pairs, num_outputs=2, axis=-1, _outputs=2)
     across = op.Reshape(op.Concat(op.Neg(b), a, axis=-1), [0, 0, -1, width])
     cos, sin = (op.Unsqueeze(cast(op, t, ir.DataType.FLOAT, x.dtype), [2]) for t in (cos, sin))
-    made: ir.Value = op.Add(op.Mul(turned, cos), op.Mul(across, sin))
+    made = op.Add(op.Mul(turned, cos), op.Mul(across, sin))
     if kept is not None:
         made = op.Concat(made, kept, axis=-1)
-    made = op.Reshape(made, [0, 0, -1])
-    return made
+    flat: ir.Value = op.Reshape(made, [0, 0, -1])
+    return flat
 
 
 rotate_features = Operator(

@@ -1,8 +1,9 @@
 """Which keys a query sees, by index in the sequence, as torch and as ONNX compute it from the lengths at run time.
 
 The last query stands at the last key: query i has index i + T - S. In shared buffers it has write_indices[b] + i, and
-what lies behind the last query is no key. `causal`: index_i >= j. `window` w > 0: |index_i - j| < w. `mask` [B, T] is 1
-where a key may be seen.
+what lies behind the last query is no key. `causal`: index_i >= j. `window` w > 0: |index_i - j| < w. `chunk` c > 0:
+index_i and j fall into the same run of c tokens (Llama 4's chunked attention). `mask` [B, T] is 1 where a key may be
+seen.
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """The attributes of attention: `window` 0 and `softcap` 0 mean none."""
+    """The attributes of attention: 0 for `window`, `chunk` and `softcap` means none."""
 
     num_heads: int
     num_kv_heads: int
     scale: float
     causal: bool
     window: int
+    chunk: int
     softcap: float
+
+    @property
+    def local(self) -> bool:
+        """Whether distance hides keys."""
+        return bool(self.window or self.chunk)
 
     @property
     def group(self) -> int:
@@ -45,10 +52,12 @@ def visible(
     seen: torch.Tensor | None = None
     if write_indices is not None:
         first = write_indices.view(-1, 1, 1, 1)
-        ahead = first + steps - keys
+        queries = first + steps
+        ahead = queries - keys
         seen = ahead >= 0 if heads.causal else keys < first + seq
     else:
-        ahead = steps + (total - seq) - keys
+        queries = steps + (total - seq)
+        ahead = queries - keys
         if heads.causal:
             seen = ahead >= 0
     if heads.window:
@@ -56,6 +65,9 @@ def visible(
         if not heads.causal:
             near = near & (ahead > -heads.window)
         seen = near if seen is None else seen & near
+    if heads.chunk:
+        same = queries // heads.chunk == keys // heads.chunk
+        seen = same if seen is None else seen & same
     if mask is not None:
         attended = (mask != 0)[:, None, None, :]
         seen = attended if seen is None else seen & attended
@@ -78,7 +90,7 @@ def visible_onnx(
 ) -> ir.Value | None:
     """As `visible`, from the lengths as scalars; with `sink` one column more in front, whatever is in it."""
     seen: ir.Value | None = None
-    if write_indices is not None or heads.causal or heads.window:
+    if write_indices is not None or heads.causal or heads.local:
         keys = op.Range(-1 if sink else 0, total, 1)
         if write_indices is not None:
             steps = op.Unsqueeze(op.Range(0, seq, 1), [1])
@@ -95,6 +107,9 @@ def visible_onnx(
             if not heads.causal:
                 near = op.And(op.Greater(ahead, -heads.window), near)
             seen = near if seen is None else op.And(seen, near)
+        if heads.chunk:
+            same = op.Equal(op.Div(queries, heads.chunk), op.Div(keys, heads.chunk))
+            seen = same if seen is None else op.And(seen, same)
     if mask is not None:
         mask = op.Pad(mask, [0, 1, 0, 0], 1) if sink else mask
         attended = op.Unsqueeze(op.Cast(mask, to=ir.DataType.BOOL), [1, 2])

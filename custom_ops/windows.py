@@ -92,7 +92,8 @@ def _cosine(x: torch.Tensor, logit_scale: torch.Tensor | None, head_dim: int) ->
     heads = heads / heads.norm(dim=-1, keepdim=True).clamp(min=NORM_EPS)
     if logit_scale is not None:
         heads = heads * logit_scale.to(heads.dtype).clamp(max=LOUDEST).exp().view(-1, 1)
-    return heads.to(x.dtype).flatten(2)
+    made: torch.Tensor = heads.to(x.dtype).flatten(2)
+    return made
 
 
 def _cosine_fake(x: torch.Tensor, logit_scale: torch.Tensor | None, head_dim: int) -> torch.Tensor:

@@ -20,15 +20,16 @@ from posexport.models.encoding import Encoding
 from posexport.models.none import NoEncoding
 from posexport.models.relative import Relative
 from posexport.models.rotary import Rope, XPos
+from posexport.models.temperature import Temperature
 from posexport.models.windows import Swin, SwinV2
-from posexport.spec import Spec
+from posexport.spec import Layer, Spec
 
 ENCODINGS: dict[str, type[Encoding]] = {
     cls.name: cls
     for cls in (
         *(NoEncoding, Learned, Sinusoidal, Relative, T5, Rope, Rope2d, Alibi),
         *(XPos, Mrope, Rope3d, RopeMixed, RopeDinov3, RopeVjepa2),
-        *(Alibi2d, Kerple, Sandwich, Fire, Shaw, Deberta, Cope, Swin, SwinV2),
+        *(Alibi2d, Kerple, Sandwich, Fire, Shaw, Deberta, Cope, Swin, SwinV2, Temperature),
     )
 }
 """Every encoding by name, in the order that `posexport list` shows."""
@@ -58,4 +59,14 @@ def read_spec(data: Mapping[str, Any]) -> Spec:
     for key in rest:
         if key not in known:
             raise unknown("field of a spec", key, known)
+    if rest.get("layer_pattern"):
+        rest["layer_pattern"] = [read_layer(layer) for layer in rest["layer_pattern"]]
     return Spec(encoding=read_encoding(encoding), **rest)
+
+
+def read_layer(data: Any) -> Layer:
+    """One kind of layer of a pattern from `{"encoding": {...}, field: value}`."""
+    if not isinstance(data, Mapping) or not isinstance(data.get("encoding"), Mapping):
+        raise RequestError(f"layer_pattern has {data!r}: each layer must be a table with an encoding.")
+    rest = {key: value for key, value in data.items() if key != "encoding"}
+    return Layer(encoding=read_encoding(data["encoding"]), fields=rest)

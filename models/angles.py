@@ -1,8 +1,8 @@
 """What every encoding with angles shares: its constants, and cosines and sines of positions by way of them.
 
 `--angles parity` (the default) multiplies fp32 positions by fp32 frequencies, as PyTorch models do: bit for bit their
-angles, which lose the fraction far out (2e-3 at position 100,000). `--angles exact` reduces the angle in integers first:
-within 2.5e-7 of float64's cosines and sines at every position to 2^24.
+angles, which lose the fraction far out (2e-3 at position 100,000). `--angles exact` reduces the angle in integers
+first: within 2.5e-7 of float64's cosines and sines at every position to 2^24.
 """
 
 from __future__ import annotations

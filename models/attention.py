@@ -78,7 +78,7 @@ class Attention(nn.Module):
         self.k_proj = _linear(spec, "k_proj", spec.hidden_size, kv_width, dtype)
         self.v_proj = _linear(spec, "v_proj", spec.hidden_size, kv_width, dtype)
         self.o_proj = _linear(spec, "o_proj", q_width, spec.hidden_size, dtype)
-        if spec.qk_norm:
+        if spec.qk_norm_type == "rms":
             self.q_norm, self.k_norm = (
                 nn.RMSNorm(spec.head_dim, eps=spec.norm_eps, dtype=dtype, device="meta") for _ in range(2)
             )
@@ -91,15 +91,25 @@ class Attention(nn.Module):
         spec = self.spec
         source = x_BSD if around.encoder is None else around.encoder
         q, k, v = self.q_proj(x_BSD), self.k_proj(source), self.v_proj(source)
-        if spec.qk_norm:
-            q = custom_ops.head_norm(q, self.q_norm.weight, spec.norm_eps)
-            k = custom_ops.head_norm(k, self.k_norm.weight, spec.norm_eps)
-        shape = (spec.num_heads, spec.num_kv_heads, spec.scale, spec.causal, spec.window or 0, spec.softcap or 0.0)
+        if spec.qk_norm_type == "rms":
+            q = custom_ops.head_norm(q, self.q_norm.weight, spec.head_dim, spec.norm_eps)
+            k = custom_ops.head_norm(k, self.k_norm.weight, spec.head_dim, spec.norm_eps)
+        shape = (
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.scale,
+            spec.causal,
+            spec.window or 0,
+            spec.attention_chunk_size or 0,
+            spec.softcap or 0.0,
+        )
+        positions, scheme = around.positions, None if self.encoding is None else self.encoding.encoding
+        if self.encoding is not None and scheme is not None and positions is not None:
+            q, k = scheme.rotate(self.encoding, q, k, positions)
+        if spec.qk_norm_type == "l2":
+            q, k = (custom_ops.head_norm(t, None, spec.head_dim, spec.norm_eps) for t in (q, k))
         bias = scene = None
-        if self.encoding is not None:
-            scheme, positions = self.encoding.encoding, around.positions
-            if positions is not None:
-                q, k = scheme.rotate(self.encoding, q, k, positions)
+        if self.encoding is not None and scheme is not None:
             scene = self._scene(k, around, past)
             if positions is not None:
                 bias = scheme.bias(self.encoding, *scene.positions())
@@ -113,8 +123,8 @@ class Attention(nn.Module):
             out, *present = custom_ops.attend_cached(q, k, v, *past, *added, *shape)
         else:
             out, *present = custom_ops.attend_shared(q, k, v, *past, around.write_indices, *added, *shape)
-        if scene is not None and self.encoding is not None:
-            more = self.encoding.encoding.values(self.encoding, q, scene, bias)
+        if self.encoding is not None and scheme is not None and scene is not None:
+            more = scheme.values(self.encoding, q, scene, bias)
             out = out if more is None else out + more
         return self.o_proj(out), (present[0], present[1]) if present else None
 

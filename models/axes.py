@@ -44,10 +44,10 @@ def placed(parts: Sequence[tuple[int, Tensor]], axes: int) -> Tensor:
     """The matrix [axes, P] of runs of frequencies, each with the axis that it belongs to."""
     import torch
 
-    rows = []
-    for axis in range(axes):
-        rows.append(torch.cat([part if own == axis else torch.zeros_like(part) for own, part in parts]))
-    return torch.stack(rows)
+    def row(axis: int) -> Tensor:
+        return torch.cat([part if own == axis else torch.zeros_like(part) for own, part in parts])
+
+    return torch.stack([row(axis) for axis in range(axes)])
 
 
 @attrs.frozen(kw_only=True)
@@ -197,7 +197,7 @@ class Mrope(Rope):
             owner[len(owner) - rows - columns : len(owner) - columns] = AXES.index("y")
             owner[len(owner) - columns :] = AXES.index("x")
         mine = torch.arange(3)[:, None] == owner
-        made = super().constants(spec, dtype)
+        made = self.tensors(spec, dtype)
         return {name: torch.where(mine, values[..., None, :], 0) for name, values in made.items()}
 
 
@@ -218,8 +218,8 @@ class RopeMixed(Encoding):
             raise RequestError(f"head_dim is {spec.head_dim}: rope-mixed turns pairs, so it must be even.")
         if spec.num_kv_heads != spec.num_heads:
             raise RequestError(
-                f"num_kv_heads is {spec.num_kv_heads} with {spec.num_heads} heads: each head of rope-mixed turns at its "
-                "own frequencies, so give as many key heads as query heads."
+                f"num_kv_heads is {spec.num_kv_heads} with {spec.num_heads} heads: each head of rope-mixed turns at "
+                "its own frequencies, so give as many key heads as query heads."
             )
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:

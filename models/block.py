@@ -32,7 +32,7 @@ class Block(nn.Module):
         assert isinstance(spec.encoding, Encoding)
         self.encoding = EncodingState(spec, dtype) if spec.encoding.at_input else None
         layer = Attention if spec.block == "attention" else TransformerLayer
-        self.layers = nn.ModuleList([layer(spec, dtype) for _ in range(spec.layers)])
+        self.layers = nn.ModuleList([layer(spec.layer(index), dtype) for index in range(spec.layers)])
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         given = dict(zip(self.spec.inputs(), inputs, strict=True))
@@ -59,9 +59,8 @@ class Block(nn.Module):
     ) -> Surroundings:
         mask, write_indices = given.get("attention_mask"), given.get("write_indices")
         k_positions = None
-        encoding = self.spec.encoding
-        assert isinstance(encoding, Encoding)
-        if caches and positions is not None and encoding.touches in ("bias", "score"):
+        touches = {kind.encoding.touches for kind in self.spec.kinds() if isinstance(kind.encoding, Encoding)}
+        if caches and positions is not None and touches & {"bias", "score"}:
             k_positions = custom_ops.key_positions(positions, caches[0], write_indices, mask)
         return Surroundings(positions, k_positions, mask, given.get("encoder_hidden_states"), write_indices)
 

@@ -3,8 +3,8 @@
 shaw      logits scale q_i.(k_j + K[r]), outputs sum_j a_ij (v_j + V[r]), r = clip(p_j - p_i), K and V trained rows that
           all heads share (Shaw et al. 2018, arXiv:1803.02155, eq. 3 to 5)
 deberta   logits (q_i.k_j + q_i.K[b] + k_j.Q[b]) / sqrt(3 head_dim), K and Q projections of one table of 2k rows, b =
-          clip(p_i - p_j) + k, or buckets that grow with the logarithm (DeBERTa: He et al. 2021, arXiv:2006.03654, eq. 4;
-          v2 and v3: its code). As in the code, both terms read the row of p_i - p_j.
+          clip(p_i - p_j) + k, or buckets that grow with the logarithm (DeBERTa: He et al. 2021, arXiv:2006.03654,
+          eq. 4; v2 and v3: its code). As in the code, both terms read the row of p_i - p_j.
 cope      logits q_i.(k_j + e[c]), c = how many gates sigmoid(q_i.k_t) open from j to i (CoPE: Golovneva et al. 2024,
           arXiv:2405.18719, eq. 3 to 5). As in its listing, gates read scaled logits and e is not scaled.
 """
@@ -59,13 +59,22 @@ class Shaw(Encoding):
 
     def score(self, state: State, q: Tensor, scene: Scene) -> tuple[Tensor, Tensor | None]:
         reaches = (self.max_distance, self.max_distance_ahead)
-        return q, custom_ops.offset_score(q, *scene.positions(), state["keys.weight"], *reaches, state.spec.scale)
+        score: Tensor = custom_ops.offset_score(q, *scene.positions(), state["keys.weight"], *reaches, state.spec.scale)
+        return q, score
 
     def values(self, state: State, q: Tensor, scene: Scene, bias: Tensor | None) -> Tensor | None:
         if not self.relative_values:
             return None
         spec = state.spec
-        heads = (spec.num_heads, spec.num_kv_heads, spec.scale, spec.causal, spec.window or 0, spec.softcap or 0.0)
+        heads = (
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.scale,
+            spec.causal,
+            spec.window or 0,
+            spec.attention_chunk_size or 0,
+            spec.softcap or 0.0,
+        )
         beside = (scene.k, bias, scene.mask, scene.sinks, scene.write_indices, *scene.positions())
         added: Tensor = custom_ops.offset_values(
             q, *beside, state["values.weight"], *heads, self.max_distance, self.max_distance_ahead
@@ -108,8 +117,8 @@ class Deberta(Encoding):
     def check(self, spec: Spec) -> None:
         if spec.num_kv_heads != spec.num_heads:
             raise RequestError(
-                f"num_kv_heads is {spec.num_kv_heads} with {spec.num_heads} heads: deberta scores every head's own keys, "
-                "so give as many key heads as query heads."
+                f"num_kv_heads is {spec.num_kv_heads} with {spec.num_heads} heads: deberta scores every head's own "
+                "keys, so give as many key heads as query heads."
             )
         if self.position_buckets is not None and self.position_buckets // 2 >= self.max_relative_positions - 1:
             raise RequestError(
@@ -139,7 +148,7 @@ class Deberta(Encoding):
 
     def seeded(self, name: str, values: Tensor) -> Tensor:
         if name.endswith("_proj.weight"):
-            return values * values.shape[1] ** -0.5
+            return values * float(values.shape[1] ** -0.5)
         return super().seeded(name, values)
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
@@ -191,9 +200,16 @@ class Cope(Encoding):
         return {"pos_emb": (spec.head_dim, self.npos_max)}
 
     def seeded(self, name: str, values: Tensor) -> Tensor:
-        return values * values.shape[0] ** -0.5
+        return values * float(values.shape[0] ** -0.5)
 
     def score(self, state: State, q: Tensor, scene: Scene) -> tuple[Tensor, Tensor | None]:
         spec = state.spec
-        heads = (spec.num_heads, spec.num_kv_heads, spec.scale, spec.causal, spec.window or 0)
+        heads = (
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.scale,
+            spec.causal,
+            spec.window or 0,
+            spec.attention_chunk_size or 0,
+        )
         return q, custom_ops.contextual_score(q, scene.k, scene.mask, scene.write_indices, state["pos_emb"], *heads)

@@ -32,8 +32,8 @@ class State(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Scene:
-    """What the queries of a layer look at: keys `k` [B, T, K*head_dim] (with a cache [B, K, T, head_dim], None where the
-    encoding doesn't read them), positions of both sides, and what attention takes beside; None where absent."""
+    """What the queries of a layer look at: keys `k` [B, T, K*head_dim] (with a cache [B, K, T, head_dim], None where
+    the encoding doesn't read them), positions of both sides, and what attention takes beside; None where absent."""
 
     k: Tensor | None
     q_positions: Tensor | None

@@ -110,7 +110,11 @@ class Rope(Encoding):
                 "constants hold them exactly; give angles parity, or another scaling."
             )
 
-    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        return self.tensors(spec, dtype)
+
+    def tensors(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Tensor]:
+        """Frequencies, or turns, by name."""
         dim = self.dim(spec)
 
         def of(name: str) -> Tensor:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Shapes = dict[str, tuple[int, ...]]
 
-_ENCODING = re.compile(r"(?:layers\.\d+\.)?encoding\.(.*)")
+_ENCODING = re.compile(r"(?:layers\.(\d+)\.)?encoding\.(.*)")
 
 
 def layer_shapes(spec: Spec) -> Shapes:
@@ -44,7 +44,7 @@ def layer_shapes(spec: Spec) -> Shapes:
         shapes[f"{name}.weight"] = size
         if name in spec.bias:
             shapes[f"{name}.bias"] = size[:1]
-    if spec.qk_norm:
+    if spec.qk_norm_type == "rms":
         shapes |= {f"{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
     if spec.sinks:
         shapes["sinks"] = (spec.num_heads,)
@@ -77,10 +77,10 @@ def weight_shapes(spec: Spec) -> Shapes:
         shapes["embed_tokens.weight"] = (spec.vocab_size, spec.hidden_size)
     if encoding.at_input:
         shapes |= {f"encoding.{name}": shape for name, shape in encoding.weights(spec).items()}
-    layer = layer_shapes(spec)
+    kinds = [layer_shapes(kind) for kind in spec.kinds()]
     for index in range(spec.layers):
         prefix = f"layers.{index}." if spec.layers > 1 else ""
-        shapes |= {prefix + name: shape for name, shape in layer.items()}
+        shapes |= {prefix + name: shape for name, shape in kinds[index % len(kinds)].items()}
     return shapes
 
 
@@ -105,8 +105,9 @@ def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
         values = torch.randn(shape, generator=generator)
         own = _ENCODING.match(name)
         if own:
-            assert isinstance(spec.encoding, Encoding)
-            values = spec.encoding.seeded(own[1], values)
+            encoding = spec.layer(int(own[1] or 0)).encoding
+            assert isinstance(encoding, Encoding)
+            values = encoding.seeded(own[2], values)
         elif "norm" in name and name.endswith("weight"):
             values.mul_(0.1).add_(1)
         elif len(shape) == 1 and not name.endswith("sinks"):

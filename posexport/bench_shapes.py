@@ -100,7 +100,7 @@ class Subject:
 
     def _most(self) -> int | None:
         """How many positions there are, where a table holds them."""
-        return self.spec.encoding.position_limit()
+        return self.spec.position_limit()
 
     def _check(self, sizes: Sizes) -> Sizes:
         for dim, (low, _, high) in self.ranges.items():
@@ -176,8 +176,8 @@ def seeded_inputs(spec: Spec, sizes: Sizes, seed: int) -> Arrays:
         if name == "position_ids":
             columns = math.isqrt(past + sizes.seq - 1) + 1
             ids = past + np.arange(sizes.seq)
-            axes = [ids] if spec.encoding.axes == 1 else [ids % columns, ids // columns, *[ids * 0] * len(dims)]
-            array = np.broadcast_to(np.stack(axes[: spec.encoding.axes], -1).reshape(dims[1:]), dims)
+            axes = [ids] if spec.position_axes == 1 else [ids % columns, ids // columns, *[ids * 0] * len(dims)]
+            array = np.broadcast_to(np.stack(axes[: spec.position_axes], -1).reshape(dims[1:]), dims)
         elif name == "input_ids":
             array = random.integers(0, spec.vocab_size or 1, dims)
         elif name == "attention_mask":

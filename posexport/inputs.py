@@ -123,7 +123,7 @@ def make_cases(spec: Spec, seed: int, bounds: Bounds, form: str = "decomposed") 
     it takes several tokens after others for one row only, a chunk for a shared cache has batch 1 there.
     """
     rng = np.random.default_rng(seed)
-    reach = min(max(spec.window or 0, spec.encoding.reach() or 0) + 5, LONGEST)
+    reach = min(spec.reach() + 5, LONGEST)
     return [
         _case(draft, spec, rng, bounds, reach, form)
         for draft in _DRAFTS
@@ -225,7 +225,7 @@ def _within(size: int, bound: tuple[int, int | None]) -> int:
 
 def _position_ids(positions: Positions, rng: np.random.Generator, places: Array, spec: Spec) -> Array:
     """[batch, seq], or [batch, seq, axes]: consecutive tokens on a grid wider than it is high, or anything per axis."""
-    axes, limit = spec.position_axes, spec.encoding.position_limit() or FAR
+    axes, limit = spec.position_axes, spec.position_limit() or FAR
     if axes == 1:
         return positions(rng, places, limit).astype(np.int64)
     if positions in (_consecutive, _packed):

@@ -7,6 +7,7 @@ that side knows the table of encodings.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -26,6 +27,7 @@ FORMS = {
 }
 CACHES = ("concat", "shared")
 ANGLES = ("parity", "exact")
+QK_NORMS = ("rms", "l2")
 OPSETS = range(18, 26)
 """ONNX opsets a file can be written in: each is exported, checked and run by a test."""
 
@@ -101,6 +103,39 @@ def _read_cache(value: Any) -> str | None:
     return str(value)
 
 
+LAYER_FIELDS = ("window", "attention_chunk_size", "qk_norm")
+"""What layers of one block may differ in, beside their encoding."""
+
+
+@attrs.frozen(kw_only=True)
+class Layer:
+    """One kind of layer in a pattern: its encoding, and fields of the spec (of LAYER_FIELDS) that it has otherwise."""
+
+    encoding: EncodingParams
+    fields: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"encoding": encoding_dict(self.encoding), **self.fields}
+
+
+def encoding_dict(encoding: EncodingParams) -> dict[str, Any]:
+    """An encoding as plain data, its `name` first."""
+    return {"name": encoding.name, **attrs.asdict(encoding)}
+
+
+def _read_pattern(value: Any) -> tuple[Layer, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple) or not all(isinstance(layer, Layer) for layer in value):
+        raise RequestError(f"layer_pattern is {value!r}: it must be a list of layers, each with an encoding.")
+    for layer in value:
+        for name in layer.fields:
+            if name not in LAYER_FIELDS:
+                raise unknown("field of a layer", name, LAYER_FIELDS)
+    return tuple(value)
+
+
 @attrs.frozen(kw_only=True)
 class Spec:
     """One attention block (or transformer block, or a stack of them) with one positional encoding.
@@ -120,6 +155,9 @@ class Spec:
     )
     causal: bool = fields.flag(False, "a query sees no later key")
     window: int | None = fields.integer(None, "a query sees keys with |i - j| < window", optional=True)
+    attention_chunk_size: int | None = fields.integer(
+        None, "a query sees keys of its own run of so many tokens", optional=True
+    )
     kv_cache: str | None = attrs.field(
         default=None,
         converter=_read_cache,
@@ -132,7 +170,10 @@ class Spec:
     prefix_tokens: int = fields.integer(0, "first tokens that no position touches (class and registers)", at_least=0)
     padding_mask: bool = fields.flag(False, "take attention_mask; a query that sees no key attends to zeros")
     cross: bool = fields.flag(False, "keys and values come from encoder_hidden_states")
-    qk_norm: bool = fields.flag(False, "RMS norm of each head's query and key, before they rotate")
+    qk_norm: bool = fields.flag(False, "RMS norm of each head's query and key")
+    qk_norm_type: str | None = fields.choice(
+        None, QK_NORMS, "rms: with weights, before they rotate; l2: without, after (default: rms)", optional=True
+    )
     softcap: float | None = fields.positive(None, "cap logits: softcap * tanh(logits / softcap)", optional=True)
     sinks: bool = fields.flag(False, "a trained logit per head beside those of the keys, whose weight goes to nothing")
     bias: tuple[str, ...] = attrs.field(default=False, converter=_read_bias)
@@ -145,6 +186,11 @@ class Spec:
     mlp: str | None = fields.choice(None, tuple(MLP_PROJECTIONS), "kind of MLP (default: gelu)", optional=True)
     intermediate_size: int | None = fields.integer(None, "width of the MLP (default: 4 * hidden_size)", optional=True)
     layers: int = fields.integer(1, "number of layers", at_most=1000)
+    layer_pattern: tuple[Layer, ...] = attrs.field(
+        default=(),
+        converter=_read_pattern,
+        metadata={"help": "what layers differ in, over and over: encodings, each with ':key=value'", "allowed": "text"},
+    )
     vocab_size: int | None = fields.integer(None, "start from input_ids through a token embedding", optional=True)
     scale_embedding: bool = fields.flag(False, "multiply the token embedding by sqrt(hidden_size)")
     dtype: str = fields.choice("fp32", DTYPES, "dtype of weights, inputs and outputs")
@@ -171,6 +217,10 @@ class Spec:
             raise RequestError(f"scale is {self.scale}: the largest number in {self.dtype} is {LARGEST[self.dtype]}.")
         self._check_keys()
         self._check_encoding()
+        if self.qk_norm_type is not None and not self.qk_norm:
+            raise RequestError(f"qk_norm_type is {self.qk_norm_type!r} without qk_norm: give qk_norm too, or drop it.")
+        if self.qk_norm and self.qk_norm_type is None:
+            put(self, "qk_norm_type", QK_NORMS[0])
         if self.qk_norm and self.norm_eps is None:
             put(self, "norm_eps", 1e-6)
         only_transformer = {"norm": "pre", "norm_type": "layernorm", "norm_eps": 1e-6, "mlp": "gelu"}
@@ -192,6 +242,65 @@ class Spec:
             if name not in self.projections():
                 raise unknown("projection in bias", name, self.projections())
         self.encoding.check(self)
+        self._check_pattern()
+
+    def _check_pattern(self) -> None:
+        """Refuse layers that can't stand in one block, each checked as a block of its own."""
+        if not self.layer_pattern:
+            return
+        if self.encoding != self.layer_pattern[0].encoding:
+            raise RequestError(
+                "encoding is another than that of the first layer of layer_pattern: give the same, or none."
+            )
+        for layer in self.layer_pattern:
+            if layer.encoding.at_input:
+                raise RequestError(
+                    f"layer_pattern has {layer.encoding.name}, which acts once before the first layer: only encodings "
+                    "that act in layers can differ."
+                )
+        axes = {layer.encoding.axes for layer in self.layer_pattern} - {0}
+        if len(axes) > 1:
+            raise RequestError(
+                "layer_pattern mixes encodings over one axis with those over several: position_ids are the same for "
+                "all layers."
+            )
+        for index in range(len(self.layer_pattern)):
+            self.layer(index)
+
+    def layer(self, index: int) -> Spec:
+        """One layer as a block of its own."""
+        if not self.layer_pattern:
+            return self if self.layers == 1 else attrs.evolve(self, layers=1)
+        kind = self.layer_pattern[index % len(self.layer_pattern)]
+        fields = {name: getattr(self, name) for name in LAYER_FIELDS} | dict(kind.fields)
+        if not fields["qk_norm"]:
+            fields["qk_norm_type"] = None
+            fields["norm_eps"] = self.norm_eps if self.block == "transformer" else None
+        angles = self.angles if kind.encoding.angular else "parity"
+        prefix = self.prefix_tokens if kind.encoding.takes_prefix else 0
+        return attrs.evolve(
+            self, encoding=kind.encoding, layers=1, layer_pattern=(), angles=angles, prefix_tokens=prefix, **fields
+        )
+
+    def position_limit(self) -> int | None:
+        """The number of positions that every layer knows, or None where any is defined."""
+        limits = [kind.encoding.position_limit() for kind in self.kinds()]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def reach(self) -> int:
+        """The largest distance beyond which nothing changes any more in some layer; 0 where no layer has one."""
+        return max(
+            max(kind.window or 0, kind.attention_chunk_size or 0, kind.encoding.reach() or 0) for kind in self.kinds()
+        )
+
+    @property
+    def ordered(self) -> bool:
+        """Whether positions must not fall along the sequence."""
+        return any(kind.encoding.ordered for kind in self.kinds())
+
+    def kinds(self) -> list[Spec]:
+        """Every kind of layer once, as a block of its own."""
+        return [self.layer(index) for index in range(min(len(self.layer_pattern), self.layers) or 1)]
 
     def _check_keys(self) -> None:
         """Refuse what contradicts itself about where keys come from."""
@@ -201,6 +310,7 @@ class Spec:
             ("kv_cache", "an encoder's keys don't grow"),
             ("causal", "its keys are not the queries' past"),
             ("window", "its keys are not the queries' neighbours"),
+            ("attention_chunk_size", "its keys are not the queries' neighbours"),
         ):
             if getattr(self, name):
                 raise RequestError(f"cross and {name} were both given: with cross, {why}, so drop one of them.")
@@ -212,11 +322,12 @@ class Spec:
             )
 
     def _check_encoding(self) -> None:
-        """Refuse what the encoding has no meaning for."""
+        """Refuse what the encoding has no meaning for; in a pattern, one layer with a meaning is enough."""
         name = self.encoding.name
-        if self.angles != "parity" and not self.encoding.angular:
+        layers = [layer.encoding for layer in self.layer_pattern] or [self.encoding]
+        if self.angles != "parity" and not any(layer.angular for layer in layers):
             raise RequestError(f"angles is {self.angles!r} with {name}, which has no angles of positions: drop it.")
-        if self.prefix_tokens and not self.encoding.takes_prefix:
+        if self.prefix_tokens and not any(layer.takes_prefix for layer in layers):
             raise RequestError(
                 f"prefix_tokens is {self.prefix_tokens} with {name}: only tokens of rotary encodings can be left as "
                 "they are, so drop it."
@@ -232,7 +343,9 @@ class Spec:
     @property
     def position_axes(self) -> int:
         """How many numbers of position_ids make a position; 0 where the block takes no positions."""
-        return 0 if self.cross and not self.encoding.at_input else self.encoding.axes
+        if self.cross and not self.encoding.at_input:
+            return 0
+        return max([layer.encoding.axes for layer in self.layer_pattern] or [self.encoding.axes])
 
     def projections(self) -> tuple[str, ...]:
         """Names of the linear projections of one layer."""
@@ -241,8 +354,9 @@ class Spec:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, every field spelled out; the encoding is a table with its `name` first."""
         data = {f.name: getattr(self, f.name) for f in attrs.fields(Spec)}
-        data["encoding"] = {"name": self.encoding.name, **attrs.asdict(self.encoding)}
+        data["encoding"] = encoding_dict(self.encoding)
         data["bias"] = list(self.bias)
+        data["layer_pattern"] = [layer.to_dict() for layer in self.layer_pattern]
         return data
 
     def to_json(self) -> str:

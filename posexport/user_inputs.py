@@ -44,7 +44,7 @@ def fit_inputs(
         ready[name] = _converted(path, name, arrays[name], dtype, notes)
     _check_sums(path, sizes)
     if "position_ids" in ready:
-        _check_range(path, "position_ids", ready["position_ids"], spec.encoding.position_limit(), "the table has")
+        _check_range(path, "position_ids", ready["position_ids"], spec.position_limit(), "the table has")
     if "input_ids" in ready:
         _check_range(path, "input_ids", ready["input_ids"], spec.vocab_size, "the vocabulary has")
     if "attention_mask" in ready and not np.isin(ready["attention_mask"], (0, 1)).all():

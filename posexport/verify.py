@@ -200,9 +200,14 @@ def _cases(
 
 
 def _window_note(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
-    if spec.window is None or spec.window < max(case.keys for case in cases):
-        return ()
-    return (f"no sequence was longer than the window of {spec.window}, so it did not show",)
+    longest = max(case.keys for case in cases)
+    limits = {"window": "the window of", "attention_chunk_size": "a chunk of"}
+    sizes = {(what, getattr(kind, name)) for kind in spec.kinds() for name, what in limits.items()}
+    return tuple(
+        f"no sequence was longer than {what} {size}, so it did not show"
+        for what, size in sorted(sizes, key=str)
+        if size is not None and size >= longest
+    )
 
 
 def _work(spec: Spec, sizes: Mapping[str, int]) -> float:

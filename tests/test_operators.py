@@ -93,7 +93,7 @@ PADDED = torch.tensor([[0] * 3 + [1] * (T + S - 3), [0] * (T + S)])
 CALLS |= {
     f"masked-{causal}-{window}": (
         custom_ops.attend,
-        [NEW[0], *OLD, None, PADDED[:, :T], None, N, 2, 0.3, causal, window, 0.0],
+        [NEW[0], *OLD, None, PADDED[:, :T], None, N, 2, 0.3, causal, window, 0, 0.0],
         [Q, K, K, K],
     )
     for causal, window in MASKS
@@ -101,30 +101,30 @@ CALLS |= {
 CALLS |= {
     "capped-with-sinks": (
         custom_ops.attend,
-        [NEW[0], *OLD, normal(B, N, S, T), PADDED[:, :T], normal(N), N, 2, 1.0, True, 0, 2.0],
+        [NEW[0], *OLD, normal(B, N, S, T), PADDED[:, :T], normal(N), N, 2, 1.0, True, 0, 0, 2.0],
         [Q, K, K, {0: "batch", 2: "seq", 3: "total"}, K, {}],
     ),
     "cached": (
         custom_ops.attend_cached,
-        [*NEW, *BUFFERS, normal(B, N, S, T + S), PADDED, None, N, 2, 0.3, True, 0, 0.0],
+        [*NEW, *BUFFERS, normal(B, N, S, T + S), PADDED, None, N, 2, 0.3, True, 0, 0, 0.0],
         [Q, Q, Q, PAST, PAST, {0: "batch", 2: "seq", 3: "keys"}, SUM],
     ),
     "cached-window": (
         custom_ops.attend_cached,
-        [*NEW, *BUFFERS, None, None, normal(N), N, 2, 0.3, False, 4, 3.0],
+        [*NEW, *BUFFERS, None, None, normal(N), N, 2, 0.3, False, 4, 0, 3.0],
         [Q, Q, Q, PAST, PAST, {}],
     ),
     "shared": (
         custom_ops.attend_shared,
-        [*NEW, *BUFFERS, torch.tensor([3, 1]), None, PADDED[:, :T], None, N, 2, 0.3, False, 0, 0.0],
+        [*NEW, *BUFFERS, torch.tensor([3, 1]), None, PADDED[:, :T], None, N, 2, 0.3, False, 0, 0, 0.0],
         [Q, Q, Q, PAST, PAST, FIRST, K],
     ),
     "shared-window": (
         custom_ops.attend_shared,
-        [*NEW, *BUFFERS, torch.tensor([0, 2]), normal(B, N, S, T), None, normal(N), N, 2, 0.3, True, 3, 0.0],
+        [*NEW, *BUFFERS, torch.tensor([0, 2]), normal(B, N, S, T), None, normal(N), N, 2, 0.3, True, 3, 0, 0.0],
         [Q, Q, Q, PAST, PAST, FIRST, {0: "batch", 2: "seq", 3: "total"}, {}],
     ),
-    "head_norm": (custom_ops.head_norm, [normal(B, S, N * H), normal(H), 1e-3], [Q, {}]),
+    "head_norm": (custom_ops.head_norm, [normal(B, S, N * H), normal(H), H, 1e-3], [Q, {}]),
 }
 PLACES = whole(0, 99, B, S)
 CALLS |= {

@@ -12,7 +12,7 @@ import click
 
 from posexport.errors import RequestError, unknown
 from posexport.models import ENCODINGS, read_spec
-from posexport.spec import CACHES, Spec
+from posexport.spec import CACHES, LAYER_FIELDS, Spec
 
 _FLAGS = ("causal", "padding_mask", "cross", "qk_norm", "sinks", "bias", "scale_embedding")
 _BIAS_HELP = "every projection has a bias (with --weights: as the file has them)"
@@ -83,10 +83,43 @@ def parameters_of(pairs: tuple[str, ...]) -> dict[str, str]:
 def spec_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
     """The spec that the options describe; None means "not given"."""
     encoding = options.get("encoding")
+    pattern = options.get("layer_pattern")
+    if encoding is None and isinstance(pattern, str):
+        encoding = pattern.partition(",")[0].partition("*")[0].partition(":")[0]
     if encoding is None:
         raise RequestError(f"no encoding was given: add --encoding with one of {', '.join(ENCODINGS)}.")
     if "name" in parameters:
         raise unknown(f"parameter of {encoding}", "name", [])
     names = (field.name for field in attrs.fields(Spec) if field.name != "encoding")
     sizes = {name: options[name] for name in names if options.get(name) is not None}
-    return read_spec({"encoding": {"name": encoding, **parameters}, **sizes})
+    data = {"encoding": {"name": encoding, **parameters}, **sizes}
+    if "layer_pattern" in sizes:
+        layers = data["layer_pattern"] = read_pattern(sizes["layer_pattern"], data["encoding"])
+        data["encoding"] = layers[0]["encoding"]
+    return read_spec(data)
+
+
+def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Layers as `read_spec` takes them from text such as "rope:window=1024*5,rope:theta=1e6", or a list of its parts.
+
+    Each is the name of an encoding with parameters of its own, or fields of a layer, behind colons; `*N` repeats it.
+    An encoding of the same name as `base` has its parameters too, where it gives no others.
+    """
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise RequestError(f"layer_pattern is {value!r}: it must be names of encodings, such as rope*3,none.")
+    layers: list[dict[str, Any]] = []
+    for part in parts:
+        text, star, count = part.strip().partition("*")
+        name, *pairs = text.split(":")
+        if (star and not count.isdigit()) or not all("=" in pair for pair in pairs):
+            raise RequestError(
+                f"layer_pattern has {part!r}: write NAME, or NAME:key=value:key=value, and *N behind it to repeat it."
+            )
+        given = parameters_of(tuple(pairs))
+        own = {key: given.pop(key) for key in LAYER_FIELDS if key in given}
+        encoding = {**(base if name == base["name"] else {}), "name": name, **given}
+        layers += [{"encoding": encoding, **own}] * (int(count) if star else 1)
+    if not layers:
+        raise RequestError("layer_pattern is empty: give one layer at least, or drop it.")
+    return layers

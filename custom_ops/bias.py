@@ -6,7 +6,7 @@ grid_bias      -slope_n d(p_i, p_j), d the distance on a grid: Euclidean (CROMA:
                or manhattan (data2vec 2.0: Baevski et al. 2022, arXiv:2212.07525)
 relative_bias  W[bucket[clip(p_j - p_i, -M, M) + M], n]   (Raffel et al. 2020, arXiv:1910.10683, section 2.1)
 kerple_bias    -r1_n log(1 + r2_n |p_i - p_j|), or -r1_n |p_i - p_j|^r2_n (Chi et al. 2022, arXiv:2205.09921)
-cosine_bias    rate_n sum over f of cos(w_f (p_i - p_j))  (Sandwich: Chi et al. 2023, arXiv:2212.10356)
+cosine_bias    rate_n sum over f of cos(w_f (p_i - p_j)), from cosines and sines [B, S or T, P] (Sandwich: Chi et al. 2023, arXiv:2212.10356)
 fire_bias      MLP_n(log(1 + |c (p_i - p_j)|) / log(1 + |c max(p_i, L)|)) (FIRE: Li et al. 2024, arXiv:2310.04418)
 
 q_positions [B, S], k_positions [B, T] int64 ([B, S, 2] and [B, T, 2] on a grid) -> [B, N, S, T]. Distances are taken in
@@ -206,42 +206,25 @@ kerple_bias = Operator(
 )
 
 
-def _from_first(q_positions: torch.Tensor, k_positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions counted from the lowest key of each row, which keeps their angles small and so exact."""
-    first = k_positions.amin(1, keepdim=True)
-    return q_positions - first, k_positions - first
-
-
 def _cosine(
-    q_positions: torch.Tensor, k_positions: torch.Tensor, frequencies: torch.Tensor, rates: torch.Tensor
+    q_cos: torch.Tensor, q_sin: torch.Tensor, k_cos: torch.Tensor, k_sin: torch.Tensor, rates: torch.Tensor
 ) -> torch.Tensor:
-    left, right = (
-        positions.to(frequencies.dtype).unsqueeze(-1) * frequencies
-        for positions in _from_first(q_positions, k_positions)
-    )
-    left, right = (torch.cat((angles.cos(), angles.sin()), -1) for angles in (left, right))
+    left, right = torch.cat((q_cos, q_sin), -1), torch.cat((k_cos, k_sin), -1)
     return (left @ right.transpose(1, 2)).unsqueeze(1) * rates.view(-1, 1, 1)
 
 
 def _cosine_fake(
-    q_positions: torch.Tensor, k_positions: torch.Tensor, frequencies: torch.Tensor, rates: torch.Tensor
+    q_cos: torch.Tensor, q_sin: torch.Tensor, k_cos: torch.Tensor, k_sin: torch.Tensor, rates: torch.Tensor
 ) -> torch.Tensor:
-    return _per_head(q_positions, k_positions, rates)
+    return _per_head(q_cos, k_cos, rates)
 
 
 def _cosine_onnx(
-    op: Any, q_positions: ir.Value, k_positions: ir.Value, frequencies: ir.Value, rates: ir.Value
+    op: Any, q_cos: ir.Value, q_sin: ir.Value, k_cos: ir.Value, k_sin: ir.Value, rates: ir.Value
 ) -> ir.Value:
-    first = op.ReduceMin(k_positions, [1])
-
-    def features(positions: ir.Value) -> ir.Value:
-        places = op.Unsqueeze(op.Cast(op.Sub(positions, first), to=FP32), [-1])
-        angles = op.Mul(places, frequencies)
-        made: ir.Value = op.Concat(op.Cos(angles), op.Sin(angles), axis=-1)
-        return made
-
     # cos(w (p_i - p_j)) = cos cos + sin sin: one product for any positions
-    product = op.MatMul(features(q_positions), op.Transpose(features(k_positions), perm=[0, 2, 1]))
+    left, right = op.Concat(q_cos, q_sin, axis=-1), op.Concat(k_cos, k_sin, axis=-1)
+    product = op.MatMul(left, op.Transpose(right, perm=[0, 2, 1]))
     made: ir.Value = op.Mul(op.Unsqueeze(product, [1]), op.Unsqueeze(rates, [1, 2]))
     return made
 
@@ -249,7 +232,7 @@ def _cosine_onnx(
 cosine_bias = Operator(
     name="cosine_bias",
     function="CosineBias",
-    inputs=("q_positions", "k_positions", "frequencies", "rates"),
+    inputs=("q_cos", "q_sin", "k_cos", "k_sin", "rates"),
     outputs=("bias",),
     eager=_cosine,
     fake=_cosine_fake,

@@ -61,6 +61,7 @@ class Sinusoidal(Encoding):
     summary: ClassVar[str] = "fixed sines and cosines of the position, added to the input"
     source: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
     angular: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = True
     touches: ClassVar[str] = "embed"
     at_input: ClassVar[bool] = True
     in_cross: ClassVar[bool] = True

@@ -60,6 +60,7 @@ class Rope2d(Encoding):
     axes: ClassVar[int] = 2
     touches: ClassVar[str] = "rotate"
     angular: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = True
     theta: float = fields.positive(100.0, "base of the wavelengths")
     theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)", optional=True)
@@ -109,6 +110,7 @@ class Rope3d(Encoding):
     axes: ClassVar[int] = 3
     touches: ClassVar[str] = "rotate"
     angular: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = True
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)", optional=True)
@@ -210,6 +212,7 @@ class RopeMixed(Encoding):
     source: ClassVar[str] = "Heo et al. 2024, arXiv:2403.13298, eq. 14"
     axes: ClassVar[int] = 2
     touches: ClassVar[str] = "rotate"
+    multiplies: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = True
     layout: str = fields.choice("interleaved", ("interleaved", "half"), "pairs (2i, 2i+1), or (i, i + head_dim/2)")
 
@@ -224,6 +227,9 @@ class RopeMixed(Encoding):
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         return {"freqs": (2, spec.num_heads * spec.head_dim // 2)}
+
+    def seeded(self, name: str, values: Tensor) -> Tensor:
+        return values * 0.3
 
     def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         freqs = state["freqs"]
@@ -255,6 +261,9 @@ class RopeDinov3(Encoding):
         if self.grid is not None and (len(self.grid) != 2 or not all(self.grid)):
             raise RequestError(f"grid is {list(self.grid)}: it must be two numbers, columns and rows, from 1.")
 
+    def position_limit(self) -> int | None:
+        return None if self.grid is None else min(self.grid)
+
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         half = inverse_frequencies(spec.head_dim // 2, self.theta, dtype)
         return {"frequencies": placed([(AXES.index("y"), half), (AXES.index("x"), half)], 2)}
@@ -277,6 +286,7 @@ class RopeVjepa2(Encoding):
     axes: ClassVar[int] = 3
     touches: ClassVar[str] = "rotate"
     angular: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = True
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
 

@@ -24,6 +24,7 @@ import attrs
 
 from posexport import custom_ops, fields
 from posexport.errors import RequestError
+from posexport.models.angles import angle_constant, check_exact, cos_sin
 from posexport.models.encoding import Encoding, State
 from posexport.models.frequencies import inverse_frequencies
 from posexport.spec import Spec
@@ -200,6 +201,8 @@ class Sandwich(Encoding):
     name: ClassVar[str] = "sandwich"
     summary: ClassVar[str] = "product of sinusoidal embeddings as a bias, at a ratio per head"
     source: ClassVar[str] = "Chi et al. 2023, arXiv:2212.10356, section 5"
+    angular: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = True
     touches: ClassVar[str] = "bias"
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     dim: int = fields.integer(128, "width of the embeddings", at_least=2, at_most=65536)
@@ -207,13 +210,16 @@ class Sandwich(Encoding):
     def check(self, spec: Spec) -> None:
         if self.dim % 2:
             raise RequestError(f"dim is {self.dim}: sandwich pairs a sine with a cosine, so give an even one.")
+        check_exact(spec, self.theta)
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
-        rates = [spec.num_heads / (8.0 * head) for head in range(1, spec.num_heads + 1)]
-        return {"frequencies": inverse_frequencies(self.dim, self.theta, dtype), "rates": rates}
+        frequencies = angle_constant(spec, dtype, lambda wanted: inverse_frequencies(self.dim, self.theta, wanted))
+        return {"frequencies": frequencies, "rates": [spec.num_heads / (8.0 * h) for h in range(1, spec.num_heads + 1)]}
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        bias: Tensor = custom_ops.cosine_bias(q_positions, k_positions, state["frequencies"], state["rates"])
+        first = k_positions.amin(1, keepdim=True)  # counted from there, angles are small and so more exact
+        sides = (cos_sin(positions - first, state["frequencies"]) for positions in (q_positions, k_positions))
+        bias: Tensor = custom_ops.cosine_bias(*(part for side in sides for part in side), state["rates"])
         return bias
 
 

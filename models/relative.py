@@ -36,6 +36,7 @@ class Relative(Encoding):
     summary: ClassVar[str] = "Transformer-XL: content and distance mix in four terms"
     source: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860, section 3.3"
     angular: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = True
     touches: ClassVar[str] = "score"
     table: str = fields.choice("sinusoidal", ("sinusoidal", "learned"), "what stands for a distance")
     theta: float = fields.positive(10_000.0, "base of the wavelengths (table=sinusoidal)")

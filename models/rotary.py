@@ -53,6 +53,7 @@ class Rope(Encoding):
     source: ClassVar[str] = "Su et al. 2021, arXiv:2104.09864, eq. 34"
     touches: ClassVar[str] = "rotate"
     angular: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = True
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     layout: str = fields.choice("interleaved", LAYOUTS, "pairs (2i, 2i+1), or (i, i + rotary_dim/2)")
@@ -169,6 +170,7 @@ class XPos(Encoding):
     source: ClassVar[str] = "Sun et al. 2022, arXiv:2212.10554, section 3.2"
     touches: ClassVar[str] = "rotate"
     angular: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = True
     ordered: ClassVar[bool] = True
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     layout: str = fields.choice("interleaved", LAYOUTS, "pairs (2i, 2i+1), or (i, i + head_dim/2)")

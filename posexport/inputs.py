@@ -19,8 +19,12 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec import Spec
 
-FAR = 100_000
-"""Positions go up to here where no table ends earlier: beyond the lengths that models are trained for today."""
+FAR = 2**20
+"""Positions go up to here where no table ends earlier: as far as models are made to reach today."""
+
+LANDMARKS = (0, 1, 255, 256, 2047, 65_535, FAR - 1)
+"""Positions that the case "far out" has among others: half precision aliases from 256 and 2048 on, and what is indexed
+by 16 bits ends at 65,535."""
 
 LONG, LONGEST = 600, 1024
 """Tokens of the long cases, so that tables and masks baked at the usual 512 show; more where a window or a table of
@@ -75,9 +79,11 @@ def _scattered(rng: np.random.Generator, places: Array, limit: int) -> Array:
 
 
 def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """Anywhere up to the limit, the last position included."""
+    """Anywhere up to the limit, as many landmarks as there is room for, and the last position."""
     batch, seq = places.shape
     positions = rng.integers(0, limit, (batch, seq))
+    known = [place for place in LANDMARKS if place < limit][-seq:]
+    positions[:, : len(known)] = known
     positions[:, -1] = limit - 1
     return positions
 
@@ -146,7 +152,8 @@ def _case(draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, r
     for name, (shape, dtype) in shapes.items():
         dims = tuple(resolved(dim, sizes) for dim in shape)
         if name == "position_ids":
-            arrays[name] = _position_ids(draft.positions, rng, places, spec)
+            made = _position_ids(draft.positions, rng, places, spec)
+            arrays[name] = np.sort(made, 1) if spec.ordered else made
         elif name == "attention_mask":
             arrays[name] = mask
         elif name == "write_indices":

@@ -61,6 +61,8 @@ class EncodingParams:
     """Whether it is defined where keys are those of an encoder: by acting at the input, or by not acting at all."""
     angular: ClassVar[bool] = False
     """Whether it takes cosines and sines of angles that are linear in integer positions."""
+    multiplies: ClassVar[bool] = False
+    """Whether fp32 products of positions and frequencies are its angles, which far out are as good as fp32 is."""
     takes_prefix: ClassVar[bool] = False
     """Whether the first tokens can be left as they are."""
     ordered: ClassVar[bool] = False

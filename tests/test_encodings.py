@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import oracles
 import pytest
-from helpers import CASES, KINDS, as_float64, case, inputs_for, run_block, small_spec, weights_for
+from helpers import CASES, KINDS, MORE_CASES, as_float64, case, inputs_for, run_block, small_spec, weights_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +61,18 @@ def test_half_precision_stays_close_far_from_the_start(name: str) -> None:
     """Angles in half precision would be off by radians here; what is left is the rounding of weights and values."""
     for dtype, bound in (("fp16", 6e-3), ("bf16", 5e-2)):
         assert difference(case(name), 2, 9, "offset", dtype) < bound
+
+
+@pytest.mark.parametrize("name", MORE_CASES)
+def test_more_blocks_equal_the_formula_in_every_dtype(name: str) -> None:
+    for (batch, seq), kind in zip((*LENGTHS, (2, 9)), KINDS, strict=True):
+        assert difference(case(name), batch, seq, kind) < 1e-11, (batch, seq, kind)
+    for kind in ("gaps", "offset"):
+        assert difference(case(name), 2, 9, kind, "fp32") < 5e-4
+    assert difference(case(name), 2, 9, "consecutive", "fp32") < 1e-5
+    if not name.startswith("rope-mixed"):  # its frequencies are weights, which are rounded here
+        for dtype, bound in (("fp16", 1e-2), ("bf16", 8e-2)):
+            assert difference(case(name), 2, 9, "offset", dtype) < bound
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -59,6 +59,7 @@ class Rope2d(Encoding):
     source: ClassVar[str] = "Heo et al. 2024, arXiv:2403.13298, eq. 12 and 13"
     axes: ClassVar[int] = 2
     touches: ClassVar[str] = "rotate"
+    holds: ClassVar[tuple[str, ...]] = ("norms", "shift", "permutation", "prefix", "finite")
     angular: ClassVar[bool] = True
     multiplies: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = True
@@ -109,6 +110,7 @@ class Rope3d(Encoding):
     source: ClassVar[str] = "Kong et al. 2024, arXiv:2412.03603 (HunyuanVideo)"
     axes: ClassVar[int] = 3
     touches: ClassVar[str] = "rotate"
+    holds: ClassVar[tuple[str, ...]] = ("norms", "shift", "permutation", "prefix", "finite")
     angular: ClassVar[bool] = True
     multiplies: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = True
@@ -212,6 +214,7 @@ class RopeMixed(Encoding):
     source: ClassVar[str] = "Heo et al. 2024, arXiv:2403.13298, eq. 14"
     axes: ClassVar[int] = 2
     touches: ClassVar[str] = "rotate"
+    holds: ClassVar[tuple[str, ...]] = ("norms", "shift", "permutation", "prefix", "finite")
     multiplies: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = True
     layout: str = fields.choice("interleaved", ("interleaved", "half"), "pairs (2i, 2i+1), or (i, i + head_dim/2)")
@@ -247,6 +250,7 @@ class RopeDinov3(Encoding):
     source: ClassVar[str] = "Simeoni et al. 2025, arXiv:2508.10104 (DINOv3)"
     axes: ClassVar[int] = 2
     touches: ClassVar[str] = "rotate"
+    holds: ClassVar[tuple[str, ...]] = ("norms", "permutation", "finite")
     takes_prefix: ClassVar[bool] = True
     theta: float = fields.positive(100.0, "base of the periods")
     grid: tuple[int, ...] | None = fields.numbers(
@@ -260,6 +264,9 @@ class RopeDinov3(Encoding):
             )
         if self.grid is not None and (len(self.grid) != 2 or not all(self.grid)):
             raise RequestError(f"grid is {list(self.grid)}: it must be two numbers, columns and rows, from 1.")
+
+    def properties(self, spec: Spec) -> tuple[str, ...]:
+        return self.holds if self.grid is None else (*self.holds, "prefix")
 
     def position_limit(self) -> int | None:
         return None if self.grid is None else min(self.grid)

@@ -85,6 +85,7 @@ class Alibi(Encoding):
     summary: ClassVar[str] = "logits fall linearly with distance, at a slope per head"
     source: ClassVar[str] = "Press et al. 2022, arXiv:2108.12409, section 3"
     touches: ClassVar[str] = "bias"
+    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     slopes: tuple[float, ...] | None = fields.numbers("slope of each head (default: the authors')")
     slopes_ahead: tuple[float, ...] | None = fields.numbers("slopes for keys ahead of the query (default: the same)")
 
@@ -116,6 +117,7 @@ class Alibi2d(Encoding):
     source: ClassVar[str] = "Fuller et al. 2023, arXiv:2311.00566, section 3.1"
     axes: ClassVar[int] = 2
     touches: ClassVar[str] = "bias"
+    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     uncached: ClassVar[str | None] = ON_A_GRID
     slopes: tuple[float, ...] | None = fields.numbers("slope of each head (default: the authors')")
     distance: str = fields.choice("euclidean", ("euclidean", "manhattan"), "how far two cells are apart")
@@ -140,6 +142,7 @@ class T5(Encoding):
     summary: ClassVar[str] = "trained bias per bucket of distance and head"
     source: ClassVar[str] = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
     touches: ClassVar[str] = "bias"
+    holds: ClassVar[tuple[str, ...]] = ("shift", "buckets", "permutation", "prefix", "finite")
     in_cross: ClassVar[bool] = True  # as in T5's decoder, where cross-attention has no bias
     num_buckets: int = fields.integer(32, "rows of the table", at_least=2, at_most=4096)
     max_distance: int = fields.integer(128, "distance from which all share the last bucket", at_most=2**20)
@@ -179,6 +182,7 @@ class Kerple(Encoding):
     summary: ClassVar[str] = "trained logarithm or power of the distance per head"
     source: ClassVar[str] = "Chi et al. 2022, arXiv:2205.09921, section 4"
     touches: ClassVar[str] = "bias"
+    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     kernel: str = fields.choice("log", ("log", "power"), "-r1 log(1 + r2 d), or -r1 d^r2")
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
@@ -204,6 +208,7 @@ class Sandwich(Encoding):
     angular: ClassVar[bool] = True
     multiplies: ClassVar[bool] = True
     touches: ClassVar[str] = "bias"
+    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     dim: int = fields.integer(128, "width of the embeddings", at_least=2, at_most=65536)
 

@@ -37,6 +37,7 @@ class Shaw(Encoding):
     summary: ClassVar[str] = "trained vectors for each distance, added to keys and values"
     source: ClassVar[str] = "Shaw et al. 2018, arXiv:1803.02155, eq. 3 to 5"
     touches: ClassVar[str] = "score"
+    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     reads_keys: ClassVar[bool] = True
     max_distance: int = fields.integer(16, "distance beyond which all share a row", at_most=2**20)
     max_distance_ahead: int | None = fields.integer(
@@ -99,6 +100,7 @@ class Deberta(Encoding):
     summary: ClassVar[str] = "DeBERTa: content to position and position to content, through one table of distances"
     source: ClassVar[str] = "He et al. 2021, arXiv:2006.03654, eq. 4"
     touches: ClassVar[str] = "score"
+    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     reads_keys: ClassVar[bool] = True
     max_relative_positions: int = fields.integer(512, "distances that the table holds, on either side", at_most=2**20)
     position_buckets: int | None = fields.integer(

@@ -38,6 +38,7 @@ class Relative(Encoding):
     angular: ClassVar[bool] = True
     multiplies: ClassVar[bool] = True
     touches: ClassVar[str] = "score"
+    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     table: str = fields.choice("sinusoidal", ("sinusoidal", "learned"), "what stands for a distance")
     theta: float = fields.positive(10_000.0, "base of the wavelengths (table=sinusoidal)")
     max_distance: int | None = fields.integer(

@@ -52,6 +52,7 @@ class Rope(Encoding):
     summary: ClassVar[str] = "rotary: queries and keys turn by angles linear in the position"
     source: ClassVar[str] = "Su et al. 2021, arXiv:2104.09864, eq. 34"
     touches: ClassVar[str] = "rotate"
+    holds: ClassVar[tuple[str, ...]] = ("norms", "shift", "permutation", "prefix", "finite")
     angular: ClassVar[bool] = True
     multiplies: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = True
@@ -128,6 +129,11 @@ class Rope(Encoding):
             return {"frequencies": inverse_frequencies(dim, self.theta, dtype)}
         return scaling.SCALINGS[self.scaling].frequencies(self, dim, dtype)
 
+    def properties(self, spec: Spec) -> tuple[str, ...]:
+        if self.scaling is not None and scaling.SCALINGS[self.scaling].by_length:
+            return ("norms", "permutation", "finite")  # angles change with the longest position
+        return self.holds
+
     def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [B, S, P] of positions."""
         scale = 1.0
@@ -169,6 +175,7 @@ class XPos(Encoding):
     summary: ClassVar[str] = "rotary with a decay: queries and keys are scaled by powers of the position"
     source: ClassVar[str] = "Sun et al. 2022, arXiv:2212.10554, section 3.2"
     touches: ClassVar[str] = "rotate"
+    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     angular: ClassVar[bool] = True
     multiplies: ClassVar[bool] = True
     ordered: ClassVar[bool] = True

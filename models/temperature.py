@@ -25,6 +25,7 @@ class Temperature(Encoding):
     summary: ClassVar[str] = "queries grow with the logarithm of their position (Llama 4's layers without RoPE)"
     source: ClassVar[str] = "Meta 2025 (Llama 4), after Nakanishi 2025, arXiv:2501.19399, eq. 1"
     touches: ClassVar[str] = "rotate"
+    holds: ClassVar[tuple[str, ...]] = ("norms", "permutation", "prefix", "finite")
     floor_scale: int = fields.integer(8192, "positions that share a factor")
     attn_scale: float = fields.positive(0.1, "weight of the logarithm")
 

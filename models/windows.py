@@ -37,6 +37,7 @@ class Swin(Encoding):
     source: ClassVar[str] = "Liu et al. 2021, arXiv:2103.14030, eq. 4"
     axes: ClassVar[int] = 2
     touches: ClassVar[str] = "bias"
+    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     uncached: ClassVar[str | None] = ON_A_GRID
     window_size: int = fields.integer(7, "columns and rows of a window", at_most=1024)
 
@@ -64,6 +65,7 @@ class SwinV2(Encoding):
     source: ClassVar[str] = "Liu et al. 2022, arXiv:2111.09883, eq. 2 to 4"
     axes: ClassVar[int] = 2
     touches: ClassVar[str] = "bias"
+    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     uncached: ClassVar[str | None] = ON_A_GRID
     window_size: int = fields.integer(8, "columns and rows of a window", at_least=2, at_most=1024)
     pretrained_window_size: int | None = fields.integer(

@@ -20,6 +20,9 @@ import numpy as np
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import dtype_name
 
+PARITY = "parity"
+"""The check of a verdict that holds outputs against the truth; others are names of properties."""
+
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 
 
@@ -171,6 +174,12 @@ class Verdict:
     notes: tuple[str, ...] = ()
     where: str | None = None
     describe: Mapping[str, str] = attrs.field(factory=dict)
+    check: str = PARITY
+
+    @property
+    def label(self) -> str:
+        """The runtime, and the check where it is another than parity."""
+        return self.runtime if self.check == PARITY else f"{self.runtime}: {self.check}"
 
 
 def judge(artifact: str, runtime: str, comparisons: Sequence[Comparison], cases: int, **rest: Any) -> Verdict:

@@ -57,7 +57,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     told = [text for text in (verdict.reason, verdict.where, *verdict.notes) if text]
     return (
         verdict.artifact,
-        verdict.runtime,
+        verdict.label,
         verdict.state,
         *("-" if number is None else f"{number:.2e}" for number in numbers),
         str(verdict.cases or "-"),
@@ -97,7 +97,7 @@ def to_junit(report: Report) -> bytes:
         skipped=str(found[NOT_RUN]),
     )
     for verdict in report.verdicts:
-        case = ElementTree.SubElement(suite, "testcase", classname=_text(verdict.artifact), name=verdict.runtime)
+        case = ElementTree.SubElement(suite, "testcase", classname=_text(verdict.artifact), name=verdict.label)
         _, _, _, error, eager, allowed, cases, note = _row(verdict)
         if verdict.state == FAILED:
             ElementTree.SubElement(case, "failure", message=_text(verdict.reason or "failed")).text = _text(note)

@@ -63,6 +63,8 @@ class EncodingParams:
     """Whether it takes cosines and sines of angles that are linear in integer positions."""
     multiplies: ClassVar[bool] = False
     """Whether fp32 products of positions and frequencies are its angles, which far out are as good as fp32 is."""
+    holds: ClassVar[tuple[str, ...]] = ("permutation", "prefix", "finite")
+    """The properties (posexport.properties) that it has."""
     takes_prefix: ClassVar[bool] = False
     """Whether the first tokens can be left as they are."""
     ordered: ClassVar[bool] = False
@@ -76,6 +78,10 @@ class EncodingParams:
     def default_scale(self, head_dim: int) -> float:
         """The factor on the logits where none is given."""
         return float(head_dim**-0.5)
+
+    def properties(self, spec: Spec) -> tuple[str, ...]:
+        """What holds whatever the weights are; names of posexport.properties."""
+        return self.holds
 
     def reach(self) -> int | None:
         """The distance beyond which nothing changes any more, where there is one."""

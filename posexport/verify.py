@@ -10,6 +10,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ import attrs
 from posexport.errors import PosexportError
 from posexport.forms import ORT_ALONE
 from posexport.inputs import Case, make_cases
-from posexport.parity import FAILED, NOT_RUN, TOLERANCES, Tolerance, Verdict, compare, judge, tolerance_at
+from posexport.parity import FAILED, NOT_RUN, PARITY, TOLERANCES, Tolerance, Verdict, compare, judge, tolerance_at
+from posexport.property_trials import Trials
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.user_inputs import fit_inputs, read_arrays
@@ -81,7 +83,7 @@ class Report:
         if FAILED in states:
             return 1
         for name in required:
-            of_it = [verdict.state for verdict in self.verdicts if verdict.runtime == name]
+            of_it = [each.state for each in self.verdicts if each.runtime == name and each.check == PARITY]
             if not of_it or NOT_RUN in of_it:
                 return 3
         return 0 if states - {NOT_RUN} else 3
@@ -98,6 +100,7 @@ class _Job:
     eager: Future[Answer] | None = None
     runs: dict[str, tuple[Future[Answer], list[int]]] = attrs.field(factory=dict)
     skipped: dict[str, str] = attrs.field(factory=dict)
+    trials: Trials | None = None
     graphs: Any = None
 
 
@@ -108,11 +111,13 @@ def verify(
     inputs: Path | None = None,
     seed: int = 0,
     time_limit: float = TIME_LIMIT,
+    properties: bool = False,
     advance: Callable[[str, int], object] = lambda name, total: None,
 ) -> Report:
     """Verify the artifacts that `paths` name (files, or folders of them) on each of `runtimes`.
 
-    `inputs` is a .npz of the user's own; without it cases are made from `seed`. `advance` is told after each verdict
+    `inputs` is a .npz of the user's own; without it cases are made from `seed`. `properties` asks for those of the
+    encoding too, on each runtime that runs. `advance` is told after each verdict
     of an artifact, with the number of artifacts. Raises RequestError where `paths` name no artifact, or where `inputs`
     can't be read; inputs that don't fit an artifact are told in its place.
     """
@@ -139,7 +144,8 @@ def verify(
         for file in files:
             try:
                 subject = read_subject(file)
-                waiting.append(_start(subject, pool, runtimes, there, _cases(subject, inputs, given, seed)))
+                found = Trials.of(subject, seed) if properties and subject.broken is None else None
+                waiting.append(_start(subject, pool, runtimes, there, _cases(subject, inputs, given, seed), found))
             except PosexportError as error:
                 broken.append((str(file), _about(file, str(error))))
                 advance(file.name, len(files))
@@ -156,10 +162,11 @@ def _start(
     runtimes: Mapping[str, Runtime],
     there: Mapping[str, str | None],
     cases_and_notes: tuple[list[Case], tuple[str, ...]],
+    trials: Trials | None = None,
 ) -> _Job:
     """Ask for the truth, for eager, and for a run on each runtime that can take the artifact."""
     cases, notes = cases_and_notes
-    job = _Job(subject=subject, cases=cases, notes=notes)
+    job = _Job(subject=subject, cases=cases, notes=notes, trials=trials)
     arrays = [case.arrays for case in cases]
     if subject.broken is None:
         torch_row, source = RUNTIMES[_TORCH], subject.source.path
@@ -180,8 +187,12 @@ def _start(
                 index for index, case in enumerate(cases) if most is None or _work(subject.spec, case.sizes) <= most
             ]
             if chosen:
-                options = _options(subject, row, [cases[index] for index in chosen])
+                sizes = [cases[index].sizes for index in chosen] + ([] if trials is None else trials.sizes())
+                options = _options(subject, row, sizes)
                 job.runs[name] = (pool.submit(row, subject.path, [arrays[index] for index in chosen], options), chosen)
+                if trials is not None:
+                    slow = most is not None and _work(subject.spec, {"batch": 1, "seq": trials.tokens()}) > most
+                    trials.submit(name, None if slow else partial(pool.submit, row, subject.path, options=options))
             else:
                 job.skipped[name] = f"it is slow and takes only inputs of at most {most:.0e} multiply-adds"
     return job
@@ -234,12 +245,12 @@ def _work(spec: Spec, sizes: Mapping[str, int]) -> float:
     return float(batch * (tokens * weights + seq * keys * width * spec.layers))
 
 
-def _options(subject: Subject, row: Runtime, cases: Sequence[Case]) -> dict[str, Any]:
+def _options(subject: Subject, row: Runtime, sizes: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     """A plan built on the fly takes the shapes of the cases, whatever the defaults of `posexport compile` are."""
     if row.home != "trt" or subject.path.suffix != ".onnx":
         return {}
     fixed = {dim for dim, (low, high) in subject.bounds.items() if low == high}
-    spans = {dim: [case.sizes[dim] for case in cases] for dim in subject.bounds if dim not in fixed}
+    spans = {dim: [each[dim] for each in sizes] for dim in subject.bounds if dim not in fixed}
     return {"profile": [f"{dim}={min(span)}:{max(span)}:{max(span)}" for dim, span in spans.items()]}
 
 
@@ -263,7 +274,8 @@ def _judge_all(job: _Job, pool: Pool, runtimes: Mapping[str, Runtime]) -> list[V
     eager = nothing if job.eager is None else result(job.eager)
     if truth.kind is not None:
         raise _error(truth)
-    return [_judge_one(job, name, pool, runtimes[name], truth, eager) for name in runtimes if _concerns(job, name)]
+    found = [_judge_one(job, name, pool, runtimes[name], truth, eager) for name in runtimes if _concerns(job, name)]
+    return found + ([] if job.trials is None else job.trials.verdicts(str(job.subject.path)))
 
 
 def _concerns(job: _Job, name: str) -> bool:

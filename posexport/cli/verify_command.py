@@ -31,6 +31,7 @@ class VerifyOptions:
 @click.option("--require", "required", metavar="NAME", multiple=True, help="exit 3 if this runtime is not run")
 @click.option("--inputs", metavar="FILE", help="your own inputs, a .npz  [default: several cases from --seed]")
 @click.option("--seed", metavar="N", help="seed of the inputs  [default: 0]")
+@click.option("--properties", is_flag=True, help="also try what must hold of the encoding, such as shifts of positions")
 @click.option("--time-limit", metavar="SECONDS", help="for one artifact on one runtime  [default: 300]")
 @click.option("--junit", metavar="FILE", help="write a JUnit XML report")
 @click.option("--markdown", metavar="FILE", help="write a Markdown report, such as a job's summary")
@@ -40,6 +41,7 @@ def verify(
     runtimes: tuple[str, ...],
     required: tuple[str, ...],
     inputs: str | None,
+    properties: bool,
     junit: str | None,
     markdown: str | None,
     as_json: bool,
@@ -72,6 +74,7 @@ def verify(
             runtimes=rows,
             inputs=None if inputs is None else Path(inputs),
             seed=options.seed,
+            properties=properties,
             time_limit=options.time_limit,
             advance=advance,
         )
@@ -103,15 +106,17 @@ def _show(report: Report) -> None:
     from posexport.report import COLUMNS, rows, summary
 
     table = rows(report)
+    parity = [verdict for verdict in report.verdicts if verdict.label == verdict.runtime]
     nowhere = {  # a runtime that no artifact was run on, for one reason: a line instead of a row for each
         name: reasons.pop()
-        for name in dict.fromkeys(verdict.runtime for verdict in report.verdicts)
-        if not {each.state for each in report.verdicts if each.runtime == name} - {"not run"}
-        and len(reasons := {each.reason or "" for each in report.verdicts if each.runtime == name}) == 1
+        for name in dict.fromkeys(verdict.runtime for verdict in parity)
+        if not {each.state for each in parity if each.runtime == name} - {"not run"}
+        and len(reasons := {each.reason or "" for each in parity if each.runtime == name}) == 1
     }
     shown = [row for row in table if row[1] not in nowhere]
     if shown:
-        console.show_table("Parity with torch in float64", COLUMNS, shown, right=("error", "eager's", "allowed"))
+        title = "Parity with torch in float64" + (", and properties" if len(table) > len(parity) else "")
+        console.show_table(title, COLUMNS, shown, right=("error", "eager's", "allowed"))
     for name, reason in nowhere.items():
         click.echo(f"not run: {name} ({reason})")
     click.echo(summary(report))

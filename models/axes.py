@@ -254,7 +254,7 @@ class RopeDinov3(Encoding):
     takes_prefix: ClassVar[bool] = True
     theta: float = fields.positive(100.0, "base of the periods")
     grid: tuple[int, ...] | None = fields.numbers(
-        "columns and rows (default: as far as each row of position_ids reaches)", whole=True
+        "rows and columns (default: as far as each row of position_ids reaches)", whole=True
     )
 
     def check(self, spec: Spec) -> None:
@@ -263,7 +263,7 @@ class RopeDinov3(Encoding):
                 f"head_dim is {spec.head_dim}: rope-dinov3 gives pairs to two axes, so it must be divisible by 4."
             )
         if self.grid is not None and (len(self.grid) != 2 or not all(self.grid)):
-            raise RequestError(f"grid is {list(self.grid)}: it must be two numbers, columns and rows, from 1.")
+            raise RequestError(f"grid is {list(self.grid)}: it must be two numbers, rows and columns, from 1.")
 
     def properties(self, spec: Spec) -> tuple[str, ...]:
         return self.holds if self.grid is None else (*self.holds, "prefix")
@@ -277,7 +277,7 @@ class RopeDinov3(Encoding):
 
     def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         turns = custom_ops.grid_sinusoids(
-            positions, state["frequencies"], list(self.grid or ()), state.spec.prefix_tokens
+            positions, state["frequencies"], list(self.grid or ())[::-1], state.spec.prefix_tokens
         )
         return turn(state, q, k, turns, False, [state.spec.head_dim // 2])
 

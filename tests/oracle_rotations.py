@@ -179,7 +179,7 @@ def _dinov3(spec: Any, heads: Array, positions: Array, own: dict[str, Array]) ->
     for b in range(len(positions)):
         for run, axis in enumerate((1, 0)):
             reach = positions[b, prefix:, axis].max() + 1 if positions.shape[1] > prefix else 1
-            size = encoding.grid[axis] if encoding.grid else reach
+            size = encoding.grid[1 - axis] if encoding.grid else reach
             centre = (positions[b, :, axis] + 0.5) / size * 2 - 1
             for i, w in enumerate(progression(spec.head_dim // 2, encoding.theta)):
                 angles[b, :, 0, run * spec.head_dim // 4 + i] = 2 * np.pi * centre * w

@@ -67,6 +67,7 @@ LAYERS = {
     "posexport.spec": "posexport.(errors|fields)",
     "posexport.custom_ops(..*)?": "posexport.(custom_ops(..*)?|errors)",
     "posexport.models(..*)?": "posexport.(models(..*)?|custom_ops|spec|fields|errors)",
+    "posexport.presets": "posexport.errors",
     "posexport.files": "posexport.errors",
     "posexport.onnx_file": "posexport.(files|errors)",
     "posexport.dimensions": "posexport.spec",
@@ -120,7 +121,7 @@ def test_the_oracle_stands_apart() -> None:
 def test_engines_load_in_functions_only_where_start_up_counts() -> None:
     """The table of encodings, the table of runtimes and the commands import no engine at their top."""
     for name, path in modules().items():
-        encodings = r"posexport\.models\.(none|absolute|relative|biases|rotary|encoding|frequencies|angles|axes|scaling|content|windows|temperature)"
+        encodings = r"posexport\.models\.(?!(attention|block|weights)$).*"
         start = name in ("posexport.runtimes", "posexport.models", "posexport.spec")
         if name.startswith("posexport.cli") or start or re.fullmatch(encodings, name):
             body = ast.parse(path.read_text()).body
@@ -143,6 +144,7 @@ def loaded(*arguments: str) -> set[str]:
 def test_help_and_list_load_no_engine() -> None:
     assert not loaded("--help") & (HEAVY | {"rich"})
     assert not loaded("list") & HEAVY
+    assert not loaded("list", "--presets") & HEAVY
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -183,10 +185,10 @@ def test_help_names_every_command() -> None:
 
 
 FLAGS: dict[str, list[str]] = {
-    "list": ["--json"],
+    "list": ["--presets", "--json"],
     "inspect": ["--json", "FILE"],
     "export": [
-        "--config", "--encoding", "--set",
+        "--config", "--preset", "--encoding", "--set",
         "--hidden-size", "--num-heads", "--num-kv-heads", "--head-dim", "--scale",
         "--causal/--no-causal", "--window", "--bias/--no-bias",
         "--kv-cache", "--padding-mask/--no-padding-mask", "--cross/--no-cross",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import oracle_scores
 import oracles
 import pytest
 from helpers import CASES, KINDS, MORE_CASES, as_float64, case, inputs_for, run_block, small_spec, weights_for
@@ -150,9 +151,9 @@ def test_any_sizes_and_positions(data: st.DataObject) -> None:
     assert difference(spec, batch, seq, data.draw(st.sampled_from(KINDS)), seed=data.draw(st.integers(0, 99))) < 1e-10
 
 
-@pytest.mark.parametrize("heads", range(1, 41))
-def test_alibi_slopes_are_the_authors(heads: int) -> None:
-    assert alibi_slopes(heads) == pytest.approx(oracles.alibi_slopes(heads), rel=1e-12)
+def test_alibi_slopes_are_the_authors() -> None:
+    for heads in range(1, 41):
+        assert alibi_slopes(heads) == pytest.approx(oracle_scores.alibi_slopes(heads), rel=1e-12), heads
 
 
 @given(quarter=st.integers(1, 24), beyond=st.integers(1, 300), bidirectional=st.booleans())
@@ -162,12 +163,12 @@ def test_t5_buckets_are_the_papers_and_monotone(quarter: int, beyond: int, bidir
     max_distance = num_buckets // (4 if bidirectional else 2) + beyond
     made = t5_buckets(num_buckets, max_distance, bidirectional)
     offsets = range(-max_distance, max_distance + 1)
-    assert made == [oracles.t5_bucket(offset, num_buckets, max_distance, bidirectional) for offset in offsets]
+    assert made == [oracle_scores.t5_bucket(offset, num_buckets, max_distance, bidirectional) for offset in offsets]
     backwards, forwards = made[: max_distance + 1][::-1], made[max_distance + 1 :]
     assert backwards == sorted(backwards)
     assert forwards == sorted(forwards)
     assert max(made) == num_buckets - 1
     # beyond the table's ends every distance keeps the last bucket of its side
     for far in (max_distance + 1, 10 * max_distance):
-        assert oracles.t5_bucket(-far, num_buckets, max_distance, bidirectional) == made[0]
-        assert oracles.t5_bucket(far, num_buckets, max_distance, bidirectional) == made[-1]
+        assert oracle_scores.t5_bucket(-far, num_buckets, max_distance, bidirectional) == made[0]
+        assert oracle_scores.t5_bucket(far, num_buckets, max_distance, bidirectional) == made[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import oracles
+import oracle_scores
 import pytest
 import torch
 from helpers import CASES, Array, case, inputs_for, run_block, small_spec, weights_for
@@ -92,8 +92,11 @@ def test_rotation_keeps_norms_and_what_it_does_not_turn(
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     x = torch.from_numpy(random.standard_normal((2, 5, 3 * head_dim)))
     positions = torch.from_numpy(random.integers(-1000, 1000, (2, 5)))
-    cos, sin = custom_ops.sinusoids(positions, torch.from_numpy(random.random(pairs)))
-    turned = custom_ops.rotate(x, cos, sin, head_dim, *layout).unflatten(-1, (3, head_dim))
+    cos, sin = custom_ops.sinusoids(positions, torch.from_numpy(random.random(pairs)), 1.0)
+    interleaved, count = layout
+    turned = custom_ops.rotate(x, cos, sin, head_dim, interleaved, [pairs // count] * count).unflatten(
+        -1, (3, head_dim)
+    )
     heads = x.unflatten(-1, (3, head_dim))
     torch.testing.assert_close(turned.norm(dim=-1), heads.norm(dim=-1), atol=1e-12, rtol=0)
     assert torch.equal(turned[..., 2 * pairs :], heads[..., 2 * pairs :])
@@ -102,9 +105,9 @@ def test_rotation_keeps_norms_and_what_it_does_not_turn(
 
 @given(heads=st.integers(1, 20), positions=st.lists(st.integers(-(2**40), 2**40), min_size=2, max_size=6, unique=True))
 def test_alibi_lowers_the_score_with_distance(heads: int, positions: list[int]) -> None:
-    slopes = torch.tensor(oracles.alibi_slopes(heads), dtype=torch.float64)
+    slopes = torch.tensor(oracle_scores.alibi_slopes(heads), dtype=torch.float64)
     at = torch.tensor([positions])
-    bias = custom_ops.alibi_bias(at, at, slopes)[0]
+    bias = custom_ops.alibi_bias(at, at, slopes, None)[0]
     assert (bias.diagonal(dim1=1, dim2=2) == 0).all()
     assert torch.equal(bias, bias.transpose(1, 2))
     near_to_far = (at[0] - at[0, 0]).abs().argsort()
@@ -139,4 +142,4 @@ def test_angles_refuse_half_precision() -> None:
     block_positions = torch.zeros(1, 2, dtype=torch.int64)
     for dtype in (torch.float16, torch.bfloat16):
         with pytest.raises(TypeError, match="angles need float32 or float64"):
-            custom_ops.sinusoids(block_positions, torch.ones(2, dtype=dtype))
+            custom_ops.sinusoids(block_positions, torch.ones(2, dtype=dtype), 1.0)

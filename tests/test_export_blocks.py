@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import oracles
 import onnx
 import onnx_ir as ir
-import oracles
 import pytest
 import torch
 from helpers import as_float64, case, inputs_for, open_ort, run_ort, small_spec, weights_for
+from oracle_rotations import pairs_of, turn_pairs
 
 from posexport import custom_ops
 from posexport.errors import RequestError
@@ -128,8 +129,8 @@ def test_a_module_of_ones_own() -> None:
             self.register_buffer("frequencies", torch.tensor([1.0, 0.1]))
 
         def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            cos, sin = custom_ops.sinusoids(positions, self.frequencies)
-            turned: torch.Tensor = custom_ops.rotate(x, cos, sin, 4, True, 1)
+            cos, sin = custom_ops.sinusoids(positions, self.frequencies, 1.0)
+            turned: torch.Tensor = custom_ops.rotate(x, cos, sin, 4, True, [2])
             return turned
 
     batch, seq = torch.export.Dim("batch"), torch.export.Dim("seq")
@@ -141,7 +142,8 @@ def test_a_module_of_ones_own() -> None:
     x = np.random.default_rng(0).standard_normal((1, 3, 8)).astype(np.float32)
     positions = np.array([[5, 2, 9]])
     heads = x.reshape(1, 3, 2, 4).astype(np.float64)
-    wanted = oracles.rotate(heads, positions, 100.0, "interleaved").reshape(1, 3, 8)
+    angles = positions[..., None, None] * np.array([1.0, 0.1])
+    wanted = turn_pairs(heads, angles, pairs_of("interleaved", [4])).reshape(1, 3, 8)
     assert np.abs(run_ort(model, {"x": x, "positions": positions})["y"] - wanted).max() < 1e-5
 
 

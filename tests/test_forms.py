@@ -87,7 +87,7 @@ class _Attention(torch.nn.Module):
             "shared": custom_ops.attend_shared,
         }
         spec, cap = self.spec, self.spec.softcap or 0.0
-        more = (None, None, None, spec.num_heads, spec.num_kv_heads, spec.scale, spec.causal, spec.window or 0, cap)
+        more = (None, None, None, spec.num_heads, spec.num_kv_heads, spec.scale, spec.causal, spec.window or 0, 0, cap)
         return operators[spec.kv_cache](q, k, v, *rest, *more)
 
 

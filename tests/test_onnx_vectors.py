@@ -98,7 +98,7 @@ class Call:
         q, k = self.arguments[:2]
         if (form, target, cache) == ("contrib", "ort", "shared") and q.shape[0] > 1 and q.shape[1] > 1:
             return False  # GroupQueryAttention takes chunks behind others for batch 1 only
-        num_heads, softcap = self.arguments[-6], self.arguments[-1]
+        num_heads, softcap = self.arguments[-7], self.arguments[-1]
         width, square = q.shape[-1] // num_heads, q.shape[1] == k.shape[1]
         return carries(form, target, cache=cache, softcap=softcap > 0, head_dim=width, square=square) is None
 
@@ -130,7 +130,7 @@ def rotary(inputs: dict[str, Array], given: dict[str, Any], outputs: list[Array]
         cos, sin = cos[inputs["position_ids"]], sin[inputs["position_ids"]]
     width = flat(x).shape[-1] // heads
     assert 2 * cos.shape[-1] == given.get("rotary_embedding_dim", width)
-    arguments = [*map(tensor, (flat(x), cos, sin)), width, bool(given.get("interleaved", 0)), 1]
+    arguments = [*map(tensor, (flat(x), cos, sin)), width, bool(given.get("interleaved", 0)), [cos.shape[-1]]]
     return Call(operator=custom_ops.rotate, arguments=arguments, outputs=[flat(outputs[0])], dtype=str(x.dtype))
 
 
@@ -217,7 +217,7 @@ def attention(inputs: dict[str, Array], given: dict[str, Any], outputs: list[Arr
     bias = view.bias()
     added = [None if each is None else tensor(each) for each in (bias, inputs.get("padding", view.padding))]
     scale, cap = given.get("scale", width**-0.5), given.get("softcap", 0.0)
-    arguments = [*map(tensor, (q, k, v, *rest)), *added, None, heads, kv, scale, view.causal, view.window, cap]
+    arguments = [*map(tensor, (q, k, v, *rest)), *added, None, heads, kv, scale, view.causal, view.window, 0, cap]
     wanted = [flat(outputs[0]), *outputs[1 : len(operator.outputs)]]
     return Call(operator=operator, arguments=arguments, outputs=wanted, dtype=dtype, keys=keys)
 

@@ -37,15 +37,96 @@ def whole(low: int, high: int, *shape: int) -> torch.Tensor:
 Q, K = {0: "batch", 1: "seq"}, {0: "batch", 1: "total"}
 MASKS: list[tuple[bool, int]] = [(False, 0), (True, 0), (False, 2), (True, 3)]
 CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
-    "sinusoids": (custom_ops.sinusoids, [whole(-99, 99, B, S), torch.tensor([1.0, 0.1])], [Q, {}]),
-    "sinusoids-2-axes": (custom_ops.sinusoids, [whole(0, 99, B, S, 2), normal(2, 3)], [Q, {}]),
+    "sinusoids": (custom_ops.sinusoids, [whole(-99, 99, B, S), torch.tensor([1.0, 0.1]), 1.5], [Q, {}]),
+    "sinusoids-2-axes": (custom_ops.sinusoids, [whole(0, 99, B, S, 2), normal(2, 3), 1.0], [Q, {}]),
     "pairs": (custom_ops.pair_features, [normal(B, S, 3), normal(B, S, 3), True], [Q, Q]),
     "pairs-half": (custom_ops.pair_features, [normal(B, S, 3), normal(B, S, 3), False], [Q, Q]),
-    "rotate": (custom_ops.rotate, [normal(B, S, N * H), normal(B, S, 3), normal(B, S, 3), H, True, 1], [Q] * 3),
-    "rotate-part": (custom_ops.rotate, [normal(B, S, N * H), normal(B, S, 2), normal(B, S, 2), H, True, 1], [Q] * 3),
-    "rotate-half": (custom_ops.rotate, [normal(B, S, N * H), normal(B, S, 2), normal(B, S, 2), H, False, 1], [Q] * 3),
-    "rotate-groups": (custom_ops.rotate, [normal(B, S, N * 8), normal(B, S, 4), normal(B, S, 4), 8, False, 2], [Q] * 3),
-    "alibi_bias": (custom_ops.alibi_bias, [whole(-9, 9, B, S), whole(-9, 9, B, T), torch.rand(N)], [Q, K, {}]),
+    "rotate": (custom_ops.rotate, [normal(B, S, N * H), normal(B, S, 3), normal(B, S, 3), H, True, [3]], [Q] * 3),
+    "rotate-part": (custom_ops.rotate, [normal(B, S, N * H), normal(B, S, 2), normal(B, S, 2), H, True, [2]], [Q] * 3),
+    "rotate-half": (custom_ops.rotate, [normal(B, S, N * H), normal(B, S, 2), normal(B, S, 2), H, False, [2]], [Q] * 3),
+    "rotate-groups": (
+        custom_ops.rotate,
+        [normal(B, S, N * 8), normal(B, S, 4), normal(B, S, 4), 8, False, [2, 2]],
+        [Q] * 3,
+    ),
+    "rotate-runs": (custom_ops.rotate, [normal(B, S, N * 8), *(normal(B, S, 4),) * 2, 8, False, [1, 3]], [Q] * 3),
+    "rotate-own": (custom_ops.rotate, [normal(B, S, N * H), *(normal(B, S, N, 3),) * 2, H, True, [3]], [Q] * 3),
+    "rotate-features": (custom_ops.rotate_features, [normal(B, S, N * H), *(normal(B, S, 4),) * 2, H], [Q] * 3),
+    "exact": (custom_ops.exact_sinusoids, [whole(0, 2**24, B, S), whole(0, 2**50, 2, 3), 1.5], [Q, {}]),
+    "exact-2-axes": (custom_ops.exact_sinusoids, [whole(0, 9, B, S, 2), whole(0, 2**48, 2, 2, 3), 1.0], [Q, {}]),
+    "by-length": (custom_ops.length_frequencies, [whole(0, 9, B, S), normal(3), normal(3) + 1, 5], [Q, {}, {}]),
+    "ntk": (custom_ops.ntk_frequencies, [whole(0, 99, B, S), torch.rand(3), 100.0, 4.0, 20, 6], [Q, {}]),
+    "grid": (custom_ops.grid_sinusoids, [whole(0, 9, B, S, 2), normal(2, 3), [], 2], [Q, {}]),
+    "grid-given": (custom_ops.grid_sinusoids, [whole(0, 9, B, S, 2), normal(2, 3), [9, 7], 0], [Q, {}]),
+    "powers": (custom_ops.position_powers, [whole(0, 99, B, S), normal(3) / 100, True], [Q, {}]),
+    "temperature": (custom_ops.position_temperature, [normal(B, S, N * H), whole(0, 99, B, S), 8, 0.3], [Q, Q]),
+    "prefix": (custom_ops.keep_prefix, [normal(B, S, 3), normal(B, S, 3), 2], [Q, Q]),
+    "alibi_bias": (custom_ops.alibi_bias, [whole(-9, 9, B, S), whole(-9, 9, B, T), torch.rand(N), None], [Q, K, {}]),
+    "alibi-ahead": (
+        custom_ops.alibi_bias,
+        [whole(-9, 9, B, S), whole(-9, 9, B, T), torch.rand(N), torch.rand(N) + 1],
+        [Q, K, {}, {}],
+    ),
+    "grid-bias": (custom_ops.grid_bias, [whole(0, 9, B, S, 2), whole(0, 9, B, T, 2), torch.rand(N), True], [Q, K, {}]),
+    "kerple": (
+        custom_ops.kerple_bias,
+        [whole(0, 9, B, S), whole(0, 9, B, T), normal(N), normal(N).flip(0), True],
+        [Q, K, {}, {}],
+    ),
+    "cosine": (
+        custom_ops.cosine_bias,
+        [*(normal(B, S, 3),) * 2, *(normal(B, T, 3),) * 2, torch.rand(N)],
+        [Q, Q, K, K, {}],
+    ),
+    "fire": (
+        custom_ops.fire_bias,
+        [
+            *(whole(0, 9, B, S), whole(0, 9, B, T), torch.tensor(0.3), torch.tensor(0.7)),
+            *(normal(8, 1), normal(8), normal(N, 8), normal(N), 5.0),
+        ],
+        [Q, K, *({},) * 6],
+    ),
+    "window": (custom_ops.window_bias, [whole(0, 3, B, S, 2), whole(0, 3, B, T, 2), normal(25, N), 3], [Q, K, {}]),
+    "window-table": (custom_ops.window_table, [normal(25, 2), normal(8, 2), normal(8), normal(N, 8)], [{}] * 4),
+    "cosine-heads": (custom_ops.cosine_heads, [normal(B, S, N * H), normal(N, 1, 1) + 4, H], [Q, {}]),
+    "offset-score": (
+        custom_ops.offset_score,
+        [normal(B, S, N * H), whole(0, 9, B, S), whole(0, 9, B, T), normal(6, H), 2, 3, 0.3],
+        [Q, Q, K, {}],
+    ),
+    "offset-values": (
+        custom_ops.offset_values,
+        [
+            *(
+                normal(B, S, N * H),
+                normal(B, T, 2 * H),
+                normal(B, N, S, T),
+                torch.ones(B, T).long().tril(2),
+                None,
+                None,
+            ),
+            *(whole(0, 9, B, S), whole(0, 9, B, T), normal(6, H), N, 2, 0.3, True, 0, 0, 0.0, 2, 3),
+        ],
+        [Q, K, {0: "batch", 2: "seq", 3: "total"}, K, Q, K, {}],
+    ),
+    "disentangled": (
+        custom_ops.disentangled_score,
+        [
+            *(normal(B, S, N * H), normal(B, T, N * H), whole(0, 9, B, S), whole(0, 9, B, T), whole(0, 6, 9)),
+            *(normal(6, N * H), normal(6, N * H).flip(0), N, 0.3),
+        ],
+        [Q, K, Q, K, {}, {}, {}],
+    ),
+    "contextual": (
+        custom_ops.contextual_score,
+        [normal(B, S, N * H), normal(B, T, 2 * H), None, None, normal(H, 4), N, 2, 0.3, True, 0, 0],
+        [Q, K, {}],
+    ),
+    "cached-keys": (
+        custom_ops.cached_keys,
+        [normal(B, 2, T, H), normal(B, S, 2 * H), None, 2],
+        [{0: "batch", 2: "total"}, Q],
+    ),
     "relative_bias": (
         custom_ops.relative_bias,
         [whole(-9, 9, B, S), whole(-9, 9, B, T), normal(6, N), whole(0, 6, 11), 5],
@@ -76,7 +157,7 @@ CALLS |= {
         [
             *(normal(B, S, N * H), normal(B, T, kv * H), normal(B, T, kv * H)),
             normal(B, N, S, T) if bias else None,
-            *(None, None, N, kv, 0.3, causal, window, 0.0),
+            *(None, None, N, kv, 0.3, causal, window, 0, 0.0),
         ],
         [Q, K, K, {0: "batch", 2: "seq", 3: "total"}],
     )
@@ -243,7 +324,8 @@ def test_which_keys_a_query_sees(causal: bool, window: int) -> None:
     zeros = torch.zeros(1, T, T)
     for bias in (None, torch.zeros(1, 1, T, T)):
         seen = (
-            custom_ops.attend(zeros, zeros, torch.eye(T)[None], bias, None, None, 1, 1, 1.0, causal, window, 0.0)[0] > 0
+            custom_ops.attend(zeros, zeros, torch.eye(T)[None], bias, None, None, 1, 1, 1.0, causal, window, 0, 0.0)[0]
+            > 0
         )
         assert np.array_equal(seen.numpy(), oracles.visible(T, causal, window or None))
 

@@ -22,7 +22,9 @@ COMMANDS = {
     "compile": "build an ONNX file into a TensorRT plan",
     "verify": "prove that artifacts compute what the torch block computes",
     "matrix": "measure what works where: every encoding, form, dtype and runtime",
+    "positions": "write the positions of a grid of patches",
     "bench": "time an artifact beside torch",
+    "plot": "draw encodings: what they look like, how they decay, how exact their angles are",
     "inspect": "show what an artifact holds",
 }
 """Every command, in the order of the path that an artifact takes; `posexport.cli.<name>_command` holds it."""

@@ -10,7 +10,14 @@ import click
 
 from posexport import forms
 from posexport.cli import console
-from posexport.cli.spec_options import parameters_of, read_config, spec_of, spec_options
+from posexport.cli.spec_options import (
+    check_layers_follow,
+    parameters_of,
+    preset_options,
+    read_config,
+    spec_of,
+    spec_options,
+)
 from posexport.errors import RequestError
 from posexport.fields import integer, text
 from posexport.forms import TARGETS
@@ -34,6 +41,9 @@ class ExportOptions:
 
 @click.command()
 @click.option("--config", metavar="FILE", help="read options from a TOML file; those on the command line win")
+@click.option(
+    "--preset", metavar="NAME", help="a layer of a public model; 'posexport list --presets' shows them, options win"
+)
 @spec_options
 @click.option("--form", metavar="NAME", help=f"one of: {', '.join(FORMS)}  [default: decomposed]")
 @click.option("--target", metavar="NAME", help=f"one of: {', '.join(TARGETS)}  [default: portable]")
@@ -43,15 +53,25 @@ class ExportOptions:
 @click.option("--max-seq", metavar="N", help="fix the length of shared caches  [default: dynamic]")
 @click.option("--weights", metavar="FILE", help="take weights from a .safetensors file  [default: from --seed]")
 @click.option("--seed", metavar="N", help="seed of the random weights  [default: 0]")
-@click.option("--output", "-o", metavar="FILE", help="the file to write  [default: <encoding>.onnx]")
+@click.option("--output", "-o", metavar="FILE", help="the file to write  [default: <preset or encoding>.onnx]")
 @click.option("--json", "as_json", is_flag=True, help="print the manifest as JSON")
-def export(config: str | None, parameters: tuple[str, ...], as_json: bool, **given: Any) -> None:
+def export(config: str | None, preset: str | None, parameters: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Write an attention block as an ONNX file, with its manifest <file>.json."""
     options: dict[str, Any] = {}
-    if config is not None:
+    if preset is not None:
+        for name, value in (("config", config), ("encoding", given["encoding"])):
+            if value is not None:
+                raise RequestError(
+                    f"both preset and {name} were given: a preset is a whole block, so drop one of them."
+                )
+        options = preset_options(preset)
+    elif config is not None:
         options = read_config(Path(config), given)
-    encoding_set = {**options.pop("set", {}), **parameters_of(parameters)}
-    options |= {name: value for name, value in given.items() if value is not None}
+    given_set = parameters_of(parameters)
+    given = {name: value for name, value in given.items() if value is not None}
+    check_layers_follow(options, {**given, **given_set})
+    encoding_set = {**options.pop("set", {}), **given_set}
+    options |= given
     spec = spec_of(options, encoding_set)
     known = {field.name for field in attrs.fields(ExportOptions)}
     rest = ExportOptions(**{name: value for name, value in options.items() if name in known})
@@ -59,7 +79,7 @@ def export(config: str | None, parameters: tuple[str, ...], as_json: bool, **giv
         raise RequestError("both weights and seed were given: weights come from a file or from a seed, so drop one.")
     forms.check_request(rest.form, rest.target)
     forms.check(spec, rest.form, rest.target, rest.opset or forms.default_opset(rest.form, spec))
-    path = Path(f"{spec.encoding.name}.onnx" if rest.output is None else rest.output)
+    path = Path(f"{preset or spec.encoding.name}.onnx" if rest.output is None else rest.output)
     if path.suffix != ".onnx":
         raise RequestError(f"output {str(path)!r} must end in .onnx: name it like {path.stem}.onnx.")
     if not path.parent.is_dir():

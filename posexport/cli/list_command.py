@@ -1,4 +1,4 @@
-"""`posexport list`: encodings with their parameters and defaults, forms and what they can't carry, runtimes."""
+"""`posexport list`: encodings with their parameters, forms and what they can't carry, runtimes; and presets."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ import attrs
 import click
 
 from posexport.cli import console
+from posexport.cli.spec_options import preset_options, spec_of
 from posexport.custom_ops.carries import REFUSALS
 from posexport.forms import TARGETS
 from posexport.models import ENCODINGS
+from posexport.presets import preset_names, read_preset
 from posexport.runtimes import RUNTIMES
 from posexport.spec import FORMS
 
 
 @click.command("list")
+@click.option("--presets", is_flag=True, help="show presets, which are layers of public models, in place of all else")
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
-def list(as_json: bool) -> None:
+def list(presets: bool, as_json: bool) -> None:
     """Show encodings with their parameters, forms, and runtimes."""
+    if presets:
+        _show_presets(as_json)
+        return
     found = _everything()
     if as_json:
         console.show_json(found)
@@ -42,6 +48,25 @@ def list(as_json: bool) -> None:
         "Runtimes",
         ("name", "summary", "here"),
         [(name, row["summary"], row["missing"] or "there") for name, row in found["runtimes"].items()],
+    )
+
+
+def _show_presets(as_json: bool) -> None:
+    found = {name: attrs.asdict(read_preset(name)) for name in preset_names()}
+    if as_json:
+        console.show_json({"presets": found})
+        return
+    rows = []
+    for name, row in found.items():
+        options = preset_options(name)
+        spec = spec_of(options, options.pop("set", {}))
+        kinds = dict.fromkeys(layer.encoding.name for layer in spec.layer_pattern) or [spec.encoding.name]
+        heads = f"{spec.num_heads}" if spec.num_heads == spec.num_kv_heads else f"{spec.num_heads}/{spec.num_kv_heads}"
+        sizes = f"{spec.hidden_size}, {heads} x {spec.head_dim}"
+        rows.append((name, ", ".join(kinds), sizes, f"{row['summary']}\n{row['source']}"))
+    title = "Presets (posexport export --preset NAME)"
+    console.show_table(
+        title, ("name", "encoding", "width, heads x dim", "layer, and where its numbers come from"), rows
     )
 
 

@@ -1,9 +1,11 @@
-"""Options that describe a block: one per field of Spec, made from the field itself, plus `--set` and `--config`."""
+"""Options that describe a block: one per field of Spec, made from the field itself, plus `--set`, `--config` and
+`--preset`."""
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import click
 
 from posexport.errors import RequestError, unknown
 from posexport.models import ENCODINGS, read_spec
+from posexport.presets import read_preset
 from posexport.spec import CACHES, LAYER_FIELDS, Spec
 
 _FLAGS = ("causal", "padding_mask", "cross", "qk_norm", "sinks", "bias", "scale_embedding")
@@ -20,8 +23,14 @@ _BIAS_HELP = "every projection has a bias (with --weights: as the file has them)
 
 def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for every field of a spec; those not given arrive as None."""
+    command = field_options(command, [field.name for field in attrs.fields(Spec)])
+    return click.option("--encoding", metavar="NAME", help="one of: " + ", ".join(ENCODINGS))(command)
+
+
+def field_options(command: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
+    """Add an option for each of these fields of a spec but its encoding, and `--set`."""
     for field in reversed(attrs.fields(Spec)):
-        if field.name == "encoding":
+        if field.name == "encoding" or field.name not in names:
             continue
         name = field.name.replace("_", "-")
         if field.name in _FLAGS:
@@ -36,17 +45,16 @@ def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help = field.metadata["help"] + shown
             option = click.option(f"--{name}", field.name, metavar=metavar, help=help, **bare)
         command = option(command)
-    command = click.option(
+    return click.option(
         "--set",
         "parameters",
         metavar="KEY=VALUE",
         multiple=True,
         help="a parameter of the encoding, repeatable; 'posexport list' shows them",
     )(command)
-    return click.option("--encoding", metavar="NAME", help="one of: " + ", ".join(ENCODINGS))(command)
 
 
-def read_config(path: Path, known: Mapping[str, object]) -> dict[str, Any]:
+def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
     """The options in a TOML file, named as on the command line (`-` or `_`), `[set]` a table; unknown ones refused."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -54,17 +62,41 @@ def read_config(path: Path, known: Mapping[str, object]) -> dict[str, Any]:
         raise RequestError(f"config {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"config {str(path)!r} is not TOML ({error}): mend it.") from None
+    return known_options(data, f"config {str(path)!r}", known)
+
+
+def known_options(data: Mapping[str, Any], where: str, known: Collection[str]) -> dict[str, Any]:
+    """The options of a file that `where` names in words; RequestError for what isn't one."""
     options: dict[str, Any] = {}
     for key, value in data.items():
         name = key.replace("-", "_")
         if name not in known and name != "set":
-            raise unknown(f"key in config {str(path)!r}", key, [*known, "set"])
+            raise unknown(f"key in {where}", key, [*known, "set"])
         if name in options:
-            raise RequestError(f"config {str(path)!r} gives {name} twice, with '-' and with '_': drop one.")
+            raise RequestError(f"{where} gives {name} twice, with '-' and with '_': drop one.")
         options[name] = value
     if not isinstance(options.get("set", {}), dict):
-        raise RequestError(f"config {str(path)!r}: set must be a table of parameters, such as [set] theta = 500000.")
+        raise RequestError(f"{where}: set must be a table of parameters, such as [set] theta = 500000.")
     return options
+
+
+def preset_options(name: str) -> dict[str, Any]:
+    """The options that a preset stands for, all of them fields of a spec, and `set`."""
+    return known_options(read_preset(name).options, f"preset {name!r}", [field.name for field in attrs.fields(Spec)])
+
+
+def check_layers_follow(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse what is `given` on the command line where layers of a file's pattern have their own: it would not win."""
+    pattern = options.get("layer_pattern")
+    if pattern is None or "layer_pattern" in given:
+        return
+    own = {key for part in _pattern_parts(pattern) for key in _read_layer(part)[1]}
+    for name in given:
+        if name in own:
+            raise RequestError(
+                f"{name} was given, but layers of layer_pattern have a {name} of their own: give layer_pattern too, or "
+                "drop it."
+            )
 
 
 def parameters_of(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -105,21 +137,38 @@ def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
     Each is the name of an encoding with parameters of its own, or fields of a layer, behind colons; `*N` repeats it.
     An encoding of the same name as `base` has its parameters too, where it gives no others.
     """
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        raise RequestError(f"layer_pattern is {value!r}: it must be names of encodings, such as rope*3,none.")
     layers: list[dict[str, Any]] = []
-    for part in parts:
-        text, star, count = part.strip().partition("*")
-        name, *pairs = text.split(":")
-        if (star and not count.isdigit()) or not all("=" in pair for pair in pairs):
-            raise RequestError(
-                f"layer_pattern has {part!r}: write NAME, or NAME:key=value:key=value, and *N behind it to repeat it."
-            )
-        given = parameters_of(tuple(pairs))
-        own = {key: given.pop(key) for key in LAYER_FIELDS if key in given}
+    for part in _pattern_parts(value):
+        name, given, count = _read_layer(part)
+        own = {key: _plain(given.pop(key)) for key in LAYER_FIELDS if key in given}
         encoding = {**(base if name == base["name"] else {}), "name": name, **given}
-        layers += [{"encoding": encoding, **own}] * (int(count) if star else 1)
+        layers += [{"encoding": encoding, **own}] * count
     if not layers:
         raise RequestError("layer_pattern is empty: give one layer at least, or drop it.")
     return layers
+
+
+def _pattern_parts(value: Any) -> list[str]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise RequestError(f"layer_pattern is {value!r}: it must be names of encodings, such as rope*3,none.")
+    return parts
+
+
+def _read_layer(part: str) -> tuple[str, dict[str, str], int]:
+    """The name of a part of a pattern, what it gives behind colons, and how often it stands."""
+    text, star, count = part.strip().partition("*")
+    name, *pairs = text.split(":")
+    if (star and not count.isdigit()) or not all("=" in pair for pair in pairs):
+        raise RequestError(
+            f"layer_pattern has {part!r}: write NAME, or NAME:key=value:key=value, and *N behind it to repeat it."
+        )
+    return name, parameters_of(tuple(pairs)), int(count) if star else 1
+
+
+def _plain(text: str) -> Any:
+    """Text as the number or truth value that it spells, since layers are told apart by plain data."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,58 @@
+"""`posexport positions`: the positions of a grid of patches, as a .npz with `position_ids`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from posexport.cli import console
+from posexport.errors import RequestError
+from posexport.fields import integer
+
+
+@attrs.frozen(kw_only=True)
+class PositionsOptions:
+    """The numbers among the options, validated."""
+
+    frames: int | None = integer(None, "number of frames", optional=True)
+    prefix_tokens: int = integer(0, "tokens in front of the grid", at_least=0)
+    batch: int = integer(1, "rows of the batch")
+
+
+@click.command()
+@click.option("--grid", metavar="ROWSxCOLUMNS", required=True, help="patches along each axis, such as 14x14")
+@click.option("--frames", metavar="N", help="frames of a video: positions get a third axis  [default: an image]")
+@click.option("--prefix-tokens", metavar="N", help="class and register tokens in front, at 0  [default: 0]")
+@click.option("--batch", metavar="N", help="the same for each row of a batch  [default: 1]")
+@click.option("--output", "-o", metavar="FILE", default="positions.npz", show_default=True, help="the file to write")
+@click.option("--json", "as_json", is_flag=True, help="print shape and file as JSON")
+def positions(grid: str, output: str, as_json: bool, **given: Any) -> None:
+    """Write `position_ids` [batch, tokens, 2 or 3] of a grid: x = column, y = row, t = frame, row by row."""
+    options = PositionsOptions(**{name: value for name, value in given.items() if value is not None})
+    rows, cross, columns = grid.lower().partition("x")
+    if not cross or not rows.isdecimal() or not columns.isdecimal():
+        raise RequestError(f"grid is {grid!r}: write ROWSxCOLUMNS, such as 14x14.")
+    path = Path(output)
+    if path.suffix != ".npz":
+        raise RequestError(f"output {output!r} must end in .npz: name it like {path.stem}.npz.")
+    import numpy as np
+
+    from posexport.files import staged
+    from posexport.positions import grid_positions
+
+    made = grid_positions(
+        int(rows), int(columns), options.frames, prefix_tokens=options.prefix_tokens, batch=options.batch
+    )
+    packed = io.BytesIO()
+    np.savez_compressed(packed, position_ids=made)
+    with staged() as files:
+        files.write(path, lambda file: file.write(packed.getvalue()))
+    if as_json:
+        console.show_json({"file": str(path), "position_ids": {"shape": list(made.shape), "dtype": str(made.dtype)}})
+        return
+    axes = "x, y" if options.frames is None else "x, y, t"
+    console.show_facts(f"wrote {path}", [("position_ids", f"int64 {list(made.shape)}, {axes}")])

@@ -24,14 +24,9 @@ if TYPE_CHECKING:
     from posexport.custom_ops.attention import attend
     from posexport.custom_ops.bias import alibi_bias, cosine_bias, fire_bias, grid_bias, kerple_bias, relative_bias
     from posexport.custom_ops.cache import attend_cached, attend_shared, key_positions
-    from posexport.custom_ops.content import (
-        cached_keys,
-        contextual_score,
-        disentangled_score,
-        offset_score,
-        offset_values,
-    )
+    from posexport.custom_ops.content import cached_keys, contextual_score, disentangled_score
     from posexport.custom_ops.norm import head_norm
+    from posexport.custom_ops.offsets import offset_score, offset_values
     from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
     from posexport.custom_ops.rotary import rotate, rotate_features
     from posexport.custom_ops.windows import cosine_heads, window_bias, window_table
@@ -60,8 +55,8 @@ _HOMES = {
     "add_head_bias": "relative",
     "relative_score": "relative",
     "relative_table_score": "relative",
-    "offset_score": "content",
-    "offset_values": "content",
+    "offset_score": "offsets",
+    "offset_values": "offsets",
     "disentangled_score": "content",
     "contextual_score": "content",
     "cached_keys": "content",

@@ -6,7 +6,8 @@ grid_bias      -slope_n d(p_i, p_j), d the distance on a grid: Euclidean (CROMA:
                or manhattan (data2vec 2.0: Baevski et al. 2022, arXiv:2212.07525)
 relative_bias  W[bucket[clip(p_j - p_i, -M, M) + M], n]   (Raffel et al. 2020, arXiv:1910.10683, section 2.1)
 kerple_bias    -r1_n log(1 + r2_n |p_i - p_j|), or -r1_n |p_i - p_j|^r2_n (Chi et al. 2022, arXiv:2205.09921)
-cosine_bias    rate_n sum over f of cos(w_f (p_i - p_j)), from cosines and sines [B, S or T, P] (Sandwich: Chi et al. 2023, arXiv:2212.10356)
+cosine_bias    rate_n sum over f of cos(w_f (p_i - p_j)), from cosines and sines [B, S or T, P] (Sandwich: Chi et al.
+               2023, arXiv:2212.10356)
 fire_bias      MLP_n(log(1 + |c (p_i - p_j)|) / log(1 + |c max(p_i, L)|)) (FIRE: Li et al. 2024, arXiv:2310.04418)
 
 q_positions [B, S], k_positions [B, T] int64 ([B, S, 2] and [B, T, 2] on a grid) -> [B, N, S, T]. Distances are taken in

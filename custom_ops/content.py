@@ -1,8 +1,5 @@
 """Scores where position and content mix beyond Transformer-XL, and values that depend on distance; fp32 logits.
 
-offset_score          scale * q_i . table[r_ij], r_ij = clip(p_j - p_i, -behind, ahead) + behind
-                      (Shaw et al. 2018, arXiv:1803.02155, eq. 4)
-offset_values         sum over j of a_ij table[r_ij], a the weights of attention (ibid., eq. 3)
 disentangled_score    scale * (q_i . K[b_ij] + k_j . Q[b_ij]), either term absent where its table is, b_ij =
                       bucket[clip(p_i - p_j, -M, M) + M] (DeBERTa: He et al. 2021, arXiv:2006.03654, eq. 4)
 contextual_score      q_i . e[c_ij], interpolated between whole numbers, c_ij = sum from t = j to i of
@@ -26,8 +23,6 @@ from posexport.custom_ops.attention import (
     logits_of,
     logits_onnx,
     to_heads,
-    weights_of,
-    weights_onnx,
 )
 from posexport.custom_ops.bias import FP32, behind, behind_onnx, wide
 from posexport.custom_ops.buffers import grown_onnx, heads_onnx, written_onnx
@@ -36,186 +31,16 @@ from posexport.custom_ops.operator import Operator, cast, constant
 from posexport.custom_ops.visibility import Heads, lengths_onnx, visible, visible_onnx
 
 
-def _rows(q_positions: torch.Tensor, k_positions: torch.Tensor, reach_behind: int, reach_ahead: int) -> torch.Tensor:
-    """[B, S, T]: the row of each pair in a table of distances."""
-    return (-behind(q_positions, k_positions)).clamp(-reach_behind, reach_ahead) + reach_behind
-
-
-def _rows_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value, behind: int, ahead: int) -> ir.Value:
-    offset = op.Sub(op.Unsqueeze(k_positions, [1]), op.Unsqueeze(q_positions, [2]))
-    made: ir.Value = op.Add(op.Min(op.Max(offset, -behind), ahead), behind)
-    return made
-
-
-def _offset_score(
-    q: torch.Tensor,
-    q_positions: torch.Tensor,
-    k_positions: torch.Tensor,
-    table: torch.Tensor,
-    behind: int,
-    ahead: int,
-    scale: float,
-) -> torch.Tensor:
-    heads = q.unflatten(-1, (-1, table.shape[1])).transpose(1, 2) * scale
-    scores = heads @ table.T
-    index = _rows(q_positions, k_positions, behind, ahead).unsqueeze(1).expand(-1, heads.shape[1], -1, -1)
-    made: torch.Tensor = scores.gather(-1, index).to(wide(q.dtype))
-    return made
-
-
-def _offset_score_fake(
-    q: torch.Tensor,
-    q_positions: torch.Tensor,
-    k_positions: torch.Tensor,
-    table: torch.Tensor,
-    behind: int,
-    ahead: int,
-    scale: float,
-) -> torch.Tensor:
-    shape = (q.shape[0], q.shape[2] // table.shape[1], q.shape[1], k_positions.shape[1])
-    return q.new_empty(shape, dtype=wide(q.dtype))
-
-
-def _picked_onnx(op: Any, scores: ir.Value, index: ir.Value, num_heads: int) -> ir.Value:
+def picked_onnx(op: Any, scores: ir.Value, index: ir.Value, num_heads: int) -> ir.Value:
     """scores [B, N, S, R] at index [B, S, T]."""
     made: ir.Value = op.GatherElements(scores, op.Expand(op.Unsqueeze(index, [1]), [1, num_heads, 1, 1]), axis=-1)
     return made
 
 
-def _offset_score_onnx(
-    op: Any,
-    q: ir.Value,
-    q_positions: ir.Value,
-    k_positions: ir.Value,
-    table: ir.Value,
-    *,
-    behind: int,
-    ahead: int,
-    scale: float,
-) -> ir.Value:
-    assert q.dtype is not None and q.shape is not None and table.shape is not None
-    num_heads = int(q.shape[-1]) // int(table.shape[1])  # type: ignore[arg-type]
-    heads = op.Mul(heads_onnx(op, q, num_heads), constant(op, scale, q.dtype))
-    scores = op.MatMul(heads, op.Transpose(table, perm=[1, 0]))
-    index = _rows_onnx(op, q_positions, k_positions, behind, ahead)
-    return cast(op, _picked_onnx(op, scores, index, num_heads), q.dtype, FP32)
-
-
-offset_score = Operator(
-    name="offset_score",
-    function="OffsetScore",
-    inputs=("q", "q_positions", "k_positions", "table"),
-    outputs=("score",),
-    eager=_offset_score,
-    fake=_offset_score_fake,
-    body=_offset_score_onnx,
-)
-
-
-def _offset_values(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    bias: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    write_indices: torch.Tensor | None,
-    q_positions: torch.Tensor,
-    k_positions: torch.Tensor,
-    table: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    scale: float,
-    causal: bool,
-    window: int,
-    chunk: int,
-    softcap: float,
-    behind: int,
-    ahead: int,
-) -> torch.Tensor:
-    heads = Heads(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        scale=scale,
-        causal=causal,
-        window=window,
-        chunk=chunk,
-        softcap=softcap,
-    )
-    weights, seen = weights_of(to_heads(q, num_heads), heads_of(k, heads), bias, mask, sinks, heads, write_indices)
-    rows = table[_rows(q_positions, k_positions, behind, ahead)]
-    out = weights.transpose(1, 2) @ rows
-    if mask is not None and seen is not None:
-        out = out.masked_fill(~seen.any(-1).unsqueeze(-1).transpose(1, 2), 0.0)
-    return out.flatten(2)
-
-
-def _offset_values_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    bias: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    write_indices: torch.Tensor | None,
-    q_positions: torch.Tensor,
-    k_positions: torch.Tensor,
-    table: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    scale: float,
-    causal: bool,
-    window: int,
-    chunk: int,
-    softcap: float,
-    behind: int,
-    ahead: int,
-) -> torch.Tensor:
-    return torch.empty_like(q)
-
-
-def _offset_values_onnx(
-    op: Any,
-    q: ir.Value,
-    k: ir.Value,
-    bias: ir.Value | None,
-    mask: ir.Value | None,
-    sinks: ir.Value | None,
-    write_indices: ir.Value | None,
-    q_positions: ir.Value,
-    k_positions: ir.Value,
-    table: ir.Value,
-    *,
-    behind: int,
-    ahead: int,
-    **attributes: Any,
-) -> ir.Value:
-    heads = Heads(**attributes)
-    assert q.dtype is not None
-    lengths = _lengths_onnx(op, q, k)
-    weights, seen = weights_onnx(op, q, keys_onnx(op, q, k, heads), (bias, mask, sinks), heads, lengths, write_indices)
-    if sinks is not None:  # their column comes first
-        weights = op.Slice(weights, [1], [2**31 - 1], [3])
-    rows = op.Gather(table, _rows_onnx(op, q_positions, k_positions, behind, ahead), axis=0)
-    out = op.MatMul(op.Transpose(weights, perm=[0, 2, 1, 3]), rows)
-    if mask is not None and sinks is None:
-        out = op.Mul(out, op.Transpose(op.ReduceMax(op.Cast(seen, to=q.dtype), [-1]), perm=[0, 2, 1, 3]))
-    made: ir.Value = op.Reshape(out, [0, 0, -1])
-    return made
-
-
-def _lengths_onnx(op: Any, q: ir.Value, k: ir.Value) -> tuple[ir.Value, ir.Value]:
+def key_lengths_onnx(op: Any, q: ir.Value, k: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The numbers of queries and keys, keys with a cache or without."""
     assert k.shape is not None
     return lengths_onnx(op, q, k, len(k.shape) - 2)
-
-
-offset_values = Operator(
-    name="offset_values",
-    function="OffsetValues",
-    inputs=("q", "k", "bias", "mask", "sinks", "write_indices", "q_positions", "k_positions", "table"),
-    outputs=("added",),
-    eager=_offset_values,
-    fake=_offset_values_fake,
-    body=_offset_values_onnx,
-)
 
 
 def _disentangled(
@@ -283,10 +108,10 @@ def _disentangled_onnx(
 
     score = None
     if key_table is not None:
-        score = _picked_onnx(op, scores(heads_onnx(op, q, num_heads), key_table), rows, num_heads)
+        score = picked_onnx(op, scores(heads_onnx(op, q, num_heads), key_table), rows, num_heads)
     if query_table is not None:
         keys = k if len(k.shape) == 4 else heads_onnx(op, k, num_heads)
-        by_key = _picked_onnx(op, scores(keys, query_table), op.Transpose(rows, perm=[0, 2, 1]), num_heads)
+        by_key = picked_onnx(op, scores(keys, query_table), op.Transpose(rows, perm=[0, 2, 1]), num_heads)
         by_key = op.Transpose(by_key, perm=[0, 1, 3, 2])
         score = by_key if score is None else op.Add(score, by_key)
     assert score is not None
@@ -366,7 +191,7 @@ def _contextual_onnx(
 ) -> ir.Value:
     heads = Heads(**attributes, softcap=0.0)
     assert q.dtype is not None and pos_emb.shape is not None
-    lengths = _lengths_onnx(op, q, k)
+    lengths = key_lengths_onnx(op, q, k)
     logits = logits_onnx(op, q, keys_onnx(op, q, k, heads), heads)
     seen = visible_onnx(op, heads, *lengths, mask, write_indices)
     zero, one = constant(op, 0.0, FP32), constant(op, 1.0, FP32)

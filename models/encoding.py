@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import attrs
 
-from posexport.spec import EncodingParams, Spec
+from posexport.layers import EncodingParams
+from posexport.spec import Spec
 
 if TYPE_CHECKING:
     import torch

@@ -64,9 +64,10 @@ def ours(names: set[str]) -> set[str]:
 LAYERS = {
     "posexport(.errors)?": "",
     "posexport.fields": "posexport.errors",
-    "posexport.spec": "posexport.(errors|fields)",
+    "posexport.layers": "posexport.errors",
+    "posexport.spec": "posexport.(errors|fields|layers)",
     "posexport.custom_ops(..*)?": "posexport.(custom_ops(..*)?|errors)",
-    "posexport.models(..*)?": "posexport.(models(..*)?|custom_ops|spec|fields|errors)",
+    "posexport.models(..*)?": "posexport.(models(..*)?|custom_ops(..*)?|layers|spec|fields|errors)",
     "posexport.presets": "posexport.errors",
     "posexport.files": "posexport.errors",
     "posexport.onnx_file": "posexport.(files|errors)",
@@ -190,7 +191,8 @@ FLAGS: dict[str, list[str]] = {
     "export": [
         "--config", "--preset", "--encoding", "--set",
         "--hidden-size", "--num-heads", "--num-kv-heads", "--head-dim", "--scale",
-        "--causal/--no-causal", "--window", "--bias/--no-bias",
+        "--causal/--no-causal", "--window", "--attention-chunk-size", "--bias/--no-bias",
+        "--angles", "--prefix-tokens", "--qk-norm-type", "--layer-pattern",
         "--kv-cache", "--padding-mask/--no-padding-mask", "--cross/--no-cross",
         "--qk-norm/--no-qk-norm", "--softcap", "--sinks/--no-sinks",
         "--block", "--norm", "--norm-type", "--norm-eps", "--mlp", "--intermediate-size", "--layers",
@@ -203,7 +205,14 @@ FLAGS: dict[str, list[str]] = {
         "--timing-cache", "--runtime-cache", "--tf32", "--require-fused-attention", "--json",
     ],
     "verify": [
-        "PATHS", "--runtime", "--require", "--inputs", "--seed", "--time-limit", "--junit", "--markdown", "--json",
+        "PATHS", "--runtime", "--require", "--inputs", "--properties", "--seed", "--time-limit", "--junit",
+        "--markdown", "--json",
+    ],
+    "positions": ["--grid", "--frames", "--prefix-tokens", "--batch", "--output/-o", "--json"],
+    "plot": [
+        "ENCODINGS", "--what", "--set", "--hidden-size", "--num-heads", "--head-dim", "--scale", "--causal/--no-causal",
+        "--window", "--attention-chunk-size", "--angles", "--prefix-tokens", "--seq", "--seed", "--runtime",
+        "--output/-o", "--json",
     ],
     "bench": [
         "FILE", "--runtime", "--shape", "--rounds", "--warmup", "--threads", "--seed", "--cuda-graph", "--require",

@@ -56,9 +56,13 @@ def test_there_is_a_cell_for_everything() -> None:
 
 
 def test_refused_cells_are_those_that_export_refuses_in_the_same_words() -> None:
-    found = {(entry.form, entry.mode) for entry in Selection().entries() if entry.refusal("portable")}
+    uncached = {name for name, cls in ENCODINGS.items() if cls.uncached}
+    entries = [entry for entry in Selection().entries() if entry.refusal("portable")]
+    on_grids = {(entry.encoding, entry.mode) for entry in entries if entry.encoding in uncached}
+    assert on_grids == {(name, mode) for name in uncached for mode in ("decode", "decode-shared")}
+    found = {(entry.form, entry.mode) for entry in entries if entry.encoding not in uncached}
     assert found == {("contrib", "decode-shared")}
-    for entry in Selection(form=["contrib"], mode=["decode-shared"], dtype=["fp16"]).entries():
+    for entry in Selection(encoding=["rope"], form=["contrib"], mode=["decode-shared"], dtype=["fp16"]).entries():
         why = entry.refusal("portable")
         assert why is not None
         with pytest.raises(RequestError) as error:
@@ -77,9 +81,12 @@ def test_an_entry_that_contradicts_itself_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_causality_is_left_out_where_there_is_no_order() -> None:
-    causal = {(entry.encoding, entry.mode) for entry in Selection().entries() if entry.spec().causal}
+    causal = {
+        (encoding, mode) for mode, row in MODES.items() for encoding in ENCODINGS if row.fields_for(encoding)["causal"]
+    }
     everything = {(encoding, mode) for encoding in ENCODINGS for mode in MODES}
-    assert everything - causal == {("rope2d", "prefill"), ("rope2d", "padding")}
+    several = [name for name, cls in ENCODINGS.items() if cls.axes > 1]
+    assert everything - causal == {(name, mode) for name in several for mode in ("prefill", "padding")}
 
 
 @pytest.mark.parametrize(

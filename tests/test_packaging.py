@@ -25,10 +25,9 @@ def test_every_source_file_is_expected(wheel):
     assert wheel.problems(wheel.expected()) == []
 
 
-def test_a_forgotten_module_is_noticed(wheel):
-    assert wheel.problems(wheel.expected() - {"posexport/models/rotary.py"}) == [
-        "the wheel lacks posexport/models/rotary.py"
-    ]
+@pytest.mark.parametrize("name", ["posexport/models/rotary.py", "posexport/presets/gpt-oss-20b.toml"])
+def test_a_forgotten_file_is_noticed(wheel, name):
+    assert wheel.problems(wheel.expected() - {name}) == [f"the wheel lacks {name}"]
 
 
 def test_a_stray_package_is_noticed(wheel):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from posexport.errors import RequestError
 from posexport.models import ENCODINGS, read_encoding, read_spec
+from posexport.models.scaling import parameters
 from posexport.models.weights import seeded_weights, weight_shapes
 from posexport.spec import FORMS, Spec
 
@@ -43,6 +44,14 @@ def specs(draw: st.DrawFn) -> Spec:
             "mlp": draw(st.sampled_from([None, "gelu", "swiglu"])),
             "intermediate_size": draw(st.none() | st.integers(1, 2**20)),
         }
+    if name in ("xpos", "cope"):
+        over["causal"] = True
+    if name == "swinv2":
+        over["scale"] = None
+    if name in ("rope-mixed", "deberta"):
+        over["num_kv_heads"] = over["num_heads"]
+    if name == "rope-vjepa2":
+        over["head_dim"] += 4
     if name in ("rope", "rope2d", "sinusoidal"):
         over["theta"] = draw(st.floats(1e-3, 1e9))
         over["layout"] = draw(st.sampled_from(["interleaved", "half"]))
@@ -82,13 +91,17 @@ def test_every_weight_has_a_shape_and_a_place(spec: Spec) -> None:
     prefixed = [name for name in shapes if name.startswith("layers.")]
     assert bool(prefixed) == (spec.layers > 1)
     assert sum(name.endswith("q_proj.weight") for name in shapes) == spec.layers
-    assert sum(name.endswith(".bias") and "norm" not in name for name in shapes) == spec.layers * len(spec.bias)
+    own = [name for name in shapes if name.endswith(".bias") and "norm" not in name and "encoding." not in name]
+    assert len(own) == spec.layers * len(spec.bias)
     assert all(size > 0 for shape in shapes.values() for size in shape)
 
 
 def test_defaults_are_spelled_out() -> None:
     assert json.loads(read_spec({"encoding": {"name": "rope"}}).to_json()) == {
-        "encoding": {"name": "rope", "theta": 10000.0, "layout": "interleaved", "rotary_dim": None},
+        "encoding": {
+            **{"name": "rope", "theta": 10000.0, "layout": "interleaved", "rotary_dim": None},
+            **dict.fromkeys(("scaling", *parameters())),
+        },
         "hidden_size": 768,
         "num_heads": 12,
         "num_kv_heads": 12,
@@ -96,10 +109,14 @@ def test_defaults_are_spelled_out() -> None:
         "scale": 0.125,
         "causal": False,
         "window": None,
+        "attention_chunk_size": None,
         "kv_cache": None,
+        "angles": "parity",
+        "prefix_tokens": 0,
         "padding_mask": False,
         "cross": False,
         "qk_norm": False,
+        "qk_norm_type": None,
         "softcap": None,
         "sinks": False,
         "bias": [],
@@ -110,6 +127,7 @@ def test_defaults_are_spelled_out() -> None:
         "mlp": None,
         "intermediate_size": None,
         "layers": 1,
+        "layer_pattern": [],
         "vocab_size": None,
         "scale_embedding": False,
         "dtype": "fp32",
@@ -130,11 +148,78 @@ def test_the_encodings_and_their_parameters() -> None:
         "sinusoidal": ["theta", "order", "layout"],
         "relative": ["table", "theta", "max_distance"],
         "t5": ["num_buckets", "max_distance"],
-        "rope": ["theta", "layout", "rotary_dim"],
-        "rope2d": ["theta", "layout"],
-        "alibi": [],
+        "rope": [
+            "theta",
+            "layout",
+            "rotary_dim",
+            "scaling",
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+            "short_factor",
+            "long_factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "partial_rotary_factor",
+        ],
+        "rope2d": ["theta", "theta_y", "layout", "order", "spacing", "factor"],
+        "alibi": ["slopes", "slopes_ahead"],
+        "xpos": ["theta", "layout", "scale_base", "gamma"],
+        "mrope": [
+            "theta",
+            "rotary_dim",
+            "scaling",
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+            "short_factor",
+            "long_factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "partial_rotary_factor",
+            "layout",
+            "mrope_section",
+            "mrope_interleaved",
+        ],
+        "rope3d": ["theta", "theta_y", "theta_t", "layout", "order", "split"],
+        "rope-mixed": ["layout"],
+        "rope-dinov3": ["theta", "grid"],
+        "rope-vjepa2": ["theta"],
+        "alibi2d": ["slopes", "distance"],
+        "kerple": ["kernel"],
+        "sandwich": ["theta", "dim"],
+        "fire": ["mlp_width", "init_L"],
+        "shaw": ["max_distance", "max_distance_ahead", "relative_values"],
+        "deberta": ["max_relative_positions", "position_buckets", "pos_att_type", "pos_bias"],
+        "cope": ["npos_max"],
+        "swin": ["window_size"],
+        "swinv2": ["window_size", "pretrained_window_size"],
+        "temperature": ["floor_scale", "attn_scale"],
     }
-    assert {name: cls.axes for name, cls in ENCODINGS.items() if cls.axes != 1} == {"none": 0, "rope2d": 2}
+    axes = {name: cls.axes for name, cls in ENCODINGS.items() if cls.axes != 1}
+    assert axes == {
+        "none": 0,
+        "rope2d": 2,
+        "mrope": 3,
+        "rope3d": 3,
+        "rope-mixed": 2,
+        "rope-dinov3": 2,
+        "rope-vjepa2": 3,
+        "alibi2d": 2,
+        "cope": 0,
+        "swin": 2,
+        "swinv2": 2,
+    }
     assert read_encoding({"name": "rope2d"}).theta == 100.0  # type: ignore[attr-defined]
     assert list(FORMS) == ["decomposed", "function", "native", "contrib"]
 

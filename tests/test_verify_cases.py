@@ -124,8 +124,8 @@ def test_a_plan_built_on_the_fly_takes_every_case(tmp_path: Path) -> None:
     spec = case("learned", max_positions=4)
     subject = Subject(path=tmp_path / "a.onnx", source=None, inputs=spec.inputs(), dtypes={}, bounds=FREE)  # type: ignore[arg-type]
     made = _cases(spec)
-    assert _options(subject, RUNTIMES["ort-cpu"], made) == {}
-    options = _options(subject, RUNTIMES["tensorrt-rtx"], made)
+    assert _options(subject, RUNTIMES["ort-cpu"], [each.sizes for each in made]) == {}
+    options = _options(subject, RUNTIMES["tensorrt-rtx"], [each.sizes for each in made])
     profiles = profiles_of({name: shape for name, (shape, _) in spec.inputs().items()}, options["profile"], 4)
     assert profiles["position_ids"] == {"min": [1, 1], "opt": [3, 600], "max": [3, 600]}
 

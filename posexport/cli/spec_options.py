@@ -15,7 +15,8 @@ import click
 from posexport.errors import RequestError, unknown
 from posexport.models import ENCODINGS, read_spec
 from posexport.presets import read_preset
-from posexport.spec import CACHES, LAYER_FIELDS, Spec
+from posexport.layers import LAYER_FIELDS
+from posexport.spec import CACHES, Spec
 
 _FLAGS = ("causal", "padding_mask", "cross", "qk_norm", "sinks", "bias", "scale_embedding")
 _BIAS_HELP = "every projection has a bias (with --weights: as the file has them)"

@@ -1,0 +1,142 @@
+"""`scripts/angle_errors`: the largest error of cosines and sines, measured in exported graphs on every runtime here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from posexport.angle_errors import EXACT, POSITIONS, Measured, measure
+from posexport.cli import console
+from posexport.errors import RequestError
+from posexport.files import json_bytes, staged
+from posexport.models import read_spec
+from posexport.runtimes import RUNTIMES
+from posexport.spec import ANGLES, DTYPES, Spec
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA, PAGE = ROOT / "docs/angles.json", ROOT / "docs/angles.md"
+SIZES = {"hidden_size": 768, "num_heads": 12}
+_LONGER: dict[str, Any] = {"factor": 4, "original_max_position_embeddings": 4096}
+
+CASES: dict[str, dict[str, Any]] = {
+    "sinusoidal": {},
+    "relative": {},
+    "rope": {},
+    "rope linear": {"scaling": "linear", "factor": 4},
+    "rope ntk": {"scaling": "ntk", "factor": 4},
+    "rope dynamic": {"scaling": "dynamic", **_LONGER},
+    "rope yarn": {"scaling": "yarn", **_LONGER},
+    "rope longrope": {
+        "scaling": "longrope",
+        **_LONGER,
+        "short_factor": [1 + pair / 100 for pair in range(32)],
+        "long_factor": [1 + pair / 10 for pair in range(32)],
+    },
+    "rope llama3": {"scaling": "llama3", "theta": 500_000, "factor": 8, "original_max_position_embeddings": 8192},
+    "rope proportional": {"scaling": "proportional", "partial_rotary_factor": 0.25},
+    "rope2d": {},
+    "rope3d": {},
+    "mrope": {},
+    "rope-vjepa2": {},
+    "rope-dinov3": {},
+    "xpos": {},
+}
+"""What is measured: an encoding, and a scaling where there is one, with its parameters."""
+
+_HOW = """\
+# How exact angles are
+
+Written by `./scripts/angle_errors`; all numbers stand in [angles.json](angles.json). The largest error, over all pairs
+of features, of a cosine or a sine at one position, against float64.
+
+**How to read it.** A row is an encoding with one kind of angles, on the runtimes that agree to two digits; a column is
+a position. With `--angles parity`, the default, an angle is the fp32 product of the position and an fp32 frequency, as
+in PyTorch models. That frequency is off by up to 6e-8 of itself, so the error grows with the position: about 1e-5 at
+256, a few hundredths at a million. It is the model's own error, the same on every runtime. With `--angles exact`, the
+angle is reduced in integers first, and what is left is the rounding of an fp32 cosine, below {exact:g} at any position
+up to 2^24. In fp16 and bf16 angles are fp32 too, and cosines and sines are rounded once, last: by up to 2.4e-4 and
+2e-3, half a unit in the last place of a number near 1 (twice that where an attention factor makes it larger than 1).
+Parity's own error rises above fp16's rounding before position 65,535, and above bf16's before a million.
+
+Sizes: {sizes}. Positions are the same along every axis. Frequencies that depend on the length
+(dynamic, longrope) are those of {length:,} tokens. `rope-dinov3` has angles of places in a grid from -1 to 1, here the
+last cell of a grid as large as the position says, so that its error hardly grows."""
+
+
+def spec_of(case: str, angles: str, dtype: str) -> Spec:
+    """The spec of one of CASES; RequestError where it has no such angles."""
+    encoding = {"name": case.split()[0], **CASES[case]}
+    return read_spec({"encoding": encoding, **SIZES, "causal": True, "angles": angles, "dtype": dtype})
+
+
+def specs() -> tuple[dict[Spec, str], dict[str, str]]:
+    """Every spec with the name of its case, and the sentence for each case that has no exact angles."""
+    found: dict[Spec, str] = {}
+    refused: dict[str, str] = {}
+    for case in CASES:
+        for dtype in DTYPES:
+            for angles in ANGLES:
+                try:
+                    found[spec_of(case, angles, dtype)] = case
+                except RequestError as error:
+                    refused[case] = str(error)
+    return found, refused
+
+
+def row(case: str, measured: Measured) -> dict[str, Any]:
+    """One row of the data, numbers to three digits."""
+    spec = measured.spec
+    name = {"encoding": case, "angles": spec.angles, "dtype": spec.dtype, "runtime": measured.runtime}
+    return {**name, "errors": [float(f"{error:.2e}") for error in measured.errors]}
+
+
+def page(data: dict[str, Any]) -> bytes:
+    """The data for people: a table for each dtype, a line for runtimes that agree to two digits."""
+    sizes = ", ".join(f"{name} {size}" for name, size in data["sizes"].items())
+    lines = [_HOW.format(exact=EXACT, sizes=sizes, length=POSITIONS[-1] + 1)]
+    heads = ["encoding", "angles", *(f"{position:,}" for position in data["positions"]), "runtimes"]
+    for dtype in DTYPES:
+        lines += ["", f"## {dtype}", "", _line(heads), _line(["---", "---", *["--:"] * len(POSITIONS), "---"])]
+        agreeing: dict[tuple[str, ...], list[str]] = {}
+        for each in data["rows"]:
+            if each["dtype"] == dtype:
+                numbers = (f"{error:.1e}" if error else "0" for error in each["errors"])
+                agreeing.setdefault((each["encoding"], each["angles"], *numbers), []).append(each["runtime"])
+        lines += [_line([*cells, ", ".join(runtimes)]) for cells, runtimes in agreeing.items()]
+    lines += ["", "## Without exact angles", "", *(f"- {case}: {why}" for case, why in data["refused"].items())]
+    lines += ["", "## Not run", "", *(f"- {name}: {why}" for name, why in data["not_run"].items())]
+    engines = ", ".join(f"{runtime} is {engine}" for runtime, engine in data["engines"].items())
+    return ("\n".join([*lines, "", f"Here {engines}.", ""])).encode()
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+@click.command()
+def main() -> None:
+    """Measure, and write docs/angles.json and docs/angles.md; exits 1 where a runtime failed."""
+    found, refused = specs()
+    with console.progress("measuring", total=len(found)) as (bar, task):
+        measured = list(measure(found, RUNTIMES, advance=lambda what: bar.update(task, description=what, advance=1)))
+    failed = [each for each in measured if each.failed]
+    for each in failed:
+        click.echo(f"failed: {found[each.spec]}, {each.spec.angles}, on {each.runtime}: {each.reason}", err=True)
+    data = {
+        "positions": POSITIONS,
+        "sizes": SIZES,
+        "engines": {each.runtime: each.engine for each in measured if each.engine is not None},
+        "refused": refused,
+        "not_run": {each.runtime: each.reason for each in measured if each.reason is not None and not each.failed},
+        "rows": [row(found[each.spec], each) for each in measured if each.errors],
+    }
+    with staged() as files:
+        files.write(DATA, lambda file: file.write(json_bytes(data)))
+        files.write(PAGE, lambda file: file.write(page(data)))
+    raise SystemExit(int(bool(failed)))
+
+
+if __name__ == "__main__":
+    main()

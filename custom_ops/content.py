@@ -1,6 +1,6 @@
 """Scores where position and content mix beyond Transformer-XL, and values that depend on distance; fp32 logits.
 
-disentangled_score    scale * (q_i . K[b_ij] + k_j . Q[b_ij]), either term absent where its table is, b_ij =
+disentangled_score    scale * (q_i . K[b_ij] + k_j . Q[b_ij]), K and Q [N*head_dim, rows] or absent, b_ij =
                       bucket[clip(p_i - p_j, -M, M) + M] (DeBERTa: He et al. 2021, arXiv:2006.03654, eq. 4)
 contextual_score      q_i . e[c_ij], interpolated between whole numbers, c_ij = sum from t = j to i of
                       sigmoid(scale q_i . k_t), at most the last row (CoPE: Golovneva et al. 2024, arXiv:2405.18719,
@@ -59,11 +59,11 @@ def _disentangled(
     rows = rows.expand(-1, num_heads, -1, -1)
     score = q.new_zeros(())
     if key_table is not None:
-        table = key_table.unflatten(-1, (num_heads, -1)).permute(1, 2, 0)
+        table = key_table.unflatten(0, (num_heads, -1))
         score = (q.unflatten(-1, (num_heads, -1)).transpose(1, 2) * scale @ table).gather(-1, rows)
     if query_table is not None:
         keys = k if k.dim() == 4 else k.unflatten(-1, (num_heads, -1)).transpose(1, 2)
-        table = query_table.unflatten(-1, (num_heads, -1)).permute(1, 2, 0)
+        table = query_table.unflatten(0, (num_heads, -1))
         by_key = (keys * scale @ table).gather(-1, rows.transpose(2, 3))
         score = score + by_key.transpose(2, 3)
     return score.to(wide(q.dtype))
@@ -102,7 +102,8 @@ def _disentangled_onnx(
     rows = op.Gather(buckets, op.Add(op.Min(op.Max(offset, -reach), reach), reach), axis=0)
 
     def scores(heads: ir.Value, table: ir.Value) -> ir.Value:
-        by_head = op.Transpose(op.Reshape(table, [0, num_heads, -1]), perm=[1, 2, 0])
+        # features come before rows: a transpose here crashes ONNX Runtime 1.31 in fp16
+        by_head = op.Reshape(table, [num_heads, int(table.shape[0]) // num_heads, -1])  # type: ignore[index,arg-type]
         made: ir.Value = op.MatMul(op.Mul(heads, constant(op, scale, dtype)), by_head)
         return made
 

@@ -164,12 +164,11 @@ class Deberta(Encoding):
         return {"buckets": [row(distance) for distance in range(-reach, reach + 1)]}
 
     def score(self, state: State, q: Tensor, scene: Scene) -> tuple[Tensor, Tensor | None]:
-        from torch.nn.functional import linear
+        def table(name: str) -> Tensor:
+            rows = state[f"{name}.weight"] @ state["weight"].T
+            return rows + state[f"{name}.bias"].unsqueeze(-1) if self.pos_bias else rows
 
-        tables = {
-            name: linear(state["weight"], state[f"{name}.weight"], state[f"{name}.bias"] if self.pos_bias else None)
-            for name in self._projections()
-        }
+        tables = {name: table(name) for name in self._projections()}
         return q, custom_ops.disentangled_score(
             q,
             scene.k,

@@ -215,11 +215,10 @@ def _check(rope: Rope) -> None:
         raise RequestError(f"factor is {rope.factor:g}: a scaling lengthens the context, so it must be 1 or more.")
     if rope.partial_rotary_factor is not None and rope.partial_rotary_factor > 1.0:
         raise RequestError(f"partial_rotary_factor is {rope.partial_rotary_factor:g}: it is a part, so at most 1.")
-    ordered = (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor"))
-    for low, high in ordered:
+    for low, high in (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor")):
         lower, upper = getattr(rope, low), getattr(rope, high)
-        if lower is not None and upper is not None and lower >= upper:
-            raise RequestError(f"{low} is {lower:g} and {high} {upper:g}: {low} must be the smaller one.")
+        if lower is not None and upper is not None and lower > upper:
+            raise RequestError(f"{low} is {lower:g} and {high} {upper:g}: {low} can't be the larger one.")
     if (rope.mscale is None) != (rope.mscale_all_dim is None):
         raise RequestError("one of mscale and mscale_all_dim was given: they act together, so give both or none.")
     if rope.scaling == "yarn" and rope.theta <= 1.0:

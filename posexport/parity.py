@@ -75,9 +75,9 @@ class Comparison:
 def tolerance_at(dtype: str, position: int) -> Tolerance:
     """The tolerance in `dtype` where angles are fp32 products of positions up to `position`.
 
-    Frequencies and products are rounded to 24 bits, so that every angle may be off by position * 2^-23, torch eager's as
-    much as anybody's. The floor grows by half of that, since eager's may come out exact by luck, the ceiling by eight
-    times, since values are several times their root mean square.
+    Frequencies and products are rounded to 24 bits, so that every angle may be off by position * 2^-23, torch eager's
+    as much as anybody's. The floor grows by half of that, since eager's may come out exact by luck, the ceiling by
+    eight times, since values are several times their root mean square.
     """
     tolerance = TOLERANCES[dtype]
     return attrs.evolve(

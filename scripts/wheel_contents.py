@@ -1,4 +1,4 @@
-"""Build the wheel and compare it with the source: every module is in, and no package but posexport.
+"""Build the wheel and compare it with the source: every module and preset is in, and no package but posexport.
 
 A subpackage that is forgotten in pyproject.toml vanishes from the wheel while the editable install still works.
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import oracles
 import onnx
 import onnx_ir as ir
+import oracles
 import pytest
 import torch
 from helpers import as_float64, case, inputs_for, open_ort, run_ort, small_spec, weights_for

@@ -113,7 +113,7 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
         custom_ops.disentangled_score,
         [
             *(normal(B, S, N * H), normal(B, T, N * H), whole(0, 9, B, S), whole(0, 9, B, T), whole(0, 6, 9)),
-            *(normal(6, N * H), normal(6, N * H).flip(0), N, 0.3),
+            *(normal(N * H, 6), normal(N * H, 6).flip(0), N, 0.3),
         ],
         [Q, K, Q, K, {}, {}, {}],
     ),

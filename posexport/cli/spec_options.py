@@ -13,9 +13,9 @@ import attrs
 import click
 
 from posexport.errors import RequestError, unknown
+from posexport.layers import LAYER_FIELDS
 from posexport.models import ENCODINGS, read_spec
 from posexport.presets import read_preset
-from posexport.layers import LAYER_FIELDS
 from posexport.spec import CACHES, Spec
 
 _FLAGS = ("causal", "padding_mask", "cross", "qk_norm", "sinks", "bias", "scale_embedding")

@@ -166,7 +166,7 @@ class Rope(Encoding):
 
 @attrs.frozen(kw_only=True)
 class XPos(Encoding):
-    """RoPE whose scores fall with distance: queries grow with their position and keys shrink, at a rate per pair.
+    """RoPE whose scores fall with distance: queries shrink with their position and keys grow, at a rate per pair.
 
     Positions must not fall along the sequence, and the block must be causal: ahead of a query, keys would grow.
     """

@@ -74,6 +74,9 @@ LAYERS = {
     "posexport.dimensions": "posexport.spec",
     "posexport.forms": "posexport.(custom_ops.carries|spec|errors)",
     "posexport.export": "posexport(.(onnx_file|custom_ops(..*)?|forms|models(..*)?|spec|errors))?",
+    "posexport.angle_truth": "posexport.spec",
+    "posexport.plot_panels": "",
+    "posexport.plot_picture": "posexport.(errors|plot_panels)",
     "posexport.artifact": "posexport.(onnx_file|files|forms|models(..*)?|spec|errors)",
 }
 """Which modules (a pattern in which "." is a dot, "..*" anything below) may import which of ours."""

@@ -24,7 +24,7 @@ COMMANDS = {
     "matrix": "measure what works where: every encoding, form, dtype and runtime",
     "positions": "write the positions of a grid of patches",
     "bench": "time an artifact beside torch",
-    "plot": "draw encodings: what they look like, how they decay, how exact their angles are",
+    "plot": "draw what encodings look like, and how exact their angles are",
     "inspect": "show what an artifact holds",
 }
 """Every command, in the order of the path that an artifact takes; `posexport.cli.<name>_command` holds it."""

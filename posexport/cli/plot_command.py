@@ -14,11 +14,15 @@ from posexport.cli import console
 from posexport.cli.spec_options import field_options, parameters_of, spec_of
 from posexport.errors import RequestError
 from posexport.fields import integer
+from posexport.plot_panels import WHAT
 from posexport.runtimes import RUNTIMES, runtime
 from posexport.spec import Spec
 
 if TYPE_CHECKING:
     from posexport.plot_panels import Panel
+
+_KINDS = "\n".join(["\b", "Kinds:", *(f"  {name:<11} {summary}" for name, summary in WHAT.items())])
+_LONGEST = 45  # letters of a parameter that a picture shows
 
 FIELDS = (
     "hidden_size",
@@ -46,13 +50,9 @@ def _block_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return field_options(command, FIELDS)
 
 
-@click.command()
+@click.command(epilog=_KINDS)
 @click.argument("encodings", metavar="ENCODING...", nargs=-1, required=True)
-@click.option(
-    "--what",
-    metavar="KIND",
-    help="one of: table, bias, mask, decay, gain, wavelength, error  [default: what it looks like, and its decay]",
-)
+@click.option("--what", metavar="KIND", help="one of those below  [default: what it looks like, and its decay]")
 @_block_options
 @click.option("--seq", metavar="N", help="tokens drawn, of a grid along each side  [default: what suits]")
 @click.option("--seed", metavar="N", help="seed of weights that are trained in models  [default: 0]")
@@ -87,14 +87,15 @@ def plot(
     path = Path(output or "-".join(dict.fromkeys(spec.encoding.name for spec, _ in given)) + ".png")
     with console.progress("loading torch") as (bar, task):
         from posexport.files import staged
-        from posexport.plot import panels
         from posexport.plot_picture import check_suffix, draw, require
-        from posexport.plot_probe import Subject
 
         check_suffix(str(path), path.suffix)
         if not path.parent.is_dir():
             raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
         require()
+
+        from posexport.plot import panels
+        from posexport.plot_probe import Subject
 
         def advance(text: str) -> None:
             bar.update(task, description=f"measuring {text}")
@@ -120,7 +121,7 @@ def _read(text: str, parameters: tuple[str, ...], block: dict[str, Any]) -> tupl
         raise RequestError(f"{text!r} is no encoding: write NAME, or NAME:key=value:key=value.")
     given = parameters_of((*pairs, *parameters))
     own = {key: given.pop(key) for key in FIELDS if key in given}
-    said = " ".join((*pairs, *parameters))
+    said = " ".join(pair if len(pair) <= _LONGEST else f"{pair[:_LONGEST]}…" for pair in (*pairs, *parameters))
     return spec_of({**block, **own, "encoding": name}, given), said
 
 

@@ -1,0 +1,116 @@
+"""The panels of a picture as data: numbers with their titles, units and scales. Needs neither torch nor matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+WHAT = {
+    "table": "what is added to the input, or a query of ones as rotated",
+    "bias": "what is added to the logits, for each query and key",
+    "mask": "which keys a query sees",
+    "decay": "how a key's logit changes with its distance",
+    "gain": "what queries and keys are multiplied by",
+    "wavelength": "positions for one turn of each pair, also before scaling",
+    "error": "error of cosines and sines by position, on every runtime",
+}
+"""Every kind of picture, and what it shows."""
+
+
+def _plain(numbers: Iterable[float]) -> list[float | None]:
+    """Numbers as JSON has them: None for NaN."""
+    return [None if math.isnan(number) else number for number in numbers]
+
+
+@attrs.frozen(kw_only=True)
+class Image:
+    """Numbers by row and column under a scale named `value`, NaN where a key is hidden. `first` are the numbers of the
+    first column and the first row; `names` stand for 0 and 1 where there are only these."""
+
+    title: str
+    note: str
+    x: str
+    y: str
+    value: str
+    rows: tuple[tuple[float, ...], ...] = attrs.field(repr=False)
+    first: tuple[int, int] = (0, 0)
+    names: tuple[str, str] | None = None
+
+    @property
+    def square(self) -> bool:
+        """Whether it has as many rows as columns."""
+        return len(self.rows) == len(self.rows[0])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"kind": "image", **attrs.asdict(self), "rows": [_plain(row) for row in self.rows]}
+
+
+@attrs.frozen(kw_only=True)
+class Line:
+    """One line of a chart; y is NaN where there is no value. `look` are the numbers of its colour and its dashes, None
+    for those of its place among the lines."""
+
+    label: str
+    x: tuple[float, ...] = attrs.field(repr=False)
+    y: tuple[float, ...] = attrs.field(repr=False)
+    look: tuple[int, int] | None = None
+
+
+def line_of(label: str, x: Iterable[float], y: Any) -> Line:
+    """A line from an array or a tensor of values."""
+    return Line(label=label, x=tuple(x), y=tuple(y.tolist()))
+
+
+def rows_of(values: Any) -> tuple[tuple[float, ...], ...]:
+    """The rows of an image from an array or a tensor."""
+    return tuple(tuple(row) for row in values.tolist())
+
+
+@attrs.frozen(kw_only=True)
+class Mark:
+    """A straight line across a chart at a value of y, with its label on it at the left or the right end."""
+
+    label: str
+    at: float
+    end: str
+
+
+@attrs.frozen(kw_only=True)
+class Absent:
+    """A runtime without a line, and why; `failed` where it was run."""
+
+    name: str
+    reason: str
+    failed: bool
+
+
+@attrs.frozen(kw_only=True)
+class Chart:
+    """Lines over one x axis. `scales` are those of x and y: linear, log, or, as a number, a logarithm that is linear
+    from 0 up to it. `dots` for values that stand apart from each other, `rising` where the upper left stays free,
+    `together` where lines may cover each other."""
+
+    title: str
+    note: str
+    x: str
+    y: str
+    lines: tuple[Line, ...]
+    scales: tuple[str | float, str | float] = ("linear", "linear")
+    marks: tuple[Mark, ...] = ()
+    dots: bool = False
+    rising: bool = False
+    together: bool = False
+    absent: tuple[Absent, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        data = {"kind": "chart", **attrs.asdict(self)}
+        data["lines"] = [{**line, "y": _plain(line["y"])} for line in data["lines"]]
+        return data
+
+
+Panel = Image | Chart

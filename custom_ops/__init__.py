@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from posexport.custom_ops.norm import head_norm
     from posexport.custom_ops.offsets import offset_score, offset_values
     from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
-    from posexport.custom_ops.rotary import rotate, rotate_features
+    from posexport.custom_ops.rotary import angles_by_heads, rotate, rotate_features
     from posexport.custom_ops.windows import cosine_heads, window_bias, window_table
 
 _HOMES = {
@@ -41,6 +41,7 @@ _HOMES = {
     "position_temperature": "angles",
     "keep_prefix": "angles",
     "pair_features": "angles",
+    "angles_by_heads": "rotary",
     "rotate": "rotary",
     "rotate_features": "rotary",
     "alibi_bias": "bias",
@@ -70,6 +71,7 @@ _HOMES = {
 __all__ = [
     "add_head_bias",
     "alibi_bias",
+    "angles_by_heads",
     "attend",
     "attend_cached",
     "attend_shared",

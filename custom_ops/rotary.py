@@ -176,6 +176,31 @@ rotate = Operator(
 )
 
 
+def _by_heads(angles: torch.Tensor, heads: int) -> torch.Tensor:
+    return angles.unflatten(-1, (heads, -1))
+
+
+def _by_heads_fake(angles: torch.Tensor, heads: int) -> torch.Tensor:
+    return angles.new_empty((*angles.shape[:2], heads, angles.shape[2] // heads))
+
+
+def _by_heads_onnx(op: Any, angles: ir.Value, *, heads: int) -> ir.Value:
+    made: ir.Value = op.Reshape(angles, [0, 0, heads, -1])
+    return made
+
+
+angles_by_heads = Operator(
+    name="angles_by_heads",
+    function="AnglesByHeads",
+    inputs=("angles",),
+    outputs=("split",),
+    eager=_by_heads,
+    fake=_by_heads_fake,
+    body=_by_heads_onnx,
+)
+"""[B, S, heads*P] to [B, S, heads, P], as `rotate` takes angles of each head."""
+
+
 def _features(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> torch.Tensor:
     width = cos.shape[-1]
     heads = x.unflatten(-1, (-1, head_dim))

@@ -237,7 +237,7 @@ class RopeMixed(Encoding):
     def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         freqs = state["freqs"]
         freqs = freqs if freqs.element_size() > 2 else freqs.float()  # angles are never in half precision
-        cos, sin = (t.unflatten(-1, (state.spec.num_heads, -1)) for t in cos_sin(positions, freqs))
+        cos, sin = (custom_ops.angles_by_heads(t, state.spec.num_heads) for t in cos_sin(positions, freqs))
         return turn(state, q, k, (cos, sin), self.layout == "interleaved", [state.spec.head_dim // 2])
 
 

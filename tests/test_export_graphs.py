@@ -12,7 +12,7 @@ import onnx.inliner
 import onnx_ir as ir
 import oracles
 import pytest
-from helpers import CASES, Array, as_float64, case, exported, inputs_for, open_ort, weights_for
+from helpers import CASES, MORE_CASES, Array, as_float64, case, exported, inputs_for, open_ort, weights_for
 
 from posexport.export import export
 from posexport.models.weights import weight_shapes
@@ -32,8 +32,10 @@ FUNCTIONS = {
     "rope2d": {"Sinusoids", "RotaryPosition"},
     "alibi": {"AlibiBias"},
 }
-ENDS = {"Cos", "Sin", "Gather", "GatherElements", "Softmax", "Attention", "MultiHeadAttention"}
+ENDS = {"Cos", "Sin", "Exp", "Log", "Equal", "Gather", "GatherElements", "Softmax", "Attention", "MultiHeadAttention"}
 """Operators behind which a value no longer is a position, a distance or a logit."""
+WIDE = (onnx.TensorProto.INT64, onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL)
+"""Types that hold a position, a distance or an angle, or say how it compares."""
 PLUMBING = {"MatMul", "Transpose", "Add", "Cast"}
 
 OPERATORS = {
@@ -141,13 +143,13 @@ def test_reads_in_its_form(graph: tuple[str, str, Spec, ir.Model]) -> None:
     assert dict(model.opset_imports) == {"": 18, "posexport": 1}
 
 
-def test_angles_and_positions_are_never_half(graph: tuple[str, str, Spec, ir.Model]) -> None:
-    name, form, _, model = graph
+def check_never_half(model: ir.Model, form: str) -> tuple[int, int]:
+    """Whatever is computed from positions is int64 or fp32 until it is a cosine, a row of a table or a weight; returns
+    how many cosines and sines there are, and how many values were found on the way."""
     proto = onnx.inliner.inline_local_functions(ir.to_proto(model))
     proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
     types = {v.name: v.type.tensor_type.elem_type for v in (*proto.graph.value_info, *proto.graph.input)}
     turns = [node for node in proto.graph.node if node.op_type in ("Cos", "Sin")]
-    assert bool(turns) == (name.startswith(("rope", "sinusoidal")) or name == "relative")
     assert all(types[node.input[0]] == onnx.TensorProto.FLOAT for node in turns)
     reached = {"position_ids"}  # what still is a position, a distance, an angle, or logits that hold one
     clamped = set()  # to the range of half precision: biases that an operator takes as a mask in the graph's dtype
@@ -158,9 +160,56 @@ def test_angles_and_positions_are_never_half(graph: tuple[str, str, Spec, ir.Mod
             if node.op_type == "Cast" and node.input[0] in clamped:
                 continue
             assert node.op_type != "MatMul", "TF32 would round it to 11 bits"
-            assert all(types[output] in (onnx.TensorProto.INT64, onnx.TensorProto.FLOAT) for output in node.output)
+            assert all(types[output] in WIDE for output in node.output), node.op_type
             reached |= set(node.output)
-    assert len(reached) > 1 or name in ("none", "learned")
+    return len(turns), len(reached) - 1
+
+
+def test_angles_and_positions_are_never_half(graph: tuple[str, str, Spec, ir.Model]) -> None:
+    name, form, _, model = graph
+    turns, reached = check_never_half(model, form)
+    assert bool(turns) == (name.startswith(("rope", "sinusoidal")) or name == "relative")
+    assert reached or name in ("none", "learned")
+
+
+QUICK = (
+    *("rope-exact", "rope-yarn", "rope-longrope-exact", "rope-dynamic", "rope2d-pixtral", "rope3d-half", "rope-mixed"),
+    *("mrope-interleaved", "rope-dinov3", "rope-vjepa2", "xpos", "alibi-slopes", "alibi2d", "kerple-power", "sandwich"),
+    *("fire", "shaw-sinks", "deberta-buckets", "cope-gqa", "swin", "swinv2", "temperature", "pattern", "rope-chunks"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        pytest.param(name, form, marks=() if name in QUICK else pytest.mark.slow)
+        for name, form in zip(MORE_CASES, itertools.cycle(FORMS), strict=False)
+    ],
+)
+def test_more_encodings_run_like_their_formula_and_never_have_half_angles(name: str, form: str) -> None:
+    """Half precision, where there is most to go wrong; one form each by turns."""
+    spec = case(name, dtype="fp16")
+    model = export(spec, weights_for(spec), form=form)
+    run = open_ort(model)
+    for batch, seq, kind in RUNS[:3]:
+        inputs = inputs_for(spec, batch, seq, kind)
+        assert error(run(inputs)["output"], wanted(spec, inputs)) < 1e-2, (batch, seq, kind)
+    turns, reached = check_never_half(model, form)
+    assert bool(turns) == any(kind.encoding.multiplies or name.startswith("rope-dinov3") for kind in spec.kinds())
+    assert bool(reached) == bool(spec.position_axes)
+
+
+def test_half_angles_would_be_found() -> None:
+    spec = case("rope", dtype="fp16")
+    model = export(spec, weights_for(spec))
+    cos = next(node for node in model.graph if node.op_type == "Cos")
+    angles = cos.inputs[0]
+    cast = ir.node("Cast", [angles], attributes={"to": ir.DataType.FLOAT16})
+    back = ir.node("Cast", [cast.outputs[0]], attributes={"to": ir.DataType.FLOAT})
+    model.graph.insert_before(cos, [cast, back])
+    cos.replace_input_with(0, back.outputs[0])
+    with pytest.raises(AssertionError):
+        check_never_half(model, "decomposed")
 
 
 def texts(message: Any) -> Iterator[str]:

@@ -51,6 +51,7 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
     ),
     "rotate-runs": (custom_ops.rotate, [normal(B, S, N * 8), *(normal(B, S, 4),) * 2, 8, False, [1, 3]], [Q] * 3),
     "rotate-own": (custom_ops.rotate, [normal(B, S, N * H), *(normal(B, S, N, 3),) * 2, H, True, [3]], [Q] * 3),
+    "by-heads": (custom_ops.angles_by_heads, [normal(B, S, 6), 2], [Q]),
     "rotate-features": (custom_ops.rotate_features, [normal(B, S, N * H), *(normal(B, S, 4),) * 2, H], [Q] * 3),
     "exact": (custom_ops.exact_sinusoids, [whole(0, 2**24, B, S), whole(0, 2**50, 2, 3), 1.5], [Q, {}]),
     "exact-2-axes": (custom_ops.exact_sinusoids, [whole(0, 9, B, S, 2), whole(0, 2**48, 2, 2, 3), 1.0], [Q, {}]),

@@ -177,7 +177,8 @@ rotate = Operator(
 
 
 def _by_heads(angles: torch.Tensor, heads: int) -> torch.Tensor:
-    return angles.unflatten(-1, (heads, -1))
+    split: torch.Tensor = angles.unflatten(-1, (heads, -1))
+    return split
 
 
 def _by_heads_fake(angles: torch.Tensor, heads: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hf_helpers import BATCH, transformers
+from hf_helpers import BATCH, made, transformers
 from torch import Tensor
 
 SEQ, OFFSET = 7, 5
@@ -23,7 +23,7 @@ Run = Callable[[Any], Tensor]
 def offset(model: Any) -> Tensor:
     """A decoder on tokens whose positions start late."""
     positions = (torch.arange(SEQ) + OFFSET).expand(BATCH, -1)
-    model(inputs_embeds=_states(model.config.hidden_size), position_ids=positions, use_cache=True)
+    model(inputs_embeds=_states(model.config.hidden_size), position_ids=positions)
     return positions
 
 
@@ -107,22 +107,25 @@ def _states(width: int, seq: int = SEQ) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model and its config, the module that is run, its attention layers (`{}` for the layer), their first and last
-    projections, which layers are held against ours, and edits of config.json (keys with dots inside tables) after which
-    it is another function."""
+    """A model and its config; the module `inside` it that is run; the path there of its attention layers (`{}` for the
+    layer), and their first and last projections; which layers are held against ours; and edits of config.json (dots
+    lead into tables) after which it says another function. `table` is the table of positions added at the input."""
 
     model: str
     config: str
     sizes: dict[str, Any]
     run: Run
     faults: tuple[dict[str, Any], ...]
+    inside: str = ""
     path: str = "layers.{}.self_attn"
     ends: tuple[str, str] = ("q_proj", "o_proj")
-    inside: str = ""
     layers: tuple[int, ...] = (0,)
     attention: str = "eager"
+    table: str = ""
+    time_first: bool = False
+    make: Callable[[Any], Any] | None = None
+    """The model of a config, where it is not the one of its name."""
 
     def build(self) -> Any:
         config = getattr(transformers, f"{self.config}Config")(**self.sizes, attn_implementation=self.attention)
-        config._attn_implementation = self.attention
-        return getattr(transformers, self.model)(config)
+        return made((self.make or getattr(transformers, self.model))(config))

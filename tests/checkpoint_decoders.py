@@ -19,14 +19,17 @@ TEXT: dict[str, Any] = {
 
 def decoder(name: str, *faults: dict[str, Any], layers: tuple[int, ...] = (0,), **sizes: Any) -> Case:
     """A decoder with its head, whose layers have Llama's names."""
+    first = sizes.pop("first", "q_proj")
+    run = counted if sizes.pop("counts", False) else offset
     return Case(
         model=f"{name}ForCausalLM",
         config=sizes.pop("config", name),
         sizes={**TEXT, **sizes},
-        run=offset,
+        run=run,
         faults=faults,
         inside="model",
         layers=layers,
+        ends=(first, "o_proj"),
     )
 
 
@@ -60,7 +63,14 @@ def fused(name: str, path: str, ends: tuple[str, str], *faults: dict[str, Any], 
     )
 
 
-def pictured(name: str, text: dict[str, Any], vision: dict[str, Any], run: Run, *faults: dict[str, Any]) -> Case:
+def pictured(
+    name: str,
+    text: dict[str, Any],
+    vision: dict[str, Any],
+    run: Run,
+    *faults: dict[str, Any],
+    inside: str = "model.language_model",
+) -> Case:
     """The text part of a model of text and images."""
     return Case(
         model=f"{name}ForConditionalGeneration",
@@ -68,7 +78,7 @@ def pictured(name: str, text: dict[str, Any], vision: dict[str, Any], run: Run, 
         sizes={"text_config": {**TEXT, **text}, "vision_config": vision},
         run=run,
         faults=faults,
-        inside="model.language_model",
+        inside=inside,
     )
 
 
@@ -169,6 +179,7 @@ CASES: dict[str, Case] = {
         {"attention_chunk_size": 2, "attn_scale": 2.0},
         {"use_qk_norm": False, "floor_scale": 1},
         config="Llama4Text",
+        counts=True,  # its temperature goes by the length of the cache
         layers=(0, 3),
         num_hidden_layers=4,
         head_dim=8,
@@ -225,13 +236,15 @@ CASES: dict[str, Case] = {
         },
         offset,
         {"text_config.rope_parameters.rope_theta": 9.0},
+        inside="language_model.model",
     ),
     "phi3": decoder(
         "Phi3",
         {"rope_parameters.partial_rotary_factor": 0.5},
         {"sliding_window": 2},
+        first="qkv_proj",
         sliding_window=4,
-        head_dim=16,
+        num_attention_heads=2,
         rope_parameters={"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.75},
     ),
     "phi3-longrope": decoder(
@@ -239,7 +252,8 @@ CASES: dict[str, Case] = {
         {"original_max_position_embeddings": 30},
         max_position_embeddings=32,
         original_max_position_embeddings=4,
-        head_dim=16,
+        first="qkv_proj",
+        num_attention_heads=2,
         rope_parameters={
             "rope_type": "longrope",
             "rope_theta": 50.0,
@@ -290,11 +304,13 @@ CASES: dict[str, Case] = {
         "Bloom",
         "h.{}.self_attention",
         ("query_key_value", "dense"),
-        {},
+        {"n_head": 3},
         hidden_size=24,
         n_head=6,
         n_layer=1,
         counts=True,
     ),
-    "mpt": fused("Mpt", "blocks.{}.attn", ("Wqkv", "out_proj"), {}, d_model=24, n_heads=6, n_layers=1, counts=True),
+    "mpt": fused(
+        "Mpt", "blocks.{}.attn", ("Wqkv", "out_proj"), {"n_heads": 3}, d_model=24, n_heads=6, n_layers=1, counts=True
+    ),
 }

@@ -48,14 +48,14 @@ def test_json_holds_everything_under_names_that_stay() -> None:
     assert found["unreadable"] == [{"artifact": "b.onnx", "error": "'b.onnx' is not an ONNX file."}]
     verdict = found["verdicts"][1]
     assert list(verdict) == [
-        "artifact", "runtime", "state", "reason", "worst", "tolerance", "cases", "notes", "where", "describe",
+        "artifact", "runtime", "check", "state", "reason", "worst", "tolerance", "cases", "notes", "where", "describe",
     ]  # fmt: skip
     assert list(verdict["worst"]) == [
         "case", "output", "state", "reason", "max_error", "rms_error", "eager_error", "allowed", "truth_rms",
         "index", "got", "truth",
     ]  # fmt: skip
     assert verdict["worst"]["index"] == [1, 2]
-    assert found["verdicts"][0]["tolerance"] == {"multiple": 4.0, "floor": 2.0**-20, "ceiling": 0.06}
+    assert found["verdicts"][0]["tolerance"] == {"multiple": 8.0, "floor": 2.0**-20, "ceiling": 0.06}
     assert found["verdicts"][2]["worst"] is None
 
 

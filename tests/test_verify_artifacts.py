@@ -29,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("test_verify_artifacts")  # its fixture is 
 
 ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference")
 VERDICT = {
-    "artifact", "runtime", "state", "reason", "worst", "tolerance", "cases", "notes", "where", "describe",
+    "artifact", "runtime", "check", "state", "reason", "worst", "tolerance", "cases", "notes", "where", "describe",
 }  # fmt: skip
 COMPARISON = {
     "case", "output", "state", "reason", "max_error", "rms_error", "eager_error", "allowed", "index", "got", "truth",

@@ -19,11 +19,13 @@ make_environment() {
     if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$want" ]; then
         echo "making .venv with the versions in scripts/constraints.txt ..." >&2
         .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        # Compiled when it is loaded, which most of it never is: half of the time that installing takes.
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
             --constraint scripts/constraints.txt --editable ".[dev,rtx${EXTRAS:+,$EXTRAS}]"
         echo "$want" >"$stamp"
     fi
     export PATH="$PWD/.venv/bin:$PATH"
+    unset PYTHONDONTWRITEBYTECODE
 }
 
 # mypy can't follow package-dir in pyproject.toml: it gets a tree of links that looks like the installed package.

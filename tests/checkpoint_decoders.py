@@ -103,6 +103,7 @@ CASES: dict[str, Case] = {
         attention_bias=True,
         head_dim=16,
     ),
+    "llama-both-ways": decoder("Llama", {"is_causal": True}, is_causal=False),
     "llama-linear": scaled("linear", factor=4.0),
     "llama-dynamic": scaled("dynamic", factor=4.0),
     "llama-yarn": scaled("yarn", factor=4.0, original_max_position_embeddings=4),

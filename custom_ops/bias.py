@@ -7,7 +7,7 @@ grid_bias      -slope_n d(p_i, p_j), d the distance on a grid: Euclidean (CROMA:
 relative_bias  W[bucket[clip(p_j - p_i, -M, M) + M], n]   (Raffel et al. 2020, arXiv:1910.10683, section 2.1)
 kerple_bias    -r1_n log(1 + r2_n |p_i - p_j|), or -r1_n |p_i - p_j|^r2_n (Chi et al. 2022, arXiv:2205.09921)
 cosine_bias    rate_n sum over f of cos(w_f (p_i - p_j)), from cosines and sines [B, S or T, P] (Sandwich: Chi et al.
-               2023, arXiv:2212.10356)
+               2023, arXiv:2212.10356); `below_zero`: less its value at distance 0
 fire_bias      MLP_n(log(1 + |c (p_i - p_j)|) / log(1 + |c max(p_i, L)|)) (FIRE: Li et al. 2024, arXiv:2310.04418)
 
 q_positions [B, S], k_positions [B, T] int64 ([B, S, 2] and [B, T, 2] on a grid) -> [B, N, S, T]. Distances are taken in
@@ -208,24 +208,46 @@ kerple_bias = Operator(
 
 
 def _cosine(
-    q_cos: torch.Tensor, q_sin: torch.Tensor, k_cos: torch.Tensor, k_sin: torch.Tensor, rates: torch.Tensor
+    q_cos: torch.Tensor,
+    q_sin: torch.Tensor,
+    k_cos: torch.Tensor,
+    k_sin: torch.Tensor,
+    rates: torch.Tensor,
+    below_zero: bool,
 ) -> torch.Tensor:
     left, right = torch.cat((q_cos, q_sin), -1), torch.cat((k_cos, k_sin), -1)
-    return (left @ right.transpose(1, 2)).unsqueeze(1) * rates.view(-1, 1, 1)
+    product = left @ right.transpose(1, 2)
+    product = product - q_cos.shape[-1] if below_zero else product
+    return product.unsqueeze(1) * rates.view(-1, 1, 1)
 
 
 def _cosine_fake(
-    q_cos: torch.Tensor, q_sin: torch.Tensor, k_cos: torch.Tensor, k_sin: torch.Tensor, rates: torch.Tensor
+    q_cos: torch.Tensor,
+    q_sin: torch.Tensor,
+    k_cos: torch.Tensor,
+    k_sin: torch.Tensor,
+    rates: torch.Tensor,
+    below_zero: bool,
 ) -> torch.Tensor:
     return _per_head(q_cos, k_cos, rates)
 
 
 def _cosine_onnx(
-    op: Any, q_cos: ir.Value, q_sin: ir.Value, k_cos: ir.Value, k_sin: ir.Value, rates: ir.Value
+    op: Any,
+    q_cos: ir.Value,
+    q_sin: ir.Value,
+    k_cos: ir.Value,
+    k_sin: ir.Value,
+    rates: ir.Value,
+    *,
+    below_zero: bool,
 ) -> ir.Value:
+    assert q_cos.shape is not None
     # cos(w (p_i - p_j)) = cos cos + sin sin: one product for any positions
     left, right = op.Concat(q_cos, q_sin, axis=-1), op.Concat(k_cos, k_sin, axis=-1)
     product = op.MatMul(left, op.Transpose(right, perm=[0, 2, 1]))
+    if below_zero:
+        product = op.Sub(product, constant(op, float(int(q_cos.shape[-1])), FP32))  # type: ignore[arg-type]
     made: ir.Value = op.Mul(op.Unsqueeze(product, [1]), op.Unsqueeze(rates, [1, 2]))
     return made
 

@@ -224,7 +224,9 @@ class Sandwich(Encoding):
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         first = k_positions.amin(1, keepdim=True)  # counted from there, angles are small and so more exact
         sides = (cos_sin(positions - first, state["frequencies"]) for positions in (q_positions, k_positions))
-        bias: Tensor = custom_ops.cosine_bias(*(part for side in sides for part in side), state["rates"])
+        # the same for softmax, and small where it matters, as masks in half precision need it; not beside sinks
+        below_zero = not state.spec.sinks
+        bias: Tensor = custom_ops.cosine_bias(*(part for side in sides for part in side), state["rates"], below_zero)
         return bias
 
 

@@ -99,6 +99,7 @@ MORE_CASES: dict[str, dict[str, Any]] = {
     "kerple": {"encoding": "kerple"},
     "kerple-power": {"encoding": "kerple", "kernel": "power"},
     "sandwich": {"encoding": "sandwich"},
+    "sandwich-sinks": {"encoding": "sandwich", "sinks": True, "angles": "exact"},
     "fire": {"encoding": "fire", "init_L": 6, "mlp_width": 8},
     "shaw": {"encoding": "shaw", "max_distance": 3},
     "shaw-keys": {

@@ -69,6 +69,7 @@ LAYERS = {
     "posexport.custom_ops(..*)?": "posexport.(custom_ops(..*)?|errors)",
     "posexport.models(..*)?": "posexport.(models(..*)?|custom_ops(..*)?|layers|spec|fields|errors)",
     "posexport.presets": "posexport.errors",
+    "posexport.checkpoints(..*)?": "posexport.(checkpoints(..*)?|models(..*)?|layers|spec|errors)",
     "posexport.files": "posexport.errors",
     "posexport.onnx_file": "posexport.(files|errors)",
     "posexport.dimensions": "posexport.spec",
@@ -127,7 +128,7 @@ def test_engines_load_in_functions_only_where_start_up_counts() -> None:
     for name, path in modules().items():
         encodings = r"posexport\.models\.(?!(attention|block|weights)$).*"
         start = name in ("posexport.runtimes", "posexport.models", "posexport.spec")
-        if name.startswith("posexport.cli") or start or re.fullmatch(encodings, name):
+        if name.startswith(("posexport.cli", "posexport.checkpoints")) or start or re.fullmatch(encodings, name):
             body = ast.parse(path.read_text()).body
             top = {a.name.split(".")[0] for node in body if isinstance(node, ast.Import) for a in node.names}
             top |= {str(node.module).split(".")[0] for node in body if isinstance(node, ast.ImportFrom)}
@@ -192,7 +193,7 @@ FLAGS: dict[str, list[str]] = {
     "list": ["--presets", "--json"],
     "inspect": ["--json", "FILE"],
     "export": [
-        "--config", "--preset", "--encoding", "--set",
+        "--config", "--preset", "--from", "--layer", "--encoding", "--set",
         "--hidden-size", "--num-heads", "--num-kv-heads", "--head-dim", "--scale",
         "--causal/--no-causal", "--window", "--attention-chunk-size", "--bias/--no-bias",
         "--angles", "--prefix-tokens", "--qk-norm-type", "--layer-pattern",
@@ -243,6 +244,7 @@ PUBLIC: dict[str, list[str]] = {
     "posexport.errors": ["PosexportError", "RequestError", "RuntimeMissingError", "unknown"],
     "posexport.spec": ["DTYPES", "EncodingParams", "FORMS", "OPSETS", "Spec"],
     "posexport.models": ["ENCODINGS", "read_encoding", "read_spec"],
+    "posexport.checkpoints": ["ARCHITECTURES", "Checkpoint", "read_checkpoint"],
     "posexport.models.block": ["Block", "build_block", "inner_name"],
     "posexport.models.weights": ["read_weights", "seeded_weights", "weight_shapes"],
     "posexport.export": ["DOMAIN", "export", "export_module"],

@@ -27,7 +27,7 @@ SPOILT: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
     ),
     (lambda held: held.update({Q: held[Q].to(torch.float8_e4m3fn)}), f"{Q!r} is torch.float8_e4m3fn"),
     (lambda held: held.update({Q: held[Q] * float("nan")}), f"{Q!r} holds NaN or Inf"),
-    (lambda held: held.update({Q: held[Q] * 1e5}), "q_proj.weight overflows in fp16"),
+    (lambda held: held.update({Q: held[Q] * 1e6}), "q_proj.weight overflows in fp16"),
     (
         lambda held: [held.pop(name) for name in list(held) if "layers.1.self_attn" in name],
         "no tensor below layers.1.self_attn or model.layers.1.self_attn",

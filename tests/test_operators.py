@@ -77,7 +77,7 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
     ),
     "cosine": (
         custom_ops.cosine_bias,
-        [*(normal(B, S, 3),) * 2, *(normal(B, T, 3),) * 2, torch.rand(N)],
+        [*(normal(B, S, 3),) * 2, *(normal(B, T, 3),) * 2, torch.rand(N), True],
         [Q, Q, K, K, {}],
     ),
     "fire": (

@@ -134,9 +134,10 @@ def _longrope_attention(rope: Rope) -> float:
 
 @attrs.frozen(kw_only=True)
 class Scaling:
-    """One way of scaling: the parameters that it takes with their defaults, its constants, its factor on cosines and
-    sines where none is given, and whether frequencies depend on the length."""
+    """One way of scaling: in words, the parameters that it takes with their defaults, its constants, its factor on
+    cosines and sines where none is given, and whether frequencies depend on the length."""
 
+    summary: str
     takes: Mapping[str, Any]
     frequencies: Callable[[Rope, int, torch.dtype], Mapping[str, Tensor]]
     attention_factor: Callable[[Rope], float] = _unscaled
@@ -146,10 +147,20 @@ class Scaling:
 _LENGTH = "original_max_position_embeddings"
 
 SCALINGS = {
-    "linear": Scaling(takes={"factor": NEEDED}, frequencies=_linear),
-    "ntk": Scaling(takes={"factor": NEEDED}, frequencies=_ntk),
-    "dynamic": Scaling(takes={"factor": NEEDED, _LENGTH: NEEDED}, frequencies=_dynamic, by_length=True),
+    "linear": Scaling(
+        summary="position interpolation: every frequency divided by the factor",
+        takes={"factor": NEEDED},
+        frequencies=_linear,
+    ),
+    "ntk": Scaling(summary="NTK-aware: a larger theta, once", takes={"factor": NEEDED}, frequencies=_ntk),
+    "dynamic": Scaling(
+        summary="NTK-aware by the current length, beyond the trained one",
+        takes={"factor": NEEDED, _LENGTH: NEEDED},
+        frequencies=_dynamic,
+        by_length=True,
+    ),
     "yarn": Scaling(
+        summary="slow pairs interpolated, fast ones kept, a ramp between",
         takes={
             "factor": NEEDED,
             _LENGTH: NEEDED,
@@ -164,6 +175,7 @@ SCALINGS = {
         attention_factor=_yarn_attention,
     ),
     "longrope": Scaling(
+        summary="frequencies divided pair by pair, by short or long factors by length",
         takes={
             "short_factor": NEEDED,
             "long_factor": NEEDED,
@@ -176,10 +188,15 @@ SCALINGS = {
         by_length=True,
     ),
     "llama3": Scaling(
+        summary="slow pairs divided by the factor, fast ones kept, a mean between",
         takes={"factor": NEEDED, _LENGTH: NEEDED, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
         frequencies=_llama3,
     ),
-    "proportional": Scaling(takes={"partial_rotary_factor": NEEDED, "factor": 1.0}, frequencies=_proportional),
+    "proportional": Scaling(
+        summary="p-RoPE: the slowest pairs don't turn",
+        takes={"partial_rotary_factor": NEEDED, "factor": 1.0},
+        frequencies=_proportional,
+    ),
 }
 """Every scaling by its name in `rope_parameters`, `ntk` being static NTK, which has none there."""
 

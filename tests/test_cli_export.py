@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from posexport.artifact import read_onnx
 from posexport.forms import TARGETS
-from posexport.models import ENCODINGS
+from posexport.models import ENCODINGS, read_encoding
 from posexport.runtimes import RUNTIMES
 from posexport.spec import FORMS
 
@@ -87,7 +87,7 @@ def test_a_config_says_the_same_as_options(folder: Path) -> None:
     assert files["a.onnx"] == files["b.onnx"]
     assert files["a.onnx.json"] == files["b.onnx.json"].replace(b'"b.onnx"', b'"a.onnx"')
     found = read_onnx(folder / "a.onnx")
-    assert found.spec.to_dict()["encoding"] == {"name": "rope", "theta": 500000.0, "layout": "half", "rotary_dim": 4}
+    assert found.spec.encoding == read_encoding({"name": "rope", "theta": 500000.0, "layout": "half", "rotary_dim": 4})
     assert found.opset == 20
     assert [shape[1] for shape, _ in found.inputs().values()] == [6, 6]
 
@@ -134,7 +134,7 @@ def test_list() -> None:
 
 def test_list_for_machines() -> None:
     found = json.loads(cli("list", "--json").stdout)
-    assert list(found) == ["encodings", "forms", "targets", "refusals", "runtimes"]
+    assert list(found) == ["encodings", "scalings", "forms", "targets", "refusals", "runtimes"]
     assert list(found["encodings"]) == list(ENCODINGS)
     assert found["encodings"]["rope"]["parameters"]["theta"] == {
         "default": 10000.0,

@@ -12,6 +12,8 @@ from posexport.cli.spec_options import preset_options, spec_of
 from posexport.custom_ops.carries import REFUSALS
 from posexport.forms import TARGETS
 from posexport.models import ENCODINGS
+from posexport.models.scaling import NEEDED, SCALINGS
+from posexport.models.scaling import parameters as scaling_parameters
 from posexport.presets import preset_names, read_preset
 from posexport.runtimes import RUNTIMES
 from posexport.spec import FORMS
@@ -35,6 +37,18 @@ def list(presets: bool, as_json: bool) -> None:
         [
             (name, row["touches"] or "-", _parameters(row), f"{row['summary']}\n{row['source']}")
             for name, row in found["encodings"].items()
+        ],
+    )
+    console.show_table(
+        "Scalings of rope and mrope (--set scaling=NAME)",
+        ("name", "parameters", "summary"),
+        [
+            (
+                name,
+                _written({key: "..." if key in row["needed"] else value for key, value in row["parameters"].items()}),
+                row["summary"],
+            )
+            for name, row in found["scalings"].items()
         ],
     )
     console.show_table("Forms (--form NAME)", ("name", "summary"), found["forms"].items())
@@ -71,8 +85,15 @@ def _show_presets(as_json: bool) -> None:
 
 
 def _parameters(row: dict[str, Any]) -> str:
-    defaults = {name: entry["default"] for name, entry in row["parameters"].items()}
-    return "\n".join(f"{name}={'auto' if value is None else value}" for name, value in defaults.items()) or "-"
+    """Those of an encoding without those of its scalings, which have a table of their own."""
+    own = {name: entry["default"] for name, entry in row["parameters"].items()}
+    scaled = "scaling" in own
+    return _written({name: value for name, value in own.items() if not scaled or name not in scaling_parameters()})
+
+
+def _written(defaults: dict[str, Any]) -> str:
+    """A line for each parameter, with its default where it has one."""
+    return "\n".join(name if value is None else f"{name}={value}" for name, value in defaults.items()) or "-"
 
 
 def _everything() -> dict[str, Any]:
@@ -93,6 +114,14 @@ def _everything() -> dict[str, Any]:
                 },
             }
             for name, cls in ENCODINGS.items()
+        },
+        "scalings": {
+            name: {
+                "summary": row.summary,
+                "parameters": {key: None if value is NEEDED else value for key, value in row.takes.items()},
+                "needed": [key for key, value in row.takes.items() if value is NEEDED],
+            }
+            for name, row in SCALINGS.items()
         },
         "forms": dict(FORMS),
         "targets": dict(TARGETS),

@@ -111,9 +111,7 @@ def compare(
         elif name not in eager or eager[name].shape != truth[name].shape:
             found.append(_wrong(case, name, f"torch eager gave no output {name!r} of the truth's shape"))
         else:
-            found.append(
-                _compare(case, name, truth[name], eager[name], got[name], dtypes.get(name, dtype), tolerance)
-            )
+            found.append(_compare(case, name, truth[name], eager[name], got[name], dtypes.get(name, dtype), tolerance))
     return found
 
 

@@ -69,7 +69,7 @@ LAYERS = {
     "posexport.custom_ops(..*)?": "posexport.(custom_ops(..*)?|errors)",
     "posexport.models(..*)?": "posexport.(models(..*)?|custom_ops(..*)?|layers|spec|fields|errors)",
     "posexport.presets": "posexport.errors",
-    "posexport.checkpoints(..*)?": "posexport.(checkpoints(..*)?|models(..*)?|layers|spec|errors)",
+    "posexport.checkpoints(..*)?": "posexport.(checkpoints(..*)?|models(..*)?|layers|spec|fields|errors)",
     "posexport.files": "posexport.errors",
     "posexport.onnx_file": "posexport.(files|errors)",
     "posexport.dimensions": "posexport.spec",

@@ -35,7 +35,7 @@ SPOILT: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "said"), SPOILT, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("spoil", "said"), SPOILT, ids=[said[:30] for _, said in SPOILT])
 def test_a_spoilt_tensor_is_named(spoil: Callable[[dict[str, Tensor]], Any], said: str, tmp_path: Path) -> None:
     held = llama_tensors()
     written(tmp_path, **LLAMA)

@@ -26,6 +26,15 @@ def test_an_unknown_key_is_named(model_type: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_a_key_that_is_known_says_nothing(model_type: str, tmp_path: Path) -> None:
+    """No key is both read and passed over, which would hide what it says."""
+    data = {"model_type": model_type, **NEEDED.get(model_type, {})}
+    plain = read_checkpoint(written(tmp_path, **data), None, 1, {}).spec
+    for key in sorted(ARCHITECTURES[model_type].known):
+        assert read_checkpoint(written(tmp_path, **data, **{key: "twist"}), None, 1, {}).spec == plain, key
+
+
 LONG = {"max_position_embeddings": 64}
 IN_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta_fast": 3}}, "beta_fast"),
@@ -65,7 +74,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "attention_bias": 1}, "attention_bias is 1: it must be true or false"),
     ({"model_type": "llama", "rope_parameters": 5}, "rope_parameters is 5: it must be a table"),
     ({"model_type": "llama", "rope_theta": float("inf")}, "rope_theta is Infinity: it must be a number"),
-    ({"model_type": "llama", "rope_theta": 1e40}, "theta is 1e+40"),
+    ({"model_type": "llama", "rope_theta": 10**400}, "it must be a number from -1e+30 to 1e+30"),
+    ({"model_type": "llama", "rope_theta": -3}, "theta is -3"),
     ({"model_type": "llama", "rope_parameters": {"rope_type": "ntk", "factor": 2.0}}, 'rope_type is "ntk"'),
     ({"model_type": "llama", "rope_parameters": {"rope_type": "linear"}}, "scaling linear lacks factor"),
     ({"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor is 0.5"),
@@ -83,7 +93,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "rope_scaling is {",
     ),
     ({"model_type": "mistral", "is_causal": False}, "is_causal is false: it must be true for layers with a window"),
-    ({"model_type": "gemma2", "sliding_window": 8, "sliding_window_size": 9}, "the same key as sliding_window"),
+    (
+        {"model_type": "gemma2", "sliding_window": 8, "sliding_window_size": 9},
+        "sliding_window and sliding_window_size are names of one key and differ",
+    ),
     ({"model_type": "gemma2", "layer_types": ["linear_attention"]}, "layer_types is"),
     ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
     ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
@@ -109,11 +122,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "wav2vec2-bert", "position_embeddings_type": None}, "position_embeddings_type is null"),
     ({"model_type": "vit", "image_size": "large"}, "image_size is"),
     ({"model_type": "swin", "image_size": 16}, "larger than its grid"),
+    ({"model_type": "swin", "use_absolute_embeddings": True}, "use_absolute_embeddings is true"),
+    (
+        {"model_type": "swinv2", "image_size": 200, "depths": [0, 0, 1], "num_heads": [3, 3, 3]},
+        "grid of 50 by 50 patches halves 2 times",
+    ),
     ({"model_type": "swin", "num_heads": [3]}, "num_heads is [3]"),
     ({"model_type": "swinv2", "pretrained_window_sizes": []}, "pretrained_window_sizes is []"),
     ({"model_type": "pixtral", "rope_parameters": {"rope_type": "yarn"}}, "one of default, axial"),
     ({"model_type": "pixtral", "head_dim": 8}, "head_dim is 8: it must be null or 64"),
-    ({"model_type": "llava", "vision_config": {"model_type": "clip_vision_model"}}, "posexport reads pixtral"),
+    (
+        {"model_type": "llava", "vision_config": {"model_type": "clip_vision_model"}},
+        "pixtral, which posexport reads of llava",
+    ),
     ({"model_type": "gemma3", "text_config": 3}, "text_config is 3: it must be a table"),
 ]
 

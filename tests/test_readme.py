@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import transformers
 from click.testing import CliRunner
 
 from posexport.cli import main
@@ -23,6 +24,10 @@ ELSEWHERE = {
 
 def test_commands_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    config = transformers.LlamaConfig(
+        vocab_size=11, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4
+    )
+    transformers.LlamaModel(config).save_pretrained(tmp_path / "checkpoint")
     for kind, text in BLOCKS:
         if kind == "toml":
             name = re.match(r"# (\S+)\n", text).group(1)

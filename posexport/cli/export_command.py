@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from posexport import forms
 from posexport.cli import console
+from posexport.cli.checkpoint_options import checkpoint_of
 from posexport.cli.spec_options import (
     check_layers_follow,
     parameters_of,
@@ -22,6 +24,9 @@ from posexport.errors import RequestError
 from posexport.fields import integer, text
 from posexport.forms import TARGETS
 from posexport.spec import FORMS, OPSETS, Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @attrs.frozen(kw_only=True)
@@ -44,6 +49,12 @@ class ExportOptions:
 @click.option(
     "--preset", metavar="NAME", help="a layer of a public model; 'posexport list --presets' shows them, options win"
 )
+@click.option(
+    "--from",
+    metavar="PATH",
+    help="a layer of a Hugging Face checkpoint: its folder, or its config.json for the shape alone",
+)
+@click.option("--layer", metavar="N", help="with --from, take that layer's weights too  [default: from --seed]")
 @spec_options
 @click.option("--form", metavar="NAME", help=f"one of: {', '.join(FORMS)}  [default: decomposed]")
 @click.option("--target", metavar="NAME", help=f"one of: {', '.join(TARGETS)}  [default: portable]")
@@ -59,7 +70,7 @@ def export(config: str | None, preset: str | None, parameters: tuple[str, ...], 
     """Write an attention block as an ONNX file, with its manifest <file>.json."""
     options: dict[str, Any] = {}
     if preset is not None:
-        for name, value in (("config", config), ("encoding", given["encoding"])):
+        for name, value in (("config", config), ("encoding", given["encoding"]), ("from", given["from"])):
             if value is not None:
                 raise RequestError(
                     f"both preset and {name} were given: a preset is a whole block, so drop one of them."
@@ -72,7 +83,8 @@ def export(config: str | None, preset: str | None, parameters: tuple[str, ...], 
     check_layers_follow(options, {**given, **given_set})
     encoding_set = {**options.pop("set", {}), **given_set}
     options |= given
-    spec = spec_of(options, encoding_set)
+    checkpoint = checkpoint_of(options, encoding_set)
+    spec = spec_of(options, encoding_set) if checkpoint is None else checkpoint.spec
     known = {field.name for field in attrs.fields(ExportOptions)}
     rest = ExportOptions(**{name: value for name, value in options.items() if name in known})
     if rest.weights is not None and rest.seed is not None:
@@ -84,7 +96,8 @@ def export(config: str | None, preset: str | None, parameters: tuple[str, ...], 
         raise RequestError(f"output {str(path)!r} must end in .onnx: name it like {path.stem}.onnx.")
     if not path.parent.is_dir():
         raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
-    manifest = _write(spec, rest, path, bias_given="bias" in options)
+    own = None if checkpoint is None else checkpoint.weights
+    manifest = _write(spec, rest, path, bias_given="bias" in options, weights=own)
     if as_json:
         console.show_json(manifest)
         return
@@ -101,16 +114,17 @@ def export(config: str | None, preset: str | None, parameters: tuple[str, ...], 
     )
 
 
-def _write(spec: Spec, options: ExportOptions, path: Path, bias_given: bool) -> dict[str, Any]:
+def _write(
+    spec: Spec, options: ExportOptions, path: Path, bias_given: bool, weights: Mapping[str, Tensor] | None
+) -> dict[str, Any]:
+    """Export and write; `weights` are those of a checkpoint, None where they come from a file or a seed."""
     with console.progress("loading torch") as (bar, task):
         from posexport.artifact import write_onnx
         from posexport.export import export as export_block
         from posexport.models.weights import read_weights, seeded_weights
 
         bar.update(task, description="weights")
-        if options.weights is None:
-            weights = seeded_weights(spec, options.seed or 0)
-        else:
+        if options.weights is not None:
             asked = spec.bias
             spec, weights = read_weights(Path(options.weights), spec)
             if bias_given and spec.bias != asked:
@@ -118,6 +132,8 @@ def _write(spec: Spec, options: ExportOptions, path: Path, bias_given: bool) -> 
                     f"bias was given but {options.weights!r} has biases for {', '.join(spec.bias) or 'no projection'}: "
                     "with weights the file decides, so drop bias."
                 )
+        elif weights is None:
+            weights = seeded_weights(spec, options.seed or 0)
         bar.update(task, description=f"exporting {spec.encoding.name}")
         model = export_block(
             spec,

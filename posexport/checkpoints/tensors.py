@@ -1,0 +1,96 @@
+"""The tensors of a checkpoint folder, each read by its name when it is asked for; nothing else is loaded.
+
+A folder holds `model.safetensors`, or shards and `model.safetensors.index.json`, which says what lies in which shard.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posexport.errors import RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Tensors:
+    """Name to tensor. Raises RequestError that names the file or the tensor where one isn't what it must be."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if (folder / SINGLE).is_file():
+            self._files: Mapping[str, str] = dict.fromkeys(self._names(SINGLE), SINGLE)
+        elif (folder / INDEX).is_file():
+            self._files = self._index()
+        else:
+            raise RequestError(f"{str(folder)!r} holds neither {SINGLE} nor {INDEX}: give a folder with .safetensors.")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def path(self, candidates: Sequence[str]) -> str:
+        """The first of these modules that has tensors here."""
+        for path in candidates:
+            if any(name.startswith(f"{path}.") for name in self._files):
+                return path
+        raise RequestError(f"{str(self.folder)!r} has no tensor below {' or '.join(candidates)}: is a shard missing?")
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of this shape, in float32 (float64 where it is stored so), every value finite."""
+        import torch
+
+        if name not in self._files:
+            raise RequestError(f"{str(self.folder)!r} lacks the tensor {name!r} {list(shape)}: is a shard missing?")
+        tensor, said = self._read(name), f"{str(self.folder)!r}: tensor {name!r}"
+        if tuple(tensor.shape) != shape:
+            raise RequestError(f"{said} has shape {list(tensor.shape)}, by config.json it must have {list(shape)}.")
+        if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            raise RequestError(
+                f"{said} is {tensor.dtype}, it must be a floating-point tensor of 16 bits or more: give the checkpoint "
+                "that it was quantized from."
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise RequestError(f"{said} holds NaN or Inf, every value must be finite.")
+        return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+    def _read(self, name: str) -> Tensor:
+        with self._open(self._files[name]) as file:
+            try:
+                tensor: Tensor = file.get_tensor(name)
+            except Exception as error:  # safetensors has no class of its own for all that can be wrong with a file
+                raise RequestError(
+                    f"{str(self.folder / self._files[name])!r} doesn't give the tensor {name!r} ({error}): fetch it "
+                    "again."
+                ) from None
+        return tensor
+
+    def _names(self, file: str) -> list[str]:
+        with self._open(file) as opened:
+            return list(opened.keys())
+
+    def _open(self, file: str) -> Any:
+        import safetensors
+
+        try:
+            return safetensors.safe_open(self.folder / file, framework="pt")
+        except (OSError, safetensors.SafetensorError) as error:
+            raise RequestError(
+                f"{str(self.folder / file)!r} can't be read as .safetensors ({error}): fetch the file again."
+            ) from None
+
+    def _index(self) -> Mapping[str, str]:
+        try:
+            found = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            found = None
+        # a shard lies beside its index: a name with folders in it would lead elsewhere
+        if not isinstance(found, dict) or not all(isinstance(at, str) and Path(at).name == at for at in found.values()):
+            raise RequestError(
+                f"{str(self.folder / INDEX)!r} is no index of shards: its weight_map must give the file of each tensor."
+            )
+        return found

@@ -1,0 +1,209 @@
+"""Calls of every operator: arguments with tensors of batch B, queries S and keys T, and which dimensions vary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from posexport import custom_ops
+
+B, S, T, N, H = 2, 5, 8, 4, 6
+
+DYNAMIC = {name: torch.export.Dim(name) for name in ("batch", "seq", "total", "keys")}
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def whole(low: int, high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+# operator: (arguments with tensors of batch B, queries S and keys T; which dimensions of each input vary)
+Q, K = {0: "batch", 1: "seq"}, {0: "batch", 1: "total"}
+MASKS: list[tuple[bool, int]] = [(False, 0), (True, 0), (False, 2), (True, 3)]
+CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
+    "sinusoids": (custom_ops.sinusoids, [whole(-99, 99, B, S), torch.tensor([1.0, 0.1]), 1.5], [Q, {}]),
+    "sinusoids-2-axes": (custom_ops.sinusoids, [whole(0, 99, B, S, 2), normal(2, 3), 1.0], [Q, {}]),
+    "pairs": (custom_ops.pair_features, [normal(B, S, 3), normal(B, S, 3), True], [Q, Q]),
+    "pairs-half": (custom_ops.pair_features, [normal(B, S, 3), normal(B, S, 3), False], [Q, Q]),
+    "rotate": (custom_ops.rotate, [normal(B, S, N * H), normal(B, S, 3), normal(B, S, 3), H, True, [3]], [Q] * 3),
+    "rotate-part": (custom_ops.rotate, [normal(B, S, N * H), normal(B, S, 2), normal(B, S, 2), H, True, [2]], [Q] * 3),
+    "rotate-half": (custom_ops.rotate, [normal(B, S, N * H), normal(B, S, 2), normal(B, S, 2), H, False, [2]], [Q] * 3),
+    "rotate-groups": (
+        custom_ops.rotate,
+        [normal(B, S, N * 8), normal(B, S, 4), normal(B, S, 4), 8, False, [2, 2]],
+        [Q] * 3,
+    ),
+    "rotate-runs": (custom_ops.rotate, [normal(B, S, N * 8), *(normal(B, S, 4),) * 2, 8, False, [1, 3]], [Q] * 3),
+    "rotate-own": (custom_ops.rotate, [normal(B, S, N * H), *(normal(B, S, N, 3),) * 2, H, True, [3]], [Q] * 3),
+    "by-heads": (custom_ops.angles_by_heads, [normal(B, S, 6), 2], [Q]),
+    "rotate-features": (custom_ops.rotate_features, [normal(B, S, N * H), *(normal(B, S, 4),) * 2, H], [Q] * 3),
+    "exact": (custom_ops.exact_sinusoids, [whole(0, 2**24, B, S), whole(0, 2**50, 2, 3), 1.5], [Q, {}]),
+    "exact-2-axes": (custom_ops.exact_sinusoids, [whole(0, 9, B, S, 2), whole(0, 2**48, 2, 2, 3), 1.0], [Q, {}]),
+    "by-length": (custom_ops.length_frequencies, [whole(0, 9, B, S), normal(3), normal(3) + 1, 5], [Q, {}, {}]),
+    "ntk": (custom_ops.ntk_frequencies, [whole(0, 99, B, S), torch.rand(3), 100.0, 4.0, 20, 6], [Q, {}]),
+    "grid": (custom_ops.grid_sinusoids, [whole(0, 9, B, S, 2), normal(2, 3), [], 2], [Q, {}]),
+    "grid-given": (custom_ops.grid_sinusoids, [whole(0, 9, B, S, 2), normal(2, 3), [9, 7], 0], [Q, {}]),
+    "powers": (custom_ops.position_powers, [whole(0, 99, B, S), normal(3) / 100, True], [Q, {}]),
+    "temperature": (custom_ops.position_temperature, [normal(B, S, N * H), whole(0, 99, B, S), 8, 0.3], [Q, Q]),
+    "prefix": (custom_ops.keep_prefix, [normal(B, S, 3), normal(B, S, 3), 2], [Q, Q]),
+    "alibi_bias": (custom_ops.alibi_bias, [whole(-9, 9, B, S), whole(-9, 9, B, T), torch.rand(N), None], [Q, K, {}]),
+    "alibi-ahead": (
+        custom_ops.alibi_bias,
+        [whole(-9, 9, B, S), whole(-9, 9, B, T), torch.rand(N), torch.rand(N) + 1],
+        [Q, K, {}, {}],
+    ),
+    "grid-bias": (custom_ops.grid_bias, [whole(0, 9, B, S, 2), whole(0, 9, B, T, 2), torch.rand(N), True], [Q, K, {}]),
+    "kerple": (
+        custom_ops.kerple_bias,
+        [whole(0, 9, B, S), whole(0, 9, B, T), normal(N), normal(N).flip(0), True],
+        [Q, K, {}, {}],
+    ),
+    "cosine": (
+        custom_ops.cosine_bias,
+        [*(normal(B, S, 3),) * 2, *(normal(B, T, 3),) * 2, torch.rand(N), True],
+        [Q, Q, K, K, {}],
+    ),
+    "fire": (
+        custom_ops.fire_bias,
+        [
+            *(whole(0, 9, B, S), whole(0, 9, B, T), torch.tensor(0.3), torch.tensor(0.7)),
+            *(normal(8, 1), normal(8), normal(N, 8), normal(N), 5.0),
+        ],
+        [Q, K, *({},) * 6],
+    ),
+    "window": (custom_ops.window_bias, [whole(0, 3, B, S, 2), whole(0, 3, B, T, 2), normal(25, N), 3], [Q, K, {}]),
+    "window-table": (custom_ops.window_table, [normal(25, 2), normal(8, 2), normal(8), normal(N, 8)], [{}] * 4),
+    "cosine-heads": (custom_ops.cosine_heads, [normal(B, S, N * H), normal(N, 1, 1) + 4, H], [Q, {}]),
+    "offset-score": (
+        custom_ops.offset_score,
+        [normal(B, S, N * H), whole(0, 9, B, S), whole(0, 9, B, T), normal(6, H), 2, 3, 0.3],
+        [Q, Q, K, {}],
+    ),
+    "offset-values": (
+        custom_ops.offset_values,
+        [
+            *(
+                normal(B, S, N * H),
+                normal(B, T, 2 * H),
+                normal(B, N, S, T),
+                torch.ones(B, T).long().tril(2),
+                None,
+                None,
+            ),
+            *(whole(0, 9, B, S), whole(0, 9, B, T), normal(6, H), N, 2, 0.3, True, 0, 0, 0.0, 2, 3),
+        ],
+        [Q, K, {0: "batch", 2: "seq", 3: "total"}, K, Q, K, {}],
+    ),
+    "disentangled": (
+        custom_ops.disentangled_score,
+        [
+            *(normal(B, S, N * H), normal(B, T, N * H), whole(0, 9, B, S), whole(0, 9, B, T), whole(0, 6, 9)),
+            *(normal(N * H, 6), normal(N * H, 6).flip(0), N, 0.3),
+        ],
+        [Q, K, Q, K, {}, {}, {}],
+    ),
+    "contextual": (
+        custom_ops.contextual_score,
+        [normal(B, S, N * H), normal(B, T, 2 * H), None, None, normal(H, 4), N, 2, 0.3, True, 0, 0],
+        [Q, K, {}],
+    ),
+    "cached-keys": (
+        custom_ops.cached_keys,
+        [normal(B, 2, T, H), normal(B, S, 2 * H), None, 2],
+        [{0: "batch", 2: "total"}, Q],
+    ),
+    "relative_bias": (
+        custom_ops.relative_bias,
+        [whole(-9, 9, B, S), whole(-9, 9, B, T), normal(6, N), whole(0, 6, 11), 5],
+        [Q, K, {}, {}],
+    ),
+    "relative_score": (
+        custom_ops.relative_score,
+        [normal(B, S, N * H), *(normal(B, S, 4),) * 2, *(normal(B, T, 4),) * 2, normal(N, H), normal(N * H, 8), 0.3],
+        [Q, Q, Q, K, K, {}, {}],
+    ),
+    "relative_table_score": (
+        custom_ops.relative_table_score,
+        [
+            normal(B, S, N * H),
+            whole(-9, 9, B, S),
+            whole(-9, 9, B, T),
+            normal(N, H),
+            normal(N * H, 8),
+            normal(9, 8),
+            0.3,
+        ],
+        [Q, Q, K, {}, {}, {}],
+    ),
+}
+CALLS |= {
+    f"attend-{'bias' if bias else 'plain'}-{causal}-{window}-{kv}": (
+        custom_ops.attend,
+        [
+            *(normal(B, S, N * H), normal(B, T, kv * H), normal(B, T, kv * H)),
+            normal(B, N, S, T) if bias else None,
+            *(None, None, N, kv, 0.3, causal, window, 0, 0.0),
+        ],
+        [Q, K, K, {0: "batch", 2: "seq", 3: "total"}],
+    )
+    for causal, window in MASKS
+    for bias, kv in ((True, 2), (False, N))
+}
+SUM = {0: "batch", 1: "keys"}  # of cached and new keys
+PAST, FIRST = {0: "batch", 2: "total"}, {0: "batch"}
+NEW = [normal(B, S, N * H), normal(B, S, 2 * H), normal(B, S, 2 * H)]
+OLD = [normal(B, T, 2 * H), normal(B, T, 2 * H).flip(0)]
+BUFFERS = [normal(B, 2, T, H), normal(B, 2, T, H).flip(0)]
+PADDED = torch.tensor([[0] * 3 + [1] * (T + S - 3), [0] * (T + S)])
+"""A row that is padded on the left, and one that is padding."""
+CALLS |= {
+    f"masked-{causal}-{window}": (
+        custom_ops.attend,
+        [NEW[0], *OLD, None, PADDED[:, :T], None, N, 2, 0.3, causal, window, 0, 0.0],
+        [Q, K, K, K],
+    )
+    for causal, window in MASKS
+}
+CALLS |= {
+    "capped-with-sinks": (
+        custom_ops.attend,
+        [NEW[0], *OLD, normal(B, N, S, T), PADDED[:, :T], normal(N), N, 2, 1.0, True, 0, 0, 2.0],
+        [Q, K, K, {0: "batch", 2: "seq", 3: "total"}, K, {}],
+    ),
+    "cached": (
+        custom_ops.attend_cached,
+        [*NEW, *BUFFERS, normal(B, N, S, T + S), PADDED, None, N, 2, 0.3, True, 0, 0, 0.0],
+        [Q, Q, Q, PAST, PAST, {0: "batch", 2: "seq", 3: "keys"}, SUM],
+    ),
+    "cached-window": (
+        custom_ops.attend_cached,
+        [*NEW, *BUFFERS, None, None, normal(N), N, 2, 0.3, False, 4, 0, 3.0],
+        [Q, Q, Q, PAST, PAST, {}],
+    ),
+    "shared": (
+        custom_ops.attend_shared,
+        [*NEW, *BUFFERS, torch.tensor([3, 1]), None, PADDED[:, :T], None, N, 2, 0.3, False, 0, 0, 0.0],
+        [Q, Q, Q, PAST, PAST, FIRST, K],
+    ),
+    "shared-window": (
+        custom_ops.attend_shared,
+        [*NEW, *BUFFERS, torch.tensor([0, 2]), normal(B, N, S, T), None, normal(N), N, 2, 0.3, True, 3, 0, 0.0],
+        [Q, Q, Q, PAST, PAST, FIRST, {0: "batch", 2: "seq", 3: "total"}, {}],
+    ),
+    "head_norm": (custom_ops.head_norm, [normal(B, S, N * H), normal(H), H, 1e-3], [Q, {}]),
+}
+PLACES = whole(0, 99, B, S)
+CALLS |= {
+    "places": (custom_ops.key_positions, [PLACES, BUFFERS[0], None, None], [Q, PAST]),
+    "places-masked": (custom_ops.key_positions, [PLACES, BUFFERS[0], None, PADDED], [Q, PAST, SUM]),
+    "places-shared": (custom_ops.key_positions, [PLACES, BUFFERS[0], torch.tensor([3, 1]), None], [Q, PAST, FIRST]),
+    "places-shared-masked": (
+        custom_ops.key_positions,
+        [PLACES, BUFFERS[0], torch.tensor([3, 1]), PADDED[:, :T]],
+        [Q, PAST, FIRST, K],
+    ),
+}

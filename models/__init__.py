@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from posexport.errors import RequestError, unknown
-from posexport.layers import Layer
+from posexport.layers import LAYER_FIELDS, Layer
 from posexport.models.absolute import Learned, Sinusoidal
 from posexport.models.axes import Mrope, Rope2d, Rope3d, RopeDinov3, RopeMixed, RopeVjepa2
 from posexport.models.biases import T5, Alibi, Alibi2d, Fire, Kerple, Sandwich
@@ -61,6 +61,8 @@ def read_spec(data: Mapping[str, Any]) -> Spec:
         if key not in known:
             raise unknown("field of a spec", key, known)
     if rest.get("layer_pattern"):
+        if not isinstance(rest["layer_pattern"], list | tuple):
+            raise RequestError(f"layer_pattern is {rest['layer_pattern']!r}: it must be a list of layers.")
         rest["layer_pattern"] = [read_layer(layer) for layer in rest["layer_pattern"]]
     return Spec(encoding=read_encoding(encoding), **rest)
 
@@ -70,4 +72,7 @@ def read_layer(data: Any) -> Layer:
     if not isinstance(data, Mapping) or not isinstance(data.get("encoding"), Mapping):
         raise RequestError(f"layer_pattern has {data!r}: each layer must be a table with an encoding.")
     rest = {key: value for key, value in data.items() if key != "encoding"}
-    return Layer(encoding=read_encoding(data["encoding"]), fields=rest)
+    for key in rest:
+        if key not in LAYER_FIELDS:
+            raise unknown("field of a layer", key, LAYER_FIELDS)
+    return Layer(encoding=read_encoding(data["encoding"]), **rest)

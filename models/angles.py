@@ -26,7 +26,13 @@ def angle_constant(spec: Spec, dtype: torch.dtype, frequencies: Callable[[torch.
     import torch
 
     if spec.angles == "exact" and dtype != torch.float64:
-        return turns(frequencies(torch.float64))
+        exact = frequencies(torch.float64)
+        if float(exact.max()) > 1.0:
+            raise RequestError(
+                f"the fastest pair turns by {float(exact.max()):.3g} radians a position with angles exact: they are "
+                "exact for at most one, so give a theta or factors of 1 or more."
+            )
+        return turns(exact)
     return frequencies(dtype)
 
 

@@ -181,10 +181,11 @@ class Mrope(Rope):
                 f"mrope_section is {list(sections)}: it must be three numbers (time, row, column) of {pairs} together, "
                 "which are the pairs that turn."
             )
-        if self.mrope_interleaved and 3 * max(sections[1:]) > pairs + 2:
+        most = ((pairs + 1) // 3, pairs // 3)
+        if self.mrope_interleaved and (sections[1] > most[0] or sections[2] > most[1]):
             raise RequestError(
                 f"mrope_section is {list(sections)} with mrope_interleaved: rows and columns take every third of "
-                f"{pairs} pairs, so at most {(pairs + 2) // 3} each."
+                f"{pairs} pairs, so at most {most[0]} and {most[1]}."
             )
         if self.scaling == "dynamic":
             raise RequestError("scaling dynamic was given with mrope: give another scaling, or none.")
@@ -264,6 +265,11 @@ class RopeDinov3(Encoding):
             )
         if self.grid is not None and (len(self.grid) != 2 or not all(self.grid)):
             raise RequestError(f"grid is {list(self.grid)}: it must be two numbers, rows and columns, from 1.")
+        if spec.kv_cache and self.grid is None:
+            raise RequestError(
+                "kv_cache was given with rope-dinov3 without a grid: each step would take another one, as far as its "
+                "own positions reach, so give --set grid=ROWS,COLUMNS, or drop the cache."
+            )
 
     def properties(self, spec: Spec) -> tuple[str, ...]:
         return self.holds if self.grid is None else (*self.holds, "prefix")

@@ -59,7 +59,8 @@ class Block(nn.Module):
     ) -> Surroundings:
         mask, write_indices = given.get("attention_mask"), given.get("write_indices")
         k_positions = None
-        touches = {kind.encoding.touches for kind in self.spec.kinds() if isinstance(kind.encoding, Encoding)}
+        encodings = [kind.encoding for kind in self.spec.kinds() if kind.encoding.axes]
+        touches = {encoding.touches for encoding in encodings if isinstance(encoding, Encoding)}
         if caches and positions is not None and touches & {"bias", "score"}:
             k_positions = custom_ops.key_positions(positions, caches[0], write_indices, mask)
         return Surroundings(positions, k_positions, mask, given.get("encoder_hidden_states"), write_indices)

@@ -62,6 +62,9 @@ class Relative(Encoding):
             raise RequestError("angles exact needs table=sinusoidal: a learned table has no angles.")
         check_exact(spec, self.theta)
 
+    def products(self) -> bool:
+        return self.table == "sinusoidal"
+
     def reach(self) -> int | None:
         return self.max_distance
 

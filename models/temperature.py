@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 
 from posexport import custom_ops, fields
+from posexport.errors import RequestError
 from posexport.models.encoding import Encoding, State
+from posexport.spec import Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +30,12 @@ class Temperature(Encoding):
     holds: ClassVar[tuple[str, ...]] = ("norms", "permutation", "prefix", "finite")
     floor_scale: int = fields.integer(8192, "positions that share a factor")
     attn_scale: float = fields.positive(0.1, "weight of the logarithm")
+
+    def check(self, spec: Spec) -> None:
+        if spec.qk_norm_type == "l2":
+            raise RequestError(
+                "qk_norm_type l2 was given with temperature, whose factor such a norm takes away: drop one of them."
+            )
 
     def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return custom_ops.position_temperature(q, positions, self.floor_scale, self.attn_scale), k

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from posexport.errors import RequestError, unknown
+from posexport import fields
+from posexport.errors import RequestError
 
 if TYPE_CHECKING:
     from posexport.spec import Spec
@@ -52,6 +52,10 @@ class EncodingParams:
         """What holds whatever the weights are; names of posexport.properties."""
         return self.holds
 
+    def products(self) -> bool:
+        """`multiplies`, where the parameters don't rule it out."""
+        return self.multiplies
+
     def reach(self) -> int | None:
         """The distance beyond which nothing changes any more, where there is one."""
         return None
@@ -61,20 +65,27 @@ class EncodingParams:
         return None
 
 
-LAYER_FIELDS = ("window", "attention_chunk_size", "qk_norm")
-"""What layers of one block may differ in, beside their encoding."""
-
-
 @attrs.frozen(kw_only=True)
 class Layer:
-    """One kind of layer in a pattern: its encoding, and fields of the spec (of LAYER_FIELDS) that it has otherwise."""
+    """One kind of layer in a pattern: its encoding, and what it has otherwise than the block; None where it hasn't."""
 
     encoding: EncodingParams
-    fields: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
+    window: int | None = fields.integer(None, "a query sees keys with |i - j| < window", optional=True)
+    attention_chunk_size: int | None = fields.integer(None, "a query sees keys of its own run", optional=True)
+    qk_norm: bool | None = fields.flag(None, "RMS norm of each head's query and key")
+
+    def own(self) -> dict[str, Any]:
+        """What it has otherwise, by name."""
+        found = {name: getattr(self, name) for name in LAYER_FIELDS}
+        return {name: value for name, value in found.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"encoding": encoding_dict(self.encoding), **self.fields}
+        return {"encoding": encoding_dict(self.encoding), **self.own()}
+
+
+LAYER_FIELDS = ("window", "attention_chunk_size", "qk_norm")
+"""What layers of one block may differ in, beside their encoding."""
 
 
 def encoding_dict(encoding: EncodingParams) -> dict[str, Any]:
@@ -83,13 +94,9 @@ def encoding_dict(encoding: EncodingParams) -> dict[str, Any]:
 
 
 def read_pattern(value: Any) -> tuple[Layer, ...]:
-    """A pattern of layers; RequestError for anything else, and for fields that layers share."""
+    """A pattern of layers; RequestError for anything else."""
     if value is None:
         return ()
     if not isinstance(value, list | tuple) or not all(isinstance(layer, Layer) for layer in value):
         raise RequestError(f"layer_pattern is {value!r}: it must be a list of layers, each with an encoding.")
-    for layer in value:
-        for name in layer.fields:
-            if name not in LAYER_FIELDS:
-                raise unknown("field of a layer", name, LAYER_FIELDS)
     return tuple(value)

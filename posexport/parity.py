@@ -72,14 +72,19 @@ class Comparison:
         return self.max_error / self.allowed if self.allowed else (float("inf") if self.max_error else 0.0)
 
 
+FARTHEST = 2**20
+"""The farthest position that parity makes allowance for."""
+
+
 def tolerance_at(dtype: str, position: int) -> Tolerance:
     """The tolerance in `dtype` where angles are fp32 products of positions up to `position`.
 
     Frequencies and products are rounded to 24 bits, so that every angle may be off by position * 2^-23, torch eager's
     as much as anybody's. The floor grows by half of that, since eager's may come out exact by luck, the ceiling by
-    eight times, since values are several times their root mean square.
+    eight times, since values are several times their root mean square. Neither grows beyond FARTHEST: from there on,
+    angles in fp32 mean nothing, and no wide tolerance shall hide it.
     """
-    tolerance = TOLERANCES[dtype]
+    tolerance, position = TOLERANCES[dtype], min(position, FARTHEST)
     return attrs.evolve(
         tolerance,
         floor=tolerance.floor + position * 2.0**-24,

@@ -171,9 +171,7 @@ def _shift_untried(found: Probe) -> str | None:
 
 def _reach(found: Probe) -> int:
     """How far back the last layer's outputs can see."""
-    window = found.spec.window
-    assert window is not None
-    return (window - 1) * found.spec.layers
+    return sum((found.spec.layer(index).window or 1) - 1 for index in range(found.spec.layers))
 
 
 def _translate_untried(found: Probe) -> str | None:
@@ -231,7 +229,8 @@ def _tight(found: Probe) -> float:
 
 
 def _bucket_untried(found: Probe) -> str | None:
-    if found.seq < 2 or found.spec.layers > 1 or found.spec.window == 1 or found.spec.dtype != "fp32":
+    alone = found.spec.window == 1 or found.spec.attention_chunk_size == 1
+    if found.seq < 2 or found.spec.layers > 1 or alone or found.spec.dtype != "fp32":
         return "it takes one layer of fp32 and two tokens that see each other"
     return None
 
@@ -287,7 +286,9 @@ def _all_turn(spec: Spec) -> bool:
 
 
 def _windowed(spec: Spec) -> bool:
-    return all(kind.window for kind in spec.kinds())
+    """Whether windows are all that goes by place in the sequence: chunks and first tokens move with a token less."""
+    chunks = any(kind.attention_chunk_size for kind in spec.kinds())
+    return not chunks and not spec.prefix_tokens and all(kind.window for kind in spec.kinds())
 
 
 def _causal(spec: Spec) -> bool:

@@ -138,6 +138,7 @@ class Spec:
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}: "
                 "each key head serves the same number of query heads."
             )
+        given_scale = self.scale is not None
         if self.scale is None:
             put(self, "scale", self.encoding.default_scale(self.head_dim))
         if self.scale > LARGEST[self.dtype]:
@@ -169,12 +170,18 @@ class Spec:
             if name not in self.projections():
                 raise unknown("projection in bias", name, self.projections())
         self.encoding.check(self)
-        self._check_pattern()
+        self._check_pattern(given_scale)
 
-    def _check_pattern(self) -> None:
+    def _check_pattern(self, given_scale: bool) -> None:
         """Refuse layers that can't stand in one block, each checked as a block of its own."""
         if not self.layer_pattern:
             return
+        scales = {layer.encoding.name: layer.encoding.default_scale(self.head_dim) for layer in self.layer_pattern}
+        if not given_scale and len(set(scales.values())) > 1:
+            told = ", ".join(f"{name} {scale:.4g}" for name, scale in scales.items())
+            raise RequestError(
+                f"layer_pattern mixes encodings with scales of their own ({told}), but layers share one: give --scale."
+            )
         if self.encoding != self.layer_pattern[0].encoding:
             raise RequestError(
                 "encoding is another than that of the first layer of layer_pattern: give the same, or none."
@@ -199,7 +206,7 @@ class Spec:
         if not self.layer_pattern:
             return self if self.layers == 1 else attrs.evolve(self, layers=1)
         kind = self.layer_pattern[index % len(self.layer_pattern)]
-        fields = {name: getattr(self, name) for name in LAYER_FIELDS} | dict(kind.fields)
+        fields = {name: getattr(self, name) for name in LAYER_FIELDS} | kind.own()
         if not fields["qk_norm"]:
             fields["qk_norm_type"] = None
             fields["norm_eps"] = self.norm_eps if self.block == "transformer" else None

@@ -215,7 +215,7 @@ def _cases(
 
 def _tolerance(spec: Spec, case: Case) -> Tolerance:
     """That of the dtype, wider where angles of far positions are computed as PyTorch models do."""
-    products = spec.angles == "parity" and any(kind.encoding.multiplies for kind in spec.kinds())
+    products = spec.angles == "parity" and any(kind.encoding.products() for kind in spec.kinds())
     position_ids = case.arrays.get("position_ids")
     far = int(abs(position_ids).max()) if products and position_ids is not None and position_ids.size else 0
     return tolerance_at(spec.dtype, far)
@@ -318,6 +318,7 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
         raise _error(answer)  # a plan that is not this runtime's to open
     if answer.error is not None:
         return verdict(FAILED, answer.error, notes=notes, where=_where(job, name, pool, row, None))
+    tolerances = {case.name: _tolerance(subject.spec, case) for case in job.cases}
     comparisons = [
         each
         for index, got in zip(chosen, answer.outputs, strict=True)
@@ -328,11 +329,12 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
             got,
             subject.dtypes,
             subject.spec.dtype,
-            _tolerance(subject.spec, job.cases[index]),
+            tolerances[job.cases[index].name],
         )
     ]
-    tolerance = TOLERANCES[subject.spec.dtype]
-    found = judge(artifact, name, comparisons, len(chosen), notes=notes, describe=answer.describe, tolerance=tolerance)
+    found = judge(artifact, name, comparisons, len(chosen), notes=notes, describe=answer.describe)
+    stated = TOLERANCES[subject.spec.dtype] if found.worst is None else tolerances[found.worst.case]
+    found = attrs.evolve(found, tolerance=stated)
     if found.state != FAILED or found.worst is None:
         return found
     case = next(case for case in job.cases if case.name == found.worst.case)

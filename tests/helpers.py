@@ -157,7 +157,7 @@ def positions_for(spec: Spec, batch: int, seq: int, kind: str = "consecutive", s
     makers: dict[str, Callable[[], Array]] = {
         "consecutive": lambda: np.broadcast_to(steps, shape),
         "offset": lambda: np.broadcast_to(steps + (limit - seq) // 2, shape),
-        "gaps": lambda: np.sort(random.choice(limit, shape, replace=seq > limit), axis=1),
+        "gaps": lambda: np.sort(random.choice(limit, shape, replace=int(np.prod(shape)) > limit), axis=1),
         "shuffled": lambda: np.broadcast_to(random.permutation(seq)[None, :, None], shape),
         "uneven": lambda: random.integers(0, limit, shape),
     }

@@ -6,9 +6,12 @@ import re
 from typing import Any
 
 import pytest
-from helpers import cli, refused, small_spec
+from helpers import cli, refused, small_spec, weights_for
 
 from posexport.errors import RequestError
+from posexport.models import read_spec
+from posexport.models.block import build_block
+from posexport.spec import Spec
 
 LONG = {"factor": 4, "original_max_position_embeddings": 64}
 LISTS = {"short_factor": [1] * 4, "long_factor": [2] * 4}
@@ -60,7 +63,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "sections that don't fit": ({"encoding": "mrope", "mrope_section": [1, 1, 1]}, "of 4 together"),
     "sections that don't interleave": (
         {"encoding": "mrope", "mrope_section": [0, 3, 1], "mrope_interleaved": True},
-        "at most 2 each",
+        "at most 1 and 1",
     ),
     "mrope by length": ({"encoding": "mrope", "scaling": "dynamic", **LONG}, "dynamic was given with mrope"),
     "shared heads of their own": ({"encoding": "rope-mixed", "num_kv_heads": 2}, "num_kv_heads is 2 with 4 heads"),
@@ -78,6 +81,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "buckets beyond": (
         {"encoding": "deberta", "max_relative_positions": 8, "position_buckets": 16},
         "position_buckets is 16",
+    ),
+    "a grid of each step": ({"encoding": "rope-dinov3", "kv_cache": "concat"}, "give --set grid=ROWS,COLUMNS"),
+    "a norm of a factor": (
+        {"encoding": "temperature", "qk_norm": True, "qk_norm_type": "l2"},
+        "such a norm takes away",
+    ),
+    "a norm of a decay": (
+        {"encoding": "xpos", "causal": True, "qk_norm": True, "qk_norm_type": "l2"},
+        "such a norm takes away",
     ),
     "a norm that isn't": ({"encoding": "rope", "qk_norm_type": "l2"}, "without qk_norm"),
     "chunks of an encoder": (
@@ -105,6 +117,9 @@ PATTERNS: dict[str, tuple[str, str]] = {
     "at the input": ("learned,none", "acts once before the first layer"),
     "other axes": ("rope,rope2d", "one axis with those over several"),
     "a bad layer": ("rope,rope:scaling=linear", "lacks factor"),
+    "too many": ("rope*99999", "N up to 9999"),
+    "an odd number": ("rope*²", "N up to 9999"),
+    "scales of their own": ("deberta,rope", "give --scale"),
     "a window of nothing": ("rope:window=0", "window is"),
 }
 
@@ -114,8 +129,31 @@ def test_patterns_are_refused_on_the_command_line(name: str) -> None:
     pattern, said = PATTERNS[name]
     options = ("--hidden-size", "32", "--num-heads", "4", "--layers", "2", "--layer-pattern", pattern)
     refused(cli("export", *options), said)
-    if "learned" not in pattern:
-        refused(cli("export", "--encoding", "rope", *options), said)
+
+
+def test_an_encoding_that_no_layer_has_is_refused() -> None:
+    options = ("--hidden-size", "32", "--num-heads", "4", "--layers", "2", "--layer-pattern", "rope,none")
+    refused(
+        cli("export", "--encoding", "alibi", "--set", "slopes=1,2,3,4", *options), "no layer of layer_pattern has it"
+    )
+
+
+def test_fields_of_layers_are_read_like_those_of_a_spec() -> None:
+    def one(window: object, norm: object) -> Spec:
+        layer = {"encoding": {"name": "rope"}, "window": window, "qk_norm": norm}
+        return read_spec({"encoding": {"name": "rope"}, "layer_pattern": [layer]})
+
+    assert one("16", "False") == one(16, False)
+    assert one("16", "False").to_json() == one(16, False).to_json()
+    for wrong in (5, [5], [{"encoding": {"name": "rope"}, "heads": 3}]):
+        with pytest.raises(RequestError, match="layer"):
+            read_spec({"encoding": {"name": "rope"}, "layer_pattern": wrong})
+
+
+def test_exact_angles_of_more_than_a_radian_are_refused_wherever_they_come_from() -> None:
+    spec = small_spec("rope2d", factor=0.001, angles="exact")
+    with pytest.raises(RequestError, match="radians a position"):
+        build_block(spec, weights_for(spec))
 
 
 def test_parameters_come_as_text_too() -> None:

@@ -112,7 +112,7 @@ DAMAGED: dict[str, tuple[Callable[[onnx.ModelProto], None], tuple[str, ...]]] = 
     "spec is a list": (set_metadata("spec", "[]"), ("has metadata that can't be used", "not a table")),
     "spec is deep": (set_metadata("spec", "[" * 100_000), ("has metadata that can't be used",)),
     "spec of nothing": (set_metadata("spec", "{}"), ("encoding is None",)),
-    "unknown encoding": (set_metadata("spec", '{"encoding":{"name":"xpos"}}'), ("unknown encoding 'xpos'",)),
+    "unknown encoding": (set_metadata("spec", '{"encoding":{"name":"ypos"}}'), ("unknown encoding 'ypos'",)),
     "unknown field": (
         set_metadata("spec", '{"encoding":{"name":"rope"},"heads":3}'),
         ("unknown field of a spec 'heads'",),

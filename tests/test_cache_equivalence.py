@@ -63,7 +63,8 @@ def _quick(name: str, how: tuple[str, str], engine: str, cache: str) -> bool:
         turn = MORE.index(name)
         return engine == ORT and how == HOWS[turn % len(HOWS)] and (cache == "concat" or turn % 3 == 0)
     if engine == ORT:
-        return name in FEW or (name in KINDS and how == PLAINEST)
+        turn = WHERE[ORT].index(how) % 2 == FEW.index(name) if name in FEW else False
+        return turn or (name in KINDS and how == PLAINEST)
     return name in KINDS and KINDS.index(name) % len(WHERE[IMPORT]) == WHERE[IMPORT].index(how)
 
 
@@ -180,7 +181,7 @@ def _grown(spec: Spec, run: Run, rows: list[Row], chunks: list[int]) -> list[Arr
 
 @pytest.mark.parametrize(("name", "how", "engine"), _blocks("concat"), ids=_id)
 @given(data=st.data())
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 def test_prefill_and_steps_over_a_grown_cache_equal_one_pass(
     name: str, how: tuple[str, str], engine: str, data: st.DataObject
 ) -> None:
@@ -241,7 +242,7 @@ def _shared(spec: Spec, run: Run, rows: list[Row], prompts: list[int], pads: lis
 
 @pytest.mark.parametrize(("name", "how", "engine"), _blocks("shared"), ids=_id)
 @given(data=st.data())
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 def test_steps_in_shared_buffers_equal_one_pass(
     name: str, how: tuple[str, str], engine: str, data: st.DataObject
 ) -> None:

@@ -58,7 +58,7 @@ def sizes(encoding: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("encoding", "form"),
     [
-        pytest.param(name, form, marks=[] if name in FAST and (row + column) % 2 == 0 else pytest.mark.slow)
+        pytest.param(name, form, marks=[] if name in FAST and (row + column) % 4 == 0 else pytest.mark.slow)
         for row, name in enumerate(ENCODINGS)
         for column, form in enumerate(FORMS)
     ],

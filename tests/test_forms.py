@@ -148,7 +148,9 @@ def _name(row: Row) -> str:
     return "-".join("-".join(row["how"]) if part == str(row["how"]) else part for part in named)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=_name)
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=() if at % 2 else pytest.mark.slow) for at, row in enumerate(ROWS)], ids=_name
+)
 def test_every_form_is_the_formula(row: Row) -> None:
     check_form(spec_of(row), *row["how"])
 

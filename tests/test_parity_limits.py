@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posexport import parity
-from posexport.parity import FAILED, PASSED, TOLERANCES, Comparison, Tolerance, compare, judge, worst_of
+from posexport.parity import FAILED, PASSED, TOLERANCES, Comparison, Tolerance, compare, judge, tolerance_at, worst_of
 
 Array = np.ndarray[Any, Any]
 NUMPY = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -161,3 +161,15 @@ def test_the_worst_is_a_failure_before_any_pass_and_then_the_nearest_to_one() ->
     assert judge("a", "r", [*passed, attrs.evolve(failed, state=PASSED)], 10).reason is None
     nothing = judge("a", "r", [], 0)
     assert (nothing.state, nothing.reason) == (FAILED, "nothing was compared")
+
+
+@pytest.mark.parametrize("position", [2**20, 2**27, 2**40])
+def test_no_position_is_so_far_that_anything_passes(position: int) -> None:
+    """Eager is off by as much as the truth is large there, and that excuses nobody."""
+    tolerance = tolerance_at("fp32", position)
+    assert (tolerance.floor, tolerance.ceiling) <= (2.0**-4 + 2.0**-20, 1.0)
+    wide = TRUTH.astype(np.float32)
+    found = compare(
+        "far", {"output": TRUTH}, {"output": -wide}, {"output": -wide}, {"output": "fp32"}, "fp32", tolerance
+    )
+    assert [each.state for each in found] == [FAILED]

@@ -104,6 +104,13 @@ def test_windows_that_are_wider_than_promised_are_found_out() -> None:
     assert errors(small_spec("alibi", window=4), wide)["translate"] > 10 * TOLERANCES["fp32"]
 
 
+def test_windows_of_a_pattern_reach_as_far_as_their_layers_do() -> None:
+    spec = small_spec("rope", pattern="rope:window=4,rope:window=8", layers=2, causal=True)
+    assert errors(spec, open_ort(exported(spec)))["translate"] < TOLERANCES["fp32"]
+    for other in (small_spec("rope", window=4, attention_chunk_size=8), small_spec("rope", window=2, prefix_tokens=6)):
+        assert "translate" not in promised(other)
+
+
 def test_buckets_in_disorder_are_found_out() -> None:
     spec = small_spec("t5", num_buckets=16, max_distance=20)
     model = export(spec, weights_for(spec))

@@ -41,7 +41,7 @@ def test_cases_cover_lengths_batches_and_positions(name: str) -> None:
     positions = [each.arrays["position_ids"] for each in cases]
     limit = spec.encoding.position_limit()
     assert all(p.min() >= 0 and (limit is None or p.max() < limit) for p in positions)
-    assert max(p.max() for p in positions) == (limit or 100_000) - 1
+    assert max(p.max() for p in positions) == (limit or 2**20) - 1
     long = [p if p.ndim == 2 else p[..., 0] for p in positions if p.shape[1] > 1]
     assert any(p[0, 0] > 0 and (np.diff(p) == 1).all() for p in long) or spec.encoding.axes > 1  # offset
     assert any((np.diff(p) < 0).any() for p in long)  # in no order

@@ -34,7 +34,7 @@ def positions(grid: str, output: str, as_json: bool, **given: Any) -> None:
     """Write `position_ids` [batch, tokens, 2 or 3] of a grid: x = column, y = row, t = frame, row by row."""
     options = PositionsOptions(**{name: value for name, value in given.items() if value is not None})
     rows, cross, columns = grid.lower().partition("x")
-    if not cross or not rows.isdecimal() or not columns.isdecimal():
+    if not cross or not all(size.isascii() and size.isdecimal() and len(size) < 10 for size in (rows, columns)):
         raise RequestError(f"grid is {grid!r}: write ROWSxCOLUMNS, such as 14x14.")
     path = Path(output)
     if path.suffix != ".npz":

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -116,9 +115,8 @@ def parameters_of(pairs: tuple[str, ...]) -> dict[str, str]:
 def spec_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
     """The spec that the options describe; None means "not given"."""
     encoding = options.get("encoding")
-    pattern = options.get("layer_pattern")
-    if encoding is None and isinstance(pattern, str):
-        encoding = pattern.partition(",")[0].partition("*")[0].partition(":")[0]
+    if encoding is None and options.get("layer_pattern") is not None:
+        encoding = _read_layer(_pattern_parts(options["layer_pattern"])[0])[0]
     if encoding is None:
         raise RequestError(f"no encoding was given: add --encoding with one of {', '.join(ENCODINGS)}.")
     if "name" in parameters:
@@ -128,6 +126,10 @@ def spec_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
     data = {"encoding": {"name": encoding, **parameters}, **sizes}
     if "layer_pattern" in sizes:
         layers = data["layer_pattern"] = read_pattern(sizes["layer_pattern"], data["encoding"])
+        if encoding not in {layer["encoding"]["name"] for layer in layers}:
+            raise RequestError(
+                f"encoding {encoding} was given, but no layer of layer_pattern has it: drop one of them."
+            )
         data["encoding"] = layers[0]["encoding"]
     return read_spec(data)
 
@@ -141,7 +143,7 @@ def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
     layers: list[dict[str, Any]] = []
     for part in _pattern_parts(value):
         name, given, count = _read_layer(part)
-        own = {key: _plain(given.pop(key)) for key in LAYER_FIELDS if key in given}
+        own = {key: given.pop(key) for key in LAYER_FIELDS if key in given}
         encoding = {**(base if name == base["name"] else {}), "name": name, **given}
         layers += [{"encoding": encoding, **own}] * count
     if not layers:
@@ -151,7 +153,7 @@ def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _pattern_parts(value: Any) -> list[str]:
     parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, str) for part in parts):
         raise RequestError(f"layer_pattern is {value!r}: it must be names of encodings, such as rope*3,none.")
     return parts
 
@@ -160,16 +162,10 @@ def _read_layer(part: str) -> tuple[str, dict[str, str], int]:
     """The name of a part of a pattern, what it gives behind colons, and how often it stands."""
     text, star, count = part.strip().partition("*")
     name, *pairs = text.split(":")
-    if (star and not count.isdigit()) or not all("=" in pair for pair in pairs):
+    counted = count.isascii() and count.isdecimal() and len(count) < 5
+    if (star and not counted) or not all("=" in pair for pair in pairs):
         raise RequestError(
-            f"layer_pattern has {part!r}: write NAME, or NAME:key=value:key=value, and *N behind it to repeat it."
+            f"layer_pattern has {part!r}: write NAME, or NAME:key=value:key=value, and *N behind it to repeat it, N up "
+            "to 9999."
         )
     return name, parameters_of(tuple(pairs)), int(count) if star else 1
-
-
-def _plain(text: str) -> Any:
-    """Text as the number or truth value that it spells, since layers are told apart by plain data."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

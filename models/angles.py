@@ -27,7 +27,7 @@ def angle_constant(spec: Spec, dtype: torch.dtype, frequencies: Callable[[torch.
 
     if spec.angles == "exact" and dtype != torch.float64:
         exact = frequencies(torch.float64)
-        if float(exact.max()) > 1.0:
+        if float(exact.max()) > 1.001:
             raise RequestError(
                 f"the fastest pair turns by {float(exact.max()):.3g} radians a position with angles exact: they are "
                 "exact for at most one, so give a theta or factors of 1 or more."

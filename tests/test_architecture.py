@@ -64,7 +64,7 @@ def ours(names: set[str]) -> set[str]:
 LAYERS = {
     "posexport(.errors)?": "",
     "posexport.fields": "posexport.errors",
-    "posexport.layers": "posexport.errors",
+    "posexport.layers": "posexport(.(errors|fields))?",
     "posexport.spec": "posexport.(errors|fields|layers)",
     "posexport.custom_ops(..*)?": "posexport.(custom_ops(..*)?|errors)",
     "posexport.models(..*)?": "posexport.(models(..*)?|custom_ops(..*)?|layers|spec|fields|errors)",

@@ -82,7 +82,7 @@ def numbers(help: str, *, whole: bool = False) -> Any:
         return number
 
     kind = "whole numbers from 0" if whole else f"numbers from {SMALLEST:g} to {LARGEST:g}"
-    return _field(None, help, f"a list of {kind}", read, True)
+    return _field(None, help, f"a list of {kind}, such as {'4,6,6' if whole else '1,1.5,2'}", read, True)
 
 
 def choice(default: str | None, options: Sequence[str], help: str, *, optional: bool = False) -> Any:

@@ -113,12 +113,14 @@ PATTERNS: dict[str, tuple[str, str]] = {
     "a parameter that isn't": ("rope:thta=3", "'theta'?"),
     "no pairs": ("rope:theta", "write NAME"),
     "no number": ("rope*x", "write NAME"),
-    "nothing": ("rope*0", "layer_pattern is empty"),
+    "nothing": ("rope*0", "N from 1 to 9999"),
+    "a hole": ("rope,,none", "unknown encoding in layer_pattern"),
+    "what every layer has": ("rope:theta=7,rope:theta=8", "every layer of layer_pattern has one of its own"),
     "at the input": ("learned,none", "acts once before the first layer"),
     "other axes": ("rope,rope2d", "one axis with those over several"),
     "a bad layer": ("rope,rope:scaling=linear", "lacks factor"),
-    "too many": ("rope*99999", "N up to 9999"),
-    "an odd number": ("rope*²", "N up to 9999"),
+    "too many": ("rope*99999", "N from 1 to 9999"),
+    "an odd number": ("rope*²", "N from 1 to 9999"),
     "scales of their own": ("deberta,rope", "give --scale"),
     "a window of nothing": ("rope:window=0", "window is"),
 }
@@ -128,6 +130,8 @@ PATTERNS: dict[str, tuple[str, str]] = {
 def test_patterns_are_refused_on_the_command_line(name: str) -> None:
     pattern, said = PATTERNS[name]
     options = ("--hidden-size", "32", "--num-heads", "4", "--layers", "2", "--layer-pattern", pattern)
+    if name == "what every layer has":
+        options = (*options, "--set", "theta=5")
     refused(cli("export", *options), said)
 
 

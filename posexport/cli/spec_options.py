@@ -37,8 +37,9 @@ def field_options(command: Callable[..., Any], names: Collection[str]) -> Callab
             text = _BIAS_HELP if field.name == "bias" else field.metadata["help"]
             option = click.option(f"--{name}/--no-{name}", field.name, default=None, help=f"{text}  [default: no]")
         else:
-            shown = "" if field.default is None else f"  [default: {field.default}]"
+            shown = "" if field.default in (None, ()) else f"  [default: {field.default}]"
             kind = field.metadata["allowed"].upper() if " or " in field.metadata["allowed"] else "N"
+            kind = "PATTERN" if field.name == "layer_pattern" else kind
             metavar = kind.replace(" OR ", "|").lower() if "|" in kind.replace(" OR ", "|") else kind
             # bare `--kv-cache` is the first kind
             bare: dict[str, Any] = {"is_flag": False, "flag_value": CACHES[0]} if field.name == "kv_cache" else {}
@@ -130,8 +131,22 @@ def spec_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
             raise RequestError(
                 f"encoding {encoding} was given, but no layer of layer_pattern has it: drop one of them."
             )
+        _check_reach(layers, sizes, _pattern_parts(options["layer_pattern"]), parameters)
         data["encoding"] = layers[0]["encoding"]
     return read_spec(data)
+
+
+def _check_reach(
+    layers: list[dict[str, Any]], sizes: Mapping[str, Any], parts: list[str], parameters: Mapping[str, Any]
+) -> None:
+    """RequestError for what is given for all layers where each has it otherwise."""
+    given = [_read_layer(part)[1] for part in parts]
+    lost = [name for name in LAYER_FIELDS if name in sizes and all(name in layer for layer in layers)]
+    lost += [name for name in parameters if all(name in own for own in given)]
+    if lost:
+        raise RequestError(
+            f"{lost[0]} was given, but every layer of layer_pattern has one of its own: drop one of them."
+        )
 
 
 def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -143,6 +158,8 @@ def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
     layers: list[dict[str, Any]] = []
     for part in _pattern_parts(value):
         name, given, count = _read_layer(part)
+        if name not in ENCODINGS:
+            raise unknown("encoding in layer_pattern", name, ENCODINGS)
         own = {key: given.pop(key) for key in LAYER_FIELDS if key in given}
         encoding = {**(base if name == base["name"] else {}), "name": name, **given}
         layers += [{"encoding": encoding, **own}] * count
@@ -162,10 +179,10 @@ def _read_layer(part: str) -> tuple[str, dict[str, str], int]:
     """The name of a part of a pattern, what it gives behind colons, and how often it stands."""
     text, star, count = part.strip().partition("*")
     name, *pairs = text.split(":")
-    counted = count.isascii() and count.isdecimal() and len(count) < 5
+    counted = count.isascii() and count.isdecimal() and 0 < int(count[:5]) < 10000
     if (star and not counted) or not all("=" in pair for pair in pairs):
         raise RequestError(
-            f"layer_pattern has {part!r}: write NAME, or NAME:key=value:key=value, and *N behind it to repeat it, N up "
-            "to 9999."
+            f"layer_pattern has {part!r}: write NAME, or NAME:key=value:key=value, and *N behind it to repeat it, N "
+            "from 1 to 9999."
         )
     return name, parameters_of(tuple(pairs)), int(count) if star else 1

@@ -24,9 +24,9 @@ import attrs
 from posexport import custom_ops, fields
 from posexport.errors import RequestError
 from posexport.models.angles import angle_constant, check_exact, cos_sin
-from posexport.models.encoding import Encoding, State
+from posexport.models.encoding import State
 from posexport.models.frequencies import inverse_frequencies
-from posexport.models.rotary import Rope, turn
+from posexport.models.rotary import Rope, Rotary
 from posexport.spec import Spec
 
 if TYPE_CHECKING:
@@ -51,18 +51,13 @@ def placed(parts: Sequence[tuple[int, Tensor]], axes: int) -> Tensor:
 
 
 @attrs.frozen(kw_only=True)
-class Rope2d(Encoding):
+class Rope2d(Rotary):
     """Axial rotary embedding over (x = column, y = row). Positions are data: any grid, any order, dropped tokens."""
 
     name: ClassVar[str] = "rope2d"
     summary: ClassVar[str] = "rotary over columns and rows: half of each head turns by x, half by y"
     source: ClassVar[str] = "Heo et al. 2024, arXiv:2403.13298, eq. 12 and 13"
     axes: ClassVar[int] = 2
-    touches: ClassVar[str] = "rotate"
-    holds: ClassVar[tuple[str, ...]] = ("norms", "shift", "permutation", "prefix", "finite")
-    angular: ClassVar[bool] = True
-    multiplies: ClassVar[bool] = True
-    takes_prefix: ClassVar[bool] = True
     theta: float = fields.positive(100.0, "base of the wavelengths")
     theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)", optional=True)
     layout: str = fields.choice("interleaved", LAYOUTS, _LAYOUT)
@@ -95,25 +90,19 @@ class Rope2d(Encoding):
 
         return {"frequencies": angle_constant(spec, dtype, frequencies)}
 
-    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        pairs = state.spec.head_dim // 2
-        runs = [pairs // 2] * 2 if self.layout == "half" else [pairs]
-        return turn(state, q, k, cos_sin(positions, state["frequencies"]), self.layout == "interleaved", runs)
+    def pairing(self, spec: Spec) -> tuple[bool, list[int]]:
+        pairs = spec.head_dim // 2
+        return self.layout == "interleaved", [pairs // 2] * 2 if self.layout == "half" else [pairs]
 
 
 @attrs.frozen(kw_only=True)
-class Rope3d(Encoding):
+class Rope3d(Rotary):
     """Axial rotary embedding over (x = column, y = row, t = frame), any split of the head among them."""
 
     name: ClassVar[str] = "rope3d"
     summary: ClassVar[str] = "rotary over columns, rows and frames: a part of each head for each"
     source: ClassVar[str] = "Kong et al. 2024, arXiv:2412.03603 (HunyuanVideo)"
     axes: ClassVar[int] = 3
-    touches: ClassVar[str] = "rotate"
-    holds: ClassVar[tuple[str, ...]] = ("norms", "shift", "permutation", "prefix", "finite")
-    angular: ClassVar[bool] = True
-    multiplies: ClassVar[bool] = True
-    takes_prefix: ClassVar[bool] = True
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)", optional=True)
     theta_t: float | None = fields.positive(None, "base of the wavelengths of time (default: theta)", optional=True)
@@ -148,10 +137,9 @@ class Rope3d(Encoding):
 
         return {"frequencies": angle_constant(spec, dtype, frequencies)}
 
-    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        runs = [part // 2 for part in self.parts(state.spec) if part]
-        runs = runs if self.layout == "half" else [sum(runs)]
-        return turn(state, q, k, cos_sin(positions, state["frequencies"]), self.layout == "interleaved", runs)
+    def pairing(self, spec: Spec) -> tuple[bool, list[int]]:
+        runs = [part // 2 for part in self.parts(spec) if part]
+        return self.layout == "interleaved", runs if self.layout == "half" else [sum(runs)]
 
 
 @attrs.frozen(kw_only=True)
@@ -207,17 +195,14 @@ class Mrope(Rope):
 
 
 @attrs.frozen(kw_only=True)
-class RopeMixed(Encoding):
+class RopeMixed(Rotary):
     """Rotary embedding with trained frequencies of both axes, for each head and layer its own."""
 
     name: ClassVar[str] = "rope-mixed"
     summary: ClassVar[str] = "rotary over columns and rows at trained frequencies, per head and layer"
     source: ClassVar[str] = "Heo et al. 2024, arXiv:2403.13298, eq. 14"
     axes: ClassVar[int] = 2
-    touches: ClassVar[str] = "rotate"
-    holds: ClassVar[tuple[str, ...]] = ("norms", "shift", "permutation", "prefix", "finite")
-    multiplies: ClassVar[bool] = True
-    takes_prefix: ClassVar[bool] = True
+    angular: ClassVar[bool] = False  # its frequencies are trained
     layout: str = fields.choice("interleaved", ("interleaved", "half"), "pairs (2i, 2i+1), or (i, i + head_dim/2)")
 
     def check(self, spec: Spec) -> None:
@@ -235,24 +220,27 @@ class RopeMixed(Encoding):
     def seeded(self, name: str, values: Tensor) -> Tensor:
         return values * 0.3
 
-    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
         freqs = state["freqs"]
         freqs = freqs if freqs.element_size() > 2 else freqs.float()  # angles are never in half precision
         cos, sin = (custom_ops.angles_by_heads(t, state.spec.num_heads) for t in cos_sin(positions, freqs))
-        return turn(state, q, k, (cos, sin), self.layout == "interleaved", [state.spec.head_dim // 2])
+        return cos, sin
+
+    def pairing(self, spec: Spec) -> tuple[bool, list[int]]:
+        return self.layout == "interleaved", [spec.head_dim // 2]
 
 
 @attrs.frozen(kw_only=True)
-class RopeDinov3(Encoding):
+class RopeDinov3(Rotary):
     """Axial rotary embedding over patch centres, normalised by the grid, which is as large as positions reach."""
 
     name: ClassVar[str] = "rope-dinov3"
     summary: ClassVar[str] = "rotary over patch centres, from -1 to 1 along each axis of the grid"
     source: ClassVar[str] = "Simeoni et al. 2025, arXiv:2508.10104 (DINOv3)"
     axes: ClassVar[int] = 2
-    touches: ClassVar[str] = "rotate"
     holds: ClassVar[tuple[str, ...]] = ("norms", "permutation", "finite")
-    takes_prefix: ClassVar[bool] = True
+    angular: ClassVar[bool] = False  # its angles are those of fractions
+    multiplies: ClassVar[bool] = False
     theta: float = fields.positive(100.0, "base of the periods")
     grid: tuple[int, ...] | None = fields.numbers(
         "rows and columns (default: as far as each row of position_ids reaches)", whole=True
@@ -281,15 +269,16 @@ class RopeDinov3(Encoding):
         half = inverse_frequencies(spec.head_dim // 2, self.theta, dtype)
         return {"frequencies": placed([(AXES.index("y"), half), (AXES.index("x"), half)], 2)}
 
-    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        turns = custom_ops.grid_sinusoids(
-            positions, state["frequencies"], list(self.grid or ())[::-1], state.spec.prefix_tokens
+    def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
+        columns_and_rows = list(self.grid or ())[::-1]
+        made: tuple[Tensor, Tensor] = custom_ops.grid_sinusoids(
+            positions, state["frequencies"], columns_and_rows, state.spec.prefix_tokens
         )
-        return turn(state, q, k, turns, False, [state.spec.head_dim // 2])
+        return made
 
 
 @attrs.frozen(kw_only=True)
-class RopeVjepa2(Encoding):
+class RopeVjepa2(Rotary):
     """V-JEPA 2's rotation over time, row and column: pairs of neighbours, whose two features turn by angles of their
     own, since its code repeats the frequencies of an axis as a whole."""
 
@@ -297,10 +286,7 @@ class RopeVjepa2(Encoding):
     summary: ClassVar[str] = "V-JEPA 2: a third of each head for time, row and column, an angle per feature"
     source: ClassVar[str] = "Assran et al. 2025, arXiv:2506.09985 (V-JEPA 2)"
     axes: ClassVar[int] = 3
-    touches: ClassVar[str] = "rotate"
-    angular: ClassVar[bool] = True
-    multiplies: ClassVar[bool] = True
-    takes_prefix: ClassVar[bool] = True
+    holds: ClassVar[tuple[str, ...]] = ("permutation", "prefix", "finite")
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
 
     def check(self, spec: Spec) -> None:
@@ -316,8 +302,6 @@ class RopeVjepa2(Encoding):
         return {"frequencies": angle_constant(spec, dtype, frequencies)}
 
     def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = cos_sin(positions, state["frequencies"])
-        if state.spec.prefix_tokens:
-            cos, sin = custom_ops.keep_prefix(cos, sin, state.spec.prefix_tokens)
+        cos, sin = self.turns(state, positions)
         head_dim = state.spec.head_dim
         return custom_ops.rotate_features(q, cos, sin, head_dim), custom_ops.rotate_features(k, cos, sin, head_dim)

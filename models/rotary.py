@@ -32,30 +32,44 @@ if TYPE_CHECKING:
 LAYOUTS = ("interleaved", "half")
 
 
-def turn(
-    state: State, q: Tensor, k: Tensor, turns: tuple[Tensor, Tensor], interleaved: bool, runs: list[int]
-) -> tuple[Tensor, Tensor]:
-    """Queries and keys turned by cosines and sines; the first `prefix_tokens` tokens stay as they are."""
-    spec = state.spec
-    cos, sin = custom_ops.keep_prefix(*turns, spec.prefix_tokens) if spec.prefix_tokens else turns
-    return (
-        custom_ops.rotate(q, cos, sin, spec.head_dim, interleaved, runs),
-        custom_ops.rotate(k, cos, sin, spec.head_dim, interleaved, runs),
-    )
-
-
 @attrs.frozen(kw_only=True)
-class Rope(Encoding):
-    """Rotary position embedding over one axis, of the whole head or of its first `rotary_dim` features."""
+class Rotary(Encoding):
+    """What rotary encodings share: queries and keys are turned by `cos_sin`, paired as `pairing` says; the first
+    `prefix_tokens` tokens stay as they are."""
 
-    name: ClassVar[str] = "rope"
-    summary: ClassVar[str] = "rotary: queries and keys turn by angles linear in the position"
-    source: ClassVar[str] = "Su et al. 2021, arXiv:2104.09864, eq. 34"
     touches: ClassVar[str] = "rotate"
     holds: ClassVar[tuple[str, ...]] = ("norms", "shift", "permutation", "prefix", "finite")
     angular: ClassVar[bool] = True
     multiplies: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = True
+
+    def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions, [B, S, P], or [B, S, heads, P] where each head has its own."""
+        return cos_sin(positions, state["frequencies"])
+
+    def pairing(self, spec: Spec) -> tuple[bool, list[int]]:
+        """Whether pairs are neighbours, and else the pairs of each run, as `custom_ops.rotate` takes them."""
+        return False, [spec.head_dim // 2]
+
+    def turns(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """`cos_sin`, and for the first `prefix_tokens` tokens none."""
+        found = self.cos_sin(state, positions)
+        kept = state.spec.prefix_tokens
+        return custom_ops.keep_prefix(*found, kept) if kept else found
+
+    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self.turns(state, positions)
+        how = (state.spec.head_dim, *self.pairing(state.spec))
+        return custom_ops.rotate(q, cos, sin, *how), custom_ops.rotate(k, cos, sin, *how)
+
+
+@attrs.frozen(kw_only=True)
+class Rope(Rotary):
+    """Rotary position embedding over one axis, of the whole head or of its first `rotary_dim` features."""
+
+    name: ClassVar[str] = "rope"
+    summary: ClassVar[str] = "rotary: queries and keys turn by angles linear in the position"
+    source: ClassVar[str] = "Su et al. 2021, arXiv:2104.09864, eq. 34"
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     layout: str = fields.choice("interleaved", LAYOUTS, "pairs (2i, 2i+1), or (i, i + rotary_dim/2)")
     rotary_dim: int | None = fields.integer(None, "features of a head that turn (default: all)", optional=True)
@@ -135,7 +149,6 @@ class Rope(Encoding):
         return self.holds
 
     def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [B, S, P] of positions."""
         scale = 1.0
         if self.scaling is not None:
             scale = self.attention_factor or scaling.SCALINGS[self.scaling].attention_factor(self)
@@ -159,13 +172,12 @@ class Rope(Encoding):
             frequencies = state["frequencies"]
         return cos_sin(positions, frequencies, scale)
 
-    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        turns = self.cos_sin(state, positions)
-        return turn(state, q, k, turns, self.layout == "interleaved", [self.dim(state.spec) // 2])
+    def pairing(self, spec: Spec) -> tuple[bool, list[int]]:
+        return self.layout == "interleaved", [self.dim(spec) // 2]
 
 
 @attrs.frozen(kw_only=True)
-class XPos(Encoding):
+class XPos(Rotary):
     """RoPE whose scores fall with distance: queries shrink with their position and keys grow, at a rate per pair.
 
     Positions must not fall along the sequence, and the block must be causal: ahead of a query, keys would grow.
@@ -174,10 +186,8 @@ class XPos(Encoding):
     name: ClassVar[str] = "xpos"
     summary: ClassVar[str] = "rotary with a decay: queries and keys are scaled by powers of the position"
     source: ClassVar[str] = "Sun et al. 2022, arXiv:2212.10554, section 3.2"
-    touches: ClassVar[str] = "rotate"
     holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
-    angular: ClassVar[bool] = True
-    multiplies: ClassVar[bool] = True
+    takes_prefix: ClassVar[bool] = False
     ordered: ClassVar[bool] = True
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     layout: str = fields.choice("interleaved", LAYOUTS, "pairs (2i, 2i+1), or (i, i + head_dim/2)")
@@ -208,11 +218,14 @@ class XPos(Encoding):
             "decay": ((pairs / dim + self.gamma) / (1 + self.gamma)).log() / self.scale_base,
         }
 
+    def pairing(self, spec: Spec) -> tuple[bool, list[int]]:
+        return self.layout == "interleaved", [spec.head_dim // 2]
+
     def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = cos_sin(positions, state["frequencies"])
+        cos, sin = self.cos_sin(state, positions)
         grown = custom_ops.position_powers(positions, state["decay"], state.spec.kv_cache is None)
-        head_dim, interleaved, runs = state.spec.head_dim, self.layout == "interleaved", [state.spec.head_dim // 2]
+        how = (state.spec.head_dim, *self.pairing(state.spec))
         return (
-            custom_ops.rotate(q, cos * grown, sin * grown, head_dim, interleaved, runs),
-            custom_ops.rotate(k, cos / grown, sin / grown, head_dim, interleaved, runs),
+            custom_ops.rotate(q, cos * grown, sin * grown, *how),
+            custom_ops.rotate(k, cos / grown, sin / grown, *how),
         )

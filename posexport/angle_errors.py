@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from posexport import angle_truth, custom_ops, onnx_file
+from posexport import angle_truth, onnx_file
 from posexport.errors import RequestError
 from posexport.export import export_module
 from posexport.files import staged
 from posexport.models.angles import cos_sin
 from posexport.models.attention import EncodingState
-from posexport.models.axes import RopeDinov3
-from posexport.models.rotary import Rope
+from posexport.models.rotary import Rotary
 from posexport.models.weights import TORCH_DTYPES
 from posexport.runtimes import Runtime
 from posexport.runtimes.pool import Answer, Pool, result
@@ -63,15 +62,13 @@ class Angles(nn.Module):
     def __init__(self, spec: Spec, wide: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.dtype = wide if wide == torch.float64 else getattr(torch, TORCH_DTYPES[spec.dtype])
-        self.state = EncodingState(spec, wide)
+        self.state = EncodingState(attrs.evolve(spec, prefix_tokens=0), wide)  # a row here is one token
         for module in self.state.modules():  # weights make no angles, and have no values here
             module._parameters.clear()
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         state, encoding = self.state, self.state.encoding
-        if isinstance(encoding, RopeDinov3):
-            made = custom_ops.grid_sinusoids(positions, state["frequencies"], list(encoding.grid or ()), 0)
-        elif isinstance(encoding, Rope):
+        if isinstance(encoding, Rotary):
             made = encoding.cos_sin(state, positions)
         else:
             made = cos_sin(positions, state["frequencies"])

@@ -152,8 +152,11 @@ def cos_sin(spec: Spec, positions: Sequence[int]) -> tuple[Array, Array]:
     """float64 cosines and sines [len(positions), P], the length being that up to the largest of positions."""
     places = np.array(positions, np.float64)
     if spec.encoding.name == "rope-dinov3":  # 2 pi times the centre of the cell, in a grid from -1 to 1
-        sizes = places + 1 if spec.encoding.grid is None else spec.encoding.grid[0]  # type: ignore[attr-defined]
-        places = 2 * math.pi * (2 * (places + 0.5) / sizes - 1)
+        rows_columns = spec.encoding.grid or (places + 1, places + 1)  # type: ignore[attr-defined]
+        centres = [2 * math.pi * (2 * (places + 0.5) / size - 1) for size in rows_columns]
+        places = np.stack(centres, -1).repeat(spec.head_dim // 4, -1)  # half of the pairs turn by y, then half by x
+    else:
+        places = places[:, None]
     frequencies = FREQUENCIES[spec.encoding.name](spec, max(positions) + 1)
-    angles = places[:, None] * np.array(frequencies)
+    angles = places * np.array(frequencies)
     return factor(spec) * np.cos(angles), factor(spec) * np.sin(angles)

@@ -73,6 +73,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("rope3d", {"theta_t": 50.0, "order": "xty", "split": "8,4,4"}),
     ("mrope", {"mrope_section": "4,2,2", "mrope_interleaved": True, "scaling": "linear", "factor": 3}),
     ("rope-dinov3", {"grid": "70000,70000"}),
+    ("rope-dinov3", {"grid": "70000,50000"}),
 ]
 
 

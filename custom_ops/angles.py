@@ -24,7 +24,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.operator import Operator, cast, constant
+from posexport.custom_ops.operator import Operator, cast, constant, like_first
 
 HALF_TURN, SPLIT = 1 << 49, 4096
 """Half a turn in the units of exact_sinusoids, and how many positions its first turns are of."""
@@ -298,10 +298,6 @@ def _temperature(q: torch.Tensor, positions: torch.Tensor, floor_scale: int, att
     return q * (torch.log1p(steps) * attn_scale + 1.0).to(q.dtype).unsqueeze(-1)
 
 
-def _temperature_fake(q: torch.Tensor, positions: torch.Tensor, floor_scale: int, attn_scale: float) -> torch.Tensor:
-    return torch.empty_like(q)
-
-
 def _temperature_onnx(op: Any, q: ir.Value, positions: ir.Value, *, floor_scale: int, attn_scale: float) -> ir.Value:
     assert q.dtype is not None
     fp32 = ir.DataType.FLOAT
@@ -318,7 +314,7 @@ position_temperature = Operator(
     inputs=("q", "positions"),
     outputs=("scaled",),
     eager=_temperature,
-    fake=_temperature_fake,
+    fake=like_first,
     body=_temperature_onnx,
 )
 """q [B, S, N*head_dim] times 1 + attn_scale log(1 + (p + 1) // floor_scale)."""

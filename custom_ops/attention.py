@@ -18,7 +18,7 @@ import torch
 
 from posexport.custom_ops.attention_forms import bodies
 from posexport.custom_ops.buffers import repeated_onnx
-from posexport.custom_ops.operator import Operator, cast, constant
+from posexport.custom_ops.operator import Operator, cast, constant, like_first
 from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visible, visible_onnx
 
 MASKED = -3.0e38
@@ -133,24 +133,6 @@ def _attend(
         softcap=softcap,
     )
     return attention(q, to_heads(k, num_kv_heads), to_heads(v, num_kv_heads), bias, mask, sinks, heads)
-
-
-def _attend_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    num_heads: int,
-    num_kv_heads: int,
-    scale: float,
-    causal: bool,
-    window: int,
-    chunk: int,
-    softcap: float,
-) -> torch.Tensor:
-    return torch.empty_like(q)
 
 
 def attention_onnx(
@@ -268,7 +250,7 @@ attend = Operator(
     inputs=("q", "k", "v", "bias", "mask", "sinks"),
     outputs=("attended",),
     eager=_attend,
-    fake=_attend_fake,
+    fake=like_first,
     body=_attend_onnx,
     forms=bodies(0, False),
 )

@@ -41,7 +41,8 @@ def behind_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value) -> ir.Val
     return made
 
 
-def _per_head(q_positions: torch.Tensor, k_positions: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+def _per_head(q_positions: torch.Tensor, k_positions: torch.Tensor, heads: torch.Tensor, *_: object) -> torch.Tensor:
+    """The fake of a bias whose third input has a number for each head."""
     shape = (q_positions.shape[0], heads.shape[0], q_positions.shape[1], k_positions.shape[1])
     return heads.new_empty(shape, dtype=wide(heads.dtype))
 
@@ -54,12 +55,6 @@ def _alibi(
         return distance.abs().to(slopes.dtype) * -slopes.view(-1, 1, 1)
     past, future = (part.clamp(min=0).to(slopes.dtype) for part in (distance, -distance))
     return past * -slopes.view(-1, 1, 1) + future * -ahead.view(-1, 1, 1)
-
-
-def _alibi_fake(
-    q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Tensor, ahead: torch.Tensor | None
-) -> torch.Tensor:
-    return _per_head(q_positions, k_positions, slopes)
 
 
 def _alibi_onnx(
@@ -83,7 +78,7 @@ alibi_bias = Operator(
     inputs=("q_positions", "k_positions", "slopes", "ahead"),
     outputs=("bias",),
     eager=_alibi,
-    fake=_alibi_fake,
+    fake=_per_head,
     body=_alibi_onnx,
 )
 
@@ -93,12 +88,6 @@ def _grid(q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Te
     apart = (offset.square() if euclidean else offset.abs()).sum(-1).to(slopes.dtype)
     distance = apart.sqrt() if euclidean else apart
     return distance.unsqueeze(1) * -slopes.view(-1, 1, 1)
-
-
-def _grid_fake(
-    q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Tensor, euclidean: bool
-) -> torch.Tensor:
-    return _per_head(q_positions, k_positions, slopes)
 
 
 def _grid_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value, *, euclidean: bool) -> ir.Value:
@@ -116,14 +105,15 @@ grid_bias = Operator(
     inputs=("q_positions", "k_positions", "slopes"),
     outputs=("bias",),
     eager=_grid,
-    fake=_grid_fake,
+    fake=_per_head,
     body=_grid_onnx,
 )
 
 
-def offsets_onnx(op: Any, ahead: ir.Value, behind: ir.Value, reach: int) -> ir.Value:
-    """clip(ahead - behind, -reach, reach) + reach, int64: the row of a table of distances."""
-    made: ir.Value = op.Add(op.Min(op.Max(op.Sub(ahead, behind), -reach), reach), reach)
+def offsets_onnx(op: Any, ahead: ir.Value, behind: ir.Value, reach: int, most: int | None = None) -> ir.Value:
+    """clip(ahead - behind, -reach, most or reach) + reach, int64: the row of a table of distances."""
+    most = reach if most is None else most
+    made: ir.Value = op.Add(op.Min(op.Max(op.Sub(ahead, behind), -reach), most), reach)
     return made
 
 
@@ -175,12 +165,6 @@ def _kerple(
     return -r1 * grown
 
 
-def _kerple_fake(
-    q_positions: torch.Tensor, k_positions: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, power: bool
-) -> torch.Tensor:
-    return _per_head(q_positions, k_positions, r1)
-
-
 def _kerple_onnx(
     op: Any, q_positions: ir.Value, k_positions: ir.Value, r1: ir.Value, r2: ir.Value, *, power: bool
 ) -> ir.Value:
@@ -202,7 +186,7 @@ kerple_bias = Operator(
     inputs=("q_positions", "k_positions", "r1", "r2"),
     outputs=("bias",),
     eager=_kerple,
-    fake=_kerple_fake,
+    fake=_per_head,
     body=_kerple_onnx,
 )
 

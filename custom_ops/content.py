@@ -24,7 +24,7 @@ from posexport.custom_ops.attention import (
     logits_onnx,
     to_heads,
 )
-from posexport.custom_ops.bias import FP32, behind, behind_onnx, wide
+from posexport.custom_ops.bias import FP32, behind, offsets_onnx, wide
 from posexport.custom_ops.buffers import grown_onnx, heads_onnx, written_onnx
 from posexport.custom_ops.cache import written
 from posexport.custom_ops.operator import Operator, cast, constant
@@ -98,8 +98,8 @@ def _disentangled_onnx(
 ) -> ir.Value:
     assert q.dtype is not None and k.shape is not None and buckets.shape is not None
     dtype, reach = q.dtype, int(buckets.shape[0]) // 2  # type: ignore[arg-type]
-    offset = behind_onnx(op, q_positions, k_positions)
-    rows = op.Gather(buckets, op.Add(op.Min(op.Max(offset, -reach), reach), reach), axis=0)
+    offset = offsets_onnx(op, op.Unsqueeze(q_positions, [2]), op.Unsqueeze(k_positions, [1]), reach)
+    rows = op.Gather(buckets, offset, axis=0)
 
     def scores(heads: ir.Value, table: ir.Value) -> ir.Value:
         # features come before rows: a transpose here crashes ONNX Runtime 1.31 in fp16

@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.operator import Operator, cast, constant
+from posexport.custom_ops.operator import Operator, cast, constant, like_first
 
 
 def _head_norm(x: torch.Tensor, weight: torch.Tensor | None, head_dim: int, eps: float) -> torch.Tensor:
@@ -20,10 +20,6 @@ def _head_norm(x: torch.Tensor, weight: torch.Tensor | None, head_dim: int, eps:
     normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
     made: torch.Tensor = (normed if weight is None else weight * normed).flatten(2)
     return made
-
-
-def _head_norm_fake(x: torch.Tensor, weight: torch.Tensor | None, head_dim: int, eps: float) -> torch.Tensor:
-    return torch.empty_like(x)
 
 
 def _head_norm_onnx(op: Any, x: ir.Value, weight: ir.Value | None, *, head_dim: int, eps: float) -> ir.Value:
@@ -50,7 +46,7 @@ head_norm = Operator(
     inputs=("x", "weight"),
     outputs=("normed",),
     eager=_head_norm,
-    fake=_head_norm_fake,
+    fake=like_first,
     body=_head_norm_onnx,
     forms={"native": _head_norm_native},
 )

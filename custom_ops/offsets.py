@@ -14,10 +14,10 @@ import onnx_ir as ir
 import torch
 
 from posexport.custom_ops.attention import heads_of, keys_onnx, to_heads, weights_of, weights_onnx
-from posexport.custom_ops.bias import FP32, behind, wide
+from posexport.custom_ops.bias import FP32, behind, offsets_onnx, wide
 from posexport.custom_ops.buffers import heads_onnx
 from posexport.custom_ops.content import key_lengths_onnx, picked_onnx
-from posexport.custom_ops.operator import Operator, cast, constant
+from posexport.custom_ops.operator import Operator, cast, constant, like_first
 from posexport.custom_ops.visibility import Heads
 
 
@@ -27,9 +27,7 @@ def _rows(q_positions: torch.Tensor, k_positions: torch.Tensor, reach_behind: in
 
 
 def _rows_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value, behind: int, ahead: int) -> ir.Value:
-    offset = op.Sub(op.Unsqueeze(k_positions, [1]), op.Unsqueeze(q_positions, [2]))
-    made: ir.Value = op.Add(op.Min(op.Max(offset, -behind), ahead), behind)
-    return made
+    return offsets_onnx(op, op.Unsqueeze(k_positions, [1]), op.Unsqueeze(q_positions, [2]), behind, ahead)
 
 
 def _offset_score(
@@ -128,29 +126,6 @@ def _offset_values(
     return out.flatten(2)
 
 
-def _offset_values_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    bias: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    write_indices: torch.Tensor | None,
-    q_positions: torch.Tensor,
-    k_positions: torch.Tensor,
-    table: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    scale: float,
-    causal: bool,
-    window: int,
-    chunk: int,
-    softcap: float,
-    behind: int,
-    ahead: int,
-) -> torch.Tensor:
-    return torch.empty_like(q)
-
-
 def _offset_values_onnx(
     op: Any,
     q: ir.Value,
@@ -187,6 +162,6 @@ offset_values = Operator(
     inputs=("q", "k", "bias", "mask", "sinks", "write_indices", "q_positions", "k_positions", "table"),
     outputs=("added",),
     eager=_offset_values,
-    fake=_offset_values_fake,
+    fake=like_first,
     body=_offset_values_onnx,
 )

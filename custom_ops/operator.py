@@ -62,6 +62,11 @@ class Operator:
         return dict(zip(names[len(self.inputs) :], values, strict=True))
 
 
+def like_first(first: torch.Tensor, *_: object) -> torch.Tensor:
+    """The fake of an operator whose output is as its first input."""
+    return torch.empty_like(first)
+
+
 def constant(op: Any, value: float, dtype: ir.DataType) -> ir.Value:
     """A scalar constant of a given dtype."""
     made: ir.Value = op.Constant(value=ir.tensor(value, dtype=dtype))

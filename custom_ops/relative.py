@@ -16,12 +16,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.bias import offsets_onnx
-from posexport.custom_ops.operator import Operator, cast, constant
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+from posexport.custom_ops.bias import offsets_onnx, wide
+from posexport.custom_ops.operator import Operator, cast, constant, like_first
 
 
 def _score(
@@ -40,7 +36,7 @@ def _score(
     cos, sin = q_cos.to(q.dtype).unsqueeze(1), q_sin.to(q.dtype).unsqueeze(1)
     left = torch.cat((s * sin + c * cos, c * sin - s * cos), -1)
     right = torch.cat((k_cos, k_sin), -1).to(q.dtype).unsqueeze(1)
-    return (left @ right.transpose(2, 3)).to(_wide(q.dtype))
+    return (left @ right.transpose(2, 3)).to(wide(q.dtype))
 
 
 def _score_fake(
@@ -53,7 +49,7 @@ def _score_fake(
     r_proj: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    return q.new_empty((q.shape[0], position_bias.shape[0], q.shape[1], k_cos.shape[1]), dtype=_wide(q.dtype))
+    return q.new_empty((q.shape[0], position_bias.shape[0], q.shape[1], k_cos.shape[1]), dtype=wide(q.dtype))
 
 
 def _heads_onnx(op: Any, q: ir.Value, position_bias: ir.Value, scale: float) -> ir.Value:
@@ -116,7 +112,7 @@ def _table_score(
     all_scores = heads @ rows.permute(1, 2, 0)
     offset = (q_positions.unsqueeze(2) - k_positions.unsqueeze(1)).clamp(-reach, reach) + reach
     index = offset.unsqueeze(1).expand(-1, num_heads, -1, -1)
-    score: torch.Tensor = all_scores.gather(-1, index).to(_wide(q.dtype))
+    score: torch.Tensor = all_scores.gather(-1, index).to(wide(q.dtype))
     return score
 
 
@@ -129,7 +125,7 @@ def _table_score_fake(
     table: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    return q.new_empty((q.shape[0], position_bias.shape[0], q.shape[1], k_positions.shape[1]), dtype=_wide(q.dtype))
+    return q.new_empty((q.shape[0], position_bias.shape[0], q.shape[1], k_positions.shape[1]), dtype=wide(q.dtype))
 
 
 def _table_score_onnx(
@@ -169,10 +165,6 @@ def _head_bias(q: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return q + bias.reshape(-1)
 
 
-def _head_bias_fake(q: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(q)
-
-
 def _head_bias_onnx(op: Any, q: ir.Value, bias: ir.Value) -> ir.Value:
     # By heads: added to the flat queries, TensorRT takes it for the projection's bias and no longer merges q, k and v.
     assert bias.shape is not None
@@ -186,6 +178,6 @@ add_head_bias = Operator(
     inputs=("q", "bias"),
     outputs=("biased",),
     eager=_head_bias,
-    fake=_head_bias_fake,
+    fake=like_first,
     body=_head_bias_onnx,
 )

@@ -18,7 +18,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.operator import Operator, cast
+from posexport.custom_ops.operator import Operator, cast, like_first
 
 
 def _rotate(
@@ -38,12 +38,6 @@ def _rotate(
     if 2 * pairs < head_dim:
         made.append(heads[..., 2 * pairs :])
     return (torch.cat(made, -1) if len(made) > 1 else made[0]).reshape(batch, seq, width)
-
-
-def _rotate_fake(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int, interleaved: bool, runs: Sequence[int]
-) -> torch.Tensor:
-    return torch.empty_like(x)
 
 
 def _rotate_onnx(
@@ -170,7 +164,7 @@ rotate = Operator(
     inputs=("x", "cos", "sin"),
     outputs=("rotated",),
     eager=_rotate,
-    fake=_rotate_fake,
+    fake=like_first,
     body=_rotate_onnx,
     forms={"native": _rotate_native, "contrib": _rotate_contrib},
 )
@@ -212,10 +206,6 @@ def _features(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: i
     return torch.cat((out, heads[..., width:]), -1).flatten(2)
 
 
-def _features_fake(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
 def _features_onnx(op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int) -> ir.Value:
     assert x.dtype is not None and cos.shape is not None
     width = int(cos.shape[-1])  # type: ignore[arg-type]
@@ -239,6 +229,6 @@ rotate_features = Operator(
     inputs=("x", "cos", "sin"),
     outputs=("rotated",),
     eager=_features,
-    fake=_features_fake,
+    fake=like_first,
     body=_features_onnx,
 )

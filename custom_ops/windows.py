@@ -15,8 +15,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.bias import FP32, behind, behind_onnx, wide
-from posexport.custom_ops.operator import Operator, cast, constant
+from posexport.custom_ops.bias import FP32, behind, offsets_onnx, wide
+from posexport.custom_ops.operator import Operator, cast, constant, like_first
 
 
 def _bias(q_positions: torch.Tensor, k_positions: torch.Tensor, table: torch.Tensor, size: int) -> torch.Tensor:
@@ -32,7 +32,7 @@ def _bias_fake(q_positions: torch.Tensor, k_positions: torch.Tensor, table: torc
 
 def _bias_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value, table: ir.Value, *, size: int) -> ir.Value:
     assert table.dtype is not None
-    offset = op.Add(op.Min(op.Max(behind_onnx(op, q_positions, k_positions), 1 - size), size - 1), size - 1)
+    offset = offsets_onnx(op, op.Unsqueeze(q_positions, [2]), op.Unsqueeze(k_positions, [1]), size - 1)
     index = op.ReduceSum(op.Mul(offset, op.Constant(value_ints=[1, 2 * size - 1])), [-1], keepdims=0)
     rows = op.Gather(cast(op, table, table.dtype, FP32), index, axis=0)
     made: ir.Value = op.Transpose(rows, perm=[0, 3, 1, 2])
@@ -96,10 +96,6 @@ def _cosine(x: torch.Tensor, logit_scale: torch.Tensor | None, head_dim: int) ->
     return made
 
 
-def _cosine_fake(x: torch.Tensor, logit_scale: torch.Tensor | None, head_dim: int) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
 def _cosine_onnx(op: Any, x: ir.Value, logit_scale: ir.Value | None, *, head_dim: int) -> ir.Value:
     assert x.dtype is not None
     heads = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), x.dtype, FP32)
@@ -119,6 +115,6 @@ cosine_heads = Operator(
     inputs=("x", "logit_scale"),
     outputs=("normed",),
     eager=_cosine,
-    fake=_cosine_fake,
+    fake=like_first,
     body=_cosine_onnx,
 )

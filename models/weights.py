@@ -149,18 +149,23 @@ def read_weights(path: Path, spec: Spec) -> tuple[Spec, dict[str, torch.Tensor]]
             raise RequestError(
                 f"weights {path}: {name!r} has shape {list(tensor.shape)}, the spec needs {list(wanted[name])}."
             )
-        if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-            raise RequestError(
-                f"weights {path}: {name!r} is {tensor.dtype}, it must be a floating-point tensor of 16 bits or more."
-            )
-        if not bool(torch.isfinite(tensor).all()):
-            raise RequestError(f"weights {path}: {name!r} holds NaN or Inf, every value must be finite.")
+        check_values(tensor, f"weights {path}: {name!r}")
         tensors[name] = tensor.to(getattr(torch, TORCH_DTYPES[spec.dtype]))
         if not bool(torch.isfinite(tensors[name]).all()):
             raise RequestError(
                 f"weights {path}: {name!r} overflows in {spec.dtype}, use dtype bf16 or fp32 or scale it down."
             )
     return spec, {name: tensors[name] for name in wanted}
+
+
+def check_values(tensor: torch.Tensor, said: str, hint: str = "") -> None:
+    """RequestError that begins with `said` where a tensor of a file isn't of floats, with `hint`, or isn't finite."""
+    import torch
+
+    if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        raise RequestError(f"{said} is {tensor.dtype}, it must be a floating-point tensor of 16 bits or more{hint}.")
+    if not bool(torch.isfinite(tensor).all()):
+        raise RequestError(f"{said} holds NaN or Inf, every value must be finite.")
 
 
 def _biases_in(tensors: Mapping[str, torch.Tensor], spec: Spec) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from posexport import angle_truth, onnx_file
 from posexport.errors import RequestError
 from posexport.export import export_module
 from posexport.files import staged
+from posexport.inputs import LANDMARKS
 from posexport.models.angles import cos_sin
 from posexport.models.attention import EncodingState
 from posexport.models.rotary import Rotary
@@ -29,8 +30,8 @@ from posexport.runtimes.pool import Answer, Pool, result
 from posexport.runtimes.tensors import to_numpy
 from posexport.spec import Spec
 
-POSITIONS = (0, 1, 255, 256, 2047, 65_535, 1_048_575)
-"""Where bytes, contexts and fp16 end, and one less than 2^20."""
+POSITIONS = LANDMARKS
+"""Those that `verify` tries too."""
 
 EXACT = 2.5e-7
 """What `--angles exact` promises up to position 2^24."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from posexport import angle_errors, plot_angles
 from posexport.errors import RequestError, unknown
+from posexport.inputs import FAR
 from posexport.models.axes import AXES
 from posexport.plot_panels import Chart, Image, Panel, line_of, rows_of
 from posexport.plot_probe import Probe, Subject, cells, check_size, seen
@@ -24,9 +25,6 @@ from posexport.spec import Spec
 
 HEADS = 4
 """Heads that are drawn, evenly spaced from the first to the last."""
-
-FAR = 2**20
-"""Positions up to here are drawn on a logarithmic axis."""
 
 MOST_ROWS = 50
 """Encodings in one picture."""

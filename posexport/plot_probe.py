@@ -19,6 +19,7 @@ from posexport.errors import RequestError
 from posexport.models.attention import EncodingState
 from posexport.models.encoding import Encoding, Scene
 from posexport.models.weights import seeded_weights
+from posexport.positions import grid_positions
 from posexport.runtimes import Runtime
 from posexport.spec import Spec
 
@@ -80,8 +81,8 @@ def cells(side: int, axes: int) -> Array:
     """int64 positions: [side] for one axis or none, else [side^axes, axes] of a grid, x fastest."""
     if axes < 2:
         return np.arange(side)
-    made = np.stack(np.meshgrid(*[np.arange(side)] * axes, indexing="ij"), -1).reshape(-1, axes)
-    return np.ascontiguousarray(made[:, ::-1])
+    found: Array = grid_positions(side, side, None if axes == 2 else side)[0]
+    return found
 
 
 def seen(spec: Spec, tokens: int, rows: slice = slice(None)) -> Tensor:

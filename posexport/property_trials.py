@@ -20,6 +20,11 @@ Submit = Callable[[Sequence[Arrays]], Future[Answer]]
 SLOW = "it is slow, and the runs of properties are many"
 
 
+def _tokens(inputs: Arrays) -> int:
+    """Tokens in a row of a run."""
+    return len(next(iter(inputs.values()))[0])
+
+
 @attrs.define
 class Trials:
     """The properties that an artifact's encoding has: `runs` of those that can be tried, `untried` with the reason."""
@@ -43,7 +48,7 @@ class Trials:
             if name in untried:
                 continue
             made = PROPERTIES[name].runs(found)
-            tokens = [len(next(iter(each.values()))[0]) for each in made]
+            tokens = [_tokens(each) for each in made]
             if min(tokens) < low or (subject.bounds["seq"][1] or max(tokens)) < max(tokens):
                 untried[name] = f"its runs are of {min(tokens)} to {max(tokens)} tokens, which the file does not take"
             else:
@@ -52,14 +57,14 @@ class Trials:
 
     def tokens(self) -> int:
         """All tokens of all runs."""
-        return sum(len(next(iter(each.values()))[0]) for made in self.runs.values() for each in made)
+        return sum(_tokens(each) for made in self.runs.values() for each in made)
 
     def sizes(self) -> list[dict[str, int]]:
         """Sizes by dimension that runs have."""
         if self.probe is None:
             return []
         rest = {"batch": self.probe.batch, "past_seq": 0, "max_seq": self.probe.room or 1}
-        counts = {len(next(iter(each.values()))[0]) for made in self.runs.values() for each in made}
+        counts = {_tokens(each) for made in self.runs.values() for each in made}
         return [{**rest, "seq": count} for count in sorted(counts)]
 
     def submit(self, runtime: str, run: Submit | None) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posexport.errors import RequestError
+from posexport.models.weights import check_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,13 +50,7 @@ class Tensors:
         tensor, said = self._read(name), f"{str(self.folder)!r}: tensor {name!r}"
         if tuple(tensor.shape) != shape:
             raise RequestError(f"{said} has shape {list(tensor.shape)}, by config.json it must have {list(shape)}.")
-        if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-            raise RequestError(
-                f"{said} is {tensor.dtype}, it must be a floating-point tensor of 16 bits or more: give the checkpoint "
-                "that it was quantized from."
-            )
-        if not bool(torch.isfinite(tensor).all()):
-            raise RequestError(f"{said} holds NaN or Inf, every value must be finite.")
+        check_values(tensor, said, ": give the checkpoint that it was quantized from")
         return tensor if tensor.dtype == torch.float64 else tensor.float()
 
     def _read(self, name: str) -> Tensor:

@@ -163,8 +163,6 @@ def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
         own = {key: given.pop(key) for key in LAYER_FIELDS if key in given}
         encoding = {**(base if name == base["name"] else {}), "name": name, **given}
         layers += [{"encoding": encoding, **own}] * count
-    if not layers:
-        raise RequestError("layer_pattern is empty: give one layer at least, or drop it.")
     return layers
 
 

@@ -17,7 +17,6 @@ from posexport.parity import FAILED, PASSED, Verdict
 from posexport.runtimes import RUNTIMES
 from posexport.verify import verify
 
-pytestmark = pytest.mark.xdist_group("test_cache_mutants")  # its fixture is made once, not by each worker
 
 SPECS = {
     "grown": small_spec("alibi", kv_cache="concat", padding_mask=True, causal=True),

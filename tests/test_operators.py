@@ -125,7 +125,6 @@ def together() -> tuple[dict[str, list[Any]], dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-@pytest.mark.xdist_group("operators")
 def test_onnx_body_of_a_small_operator_equals_torch_body(name: str) -> None:
     check_outputs(name, together()[0][name])
 

@@ -25,7 +25,6 @@ from posexport.spec import Spec
 from posexport.subjects import find_artifacts, read_subject
 from posexport.verify import verify
 
-pytestmark = pytest.mark.xdist_group("test_verify_artifacts")  # its fixture is made once, not by each worker
 
 ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference")
 VERDICT = {

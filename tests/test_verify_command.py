@@ -14,7 +14,6 @@ from verify_helpers import plant, write
 
 from posexport.runtimes import RUNTIMES
 
-pytestmark = pytest.mark.xdist_group("test_verify_command")  # its fixture is made once, not by each worker
 
 MISSING = next((name for name, row in RUNTIMES.items() if row.missing() is not None), None)
 

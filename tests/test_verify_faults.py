@@ -17,8 +17,6 @@ from posexport.parity import FAILED, PASSED, Verdict
 from posexport.runtimes import RUNTIMES
 from posexport.verify import Report, verify
 
-pytestmark = pytest.mark.xdist_group("test_verify_faults")  # its fixture is made once, not by each worker
-
 
 def _far_buckets(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
     values[:9] = 0  # keys 120 to 128 before the query

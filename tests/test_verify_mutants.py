@@ -15,8 +15,6 @@ from posexport.parity import FAILED, PASSED, Verdict
 from posexport.runtimes import RUNTIMES
 from posexport.verify import verify
 
-pytestmark = pytest.mark.xdist_group("test_verify_mutants")  # its fixture is made once, not by each worker
-
 
 @attrs.frozen
 class Fault:

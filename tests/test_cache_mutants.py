@@ -17,7 +17,6 @@ from posexport.parity import FAILED, PASSED, Verdict
 from posexport.runtimes import RUNTIMES
 from posexport.verify import verify
 
-
 SPECS = {
     "grown": small_spec("alibi", kv_cache="concat", padding_mask=True, causal=True),
     "shared": small_spec("rope", kv_cache="shared", padding_mask=True, causal=True),

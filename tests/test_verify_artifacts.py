@@ -25,7 +25,6 @@ from posexport.spec import Spec
 from posexport.subjects import find_artifacts, read_subject
 from posexport.verify import verify
 
-
 ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference")
 VERDICT = {
     "artifact", "runtime", "check", "state", "reason", "worst", "tolerance", "cases", "notes", "where", "describe",

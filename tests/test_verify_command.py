@@ -14,7 +14,6 @@ from verify_helpers import plant, write
 
 from posexport.runtimes import RUNTIMES
 
-
 MISSING = next((name for name, row in RUNTIMES.items() if row.missing() is not None), None)
 
 

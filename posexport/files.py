@@ -59,7 +59,7 @@ class Staged:
 
     def commit(self) -> None:
         """Rename every file to its target."""
-        with _uninterrupted():
+        with uninterrupted():
             for temporary, target in self._files:
                 temporary.replace(target)
             self._files.clear()
@@ -86,7 +86,7 @@ def staged() -> Iterator[Staged]:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Hold back Ctrl-C while the renames run, so that no file stands beside another one's manifest."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

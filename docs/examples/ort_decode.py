@@ -1,0 +1,88 @@
+"""ONNX Runtime in Python: decode over shared caches, bound once and written in place.
+
+    posexport export --encoding rope --causal --kv-cache shared --form contrib --target ort -o block.onnx
+    python ort_decode.py block.onnx
+
+Needs numpy and onnxruntime (or onnxruntime-gpu) alone. The caches are buffers of `room` places; `write_indices` says
+where the new tokens go, so no step copies or grows a cache. Any form and encoding of one axis with --kv-cache shared.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+NUMPY = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+class Decoder:
+    """One sequence. Feed its tokens in any pieces: a prompt of many, then one at a time."""
+
+    def __init__(self, model: str | Path, room: int, device: str = "cpu") -> None:
+        providers = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider"]}[device]
+        self.session = ort.InferenceSession(str(model), providers=providers)
+        if self.session.get_providers()[0] != providers[0]:
+            raise RuntimeError(f"{providers[0]} can't be loaded here")
+        self.inputs = {value.name: value for value in self.session.get_inputs()}
+        if "write_indices" not in self.inputs:
+            raise ValueError(f"{model} has no shared caches: export it with --causal --kv-cache shared")
+        self.device, self.room, self.length = device, room, 0
+        self.dtype = NUMPY[self.inputs["hidden_states"].type]
+        self.binding = self.session.io_binding()
+        self.caches = []
+        for name, value in self.inputs.items():
+            if name.startswith("past_"):  # [batch, heads, places, head_dim]
+                _, heads, places, width = value.shape
+                shape = [1, heads, places if isinstance(places, int) else room, width]
+                cache = ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, self.dtype), device, 0)
+                self.binding.bind_ortvalue_input(name, cache)
+                self.binding.bind_ortvalue_output(name.replace("past_", "present_", 1), cache)
+                self.caches.append(cache)
+
+    def feed(self, states: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The block's output [tokens, hidden] for the next tokens' states [tokens, hidden]."""
+        count = len(states)
+        if self.length + count > self.room:
+            raise ValueError(f"{self.length} + {count} tokens don't fit into {self.room} places")
+        places = np.arange(self.length, self.length + count, dtype=np.int64)
+        given = {
+            "hidden_states": states[None].astype(self.dtype),
+            "position_ids": places[None],
+            "write_indices": places[:1],
+        }
+        for name, array in given.items():
+            if name in self.inputs:  # the encoding `none` takes no positions
+                self.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array, self.device, 0))
+        self.binding.bind_output("output", "cpu")  # made anew, as long as the piece; bound after the caches
+        self.session.run_with_iobinding(self.binding)
+        self.length += count
+        output: np.ndarray[Any, Any] = self.binding.get_outputs()[len(self.caches)].numpy()[0]
+        return output
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Decode with caches that are written in place.")
+    parser.add_argument("model")
+    parser.add_argument("--prompt", type=int, default=16, help="tokens that come at once")
+    parser.add_argument("--steps", type=int, default=8, help="tokens that follow, one by one")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options = parser.parse_args()
+    total = options.prompt + options.steps
+    decoder = Decoder(options.model, total, options.device)
+    hidden = decoder.inputs["hidden_states"].shape[-1]
+    states = np.random.default_rng(0).standard_normal((total, hidden))  # where a model has its embeddings
+    decoder.feed(states[: options.prompt])
+    for place in range(options.prompt, total):
+        output = decoder.feed(states[place : place + 1])
+        print(f"token {place}: output {output.shape} of norm {np.linalg.norm(output.astype(np.float64)):.6f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

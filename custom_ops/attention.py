@@ -46,7 +46,8 @@ def attention(
     plain = bias is None and sinks is None and not heads.softcap
     all_seen = mask is None and write_indices is None and not heads.local
     if plain and all_seen and (seq in (1, total) or not heads.causal):
-        out = sdpa(q, k, v, is_causal=heads.causal and seq > 1, scale=heads.scale, enable_gqa=grouped)
+        causal = heads.causal and bool(seq > 1)  # in an export of these bodies a symbol
+        out = sdpa(q, k, v, is_causal=causal, scale=heads.scale, enable_gqa=grouped)
         return from_heads(out)
     seen = visible(heads, seq, total, mask, write_indices, q.device)
     if plain:

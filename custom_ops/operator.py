@@ -6,7 +6,9 @@ The ONNX side is a body written with onnxscript's builder. It is specialised for
 graph is exported (no attribute is left to a runtime that may ignore it), and becomes a model-local function.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
@@ -18,6 +20,18 @@ Body = Callable[..., Any]
 """`body(op, *inputs, **attributes)`: inputs are onnx_ir values with dtype and rank, None where absent.
 
 A body raises RequestError where the form can't carry these attributes."""
+
+_PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Calls of operators run their plain torch bodies in exports too: the graph is what torch makes of those."""
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +56,7 @@ class Operator:
         registered.register_fake(self.fake)
 
     def __call__(self, *args: Any) -> Any:
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() and not _PLAIN.get():
             return self.overload(*args)
         return self.eager(*args)
 

@@ -14,16 +14,12 @@ from posexport.models.weights import TORCH_DTYPES
 from posexport.spec import Spec
 
 
-class Block(nn.Module):
-    """All layers of a spec, with the token embedding and the absolute encoding in front where it has them.
-
-    forward takes the tensors of `spec.inputs()` in their order and gives those of `spec.outputs()`: one tensor
-    [B, S, hidden_size], or with a cache a tuple of it and the present keys and values of each layer.
-    """
+class Front(nn.Module):
+    """What stands before the layers of a spec: the token embedding, and the encoding where it acts at the input."""
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.dtype = spec, dtype
         self.embed_tokens = (
             nn.Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device="meta", _freeze=True)
             if spec.vocab_size is not None
@@ -31,14 +27,15 @@ class Block(nn.Module):
         )
         assert isinstance(spec.encoding, Encoding)
         self.encoding = EncodingState(spec, dtype) if spec.encoding.at_input else None
-        layer = Attention if spec.block == "attention" else TransformerLayer
-        self.layers = nn.ModuleList([layer(spec.layer(index), dtype) for index in range(spec.layers)])
 
-    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def enter(self, *inputs: Tensor) -> tuple[Tensor, Surroundings, list[Cache | None]]:
+        """The tensors of `spec.inputs()` as what the first layer takes, what all share, and the caches of each."""
         given = dict(zip(self.spec.inputs(), inputs, strict=True))
         x_BSD = next(iter(given.values()))
         if self.embed_tokens is not None:
             x_BSD = self.embed_tokens(x_BSD)
+            if x_BSD.dtype != self.dtype:  # of a table that is kept as it is stored
+                x_BSD = x_BSD.to(self.dtype)
             if self.spec.scale_embedding:
                 x_BSD = x_BSD * self.spec.hidden_size**0.5
         positions = given.get("position_ids")
@@ -47,12 +44,7 @@ class Block(nn.Module):
             x_BSD = self.encoding.encoding.embed(self.encoding, x_BSD, positions)
         caches = [value for name, value in given.items() if name.startswith("past_")]
         pairs: list[Cache | None] = list(zip(caches[::2], caches[1::2], strict=True)) or [None] * self.spec.layers
-        around = self._surroundings(given, positions, caches)
-        made: list[Tensor] = []
-        for layer, past in zip(self.layers, pairs, strict=True):
-            x_BSD, present = layer(x_BSD, around, past)
-            made += present or ()
-        return (x_BSD, *made) if made else x_BSD
+        return x_BSD, self._surroundings(given, positions, caches), pairs
 
     def _surroundings(
         self, given: Mapping[str, Tensor], positions: Tensor | None, caches: list[Tensor]
@@ -64,6 +56,31 @@ class Block(nn.Module):
         if caches and positions is not None and touches & {"bias", "score"}:
             k_positions = custom_ops.key_positions(positions, caches[0], write_indices, mask)
         return Surroundings(positions, k_positions, mask, given.get("encoder_hidden_states"), write_indices)
+
+
+class Block(Front):
+    """All layers of a spec, with what stands before them.
+
+    forward takes the tensors of `spec.inputs()` in their order and gives those of `spec.outputs()`: one tensor
+    [B, S, hidden_size], or with a cache a tuple of it and the present keys and values of each layer.
+    """
+
+    def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
+        super().__init__(spec, dtype)
+        self.layers = nn.ModuleList([make_layer(spec.layer(index), dtype) for index in range(spec.layers)])
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        x_BSD, around, pairs = self.enter(*inputs)
+        made: list[Tensor] = []
+        for layer, past in zip(self.layers, pairs, strict=True):
+            x_BSD, present = layer(x_BSD, around, past)
+            made += present or ()
+        return (x_BSD, *made) if made else x_BSD
+
+
+def make_layer(spec: Spec, dtype: torch.dtype) -> Attention:
+    """One layer of a block, without weights."""
+    return (Attention if spec.block == "attention" else TransformerLayer)(spec, dtype)
 
 
 def build_block(spec: Spec, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Block:

@@ -31,7 +31,7 @@ class State(Protocol):
     def __getitem__(self, name: str) -> Tensor: ...
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)  # not frozen: torch.compile can't follow how attrs fills a frozen one
 class Scene:
     """What the queries of a layer look at: keys `k` [B, T, K*head_dim] (with a cache [B, K, T, head_dim], None where
     the encoding doesn't read them), positions of both sides, and what attention takes beside; None where absent."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -84,78 +86,140 @@ def weight_shapes(spec: Spec) -> Shapes:
     return shapes
 
 
-def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
+class LazyWeights(Mapping[str, "torch.Tensor"]):
+    """Weights by public name, each made anew by `make` when it is asked for and kept by nobody here."""
+
+    def __init__(self, shapes: Shapes, make: Callable[[str], torch.Tensor]) -> None:
+        self.shapes, self._make = shapes, make
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def bytes_of(spec: Spec, dtype: str | None = None) -> int:
+    """The bytes of all weights, in `dtype` or the spec's own."""
+    return sum(math.prod(shape) for shape in weight_shapes(spec).values()) * _SIZES[dtype or spec.dtype]
+
+
+def seeded(spec: Spec, seed: int) -> LazyWeights:
     """Random weights in the spec's dtype, each tensor from its own generator, so that order doesn't matter.
 
-    Matrices have the variance 1/fan_in, which keeps logits near 1 so that every term of the encoding shows.
+    Matrices have the variance 1/fan_in, which keeps logits near 1 so that every term of the encoding shows. Raises
+    RequestError where not even the largest has room in memory.
     """
-    import psutil
-    import torch
+    shapes = weight_shapes(spec)
+    largest = max(shapes, key=lambda name: math.prod(shapes[name]))
+    needed, free = math.prod(shapes[largest]) * (4 + _SIZES[spec.dtype]), free_memory()
+    if needed > free:
+        raise RequestError(
+            f"making the weight {largest!r} of this block takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of "
+            "memory are free: choose smaller sizes."
+        )
+    return LazyWeights(shapes, lambda name: _seeded(spec, seed, name, shapes[name]))
 
-    needed = sum(math.prod(shape) for shape in weight_shapes(spec).values()) * (4 if spec.dtype == "fp32" else 2)
-    free = psutil.virtual_memory().available
+
+def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
+    """All of `seeded` in memory at once; RequestError where they have no room there."""
+    weights, needed, free = seeded(spec, seed), bytes_of(spec), free_memory()
     if needed > free:
         raise RequestError(
             f"the weights of this block take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free: "
             "choose smaller sizes."
         )
-    weights = {}
-    for name, shape in weight_shapes(spec).items():
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # torch reads 32 bits
-        values = torch.randn(shape, generator=generator)
-        own = _ENCODING.match(name)
-        if own:
-            encoding = spec.layer(int(own[1] or 0)).encoding
-            assert isinstance(encoding, Encoding)
-            values = encoding.seeded(own[2], values)
-        elif "norm" in name and name.endswith("weight"):
-            values.mul_(0.1).add_(1)
-        elif len(shape) == 1 and not name.endswith("sinks"):
-            values.mul_(0.1)
-        elif name.endswith(("_proj.weight", "fc1.weight", "fc2.weight")):
-            values.mul_(shape[1] ** -0.5)
-        weights[name] = values.to(getattr(torch, TORCH_DTYPES[spec.dtype]))
-    return weights
+    return dict(weights)
+
+
+def free_memory() -> int:
+    """Bytes of memory that can be had without swapping."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _seeded(spec: Spec, seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    import torch
+
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # torch reads 32 bits
+    values = torch.randn(shape, generator=generator)
+    own = _ENCODING.match(name)
+    if own:
+        encoding = spec.layer(int(own[1] or 0)).encoding
+        assert isinstance(encoding, Encoding)
+        values = encoding.seeded(own[2], values)
+    elif "norm" in name and name.endswith("weight"):
+        values.mul_(0.1).add_(1)
+    elif len(shape) == 1 and not name.endswith("sinks"):
+        values.mul_(0.1)
+    elif name.endswith(("_proj.weight", "fc1.weight", "fc2.weight")):
+        values.mul_(shape[1] ** -0.5)
+    return values.to(getattr(torch, TORCH_DTYPES[spec.dtype]))
 
 
 TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64", "int64": "int64"}
 """torch's names for the dtypes of specs, of the float64 reference and of positions."""
 
 
-def read_weights(path: Path, spec: Spec) -> tuple[Spec, dict[str, torch.Tensor]]:
+_SIZES = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
+"""Bytes of an element."""
+
+
+def read_weights(path: Path, spec: Spec) -> tuple[Spec, LazyWeights]:
     """The weights in a .safetensors file, in the spec's dtype, and the spec with the biases that the file has.
 
-    Raises RequestError that names the tensor where one is missing, extra, of a wrong shape or dtype, or not finite.
+    Raises RequestError that names the tensor where one is missing, extra or of a wrong shape; where one is not of
+    floats or not finite, once it is asked for.
     """
+    with _opened(path) as file:
+        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    spec = attrs.evolve(spec, bias=_biases_in(found, spec))
+    wanted = weight_shapes(spec)
+    for name in wanted:
+        if name not in found:
+            like = [given for given in found if given.endswith(f".{name}")]
+            hint = f"rename {like[0]!r} to it" if like else f"the spec needs {_told(wanted)}"
+            raise RequestError(f"weights {path} lack {name!r} {list(wanted[name])}: {hint}.")
+    for name, shape in found.items():
+        if name not in wanted:
+            raise RequestError(f"weights {path} hold {name!r}, which the spec has no place for: drop or rename it.")
+        if shape != wanted[name]:
+            raise RequestError(
+                f"weights {path}: {name!r} has shape {list(shape)}, the spec needs {list(wanted[name])}."
+            )
+    return spec, LazyWeights(wanted, lambda name: _read(path, name, spec.dtype))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The file, open as short as can be: what was read of it counts as memory until it is closed."""
     import safetensors
-    import torch
 
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            yield file
     except (OSError, safetensors.SafetensorError) as error:
         raise RequestError(f"weights {path} can't be read as .safetensors ({error}): give a readable file.") from None
-    spec = attrs.evolve(spec, bias=_biases_in(tensors, spec))
-    wanted = weight_shapes(spec)
-    for name in wanted:
-        if name not in tensors:
-            like = [given for given in tensors if given.endswith(f".{name}")]
-            hint = f"rename {like[0]!r} to it" if like else f"the spec needs {', '.join(wanted)}"
-            raise RequestError(f"weights {path} lack {name!r} {list(wanted[name])}: {hint}.")
-    for name, tensor in tensors.items():
-        if name not in wanted:
-            raise RequestError(f"weights {path} hold {name!r}, which the spec has no place for: drop or rename it.")
-        if tuple(tensor.shape) != wanted[name]:
-            raise RequestError(
-                f"weights {path}: {name!r} has shape {list(tensor.shape)}, the spec needs {list(wanted[name])}."
-            )
+
+
+def _read(path: Path, name: str, dtype: str) -> torch.Tensor:
+    import torch
+
+    with _opened(path) as file:
+        tensor = file.get_tensor(name)
         check_values(tensor, f"weights {path}: {name!r}")
-        tensors[name] = tensor.to(getattr(torch, TORCH_DTYPES[spec.dtype]))
-        if not bool(torch.isfinite(tensors[name]).all()):
+        values: torch.Tensor = tensor.to(getattr(torch, TORCH_DTYPES[dtype]))
+        if not bool(torch.isfinite(values).all()):
             raise RequestError(
-                f"weights {path}: {name!r} overflows in {spec.dtype}, use dtype bf16 or fp32 or scale it down."
+                f"weights {path}: {name!r} overflows in {dtype}, use dtype bf16 or fp32 or scale it down."
             )
-    return spec, {name: tensors[name] for name in wanted}
+    return values
 
 
 def check_values(tensor: torch.Tensor, said: str, hint: str = "") -> None:
@@ -168,7 +232,12 @@ def check_values(tensor: torch.Tensor, said: str, hint: str = "") -> None:
         raise RequestError(f"{said} holds NaN or Inf, every value must be finite.")
 
 
-def _biases_in(tensors: Mapping[str, torch.Tensor], spec: Spec) -> tuple[str, ...]:
+def _told(names: Collection[str], most: int = 24) -> str:
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(islice(names, most)) + rest
+
+
+def _biases_in(tensors: Collection[str], spec: Spec) -> tuple[str, ...]:
     """The projections with a bias in the first layer of a file; the check of all names notices where layers differ."""
     prefix = "layers.0." if spec.layers > 1 else ""
     return tuple(name for name in spec.projections() if f"{prefix}{name}.bias" in tensors)

@@ -7,6 +7,7 @@ initializers. Nothing about the place, the host or the time is written: the same
 from __future__ import annotations
 
 import json
+import shutil
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,13 @@ from typing import Any
 import attrs
 import onnx
 import onnx_ir as ir
-import torch
 
 from posexport import onnx_file
 from posexport.errors import RequestError
 from posexport.files import json_bytes, sha256_of, staged
 from posexport.forms import TARGETS
 from posexport.models import read_spec
-from posexport.models.weights import weight_shapes
+from posexport.models.weights import LazyWeights, weight_shapes
 from posexport.spec import FORMS, Spec
 
 EXTERNAL_FROM = 1_500_000_000
@@ -61,19 +61,22 @@ class Artifact:
         """The graph's own outputs, as `inputs` gives its inputs."""
         return {value.name: _describe(value) for value in self.model.graph.output}
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The weights by their public names, in the file's dtype; RequestError where one is missing or misshapen."""
+    def weights(self) -> LazyWeights:
+        """The weights by their public names, in the file's dtype, each read when it is asked for.
+
+        Raises RequestError where one is missing or misshapen.
+        """
         wanted = weight_shapes(self.spec)
-        found = dict(onnx_file.tensors_of(self.path, self.model, set(wanted)))
+        found = {each.name: each for each in self.model.graph.initializer if onnx_file.is_known(each)}
         for name, shape in wanted.items():
             if name not in found:
                 raise RequestError(f"{str(self.path)!r} lacks the initializer {name!r} {list(shape)}: export it again.")
-            if tuple(found[name].shape) != shape:
+            if tuple(found[name].dims) != shape:
                 raise RequestError(
-                    f"{str(self.path)!r}: initializer {name!r} has shape {list(found[name].shape)}, its spec needs "
+                    f"{str(self.path)!r}: initializer {name!r} has shape {list(found[name].dims)}, its spec needs "
                     f"{list(shape)}: export it again."
                 )
-        return {name: found[name] for name in wanted}
+        return LazyWeights(wanted, lambda name: onnx_file.tensor_of(self.path, found[name]))
 
     def manifest(self) -> dict[str, Any] | None:
         """The manifest beside the file, or None where there is none."""
@@ -109,7 +112,9 @@ def write_onnx(model: ir.Model, path: Path, external_from: int = EXTERNAL_FROM) 
     graph = onnx_file.skeleton(model).graph
     with staged() as files:
         hashes = {}
-        if sum(tensor.nbytes for tensor in onnx_file.weights_of(model).values()) >= external_from:
+        size = sum(tensor.nbytes for tensor in onnx_file.weights_of(model).values())
+        _check_room(path.parent, size)
+        if size >= external_from:
             hashes = onnx_file.write_external(model, path, files)
             sha256 = hashes.pop(path.name)
         else:
@@ -130,6 +135,19 @@ def write_onnx(model: ir.Model, path: Path, external_from: int = EXTERNAL_FROM) 
         }
         files.write(manifest_path(path), lambda file: file.write(json_bytes(manifest)))
     return manifest
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """RequestError where so many bytes can't be written, before gigabytes of them are."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:  # what is wrong with the folder is told when it is written to
+        return
+    if size > free:
+        raise RequestError(
+            f"the weights take {size / 1e9:.1f} GB and {free / 1e9:.1f} GB are free in {str(folder)!r}: free some "
+            "space or give another folder."
+        )
 
 
 def read_onnx(path: Path) -> Artifact:
@@ -158,12 +176,13 @@ def read_onnx(path: Path) -> Artifact:
     return Artifact(path=path, spec=spec, form=form, target=target, version=version, model=model)
 
 
-def matches_manifest(path: Path) -> bool | None:
-    """Whether the bytes of the file, and of its external data, are those that its manifest names; None without one."""
+def matches_manifest(path: Path, external: bool = True) -> bool | None:
+    """Whether the bytes of the file, and of its external data unless they are left out, are those that its manifest
+    names; None without one."""
     manifest = read_manifest(path)
     if manifest is None:
         return None
-    data = manifest.get("external_data", {})
+    data = manifest.get("external_data", {}) if external else {}
     hashes = {path.name: manifest.get("sha256"), **(data if isinstance(data, dict) else {})}
     files = {name: path.with_name(name) for name in hashes if Path(name).name == name}
     return hashes.keys() == files.keys() and all(

@@ -1,80 +1,36 @@
-"""The bench stage: latency and memory of an artifact on every runtime that is there, beside torch of the same block.
+"""The bench stage: latency and memory of an artifact on every runtime that is there, beside torch and the floor.
 
 Each runtime has its own process, so that its memory can be told and a crash ends only itself. They are called in
 alternation (posexport.timing); a turn is one untimed run, which wakes threads that slept, and then a few timed ones.
-Quantiles are over all timed runs; the ratio to torch eager is over rounds, of the median run of each turn.
+Quantiles are over all timed runs; ratios to the peers are over rounds, of the median run of each turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import attrs
-
-from posexport import timing
-from posexport.bench_candidates import CANDIDATES, Candidate, choose
+from posexport.bench_candidates import choose, earlier
+from posexport.bench_field import BURST, Field, Settings
+from posexport.bench_result import BUSY, Benchmark, Shape
 from posexport.bench_shapes import Sizes, Subject, read_subject
 from posexport.errors import RequestError
-from posexport.runtimes.pool import Worker
+from posexport.files import sha256_of
+from posexport.machine import machine
+from posexport.scenarios import read_scenario
 
-BURST = 3
-OPEN_LIMIT, RUN_LIMIT = 900.0, 300.0
-"""Seconds: to load and compile for one shape, and for one turn."""
+__all__ = ["BUDGET", "BUSY", "PROCESSES", "Benchmark", "bench"]
 
-BUSY = 0.2
-TIMED, FAILED, NOT_RUN = "timed", "failed", "not run"
+BUDGET = 60.0
+"""Seconds for the rounds of one shape, however slow it is."""
 
+ROUNDS, ROUNDS_EACH = 20, 5
+"""Rounds of one process, and of each where there are several."""
 
-@attrs.frozen(kw_only=True)
-class Timing:
-    """One candidate at one shape: `state` is timed, failed or not run, with the reason for the last two.
-
-    `note` says which options had no effect on it.
-    """
-
-    runtime: str
-    state: str
-    reason: str = ""
-    note: str = ""
-    seconds: timing.Summary | None = None
-    ratio: timing.Ratio | None = None
-    against: str = ""
-    memory: int | None = None
-    gpu_memory: int | None = None
-    warmup_seconds: float | None = None
-    engine: Mapping[str, str] = attrs.field(factory=dict)
-
-
-@attrs.frozen(kw_only=True)
-class Benchmark:
-    """The result: every candidate at every shape."""
-
-    file: str
-    encoding: str
-    form: str
-    opset: int
-    dtype: str
-    rounds: int
-    burst: int
-    seed: int
-    busy: float
-    """The share of the CPU that other work took during the rounds: above `BUSY`, times mean little."""
-    shapes: tuple[tuple[Sizes, tuple[Timing, ...]], ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; times in seconds, memory in bytes."""
-        head = {f.name: getattr(self, f.name) for f in attrs.fields(Benchmark) if f.name != "shapes"}
-        shapes = [
-            {**sizes.to_dict(), "results": [attrs.asdict(result) for result in results]}
-            for sizes, results in self.shapes
-        ]
-        return {**head, "shapes": shapes}
-
-    def states(self, name: str) -> set[str]:
-        """The states of one candidate over all shapes."""
-        return {result.state for _, results in self.shapes for result in results if result.runtime == name}
+PROCESSES = 7
+"""Processes of each candidate where runs are compared with one another."""
 
 
 def bench(
@@ -82,140 +38,118 @@ def bench(
     *,
     runtimes: Sequence[str] = (),
     shapes: Sequence[str] = (),
-    rounds: int = 20,
+    scenarios: Sequence[str] = (),
+    peers: bool = False,
+    rounds: int | None = None,
     warmup: int = 3,
     threads: int | None = None,
     cuda_graph: bool = False,
     seed: int = 0,
+    budget: float = BUDGET,
+    processes: int = 1,
+    most_processes: int | None = None,
+    check: Callable[[Benchmark], object] = lambda head: None,
+    enough: Callable[[Benchmark], bool] = lambda found: True,
+    against: Path | None = None,
     progress: Callable[[str], object] = lambda step: None,
 ) -> Benchmark:
-    """Time the artifact at `path`; torch eager and torch.compile are always among the candidates.
+    """Time the artifact at `path`; torch eager, torch.compile and the floor are always among the candidates.
 
-    `shapes` are texts like `batch=1,seq=128`; `threads` counts the threads of each runtime (default: its own choice).
+    `shapes` are texts like `batch=1,seq=128`, `scenarios` like `decode:2048`; `threads` counts the threads of each
+    runtime (default: its own choice). `peers` adds torch's own export and ONNX Runtime's optimizer; `against` is an
+    earlier artifact of the same block, timed in the same rounds. `budget` is in seconds, for the rounds of one shape.
+    Each candidate gets `processes` processes one after another, which share the rounds; and more, up to
+    `most_processes`, until `enough` says so of the result. With more than one, torch.compile is timed only where it is
+    named: it takes seconds to start. `check` sees the result before anything is timed.
     `progress` is called with what comes next. RequestError for names, sizes and files that can't be used.
     """
-    chosen = choose(runtimes)
+    chosen = choose(runtimes, peers)
+    if rounds is None:
+        rounds = ROUNDS if processes == 1 else ROUNDS_EACH * processes
+    if processes > 1:
+        chosen = [each for each in chosen if each.role != "torch-compile" or each.name in runtimes]
     subject = read_subject(path)
-    sizes = subject.sizes(shapes)
-    if rounds < 1 or warmup < 1:
-        raise RequestError(f"rounds is {rounds} and warmup {warmup}: each must be at least 1.")
-    with _Field(subject, threads, cuda_graph) as field:
-        for candidate in chosen:
-            progress(f"loading {candidate.name}")
-            field.open(candidate, sizes)
-        results = tuple((each, field.measure(each, rounds, warmup, seed, progress)) for each in sizes)
-    return Benchmark(
-        file=path.name,
-        encoding=subject.spec.encoding.name,
-        form=subject.form,
-        opset=subject.opset,
-        dtype=subject.spec.dtype,
-        rounds=rounds,
-        burst=BURST,
-        seed=seed,
-        busy=field.busy,
-        shapes=results,
-    )
-
-
-class _Field:
-    """The candidates of one benchmark: those that run have a process, the others a reason."""
-
-    def __init__(self, subject: Subject, threads: int | None, cuda_graph: bool) -> None:
-        self._subject, self._threads, self._cuda_graph = subject, threads, cuda_graph
-        self._workers: dict[str, Worker] = {}
-        self._notes: dict[str, str] = {}
-        self._engines: dict[str, Mapping[str, str]] = {}
-        self._out: dict[str, Timing] = {}
-        self._names: list[str] = []
-        self.busy = 0.0
-
-    def __enter__(self) -> _Field:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for worker in self._workers.values():
-            worker.close()
-
-    def open(self, candidate: Candidate, sizes: Sequence[Sizes]) -> None:
-        self._names.append(candidate.name)
-        missing = candidate.missing(self._subject)
-        if missing is not None:
-            self._out[candidate.name] = Timing(runtime=candidate.name, state=NOT_RUN, reason=missing)
-            return
-        options = dict(candidate.options)
-        if self._cuda_graph and candidate.takes("cuda_graph"):
-            options["cuda_graph"] = True
-        threads = self._threads if candidate.takes("threads") else None
-        idle = ["--threads"] * (threads != self._threads)
-        if self._cuda_graph and candidate.runtime.needs_gpu and "cuda_graph" not in options:
-            idle.append("--cuda-graph")
-        self._notes[candidate.name] = "; ".join(f"{option} has no effect on it" for option in idle)
-        if candidate.runtime.home == "trt" and self._subject.plan_runtime is None:
-            options["profile"] = self._subject.profile(sizes)
-        fields = {"runtime_name": candidate.runtime.name, "options": options, "threads": threads}
-        worker = self._workers[candidate.name] = Worker("posexport.bench_worker")
-        path = str(candidate.path(self._subject).resolve())
-        reply = self._ask(worker, candidate.name, "open", OPEN_LIMIT, path=path, **fields)
-        if reply is not None:
-            self._engines[candidate.name] = reply["describe"]
-
-    def measure(
-        self, sizes: Sizes, rounds: int, warmup: int, seed: int, progress: Callable[[str], object]
-    ) -> tuple[Timing, ...]:
-        """Every candidate at one shape, in their order. What fails stays failed for the shapes after it."""
-        ready: dict[str, Mapping[str, Any]] = {}
-        asked = {"spec": self._subject.spec.to_dict(), **sizes.to_dict(), "seed": seed, "warmup": warmup}
-        for name, worker in self._alive().items():
-            progress(f"warming up {name} at {sizes}")
-            reply = self._ask(worker, name, "shape", OPEN_LIMIT, **asked)
-            if reply is not None:
-                ready[name] = reply
-        calls = {name: self._turn(name, self._workers[name]) for name in ready}
-        progress(f"timing {sizes}")
-        done = lambda: progress(f"timing {sizes}")  # noqa: E731 (a step per round)
-        others = timing.Others([pid for worker in self._alive().values() if (pid := worker.pid) is not None])
-        turns = timing.interleave(calls, rounds, seed=seed, done=done) if calls else {}
-        self.busy = max(self.busy, others.share())
-        whole = {name: series for name, series in turns.items() if name not in self._out}
-        return tuple(self._out.get(name) or self._timing(name, ready[name], whole) for name in self._names)
-
-    def _alive(self) -> dict[str, Worker]:
-        return {name: worker for name, worker in self._workers.items() if name not in self._out}
-
-    def _turn(self, name: str, worker: Worker) -> Callable[[], list[float]]:
-        def turn() -> list[float]:
-            reply = None if name in self._out else self._ask(worker, name, "time", RUN_LIMIT, burst=BURST)
-            return [] if reply is None else list(reply["seconds"])
-
-        return turn
-
-    def _ask(self, worker: Worker, name: str, do: str, limit: float, **fields: Any) -> Mapping[str, Any] | None:
-        """A worker's answer; None once it is out, with the reason noted."""
-        found = worker.ask({"do": do, **fields}, limit)
-        if found["ok"]:
-            return found
-        # torch.compile needs a compiler of the system's: its failure says nothing about the artifact
-        refused = found.get("kind") == "refused" or "compile" in name
-        self._out[name] = Timing(runtime=name, state=NOT_RUN if refused else FAILED, reason=found["error"])
-        worker.close()
-        return None
-
-    def _timing(self, name: str, ready: Mapping[str, Any], turns: Mapping[str, list[list[float]]]) -> Timing:
-        against, own = CANDIDATES[name].against, turns[name]
-        ratio = None
-        if against in turns:
-            typical = {each: [timing.quantile(turn, 0.5) for turn in turns[each]] for each in (name, against)}
-            ratio = timing.ratio(typical[name], typical[against])
-        return Timing(
-            runtime=name,
-            state=TIMED,
-            note=self._notes[name],
-            seconds=timing.summarize([seconds for turn in own for seconds in turn]),
-            ratio=ratio,
-            against=against if ratio else "",
-            memory=ready["memory"],
-            gpu_memory=ready["gpu_memory"],
-            warmup_seconds=ready["seconds"],
-            engine=self._engines[name],
+    sizes, names, left_out = _points(subject, shapes, scenarios)
+    if rounds < 1 or warmup < 1 or processes < 1 or not 0 < budget < math.inf:
+        raise RequestError(
+            f"rounds is {rounds}, warmup {warmup}, processes {processes} and budget {budget:g}: each must be above 0."
         )
+    old = None if against is None else _earlier(subject, against, sizes)
+    if old is not None:
+        chosen += [earlier(each) for each in chosen if not each.role]
+    share = math.ceil(rounds / processes)
+    settings = Settings(
+        rounds=share, warmup=warmup, threads=threads, cuda_graph=cuda_graph, seed=seed, budget=budget / processes
+    )
+    digest, here = sha256_of(path), machine()
+    with Field(subject, chosen, sizes, settings, old, progress) as field:
+
+        def result() -> Benchmark:
+            return Benchmark(
+                file=path.name,
+                sha256=digest,
+                encoding=subject.spec.encoding.name,
+                form=subject.form,
+                opset=subject.opset,
+                dtype=subject.spec.dtype,
+                spec=json.loads(subject.spec.to_json()),
+                rounds=share * field.sessions,
+                burst=BURST,
+                processes=field.sessions,
+                seed=seed,
+                busy=field.busy,
+                machine=here,
+                threads=threads,
+                left_out=left_out,
+                shapes=tuple(
+                    Shape(
+                        scenario=name,
+                        sizes=each,
+                        rounds=field.rounds[index],
+                        results=field.timings(index) if field.sessions else (),
+                    )
+                    for index, (each, name) in enumerate(zip(sizes, names, strict=True))
+                ),
+            )
+
+        check(result())
+        while field.sessions < processes:
+            field.session()
+        found = result()
+        while field.sessions < (most_processes or processes) and not enough(found):
+            field.session()
+            found = result()
+    return found
+
+
+def _points(
+    subject: Subject, shapes: Sequence[str], scenarios: Sequence[str]
+) -> tuple[list[Sizes], list[str | None], tuple[dict[str, str], ...]]:
+    """The sizes to time with the scenario of each, and what of whole sweeps the artifact can't take."""
+    asked = dict.fromkeys(scenario for text in scenarios for scenario in read_scenario(text))
+    found: dict[Sizes, str | None] = {}
+    left_out = []
+    for scenario in asked:
+        try:
+            found.setdefault(subject.scenario(scenario), str(scenario))
+        except RequestError as error:
+            if not scenario.swept:
+                raise
+            left_out.append({"scenario": str(scenario), "reason": str(error).rstrip(".")})
+    if asked and not found:
+        raise RequestError(f"nothing of the sweep can be timed: {left_out[0]['reason']}.")
+    if shapes or not asked:
+        found |= {each: None for each in subject.sizes(shapes) if each not in found}
+    return list(found), list(found.values()), tuple(left_out)
+
+
+def _earlier(subject: Subject, path: Path, sizes: Sequence[Sizes]) -> Subject:
+    """The earlier artifact; RequestError where it is another block, or can't take the sizes."""
+    old = read_subject(path)
+    if old.spec != subject.spec:
+        raise RequestError(
+            f"{path.name!r} is another block than {subject.path.name!r} (their specs differ): give an earlier artifact "
+            "of the same one."
+        )
+    old.sizes([str(each) for each in sizes])
+    return old

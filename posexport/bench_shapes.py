@@ -12,6 +12,7 @@ import attrs
 from posexport.dimensions import resolved
 from posexport.errors import RequestError, unknown
 from posexport.fields import integer
+from posexport.scenarios import Scenario
 from posexport.spec import Spec
 
 if TYPE_CHECKING:
@@ -66,6 +67,26 @@ class Subject:
         defaults = [self._default(seq, past) for seq, past in (_DEFAULT_CACHED if self.spec.kv_cache else _DEFAULT)]
         found = [read_sizes(text, defaults[0], self._dimensions()) for text in given] or defaults
         return [self._check(self._with_buffer(size)) for size in dict.fromkeys(found)]
+
+    def scenario(self, scenario: Scenario) -> Sizes:
+        """The sizes of a scenario: what it doesn't name is as in the defaults; RequestError for what can't be taken."""
+        seq, past = (_DEFAULT_CACHED if self.spec.kv_cache else _DEFAULT)[0]
+        usual = self._default(seq, past)
+        if scenario.kind == "decode":
+            if self.spec.kv_cache is None:
+                raise RequestError(
+                    f"--scenario {scenario}: {self.path.name!r} has no cache, so give prefill or batch, or export it "
+                    "with --kv-cache."
+                )
+            wanted: dict[str, Any] = {"batch": usual.batch, "seq": 1, "past_seq": scenario.size}
+        elif scenario.kind == "prefill":
+            wanted = {"batch": usual.batch, "seq": scenario.size, "past_seq": 0 if self.spec.kv_cache else None}
+        else:
+            wanted = {"batch": scenario.size}
+        try:
+            return self._check(self._with_buffer(attrs.evolve(usual, **wanted)))
+        except RequestError as error:
+            raise RequestError(f"--scenario {scenario}: {error}") from None
 
     def profile(self, sizes: Sequence[Sizes]) -> list[str]:
         """Requests for a plan that is built on the fly: it spans `sizes` and is tuned for the largest."""

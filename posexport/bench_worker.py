@@ -1,15 +1,17 @@
 """The child process that times one artifact on one runtime: `python -m posexport.bench_worker`.
 
 It serves as `posexport.runtimes.worker` does; a request names what to `do`:
-    open   {runtime_name, options, path, threads} -> {describe}                      loads the engine and the artifact
-    shape  {spec, seed, warmup, batch, seq, ...}  -> {seconds, memory, gpu_memory}   binds inputs, runs `warmup` times
-    time   {burst}                                -> {seconds: [...]}     one untimed run, then `burst` timed ones
-The `kind` of a failure is "refused" where the engine says it can't run this, "failed" for anything else.
+    open   {runtime_name, role, options, path, threads} -> {describe, load_seconds, build_seconds}   loads the artifact
+    shape  {spec, seed, warmup, keep_free, batch, seq, ...}    binds inputs, runs up to `warmup` times
+           -> {seconds, turn_seconds, build_seconds, memory, resident, gpu_memory, describe}
+    time   {burst}  -> {seconds: [...]}                        one untimed run, then `burst` timed ones
+    make   {role, path, source[, spec]} -> {}                  writes the file of a peer
+The `kind` of a failure is "refused" where the engine says it can't run this, "memory" where that didn't suffice, and
+"failed" for anything else.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -17,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import psutil
 
+from posexport import memory_room
 from posexport.bench_shapes import Sizes, seeded_inputs
 from posexport.errors import PosexportError
 from posexport.models import read_spec
@@ -26,6 +28,12 @@ from posexport.runtimes import runtime
 from posexport.runtimes.base import Runner
 from posexport.runtimes.cuda import memory_used
 from posexport.runtimes.worker import serve
+
+LONG = 0.25
+"""Seconds of a run from which on one is timed per turn, with none before it: threads wake within milliseconds."""
+
+WARM = 5.0
+"""Seconds after which warming up ends, though not before the second run: the first may compile."""
 
 
 class Worker:
@@ -36,10 +44,15 @@ class Worker:
         self._call: Callable[[], float] | None = None
         self._before = 0
         self._gpu_before: int | None = None
+        self._limited = self._compiled = False
+        self._last = 0.0
 
-    def open(self, runtime_name: str, options: dict[str, Any], path: str, threads: int | None) -> dict[str, Any]:
+    def open(
+        self, runtime_name: str, options: dict[str, Any], path: str, threads: int | None, role: str = ""
+    ) -> dict[str, Any]:
         row = runtime(runtime_name)
-        compiled = options.pop("compiled", False)
+        self._limited = not row.needs_gpu
+        self._compiled = options.pop("compiled", False)
         if row.package == "torch":
             import torch
 
@@ -49,32 +62,64 @@ class Worker:
             options["threads"] = threads
         __import__(row.package)
         self._gpu_before = _gpu_used(row.needs_gpu)  # first: it makes CUDA's context, which no engine is to answer for
-        self._before = _forget_peak()
-        loaded = attrs.evolve(row, options={**row.options, **options}).load(Path(path))
-        if compiled:
-            _compile(loaded)
-        self._runner = loaded
-        return {"describe": loaded.describe()}
+        self._before = memory_room.forget_peak()
+        start = time.perf_counter()
+        if role == "floor":
+            from posexport import floor
 
-    def shape(self, spec: dict[str, Any], seed: int, warmup: int, **sizes: int) -> dict[str, Any]:
+            self._runner = floor.load(Path(path), row.options["device"], threads)
+        else:
+            self._runner = attrs.evolve(row, options={**row.options, **options}).load(Path(path))
+        if self._compiled:
+            _compile(self._runner)
+        seconds = time.perf_counter() - start
+        built = row.home == "trt" and path.endswith(".onnx")
+        return {
+            "describe": self._runner.describe(),
+            "load_seconds": seconds,
+            "build_seconds": seconds if built else None,
+        }
+
+    def shape(self, spec: dict[str, Any], seed: int, warmup: int, keep_free: int = 0, **sizes: int) -> dict[str, Any]:
         assert self._runner is not None
         self._call = None  # the memory of the shape before
-        _forget_peak()
+        if self._limited:
+            memory_room.limit_to_what_is_free(keep_free)
+        memory_room.forget_peak()
         start = time.perf_counter()
         self._call = self._runner.prepare(seeded_inputs(read_spec(spec), Sizes(**sizes), seed))
-        for _ in range(warmup):
-            self._call()
+        before = time.perf_counter()
+        took = [self._call()]
+        built = time.perf_counter() - before
+        while len(took) < warmup and (len(took) < 2 or time.perf_counter() - start < WARM):
+            took.append(self._call())
+        self._last = took[-1]
         gpu = _gpu_used(self._gpu_before is not None)
         return {
             "seconds": time.perf_counter() - start,
-            "memory": max(_peak() - self._before, 0),
+            "turn_seconds": self._last if self._last > LONG else 4 * self._last,
+            "build_seconds": built if self._compiled else None,
+            "memory": max(memory_room.peak() - self._before, 0),
+            "resident": max(memory_room.resident() - self._before, 0),
             "gpu_memory": None if gpu is None or self._gpu_before is None else max(gpu - self._gpu_before, 0),
+            "describe": self._runner.describe(),
         }
 
     def time(self, burst: int) -> dict[str, Any]:
         assert self._call is not None
+        if self._last > LONG:
+            return {"seconds": [self._call()]}
         self._call()  # wakes the thread pool that slept while others ran
         return {"seconds": [self._call() for _ in range(burst)]}
+
+    def make(self, role: str, path: str, source: str, spec: dict[str, Any] | None = None) -> dict[str, Any]:
+        from posexport import peers
+
+        if role == "torch-onnx":
+            peers.write_plain(Path(source), Path(path))
+        else:
+            peers.write_optimized(Path(source), Path(path), read_spec(spec or {}))
+        return {}
 
 
 def _compile(loaded: Any) -> None:
@@ -83,22 +128,6 @@ def _compile(loaded: Any) -> None:
 
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
     loaded._block.compile(dynamic=False)
-
-
-def _forget_peak() -> int:
-    """Resident bytes now, from where the peak counts anew (Linux; elsewhere the peak is what is resident)."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-    return int(psutil.Process().memory_info().rss)
-
-
-def _peak() -> int:
-    """The most resident bytes since `_forget_peak`."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return int(psutil.Process().memory_info().rss)
 
 
 def _gpu_used(wanted: bool) -> int | None:
@@ -117,7 +146,9 @@ def _answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
         first = next((line for line in str(error).splitlines() if line.strip()), "")
         text = first if isinstance(error, PosexportError) else f"{type(error).__name__}: {first}"
         refused = "NOT_IMPLEMENTED" in str(error) or isinstance(error, PosexportError)
-        return {"id": number, "ok": False, "error": text[:300], "kind": "refused" if refused else "failed"}
+        kind = "refused" if refused else "memory" if memory_room.is_short(error) else "failed"
+        said = f"out of memory: {text}" if kind == "memory" else text
+        return {"id": number, "ok": False, "error": said[:300], "kind": kind}
     return {"id": number, "ok": True, **done}
 
 

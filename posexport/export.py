@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import onnx.defs
 import onnx_ir as ir
 import onnxscript
@@ -24,12 +24,13 @@ from onnx_ir.passes import common
 from onnxscript import optimizer
 from onnxscript.values import Op, Opset
 
-from posexport import __version__, forms, onnx_file
+from posexport import __version__, forms, onnx_file, stack
 from posexport.custom_ops import operators
 from posexport.custom_ops.operator import Body, Operator
 from posexport.errors import RequestError
-from posexport.models.block import build_block, inner_name
-from posexport.models.weights import TORCH_DTYPES
+from posexport.initializers import Initializers, name_initializers
+from posexport.models.block import build_block
+from posexport.models.weights import TORCH_DTYPES, weight_shapes
 from posexport.spec import Spec
 
 DOMAIN = "posexport"
@@ -50,7 +51,8 @@ def export(
 ) -> ir.Model:
     """The block of `spec` with `weights` (by public names, in the spec's dtype) as an ONNX model with its metadata.
 
-    `batch`, `seq` and `max_seq` fix those dimensions; None leaves them dynamic, and for `opset` takes the form's own.
+    A weight is looked up when the model is written, so that a mapping may make each as it is asked for. `batch`, `seq`
+    and `max_seq` fix those dimensions; None leaves them dynamic, and for `opset` takes the form's own.
     Raises RequestError for what isn't known, and for a spec that the form can't carry for the target.
     """
     forms.check_request(form, target)
@@ -64,11 +66,12 @@ def export(
         raise RequestError(f"max_seq is {max_seq} without shared caches: give --kv-cache shared too, or drop it.")
     if max_seq is not None and seq is not None and max_seq < seq:
         raise RequestError(f"max_seq is {max_seq} and seq {seq}: a buffer must hold the tokens, so raise max_seq.")
-    names = (tuple(spec.inputs()), tuple(spec.outputs()))
     functions = Functions(opset, form, target)
-    block = build_block(spec, weights)
-    model = _capture(block, _example(spec, fixed), (_dynamic(spec, fixed),), names, functions)
-    _name_initializers(model, spec, weights)
+    model = _trace(spec, fixed, functions)
+    initializers = Initializers(spec, weights)
+    if spec.layers > 1:
+        stack.instantiate(model, spec, initializers.names, initializers.tensor)
+    name_initializers(model, spec, initializers)
     _finish(model, form)
     _describe(model, spec, fixed)
     model.metadata_props.update(
@@ -107,6 +110,20 @@ def export_module(
     return model
 
 
+def _trace(spec: Spec, fixed: Mapping[str, int | None], functions: Functions) -> ir.Model:
+    """The graph of the block; of a stack one layer of each kind, marked. Weights are there by shape alone."""
+    traced = attrs.evolve(spec, layers=len(spec.kinds()))
+    nothing = torch.zeros((), dtype=getattr(torch, TORCH_DTYPES[spec.dtype]))
+    block = build_block(traced, {name: nothing.expand(shape) for name, shape in weight_shapes(traced).items()})
+    if spec.layers > 1:
+        stack.mark(block.layers)
+    inputs, outputs = (
+        tuple(name for name in values if (stack.layer_of(name) or 0) < traced.layers)
+        for values in (spec.inputs(), spec.outputs())
+    )
+    return _capture(block, _example(traced, fixed), (_dynamic(traced, fixed),), (inputs, outputs), functions)
+
+
 def _capture(
     module: torch.nn.Module,
     args: tuple[torch.Tensor, ...],
@@ -125,7 +142,10 @@ def _capture(
                 input_names=list(names[0]),
                 output_names=list(names[1]),
                 dynamic_shapes=dynamic_shapes,
-                custom_translation_table={op.overload: functions.translation(op) for op in operators()},
+                custom_translation_table={
+                    **{op.overload: functions.translation(op) for op in operators()},
+                    **stack.translations(),
+                },
                 # Its optimizer folds transposed weights into new initializers, which loses their names and layout.
                 optimize=False,
                 verbose=False,
@@ -140,27 +160,6 @@ def _capture(
     assert program is not None
     functions.attach(program.model)
     return program.model
-
-
-def _name_initializers(model: ir.Model, spec: Spec, weights: Mapping[str, torch.Tensor]) -> None:
-    """Give weights their public names, and make the layers share the constants of their encoding."""
-    public = {inner_name(spec, name): name for name in weights}
-    shared: dict[tuple[str, bytes], ir.Value] = {}
-    for name, value in list(model.graph.initializers.items()):
-        if name in public:
-            value.name = public[name]
-            continue
-        assert value.const_value is not None
-        plain = re.sub(r"^layers\.\d+\.", "", name)
-        first = shared.setdefault((plain, value.const_value.tobytes()), value)
-        if first is not value:
-            value.replace_all_uses_with(first)
-            model.graph.initializers.pop(name)
-        elif plain not in model.graph.initializers:
-            value.name = plain
-    missing = set(weights) - set(model.graph.initializers)
-    if missing:
-        raise AssertionError(f"export lost the weights {sorted(missing)}")
 
 
 class Functions:

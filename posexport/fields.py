@@ -123,3 +123,8 @@ def flag(default: bool | None, help: str) -> Any:
         return value
 
     return _field(default, help, "true or false", read, default is None)
+
+
+def parsed(help: str, allowed: str, read: Callable[[Any], Any], default: Any = None) -> Any:
+    """Whatever `read` makes of what is given; it raises TypeError or ValueError for what isn't `allowed`."""
+    return _field(default, help, allowed, read, default is None)

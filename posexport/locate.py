@@ -18,13 +18,13 @@ import attrs
 import numpy as np
 import onnx
 import onnx.inliner
-import onnx_ir as ir
 import torch
 
+from posexport import onnx_file
 from posexport.artifact import Artifact
 from posexport.dimensions import bounds_of
 from posexport.export import export
-from posexport.models.weights import TORCH_DTYPES, weight_shapes
+from posexport.models.weights import TORCH_DTYPES, LazyWeights, bytes_of, weight_shapes
 from posexport.runtimes.base import Arrays
 from posexport.spec import Spec
 
@@ -52,8 +52,8 @@ class Graphs:
 
 def load_graphs(artifact: Artifact) -> Graphs | str:
     """Both graphs with their weights, or one sentence why they can't be looked at."""
-    weights = artifact.weights()
-    if sum(tensor.nbytes for tensor in weights.values()) > LARGEST:
+    weights = artifact.weights().shapes
+    if bytes_of(artifact.spec) > LARGEST:
         return "the weights are too large to look inside the graph"
     bounds = bounds_of(artifact.spec.inputs(), artifact.inputs())
     fixed = tuple((dim, bounds[dim][0]) for dim in FIXABLE if dim in bounds and bounds[dim][0] == bounds[dim][1])
@@ -68,8 +68,8 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
 def _fresh(spec: Spec, form: str, target: str, opset: int, fixed: tuple[tuple[str, int], ...]) -> onnx.ModelProto:
     """A fresh export without its weights, on whose values the graph does not depend; kept, as many may fail alike."""
     dtype, shapes = getattr(torch, TORCH_DTYPES[spec.dtype]), weight_shapes(spec)
-    zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
-    model = ir.to_proto(export(spec, zeros, form=form, target=target, opset=opset, **dict(fixed)))
+    zeros = LazyWeights(shapes, lambda name: torch.zeros(shapes[name], dtype=dtype))
+    model = onnx_file.skeleton(export(spec, zeros, form=form, target=target, opset=opset, **dict(fixed)))
     rest = [tensor for tensor in model.graph.initializer if tensor.name not in shapes]
     del model.graph.initializer[:]
     model.graph.initializer.extend(rest)

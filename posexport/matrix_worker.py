@@ -64,7 +64,7 @@ def verify(paths: list[str], runtimes: list[str], time_limit: float) -> dict[str
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:
-    from posexport.verify import by_nature
+    from posexport.verify_limits import by_nature
 
     told = [text for text in (verdict.reason, verdict.where) if text]
     worst = verdict.worst

@@ -7,10 +7,11 @@ per weight. Written that way, a block of any size needs no second copy of its we
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import google.protobuf.message
+import numpy as np
 import onnx
 import onnx.checker
 import onnx.numpy_helper
@@ -36,6 +37,14 @@ def weights_of(model: ir.Model) -> dict[str, ir.TensorProtocol]:
     """The initializers that are streamed, by name, in the graph's order."""
     tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None and tensor.nbytes > _INLINE}
+
+
+def lazy(
+    name: str, shape: tuple[int, ...], dtype: ir.DataType, make: Callable[[], ir.TensorProtocol]
+) -> ir.TensorProtocol:
+    """A tensor that `make` gives each time it is written, or now where it is to stay in the graph's own message."""
+    tensor = ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(shape), name=name)
+    return tensor if tensor.nbytes > _INLINE else make()
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
@@ -120,6 +129,8 @@ def _varint(value: int) -> bytes:
 
 
 def _stream(tensor: ir.TensorProtocol, file: HashingFile) -> None:
+    if isinstance(tensor, ir.LazyTensor):
+        tensor = tensor.raw()
     raw = tensor.raw
     if isinstance(raw, torch.Tensor):
         flat = raw.detach().contiguous().reshape(-1)
@@ -207,17 +218,21 @@ def external(tensor: onnx.TensorProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in tensor.external_data}
 
 
-def tensors_of(path: Path, model: onnx.ModelProto, names: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The named initializers of a file that `read` gave, as torch tensors in the file's own dtype."""
-    for tensor in model.graph.initializer:
-        if tensor.name not in names or tensor.data_type not in _TORCH:
-            continue
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            entry = external(tensor)
-            with (path.parent / entry["location"]).open("rb") as file:
-                file.seek(int(entry.get("offset", "0")))
-                raw = file.read(int(entry["length"]))
-        else:
-            raw = tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes()
-        flat = torch.frombuffer(bytearray(raw), dtype=_TORCH[tensor.data_type])
-        yield tensor.name, flat.reshape(tuple(tensor.dims))
+def tensor_of(path: Path, tensor: onnx.TensorProto) -> torch.Tensor:
+    """An initializer of a file that `read` gave, as a torch tensor of the file's own dtype in memory of its own."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        entry = external(tensor)
+        raw = np.fromfile(
+            path.parent / entry["location"],
+            dtype=np.uint8,
+            count=int(entry["length"]),
+            offset=int(entry.get("offset", "0")),
+        )
+    else:
+        raw = np.frombuffer(tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes(), dtype=np.uint8).copy()
+    return torch.from_numpy(raw).view(_TORCH[tensor.data_type]).reshape(tuple(tensor.dims))
+
+
+def is_known(tensor: onnx.TensorProto) -> bool:
+    """Whether `tensor_of` knows the dtype of a tensor."""
+    return tensor.data_type in _TORCH

@@ -21,12 +21,17 @@ from posexport.verify import Report
 COLUMNS = ("artifact", "runtime", "state", "error", "eager's", "allowed", "cases", "note")
 """The columns of `rows`."""
 
+VERSION = 1
+"""Of the JSON that `to_dict` gives."""
+
 _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def to_dict(report: Report, required: Sequence[str] = ()) -> dict[str, Any]:
     """Everything that is known, as plain data; errors are absolute, in the output's own unit."""
     return {
+        "kind": "verify",
+        "version": VERSION,
         "exit_code": report.exit_code(required),
         "seed": report.seed,
         "counts": counts(report),

@@ -13,6 +13,8 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from statistics import NormalDist, fmean, variance
 from typing import TypeVar
 
 import attrs
@@ -74,6 +76,76 @@ def ratio(series: Sequence[float], baseline: Sequence[float], confidence: float 
     ratios = _finite([ours / theirs for ours, theirs in zip(series, baseline, strict=True)])
     rank, reached = _rank(len(ratios), confidence)
     return Ratio(median=quantile(ratios, 0.5), low=ratios[rank], high=ratios[-1 - rank], confidence=reached)
+
+
+ENOUGH_PROCESSES = 3
+"""From so many processes on, intervals are over processes: two say too little about how much they differ."""
+
+
+def ratio_of_processes(
+    series: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], confidence: float = 0.95
+) -> tuple[Ratio, tuple[float, ...]]:
+    """`series` over `baseline`, each a list of rounds per process; and the median ratio of every process.
+
+    A process keeps its luck (where its memory lies, where its threads run) for as long as it lives, so its rounds are
+    no independent samples. From `ENOUGH_PROCESSES` on the interval is that of the trimmed mean of the logarithms of the
+    processes' medians; with fewer it is that of `ratio`, which holds for these processes only.
+    """
+    parts = tuple(
+        quantile([one / other for one, other in zip(ours, theirs, strict=True)], 0.5)
+        for ours, theirs in zip(series, baseline, strict=True)
+    )
+    whole = ratio([each for part in series for each in part], [each for part in baseline for each in part], confidence)
+    if len(parts) < ENOUGH_PROCESSES:
+        return whole, parts
+    found = trimmed([math.log(part) for part in parts])
+    reach = student(confidence, found.freedom) * math.sqrt(found.variance)
+    low, high = math.exp(found.middle - reach), math.exp(found.middle + reach)
+    median = min(max(whole.median, low), high)  # it lies between them in all but the oddest series
+    return Ratio(median=median, low=low, high=high, confidence=confidence), parts
+
+
+@attrs.frozen
+class Trimmed:
+    """A trimmed mean, its variance, and the degrees of freedom of that."""
+
+    middle: float
+    variance: float
+    freedom: int
+
+
+def trimmed(values: Sequence[float]) -> Trimmed:
+    """Tukey and McLaughlin's: the mean without the smallest and largest fifth, its variance from a series in which
+    those count as the next value inwards. A process that something disturbed then moves little and hides little."""
+    ordered, cut = sorted(values), len(values) // 5
+    kept = ordered[cut : len(ordered) - cut]
+    drawn_in = [min(max(value, kept[0]), kept[-1]) for value in ordered]
+    freedom = len(kept) - 1
+    return Trimmed(fmean(kept), (len(ordered) - 1) * variance(drawn_in) / (len(kept) * freedom), freedom)
+
+
+@lru_cache(maxsize=1024)
+def student(confidence: float, freedom: float) -> float:
+    """The t with P(|T| <= t) = `confidence` for Student's distribution with `freedom` degrees, fractional ones too.
+
+    With t = sqrt(v) tan(a) the probability is an integral of cos(a)^(v-1), which Simpson's rule takes to ten digits.
+    """
+    if freedom > 400:  # the normal distribution, to a third of a percent
+        return NormalDist().inv_cdf((1 + confidence) / 2)
+    factor = 2 / math.sqrt(math.pi) * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    low, high = 0.0, math.pi / 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if factor * _simpson(middle, freedom - 1) < confidence else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _simpson(angle: float, power: float, steps: int = 128) -> float:
+    """The integral of cos(a)^power from 0 to `angle` (at most pi / 2)."""
+    width = angle / steps
+    values: list[float] = [math.cos(index * width) ** power for index in range(steps)]
+    values.append(max(math.cos(angle), 0.0) ** power)
+    return width / 3 * (values[0] + values[-1] + 4 * sum(values[1:-1:2]) + 2 * sum(values[2:-1:2]))
 
 
 def _rank(count: int, confidence: float) -> tuple[int, float]:

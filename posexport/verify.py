@@ -5,7 +5,6 @@ Importing this loads no engine; torch and onnx load inside `verify`, while the w
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from posexport import verify_limits as limits
 from posexport.errors import PosexportError
-from posexport.forms import ORT_ALONE
 from posexport.inputs import Case, make_cases
 from posexport.parity import FAILED, NOT_RUN, PARITY, TOLERANCES, Tolerance, Verdict, compare, judge, tolerance_at
 from posexport.property_trials import Trials
@@ -26,7 +25,6 @@ from posexport.runtimes.pool import Answer, Pool, result
 from posexport.user_inputs import fit_inputs, read_arrays
 
 if TYPE_CHECKING:
-    from posexport.artifact import Artifact
     from posexport.runtimes.base import Arrays
     from posexport.spec import Spec
     from posexport.subjects import Subject
@@ -38,32 +36,6 @@ AHEAD = 8
 """Artifacts whose runs are asked for before the first of them is judged."""
 
 _TORCH = "torch"  # the worker that gives truth and yardstick too
-_NOT_FOR: tuple[tuple[Callable[[Runtime, Artifact], bool], str], ...] = (
-    (
-        lambda row, artifact: row.name == "ort-cpu" and artifact.spec.dtype == "bf16",
-        "ONNX Runtime's CPU provider has no bf16 kernels",
-    ),
-    (
-        lambda row, artifact: row.name == "onnx-reference" and artifact.form == "contrib",
-        "onnx's evaluator has no com.microsoft operators",
-    ),
-    (
-        lambda row, artifact: (
-            row.name == "onnx-reference" and artifact.form == "native" and artifact.spec.dtype != "fp32"
-        ),
-        "onnx's evaluator sums Attention's softmax in half precision, which is no measure",
-    ),
-    (
-        lambda row, artifact: row.name.startswith("tensorrt") and artifact.target == "ort",
-        ORT_ALONE,
-    ),
-)
-"""What a runtime can't take by its nature, and the reason."""
-_MIXED = ("relative", "shaw", "deberta", "cope")
-"""Encodings whose scores take a product of their own."""
-
-_WORK = {"onnx-reference": 4e9}
-"""Multiply-adds of one case that a slow runtime still gets: ten seconds or so."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,11 +61,28 @@ class Report:
         return 0 if states - {NOT_RUN} else 3
 
 
+@attrs.frozen(kw_only=True)
+class Terms:
+    """What is asked of one artifact alone: the runtimes that it is checked on (None: all), and numbers of Tolerance
+    that stand in place of posexport's own."""
+
+    runtimes: tuple[str, ...] | None = None
+    tolerance: Mapping[str, float] = attrs.field(factory=dict)
+
+    def among(self, runtimes: Mapping[str, Runtime]) -> Mapping[str, Runtime]:
+        """Those of `runtimes` that are asked for."""
+        return {name: row for name, row in runtimes.items() if self.runtimes is None or name in self.runtimes}
+
+
+_ANY = Terms()
+
+
 @attrs.define(kw_only=True)
 class _Job:
     """One artifact under way."""
 
     subject: Subject
+    terms: Terms = _ANY
     cases: list[Case]
     notes: tuple[str, ...]
     truth: Future[Answer] | None = None  # None where nothing need be run to know that it failed
@@ -112,12 +101,13 @@ def verify(
     seed: int = 0,
     time_limit: float = TIME_LIMIT,
     properties: bool = False,
+    terms: Mapping[Path, Terms] | None = None,
     advance: Callable[[str, int], object] = lambda name, total: None,
 ) -> Report:
     """Verify the artifacts that `paths` name (files, or folders of them) on each of `runtimes`.
 
     `inputs` is a .npz of the user's own; without it cases are made from `seed`. `properties` asks for those of the
-    encoding too, on each runtime that runs. `advance` is told after each verdict
+    encoding too, on each runtime that runs; `terms` are those of single artifacts. `advance` is told after each verdict
     of an artifact, with the number of artifacts. Raises RequestError where `paths` name no artifact, or where `inputs`
     can't be read; inputs that don't fit an artifact are told in its place.
     """
@@ -136,7 +126,7 @@ def verify(
         def judge_first() -> None:
             job = waiting.popleft()
             try:
-                verdicts.extend(_judge_all(job, pool, runtimes))
+                verdicts.extend(_judge_all(job, pool, job.terms.among(runtimes)))
             except PosexportError as error:
                 broken.append((str(job.subject.path), _about(job.subject.path, str(error))))
             advance(job.subject.path.name, len(files))
@@ -145,7 +135,10 @@ def verify(
             try:
                 subject = read_subject(file)
                 found = Trials.of(subject, seed) if properties and subject.broken is None else None
-                waiting.append(_start(subject, pool, runtimes, there, _cases(subject, inputs, given, seed), found))
+                asked = (terms or {}).get(file, _ANY)
+                cases = _cases(subject, inputs, given, seed)
+                waiting.append(_start(subject, pool, asked.among(runtimes), there, cases, found))
+                waiting[-1].terms = asked
             except PosexportError as error:
                 broken.append((str(file), _about(file, str(error))))
                 advance(file.name, len(files))
@@ -170,10 +163,10 @@ def _start(
     arrays = [case.arrays for case in cases]
     if subject.broken is None:
         torch_row, source = RUNTIMES[_TORCH], subject.source.path
-        job.truth = pool.submit(torch_row, source, arrays, {"dtype": "fp64"})
-        job.eager = pool.submit(torch_row, source, arrays)
+        job.truth = pool.submit(torch_row, source, arrays, {"dtype": "fp64", "streamed": True})
+        job.eager = pool.submit(torch_row, source, arrays, {"streamed": True})
     for name, row in runtimes.items():
-        why = _not_for(subject, row) or there[name]
+        why = limits.not_for(subject, row) or there[name] or limits.no_room(subject, row)
         if subject.only is not None and subject.only != name:
             if len(runtimes) < len(RUNTIMES):  # asked for by name: then it gets its answer
                 job.skipped[name] = f"a plan built by {subject.only} runs on nothing else"
@@ -182,16 +175,18 @@ def _start(
         elif name == _TORCH and job.eager is not None:
             job.runs[name] = (job.eager, list(range(len(cases))))
         elif subject.broken is None:
-            most = _WORK.get(name)
+            most = limits.WORK.get(name)
             chosen = [
-                index for index, case in enumerate(cases) if most is None or _work(subject.spec, case.sizes) <= most
+                index
+                for index, case in enumerate(cases)
+                if most is None or limits.work(subject.spec, case.sizes) <= most
             ]
             if chosen:
                 sizes = [cases[index].sizes for index in chosen] + ([] if trials is None else trials.sizes())
                 options = _options(subject, row, sizes)
                 job.runs[name] = (pool.submit(row, subject.path, [arrays[index] for index in chosen], options), chosen)
                 if trials is not None:
-                    slow = most is not None and _work(subject.spec, {"batch": 1, "seq": trials.tokens()}) > most
+                    slow = most is not None and limits.work(subject.spec, {"batch": 1, "seq": trials.tokens()}) > most
                     trials.submit(name, None if slow else partial(pool.submit, row, subject.path, options=options))
             else:
                 job.skipped[name] = f"it is slow and takes only inputs of at most {most:.0e} multiply-adds"
@@ -232,21 +227,11 @@ def _window_note(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
     )
 
 
-def _work(spec: Spec, sizes: Mapping[str, int]) -> float:
-    """Multiply-adds of one run, about: projections, and two products of attention (three for mixed scores)."""
-    from posexport.models.weights import weight_shapes
-
-    tables = ("embed_tokens.weight", "encoding.weight")
-    weights = sum(math.prod(shape) for name, shape in weight_shapes(spec).items() if name not in tables)
-    width = spec.num_heads * (3 * spec.hidden_size if spec.encoding.name in _MIXED else 2 * spec.head_dim)
-    batch, seq = sizes["batch"], sizes["seq"]
-    keys = sizes.get("encoder_seq") or sizes.get("max_seq") or seq + sizes.get("past_seq", 0)
-    tokens = max(seq, sizes.get("encoder_seq", 0))
-    return float(batch * (tokens * weights + seq * keys * width * spec.layers))
-
-
 def _options(subject: Subject, row: Runtime, sizes: Sequence[Mapping[str, int]]) -> dict[str, Any]:
-    """A plan built on the fly takes the shapes of the cases, whatever the defaults of `posexport compile` are."""
+    """Torch holds one layer at a time; a plan built on the fly takes the shapes of the cases, whatever the defaults of
+    `posexport compile` are."""
+    if row.home == "torch_eager":
+        return {"streamed": True}
     if row.home != "trt" or subject.path.suffix != ".onnx":
         return {}
     fixed = {dim for dim, (low, high) in subject.bounds.items() if low == high}
@@ -257,15 +242,6 @@ def _options(subject: Subject, row: Runtime, sizes: Sequence[Mapping[str, int]])
 def _about(path: Path, error: str) -> str:
     """The error, which names the artifact: among many, a person must see which one it is."""
     return error if str(path) in error else f"{str(path)!r}: {error}"
-
-
-def _not_for(subject: Subject, row: Runtime) -> str | None:
-    return next((why for applies, why in _NOT_FOR if applies(row, subject.source)), None)
-
-
-def by_nature(reason: str | None) -> bool:
-    """Whether a runtime did not run for what a file is, which no other machine or day changes."""
-    return any(reason == why for _, why in _NOT_FOR)
 
 
 def _judge_all(job: _Job, pool: Pool, runtimes: Mapping[str, Runtime]) -> list[Verdict]:
@@ -306,10 +282,8 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
     future, chosen = job.runs[name]
     answer, notes = result(future), job.notes
     if len(chosen) < len(job.cases):
-        notes = (
-            *notes,
-            f"slow, so only {len(chosen)} of {len(job.cases)} sets of inputs: at most {_WORK[name]:.0e} multiply-adds",
-        )
+        some, most = f"{len(chosen)} of {len(job.cases)} sets of inputs", limits.WORK[name]
+        notes = (*notes, f"slow, so only {some}: at most {most:.0e} multiply-adds")
     notes = (*notes, *_window_note(subject.spec, [job.cases[index] for index in chosen]))
     notes = notes if row.note is None else (*notes, row.note)
     if answer.kind == "RuntimeMissingError":
@@ -318,7 +292,8 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
         raise _error(answer)  # a plan that is not this runtime's to open
     if answer.error is not None:
         return verdict(FAILED, answer.error, notes=notes, where=_where(job, name, pool, row, None))
-    tolerances = {case.name: _tolerance(subject.spec, case) for case in job.cases}
+    own = job.terms.tolerance
+    tolerances = {case.name: attrs.evolve(_tolerance(subject.spec, case), **own) for case in job.cases}
     comparisons = [
         each
         for index, got in zip(chosen, answer.outputs, strict=True)

@@ -246,13 +246,14 @@ def _bench(path: Path, results: list[Result], shapes: tuple[str, ...], quick: bo
         cuda_graph=cuda_graph,
     )
     for result in results:
-        for sizes, timings in found.shapes:
-            mine = next(each for each in timings if each.runtime == result.runtime)
+        for shape in found.shapes:
+            mine = next(each for each in shape.results if each.runtime == result.runtime)
             if mine.state == "failed":
                 result.fail("bench", mine.reason)
             elif mine.seconds is not None:
-                ratio = None if mine.ratio is None else attrs.asdict(mine.ratio)
-                size = {**sizes.to_dict(), "ratio": ratio, "against": mine.against}
+                against = CANDIDATES[mine.runtime].peers["torch"]
+                ratio = attrs.asdict(mine.ratios["torch"]) if "torch" in mine.ratios else None
+                size = {**shape.sizes.to_dict(), "ratio": ratio, "against": against if ratio else ""}
                 memory = {"memory": mine.memory, "gpu_memory": mine.gpu_memory}
                 result.times.append({**size, "seconds": attrs.asdict(mine.seconds), **memory})
             elif not result.reason:

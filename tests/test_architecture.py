@@ -72,9 +72,15 @@ LAYERS = {
     "posexport.checkpoints(..*)?": "posexport.(checkpoints(..*)?|models(..*)?|layers|spec|fields|errors)",
     "posexport.files": "posexport.errors",
     "posexport.onnx_file": "posexport.(files|errors)",
+    "posexport.folders": "posexport.(files|errors)",
+    "posexport.triton_(config|rules|batching)": (
+        "posexport.(triton_config|triton_batching|dimensions|plan|models.scaling|spec|errors)"
+    ),
     "posexport.dimensions": "posexport.spec",
     "posexport.forms": "posexport.(custom_ops.carries|spec|errors)",
-    "posexport.export": "posexport(.(onnx_file|custom_ops(..*)?|forms|models(..*)?|spec|errors))?",
+    "posexport.stack": "posexport.spec",
+    "posexport.initializers": "posexport.(onnx_file|models(..*)?|spec|errors)",
+    "posexport.export": "posexport(.(stack|initializers|onnx_file|custom_ops(..*)?|forms|models(..*)?|spec|errors))?",
     "posexport.angle_truth": "posexport.spec",
     "posexport.plot_panels": "",
     "posexport.plot_picture": "posexport.(errors|plot_panels)",
@@ -126,7 +132,7 @@ def test_the_oracle_stands_apart() -> None:
 def test_engines_load_in_functions_only_where_start_up_counts() -> None:
     """The table of encodings, the table of runtimes and the commands import no engine at their top."""
     for name, path in modules().items():
-        encodings = r"posexport\.models\.(?!(attention|block|weights)$).*"
+        encodings = r"posexport\.models\.(?!(attention|block|streamed|weights)$).*"
         start = name in ("posexport.runtimes", "posexport.models", "posexport.spec")
         if name.startswith(("posexport.cli", "posexport.checkpoints")) or start or re.fullmatch(encodings, name):
             body = ast.parse(path.read_text()).body
@@ -209,8 +215,22 @@ FLAGS: dict[str, list[str]] = {
         "--timing-cache", "--runtime-cache", "--tf32", "--require-fused-attention", "--json",
     ],
     "verify": [
-        "PATHS", "--runtime", "--require", "--inputs", "--properties", "--seed", "--time-limit", "--junit",
+        "PATHS", "--project", "--runtime", "--require", "--inputs", "--properties", "--seed", "--time-limit", "--junit",
         "--markdown", "--json",
+    ],
+    "build": ["NAMES", "--project", "--check", "--force", "--json"],
+    "tune": [
+        "--config", "--preset", "--from", "--layer", "--encoding", "--set",
+        "--for", "--scenario", "--objective", "--form", "--target", "--opset",
+        "--hidden-size", "--num-heads", "--num-kv-heads", "--head-dim", "--scale",
+        "--causal/--no-causal", "--window", "--attention-chunk-size", "--bias/--no-bias",
+        "--angles", "--prefix-tokens", "--qk-norm-type", "--layer-pattern",
+        "--kv-cache", "--padding-mask/--no-padding-mask", "--cross/--no-cross",
+        "--qk-norm/--no-qk-norm", "--softcap", "--sinks/--no-sinks",
+        "--block", "--norm", "--norm-type", "--norm-eps", "--mlp", "--intermediate-size", "--layers",
+        "--vocab-size", "--scale-embedding/--no-scale-embedding", "--dtype",
+        "--batch", "--seq", "--max-seq", "--weights", "--seed", "--output/-o",
+        "--save", "--cache", "--resume/--no-resume", "--json",
     ],
     "positions": ["--grid", "--frames", "--prefix-tokens", "--batch", "--output/-o", "--json"],
     "plot": [
@@ -218,9 +238,18 @@ FLAGS: dict[str, list[str]] = {
         "--window", "--attention-chunk-size", "--angles", "--prefix-tokens", "--seq", "--seed", "--runtime",
         "--output/-o", "--json",
     ],
+    "package": [
+        "FILE", "--triton", "--output/-o", "--name", "--version", "--instances", "--max-batch-size", "--gpu/--cpu",
+        "--force", "--json",
+    ],
+    "report": ["RESULTS", "--output/-o", "--markdown", "--title", "--json"],
     "bench": [
-        "FILE", "--runtime", "--shape", "--rounds", "--warmup", "--threads", "--seed", "--cuda-graph", "--require",
-        "--json",
+        "FILE", "--project", "--runtime", "--scenario", "--shape", "--peers", "--rounds", "--seconds", "--warmup",
+        "--threads", "--processes", "--seed", "--cuda-graph", "--save", "--baseline", "--against", "--max-regression", "--strict",
+        "--require", "--json",
+    ],
+    "sweep": [
+        "FILE", "--job", "--output/-o", "--ray", "--workers", "--tries", "--time-limit", "--dry-run", "--json",
     ],
 }  # fmt: skip
 """Frozen: pipelines have written these down. A new option is added here; one that goes is a breaking change."""

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from helpers import small_spec
 
 from posexport import bench as benching
-from posexport import runtimes
+from posexport import bench_candidates, bench_field, runtimes
 from posexport.artifact import write_onnx
 from posexport.bench_candidates import CANDIDATES
 from posexport.cli import main
@@ -61,8 +61,10 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
     for shape in found["shapes"]:
         results = {each["runtime"]: each for each in shape["results"]}
         assert {name: each["state"] for name, each in results.items()} == {
+            "floor": "timed",
             "torch": "timed",
             "torch-compile": "not run",
+            "floor-cuda": "not run",
             "torch-cuda": "not run",
             "torch-compile-cuda": "not run",
             "ort-cpu": "timed",
@@ -70,18 +72,22 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
         }
         assert "no-such-compiler" in results["torch-compile"]["reason"]
         assert results["ort-cuda"]["reason"] == NO_GPU
-        assert results["torch"]["ratio"] == {"median": 1, "low": 1, "high": 1, "confidence": 0.75}
+        assert results["torch"]["ratios"]["torch"] == {"median": 1, "low": 1, "high": 1, "confidence": 0.75}
+        assert results["floor"]["engine"]["bound"].startswith(("products by ", "bytes by "))
         timed = results["ort-cpu"]
-        assert timed["against"] == "torch"
+        assert set(timed["ratios"]) == {"floor", "torch"}
+        assert timed["tokens_per_second"] == shape["batch"] * shape["seq"] / timed["seconds"]["median"]
+        assert timed["load_seconds"] > 0 and timed["build_seconds"] is None
         assert timed["engine"]["engine"] == "onnxruntime"
         assert timed["seconds"]["count"] == 9
         assert 0 < timed["seconds"]["p10"] <= timed["seconds"]["median"] <= timed["seconds"]["p99"]
-        assert timed["ratio"]["low"] <= timed["ratio"]["median"] <= timed["ratio"]["high"]
+        for ratio in timed["ratios"].values():
+            assert ratio["low"] <= ratio["median"] <= ratio["high"]
         assert timed["memory"] > 0
 
 
 class Crashing:
-    """A worker of which every one but torch's own ends in a crash, or fails as the engine would."""
+    """A worker of which every one but torch's own, and the floor, ends in a crash, or fails as the engine would."""
 
     def __init__(self, how: Callable[[], dict[str, Any]]) -> None:
         self._how, self.runtime = how, ""
@@ -91,8 +97,9 @@ class Crashing:
         if self.runtime != "torch" and request["do"] == "time":
             return self._how()
         done: dict[str, dict[str, Any]] = {
-            "open": {"describe": {}},
-            "shape": {"seconds": 1.0, "memory": 1, "gpu_memory": None},
+            "open": {"describe": {}, "load_seconds": 1.0, "build_seconds": None},
+            "shape": {"seconds": 1.0, "memory": 1, "gpu_memory": None, "resident": 1, "turn_seconds": 1e-3}
+            | {"build_seconds": None, "describe": {}},
             "time": {"seconds": [1.0, 2.0, 3.0]},
         }
         return {"ok": True, **done[request["do"]]}
@@ -115,7 +122,7 @@ def refuse() -> dict[str, Any]:
 def test_a_runtime_that_ends_while_it_is_timed_ends_itself_only(
     block: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[], dict[str, Any]], state: str, code: int
 ) -> None:
-    monkeypatch.setattr(benching, "Worker", lambda module: Crashing(how))
+    monkeypatch.setattr(bench_field, "Worker", lambda module: Crashing(how))
     result = invoke(block, "--runtime", "ort-cpu", "--shape", "seq=5", "--shape", "seq=6", "--rounds", 2)
     assert result.exit_code == code, result.output
     lines = [line.split() for line in result.stdout.splitlines() if line.startswith((" ort-cpu", " torch "))]
@@ -134,7 +141,7 @@ def test_a_failed_compilation_is_not_the_artifacts_fault(block: Path, monkeypatc
                 return {"ok": False, "error": "InductorError: no C++ compiler"}
             return super().ask(request, time_limit)
 
-    monkeypatch.setattr(benching, "Worker", lambda module: NoCompiler(crash))
+    monkeypatch.setattr(bench_field, "Worker", lambda module: NoCompiler(crash))
     found = benching.bench(block, runtimes=["torch"], shapes=["seq=5"], rounds=1)
     assert found.states("torch-compile") == {"not run"}
     assert found.states("torch") == {"timed"}
@@ -157,7 +164,7 @@ def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
                 opened[request["runtime_name"]] = Path(request["path"]).name
             return super().ask(request, time_limit)
 
-    monkeypatch.setattr(benching, "Worker", lambda module: Noting(crash))
+    monkeypatch.setattr(bench_field, "Worker", lambda module: Noting(crash))
     result = invoke(plan, "--rounds", 1, "--json")
     assert result.exit_code == 0, result.output
     (shape,) = json.loads(result.stdout)["shapes"]
@@ -189,7 +196,7 @@ def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
 def test_bad_requests_exit_2_before_anything_runs(
     block: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
 ) -> None:
-    monkeypatch.setattr(benching, "Worker", lambda module: pytest.fail("a process was started"))
+    monkeypatch.setattr(bench_field, "Worker", lambda module: pytest.fail("a process was started"))
     result = invoke(block, *options)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"Error: {message}")
@@ -214,11 +221,11 @@ def test_options_go_to_the_engines_that_have_them_and_the_others_say_so(
 
     class Strict(Crashing):
         def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
-            if request["do"] == "open" and not request["options"].get("compiled"):
+            if request["do"] == "open" and request["role"] in ("", "torch"):
                 given[request["runtime_name"]] = (request["options"].get("cuda_graph", False), request["threads"])
             return super().ask({**request, "runtime_name": "torch"}, time_limit)
 
-    monkeypatch.setattr(benching, "Worker", lambda module: Strict(crash))
+    monkeypatch.setattr(bench_field, "Worker", lambda module: Strict(crash))
     found = benching.bench(block, runtimes=TIMED, shapes=["seq=5"], rounds=1, threads=2, cuda_graph=True)
     assert given == {
         "torch": (False, 2),
@@ -229,20 +236,21 @@ def test_options_go_to_the_engines_that_have_them_and_the_others_say_so(
         "tensorrt": (True, None),
         "tensorrt-rtx": (True, None),
     }
-    ((_, timings),) = found.shapes
+    (timings,) = (shape.results for shape in found.shapes)
     threads, graph = "--threads has no effect on it", "--cuda-graph has no effect on it"
     assert {timing.runtime: timing.note for timing in timings if timing.note} == {
+        "floor-cuda": graph,
         "torch-cuda": graph,
         "torch-compile-cuda": graph,
         "onnx-reference": threads,
         "tensorrt": threads,
         "tensorrt-rtx": threads,
     }
-    assert all(timing.state == "timed" and timing.ratio is not None for timing in timings)
+    assert all(timing.state == "timed" and timing.ratios for timing in timings)
 
 
 def test_onnx_reference_is_timed_whatever_the_threads(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(bench_candidates, "ALWAYS", ())  # peers take seconds to start
     options = ("--shape", "seq=3", "--rounds", 1, "--warmup", 1, "--threads", 1, "--require", "onnx-reference")
     result = invoke(block, "--runtime", "onnx-reference", *options)
     assert result.exit_code == 0, result.output

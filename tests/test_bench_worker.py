@@ -1,6 +1,7 @@
 """The process that times: its answers, and the memory that it tells, without a GPU."""
 
 import ctypes
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +11,16 @@ import numpy as np
 import pytest
 from helpers import small_spec
 
-from posexport import bench_worker
+from posexport import bench_worker, memory_room
 from posexport.bench_worker import Worker, _answer
 from posexport.errors import RequestError
 from posexport.runtimes import Runtime, cuda
+
+
+@pytest.fixture(autouse=True)
+def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker runs in the process of the tests here, which is to keep its memory."""
+    monkeypatch.setattr(memory_room, "limit_to_what_is_free", lambda keep_free: None)
 
 
 def test_an_engine_that_refuses_is_told_from_one_that_fails() -> None:
@@ -57,7 +64,7 @@ def test_the_gpu_is_asked_before_memory_counts_and_without_torch(monkeypatch: py
     order: list[str] = []
     monkeypatch.setattr(Runtime, "load", lambda self, path: Hungry())
     monkeypatch.setattr(bench_worker, "memory_used", lambda: order.append("gpu") or 5)
-    monkeypatch.setattr(bench_worker, "_forget_peak", lambda: order.append("peak") or 0)
+    monkeypatch.setattr(memory_room, "forget_peak", lambda: order.append("peak") or 0)
     worker = Worker()
     worker.open("ort-cuda", {}, "block.onnx", None)
     assert order == ["gpu", "peak"]
@@ -118,3 +125,77 @@ def test_without_a_driver_the_figure_is_left_out(fresh: None, monkeypatch: pytes
     monkeypatch.setattr(cuda.ctypes, "CDLL", missing)
     assert bench_worker._gpu_used(True) is None
     assert bench_worker._gpu_used(False) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 bytes"),
+        RuntimeError("[ONNXRuntimeError] : Failed to allocate memory for requested buffer of size 12"),
+        RuntimeError("CUDA out of memory. Tried to allocate 12 GiB"),
+    ],
+    ids=["python", "C++", "torch", "onnxruntime", "cuda"],
+)
+def test_memory_that_did_not_suffice_is_told_from_other_failures(error: Exception) -> None:
+    class Short(Worker):
+        def time(self, burst: int) -> dict[str, Any]:
+            raise error
+
+    found = _answer(Short(), {"id": 1, "do": "time", "burst": 1})
+    assert found["kind"] == "memory" and found["error"].startswith("out of memory: ")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")
+def test_a_process_gets_what_is_free_and_a_plain_no_beyond() -> None:
+    code = (
+        "from posexport import memory_room as room\nkeep = []\nroom.limit_to_what_is_free(2**60)\n"
+        "keep.append(bytearray(room.HEADROOM // 2))\ntry:\n    keep.append(bytearray(2 * room.HEADROOM))\n"
+        "except MemoryError as error:\n    print(room.is_short(error))\n"
+        "room.limit_to_what_is_free(0)\nkeep.append(bytearray(room.HEADROOM))\nprint('more')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "more"]
+
+
+class Runs:
+    """A runner whose runs take a given number of seconds, by its own account."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.runs = seconds, 0
+
+    def prepare(self, inputs: dict[str, Any]) -> Callable[[], float]:
+        def call() -> float:
+            self.runs += 1
+            return self.seconds
+
+        return call
+
+    def describe(self) -> dict[str, str]:
+        return {"engine": "counting"}
+
+
+@pytest.mark.parametrize(("seconds", "timed", "runs"), [(0.001, 3, 4), (1.0, 1, 1)])
+def test_short_runs_come_in_bursts_behind_one_that_wakes_threads(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, timed: int, runs: int
+) -> None:
+    runner = Runs(seconds)
+    monkeypatch.setattr(Runtime, "load", lambda self, path: runner)
+    worker = Worker()
+    worker.open("ort-cpu", {}, "block.onnx", None)
+    found = worker.shape(small_spec("none").to_dict(), batch=1, seq=5, seed=0, warmup=2)
+    assert found["turn_seconds"] == runs * seconds
+    before = runner.runs
+    assert worker.time(3) == {"seconds": [seconds] * timed}
+    assert runner.runs - before == runs
+
+
+def test_warming_up_ends_in_time_but_not_before_the_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runs(1.0)
+    monkeypatch.setattr(Runtime, "load", lambda self, path: runner)
+    monkeypatch.setattr(bench_worker, "WARM", -1.0)
+    worker = Worker()
+    worker.open("ort-cpu", {}, "block.onnx", None)
+    worker.shape(small_spec("none").to_dict(), batch=1, seq=5, seed=0, warmup=9)
+    assert runner.runs == 2

@@ -126,3 +126,42 @@ def test_timed_returns_seconds_of_the_call_alone() -> None:
     done: list[int] = []
     assert timing.timed(lambda: done.append(1))() >= 0
     assert done == [1]
+
+
+def test_students_t_is_that_of_the_tables() -> None:
+    table = {(0.95, 1): 12.7062, (0.95, 4): 2.77645, (0.99, 2): 9.92484, (0.99, 10): 3.16927, (0.95, 120): 1.97993}
+    for (confidence, freedom), wanted in table.items():
+        assert timing.student(confidence, freedom) == pytest.approx(wanted, abs=2e-5)
+    assert timing.student(0.95, 1e9) == pytest.approx(1.95996, abs=1e-4)
+    assert timing.student(0.95, 2) > timing.student(0.95, 2.5) > timing.student(0.95, 3)
+
+
+def test_a_trimmed_mean_shrugs_at_one_that_was_disturbed() -> None:
+    quiet = timing.trimmed([1.0, 1.1, 0.9, 1.05, 0.95])
+    assert (quiet.middle, quiet.freedom) == (pytest.approx(1.0), 2)
+    assert timing.trimmed([1.0, 1.1, 0.9, 9.0, 0.95]).middle < 1.02
+    whole = timing.trimmed([1.0, 2.0, 6.0])  # too few to leave any out
+    assert (whole.middle, whole.variance, whole.freedom) == (3.0, pytest.approx(7 / 3), 2)
+
+
+def test_the_luck_of_a_process_is_in_the_interval() -> None:
+    """Rounds agree within each process and processes don't: only the second kind of interval knows."""
+    draw = random.Random(3)
+    held = {"rounds": 0, "processes": 0}
+    for _ in range(200):
+        luck = [1 + draw.gauss(0, 0.05) for _ in range(7)]
+        ours = [[one * (1 + draw.gauss(0, 0.001)) for _ in range(6)] for one in luck]
+        theirs = [[1.0] * 6] * 7
+        naive = timing.ratio([each for part in ours for each in part], [1.0] * 42)
+        whole, parts = timing.ratio_of_processes(ours, theirs)
+        assert len(parts) == 7 and whole.low <= whole.median <= whole.high
+        held["rounds"] += naive.low <= 1 <= naive.high
+        held["processes"] += whole.low <= 1 <= whole.high
+    assert held["processes"] >= 0.9 * 200 > 0.75 * 200 > held["rounds"]
+
+
+def test_two_processes_claim_what_their_rounds_do() -> None:
+    ours, theirs = [[1.0, 2.0], [3.0, 4.0]], [[1.0, 1.0], [1.0, 1.0]]
+    found, parts = timing.ratio_of_processes(ours, theirs)
+    assert found == timing.ratio([1.0, 2.0, 3.0, 4.0], [1.0] * 4)
+    assert parts == (1.5, 3.5)

@@ -15,7 +15,7 @@ from trt_helpers import RTX, needs_rtx
 from trt_helpers import exported as exported_file
 from verify_helpers import write
 
-import posexport.verify
+import posexport.verify_limits
 from posexport import trt_api
 from posexport.artifact import write_onnx
 from posexport.compile import BuildOptions, compile_plan
@@ -81,11 +81,11 @@ def test_a_slow_runtime_takes_small_inputs_and_says_so(
     assert verdicts["fixed", "onnx-reference"]["cases"] == 8
     assert verdicts["gathers", "onnx-reference"]["state"] == "passed"  # onnx's own GatherElements fails there
     path = write(tmp_path, "rope", case("rope"))
-    monkeypatch.setattr(posexport.verify, "_WORK", {"onnx-reference": 2e6})
+    monkeypatch.setattr(posexport.verify_limits, "WORK", {"onnx-reference": 2e6})
     (some,) = verify([path], runtimes={"onnx-reference": RUNTIMES["onnx-reference"]}).verdicts
     assert (some.state, 0 < some.cases < 8) == ("passed", True)
     assert f"only {some.cases} of 8 sets of inputs" in some.notes[0]
-    monkeypatch.setattr(posexport.verify, "_WORK", {"onnx-reference": 1.0})
+    monkeypatch.setattr(posexport.verify_limits, "WORK", {"onnx-reference": 1.0})
     (none,) = verify([path], runtimes={"onnx-reference": RUNTIMES["onnx-reference"]}).verdicts
     assert none.state == "not run"
     assert "multiply-adds" in (none.reason or "")

@@ -6,7 +6,9 @@ an error that names it. `ARCHITECTURES` has an entry for each `model_type`, `PAR
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from posexport.checkpoints.stack import stacked
 from posexport.checkpoints.tensors import Tensors
 from posexport.errors import RequestError, unknown
 from posexport.models import read_spec
-from posexport.models.weights import TORCH_DTYPES, weight_shapes
+from posexport.models.weights import TORCH_DTYPES, LazyWeights, Shapes, weight_shapes
 from posexport.spec import Spec
 
 if TYPE_CHECKING:
@@ -42,8 +44,8 @@ OPTIONS = ("dtype", "kv_cache", "padding_mask", "angles", "prefix_tokens")
 
 @attrs.frozen(kw_only=True)
 class Checkpoint:
-    """A block as config.json describes it, and its weights by our names in the spec's dtype; None where none were asked
-    for."""
+    """A block as config.json describes it, and its weights by our names in the spec's dtype, read as they are asked
+    for; None where none were asked for."""
 
     spec: Spec
     weights: Mapping[str, Tensor] | None
@@ -79,12 +81,32 @@ def read_checkpoint(path: Path, layer: int | None, layers: int, options: Mapping
             f"layer {layer} was given with {str(path)!r}, a file: give the folder that has its weights too."
         )
     tensors = Tensors(path)
-    weights: Weights = {}
-    for index, (number, data) in enumerate(zip(numbers, found, strict=True)):
-        module = tensors.path(architecture.paths(config, number))
-        own = architecture.weights(tensors, module, read_spec(data), config)
-        weights |= {_name(spec, index, name): tensor for name, tensor in own.items()}
-    return Checkpoint(spec=spec, weights=_fitted(spec, weights))
+    modules = [tensors.path(architecture.paths(config, number)) for number in numbers]
+
+    def read(index: int) -> Weights:
+        return architecture.weights(tensors, modules[index], read_spec(found[index]), config)
+
+    return Checkpoint(spec=spec, weights=_lazy(spec, read))
+
+
+def _lazy(spec: Spec, read: Callable[[int], Weights]) -> LazyWeights:
+    """Weights by their public names, in the spec's dtype. `read` gives those of a layer, which are read together, as
+    some checkpoints keep them in one tensor, and held until those of another are asked for.
+
+    What is wrong with the first layer raises RequestError now, with another once it is asked for.
+    """
+    wanted = weight_shapes(spec)
+
+    @functools.lru_cache(maxsize=1)
+    def layer(index: int) -> Weights:
+        return _fitted(spec, {_name(spec, index, name): tensor for name, tensor in read(index).items()}, wanted)
+
+    def make(name: str) -> Tensor:
+        numbered = re.match(r"layers\.(\d+)\.", name)
+        return layer(0 if numbered is None else int(numbered[1]))[name]
+
+    layer(0)
+    return LazyWeights(wanted, make)
 
 
 def _name(spec: Spec, index: int, name: str) -> str:
@@ -93,13 +115,12 @@ def _name(spec: Spec, index: int, name: str) -> str:
     return name if spec.layers == 1 or at_input else f"layers.{index}.{name}"
 
 
-def _fitted(spec: Spec, weights: Weights) -> Weights:
-    """Weights in the spec's dtype, in the order of its names; RequestError where one overflows there."""
+def _fitted(spec: Spec, weights: Weights, wanted: Shapes) -> Weights:
+    """Weights of a layer in the spec's dtype; RequestError where one overflows there."""
     import torch
 
-    wanted = weight_shapes(spec)
-    assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == wanted
-    fitted = {name: weights[name].to(getattr(torch, TORCH_DTYPES[spec.dtype])).contiguous() for name in wanted}
+    assert all(tuple(tensor.shape) == wanted[name] for name, tensor in weights.items())
+    fitted = {name: each.to(getattr(torch, TORCH_DTYPES[spec.dtype])).contiguous() for name, each in weights.items()}
     for name, tensor in fitted.items():
         if not bool(torch.isfinite(tensor).all()):
             raise RequestError(f"{name} overflows in {spec.dtype}: give dtype bf16 or fp32.")

@@ -19,12 +19,17 @@ from posexport.errors import PosexportError, RequestError, unknown
 COMMANDS = {
     "list": "what there is: encodings with their parameters, forms, runtimes",
     "export": "write a block as an ONNX file",
+    "build": "make what a project ships and is out of date",
     "compile": "build an ONNX file into a TensorRT plan",
     "verify": "prove that artifacts compute what the torch block computes",
     "matrix": "measure what works where: every encoding, form, dtype and runtime",
     "positions": "write the positions of a grid of patches",
     "bench": "time an artifact beside torch",
+    "tune": "find the fastest way to write a block, prove it and write it",
     "plot": "draw what encodings look like, and how exact their angles are",
+    "package": "write a model repository of Triton Inference Server",
+    "sweep": "run many such jobs, on this machine or on a Ray cluster",
+    "report": "write a page of what is fastest, wrong and not run",
     "inspect": "show what an artifact holds",
 }
 """Every command, in the order of the path that an artifact takes; `posexport.cli.<name>_command` holds it."""

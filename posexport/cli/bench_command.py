@@ -1,4 +1,4 @@
-"""`posexport bench`: latency of an artifact on the runtimes that are there, beside torch."""
+"""`posexport bench`: latency of an artifact on what runtimes there are, beside torch and the floor; and the gate."""
 
 from __future__ import annotations
 
@@ -9,107 +9,173 @@ import attrs
 import click
 
 from posexport.cli import console
-from posexport.fields import integer
+from posexport.cli.bench_project import bench_project
+from posexport.cli.project_options import project_option
+from posexport.errors import RequestError
+from posexport.fields import integer, positive
 
 if TYPE_CHECKING:
-    from posexport.bench import Benchmark, Timing
+    from posexport.baseline import Gate
+    from posexport.bench_result import Benchmark
+
+_ALLOWED = "5%"
 
 
 @attrs.frozen(kw_only=True)
 class BenchOptions:
-    """The numbers among the options, validated."""
+    """The numbers among the options, validated; None is the default of the stage."""
 
-    rounds: int = integer(20, "rounds")
+    rounds: int | None = integer(None, "rounds", optional=True)
     warmup: int = integer(3, "runs before the first round")
     threads: int | None = integer(None, "threads of each runtime", optional=True)
     seed: int = integer(0, "seed of the inputs and of the order within rounds", at_least=0)
+    seconds: float = positive(60.0, "seconds for the rounds of one shape")
+    processes: int | None = integer(None, "processes of each runtime", at_most=100, optional=True)
 
 
 @click.command()
-@click.argument("file")
+@click.argument("file", required=False)
+@project_option
 @click.option("--runtime", "runtimes", metavar="NAME", multiple=True, help="time this one, repeatable  [default: all]")
+@click.option(
+    "--scenario",
+    "scenarios",
+    metavar="NAME[:N,...]",
+    multiple=True,
+    help="prefill, decode or batch: the whole sweep; decode:2048 one step behind 2048 tokens; repeatable",
+)
 @click.option(
     "--shape", "shapes", metavar="SIZES", multiple=True, help="such as batch=1,seq=1,past_seq=512, repeatable"
 )
+@click.option("--peers", is_flag=True, help="beside torch's own ONNX export and ONNX Runtime's optimizer too")
 @click.option("--rounds", metavar="N", help="rounds, each of three timed runs per runtime  [default: 20]")
+@click.option("--seconds", metavar="N", help="at most so many for the rounds of one shape  [default: 60]")
 @click.option("--warmup", metavar="N", help="runs before the first round  [default: 3]")
 @click.option("--threads", metavar="N", help="CPU threads of each runtime  [default: its own choice]")
+@click.option("--processes", metavar="N", help="processes of each runtime, in turn  [default: 1; 7 to save or compare]")
 @click.option("--seed", metavar="N", help="seed of the inputs  [default: 0]")
 @click.option("--cuda-graph", is_flag=True, help="capture the run as a CUDA graph where a runtime can")
+@click.option("--save", metavar="FILE", help="write the result as JSON, for --baseline and for posexport report")
+@click.option("--baseline", metavar="FILE", help="exit 1 if a runtime got slower since this result was saved")
+@click.option("--against", metavar="FILE", help="exit 1 if it is slower than this earlier artifact, timed beside it")
+@click.option("--max-regression", metavar="SHARE", help=f"what may be slower, as 5% or 0.05  [default: {_ALLOWED}]")
+@click.option("--strict", is_flag=True, help="exit 1 also where it can't be told whether it got slower")
 @click.option("--require", "required", metavar="NAME", multiple=True, help="exit 3 if this runtime isn't timed")
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON (seconds and bytes)")
 def bench(
-    file: str,
+    file: str | None,
+    project_file: str | None,
     runtimes: tuple[str, ...],
+    scenarios: tuple[str, ...],
     shapes: tuple[str, ...],
+    peers: bool,
     cuda_graph: bool,
+    save: str | None,
+    baseline: str | None,
+    against: str | None,
+    max_regression: str | None,
+    strict: bool,
     required: tuple[str, ...],
     as_json: bool,
     **numbers: Any,
 ) -> int:
-    """Time an artifact (.onnx or .plan) on the runtimes that are there, in alternation with torch and torch.compile.
+    """Time an artifact (.onnx or .plan) on the runtimes that are there, in alternation with torch and the floor.
 
-    Exits 1 where a runtime fails, 3 where a required one is not there.
+    Without FILE, those of the project (posexport.toml, or [tool.posexport] of a pyproject.toml), each at the scenarios
+    of its budget, which must be kept, and beside its baseline; --save then names a folder.
+
+    Exits 1 where a runtime fails or got slower, 3 where a required one is not there.
     """
     options = BenchOptions(**{name: value for name, value in numbers.items() if value is not None})
+    asked: dict[str, Any] = {
+        "rounds": options.rounds,
+        "warmup": options.warmup,
+        "threads": options.threads,
+        "seed": options.seed,
+        "budget": options.seconds,
+        "cuda_graph": cuda_graph,
+    }
+    if file is None:
+        alone = {"scenario": scenarios, "shape": shapes, "baseline": baseline, "against": against}
+        for name, value in {**alone, "max-regression": max_regression}.items():
+            if value:
+                raise RequestError(f"--{name} was given without a file: a project's file states it, so drop it.")
+        return bench_project(
+            project_file,
+            runtimes=runtimes,
+            required=required,
+            peers=peers,
+            processes=options.processes,
+            save=save,
+            strict=strict,
+            as_json=as_json,
+            options=asked,
+        )
+    if project_file is not None:
+        raise RequestError("both a file and --project were given: without a file the project's are meant; drop one.")
     wanted = (*runtimes, *required) if runtimes else ()
+    if baseline is not None and against is not None:
+        raise RequestError("--baseline and --against were both given: compare with one of them at a time.")
+    gated = baseline is not None or against is not None
+    for name, given in (("--max-regression", max_regression is not None), ("--strict", strict)):
+        if given and not gated:
+            raise RequestError(f"{name} was given without something to compare with: give --baseline or --against too.")
     with console.progress("reading the artifact") as (bar, task):
+        from posexport.baseline import read_allowed
+        from posexport.bench import PROCESSES
         from posexport.bench import bench as run
         from posexport.bench_candidates import choose
+        from posexport.bench_gate import bench_gated
 
         choose(required)  # a misspelt name is told before anything runs
-        found = run(
-            Path(file),
-            runtimes=wanted,
-            shapes=shapes,
-            rounds=options.rounds,
-            warmup=options.warmup,
-            threads=options.threads,
-            seed=options.seed,
-            cuda_graph=cuda_graph,
-            progress=lambda step: bar.update(task, description=step, advance=0),
-        )
+        if save is not None:
+            _check_place(Path(save))
+        allowed = read_allowed(max_regression or _ALLOWED)
+        asked |= {
+            "runtimes": wanted,
+            "scenarios": scenarios,
+            "shapes": shapes,
+            "peers": peers,
+            "progress": lambda step: bar.update(task, description=step, advance=0),
+        }
+        gate = None
+        if gated:
+            asked |= {"baseline": baseline and Path(baseline), "against": against and Path(against)}
+            found, gate = bench_gated(Path(file), allowed=allowed, processes=options.processes, **asked)
+        else:
+            found = run(Path(file), processes=options.processes or (PROCESSES if save else 1), **asked)
+    _give(found, gate, save, peers, as_json)
+    return _exit_code(found, required) or (0 if gate is None else gate.exit_code(strict))
+
+
+def _check_place(path: Path) -> None:
+    """Minutes of timing are not to end in a folder that isn't there."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise RequestError(f"--save is {str(path)!r}: give the name of a file in a folder that is there.")
+
+
+def _give(found: Benchmark, gate: Gate | None, save: str | None, peers: bool, as_json: bool) -> None:
+    from posexport.files import write_json
+
+    data = found.to_dict() | ({} if gate is None else {"gate": gate.to_dict()})
+    if save is not None:
+        write_json(Path(save), data)
     if as_json:
-        console.show_json(found.to_dict())
-    else:
-        _show(found)
-    return _exit_code(found, required)
+        console.show_json(data)
+        return
+    from posexport.cli.bench_tables import show_benchmark, show_gate
+
+    show_benchmark(found, peers)
+    if gate is not None:
+        show_gate(gate)
+    if save is not None:
+        click.echo(f"saved to {save}")
 
 
 def _exit_code(found: Benchmark, required: tuple[str, ...]) -> int:
-    results = [result for _, results in found.shapes for result in results]
+    results = [result for shape in found.shapes for result in shape.results]
     for result in results:
         if result.runtime in required and result.state == "not run":
             click.echo(f"Error: required runtime {result.runtime} was not run: {result.reason}.", err=True)
             return 3
     return int(any(result.state == "failed" for result in results))
-
-
-def _show(found: Benchmark) -> None:
-    from posexport.bench import BUSY
-
-    for sizes, results in found.shapes:
-        console.show_table(
-            f"{found.file}: {found.encoding}, {found.form}, {found.dtype}, {sizes}, {found.rounds} rounds",
-            ("runtime", "median ms", "p10", "p90", "p99", "to torch eager", "95 % interval", "memory", "state"),
-            [_row(result) for result in results],
-            right=("median ms", "p10", "p90", "p99", "to torch eager", "95 % interval", "memory"),
-        )
-    timings = [result for _, results in found.shapes for result in results]
-    for name, said in {result.runtime: result.reason or result.note for result in timings}.items():
-        if said:
-            click.echo(f"{name}: {said}")
-    if found.busy > BUSY:
-        click.echo(f"The machine was busy (other work took {found.busy:.0%} of the CPU): time it again at rest.")
-
-
-def _row(result: Timing) -> tuple[str, ...]:
-    if result.seconds is None:
-        return (result.runtime, *["-"] * 7, result.state)
-    seconds, ratio = result.seconds, result.ratio
-    times = (f"{value * 1e3:.3f}" for value in (seconds.median, seconds.p10, seconds.p90, seconds.p99))
-    compared = ("-", "-") if ratio is None else (f"{ratio.median:.2f}x", f"{ratio.low:.2f} to {ratio.high:.2f}")
-    memory = console.megabytes(result.memory or 0)
-    if result.gpu_memory is not None:
-        memory += f" + {console.megabytes(result.gpu_memory)} on the GPU"
-    return (result.runtime, *times, *compared, memory, result.state)

@@ -62,8 +62,8 @@ def compile(
         raise RequestError(f"output folder {str(target.parent)!r} is not there: make it first, or give another.")
     options = {
         "profile": profile,
-        "capabilities": _capabilities(compute_capability),
-        "memory_limit": None if memory_limit is None else _bytes(memory_limit),
+        "capabilities": capabilities(compute_capability),
+        "memory_limit": None if memory_limit is None else memory_size(memory_limit),
         "timing_cache": None if timing_cache is None else Path(timing_cache),
         "runtime_cache": None if runtime_cache is None else Path(runtime_cache),
         "tf32": tf32,
@@ -102,7 +102,7 @@ def _compile(path: Path, target: Path, runtime: str | None, options: dict[str, A
         )
 
 
-def _capabilities(given: tuple[str, ...]) -> tuple[str, ...]:
+def capabilities(given: tuple[str, ...]) -> tuple[str, ...]:
     """`--compute-capability` options as distinct X.Y; which of them a runtime knows is its own matter."""
     found = [part.strip() for each in given for part in each.split(",")]
     for each in found:
@@ -111,7 +111,8 @@ def _capabilities(given: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(set(found), key=lambda each: tuple(map(int, each.split(".")))))
 
 
-def _bytes(text: str) -> int:
+def memory_size(text: str) -> int:
+    """`--memory-limit` in bytes."""
     match = re.fullmatch(r"(\d{1,12})\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
     size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
     if not 0 < size < 2**48:

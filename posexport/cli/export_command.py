@@ -44,6 +44,26 @@ class ExportOptions:
     output: str | None = text(None, "the file to write")
 
 
+@attrs.frozen(kw_only=True)
+class Request:
+    """An export as it was asked for, checked; `weights` are those of a checkpoint, None where they come from a file or
+    a seed, and `bias_given` says whether somebody asked for biases."""
+
+    spec: Spec
+    options: ExportOptions
+    bias_given: bool
+    weights: Mapping[str, Tensor] | None
+
+
+HERE = Path()
+OPTIONS = (
+    *(field.name for field in attrs.fields(Spec)),
+    *(field.name for field in attrs.fields(ExportOptions)),
+    *("from", "layer"),
+)
+"""The options that a file of them may hold, and `set`."""
+
+
 @click.command()
 @click.option("--config", metavar="FILE", help="read options from a TOML file; those on the command line win")
 @click.option(
@@ -68,21 +88,55 @@ class ExportOptions:
 @click.option("--json", "as_json", is_flag=True, help="print the manifest as JSON")
 def export(config: str | None, preset: str | None, parameters: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Write an attention block as an ONNX file, with its manifest <file>.json."""
+    request = read_request(config, preset, parameters_of(parameters), given)
+    spec, rest = request.spec, request.options
+    path = Path(f"{preset or spec.encoding.name}.onnx" if rest.output is None else rest.output)
+    if path.suffix != ".onnx":
+        raise RequestError(f"output {str(path)!r} must end in .onnx: name it like {path.stem}.onnx.")
+    if not path.parent.is_dir():
+        raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
+    manifest = write(request, path)
+    if as_json:
+        console.show_json(manifest)
+        return
+    files = (path, *(path.with_name(name) for name in manifest.get("external_data", ())))
+    console.show_facts(
+        f"wrote {path}",
+        [
+            ("encoding", spec.encoding.name),
+            ("form", f"{rest.form}, opset {manifest['opset']}, {spec.dtype}"),
+            *((f"input {entry['name']}", f"{entry['dtype']} {entry['shape']}") for entry in manifest["inputs"]),
+            *((f"output {entry['name']}", f"{entry['dtype']} {entry['shape']}") for entry in manifest["outputs"]),
+            ("size", console.megabytes(sum(file.stat().st_size for file in files))),
+            ("manifest", f"{path}.json"),
+        ],
+    )
+
+
+def read_request(
+    config: str | None, preset: str | None, given_set: Mapping[str, Any], given: Mapping[str, Any], folder: Path = HERE
+) -> Request:
+    """The request that a config or a preset and what is `given` beside it amount to; None means "not given".
+
+    Paths in it are relative to `folder`.
+    """
     options: dict[str, Any] = {}
     if preset is not None:
-        for name, value in (("config", config), ("encoding", given["encoding"]), ("from", given["from"])):
+        for name, value in (("config", config), ("encoding", given.get("encoding")), ("from", given.get("from"))):
             if value is not None:
                 raise RequestError(
                     f"both preset and {name} were given: a preset is a whole block, so drop one of them."
                 )
         options = preset_options(preset)
     elif config is not None:
-        options = read_config(Path(config), given)
-    given_set = parameters_of(parameters)
+        options = read_config(folder / config, OPTIONS)
     given = {name: value for name, value in given.items() if value is not None}
     check_layers_follow(options, {**given, **given_set})
     encoding_set = {**options.pop("set", {}), **given_set}
     options |= given
+    for name in ("from", "weights"):
+        if folder != HERE and isinstance(options.get(name), str):
+            options[name] = str(folder / options[name])
     checkpoint = checkpoint_of(options, encoding_set)
     spec = spec_of(options, encoding_set) if checkpoint is None else checkpoint.spec
     known = {field.name for field in attrs.fields(ExportOptions)}
@@ -91,49 +145,29 @@ def export(config: str | None, preset: str | None, parameters: tuple[str, ...], 
         raise RequestError("both weights and seed were given: weights come from a file or from a seed, so drop one.")
     forms.check_request(rest.form, rest.target)
     forms.check(spec, rest.form, rest.target, rest.opset or forms.default_opset(rest.form, spec))
-    path = Path(f"{preset or spec.encoding.name}.onnx" if rest.output is None else rest.output)
-    if path.suffix != ".onnx":
-        raise RequestError(f"output {str(path)!r} must end in .onnx: name it like {path.stem}.onnx.")
-    if not path.parent.is_dir():
-        raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
     own = None if checkpoint is None else checkpoint.weights
-    manifest = _write(spec, rest, path, bias_given="bias" in options, weights=own)
-    if as_json:
-        console.show_json(manifest)
-        return
-    console.show_facts(
-        f"wrote {path}",
-        [
-            ("encoding", spec.encoding.name),
-            ("form", f"{rest.form}, opset {manifest['opset']}, {spec.dtype}"),
-            *((f"input {entry['name']}", f"{entry['dtype']} {entry['shape']}") for entry in manifest["inputs"]),
-            *((f"output {entry['name']}", f"{entry['dtype']} {entry['shape']}") for entry in manifest["outputs"]),
-            ("size", console.megabytes(path.stat().st_size)),
-            ("manifest", f"{path}.json"),
-        ],
-    )
+    return Request(spec=spec, options=rest, bias_given="bias" in options, weights=own)
 
 
-def _write(
-    spec: Spec, options: ExportOptions, path: Path, bias_given: bool, weights: Mapping[str, Tensor] | None
-) -> dict[str, Any]:
-    """Export and write; `weights` are those of a checkpoint, None where they come from a file or a seed."""
+def write(request: Request, path: Path) -> dict[str, Any]:
+    """Export and write; returns the manifest."""
+    spec, options, weights = request.spec, request.options, request.weights
     with console.progress("loading torch") as (bar, task):
         from posexport.artifact import write_onnx
         from posexport.export import export as export_block
-        from posexport.models.weights import read_weights, seeded_weights
+        from posexport.models.weights import read_weights, seeded
 
         bar.update(task, description="weights")
         if options.weights is not None:
             asked = spec.bias
             spec, weights = read_weights(Path(options.weights), spec)
-            if bias_given and spec.bias != asked:
+            if request.bias_given and spec.bias != asked:
                 raise RequestError(
                     f"bias was given but {options.weights!r} has biases for {', '.join(spec.bias) or 'no projection'}: "
                     "with weights the file decides, so drop bias."
                 )
         elif weights is None:
-            weights = seeded_weights(spec, options.seed or 0)
+            weights = seeded(spec, options.seed or 0)
         bar.update(task, description=f"exporting {spec.encoding.name}")
         model = export_block(
             spec,

@@ -45,6 +45,7 @@ class MatrixOptions:
 @click.option("--jobs", metavar="N", help="entries measured side by side  [default: one per core, as memory allows]")
 @click.option("--output", "-o", metavar="FOLDER", default="matrix", help="where to write  [default: ./matrix]")
 @click.option("--resume/--no-resume", default=True, help="keep what FOLDER holds of the same versions  [default: yes]")
+@click.option("--picture/--no-picture", default=True, help="draw matrix.png  [default: yes]")
 @click.option("--json", "as_json", is_flag=True, help="print matrix.json")
 def matrix(
     encoding: tuple[str, ...],
@@ -56,6 +57,7 @@ def matrix(
     jobs: Any,
     output: str,
     resume: bool,
+    picture: bool,
     as_json: bool,
 ) -> int:
     """Measure what works where: every encoding in every form, dtype and mode, on every runtime that is there.
@@ -89,7 +91,7 @@ def matrix(
                 advance=lambda what, number: bar.update(task, description=what, advance=number),
             )
             bar.update(task, description="drawing")
-            _write(found, folder)
+            _write(found, folder, picture)
         except KeyboardInterrupt:
             left = sum((entry, column) not in found.cells for entry, columns in todo.items() for column in columns)
             click.echo(f"Error: interrupted: {left} cells are left, so run it again to go on from {file}.", err=True)
@@ -112,7 +114,7 @@ def _folder(output: str) -> Path:
     return path
 
 
-def _write(found: Matrix, folder: Path) -> None:
+def _write(found: Matrix, folder: Path, drawn: bool) -> None:
     """All files; a picture that can't be drawn is told and no error, since the data stand."""
     from posexport.files import staged
     from posexport.matrix_picture import draw
@@ -121,7 +123,8 @@ def _write(found: Matrix, folder: Path) -> None:
     files: dict[str, bytes] = {"matrix.json": found.to_bytes(), "matrix.md": to_markdown(found).encode()}
     picture = folder / "matrix.png"
     try:
-        files[picture.name] = draw(found)
+        if drawn:
+            files[picture.name] = draw(found)
     except RuntimeMissingError as error:
         click.echo(f"not drawn: {error}", err=True)
     with staged() as stage:

@@ -1,7 +1,9 @@
-"""`posexport verify`: artifacts against the float64 reference, on every runtime that is there."""
+"""`posexport verify`: artifacts against the float64 reference, on every runtime that is there; without files, those of
+the project, which must be up to date and within their budget too."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +11,13 @@ import attrs
 import click
 
 from posexport.cli import console
+from posexport.cli.project_options import open_project, project_option, wanted
 from posexport.errors import RequestError
 from posexport.fields import integer, positive
-from posexport.runtimes import RUNTIMES, runtime
+from posexport.runtimes import RUNTIMES, Runtime, runtime
 
 if TYPE_CHECKING:
+    from posexport.project import Project
     from posexport.verify import Report
 
 
@@ -26,7 +30,8 @@ class VerifyOptions:
 
 
 @click.command()
-@click.argument("paths", metavar="FILES_OR_FOLDERS...", nargs=-1, required=True)
+@click.argument("paths", metavar="[FILES_OR_FOLDERS]...", nargs=-1)
+@project_option
 @click.option("--runtime", "runtimes", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
 @click.option("--require", "required", metavar="NAME", multiple=True, help="exit 3 if this runtime is not run")
 @click.option("--inputs", metavar="FILE", help="your own inputs, a .npz  [default: several cases from --seed]")
@@ -38,6 +43,7 @@ class VerifyOptions:
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
 def verify(
     paths: tuple[str, ...],
+    project_file: str | None,
     runtimes: tuple[str, ...],
     required: tuple[str, ...],
     inputs: str | None,
@@ -49,16 +55,54 @@ def verify(
 ) -> int:
     """Prove that artifacts (.onnx, .plan, or folders of them) compute what the torch block of their spec computes.
 
+    Without FILES, those of the project (posexport.toml, or [tool.posexport] of a pyproject.toml), on the runtimes and
+    with the tolerances that it states; they must be up to date and within their budget too.
+
     Exits 0 where all that ran passed, 1 where something failed, 2 where an artifact can't be read, 3 where a required
     runtime, or every runtime, was not run.
     """
     options = VerifyOptions(**{name: value for name, value in numbers.items() if value is not None})
-    chosen = {row.name: row for row in (runtime(name) for name in (*runtimes, *required))}
-    rows = {name: row for name, row in RUNTIMES.items() if not runtimes or name in chosen}
+    chosen = [runtime(name).name for name in dict.fromkeys((*runtimes, *required))]
     outputs = {"junit": junit, "markdown": markdown}
     reports = {name: None if text is None else _report_path(name, text) for name, text in outputs.items()}
-    with console.progress("loading torch", total=1) as (bar, task):
-        from posexport.report import to_dict, write_reports
+    asked = {
+        "seed": options.seed,
+        "properties": properties,
+        "time_limit": options.time_limit,
+    }
+    title = "Parity with torch in float64"
+    project = None
+    if paths:
+        if project_file is not None:
+            raise RequestError("both files and --project were given: without files the project's are meant; drop one.")
+        rows = {name: row for name, row in RUNTIMES.items() if not runtimes or name in chosen}
+        report = _verify([Path(path) for path in paths], rows, inputs=inputs and Path(inputs), **asked)
+        code = report.exit_code(required)
+    else:
+        if inputs is not None:
+            raise RequestError("--inputs was given without files: they are one artifact's, so give that artifact too.")
+        project = open_project(project_file)
+        required = (*required, *(name for name in project.require if name not in required))
+        title = f"Project {project.file}: parity with torch in float64"
+        report, code = _verify_project(project, chosen if runtimes else [], required, asked)
+    from posexport.report import to_dict, write_reports
+
+    write_reports(report, **reports)
+    if as_json:
+        told = {} if project is None else {"project": str(project.file)}
+        console.show_json({**to_dict(report, required), **told, "exit_code": code})
+    elif report.verdicts:
+        _show(report, title)
+    for _, error in report.broken:
+        click.echo(f"Error: {' '.join(error.split())}", err=True)
+    if code == 3:
+        click.echo(f"Error: {_not_there(report, required)}", err=True)
+    return code
+
+
+def _verify(paths: list[Path], rows: Mapping[str, Runtime], **asked: Any) -> Report:
+    """Run the stage with a bar that counts artifacts."""
+    with console.progress("loading torch", total=len(paths)) as (bar, task):
         from posexport.verify import verify as run
 
         done = 0
@@ -69,26 +113,29 @@ def verify(
             bar.update(task, description=f"verified {name}", completed=done, total=total)
 
         bar.update(task, description="verifying")
-        report = run(
-            [Path(path) for path in paths],
-            runtimes=rows,
-            inputs=None if inputs is None else Path(inputs),
-            seed=options.seed,
-            properties=properties,
-            time_limit=options.time_limit,
-            advance=advance,
-        )
-    write_reports(report, **reports)
-    if as_json:
-        console.show_json(to_dict(report, required))
-    elif report.verdicts:
-        _show(report)
-    for _, error in report.broken:
-        click.echo(f"Error: {' '.join(error.split())}", err=True)
-    code = report.exit_code(required)
-    if code == 3:
-        click.echo(f"Error: {_not_there(report, required)}", err=True)
-    return code
+        return run(paths, runtimes=rows, advance=advance, **asked)
+
+
+def _verify_project(
+    project: Project, chosen: Sequence[str], required: Sequence[str], asked: dict[str, Any]
+) -> tuple[Report, int]:
+    """Every file of the project: what it must keep beside parity, then parity of those that are there."""
+    with console.progress("loading torch"):
+        from posexport import project_checks
+        from posexport.project_files import products
+    files = products(project)
+    sources, _ = wanted(project, files)
+    checks = {product.path: project_checks.check(product, sources[product.path]) for product in files}
+    terms = {
+        product.path: project_checks.terms_of(product, [*chosen, *required] if chosen else [])
+        for product in files
+        if product.path.is_file()
+    }
+    names = {name for each in terms.values() for name in each.runtimes or ()}
+    rows = {name: row for name, row in RUNTIMES.items() if name in names}
+    ran = _verify(list(terms), rows, terms=terms, **asked) if rows else None
+    report = project_checks.joined(checks, ran, asked["seed"])
+    return report, project_checks.exit_code(report, required)
 
 
 def _report_path(name: str, text: str) -> Path:
@@ -102,7 +149,7 @@ def _report_path(name: str, text: str) -> Path:
     return path
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, title: str) -> None:
     from posexport.report import COLUMNS, rows, summary
 
     table = rows(report)
@@ -115,7 +162,8 @@ def _show(report: Report) -> None:
     }
     shown = [row for row in table if row[1] not in nowhere]
     if shown:
-        title = "Parity with torch in float64" + (", and properties" if len(table) > len(parity) else "")
+        more = {verdict.runtime for verdict in report.verdicts if verdict.label != verdict.runtime} - {"project"}
+        title += ", and properties" if more else ""
         console.show_table(title, COLUMNS, shown, right=("error", "eager's", "allowed"))
     for name, reason in nowhere.items():
         click.echo(f"not run: {name} ({reason})")
@@ -124,7 +172,7 @@ def _show(report: Report) -> None:
 
 def _not_there(report: Report, required: tuple[str, ...]) -> str:
     for verdict in report.verdicts:
-        if verdict.runtime in required and verdict.state == "not run":
+        if verdict.runtime in required and verdict.label == verdict.runtime and verdict.state == "not run":
             return f"required runtime {verdict.runtime} was not run: {verdict.reason}."
     missing = [name for name in required if all(verdict.runtime != name for verdict in report.verdicts)]
     if missing:

@@ -1,7 +1,8 @@
 """ONNX Runtime, CPU or CUDA provider. Inputs and outputs are bound on the device where it is timed.
 
 Options: `provider` ("CPU" or "CUDA"), `threads` (intra-op; default: ONNX Runtime's own choice), `cuda_graph` (capture
-the run once and replay it), `disabled_optimizers` (names of graph optimizers).
+the run once and replay it), `disabled_optimizers` (names of graph optimizers), `graph_level` (how far graphs are
+optimized: one of GRAPH_LEVELS), `io_binding` (false: timed by plain calls, which make their outputs anew each time).
 
 ONNX Runtime falls back to the CPU without an error where its CUDA provider can't load; here that is an error.
 """
@@ -22,10 +23,14 @@ from posexport.errors import RequestError, RuntimeMissingError, unknown
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.base import Arrays, check_options
 from posexport.runtimes.tensors import BF16
+from posexport.timing import timed
 
 _ONNX_BF16 = 16
 _DEVICES = {"CPU": "cpu", "CUDA": "cuda"}
-_OPTIONS = ("provider", "threads", "cuda_graph", "disabled_optimizers")
+_OPTIONS = ("provider", "threads", "cuda_graph", "disabled_optimizers", "graph_level", "io_binding")
+GRAPH_LEVELS = {"all": "ENABLE_ALL", "extended": "ENABLE_EXTENDED", "basic": "ENABLE_BASIC", "disable": "DISABLE_ALL"}
+"""onnxruntime's GraphOptimizationLevel, `ORT_` left out, by the name that the option has."""
+
 _QUIET = 4  # fatal only: what goes wrong comes as an exception with the same words
 
 
@@ -33,9 +38,15 @@ class OrtRunner:
     """One session."""
 
     def __init__(
-        self, session: onnxruntime.InferenceSession, provider: str, cuda_graph: bool = False, stream: Any = None
+        self,
+        session: onnxruntime.InferenceSession,
+        provider: str,
+        cuda_graph: bool = False,
+        stream: Any = None,
+        io_binding: bool = True,
     ) -> None:
         self._session, self._provider, self._cuda_graph, self._stream = session, provider, cuda_graph, stream
+        self._io_binding = io_binding
         self._names = [value.name for value in session.get_outputs()]
         self._types = {value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())}
         self._shared = _shared({value.name for value in session.get_inputs()}, self._names)
@@ -54,6 +65,8 @@ class OrtRunner:
         return {name: _array(value) for name, value in zip(self._names, binding.get_outputs(), strict=True)}
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
+        if not self._io_binding:
+            return timed(lambda: self.run(inputs))
         binding = self._session.io_binding()
         device = _DEVICES[self._provider]
         written = self._shared.values()  # on the CPU a value is the array's own memory
@@ -167,6 +180,10 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
     settings.log_severity_level = _QUIET
     if options.get("threads"):
         settings.intra_op_num_threads = int(options["threads"])
+    level = str(options.get("graph_level", "all"))
+    if level not in GRAPH_LEVELS:
+        raise unknown("graph_level of onnxruntime", level, GRAPH_LEVELS)
+    settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{GRAPH_LEVELS[level]}")
     providers: list[Any] = ["CPUExecutionProvider"]
     if provider == "CUDA":
         onnxruntime.set_default_logger_severity(_QUIET)
@@ -186,4 +203,4 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
             f"onnxruntime {onnxruntime.__version__} could not start {wanted}: "
             "install onnxruntime-gpu with the CUDA and cuDNN libraries that it was built for."
         )
-    return OrtRunner(session, provider, cuda_graph, stream)
+    return OrtRunner(session, provider, cuda_graph, stream, bool(options.get("io_binding", True)))

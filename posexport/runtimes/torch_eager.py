@@ -1,26 +1,29 @@
 """PyTorch eager, on the CPU or a GPU: the block of an artifact, rebuilt from the file's own spec and weights.
 
-Options: `device` ("cpu" or "cuda"), and `dtype`: the artifact's own, or "fp64" for the truth that all are held against
-(the same rounded weights and inputs, everything else in double precision).
+Options: `device` ("cpu" or "cuda"); `dtype`: the artifact's own, or "fp64" for the truth that all are held against
+(the same rounded weights and inputs, everything else in double precision); `streamed`: hold the weights of one layer at
+a time, read anew for each run, so that a stack needs no memory for all of them. It can't be timed then.
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from posexport.artifact import read_onnx
+from posexport.artifact import Artifact, read_onnx
 from posexport.errors import RequestError, RuntimeMissingError, unknown
 from posexport.models.block import Block, build_block
-from posexport.models.weights import TORCH_DTYPES
+from posexport.models.streamed import Streamed
+from posexport.models.weights import TORCH_DTYPES, bytes_of, free_memory
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.base import Arrays, check_options
 from posexport.runtimes.tensors import to_numpy, to_torch
+from posexport.spec import Spec
 
 _DEVICES = ("cpu", "cuda")
 
@@ -43,13 +46,42 @@ class TorchRunner:
         return timed(lambda: self._block(*bound), self._device)
 
     def describe(self) -> dict[str, str]:
-        cuda = self._device.type == "cuda"
-        name = torch.cuda.get_device_name(self._device) if cuda else f"CPU ({platform.machine()})"
-        return {"engine": "torch", "version": str(torch.__version__), "device": name}
+        return _describe(self._device)
 
     def _bind(self, inputs: Arrays) -> tuple[torch.Tensor, ...]:
-        tensors = (to_torch(inputs[name]) for name in self._block.spec.inputs())
-        return tuple(t.to(self._device, self._dtype if t.is_floating_point() else None) for t in tensors)
+        return _bind(self._block.spec, inputs, self._dtype, self._device)
+
+
+class StreamedRunner:
+    """A block of ours of whose weights those of one layer are in memory."""
+
+    def __init__(self, artifact: Artifact, dtype: torch.dtype, device: torch.device) -> None:
+        self._spec, self._dtype, self._device = artifact.spec, dtype, device
+        self._block = Streamed(artifact.spec, artifact.weights(), dtype, device)
+
+    def run(self, inputs: Arrays) -> Arrays:
+        return self.run_all([inputs])[0]
+
+    def run_all(self, inputs: Sequence[Arrays]) -> list[Arrays]:
+        """`run` for several sets of inputs, for which weights are read once."""
+        made = self._block.run([_bind(self._spec, each, self._dtype, self._device) for each in inputs])
+        return [{name: to_numpy(value) for name, value in each.items()} for each in made]
+
+    def prepare(self, inputs: Arrays) -> Callable[[], float]:
+        raise RequestError("torch can't be timed while it reads weights layer by layer: drop the option streamed.")
+
+    def describe(self) -> dict[str, str]:
+        return _describe(self._device)
+
+
+def _describe(device: torch.device) -> dict[str, str]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+    return {"engine": "torch", "version": str(torch.__version__), "device": name}
+
+
+def _bind(spec: Spec, inputs: Arrays, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
+    tensors = (to_torch(inputs[name]) for name in spec.inputs())
+    return tuple(t.to(device, dtype if t.is_floating_point() else None) for t in tensors)
 
 
 def timed(call: Callable[[], object], device: torch.device) -> Callable[[], float]:
@@ -74,12 +106,13 @@ def timed(call: Callable[[], object], device: torch.device) -> Callable[[], floa
     return on_gpu if device.type == "cuda" else on_cpu
 
 
-def load(path: Path, options: Mapping[str, Any]) -> TorchRunner:
+def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner:
     """Rebuild the block of the `.onnx` artifact at `path`.
 
-    Raises RequestError for any other file and for wrong options, RuntimeMissingError where the GPU can't be used.
+    Raises RequestError for any other file, for wrong options and for weights that memory has no room for,
+    RuntimeMissingError where the GPU can't be used.
     """
-    check_options("torch", options, ("device", "dtype"))
+    check_options("torch", options, ("device", "dtype", "streamed"))
     if path.suffix != ".onnx":
         raise RequestError(
             f"torch runs the block of an .onnx artifact, not {path.name!r}: give the .onnx it came from."
@@ -94,6 +127,14 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner:
             raise RuntimeMissingError(f"torch can't use the GPU, {why}.")
         torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
     artifact = read_onnx(path)
-    dtype = getattr(torch, TORCH_DTYPES[options.get("dtype") or artifact.spec.dtype])
-    block = build_block(artifact.spec, artifact.weights(), dtype)
-    return TorchRunner(block, dtype, device)
+    wanted = options.get("dtype") or artifact.spec.dtype
+    dtype = getattr(torch, TORCH_DTYPES[wanted])
+    if options.get("streamed"):
+        return StreamedRunner(artifact, dtype, device)
+    needed, free = bytes_of(artifact.spec, wanted), free_memory()
+    if needed > free:
+        raise RequestError(
+            f"torch would hold {needed / 1e9:.1f} GB of weights of {path.name!r} and {free / 1e9:.1f} GB of memory are "
+            "free: take fewer layers, or leave torch out."
+        )
+    return TorchRunner(build_block(artifact.spec, artifact.weights(), dtype), dtype, device)

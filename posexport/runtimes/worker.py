@@ -34,8 +34,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         load = import_module(request["module"]).load
         runner: Runner = load(Path(request["path"]), request["options"])
-        for inputs, outputs in zip(request["inputs"], request["outputs"], strict=True):
-            save_arrays(Path(outputs), runner.run(load_arrays(Path(inputs))))
+        files = [Path(outputs) for outputs in request["outputs"]]
+        given = (load_arrays(Path(inputs)) for inputs in request["inputs"])
+        run_all = getattr(runner, "run_all", None)  # of one that reads weights anew for each run
+        made = run_all(list(given)) if run_all is not None else map(runner.run, given)
+        for file, outputs in zip(files, made, strict=True):
+            save_arrays(file, outputs)
         return {"id": request["id"], "ok": True, "describe": runner.describe()}
     except PosexportError as error:
         return {"id": request["id"], "ok": False, "error": str(error), "kind": type(error).__name__}
@@ -43,7 +47,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"id": request["id"], "ok": False, "error": f"{type(error).__name__}: {error}"}
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Ctrl-C is the parent's to handle; on Linux the kernel kills this process when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
@@ -57,7 +61,7 @@ def _end_with_parent() -> None:
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Answer requests until the input ends."""
-    _end_with_parent()
+    end_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")

@@ -23,9 +23,11 @@ PARTS = {
     "startup": ("startup", "Start-up"),
     "export": ("export_time", "Export time, against torch.onnx.export of the same block in plain torch"),
     "memory": ("memory", "Export memory"),
+    "stacks": ("stacks", "Stacks of layers: memory and time of an export and of the reference of `verify`"),
     "ort": ("ort_latency", "ONNX Runtime on the CPU, against torch's own opset-18 export of the plain block"),
     "forms": ("forms", "Forms on ONNX Runtime's CPU, against torch eager: causal rope, hidden 1024, 16 heads, fp32"),
     "forms_memory": ("forms_memory", "Memory of the forms on ONNX Runtime's CPU: the same block"),
+    "peers": ("peers", "posexport's best form against its peers on ONNX Runtime's CPU (docs/peers.md)"),
     "kernels": ("kernels", "TensorRT for RTX, fp16, hidden 256, 4 heads"),
 }
 """What is measured: name to (file here, title)."""

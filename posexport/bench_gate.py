@@ -1,0 +1,69 @@
+"""Timing that ends in a judgement: as many processes as it takes to tell whether something got slower."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from posexport.baseline import MOST_PROCESSES, Gate, compare, compare_earlier, notes_on
+from posexport.bench import PROCESSES, bench
+from posexport.bench_candidates import CANDIDATES
+from posexport.bench_result import TIMED, Benchmark, read_benchmark
+
+PATIENCE = 300.0
+"""Seconds after the first judgement in which more processes may be opened to settle it."""
+
+
+def bench_gated(
+    path: Path,
+    *,
+    baseline: Path | None = None,
+    against: Path | None = None,
+    allowed: float,
+    processes: int | None = None,
+    **options: Any,
+) -> tuple[Benchmark, Gate]:
+    """Time the artifact at `path` and judge it by the saved result at `baseline`, or by the earlier artifact `against`.
+
+    `options` are those of `bench`; without scenarios, shapes, runtimes or threads they are the baseline's. `allowed` is
+    a share: 0.05 lets it be 5 % slower. RequestError as `bench` raises it, and for a baseline of something else.
+    """
+    options |= {"processes": processes or PROCESSES, "most_processes": max(processes or 0, MOST_PROCESSES)}
+    if baseline is None:
+        found = bench(path, against=against, enough=_enough(lambda found: compare_earlier(found, allowed)), **options)
+        return found, compare_earlier(found, allowed)
+    base = read_benchmark(baseline)
+    found = bench(
+        path,
+        check=lambda head: notes_on(base, head),
+        enough=_enough(lambda found: compare(found, base, allowed)),
+        **_as_in(base, options),
+    )
+    return found, compare(found, base, allowed)
+
+
+def _enough(judge: Callable[[Benchmark], Gate]) -> Callable[[Benchmark], bool]:
+    """Whether a result is settled, or took all the patience there is."""
+    first: list[float] = []
+
+    def enough(found: Benchmark) -> bool:
+        first.append(time.monotonic())
+        return judge(found).settled or first[-1] - first[0] > PATIENCE
+
+    return enough
+
+
+def _as_in(base: Benchmark, options: dict[str, Any]) -> dict[str, Any]:
+    """Options with what wasn't given taken from the baseline."""
+    filled = dict(options)
+    if not options.get("scenarios") and not options.get("shapes"):
+        filled["scenarios"] = [shape.scenario for shape in base.shapes if shape.scenario is not None]
+        filled["shapes"] = [str(shape.sizes) for shape in base.shapes if shape.scenario is None]
+    if not options.get("runtimes"):
+        timed = {result.runtime for shape in base.shapes for result in shape.results if result.state == TIMED}
+        filled["runtimes"] = [name for name, each in CANDIDATES.items() if name in timed and not each.role]
+    if options.get("threads") is None:
+        filled["threads"] = base.threads
+    return filled

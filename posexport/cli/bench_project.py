@@ -1,0 +1,196 @@
+"""Bare `posexport bench`: every file of the project, held against its budget of time and its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from posexport.cli import console
+from posexport.cli.project_options import open_project, wanted
+from posexport.errors import RequestError
+
+if TYPE_CHECKING:
+    from posexport.baseline import Gate
+    from posexport.bench_result import Benchmark
+    from posexport.project_bench import Kept
+    from posexport.project_files import Product
+
+_COLUMNS = ("file", "runtime", "at", "times", "of", "95 % interval", "allowed", "state")
+
+
+@attrs.define(kw_only=True)
+class Timed:
+    """One file: its result, unless it was not run for a reason, and what was judged of it."""
+
+    product: Product
+    reason: str = ""
+    found: Benchmark | None = None
+    gate: Gate | None = None
+    limits: Sequence[Kept] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; `result` is what `posexport bench FILE --save` writes."""
+        return {
+            "file": str(self.product.path),
+            "artifact": self.product.entry.name,
+            "state": "not run" if self.found is None else "timed",
+            "reason": self.reason,
+            "limits": [attrs.asdict(each) for each in self.limits],
+            "result": self.result(),
+        }
+
+    def result(self) -> dict[str, Any] | None:
+        """The result with its gate."""
+        if self.found is None:
+            return None
+        return self.found.to_dict() | ({} if self.gate is None else {"gate": self.gate.to_dict()})
+
+
+def bench_project(
+    named: str | None,
+    *,
+    runtimes: tuple[str, ...],
+    required: tuple[str, ...],
+    peers: bool,
+    processes: int | None,
+    save: str | None,
+    strict: bool,
+    as_json: bool,
+    options: Mapping[str, Any],
+) -> int:
+    """Time all files; exits 1 where one is out of date, fails or is slower than allowed, 3 where a required runtime
+    was not run, or nothing was."""
+    project = open_project(named)
+    required = tuple(dict.fromkeys((*required, *project.require)))
+    with console.progress("loading torch"):
+        from posexport import project_bench
+        from posexport.baseline import read_allowed
+        from posexport.bench_candidates import CANDIDATES, choose
+        from posexport.project_files import products
+    required = tuple(name for name in required if name in CANDIDATES)  # others run no kernels: verify needs them
+    choose((*runtimes, *required))
+    files = products(project)
+    sources, _ = wanted(project, files)
+    chosen = (*runtimes, *required) if runtimes else ()
+    folder = _folder(save)
+    todo = []
+    for product in files:
+        names, reason = project_bench.timed_on(product, chosen)
+        todo.append((product, names, reason))
+    stale = project_bench.stale_files([product for product, _, reason in todo if reason is None], sources)
+    for path, why in stale.items():
+        click.echo(f"{path} is out of date ({why}): run 'posexport build'.", err=True)
+    if stale:
+        return 1
+    saved = {product.path: folder and folder / project_bench.result_name(product) for product in files}
+    bases = {
+        product.path: project_bench.baseline_of(project, product, saved[product.path])
+        for product, _, reason in todo
+        if reason is None
+    }
+    done = []
+    for product, names, reason in todo:
+        if reason is not None:
+            done.append(Timed(product=product, reason=reason))
+            continue
+        asked = {**options, **project_bench.asked_of(product), "runtimes": names}
+        asked["peers"] |= peers
+        allowed = product.entry.max_regression
+        timed = _time(
+            product, bases[product.path], read_allowed("5%") if allowed is None else allowed, processes, asked
+        )
+        timed.limits = project_bench.judge(product, timed.found) if timed.found else ()
+        target, result = saved[product.path], timed.result()
+        if target is not None and result is not None:
+            from posexport.files import write_json
+
+            write_json(target, result)
+        done.append(timed)
+    code, why = _exit_code(done, required, strict)
+    if as_json:
+        rows = [each.to_dict() for each in done]
+        head = {"kind": "bench-project", "version": 1, "project": str(project.file), "exit_code": code}
+        console.show_json({**head, "files": rows})
+    else:
+        _show(done, peers, str(project.file))
+    if why:
+        click.echo(f"Error: {why}.", err=True)
+    return code
+
+
+def _folder(save: str | None) -> Path | None:
+    if save is None:
+        return None
+    path = Path(save)
+    if path.suffix or path.is_file():
+        raise RequestError(f"--save is {save!r}: for a project give a folder, which gets a result for each file.")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _time(product: Product, base: Path | None, allowed: float, processes: int | None, asked: dict[str, Any]) -> Timed:
+    with console.progress(f"reading {product.path.name}") as (bar, task):
+        from posexport.bench import PROCESSES, bench
+        from posexport.bench_gate import bench_gated
+
+        def progress(step: str) -> None:
+            bar.update(task, description=f"{product.path.name}: {step}", advance=0)
+
+        if base is not None:
+            found, gate = bench_gated(
+                product.path, baseline=base, allowed=allowed, processes=processes, progress=progress, **asked
+            )
+            return Timed(product=product, found=found, gate=gate)
+        keeps = product.entry.baseline is not None
+        count = processes or (PROCESSES if keeps else 1)
+        return Timed(product=product, found=bench(product.path, processes=count, progress=progress, **asked))
+
+
+def _exit_code(done: Sequence[Timed], required: Sequence[str], strict: bool) -> tuple[int, str]:
+    """The exit code, and a sentence without its full stop where it needs one."""
+    from posexport.project_bench import broken
+
+    results = [result for each in done if each.found for shape in each.found.shapes for result in shape.results]
+    failed = next((result for result in results if result.state == "failed"), None)
+    if failed is not None:
+        return 1, f"{failed.runtime} failed: {failed.reason}"
+    if any(broken(each.limits, strict) or (each.gate and each.gate.exit_code(strict)) for each in done):
+        return 1, ""
+    for name in required:
+        states = [result.state for result in results if result.runtime == name]
+        if not states or "not run" in states:
+            why = next((result.reason for result in results if result.runtime == name), "no file is timed on it")
+            return 3, f"required runtime {name} was not run: {why}"
+    if not results:
+        return 3, "nothing was timed: see the reasons"
+    return 0, ""
+
+
+def _show(done: Sequence[Timed], peers: bool, project: str) -> None:
+    from posexport.cli.bench_tables import show_benchmark, show_gate
+
+    for each in done:
+        if each.found is not None:
+            show_benchmark(each.found, peers)
+        if each.gate is not None:
+            show_gate(each.gate)
+    rows = [_row(each.product.path.name, limit) for each in done for limit in each.limits]
+    if rows:
+        console.show_table(f"Budget of {project}", _COLUMNS, rows, right=("times", "allowed"))
+    for each in done:
+        for limit in each.limits:
+            if limit.reason:
+                click.echo(f"{each.product.path.name}, {limit.scenario} on {limit.runtime}: {limit.reason}")
+        if each.reason:
+            click.echo(f"not run: {each.product.path.name} ({each.reason})")
+
+
+def _row(file: str, each: Kept) -> tuple[str, ...]:
+    known = each.ratio is not None
+    interval = f"{each.low:.2f} to {each.high:.2f}" if known else "-"
+    ratio = f"{each.ratio:.2f}" if known else "-"
+    return (file, each.runtime, each.scenario, ratio, each.peer, interval, f"{each.limit:g}", each.state)

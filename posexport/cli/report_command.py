@@ -1,0 +1,77 @@
+"""`posexport report`: what results say, as one page for people and as Markdown for a job's summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from posexport.cli import console
+from posexport.errors import RequestError
+
+if TYPE_CHECKING:
+    from posexport.page_blocks import Box
+
+_TAKEN = (".onnx", ".plan", ".json", ".npz", ".data", ".safetensors")
+
+
+@click.command()
+@click.argument("results", metavar="RESULTS...", nargs=-1, required=True)
+@click.option("--output", "-o", metavar="FILE", default="report.html", help="the page  [default: report.html]")
+@click.option("--markdown", metavar="FILE", help="write the same as Markdown, such as a job's summary")
+@click.option("--title", metavar="TEXT", default="", help="the page's title  [default: posexport report]")
+@click.option("--json", "as_json", is_flag=True, help="print what stands in the three boxes as JSON")
+def report(results: tuple[str, ...], output: str, markdown: str | None, title: str, as_json: bool) -> None:
+    """Write one page, with no network needed, of results: what is fastest, what is wrong, what was not run.
+
+    RESULTS are JSON files that verify --json, bench --save, tune, matrix and plot --json wrote, artifacts (.onnx,
+    .plan), or folders of these.
+    """
+    paths = [Path(text) for text in results]
+    page_file = _target("--output", output, (".html", ".htm"))
+    summary_file = None if markdown is None else _target("--markdown", markdown, ())
+    if summary_file is not None and summary_file.resolve() == page_file.resolve():
+        raise RequestError(f"{output!r} can't hold both the page and the Markdown: name two files.")
+    with console.progress("reading results") as (bar, task):
+        from posexport.files import staged
+        from posexport.page import make_page, to_html
+        from posexport.page_markdown import to_markdown
+
+        page = make_page(paths, title, lambda name: bar.update(task, description=f"reading {name}"))
+        bar.update(task, description="writing")
+        with staged() as files:
+            files.write(page_file, lambda file: file.write(to_html(page).encode()))
+            if summary_file is not None:
+                files.write(summary_file, lambda file: file.write(to_markdown(page).encode()))
+    written = [str(page_file), *([str(summary_file)] if summary_file else [])]
+    for name in page.left:
+        click.echo(f"left out: {name} (it holds no results of posexport)", err=True)
+    if as_json:
+        console.show_json({"written": written, "boxes": [_plain(box) for box in page.boxes], "left": list(page.left)})
+        return
+    console.show_facts(f"wrote {' and '.join(written)}", [(box.title, _said(box)) for box in page.boxes])
+
+
+def _target(option: str, text: str, suffixes: tuple[str, ...]) -> Path:
+    path = Path(text)
+    if suffixes and path.suffix not in suffixes:
+        raise RequestError(f"{option} is {text!r}: give a name that ends in {suffixes[0]}.")
+    if path.suffix in _TAKEN:
+        raise RequestError(f"{option} {text!r} has the name of an artifact or of results: give another, such as .md.")
+    if not path.parent.is_dir() or path.is_dir():
+        raise RequestError(f"{option} {text!r} can't be written: give the name of a file in a folder that is there.")
+    return path
+
+
+def _said(box: Box) -> str:
+    first = "".join(" ".join(["", *filter(None, (point.label, point.head, point.figure))]) for point in box.points[:1])
+    return f"{box.verdict}{first}"
+
+
+def _plain(box: Box) -> dict[str, object]:
+    points = [
+        {"label": each.label, "head": each.head, "figure": each.figure, "text": each.text}
+        for each in (*box.points, *box.rest)
+    ]
+    return {"id": box.id, "title": box.title, "verdict": box.verdict, "points": points}

@@ -1,0 +1,338 @@
+"""`posexport tune`: the best way to write a block for one runtime, raced, verified, and written with its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from posexport.cli import console
+from posexport.cli.checkpoint_options import checkpoint_of
+from posexport.cli.spec_options import (
+    check_layers_follow,
+    field_options,
+    parameters_of,
+    preset_options,
+    read_config,
+    spec_of,
+)
+from posexport.errors import RequestError
+from posexport.fields import integer, text
+from posexport.forms import TARGETS
+from posexport.models import ENCODINGS
+from posexport.scenarios import Scenario, read_scenario
+from posexport.spec import DTYPES, FORMS, OPSETS, Spec
+from posexport.tune_result import TWIN
+from posexport.tune_space import OBJECTIVES, RUNTIMES, Limits, check_objective, check_runtime
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from posexport.tune import Block, Request
+    from posexport.tune_result import Result, Row
+
+_FIELDS = [field.name for field in attrs.fields(Spec) if field.name != "dtype"]
+_USUAL = 512
+
+
+@attrs.frozen(kw_only=True)
+class TuneOptions:
+    """Options that are no part of the spec, validated wherever they come from."""
+
+    runtime: str = text("ort-cpu", "runtime to tune for")
+    objective: str = text("latency", "what is made small")
+    scenario: str | None = text(None, "what is timed")
+    batch: int | None = integer(None, "fixed batch size", optional=True)
+    seq: int | None = integer(None, "fixed sequence length", optional=True)
+    max_seq: int | None = integer(None, "fixed length of shared caches", optional=True)
+    seed: int | None = integer(None, "seed of the weights", at_least=0, optional=True)
+    weights: str | None = text(None, "a .safetensors file")
+    output: str | None = text(None, "the file to write")
+
+
+@click.command()
+@click.option("--config", metavar="FILE", help="read options from a TOML file; those on the command line win")
+@click.option("--preset", metavar="NAME", help="a layer of a public model; 'posexport list --presets' shows them")
+@click.option("--from", metavar="PATH", help="a layer of a Hugging Face checkpoint: its folder, or its config.json")
+@click.option("--layer", metavar="N", help="with --from, take that layer's weights too  [default: from --seed]")
+@click.option("--encoding", metavar="NAME", help="one of: " + ", ".join(ENCODINGS))
+@click.option("--for", "runtime", metavar="NAME", help=f"one of: {', '.join(RUNTIMES)}  [default: ort-cpu]")
+@click.option("--scenario", metavar="NAME:SIZE", help="prefill:512, decode:2048 (tokens in the cache) or batch:8")
+@click.option("--objective", metavar="NAME", help=f"one of: {', '.join(OBJECTIVES)}  [default: latency]")
+@click.option("--dtype", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(DTYPES)}")
+@click.option("--form", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(FORMS)}")
+@click.option("--target", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(TARGETS)}")
+@click.option("--opset", metavar="N", multiple=True, help=f"only this one, repeatable, {OPSETS[0]} to {OPSETS[-1]}")
+@lambda command: field_options(command, _FIELDS)
+@click.option("--batch", metavar="N", help="fix the batch size  [default: dynamic]")
+@click.option("--seq", metavar="N", help="fix the sequence length  [default: dynamic]")
+@click.option("--max-seq", metavar="N", help="fix the length of shared caches  [default: dynamic]")
+@click.option("--weights", metavar="FILE", help="take weights from a .safetensors file  [default: from --seed]")
+@click.option("--seed", metavar="N", help="seed of the random weights  [default: 0]")
+@click.option("--output", "-o", metavar="FILE", help="the artifact to write  [default: <encoding>.onnx, or .plan]")
+@click.option("--save", metavar="FILE", help="write the whole result as JSON, for 'posexport report'")
+@click.option("--cache", metavar="DIR", help="what was found out is kept here  [default: .posexport-tune beside it]")
+@click.option("--resume/--no-resume", default=True, help="use what the cache holds  [default: yes]")
+@click.option("--json", "as_json", is_flag=True, help="print the whole result as JSON")
+def tune(
+    config: str | None,
+    preset: str | None,
+    parameters: tuple[str, ...],
+    save: str | None,
+    cache: str | None,
+    resume: bool,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """Find the fastest form, dtype, opset and runtime options for a block, and write it.
+
+    Exits 1 where nothing that was tried is verified; then nothing is written.
+    """
+    options, encoding_set = _options(config, preset, parameters, given)
+    known = {field.name for field in attrs.fields(TuneOptions)}
+    rest = TuneOptions(**{name: value for name, value in options.items() if name in known})
+    check_runtime(rest.runtime)
+    check_objective(rest.objective)
+    limits = Limits(
+        forms=_several(options, "form"),
+        targets=_several(options, "target"),
+        opsets=tuple(_Opset(opset=each).opset for each in _several(options, "opset")),
+    )
+    if rest.weights is not None and rest.seed is not None:
+        raise RequestError("both weights and seed were given: weights come from a file or from a seed, so drop one.")
+    specs = _specs(options, encoding_set)
+    first = next(iter(specs.values()))
+    scenario = _scenario(rest, first)
+    ending = ".plan" if rest.runtime.startswith("tensorrt") else ".onnx"
+    output = Path(f"{preset or first.encoding.name}{ending}" if rest.output is None else rest.output)
+    if output.suffix != ending:
+        raise RequestError(f"output {str(output)!r} must end in {ending} for {rest.runtime}: name it like x{ending}.")
+    saved = None if save is None else Path(save)
+    for path in (output, *([saved] if saved else [])):
+        if not path.parent.is_dir() or path.is_dir():
+            raise RequestError(f"output {str(path)!r} can't be written: give a file in a folder that is there.")
+    if saved is not None and saved.suffix != ".json":
+        raise RequestError(f"--save {save!r} must end in .json: name it like tune.json.")
+    with console.progress("loading torch") as (bar, task):
+        from posexport.files import write_json
+        from posexport.tune import Request, Store
+        from posexport.tune import tune as run
+        from posexport.tune_store import FOLDER
+
+        request = Request(scenario=scenario, runtime=rest.runtime, objective=rest.objective, limits=limits)
+        _check_there(request)
+        block = _block(options, encoding_set, rest, specs)
+        store = Store(output.parent / FOLDER if cache is None else Path(cache), resume)
+        result = run(block, request, output, store, lambda step: bar.update(task, description=step))
+    if saved is not None:
+        write_json(saved, result.to_dict())
+    if as_json:
+        console.show_json(result.to_dict())
+    else:
+        _show(result, output)
+    if result.winner is None:
+        click.echo("Error: nothing that was tried is verified, so nothing was written: see the reasons.", err=True)
+        return 1
+    return 0
+
+
+@attrs.frozen(kw_only=True)
+class _Opset:
+    opset: int = integer(OPSETS[0], "ONNX opset", at_least=OPSETS[0], at_most=OPSETS[-1])
+
+
+def _options(
+    config: str | None, preset: str | None, parameters: tuple[str, ...], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Everything that was given, the command line last; and the encoding's parameters."""
+    options: dict[str, Any] = {}
+    if preset is not None:
+        for name, value in (("config", config), ("encoding", given["encoding"]), ("from", given["from"])):
+            if value is not None:
+                raise RequestError(
+                    f"both preset and {name} were given: a preset is a whole block, so drop one of them."
+                )
+        options = preset_options(preset)
+    elif config is not None:
+        options = read_config(Path(config), [*("for" if name == "runtime" else name for name in given)])
+        if "for" in options:
+            options["runtime"] = options.pop("for")
+    told = {name: value for name, value in given.items() if value not in (None, ())}
+    given_set = parameters_of(parameters)
+    check_layers_follow(options, {**told, **given_set})
+    encoding_set = {**options.pop("set", {}), **given_set}
+    return {**options, **told}, encoding_set
+
+
+def _several(options: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    """An option that may be given several times: on the command line, or as a list in a file."""
+    found = options.get(name, ())
+    return tuple(found) if isinstance(found, list | tuple) else (found,)
+
+
+def _spec(options: Mapping[str, Any], encoding_set: Mapping[str, Any], dtype: str) -> Spec:
+    asked = {**options, "dtype": dtype}
+    checkpoint = checkpoint_of({**asked, "layer": None}, encoding_set)
+    return spec_of(asked, encoding_set) if checkpoint is None else checkpoint.spec
+
+
+def _specs(options: Mapping[str, Any], encoding_set: Mapping[str, Any]) -> dict[str, Spec]:
+    """The spec in each dtype that was given, or in every one; one that a dtype can't hold is left out, unless that is
+    so of all."""
+    if options.get("layer") is not None and options.get("from") is None:
+        checkpoint_of(options, encoding_set)  # says what is wrong
+    specs, wrong = {}, None
+    for dtype in dict.fromkeys(_several(options, "dtype") or DTYPES):
+        try:
+            specs[dtype] = _spec(options, encoding_set, dtype)
+        except RequestError as error:
+            if options.get("dtype") is not None:
+                raise
+            wrong = wrong or error
+    if not specs and wrong is not None:
+        raise wrong
+    return specs
+
+
+def _block(
+    options: Mapping[str, Any], encoding_set: Mapping[str, Any], rest: TuneOptions, specs: dict[str, Spec]
+) -> Block:
+    """What is tuned; weights are loaded when a program is exported, in the dtype of that."""
+    from posexport.files import sha256_of
+    from posexport.models.weights import read_weights, seeded_weights
+    from posexport.tune import Block
+
+    source, from_layer = f"seed {rest.seed or 0}", options.get("layer") is not None
+    if rest.weights is not None:
+        spec, _ = read_weights(Path(rest.weights), next(iter(specs.values())))
+        if "bias" in options and spec.bias != next(iter(specs.values())).bias:
+            raise RequestError(
+                f"bias was given but {rest.weights!r} has biases for {', '.join(spec.bias) or 'no projection'}: with "
+                "weights the file decides, so drop bias."
+            )
+        specs = {dtype: attrs.evolve(each, bias=spec.bias) for dtype, each in specs.items()}
+        source = f"file {sha256_of(Path(rest.weights))}"
+    elif from_layer:
+        dtype = next(iter(specs))
+        found = checkpoint_of({**options, "dtype": dtype}, encoding_set)
+        assert found is not None and found.weights is not None
+        source = f"layer {_digest(found.weights)} as {dtype}"
+
+    def load(dtype: str) -> tuple[Spec, Mapping[str, Tensor]]:
+        if rest.weights is not None:
+            return read_weights(Path(rest.weights), specs[dtype])
+        if from_layer:
+            loaded = checkpoint_of({**options, "dtype": dtype}, encoding_set)
+            assert loaded is not None and loaded.weights is not None
+            return loaded.spec, loaded.weights
+        return specs[dtype], seeded_weights(specs[dtype], rest.seed or 0)
+
+    fixed = {name: size for name in ("batch", "seq", "max_seq") if (size := getattr(rest, name)) is not None}
+    return Block(specs=specs, load=load, source=source, fixed=fixed)
+
+
+def _digest(weights: Mapping[str, Tensor]) -> str:
+    """A hash of tensors by name."""
+    import hashlib
+
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in weights.items():
+        digest.update(f"{name} {list(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _scenario(rest: TuneOptions, spec: Spec) -> Scenario:
+    """The one that was given; else a prompt, or a step where there is a cache, of a usual length that the block has."""
+    if rest.scenario is not None:
+        found = read_scenario(rest.scenario)
+        if len(found) != 1 or found[0].swept:
+            raise RequestError(
+                f"--scenario {rest.scenario!r} is {len(found)} sizes: tune for one, such as {found[0].kind}:512."
+            )
+        if found[0].kind == "decode" and spec.kv_cache is None:
+            raise RequestError(
+                f"--scenario {rest.scenario} is a step over a cache, and this block has none: give --kv-cache too, or "
+                "a prefill."
+            )
+        return found[0]
+    room = min(each for each in (_USUAL, rest.max_seq, spec.position_limit()) if each)
+    if spec.kv_cache is None or (rest.seq or 1) > 1:
+        return Scenario("prefill", rest.seq or room)
+    return Scenario("decode", max(min(_USUAL, room - 1), 1))
+
+
+def _check_there(request: Request) -> None:
+    from posexport.tune import check_there
+
+    check_there(request.runtime)
+
+
+_TIMED = ("median ms", "to winner", "interval", "rounds", "memory")
+_COUNTED = ("kernels", "attention", "planned memory")
+
+
+def _timed(row: Row) -> tuple[str, ...]:
+    ratio = row.ratio
+    return (
+        "-" if row.seconds is None else f"{row.seconds.median * 1e3:.3f}",
+        "-" if ratio is None else f"{ratio.median:.2f}x",
+        "-" if ratio is None else f"{ratio.low:.2f} to {ratio.high:.2f}",
+        str(row.rounds) if row.rounds else "-",
+        "-" if row.memory is None else console.megabytes(row.memory),
+    )
+
+
+def _counted(row: Row) -> tuple[str, ...]:
+    found = row.kernels
+    if found is None:
+        return ("-", "-", "-")
+    fused = "fused" if found["fused_attention"] else "not fused"
+    return (f"{found['count']}+{found['host_steps']}", fused, console.megabytes(found["planned_memory"]))
+
+
+def _show(result: Result, output: Path) -> None:
+    counted = any(row.kernels is not None for row in result.candidates)
+    columns, cells = (_COUNTED, _counted) if counted else (_TIMED, _timed)
+    rows = [
+        (str(row.candidate), row.state, *cells(row), row.reason)
+        for row in sorted(result.candidates, key=_order)
+        if not row.reason.endswith(TWIN)
+    ]
+    twins = len(result.candidates) - len(rows)
+    console.show_table(
+        f"{result.encoding} for {result.target}, {result.scenario}, {result.objective}: {result.method}",
+        ("candidate", "state", *columns, "why"),
+        rows,
+        right=[name for name in columns if name not in ("attention", "interval")],
+    )
+    if twins:
+        click.echo(f"{twins} more are the same graph as one of these, and were {TWIN}; --json lists them\n")
+    share = f" ({result.runs / result.everything:.0%} of timing everything)" if result.everything else ""
+    known = f"; {result.known} facts were in the cache" if result.known else ""
+    cost = f"{result.seconds:.1f} s, {result.runs} runs{share}{known}"
+    if result.winner is not None:
+        ready = " ".join(f"{name}={value}" for name, value in result.winner["settings"].items())
+        console.show_facts(
+            f"wrote {output}",
+            [
+                ("winner", result.winner["name"]),
+                ("why", result.winner["reason"]),
+                ("verified on", result.winner["verified"]),
+                ("run it with", ready),
+                ("cost", cost),
+                ("manifest", f"{output}.json"),
+            ],
+        )
+    if result.busy > 0.2:
+        click.echo(f"The machine was busy (other work took {result.busy:.0%} of the CPU): tune again at rest.")
+
+
+def _order(row: Row) -> tuple[int, float]:
+    states = ("won", "raced", "dropped", "failed", "refused", "not run")
+    return states.index(row.state), row.ratio.median if row.ratio else 1e9

@@ -1,0 +1,150 @@
+"""The machine that a measurement was taken on: what a time depends on beside the artifact. What isn't known is None."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from posexport import __version__
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "OMP_WAIT_POLICY",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "GOMP_CPU_AFFINITY",
+)
+"""Environment variables that change how many threads an engine has, where they run, and how they wait."""
+
+ENGINES = ("torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx")
+
+_GPU_FIELDS = {"name": str, "driver_version": str, "power.limit": float, "clocks.max.sm": float, "memory.total": float}
+_GPU_NAMES = ("name", "driver", "power_limit_watts", "largest_clock_mhz", "memory_mb")
+
+
+def machine() -> dict[str, Any]:
+    """Plain data; memory in bytes, frequencies in MHz, temperatures left out. It takes a few milliseconds (with an
+    NVIDIA driver, the time that nvidia-smi takes)."""
+    frequency = None
+    with contextlib.suppress(OSError, NotImplementedError, AttributeError):
+        frequency = psutil.cpu_freq()
+    return {
+        "cpu": cpu_model(),
+        "architecture": platform.machine(),
+        "cores": psutil.cpu_count(logical=False),
+        "logical_cpus": psutil.cpu_count(),
+        "affinity": _affinity(),
+        "largest_mhz": (frequency.max or None) if frequency else None,
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "turbo": _turbo(),
+        "virtual": _virtual(),
+        "power": _power(),
+        "memory": psutil.virtual_memory().total,
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "posexport": __version__,
+        "engines": _engines(),
+        "thread_variables": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
+        "gpu": _gpu(),
+    }
+
+
+SAME = ("cpu", "architecture", "logical_cpus", "affinity", "governor", "memory", "thread_variables", "engines", "gpu")
+"""What must agree before two measurements are of "the same machine"."""
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The facts in which two records differ, of those that times depend on most."""
+    return [name for name in SAME if one.get(name) != other.get(name)]
+
+
+def cpu_model() -> str | None:
+    """The processor's name as its maker writes it."""
+    for line in (_read("/proc/cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model", "cpu model"):
+            return value.strip() or None
+    return platform.processor() or None
+
+
+def _affinity() -> list[int] | None:
+    """The CPUs that this process may run on."""
+    with contextlib.suppress(AttributeError, OSError, psutil.Error):
+        return list(psutil.Process().cpu_affinity() or []) or None
+    return None
+
+
+def _turbo() -> bool | None:
+    boost = _read("/sys/devices/system/cpu/cpufreq/boost")
+    off = _read("/sys/devices/system/cpu/intel_pstate/no_turbo")
+    if boost is not None:
+        return boost == "1"
+    return None if off is None else off == "0"
+
+
+def _virtual() -> bool | None:
+    """Whether it is a virtual machine, whose neighbours can't be seen."""
+    for line in (_read("/proc/cpuinfo") or "").splitlines():
+        if line.startswith("flags"):
+            return "hypervisor" in line.split()
+    return None
+
+
+def _power() -> str | None:
+    """ "mains" or "battery"; None where there is no battery to tell by."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        battery = psutil.sensors_battery()
+        if battery is not None and battery.power_plugged is not None:
+            return "mains" if battery.power_plugged else "battery"
+    return None
+
+
+def _engines() -> dict[str, str]:
+    found = {}
+    for name in ENGINES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _gpu() -> dict[str, Any] | None:
+    """The first GPU by nvidia-smi: name, driver, power limit in W, largest clock in MHz, memory in MB."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    ask = [tool, "--id=0", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    values = [value.strip() for value in said.split(",")]
+    if len(values) != len(_GPU_FIELDS):
+        return None
+    return {
+        name: _number(value) if kind is float else value
+        for name, kind, value in zip(_GPU_NAMES, _GPU_FIELDS.values(), values, strict=True)
+    }
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:  # "[N/A]"
+        return None
+
+
+def _read(path: str) -> str | None:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return Path(path).read_text().strip()
+    return None

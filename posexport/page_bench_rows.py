@@ -1,0 +1,135 @@
+"""Timings as the page compares them: every candidate of one block in one scenario, whichever file it stands in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from posexport.page_blocks import plural
+from posexport.page_sources import Result
+
+PEERS = {
+    "floor": "floor: bare matmuls",
+    "torch": "torch eager",
+    "torch-compile": "torch.compile",
+    "torch-onnx": "torch.onnx.export",
+    "ort-optimizer": "ORT's optimizer",
+}
+"""What others' candidates are called, by the role that `ratios` names too."""
+
+_SIZES = ("batch", "seq", "past_seq", "max_seq", "encoder_seq")
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """One candidate at one shape, with the file that it was timed for."""
+
+    file: str
+    head: dict[str, Any]
+    shape: dict[str, Any]
+    result: dict[str, Any]
+
+    @property
+    def runtime(self) -> str:
+        return str(self.result["runtime"])
+
+    @property
+    def role(self) -> str:
+        """The peer that it is, or nothing for a runtime that runs the artifact."""
+        name = self.runtime.removesuffix("-cuda")
+        return name if name in PEERS else "against" if name.startswith("against:") else ""
+
+    @property
+    def timed(self) -> bool:
+        return bool(self.result["state"] == "timed")
+
+    @property
+    def median(self) -> float:
+        return float(self.result["seconds"]["median"])
+
+    def ratio(self, peer: str) -> dict[str, Any] | None:
+        return (self.result.get("ratios") or {}).get(peer)
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """All candidates of one block in one scenario; `where` is the scenario, `words` what it means.
+
+    `heads` are all files of the block by name, so that a candidate is called the same in every scenario.
+    """
+
+    block: str
+    heads: Mapping[str, dict[str, Any]]
+    where: str
+    words: str
+    rows: tuple[Row, ...]
+
+    @property
+    def ranked(self) -> list[Row]:
+        """The candidates that may win, the fastest first: whatever was timed but the floor."""
+        return sorted((row for row in self.rows if row.timed and row.role != "floor"), key=lambda row: row.median)
+
+    def name(self, row: Row, with_file: bool = True) -> str:
+        """What a candidate is called: its runtime, and what sets its file apart from the others of the block."""
+        heads = list(self.heads.values())
+        dtypes = len({head["dtype"] for head in heads}) > 1
+        own = [row.head["form"], *([row.head["dtype"]] if dtypes else [])]
+        if len({head["opset"] for head in heads if _same(head, row.head)}) > 1:
+            own.append(f"opset {row.head['opset']}")
+        if row.role in PEERS:
+            device = " on CUDA" if row.runtime.endswith("-cuda") else ""
+            return f"{PEERS[row.role]}{device}" + (f" · {row.head['dtype']}" if dtypes else "")
+        alike = (head for head in heads if _same(head, row.head))
+        twins = [head for head in alike if head["opset"] == row.head["opset"]]
+        return " · ".join([row.runtime, *own, *([row.file] if with_file and len(twins) > 1 else [])])
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(one[key] == other[key] for key in ("form", "dtype"))
+
+
+def rows_of(results: Sequence[Result]) -> Iterator[Row]:
+    """Every candidate at every shape of every file."""
+    for result in results:
+        for shape in result.data["shapes"]:
+            for each in shape["results"]:
+                yield Row(file=result.name, head=result.data, shape=shape, result=each)
+
+
+def comparisons(results: Sequence[Result]) -> list[Comparison]:
+    """The rows by block and scenario, in the order in which they come."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows_of(results):
+        groups.setdefault((_block(row.head), _where(row.shape)), []).append(row)
+    heads: dict[str, dict[str, dict[str, Any]]] = {}
+    for (block, _), rows in groups.items():
+        heads.setdefault(block, {}).update({row.file: row.head for row in rows})
+    return [
+        Comparison(block=block, heads=heads[block], where=where, words=_words(rows[0].shape), rows=tuple(rows))
+        for (block, where), rows in groups.items()
+    ]
+
+
+def _block(head: dict[str, Any]) -> str:
+    spec = head.get("spec") or {}
+    size = spec.get("hidden_size")
+    layers = spec.get("layers") or 1
+    told = [head["encoding"], *([f"hidden {size}"] if size else []), *([f"{layers} layers"] if layers != 1 else [])]
+    return ", ".join(str(each) for each in told)
+
+
+def _where(shape: dict[str, Any]) -> str:
+    given = shape.get("scenario")
+    return str(given or ", ".join(f"{key} {shape[key]}" for key in _SIZES if shape.get(key) is not None))
+
+
+def _words(shape: dict[str, Any]) -> str:
+    """A shape for somebody who doesn't know the scenarios' names."""
+    past, tokens = (
+        shape.get("past_seq") or 0,
+        plural(shape["seq"], "token" if not shape.get("past_seq") else "new token"),
+    )
+    said = f"{tokens} behind {past:,} in the cache" if past else f"{tokens} at once"
+    return said if shape["batch"] == 1 else f"{shape['batch']:,} × {said}"

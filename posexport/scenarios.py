@@ -1,0 +1,49 @@
+"""Scenarios: what an artifact is timed at, by name. `prefill:1024` is a prompt of 1024 tokens, `decode:2048` one new
+token behind 2048 in the cache, `batch:8` eight prompts of the usual length. A name alone is the whole sweep.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from posexport.errors import RequestError, unknown
+
+SWEEPS: dict[str, tuple[int, ...]] = {
+    "prefill": (1, 16, 128, 512, 1024, 4096, 16384),
+    "decode": (1, 128, 512, 2048, 8192, 32768),
+    "batch": (1, 2, 4, 8, 16, 32),
+}
+"""The sizes of each whole sweep: new tokens, tokens in the cache, prompts side by side."""
+
+_LARGEST = 2**31 - 1
+
+
+@attrs.frozen
+class Scenario:
+    """One point of a sweep. `swept` where nobody named its size: it is left out where an artifact can't take it."""
+
+    kind: str
+    size: int
+    swept: bool = attrs.field(default=False, eq=False)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.size}"
+
+
+def read_scenario(text: str) -> list[Scenario]:
+    """The scenarios of `prefill`, `decode:2048` or `batch:4,8`; RequestError for anything else."""
+    kind, colon, sizes = text.strip().partition(":")
+    if kind not in SWEEPS:
+        raise unknown("scenario", kind, SWEEPS)
+    if not colon:
+        return [Scenario(kind, size, swept=True) for size in SWEEPS[kind]]
+    return [Scenario(kind, _size(text, size)) for size in sizes.split(",")]
+
+
+def _size(text: str, size: str) -> int:
+    size = size.strip()
+    if not (size.isascii() and size.isdigit() and 1 <= int(size) <= _LARGEST):
+        raise RequestError(
+            f"--scenario {text!r} has the size {size!r}: give whole numbers from 1 to {_LARGEST}, such as prefill:1024."
+        )
+    return int(size)

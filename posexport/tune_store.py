@@ -1,0 +1,72 @@
+"""What a tuning has already found out, in a folder: an interrupted one goes on from there, a repeated one is quick.
+
+A fact is kept under the hash of everything that it depends on (bytes of files, options, sizes, versions, the machine),
+in `<hash>.json`; whatever changes makes another hash. The programs themselves lie in `files` while the tuning runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from posexport.errors import RequestError
+from posexport.files import write_json
+
+FOLDER = ".posexport-tune"
+_VERSION = 1
+"""Of what is kept: facts of another one are not read."""
+
+
+class Store:
+    """Facts by what they depend on. `resume` False: nothing is read, all is found anew."""
+
+    def __init__(self, folder: Path, resume: bool = True) -> None:
+        self._folder, self._resume = folder, resume
+        self.found = 0
+        """How many facts were there from an earlier tuning."""
+        self._own: set[Path] = set()
+        try:
+            self.files.mkdir(parents=True, exist_ok=True)
+            ignore = folder / ".gitignore"
+            if not ignore.exists():
+                ignore.write_text("*\n")
+        except OSError as error:
+            raise RequestError(
+                f"can't write to the cache {str(folder)!r} ({error.strerror}): give another folder with --cache."
+            ) from None
+
+    @property
+    def files(self) -> Path:
+        """Where programs lie."""
+        return self._folder / "files"
+
+    def get(self, key: Mapping[str, Any], find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The fact of `key` (plain data); `find` is called, and what it gives is kept, where it isn't known."""
+        text = json.dumps({"version": _VERSION, **key}, sort_keys=True, separators=(",", ":"))
+        path = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        known = self._read(path, json.loads(text)) if self._resume or path in self._own else None
+        if known is not None:
+            self.found += path not in self._own
+            self._own.add(path)
+            return known
+        fact = find()
+        self._own.add(path)
+        write_json(path, {"key": json.loads(text), "fact": fact})
+        return fact
+
+    def clear_files(self) -> None:
+        """Remove the programs; what was found out of them stays."""
+        shutil.rmtree(self.files, ignore_errors=True)
+
+    @staticmethod
+    def _read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        try:
+            data = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError):  # not there, or damaged: then it is found anew
+            return None
+        whole = isinstance(data, dict) and data.get("key") == key and isinstance(data.get("fact"), dict)
+        return dict(data["fact"]) if whole else None

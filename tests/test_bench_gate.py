@@ -1,0 +1,265 @@
+"""`posexport bench --save`, `--baseline` and `--against`: what they write, say and exit with. Workers are scripted, but
+in the slow test, which plants transposes into a graph."""
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from helpers import small_spec
+
+from posexport import bench_field, runtimes, timing
+from posexport.artifact import write_onnx
+from posexport.cli import main
+from posexport.export import export
+from posexport.models.weights import seeded_weights
+
+
+@pytest.fixture(scope="module")
+def block(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = small_spec("none")
+    path = tmp_path_factory.mktemp("gate") / "block.onnx"
+    write_onnx(export(spec, seeded_weights(spec, 0)), path)
+    return path
+
+
+class Speeds:
+    """Workers whose runs take a millisecond times a factor by runtime, give or take, the same in every test."""
+
+    def __init__(self, factors: dict[str, float]) -> None:
+        self.factors, self.opened = factors, 0
+
+    def worker(self, module: str) -> Any:
+        speeds = self
+
+        class Scripted:
+            pid = None
+            factor = 1.0
+
+            def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
+                if request["do"] == "open":
+                    speeds.opened += 1
+                    luck = 1 + 0.004 * (speeds.opened * 7 % 5 - 2)
+                    self.factor = luck * speeds.factors.get(request["role"] or request["runtime_name"], 1.0)
+                done: dict[str, dict[str, Any]] = {
+                    "open": {"describe": {}, "load_seconds": 1.0, "build_seconds": None},
+                    "shape": {"seconds": 1.0, "memory": 1, "gpu_memory": None, "resident": 1, "turn_seconds": 1e-3}
+                    | {"build_seconds": None, "describe": {}},
+                    "time": {"seconds": [1e-3 * self.factor] * 3},
+                }
+                return {"ok": True, **done[request["do"]]}
+
+            def close(self) -> None:
+                pass
+
+        return Scripted()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.setattr(runtimes, "gpu_missing", lambda: "no GPU")
+    monkeypatch.setattr(timing, "interleave", partial(timing.interleave, pause=0.0))
+
+    def run(*arguments: object, **factors: float) -> Result:
+        speeds = Speeds({name.replace("_", "-"): factor for name, factor in factors.items()})
+        monkeypatch.setattr(bench_field, "Worker", speeds.worker)
+        return CliRunner().invoke(main, ["bench", *map(str, arguments)])
+
+    return run
+
+
+@pytest.fixture
+def base(block: Path, bench: Callable[..., Result], tmp_path: Path) -> Path:
+    path = tmp_path / "base.json"
+    result = bench(block, "--runtime", "ort-cpu", "--scenario", "prefill:5,6", "--save", path)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.endswith(f"saved to {path}\n")
+    return path
+
+
+def test_a_saved_result_says_what_it_is(base: Path) -> None:
+    found = json.loads(base.read_text())
+    assert list(found)[:4] == ["kind", "version", "file", "sha256"]
+    assert (found["kind"], found["version"], found["processes"]) == ("bench", 1, 7)
+    assert [shape["scenario"] for shape in found["shapes"]] == ["prefill:5", "prefill:6"]
+    assert "torch-compile" not in {result["runtime"] for result in found["shapes"][0]["results"]}
+    assert len(found["shapes"][0]["results"][-1]["processes"]["floor"]) == 7
+
+
+def test_a_spec_with_lists_is_its_own_baseline(bench: Callable[..., Result], tmp_path: Path) -> None:
+    spec = small_spec("alibi", slopes="1,2,3,4", bias=["q_proj"])
+    path, saved = tmp_path / "lists.onnx", tmp_path / "base.json"
+    write_onnx(export(spec, seeded_weights(spec, 0)), path)
+    for options in (("--save", saved, "--runtime", "ort-cpu", "--shape", "seq=4"), ("--baseline", saved)):
+        result = bench(path, *options)
+        assert result.exit_code == 0, result.output
+
+
+def test_an_equal_build_is_fine(block: Path, bench: Callable[..., Result], base: Path) -> None:
+    result = bench(block, "--baseline", base)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.endswith("Nothing got slower.\n")
+    assert "ort-cuda" not in result.stdout  # the runtimes, and the scenarios, are those of the baseline
+    assert [line for line in result.stdout.splitlines() if line.startswith(" ort-cpu   prefill:")]
+
+
+def test_a_slowdown_exits_1_with_the_table(block: Path, bench: Callable[..., Result], base: Path) -> None:
+    result = bench(block, "--baseline", base, "--max-regression", "10%", ort_cpu=1.3)
+    assert result.exit_code == 1, result.output
+    assert "got slower by more than 10.0%?" in result.stdout
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith(" ort-cpu   prefill:5 "))
+    assert line.split()[2] == "+30.0%" and line.split()[-1] == "slower"
+    assert result.stdout.endswith("2 of 2 got slower.\n")
+
+
+def test_a_slower_machine_is_no_slowdown(block: Path, bench: Callable[..., Result], base: Path) -> None:
+    result = bench(block, "--baseline", base, ort_cpu=3.0, torch=3.0, floor=3.0)
+    assert result.exit_code == 0, result.output
+
+
+def test_what_cannot_be_told_passes_but_for_strict(block: Path, bench: Callable[..., Result], base: Path) -> None:
+    limits = ("--max-regression", "5%", "--processes", 3)
+    result = bench(block, "--baseline", base, *limits, ort_cpu=1.05)
+    assert result.exit_code == 0, result.output
+    assert "can't tell" in result.stdout and "2 of 2 can't be told at this noise" in result.stdout
+    assert bench(block, "--baseline", base, *limits, "--strict", ort_cpu=1.05).exit_code == 1
+
+
+def test_the_gate_is_in_the_json(block: Path, bench: Callable[..., Result], base: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "now.json"
+    result = bench(block, "--baseline", base, "--json", "--save", saved, ort_cpu=1.3)
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert json.loads(saved.read_text()) == found
+    assert found["gate"]["allowed"] == 0.05
+    assert [change["state"] for change in found["gate"]["changes"]] == ["slower", "slower"]
+
+
+@pytest.mark.parametrize(("factor", "code", "said"), [(1.0, 0, "Nothing got slower."), (0.8, 1, "1 of 1 got slower.")])
+def test_an_earlier_artifact_is_timed_beside(
+    block: Path, bench: Callable[..., Result], tmp_path: Path, factor: float, code: int, said: str
+) -> None:
+    old = tmp_path / "old.onnx"
+    old.write_bytes(block.read_bytes())
+    result = bench(block, "--runtime", "ort-cpu", "--shape", "seq=5", "--against", old, against=factor)
+    assert result.exit_code == code, result.output
+    assert result.stdout.endswith(f"{said}\n")
+    assert " against:ort-cpu " in result.stdout and "the earlier artifact" in result.stdout
+
+
+def other(tmp_path: Path) -> Path:
+    spec = small_spec("none", hidden_size=64)
+    path = tmp_path / "other.onnx"
+    write_onnx(export(spec, seeded_weights(spec, 0)), path)
+    return path
+
+
+def test_wrong_comparisons_exit_2_before_anything_is_timed(
+    block: Path, bench: Callable[..., Result], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another = other(tmp_path)
+    cases: list[tuple[tuple[object, ...], str]] = [
+        ((another, "--baseline", base), "the baseline is of file 'block.onnx'"),
+        ((block, "--baseline", base, "--shape", "seq=9"), "batch=1,seq=5 is in the baseline only"),
+        ((block, "--baseline", base, "--threads", 1), "the threads of the baseline are"),
+        ((block, "--baseline", tmp_path / "none.json"), "can't read"),
+        ((block, "--baseline", block), "can't read"),
+        ((block, "--against", another), "'other.onnx' is another block than 'block.onnx'"),
+        ((block, "--against", base), "is neither .onnx nor .plan"),
+        ((block, "--baseline", base, "--against", block), "--baseline and --against were both given"),
+        ((block, "--max-regression", "5%"), "--max-regression was given without something to compare with"),
+        ((block, "--strict"), "--strict was given without something to compare with"),
+        ((block, "--baseline", base, "--max-regression", "much"), "--max-regression is 'much'"),
+        ((block, "--save", tmp_path / "no" / "x.json"), "--save is"),
+        ((block, "--save", tmp_path), "--save is"),
+        ((block, "--scenario", "decode:5"), "--scenario decode:5: 'block.onnx' has no cache"),
+        ((block, "--seconds", "0"), "seconds is '0'"),
+        ((block, "--processes", "0"), "processes is '0'"),
+    ]
+    for arguments, said in cases:
+        monkeypatch.setattr(Speeds, "worker", lambda self, module: pytest.fail("a process was started"))
+        result = bench(*arguments)
+        assert result.exit_code == 2, (arguments, result.output)
+        assert result.stderr.startswith("Error: ") and said in result.stderr, result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_planted_transposes_are_caught_and_an_equal_build_is_not(tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "benchmarks"))
+    try:
+        import gate
+    finally:
+        sys.path.pop(0)
+    block, old = tmp_path / "block.onnx", tmp_path / "old.onnx"
+    gate.make(block)
+    old.write_bytes(block.read_bytes())
+    limits = ("--runtime", "ort-cpu", "--scenario", "prefill:256", "--against", old)
+    equal = CliRunner().invoke(main, ["bench", *map(str, (block, *limits))])
+    assert equal.exit_code == 0, equal.output
+    gate.plant(block, 12)
+    planted = CliRunner().invoke(main, ["bench", *map(str, (block, *limits))])
+    assert planted.exit_code == 1, planted.output
+    assert "1 of 1 got slower." in planted.stdout
+
+
+def test_a_planted_graph_computes_the_same(tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "benchmarks"))
+    try:
+        import gate
+    finally:
+        sys.path.pop(0)
+    from posexport.bench_shapes import Sizes, seeded_inputs
+    from posexport.runtimes import runtime
+
+    block = tmp_path / "block.onnx"
+    gate.make(block, hidden=32)
+    inputs = seeded_inputs(small_spec("rope", hidden_size=32), Sizes(seq=7), 0)
+    before = runtime("ort-cpu").load(block).run(inputs)["output"]
+    gate.plant(block, 2)
+    after = runtime("ort-cpu").load(block).run(inputs)["output"]
+    assert (before == after).all()
+
+
+def commands() -> list[list[str]]:
+    """Every command of docs/bench.md, in order."""
+    page = (Path(__file__).parents[1] / "docs" / "bench.md").read_text()
+    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    return [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
+
+
+def test_the_commands_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: Callable[..., Result]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_field.Field, "_made", lambda self, role, name, **fields: Path("block.onnx"))
+    for command, *arguments in commands():
+        result = bench(*arguments) if command == "bench" else CliRunner().invoke(main, [command, *arguments])
+        assert result.exit_code == 0, result.output
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run_on_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in commands():
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0 or "--baseline" in arguments, result.output  # noise may hide or feign a change
+
+
+def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    from posexport import bench_gate
+    from posexport.baseline import Change, Gate
+
+    clock = iter([0.0, 1.0, bench_gate.PATIENCE + 1.0])
+    monkeypatch.setattr(bench_gate.time, "monotonic", lambda: next(clock))
+    unsure = Gate(
+        allowed=0.05, confidence=0.99, changes=(Change(runtime="a", shape="b", state="can't tell", more=True),)
+    )
+    enough = bench_gate._enough(lambda found: unsure)
+    assert [enough(None) for _ in range(3)] == [False, False, True]  # type: ignore[arg-type]

@@ -1,0 +1,121 @@
+"""The floor counts the products and bytes of a block, and runs them."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import small_spec
+
+from posexport import floor
+from posexport.bench_shapes import Sizes, seeded_inputs
+from posexport.spec import Spec
+
+
+def made(spec: Spec, **sizes: int) -> floor.Work:
+    inputs = seeded_inputs(spec, Sizes(**sizes), 0)
+    return floor.work(spec, inputs, floor._sizes(spec, inputs))
+
+
+def test_a_prompt_counts_four_projections_and_two_products_of_heads() -> None:
+    spec = small_spec("rope", hidden_size=32, num_heads=4)
+    found = made(spec, batch=2, seq=5)
+    assert found.projections == ((10, 32, 32),) * 4
+    assert found.attention == (8, 5, 8, 5)
+    assert found.bytes == 4 * 4 * 32 * 32
+    assert found.operations == 2 * (4 * 10 * 32 * 32 + 2 * 8 * 5 * 8 * 5)
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, int], Any, int]] = {
+    "step": ({"kv_cache": "concat"}, {"seq": 1, "past_seq": 7}, (4, 1, 8, 8), 4 * (4 * 32 * 32 + 2 * 7 * 32)),
+    "buffer": (
+        {"kv_cache": "shared"},
+        {"seq": 1, "past_seq": 7, "max_seq": 64},
+        (4, 1, 8, 8),
+        4 * (4 * 32 * 32 + 2 * 7 * 32),
+    ),
+    "groups": ({"num_kv_heads": 2}, {"seq": 3}, (2, 6, 8, 3), 4 * (2 * 32 * 32 + 2 * 32 * 16)),
+    "half": ({"dtype": "fp16"}, {"seq": 3}, (4, 3, 8, 3), 2 * 4 * 32 * 32),
+    "layers": ({"layers": 3}, {"seq": 3}, (4, 3, 8, 3), 3 * 4 * 4 * 32 * 32),
+    "mlp": (
+        {"block": "transformer", "mlp": "swiglu", "intermediate_size": 40},
+        {"seq": 3},
+        (4, 3, 8, 3),
+        4 * (4 * 32 * 32 + 3 * 32 * 40),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_work_is_that_of_the_block(name: str) -> None:
+    over, sizes, attention, size = CASES[name]
+    found = made(small_spec("none", hidden_size=32, num_heads=4, **over), **sizes)
+    assert found.attention == attention
+    assert found.bytes == size
+
+
+def test_an_encoder_gives_the_keys() -> None:
+    found = made(small_spec("none", hidden_size=32, num_heads=4, cross=True), seq=3, encoder_seq=9)
+    assert found.attention == (4, 3, 8, 9)
+    assert [rows for rows, _, _ in found.projections] == [3, 9, 9, 3]
+
+
+WORK = floor.Work(projections=((3, 8, 8), (3, 8, 4)), attention=(2, 3, 4, 5), layers=2, bytes=1000)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_products_run_in_torch(one_by_one: bool) -> None:
+    assert floor._by_torch(WORK, torch.float32, one_by_one)() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_products_run_in_onnxruntime(dtype: torch.dtype) -> None:
+    assert floor._by_ort(WORK, dtype, 1)() > 0
+
+
+def test_all_products_are_nodes_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    seen = []
+    real = onnxruntime.InferenceSession
+
+    def session(model: bytes, *args: Any, **more: Any) -> Any:
+        seen.append(model)
+        return real(model, *args, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    floor._by_ort(WORK, torch.float32, 1)
+    import onnx
+
+    graph = onnx.load_from_string(seen[0]).graph
+    assert [node.op_type for node in graph.node] == ["MatMul"] * 8  # (2 projections and 2 of heads) in 2 layers
+
+
+def test_what_cannot_run_is_left_out_while_something_can() -> None:
+    def broken() -> Any:
+        raise RuntimeError("not implemented for 'Half'")
+
+    _, name, _ = floor._fastest({"broken": broken, "slow": lambda: lambda: 2.0, "fast": lambda: lambda: 1.0})
+    assert name == "fast"
+    with pytest.raises(RuntimeError, match="Half"):
+        floor._fastest({"broken": broken})
+
+
+def test_the_floor_is_the_larger_of_products_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec("none", kv_cache="concat")
+    inputs = seeded_inputs(spec, Sizes(seq=1, past_seq=7), 0)
+    for products, read, bound in ((2.0, 1.0, "products"), (1.0, 2.0, "bytes")):
+        for name, seconds in (("_by_torch", products), ("_by_ort", products), ("_by_sum", read), ("_by_vector", read)):
+            monkeypatch.setattr(floor, name, lambda *args, seconds=seconds: lambda: seconds)
+        runner = floor.FloorRunner(spec, "cpu", None)
+        assert runner.prepare(inputs)() == 2.0
+        assert runner.describe()["bound"].startswith(bound)
+
+
+def test_the_roofline_is_the_larger_of_operations_and_bytes_at_measured_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([1.0, 1e-9, 1e-9, 1.0])  # product and read, twice
+    monkeypatch.setattr(floor, "timed", lambda call, device: lambda: next(seconds))
+    monkeypatch.setattr(floor, "PEAK_SIDE", 8)
+    monkeypatch.setattr(floor, "PEAK_BYTES", 64)
+    call = floor._roofline(WORK, torch.float32, torch.device("cpu"))
+    assert call() == pytest.approx(WORK.operations / (2 * 8**3))
+    assert call() == pytest.approx(WORK.bytes / 64)

@@ -1,0 +1,123 @@
+"""Budgets of time: judged with their interval on plain data, and which scenarios and runtimes a project asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import cli, refused
+
+from posexport.bench_result import Benchmark, Shape, Timing
+from posexport.bench_shapes import Sizes
+from posexport.errors import RequestError
+from posexport.project import find_project
+from posexport.project_bench import asked_of, baseline_of, broken, judge, timed_on
+from posexport.project_files import Product, products
+from posexport.timing import Ratio
+
+HEAD = '[[artifact]]\nname = "one"\nencoding = "rope"\nhidden-size = 16\nnum-heads = 2\n'
+
+
+def product(folder: Path, more: str) -> Product:
+    (folder / "posexport.toml").write_text(HEAD + more)
+    return products(find_project(str(folder / "posexport.toml")))[-1]
+
+
+def measured(*results: Timing) -> Benchmark:
+    shape = Shape(scenario="prefill:8", sizes=Sizes(batch=1, seq=8), rounds=5, results=results)
+    told: dict[str, Any] = {"file": "one.onnx", "sha256": "0", "encoding": "rope", "form": "native", "opset": 23}
+    told |= {"dtype": "fp32", "spec": {}, "rounds": 5, "burst": 3, "processes": 1, "seed": 0, "busy": 0.0}
+    return Benchmark(**told, machine={}, threads=None, shapes=(shape,))
+
+
+def timed(low: float, median: float, high: float, name: str = "ort-cpu") -> Timing:
+    return Timing(
+        runtime=name, state="timed", ratios={"torch": Ratio(median=median, low=low, high=high, confidence=0.95)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "median", "high", "state"),
+    [(0.3, 0.4, 0.5, "fine"), (0.55, 0.6, 0.7, "can't tell"), (0.7, 0.8, 0.9, "slower")],
+)
+def test_a_limit_is_judged_with_the_interval(
+    low: float, median: float, high: float, state: str, tmp_path: Path
+) -> None:
+    one = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-torch = 0.6}}")
+    torch = Timing(
+        runtime="torch", state="timed", ratios={"torch": Ratio(median=1.0, low=1.0, high=1.0, confidence=0.95)}
+    )
+    (kept,) = judge(one, measured(torch, timed(low, median, high)))
+    assert (kept.runtime, kept.peer, kept.state, kept.ratio) == ("ort-cpu", "torch", state, median)
+    assert broken([kept], strict=False) is (state == "slower")
+    assert broken([kept], strict=True) is (state != "fine")
+
+
+def test_what_was_not_timed_is_not_run_with_its_reason(tmp_path: Path) -> None:
+    one = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-torch = 1, runtime = 'ort-cuda'}}")
+    gone = Timing(runtime="ort-cuda", state="not run", reason="no GPU")
+    (kept,) = judge(one, measured(timed(0.1, 0.2, 0.3), gone))
+    assert (kept.runtime, kept.state, kept.reason) == ("ort-cuda", "not run", "no GPU")
+    assert not broken([kept], strict=False)
+    assert broken([kept], strict=True)
+    other = product(tmp_path, "budget = {latency = {scenario = 'prefill:9', of-torch = 1}}")
+    assert [each.state for each in judge(other, measured(timed(0.1, 0.2, 0.3)))] == ["not run"]
+    unheld = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-floor = 1}}")
+    assert [each.reason for each in judge(unheld, measured(timed(0.1, 0.2, 0.3)))] == ["floor was not timed beside it"]
+
+
+def test_what_is_timed_is_what_the_budget_needs(tmp_path: Path) -> None:
+    latency = "[{scenario = 'decode:8', of-torch = 1}, {scenario = 'decode:8', of-floor = 1}]"
+    one = product(tmp_path, f"runtimes = ['torch', 'ort-cpu', 'tensorrt-import']\nbudget = {{latency = {latency}}}")
+    assert timed_on(one, ()) == (("ort-cpu",), None)
+    assert asked_of(one) == {"scenarios": ("decode:8",), "peers": False}
+    assert timed_on(one, ("ort-cuda",)) == ((), "none of its runtimes is one to be timed")
+    peers = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-torch-onnx = 1}}")
+    assert asked_of(peers)["peers"]
+    plan = product(tmp_path, "compile = {}")
+    assert timed_on(plan, ("ort-cpu",)) == (("tensorrt-rtx",), "tensorrt-rtx was not asked for")
+
+
+def test_a_baseline_is_there_or_this_run_makes_it(tmp_path: Path) -> None:
+    one = product(tmp_path, "baseline = 'bench'")
+    project = find_project(str(tmp_path / "posexport.toml"))
+    with pytest.raises(RequestError, match="posexport bench --save"):
+        baseline_of(project, one, None)
+    assert baseline_of(project, one, tmp_path / "bench" / "one.json") is None
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "one.json").write_text("{}")
+    assert baseline_of(project, one, tmp_path / "one.json") == tmp_path / "bench" / "one.json"
+
+
+def test_options_of_one_file_are_refused_and_missing_files_name_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product(tmp_path, "")
+    monkeypatch.chdir(tmp_path)
+    for option in (("--scenario", "prefill:8"), ("--baseline", "x.json"), ("--max-regression", "5%")):
+        refused(cli("bench", *option), option[0], "without a file")
+    refused(cli("bench", "x.onnx", "--project", "posexport.toml"), "both a file and --project")
+    refused(cli("bench", "--save", "x.json"), "give a folder")
+    result = cli("bench")
+    assert result.exit_code == 1
+    assert "one.onnx is out of date (it is not there): run 'posexport build'" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_project_is_timed_saved_and_gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    latency = "{scenario = 'prefill:8', of-floor = 1e6}, {scenario = 'prefill:8', of-torch = 1e-6}"
+    product(tmp_path, f"runtimes = ['ort-cpu']\nbaseline = 'bench'\nbudget = {{latency = [{latency}]}}")
+    monkeypatch.chdir(tmp_path)
+    assert cli("build").exit_code == 0
+    few = ("--rounds", "3", "--processes", "1")
+    refused(cli("bench", *few), "posexport bench --save bench")
+    over = cli("bench", *few, "--save", "bench")
+    assert over.exit_code == 1, over.output
+    assert (tmp_path / "bench" / "one.json").is_file()
+    assert "fine" in over.stdout
+    assert "slower" in over.stdout
+    product(tmp_path, "runtimes = ['ort-cpu']\nbaseline = 'bench'\nmax-regression = '900%'")
+    gated = cli("bench", *few, "--json")
+    assert gated.exit_code == 0, gated.output
+    assert '"gate"' in gated.stdout

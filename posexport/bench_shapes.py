@@ -121,7 +121,7 @@ class Subject:
 
     def _most(self) -> int | None:
         """How many positions there are, where a table holds them."""
-        return self.spec.position_limit()
+        return self.spec.token_limit()
 
     def _check(self, sizes: Sizes) -> Sizes:
         for dim, (low, _, high) in self.ranges.items():

@@ -221,6 +221,11 @@ class Spec:
         limits = [kind.encoding.position_limit() for kind in self.kinds()]
         return min((limit for limit in limits if limit is not None), default=None)
 
+    def token_limit(self) -> int | None:
+        """The most tokens whose positions are all known and all different, or None where there is no limit."""
+        limit = self.position_limit()
+        return None if limit is None else limit ** max(self.position_axes, 1)
+
     def reach(self) -> int:
         """The largest distance beyond which nothing changes any more in some layer; 0 where no layer has one."""
         return max(

@@ -109,7 +109,7 @@ def _from_onnx(path: Path) -> _Source:
     inputs = artifact.inputs()
     fixed = {dim: low for dim, (low, high) in bounds_of(artifact.spec.inputs(), inputs).items() if low == high}
     shapes = {name: shape for name, (shape, _) in inputs.items()}
-    spans = profiles_of(shapes, (), artifact.spec.position_limit(), fixed)
+    spans = profiles_of(shapes, (), artifact.spec.token_limit(), fixed)
     file = BACKENDS["onnxruntime"][1]
     data = (manifest or {}).get("external_data")
     data = data if isinstance(data, dict) else {}

@@ -60,7 +60,7 @@ def build(artifact: Artifact, options: BuildOptions, phase: Phase = lambda _: No
     inputs = artifact.inputs()
     fixed = {dim: low for dim, (low, high) in bounds_of(artifact.spec.inputs(), inputs).items() if low == high}
     shapes = {key: shape for key, (shape, _) in inputs.items()}
-    profiles = profiles_of(shapes, options.profile, artifact.spec.position_limit(), fixed)
+    profiles = profiles_of(shapes, options.profile, artifact.spec.token_limit(), fixed)
     trt = trt_api.load(options.runtime)
     cancelled = threading.Event()
     return _in_thread(lambda: _build(trt, artifact, options, profiles, phase, cancelled), cancelled)

@@ -261,7 +261,7 @@ def _scenario(rest: TuneOptions, spec: Spec) -> Scenario:
                 "a prefill."
             )
         return found[0]
-    room = min(each for each in (_USUAL, rest.max_seq, spec.position_limit()) if each)
+    room = min(each for each in (_USUAL, rest.max_seq, spec.token_limit()) if each)
     if spec.kv_cache is None or (rest.seq or 1) > 1:
         return Scenario("prefill", rest.seq or room)
     return Scenario("decode", max(min(_USUAL, room - 1), 1))

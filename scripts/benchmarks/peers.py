@@ -2,7 +2,7 @@
 
 Peers are torch eager, torch.compile, torch's own ONNX export at opsets 18, 20 and 24 (posexport.peers), and that file
 through ONNX Runtime's transformers optimizer and through onnxscript's fusions; beside them stands the floor. One block,
-one process, two threads. A first race finds posexport's fastest form, as `posexport tune` does; fresh sessions then
+one process, two threads. A first race finds posexport's fastest form, over forms and targets; fresh sessions then
 time it beside all peers, so that luck in the race is no merit. Results: docs/results/peers.json and docs/peers.md.
 """
 

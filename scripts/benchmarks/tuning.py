@@ -37,7 +37,7 @@ SETS: dict[str, dict[str, Any]] = {
     "swin": {"window_size": 32},
     "swinv2": {"window_size": 32},
 }
-"""Parameters of encodings whose defaults hold too few positions; windows are squares, timed along one side."""
+"""Parameters of encodings whose defaults hold too few positions."""
 
 
 @click.command()
@@ -86,7 +86,7 @@ def _measure(
     name: str, hidden: int, tokens: int, rounds: int, dtypes: tuple[str, ...], limits: Limits
 ) -> dict[str, Any]:
     block = _block(name, hidden, dtypes)
-    limit = next(iter(block.specs.values())).position_limit()
+    limit = next(iter(block.specs.values())).token_limit()
     request = Request(scenario=Scenario("prefill", min(tokens, limit or tokens)), limits=limits)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)

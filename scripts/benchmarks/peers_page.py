@@ -42,9 +42,9 @@ process.
   `optimize_for_ort`. Two that fuse nothing leave the file as it was, so they are not timed. Every output is compared
   with torch eager's before anything is timed (1e-3).
 - **posexport** is its fastest form for ONNX Runtime, found in a race of its own over forms and targets (`posexport
-  tune` also tries opsets and the session's options, which peers don't get either), and then timed in fresh sessions. A decode step may keep its cache in a shared buffer of 2560 places, written in place; the
-  caches of all peers grow, as torch's do. Where a buffer was faster, a column says by how much it beats posexport's
-  fastest form with grown caches.
+  tune` also tries opsets and the session's options, which peers don't get either), and then timed in fresh sessions. A
+  decode step may keep its cache in a shared buffer of 2560 places, written in place; the caches of all peers grow, as
+  torch's do. Where a buffer was faster, a column says by how much it beats posexport's fastest form with grown caches.
 - **Floor.** The bare matrix products of the block, or the bytes that a decode step must read, whichever takes longer
   (`posexport.floor`). Scores count as whole rectangles: a causal kernel that skips masked keys can be faster.
 - **Ratios** are posexport's time over the peer's, round by round in random order with pauses, the median over all

@@ -8,6 +8,7 @@ a pick is slower, or costs more than its share.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tools import versions
 
 from posexport.cli import console
 from posexport.errors import RequestError
-from posexport.files import staged, write_json
+from posexport.files import json_bytes, staged
 from posexport.machine import machine
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.weights import seeded_weights
@@ -57,29 +58,41 @@ def main(
     forms: tuple[str, ...],
     dry: bool,
 ) -> None:
-    """Tune and time everything, for every encoding."""
-    rows = []
-    with console.progress("tuning", total=len(only or ENCODINGS)) as (bar, task):
-        for name in only or ENCODINGS:
-            row = _measure(name, hidden_size, tokens, rounds, dtypes, Limits(forms=forms))
-            rows.append(row)
-            bar.advance(task)
-            click.echo("  ".join(_cells(row)))
+    """Tune and time everything, for every encoding; those left out keep their figures, if all else is the same."""
     found = {
         "kind": "tuning",
         "version": 1,
         "block": {"hidden_size": hidden_size, "tokens": tokens, "dtypes": list(dtypes), "rounds": rounds},
         "machine": machine(),
         "versions": versions(),
-        "rows": rows,
     }
-    if not dry:
-        RESULTS.parent.mkdir(exist_ok=True)
-        write_json(RESULTS, found)
-        page = _page(found)
-        with staged() as files:
-            files.write(PAGE, lambda file: file.write(page.encode()))
-    raise SystemExit(int(any(row["state"] == "failed" for row in rows)))
+    rows = {} if dry else _stored(found)
+    failed = False
+    with console.progress("tuning", total=len(only or ENCODINGS)) as (bar, task):
+        for name in only or ENCODINGS:
+            row = rows[name] = _measure(name, hidden_size, tokens, rounds, dtypes, Limits(forms=forms))
+            failed |= row["state"] == "failed"
+            bar.advance(task)
+            click.echo("  ".join(_cells(row)))
+            if not dry:
+                _write({**found, "rows": [rows[each] for each in ENCODINGS if each in rows]})
+    raise SystemExit(int(failed))
+
+
+def _stored(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows that stand, by encoding, where they were measured with the same block, versions and rounds."""
+    if not RESULTS.exists():
+        return {}
+    data = json.loads(RESULTS.read_bytes())
+    same = all(data[key] == found[key] for key in ("block", "versions"))
+    return {row["encoding"]: row for row in data["rows"]} if same else {}
+
+
+def _write(found: dict[str, Any]) -> None:
+    page = _page(found)
+    with staged() as files:
+        files.write(RESULTS, lambda file: file.write(json_bytes(found)))
+        files.write(PAGE, lambda file: file.write(page.encode()))
 
 
 def _measure(

@@ -27,7 +27,9 @@ from posexport.spec import FORMS, Spec
 EXTERNAL_FROM = 1_500_000_000
 """Bytes of weights from which they go to `<file>.data` beside the file (protobuf ends at 2 GiB)."""
 
-_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
+TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
+"""The packages whose versions decide the bytes of a file; manifests name them."""
+
 _METADATA = ("posexport.spec", "posexport.form", "posexport.version")
 _DTYPES = {1: "fp32", 10: "fp16", 16: "bf16", 7: "int64", 6: "int32", 11: "fp64", 9: "bool"}
 
@@ -102,16 +104,30 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     return data
 
 
+def external_of(path: Path) -> dict[str, str]:
+    """The sha256 of each file of external data that the manifest of the artifact at `path` names, by file name; none
+    where the manifest isn't there or can't be read."""
+    try:
+        data = (read_manifest(path) or {}).get("external_data")
+    except RequestError:
+        data = None
+    found = data if isinstance(data, dict) else {}
+    return {name: sha256 for name, sha256 in found.items() if Path(name).name == name}
+
+
 def write_onnx(model: ir.Model, path: Path, external_from: int = EXTERNAL_FROM) -> dict[str, Any]:
     """Write a model that `export` made, and its manifest; returns the manifest.
 
-    Weights of `external_from` bytes or more in all go to `<file>.data`. Raises RequestError where the folder can't be
+    Weights of `external_from` bytes or more in all go to `<file>.data`; one of an earlier file, which is no longer
+    needed, is removed where that file's manifest names it. Raises RequestError where the folder can't be
     written; every file is then as it was.
     """
     spec = read_spec(json.loads(model.metadata_props["posexport.spec"]))
+    data = onnx_file.data_path(path)
+    before = external_of(path)
     graph = onnx_file.skeleton(model).graph
+    hashes: dict[str, str] = {}
     with staged() as files:
-        hashes = {}
         size = sum(tensor.nbytes for tensor in onnx_file.weights_of(model).values())
         _check_room(path.parent, size)
         if size >= external_from:
@@ -131,9 +147,11 @@ def write_onnx(model: ir.Model, path: Path, external_from: int = EXTERNAL_FROM) 
             "outputs": [_entry(value) for value in graph.output],
             "opset": model.opset_imports[""],
             "domains": dict(sorted(model.opset_imports.items())),
-            "tools": {name: metadata.version(name) for name in _TOOLS},
+            "tools": {name: metadata.version(name) for name in TOOLS},
         }
         files.write(manifest_path(path), lambda file: file.write(json_bytes(manifest)))
+    if data.name in before and not hashes:
+        data.unlink(missing_ok=True)
     return manifest
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 
-from posexport.bench_candidates import AGAINST, CANDIDATES
+from posexport.bench_candidates import AGAINST, is_peer
 from posexport.bench_result import TIMED, Benchmark, Shape, Timing
 from posexport.errors import RequestError
 from posexport.machine import differences
@@ -115,6 +115,14 @@ def notes_on(base: Benchmark, found: Benchmark) -> tuple[str, ...]:
     if base.threads != found.threads:
         theirs_, ours_ = (each.threads or "each runtime's own" for each in (base, found))
         raise RequestError(f"the threads of the baseline are {theirs_}, those of this run {ours_}: give the same.")
+    if base.cuda_graph != found.cuda_graph:
+        with_, without = ("baseline", "run") if base.cuda_graph else ("run", "baseline")
+        raise RequestError(f"the {with_} has --cuda-graph, the {without} has not: time both with it or both without.")
+    if not any(each.state == TIMED and not is_peer(each.runtime) for shape in base.shapes for each in shape.results):
+        raise RequestError(
+            "the baseline timed nothing that runs the artifact, so nothing can be compared: save one of a runtime that "
+            "is here."
+        )
     notes = [
         f"The baseline's {name} is {getattr(base, name)}, this one's {getattr(found, name)}."
         for name in ("form", "opset")
@@ -139,22 +147,24 @@ def compare(found: Benchmark, base: Benchmark, allowed: float) -> Gate:
         _changed(before, shapes[str(shape.sizes)], allowed)
         for shape in base.shapes
         for before in shape.results
-        if before.state == TIMED and _gated(before.runtime)
+        if before.state == TIMED and not is_peer(before.runtime)
     ]
     return Gate(allowed=allowed, confidence=CONFIDENCE, changes=tuple(changes), notes=notes)
 
 
-def compare_earlier(found: Benchmark, allowed: float) -> Gate:
-    """Every runtime against the earlier artifact in the same rounds."""
-    changes = [
-        _beside(result, shape, allowed) for shape in found.shapes for result in shape.results if _gated(result.runtime)
-    ]
+def compare_earlier(found: Benchmark, allowed: float, named: Sequence[str] = ()) -> Gate:
+    """Every runtime against the earlier artifact in the same rounds; what ran neither is left out where something else
+    did, unless it is among `named`."""
+    both = [(each, shape) for shape in found.shapes for each in shape.results if not is_peer(each.runtime)]
+    ran = [(each, shape) for each, shape in both if each.runtime in named or not _ran_neither(each, shape)]
+    changes = [_beside(result, shape, allowed) for result, shape in ran or both]
     return Gate(allowed=allowed, confidence=CONFIDENCE, changes=tuple(changes))
 
 
-def _gated(name: str) -> bool:
-    """Whether a candidate runs the artifact: peers are what it is measured by."""
-    return name in CANDIDATES and not CANDIDATES[name].role
+def _ran_neither(result: Timing, shape: Shape) -> bool:
+    """Whether a runtime is not here, or takes neither artifact."""
+    old = shape.timing(f"{AGAINST}:{result.runtime}")
+    return result.state == NOT_RUN and (old is None or old.state == NOT_RUN)
 
 
 def _title(shape: Shape) -> str:

@@ -19,7 +19,7 @@ from posexport.bench_shapes import Sizes, Subject, read_subject
 from posexport.errors import RequestError
 from posexport.files import sha256_of
 from posexport.machine import machine
-from posexport.scenarios import read_scenario
+from posexport.scenarios import Scenario, read_scenario
 
 __all__ = ["BUDGET", "BUSY", "PROCESSES", "Benchmark", "bench"]
 
@@ -37,9 +37,11 @@ def bench(
     path: Path,
     *,
     runtimes: Sequence[str] = (),
+    also: Sequence[str] = (),
     shapes: Sequence[str] = (),
     scenarios: Sequence[str] = (),
     peers: bool = False,
+    compiled: bool = False,
     rounds: int | None = None,
     warmup: int = 3,
     threads: int | None = None,
@@ -55,19 +57,20 @@ def bench(
 ) -> Benchmark:
     """Time the artifact at `path`; torch eager, torch.compile and the floor are always among the candidates.
 
-    `shapes` are texts like `batch=1,seq=128`, `scenarios` like `decode:2048`; `threads` counts the threads of each
-    runtime (default: its own choice). `peers` adds torch's own export and ONNX Runtime's optimizer; `against` is an
+    `also` names candidates beside `runtimes`, or beside the default ones. `shapes` are texts like
+    `batch=1,seq=128`, `scenarios` like `decode:2048`; `threads` counts the threads of each runtime (default: its own
+    choice). `peers` adds torch's own export and ONNX Runtime's optimizer; `against` is an
     earlier artifact of the same block, timed in the same rounds. `budget` is in seconds, for the rounds of one shape.
     Each candidate gets `processes` processes one after another, which share the rounds; and more, up to
     `most_processes`, until `enough` says so of the result. With more than one, torch.compile is timed only where it is
-    named: it takes seconds to start. `check` sees the result before anything is timed.
+    named or `compiled` is given: it takes seconds to start. `check` sees the result before anything is timed.
     `progress` is called with what comes next. RequestError for names, sizes and files that can't be used.
     """
-    chosen = choose(runtimes, peers)
+    chosen = choose(runtimes, peers, also)
     if rounds is None:
         rounds = ROUNDS if processes == 1 else ROUNDS_EACH * processes
-    if processes > 1:
-        chosen = [each for each in chosen if each.role != "torch-compile" or each.name in runtimes]
+    if processes > 1 and not compiled:
+        chosen = [each for each in chosen if each.role != "torch-compile" or each.name in (*runtimes, *also)]
     subject = read_subject(path)
     sizes, names, left_out = _points(subject, shapes, scenarios)
     if rounds < 1 or warmup < 1 or processes < 1 or not 0 < budget < math.inf:
@@ -100,15 +103,17 @@ def bench(
                 busy=field.busy,
                 machine=here,
                 threads=threads,
+                cuda_graph=cuda_graph,
                 left_out=left_out,
                 shapes=tuple(
                     Shape(
-                        scenario=name,
+                        scenario=names_of[0] if names_of else None,
+                        also=names_of[1:],
                         sizes=each,
                         rounds=field.rounds[index],
                         results=field.timings(index) if field.sessions else (),
                     )
-                    for index, (each, name) in enumerate(zip(sizes, names, strict=True))
+                    for index, (each, names_of) in enumerate(zip(sizes, names, strict=True))
                 ),
             )
 
@@ -124,14 +129,19 @@ def bench(
 
 def _points(
     subject: Subject, shapes: Sequence[str], scenarios: Sequence[str]
-) -> tuple[list[Sizes], list[str | None], tuple[dict[str, str], ...]]:
-    """The sizes to time with the scenario of each, and what of whole sweeps the artifact can't take."""
-    asked = dict.fromkeys(scenario for text in scenarios for scenario in read_scenario(text))
-    found: dict[Sizes, str | None] = {}
+) -> tuple[list[Sizes], list[tuple[str, ...]], tuple[dict[str, str], ...]]:
+    """The sizes to time with the scenarios of each, and what of whole sweeps the artifact can't take."""
+    asked: dict[Scenario, Scenario] = {}
+    for scenario in (each for text in scenarios for each in read_scenario(text)):
+        if not scenario.swept:
+            asked[scenario] = scenario  # named once is named, whatever sweep has it too
+        asked.setdefault(scenario, scenario)
+    found: dict[Sizes, tuple[str, ...]] = {}
     left_out = []
-    for scenario in asked:
+    for scenario in asked.values():
         try:
-            found.setdefault(subject.scenario(scenario), str(scenario))
+            size = subject.scenario(scenario)
+            found[size] = (*found.get(size, ()), str(scenario))
         except RequestError as error:
             if not scenario.swept:
                 raise
@@ -139,7 +149,7 @@ def _points(
     if asked and not found:
         raise RequestError(f"nothing of the sweep can be timed: {left_out[0]['reason']}.")
     if shapes or not asked:
-        found |= {each: None for each in subject.sizes(shapes) if each not in found}
+        found |= {each: () for each in subject.sizes(shapes) if each not in found}
     return list(found), list(found.values()), tuple(left_out)
 
 

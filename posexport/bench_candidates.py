@@ -85,12 +85,12 @@ DEFAULT = tuple(
 """Timed where no runtime is named; onnx's evaluator is there to be right, not to be fast."""
 
 
-def choose(names: Iterable[str], peers: bool = False) -> list[Candidate]:
-    """The candidates of those names (default: DEFAULT) and the peers that they are held against.
+def choose(names: Iterable[str], peers: bool = False, also: Iterable[str] = ()) -> list[Candidate]:
+    """The candidates of those names (default: DEFAULT), those of `also`, and the peers that they are held against.
 
     `peers` adds torch's own export and ONNX Runtime's optimizer.
     """
-    wanted = set(names) or set(DEFAULT)
+    wanted = (set(names) or set(DEFAULT)) | set(also)
     for name in wanted:
         if name in RUNTIMES and name not in CANDIDATES:
             raise RequestError(f"runtime {name!r} runs no kernels to be timed: allowed: {', '.join(CANDIDATES)}.")
@@ -99,6 +99,11 @@ def choose(names: Iterable[str], peers: bool = False) -> list[Candidate]:
     for name in tuple(wanted):
         wanted |= {CANDIDATES[name].peers[role] for role in (*ALWAYS, *(EXPORTED if peers else ()))}
     return [candidate for name, candidate in CANDIDATES.items() if name in wanted]
+
+
+def is_peer(name: str) -> bool:
+    """Whether a candidate is what the artifact is measured by, and doesn't run it: torch, or an earlier artifact."""
+    return name not in CANDIDATES or bool(CANDIDATES[name].role)
 
 
 def earlier(candidate: Candidate) -> Candidate:

@@ -27,13 +27,16 @@ def bench_gated(
 ) -> tuple[Benchmark, Gate]:
     """Time the artifact at `path` and judge it by the saved result at `baseline`, or by the earlier artifact `against`.
 
-    `options` are those of `bench`; without scenarios, shapes, runtimes or threads they are the baseline's. `allowed` is
-    a share: 0.05 lets it be 5 % slower. RequestError as `bench` raises it, and for a baseline of something else.
+    `options` are those of `bench`; what isn't given of scenarios, shapes, runtimes, threads and CUDA graphs is as
+    in the baseline. `allowed` is a share: 0.05 lets it be 5 % slower. RequestError as `bench` raises it, and for a
+    baseline of something else.
     """
     options |= {"processes": processes or PROCESSES, "most_processes": max(processes or 0, MOST_PROCESSES)}
     if baseline is None:
-        found = bench(path, against=against, enough=_enough(lambda found: compare_earlier(found, allowed)), **options)
-        return found, compare_earlier(found, allowed)
+        named = (*options.get("runtimes", ()), *options.get("also", ()))
+        enough = _enough(lambda found: compare_earlier(found, allowed, named))
+        found = bench(path, against=against, enough=enough, **options)
+        return found, compare_earlier(found, allowed, named)
     base = read_benchmark(baseline)
     found = bench(
         path,
@@ -59,11 +62,12 @@ def _as_in(base: Benchmark, options: dict[str, Any]) -> dict[str, Any]:
     """Options with what wasn't given taken from the baseline."""
     filled = dict(options)
     if not options.get("scenarios") and not options.get("shapes"):
-        filled["scenarios"] = [shape.scenario for shape in base.shapes if shape.scenario is not None]
+        filled["scenarios"] = [name for shape in base.shapes for name in shape.scenarios]
         filled["shapes"] = [str(shape.sizes) for shape in base.shapes if shape.scenario is None]
     if not options.get("runtimes"):
         timed = {result.runtime for shape in base.shapes for result in shape.results if result.state == TIMED}
         filled["runtimes"] = [name for name, each in CANDIDATES.items() if name in timed and not each.role]
     if options.get("threads") is None:
         filled["threads"] = base.threads
+    filled["cuda_graph"] = base.cuda_graph or options.get("cuda_graph", False)
     return filled

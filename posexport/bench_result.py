@@ -44,12 +44,21 @@ class Timing:
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """One shape: the scenario it came from, if any, its sizes, and the rounds that there was time for."""
+    """One shape: the scenario it came from, if any, its sizes, and the rounds that there was time for.
+
+    `also` has further scenarios of the same sizes.
+    """
 
     scenario: str | None
+    also: tuple[str, ...] = ()
     sizes: Sizes
     rounds: int
     results: tuple[Timing, ...]
+
+    @property
+    def scenarios(self) -> tuple[str, ...]:
+        """All scenarios that have these sizes."""
+        return () if self.scenario is None else (self.scenario, *self.also)
 
     def timing(self, runtime: str) -> Timing | None:
         """The result of one candidate."""
@@ -58,7 +67,8 @@ class Shape:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, sizes beside the rest."""
         results = [attrs.asdict(each) for each in self.results]
-        return {"scenario": self.scenario, **self.sizes.to_dict(), "rounds": self.rounds, "results": results}
+        names = {"scenario": self.scenario, **({"also": list(self.also)} if self.also else {})}
+        return {**names, **self.sizes.to_dict(), "rounds": self.rounds, "results": results}
 
 
 @attrs.frozen(kw_only=True)
@@ -81,6 +91,8 @@ class Benchmark:
     """The share of the CPU that other work took during the rounds: above `BUSY`, times mean little."""
     machine: Mapping[str, Any]
     threads: int | None
+    cuda_graph: bool = False
+    """Whether runs were captured as CUDA graphs, where a runtime can."""
     left_out: tuple[Mapping[str, str], ...] = ()
     """Points of whole sweeps that the artifact can't take: {scenario, reason}."""
     shapes: tuple[Shape, ...]
@@ -96,8 +108,34 @@ class Benchmark:
         return {result.state for shape in self.shapes for result in shape.results if result.runtime == name}
 
 
+_HEAD: dict[str, Any] = {
+    **dict.fromkeys(("file", "sha256", "encoding", "form", "dtype"), str),
+    **dict.fromkeys(("opset", "rounds", "burst", "processes", "seed"), int),
+    **{"busy": float | int, "spec": dict, "machine": dict, "threads": int | None, "cuda_graph": bool},
+}
+_TIMING: dict[str, Any] = {
+    **dict.fromkeys(("runtime", "state", "reason", "note"), str),
+    **dict.fromkeys(("ratios", "processes", "engine"), dict),
+    "seconds": dict | None,
+}
+
 BUSY = 0.2
-_SAVED = "a file that `posexport bench --save` wrote"
+_ARTIFACT = (".onnx", ".plan", ".data")
+
+
+def check_place(path: Path, baseline: Path | None = None) -> None:
+    """RequestError where a result can't be saved at `path`, or would replace an artifact or the `baseline`.
+
+    Minutes of timing are not to end so.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        raise RequestError(f"--save is {str(path)!r}: give the name of a file in a folder that is there.")
+    real = path.resolve()
+    of = real.with_suffix("") if real.suffix == ".json" else real  # whose manifest it would be
+    if real.suffix in _ARTIFACT or (of.suffix in _ARTIFACT and of.is_file()):
+        raise RequestError(f"--save is {str(path)!r}, a file of an artifact: give the result a name of its own.")
+    if baseline is not None and real == baseline.resolve():
+        raise RequestError(f"--save and --baseline are both {str(path)!r}: save the new result under another name.")
 
 
 def read_benchmark(path: Path) -> Benchmark:
@@ -126,26 +164,45 @@ def read_benchmark(path: Path) -> Benchmark:
 
 def benchmark_from(data: Mapping[str, Any]) -> Benchmark:
     """The result that `to_dict` made plain data of; raises whatever damaged data leads to."""
-    names = [f.name for f in attrs.fields(Benchmark) if f.name not in ("left_out", "shapes")]
+    head = {name: _typed(name, data[name], kind) for name, kind in _HEAD.items()}
     shapes = tuple(_shape(each) for each in data["shapes"])
-    return Benchmark(**{name: data[name] for name in names}, left_out=tuple(data["left_out"]), shapes=shapes)
+    left_out = tuple({str(name): str(text) for name, text in each.items()} for each in data["left_out"])
+    return Benchmark(**head, left_out=left_out, shapes=shapes)
 
 
 def _shape(data: Mapping[str, Any]) -> Shape:
     sizes = Sizes(**{f.name: data[f.name] for f in attrs.fields(Sizes) if f.name in data})
-    results = tuple(_timing(each) for each in data["results"])
-    return Shape(scenario=data["scenario"], sizes=sizes, rounds=int(data["rounds"]), results=results)
+    return Shape(
+        scenario=_typed("scenario", data["scenario"], str | None),
+        also=tuple(_typed("also", each, str) for each in data.get("also", ())),
+        sizes=sizes,
+        rounds=_typed("rounds", data["rounds"], int),
+        results=tuple(_timing(each) for each in data["results"]),
+    )
 
 
 def _timing(data: Mapping[str, Any]) -> Timing:
     if data["state"] not in (TIMED, FAILED, NOT_RUN):
         raise ValueError(f"state {data['state']!r}")
-    plain = {f.name: data[f.name] for f in attrs.fields(Timing)} | {
-        "seconds": None if data["seconds"] is None else timing.Summary(**data["seconds"]),
-        "ratios": _each(data["ratios"], lambda value: timing.Ratio(**value)),
+    plain = {
+        f.name: _typed(f.name, data[f.name], _TIMING.get(f.name, float | int | None)) for f in attrs.fields(Timing)
+    }
+    plain |= {
+        "seconds": None if data["seconds"] is None else timing.Summary(**_numbers(data["seconds"])),
+        "ratios": _each(data["ratios"], lambda value: timing.Ratio(**_numbers(value))),
         "processes": _each(data["processes"], lambda values: tuple(_positive(value) for value in values)),
     }
     return Timing(**plain)
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{name} is {value!r}")
+    return value
+
+
+def _numbers(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _typed(name, value, float | int) for name, value in data.items()}
 
 
 def _each(data: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:

@@ -6,8 +6,10 @@ On the CPU both are run. The products, with every operand at hand and nothing be
     Q K^T and P V for each key head: [group*seq, head_dim] [head_dim, keys] and [group*seq, keys] [keys, head_dim]
 
 by torch (all heads at once, or one after another) or by ONNX Runtime, in the graph's dtype or in fp32, whichever is
-fastest here: that is found while warming up. Scores are whole rectangles: a kernel that skips masked keys can be
-faster. The bytes are the weights and what is cached, in the graph's dtype, each read once; they bound decoding.
+fastest here: that is found while warming up. Scores are whole rectangles, of as many keys as a query
+sees where a layer has a window or chunks, and are written to memory between the two products: a kernel that skips
+masked keys, or keeps scores in its registers, can be faster. The bytes are the weights and what is cached (of a layer
+with a window or chunks, what is seen of it), in the graph's dtype, each read once; they bound decoding.
 
 On a GPU the floor is the roofline (Williams, Waterman, Patterson, 2009): the larger of operations over the rate of one
 large product and bytes over the rate of one large read, both measured anew in every run. What an encoding itself
@@ -16,6 +18,7 @@ computes counts nowhere.
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -49,18 +52,22 @@ _TRIALS, _SLOW = 5, 0.5
 @attrs.frozen(kw_only=True)
 class Work:
     """The products of one run: (rows, inner, columns) of the projections of each layer, and (heads, rows, head_dim,
-    keys) of its attention; `bytes` is what must be read."""
+    keys) of its attention, those of the layers in turn; `bytes` is what must be read."""
 
     projections: tuple[tuple[int, int, int], ...]
-    attention: tuple[int, int, int, int]
+    attention: tuple[tuple[int, int, int, int], ...]
     layers: int
     bytes: int
 
     @property
     def operations(self) -> int:
         """Multiplications and additions."""
-        heads, rows, width, keys = self.attention
-        return 2 * self.layers * (sum(m * k * n for m, k, n in self.projections) + 2 * heads * rows * width * keys)
+        scores = sum(2 * math.prod(self.attention_of(layer)) for layer in range(self.layers))
+        return 2 * (self.layers * sum(m * k * n for m, k, n in self.projections) + scores)
+
+    def attention_of(self, layer: int) -> tuple[int, int, int, int]:
+        """The attention of one layer."""
+        return self.attention[layer % len(self.attention)]
 
 
 def work(spec: Spec, inputs: Mapping[str, Any], sizes: Mapping[str, int]) -> Work:
@@ -76,15 +83,34 @@ def work(spec: Spec, inputs: Mapping[str, Any], sizes: Mapping[str, int]) -> Wor
         up = len([name for name in spec.projections() if name.startswith("mlp.")]) - 1
         projections += [*[(rows, spec.hidden_size, inner)] * up, (rows, inner, spec.hidden_size)]
     weights = sum(inner * columns for _, inner, columns in projections)
-    cached = 2 * batch * spec.num_kv_heads * past * spec.head_dim
+    kinds = spec.kinds()
+    seen = sum(_seen(kinds[layer % len(kinds)], past) for layer in range(spec.layers))
+    cached = 2 * batch * spec.num_kv_heads * seen * spec.head_dim
     size = torch.finfo(getattr(torch, TORCH_DTYPES[spec.dtype])).bits // 8
     group = spec.num_heads // spec.num_kv_heads
     return Work(
         projections=tuple(projections),
-        attention=(batch * spec.num_kv_heads, group * seq, spec.head_dim, keys),
+        attention=tuple(
+            (batch * spec.num_kv_heads, group * seq, spec.head_dim, _keys(kind, keys, past, seq)) for kind in kinds
+        ),
         layers=spec.layers,
-        bytes=size * spec.layers * (weights + cached),
+        bytes=size * (spec.layers * weights + cached),
     )
+
+
+def _seen(kind: Spec, past: int) -> int:
+    """How many tokens of the cache the new ones see."""
+    seen = past if kind.window is None else min(past, kind.window - 1)
+    return seen if kind.attention_chunk_size is None else min(seen, past % kind.attention_chunk_size)
+
+
+def _keys(kind: Spec, keys: int, past: int, seq: int) -> int:
+    """The most keys that a query can see."""
+    if kind.cross:
+        return keys
+    sides = 1 if kind.causal else 2
+    window = keys if kind.window is None else sides * (kind.window - 1) + 1
+    return min(keys, window, kind.attention_chunk_size or keys, _seen(kind, past) + seq)
 
 
 class FloorRunner:
@@ -162,7 +188,7 @@ def _fastest(makers: Mapping[str, Callable[[], Callable[[], float]]]) -> tuple[f
 
 
 def _scores(todo: Work, dtype: torch.dtype) -> int:
-    heads, rows, _, keys = todo.attention
+    heads, rows, _, keys = max(todo.attention)
     return heads * rows * keys * torch.finfo(dtype).bits // 8
 
 
@@ -174,7 +200,7 @@ def _layers(todo: Work, size: int) -> int:
 
 def _by_torch(todo: Work, dtype: torch.dtype, one_by_one: bool) -> Callable[[], float]:
     """Products in torch, into buffers that are there."""
-    heads, rows, width, keys = todo.attention
+    heads, rows, width, keys = max(todo.attention)
     step = 1 if one_by_one else heads
 
     def some(*shape: int) -> torch.Tensor:
@@ -186,17 +212,18 @@ def _by_torch(todo: Work, dtype: torch.dtype, one_by_one: bool) -> Callable[[], 
     weights = [[some(n, k).T for _, k, n in todo.projections] for _ in range(count)]  # as Linear holds them
     caches = [(some(heads, keys, width), some(heads, keys, width)) for _ in range(count)]
     query, context = some(heads, rows, width), torch.empty(heads, rows, width, dtype=dtype)
-    scores = some(step, rows, keys)
+    scores = {each[-1]: some(step, rows, each[-1]) for each in todo.attention}
 
     def call() -> None:
         for layer in range(todo.layers):
             for (m, k, n), weight in zip(todo.projections, weights[layer % count], strict=True):
                 torch.mm(entries[m, k], weight, out=exits[m, n])
-            key, value = caches[layer % count]
+            seen = todo.attention_of(layer)[-1]
+            key, value = (each[:, :seen] for each in caches[layer % count])
             for at in range(0, heads, step):
                 part = slice(at, at + step)
-                torch.bmm(query[part], key[part].transpose(1, 2), out=scores)
-                torch.bmm(scores, value[part], out=context[part])
+                torch.bmm(query[part], key[part].transpose(1, 2), out=scores[seen])
+                torch.bmm(scores[seen], value[part], out=context[part])
 
     return timed(call, torch.device("cpu"))
 
@@ -208,7 +235,6 @@ def _by_ort(todo: Work, dtype: torch.dtype, threads: int | None) -> Callable[[],
     from onnx import TensorProto, helper, numpy_helper
 
     kind = TensorProto.FLOAT16 if dtype == torch.float16 else TensorProto.FLOAT
-    heads, rows, width, keys = todo.attention
     random = np.random.default_rng(0)
     held: dict[str, Any] = {}
     nodes: list[Any] = []
@@ -241,9 +267,10 @@ def _by_ort(todo: Work, dtype: torch.dtype, threads: int | None) -> Callable[[],
                 array = random.standard_normal((k, n), dtype=np.float32).astype(helper.tensor_dtype_to_np_dtype(kind))
                 weights.append(numpy_helper.from_array(array, name))
             product(entry(f"x{m}x{k}", m, k), name, m, n)
-        place = layer % count
+        heads, rows, width, keys = todo.attention_of(layer)
+        place = f"{layer % count}x{keys}"
         product(entry("q", heads, rows, width), entry(f"k{place}", heads, width, keys), heads, rows, keys)
-        product(entry("p", heads, rows, keys), entry(f"v{place}", heads, keys, width), heads, rows, width)
+        product(entry(f"p{keys}", heads, rows, keys), entry(f"v{place}", heads, keys, width), heads, rows, width)
     graph = helper.make_graph(nodes, "floor", values["in"], values["out"], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.checker.check_model(model)

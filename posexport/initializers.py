@@ -22,6 +22,8 @@ class Initializers:
         self._weights, self._shapes = weights, weight_shapes(spec)
         self._dtype = getattr(torch, TORCH_DTYPES[spec.dtype])
         self.names = set(self._shapes)
+        self.filled = set[str]()
+        """The names of the tensors that `tensor` gave."""
         for name in sorted(self.names ^ set(weights)):
             raise RequestError(
                 f"the weights lack {name!r} {list(self._shapes[name])}: the spec needs it."
@@ -38,21 +40,25 @@ class Initializers:
                 raise RequestError(f"weight {name!r} has shape {list(values.shape)}, the spec needs {list(shape)}.")
             return ir.tensor_adapters.TorchTensor(values, name=name)
 
+        self.filled.add(name)
         return onnx_file.lazy(name, self._shapes[name], ir.tensor_adapters.from_torch_dtype(self._dtype), make)
 
 
 def name_initializers(model: ir.Model, spec: Spec, weights: Initializers) -> None:
     """Give weights their values and public names, and make the layers share the constants of their encoding."""
     public = {inner_name(spec, name): name for name in weights.names}
-    shared: dict[tuple[str, bytes], ir.Value] = {}
+    shared: dict[tuple[str, ir.DataType, tuple[int, ...], bytes], ir.Value] = {}
     for name, value in list(model.graph.initializers.items()):
         if name in public:
             value.name = public[name]
-            value.const_value = weights.tensor(public[name])
+            if public[name] not in weights.filled:
+                value.const_value = weights.tensor(public[name])
             continue
-        assert value.const_value is not None
+        constant = value.const_value
+        assert constant is not None
         plain = re.sub(r"^layers\.\d+\.", "", name)
-        first = shared.setdefault((plain, value.const_value.tobytes()), value)
+        key = (plain, constant.dtype, tuple(map(int, constant.shape)), constant.tobytes())  # type: ignore[arg-type]
+        first = shared.setdefault(key, value)
         if first is not value:
             value.replace_all_uses_with(first)
             model.graph.initializers.pop(name)

@@ -91,7 +91,7 @@ def write_inline(model: ir.Model, file: HashingFile) -> None:
 
 def write_external(model: ir.Model, path: Path, files: Staged) -> dict[str, str]:
     """Write the weights to `<file>.data` and the graph to `path`; returns the sha256 of each by file name."""
-    proto, tensors, data = skeleton(model), weights_of(model), path.with_name(path.name + ".data")
+    proto, tensors, data = skeleton(model), weights_of(model), data_path(path)
 
     def fill(file: HashingFile) -> None:
         for name, tensor in tensors.items():
@@ -106,6 +106,11 @@ def write_external(model: ir.Model, path: Path, files: Staged) -> dict[str, str]
     hashes = {data.name: files.write(data, fill)}
     hashes[path.name] = files.write(path, lambda file: file.write(proto.SerializeToString(deterministic=True)))
     return hashes
+
+
+def data_path(path: Path) -> Path:
+    """`<file>.data`, where the weights of a large ONNX file lie."""
+    return path.with_name(path.name + ".data")
 
 
 def _header(name: str, tensor: ir.TensorProtocol) -> bytes:

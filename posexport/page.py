@@ -10,16 +10,29 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from posexport import __version__, page_artifacts, page_bench, page_errors, page_matrix, page_parity, page_tune
+from posexport import (
+    __version__,
+    page_artifacts,
+    page_bench,
+    page_budget,
+    page_errors,
+    page_matrix,
+    page_parity,
+    page_sweep,
+    page_tune,
+)
 from posexport.page_blocks import Page, Section, Table, cells, plural
 from posexport.page_boxes import Found, boxes
-from posexport.page_sources import COMMANDS, Result, Sources, clean, read_sources
+from posexport.page_links import Result
+from posexport.page_sources import COMMANDS, Sources, clean, read_sources
 
 FOLDER = files("posexport").joinpath("pages")
 
 SECTIONS: tuple[tuple[str, Callable[[Sequence[Result]], tuple[Section | None, Found]]], ...] = (
+    ("sweep", page_sweep.section),
     ("tune", page_tune.section),
     ("bench", page_bench.section),
+    ("bench-project", page_budget.section),
     ("verify", page_parity.section),
     ("matrix", page_matrix.section),
     ("angles", page_errors.angles),

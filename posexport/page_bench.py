@@ -29,11 +29,16 @@ from posexport.page_blocks import (
     trimmed,
 )
 from posexport.page_boxes import BUSY, BUSY_SAID, CARE, FAILED, NOT_RUN, Finding, Found
+from posexport.page_budget import limits, over
 from posexport.page_gate import changes, slower
+from posexport.page_links import Result
 from posexport.page_scale import LINEAR, LOG
-from posexport.page_sources import Result
 from posexport.page_svg import Bar, Bars, Curve, draw_bars, draw_lines, swatch
 
+ALIKE = 2
+"""Names of those as fast as the winner that its point tells; the bars show them all."""
+
+_DIGITS = 16
 _UNITS = {"prefill": "new tokens at once", "decode": "tokens in the cache", "batch": "prompts side by side"}
 
 
@@ -45,6 +50,7 @@ def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
     blocks: list[Block] = [*_curves(found)]
     swept = [each for group in _sweeps(found).values() if len(group) > 2 for each in group[:-1]]
     blocks += [_bars(each, folded=each in swept or len(found) > 12) for each in found]
+    blocks += [limits(result) for result in results if result.data.get("limits")]
     blocks += [changes(result) for result in results if result.data.get("gate")]
     blocks += [_table(found), *_absent(found), *_machines(results)]
     rows = list(rows_of(results))
@@ -70,12 +76,14 @@ def _point(each: Comparison) -> Point | None:
         ratio = first.ratio(peer)
         if ratio is not None and first.role != peer:
             said.append(f"{times(ratio['median'])} {words} ({ratio['low']:.2f} to {ratio['high']:.2f})")
-    alike = [each.name(row) for row in ranked[1:] if _overlap(first, row)]
+    name = each.name(first)
+    alike = [other for row in ranked[1:] if _overlap(first, row) and (other := each.name(row)) != name]
     if alike:
-        said.append(f"as fast within the interval: {listed(alike, 3)}")
+        said.append(f"as fast within the interval: {listed(list(dict.fromkeys(alike)), ALIKE)}")
+    said = ["✗ but it failed verify", *said] if first.failed else said
     return Point(
         label=f"{each.block}, {each.where} ({each.words})",
-        head=each.name(first),
+        head=name,
         figure=seconds(first.median),
         text="; ".join(said),
     )
@@ -125,7 +133,7 @@ def _bar(each: Comparison, row: Row, best: bool, with_file: bool) -> Bar:
 
 
 def _sweep_of(each: Comparison) -> tuple[str, str]:
-    return each.block, each.where.split(":")[0]
+    return each.key, each.where.split(":")[0]
 
 
 def _sweeps(found: Sequence[Comparison]) -> dict[tuple[str, str], list[Comparison]]:
@@ -133,7 +141,7 @@ def _sweeps(found: Sequence[Comparison]) -> dict[tuple[str, str], list[Compariso
     groups: dict[tuple[str, str], list[Comparison]] = {}
     for each in found:
         kind, _, size = each.where.partition(":")
-        if kind in _UNITS and size.isdecimal():
+        if kind in _UNITS and size.isdecimal() and len(size) < _DIGITS:
             groups.setdefault(_sweep_of(each), []).append(each)
     return groups
 
@@ -144,9 +152,10 @@ _CURVES = (
 
 
 def _curves(found: Sequence[Comparison]) -> Iterator[Figure]:
-    for (block, kind), group in _sweeps(found).items():
+    for (_, kind), group in _sweeps(found).items():
         if len(group) < 3:
             continue
+        block = group[0].block
         series: dict[str, dict[float, float]] = {}
         roles: dict[str, str] = {}
         for each in sorted(group, key=lambda each: int(each.where.split(":")[1])):
@@ -244,6 +253,7 @@ def _findings(results: Sequence[Result], found: Sequence[Comparison]) -> Iterato
         if busy > BUSY:
             yield Finding(state=CARE, who=result.name, reason=BUSY_SAID, where="bench")
         yield from slower(result)
+        yield from over(result)
         for left in result.data.get("left_out") or ():
             yield Finding(state=NOT_RUN, who=left["scenario"], reason=left["reason"], where="bench")
 

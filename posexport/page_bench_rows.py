@@ -7,8 +7,9 @@ from typing import Any
 
 import attrs
 
+from posexport.page_bench_keys import key, labels
 from posexport.page_blocks import plural
-from posexport.page_sources import Result
+from posexport.page_links import Result
 
 PEERS = {
     "floor": "floor: bare matmuls",
@@ -24,12 +25,16 @@ _SIZES = ("batch", "seq", "past_seq", "max_seq", "encoder_seq")
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One candidate at one shape, with the file that it was timed for."""
+    """One candidate at one shape, with the file that it was timed for.
+
+    `failed` says that a verdict found the artifact wrong on this runtime.
+    """
 
     file: str
     head: dict[str, Any]
     shape: dict[str, Any]
     result: dict[str, Any]
+    failed: bool = False
 
     @property
     def runtime(self) -> str:
@@ -55,13 +60,15 @@ class Row:
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """All candidates of one block in one scenario; `where` is the scenario, `words` what it means.
+    """All candidates of one block on one machine in one scenario; `where` is the scenario, `words` what it means.
 
-    `heads` are all files of the block by name, so that a candidate is called the same in every scenario.
+    `key` is the same for what may be compared, `block` names it. `heads` are all artifacts of the block, each once, so
+    that a candidate is called the same in every scenario.
     """
 
+    key: str
     block: str
-    heads: Mapping[str, dict[str, Any]]
+    heads: Mapping[tuple[str, str], dict[str, Any]]
     where: str
     words: str
     rows: tuple[Row, ...]
@@ -83,7 +90,8 @@ class Comparison:
             return f"{PEERS[row.role]}{device}" + (f" · {row.head['dtype']}" if dtypes else "")
         alike = (head for head in heads if _same(head, row.head))
         twins = [head for head in alike if head["opset"] == row.head["opset"]]
-        return " · ".join([row.runtime, *own, *([row.file] if with_file and len(twins) > 1 else [])])
+        file = row.head["file"] if len({head["file"] for head in twins}) == len(twins) else row.file
+        return " · ".join([row.runtime, *own, *([file] if with_file and len(twins) > 1 else [])])
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -95,29 +103,36 @@ def rows_of(results: Sequence[Result]) -> Iterator[Row]:
     for result in results:
         for shape in result.data["shapes"]:
             for each in shape["results"]:
-                yield Row(file=result.name, head=result.data, shape=shape, result=each)
+                failed = each["runtime"] in result.failed
+                yield Row(file=result.name, head=result.data, shape=shape, result=each, failed=failed)
 
 
 def comparisons(results: Sequence[Result]) -> list[Comparison]:
     """The rows by block and scenario, in the order in which they come."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows_of(results):
-        groups.setdefault((_block(row.head), _where(row.shape)), []).append(row)
-    heads: dict[str, dict[str, dict[str, Any]]] = {}
+        for where in (_where(row.shape), *(row.shape.get("also") or ())):  # scenarios of the same sizes
+            groups.setdefault((key(row.head), where), []).append(row)
+    heads: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for (block, _), rows in groups.items():
-        heads.setdefault(block, {}).update({row.file: row.head for row in rows})
+        heads.setdefault(block, {}).update({_artifact(row.head): row.head for row in rows})
+    names = labels([result.data for result in results])
     return [
-        Comparison(block=block, heads=heads[block], where=where, words=_words(rows[0].shape), rows=tuple(rows))
+        Comparison(
+            key=block,
+            block=names[block],
+            heads=heads[block],
+            where=where,
+            words=_words(rows[0].shape),
+            rows=tuple(rows),
+        )
         for (block, where), rows in groups.items()
     ]
 
 
-def _block(head: dict[str, Any]) -> str:
-    spec = head.get("spec") or {}
-    size = spec.get("hidden_size")
-    layers = spec.get("layers") or 1
-    told = [head["encoding"], *([f"hidden {size}"] if size else []), *([f"{layers} layers"] if layers != 1 else [])]
-    return ", ".join(str(each) for each in told)
+def _artifact(head: dict[str, Any]) -> tuple[str, str]:
+    """What an artifact is known by: its content and its name, whichever result file tells of it."""
+    return head.get("sha256") or "", head["file"]
 
 
 def _where(shape: dict[str, Any]) -> str:

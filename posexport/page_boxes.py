@@ -36,10 +36,14 @@ class Finding:
 
 @attrs.frozen(kw_only=True)
 class Found:
-    """What one kind of result adds to the boxes: findings, points about the fastest, and how much was `checked`."""
+    """What one kind of result adds to the boxes: findings, points about the fastest, and how much was `checked`.
+
+    `chosen` are points about what was chosen by something else than its time.
+    """
 
     findings: tuple[Finding, ...] = ()
     fastest: tuple[Point, ...] = ()
+    chosen: tuple[Point, ...] = ()
     checked: int = 0
     timed: int = 0
 
@@ -56,16 +60,19 @@ def boxes(found: Sequence[Found]) -> tuple[Box, ...]:
 
 def _fastest(found: Sequence[Found], care: list[Point]) -> Box:
     points = [point for each in found for point in each.fastest]
+    chosen = [point for each in found for point in each.chosen]
     title = "What is fastest"
     if not points:
-        said = "Nothing was timed" if not any(each.timed for each in found) else "Nothing that was timed got through"
+        timed = any(each.timed for each in found)
+        said = "Nothing that was timed got through" if timed else "Nothing was timed"
+        said = "Nothing was chosen by its time" if chosen else said
         return Box(
             id="fastest",
             title=title,
             mark="·",
             tone="",
             verdict=f"{said}, so nothing is known about speed.",
-            points=tuple(care),
+            points=(*chosen, *care),
         )
     shown, rest = points[:SHOWN], points[SHOWN:]
     return Box(
@@ -76,7 +83,7 @@ def _fastest(found: Sequence[Found], care: list[Point]) -> Box:
         verdict=f"The fastest in each of {plural(len(points), 'comparison')}:"
         if len(points) > 1
         else "One comparison was timed:",
-        points=(*shown, *care),
+        points=(*shown, *chosen, *care),
         rest=tuple(rest),
         rest_title=f"{plural(len(rest), 'more comparison')}",
     )

@@ -6,7 +6,6 @@ of keys; a key that ends in "?" may be missing or null. Keys that aren't named h
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import attrs
@@ -32,7 +31,23 @@ TRIED = ("won", "raced", "dropped", "failed", "refused", "not run")
 _SECONDS = {"median": Positive, "p10": Positive, "p90": Positive, "p99?": Positive, "count?": int}
 _RATIO = {"median": Positive, "low": Positive, "high": Positive, "confidence?": float}
 
+_LIMITS = [
+    {
+        "runtime": str, "scenario": str, "peer": str, "limit": float, "state": CHANGED, "reason?": str,
+        "ratio?": Positive, "low?": Positive, "high?": Positive, "there?": bool,
+    }
+]  # fmt: skip
+
 SHAPES: dict[str, Any] = {
+    "sweep": {
+        "jobs": [
+            {
+                "id": str, "kind": str, "label?": str, "state?": str, "reason?": str, "result?": str,
+                "files?": [{"name": str, "sha256": str}],
+            }
+        ],
+        "notes?": [str],
+    },
     "verify": {
         "seed?": int,
         "verdicts": [
@@ -48,8 +63,8 @@ SHAPES: dict[str, Any] = {
     },
     "bench": {
         "file": str, "encoding": str, "form": str, "dtype": str, "opset": int, "rounds?": int, "burst?": int,
-        "seed?": int, "busy?": float, "threads?": int, "machine?": Each(object),
-        "spec?": {"hidden_size?": int, "layers?": int}, "sha256?": str,
+        "seed?": int, "busy?": float, "threads?": int, "cuda_graph?": bool, "machine?": Each(object),
+        "spec?": Each(object), "sha256?": str,
         "gate?": {
             "allowed": float, "notes?": [str],
             "changes": [
@@ -59,10 +74,11 @@ SHAPES: dict[str, Any] = {
                 }
             ],
         },
-        "left_out?": [{"scenario": str, "reason": str}],
+        "left_out?": [{"scenario": str, "reason": str}], "limits?": _LIMITS,
         "shapes": [
             {
-                "scenario?": str, "batch": int, "seq": int, "past_seq?": int, "max_seq?": int, "encoder_seq?": int,
+                "scenario?": str, "also?": [str], "batch": int, "seq": int, "past_seq?": int, "max_seq?": int,
+                "encoder_seq?": int,
                 "results": [
                     {
                         "runtime": str, "state": TIMED, "reason?": str, "note?": str, "seconds?": _SECONDS,
@@ -102,7 +118,13 @@ SHAPES: dict[str, Any] = {
     },
     "plot": {"file?": str, "rows": [[{"kind": str, "title": str}]]},
 }  # fmt: skip
+SHAPES["bench-project"] = {
+    "files": [{"file": str, "state?": str, "reason?": str, "limits?": _LIMITS, "result?": SHAPES["bench"]}],
+}
 """What each kind of result file holds."""
+
+LARGEST = 10**300
+"""Numbers beyond it are no measurement, and no float."""
 
 CHART = {
     "title": str, "note": str, "x": str, "y": str, "lines": [{"label": str, "x": [float], "y": list}],
@@ -147,8 +169,10 @@ def _object(value: Any, shape: dict[str, Any], place: str) -> str | None:
 
 def _is(value: Any, kind: Any) -> bool:
     if kind in (float, Positive):
-        sound = type(value) in (int, float) and math.isfinite(value)
+        sound = type(value) in (int, float) and abs(value) < LARGEST
         return sound and (kind is float or value > 0)
+    if kind is int:
+        return type(value) is int and abs(value) < LARGEST
     return kind is object or type(value) is kind
 
 

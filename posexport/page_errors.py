@@ -7,8 +7,8 @@ from typing import Any
 
 from posexport.page_blocks import Block, Cell, Figure, Prose, Section, Table, cells, listed, number, plural
 from posexport.page_boxes import FAILED, NOT_RUN, REFUSED, Finding, Found
+from posexport.page_links import Result
 from posexport.page_scale import label
-from posexport.page_sources import Result
 from posexport.page_svg import COLOURS, Curve, Rule, draw_lines, swatch
 
 _FROM = (1.0, 1e-8)

@@ -7,7 +7,7 @@ from typing import Any
 
 from posexport.page_blocks import Cell, Table, cells, number
 from posexport.page_boxes import CARE, NOT_RUN, SLOWER, Finding
-from posexport.page_sources import Result
+from posexport.page_links import Result
 
 
 def slower(result: Result) -> Iterator[Finding]:

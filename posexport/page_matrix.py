@@ -8,11 +8,14 @@ from typing import Any
 
 from posexport.page_blocks import Block, Cell, Section, Table, cells, listed, number
 from posexport.page_boxes import REFUSED, Finding, Found
+from posexport.page_links import Result
 from posexport.page_parity import MARKS, TONES, key_of, step
-from posexport.page_sources import Result
 
 _EAGER = (1.0, 2.0, 4.0, 6.0)
 BUILD = "build"
+EAGER = "torch"
+"""The column of the measure itself."""
+
 _GROUPS = {BUILD: "build: plans with fused attention"}
 
 
@@ -62,7 +65,7 @@ def _matrix(result: Result, told: str) -> list[Block]:
         groups.setdefault((cell["encoding"], cell["column"], cell["form"]), []).append(cell)
         dtypes.setdefault((cell["mode"] + ", " + cell["dtype"], cell["column"], cell["form"]), []).append(cell)
     idle = [name for name in dict.fromkeys(cell["column"] for cell in found) if name not in judged]
-    even = [name for name in judged if all(_is_one(cell) for cell in found if cell["column"] == name)]
+    even = [name for name in judged if name == EAGER and all(_is_one(cell) for cell in found if cell["column"] == name)]
     judged = [name for name in judged if name not in even] or judged
     note = "◦ some of it was refused or not run: the cell tells on hover, the tables below in full."
     note += f" Nothing ran on {', '.join(idle)}, so they have no column." if idle else ""
@@ -90,7 +93,7 @@ def _matrix(result: Result, told: str) -> list[Block]:
 
 def _is_one(cell: dict[str, Any]) -> bool:
     """Whether a cell is no more than the measure held against itself."""
-    return cell["state"] != "failed" and cell.get("ratio") in (None, 1.0) and cell["column"] != BUILD
+    return cell["state"] != "failed" and cell.get("ratio") in (None, 1.0)
 
 
 def _sum(row: str, group: Sequence[dict[str, Any]]) -> Cell:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Any
+
+import attrs
 
 from posexport.page_blocks import Block, Cell, Section, Table, cells, number, plural
 from posexport.page_boxes import FAILED, NOT_RUN, Finding, Found
-from posexport.page_sources import Result
+from posexport.page_links import Result
 
 MARKS = {"passed": "✓", "failed": "✗", "refused": "–", "not run": "·"}
 TONES = {"failed": "bad", "refused": "refused", "not run": "away"}
@@ -32,9 +35,10 @@ def key_of(steps: Sequence[float], unit: str) -> tuple[Cell, ...]:
 
 def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
     """The section of `posexport verify`, and what the boxes learn from it."""
-    verdicts = [verdict for result in results for verdict in result.data["verdicts"]]
     if not results:
         return None, Found()
+    results = _told_apart(results)
+    verdicts = [verdict for result in results for verdict in result.data["verdicts"]]
     parity = [each for each in verdicts if (each.get("check") or PARITY) == PARITY]
     others = [each for each in verdicts if (each.get("check") or PARITY) != PARITY]
     counted = Counter(each["state"] for each in verdicts)
@@ -50,6 +54,33 @@ def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
     ran = counted["passed"] + counted["failed"] + sum(len(each.data.get("unreadable") or ()) for each in results)
     section = Section(id="parity", title="Parity", lead=lead, blocks=tuple(blocks))
     return section, Found(findings=findings, checked=ran)
+
+
+def _told_apart(results: Sequence[Result]) -> list[Result]:
+    """The results with artifacts of one name told apart: by their hashes, or by file where both have one verdict."""
+    held: dict[str, dict[int, list[tuple[str, str]]]] = {}
+    for at, result in enumerate(results):
+        for each in result.data["verdicts"]:
+            judged = each["runtime"], each.get("check") or PARITY
+            held.setdefault(each["artifact"], {}).setdefault(at, []).append(judged)
+
+    def name(artifact: str, at: int) -> str:
+        known = {other: results[other].sha256.get(PurePath(artifact).name, "") for other in held[artifact]}
+        if all(known.values()):
+            return artifact if len(set(known.values())) == 1 else f"{artifact} ({known[at][:8]})"
+        every = [judged for own in held[artifact].values() for judged in set(own)]
+        return artifact if len(set(every)) == len(every) else f"{artifact} ({results[at].name})"
+
+    return [
+        attrs.evolve(
+            result,
+            data={
+                **result.data,
+                "verdicts": [{**each, "artifact": name(each["artifact"], at)} for each in result.data["verdicts"]],
+            },
+        )
+        for at, result in enumerate(results)
+    ]
 
 
 def _of_verdicts(results: Sequence[Result]) -> Iterator[Finding]:

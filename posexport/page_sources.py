@@ -13,6 +13,7 @@ import attrs
 
 from posexport.errors import RequestError
 from posexport.page_check import CHART, SHAPES, Positive, complaint
+from posexport.page_links import Result, linked, stale
 from posexport.page_scale import LINEAR, LOG
 
 SIGNS = {
@@ -26,8 +27,10 @@ SIGNS = {
 """How a file that doesn't say its kind is told: by keys that only this kind has."""
 
 COMMANDS = {
+    "sweep": "posexport sweep",
     "verify": "posexport verify --json",
     "bench": "posexport bench --save",
+    "bench-project": "posexport bench --json",
     "tune": "posexport tune",
     "matrix": "posexport matrix",
     "angles": "the measured errors of angles",
@@ -38,15 +41,6 @@ VERSION = 1
 
 ARTIFACTS = (".onnx", ".plan")
 _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-
-
-@attrs.frozen(kw_only=True)
-class Result:
-    """One result file: `name` is what the page calls it."""
-
-    kind: str
-    name: str
-    data: dict[str, Any]
 
 
 @attrs.define(kw_only=True)
@@ -88,6 +82,7 @@ def read_sources(paths: Sequence[Path], advance: Callable[[str], object] = lambd
             f"{', '.join(repr(str(path)) for path in paths)} holds no results and no artifacts: give files that "
             "posexport wrote, or a folder of them."
         )
+    sources.results = linked(sources.results)
     return sources
 
 
@@ -106,6 +101,8 @@ def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
                 and not any(part.startswith(".") for part in file.relative_to(path).parts)
                 and not _goes_with_artifact(file)
             )
+            left = stale(inside)
+            inside = [file for file in inside if file not in left]
         elif path.suffix in (".json", *ARTIFACTS):
             inside = [path]
         else:
@@ -149,7 +146,7 @@ def _result(path: Path, name: str) -> Result | None:
     wrong = complaint(data, SHAPES[kind]) or _deeper(kind, data)
     if wrong:
         raise RequestError(f"{str(path)!r} is no sound result of {COMMANDS[kind]} ({wrong}): write it again.")
-    return Result(kind=kind, name=name, data=data)
+    return Result(kind=kind, name=name, data=data, path=path)
 
 
 def _kind(data: Any) -> str | None:
@@ -168,7 +165,13 @@ def _deeper(kind: str, data: dict[str, Any]) -> str | None:
     if kind == "angles":
         wrong = [row for row in data["rows"] if len(row["errors"]) != len(data["positions"])]
         return f"a row of {wrong[0]['encoding']} has not one error for each position" if wrong else None
+    if kind == "bench-project":
+        own = ({**each["result"], "limits": each.get("limits")} for each in data["files"] if each.get("result"))
+        return next((text for each in own if (text := _deeper("bench", each))), None)
     if kind == "bench":
+        bare_limit = next((each for each in data.get("limits") or () if _without_ratio(each)), None)
+        if bare_limit:
+            return f"a limit on {bare_limit['runtime']} is broken without a ratio"
         rows = (row for shape in data["shapes"] for row in shape["results"])
         bare = next((row for row in rows if row["state"] == "timed" and not row.get("seconds")), None)
         return f"{bare['runtime']} is timed without seconds" if bare else None
@@ -176,6 +179,10 @@ def _deeper(kind: str, data: dict[str, Any]) -> str | None:
         charts = [panel for row in data["rows"] for panel in row if panel["kind"] == "chart"]
         return next((text for panel in charts if (text := complaint(panel, CHART, "panel") or _uneven(panel))), None)
     return None
+
+
+def _without_ratio(limit: dict[str, Any]) -> bool:
+    return limit["state"] == "slower" and limit.get("ratio") is None
 
 
 def _uneven(panel: dict[str, Any]) -> str | None:

@@ -8,7 +8,10 @@ from typing import Any
 
 from posexport.page_blocks import Cell, Point, Section, Table, cells, fact, number, plural, seconds, times, trimmed
 from posexport.page_boxes import BUSY, BUSY_SAID, CARE, FAILED, NOT_RUN, REFUSED, Finding, Found
-from posexport.page_sources import Result
+from posexport.page_links import Result
+
+LATENCY = "latency"
+"""The objective that makes the winner the fastest."""
 
 STATES = {"won": "★ won", "raced": "raced", "dropped": "dropped", "failed": "✗ failed", "refused": "– refused",
           "not run": "· not run"}  # fmt: skip
@@ -28,8 +31,13 @@ def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
         "Ratios are to the winner."
     )
     blocks = tuple(table for result in results for table in _tables(result))
-    points = tuple(point for result in results if (point := _winner(result)) is not None)
-    found = Found(findings=tuple(_findings(results)), fastest=points, timed=counted["won"] + counted["raced"])
+    points = [(_by_time(result.data), point) for result in results if (point := _winner(result)) is not None]
+    found = Found(
+        findings=tuple(_findings(results)),
+        fastest=tuple(point for timed, point in points if timed),
+        chosen=tuple(point for timed, point in points if not timed),
+        timed=sum(bool(each.get("seconds")) for each in tried),
+    )
     return Section(id="tune", title="Tuning", lead=lead, blocks=blocks), found
 
 
@@ -38,16 +46,28 @@ def _title(data: dict[str, Any]) -> str:
     return f"{data['encoding']} for {data['target']}{scenario}, by {data['objective']}"
 
 
+def _won(data: dict[str, Any]) -> dict[str, Any] | None:
+    return next((each for each in data["candidates"] if each["state"] == "won"), None)
+
+
+def _by_time(data: dict[str, Any]) -> bool:
+    """Whether the winner won by its time, as the fastest does."""
+    return data["objective"] == LATENCY and bool((_won(data) or {}).get("seconds"))
+
+
 def _winner(result: Result) -> Point | None:
-    won = next((each for each in result.data["candidates"] if each["state"] == "won"), None)
+    won = _won(result.data)
     if won is None:
         return None
     spread = won.get("seconds")
-    tried = plural(len(result.data["candidates"]), "candidate")
-    text = f"of {tried}"
+    text = f"of {plural(len(result.data['candidates']), 'candidate')}"
+    if result.data["objective"] != LATENCY:
+        text = f"chosen by {result.data['objective']}, not by time, {text}"
+    elif not spread:
+        text = f"chosen {result.data.get('method') or 'without a race'}, not timed, {text}"
     if won.get("reason"):
-        text += f"; {won['reason']}"
-    figure = seconds(spread["median"]) if spread else "★"
+        text += f"; {won['reason'].removeprefix(str(result.data.get('method')) + ': ')}"
+    figure = seconds(spread["median"]) if spread else ""
     return Point(label=f"Tuned: {_title(result.data)}", head=won["name"], figure=figure, text=text)
 
 

@@ -48,9 +48,9 @@ class Entry:
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
-    def all_forms(self) -> tuple[str, ...]:
-        """The forms that it is written in."""
-        return self.forms or (self.form or "decomposed",)
+    def all_forms(self) -> tuple[str | None, ...]:
+        """The forms that it is written in; None for the one that its config states, or posexport's own default."""
+        return self.forms or (self.form,)
 
 
 @attrs.frozen(kw_only=True)
@@ -141,6 +141,8 @@ def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
             f"{where}: artifact {index} has the name {name!r}: give one of letters, digits, '-', '_' and '.', such as "
             "encoder."
         )
+    if name.endswith((".onnx", ".plan")):
+        raise RequestError(f"{where}: artifact {index} has the name {name!r}: its files get their endings, so drop it.")
     where = f"{where}, artifact {name!r}"
     own = [field.name for field in attrs.fields(Entry) if field.name != "options"]
     data = _keys(data, where, [*own, *EXPORT_OPTIONS])
@@ -165,6 +167,8 @@ def _check_entry(entry: Entry, where: str) -> None:
     for name in ("kernels", "fused_attention", "plan_size"):
         if getattr(budget, name) is not None and entry.compile is None:
             raise RequestError(f"{where}: budget {name} is of a plan: say how it is built with compile, or drop it.")
+    if budget.fused_attention is False:
+        raise RequestError(f"{where}: budget fused-attention is false, which checks nothing: give true, or drop it.")
     if entry.max_regression is not None and entry.baseline is None:
         raise RequestError(f"{where}: max-regression was given without a baseline: give one, or drop it.")
     several = len(entry.all_forms) > 1 or entry.compile is not None
@@ -188,7 +192,7 @@ def _check_files(project: Project) -> None:
             seen[stem] = entry.name
 
 
-def stem_of(entry: Entry, form: str) -> str:
+def stem_of(entry: Entry, form: str | None) -> str:
     """The name of an artifact's files without their ending: its own, and the form's where it has several."""
     return entry.name if len(entry.all_forms) == 1 else f"{entry.name}-{form}"
 

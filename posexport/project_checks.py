@@ -19,6 +19,8 @@ from posexport.verify import Report, Terms
 PROJECT = "project"
 """What stands in a verdict in place of a runtime."""
 
+UP_TO_DATE = "up to date"
+
 
 def terms_of(product: Product, chosen: Sequence[str]) -> Terms:
     """On which of the `chosen` runtimes (none: all) parity is checked, with which numbers; a plan's is its builder."""
@@ -31,10 +33,10 @@ def terms_of(product: Product, chosen: Sequence[str]) -> Terms:
 def check(product: Product, source: Mapping[str, Any]) -> list[Verdict]:
     """The verdicts on one file; `source` is what it is to be made from."""
     if product.plan and not product.path.is_file() and (missing := can_build(source["runtime"])) is not None:
-        return [_verdict(product, "up to date", NOT_RUN, f"{source['runtime']} can't build it here, {missing}")]
+        return [_verdict(product, UP_TO_DATE, NOT_RUN, f"{source['runtime']} can't build it here, {missing}")]
     reason = out_of_date(product, source)
     told = None if reason is None else f"{reason}: run 'posexport build'"
-    found = [_verdict(product, "up to date", PASSED if told is None else FAILED, told)]
+    found = [_verdict(product, UP_TO_DATE, PASSED if told is None else FAILED, told)]
     if product.path.is_file():
         found += _budget(product)
     return found
@@ -72,6 +74,33 @@ def _verdict(product: Product, name: str, state: str, reason: str | None, *notes
     return Verdict(artifact=str(product.path), runtime=PROJECT, state=state, reason=reason, notes=notes, check=name)
 
 
+def is_stale(verdicts: Sequence[Verdict]) -> bool:
+    """Whether a file is not what the project asks for."""
+    return any(each.check == UP_TO_DATE and each.state == FAILED for each in verdicts)
+
+
+def without_parity(
+    files: Sequence[Product], terms: Mapping[Path, Terms], checks: Mapping[Path, Sequence[Verdict]], ran: Report | None
+) -> list[Verdict]:
+    """A verdict "not run" for each runtime of each file that is there but that parity was not told of."""
+    told = {each.artifact for each in ran.verdicts} | {file for file, _ in ran.broken} if ran else set()
+    found = []
+    for product in files:
+        if str(product.path) in told or not product.path.is_file():
+            continue
+        names = terms[product.path].runtimes if product.path in terms else None
+        if names:
+            same = next((other for other in terms if other != product.path and other.samefile(product.path)), None)
+            reason = f"it is the same file as {same}" if same else "the runtime took no part"
+        else:
+            stale = product.plan and is_stale(checks[product.path])
+            names = terms_of(product, ()).runtimes
+            reason = "it is out of date" if stale else "the runtime was not asked for"
+        path = str(product.path)
+        found += [Verdict(artifact=path, runtime=name, state=NOT_RUN, reason=reason) for name in names or ()]
+    return found
+
+
 def exit_code(report: Report, required: Sequence[str]) -> int:
     """As a report's own, but nothing is proved where no runtime ran, whatever the files look like."""
     code = report.exit_code(required)
@@ -79,10 +108,12 @@ def exit_code(report: Report, required: Sequence[str]) -> int:
     return 3 if code == 0 and not ran else code
 
 
-def joined(checks: Mapping[Path, Sequence[Verdict]], report: Report | None, seed: int) -> Report:
-    """One report of both, file by file; `report` is None where no file was there to be run."""
+def joined(
+    checks: Mapping[Path, Sequence[Verdict]], report: Report | None, unrun: Sequence[Verdict], seed: int
+) -> Report:
+    """One report of all, file by file; `report` is None where no file was there to be run."""
     verdicts = {path: list(found) for path, found in checks.items()}
-    for verdict in report.verdicts if report else ():
+    for verdict in (*(report.verdicts if report else ()), *unrun):
         verdicts[Path(verdict.artifact)].append(verdict)
     return Report(
         verdicts=tuple(verdict for found in verdicts.values() for verdict in found),

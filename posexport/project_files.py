@@ -15,20 +15,19 @@ from typing import Any
 import attrs
 
 from posexport import __version__
-from posexport.artifact import manifest_path, matches_manifest, read_manifest
+from posexport.artifact import TOOLS, external_of, manifest_path, matches_manifest, read_manifest
 from posexport.errors import RequestError
 from posexport.files import sha256_of, write_json
 from posexport.project import Entry, Project, stem_of
 
-_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
-
 
 @attrs.frozen(kw_only=True)
 class Product:
-    """One file of a project: the ONNX file of one form, or the plan that is built from it (`plan`)."""
+    """One file of a project: the ONNX file of one form (None: that of its config), or the plan that is built from it
+    (`plan`)."""
 
     entry: Entry
-    form: str
+    form: str | None
     path: Path
     plan: bool = False
 
@@ -38,9 +37,9 @@ class Product:
         return self.path.with_suffix(".onnx") if self.plan else self.path
 
     def bytes(self) -> int:
-        """The size of the file, with its external data."""
-        data = self.path.with_name(self.path.name + ".data")
-        return self.path.stat().st_size + (data.stat().st_size if not self.plan and data.is_file() else 0)
+        """The size of the file, with the external data that its manifest names."""
+        beside = [self.path.with_name(name) for name in external_of(self.path)]
+        return sum(file.stat().st_size for file in (self.path, *beside) if file.is_file())
 
 
 def products(project: Project, chosen: tuple[str, ...] = ()) -> list[Product]:
@@ -100,7 +99,7 @@ def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = 
 def _other_versions(product: Product, manifest: Mapping[str, Any]) -> str | None:
     wanted = {"posexport": __version__}
     made = {"posexport": manifest.get("version"), **_table(manifest.get("tools"))}
-    for name in ("onnx", _runtime(product)) if product.plan else _TOOLS:
+    for name in ("onnx", _runtime(product)) if product.plan else TOOLS:
         installed = _version(name)
         if installed is not None:  # whoever can't build it here can't tell
             wanted[name] = installed
@@ -129,6 +128,8 @@ def _other_source(product: Product, manifest: Mapping[str, Any]) -> str | None:
     source = _table(manifest.get("onnx"))
     if not product.source.is_file() or source.get("sha256") != sha256_of(product.source):
         return f"it was built from another {product.source.name}"
+    if _table(source.get("external_data")) != external_of(product.source):
+        return f"it was built from other weights than those beside {product.source.name}"
     return None
 
 

@@ -84,8 +84,10 @@ class Latency:
     of_ort_optimizer: float | None = positive(None, "times ONNX Runtime's optimizer", optional=True)
 
     def __attrs_post_init__(self) -> None:
-        if len(read_scenario(self.scenario)) != 1 or ":" not in self.scenario:
+        found = read_scenario(self.scenario)
+        if len(found) != 1 or ":" not in self.scenario:
             raise RequestError(f"scenario is {self.scenario!r}: give one with its size, such as prefill:512.")
+        object.__setattr__(self, "scenario", str(found[0]))  # the name under which it is timed
         if not self.limits():
             told = ", ".join(f"of-{peer.replace('_', '-')}" for peer in OF)
             raise RequestError(f"latency {self.scenario} has no limit: give one or more of {told}.")

@@ -11,7 +11,9 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -40,13 +42,13 @@ class Hashes:
             if not path.is_file():
                 raise RequestError(f"{str(path)!r} is not there: give the path of a file.")
             try:
-                stat = path.stat()
+                now = path.stat()
                 self._known[path] = File(
                     name=path.name,
                     sha256=sha256_of(path),
-                    size=stat.st_size,
+                    size=now.st_size,
                     path=path,
-                    changed=stat.st_mtime_ns,
+                    changed=now.st_mtime_ns,
                 )
             except OSError as error:
                 raise RequestError(f"{str(path)!r} can't be read ({error.strerror}): give another file.") from None
@@ -104,12 +106,21 @@ class Store:
         Raises ValueError where these bytes are others than `sha256` says.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check_owner()
         held = self._folder / sha256
-        while not _link(held, into / name):  # another process may drop it in between
+        while not (_sound(held) and _link(held, into / name)):  # another process may drop it in between
             self._put(held, found)
         with contextlib.suppress(OSError):
-            os.utime(held)
+            os.utime(held, ns=(time.time_ns(), held.stat().st_mtime_ns))  # when it was used; its content stays
         self._trim()
+
+    def _check_owner(self) -> None:
+        """PermissionError where others may write here: what lies under a hash would be anybody's."""
+        found = self._folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            raise PermissionError(
+                f"others may write into {self._folder}: remove it, or make it the user's own with mode 700"
+            )
 
     def _put(self, held: Path, found: Iterable[bytes]) -> None:
         handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=".")
@@ -119,16 +130,19 @@ class Store:
                 for piece in found:
                     sha256.update(piece)
                     file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
             if sha256.hexdigest() != held.name:
                 raise ValueError(f"the bytes of a file came as {sha256.hexdigest()[:12]}, not {held.name[:12]}")
             Path(temporary).replace(held)
+            _READ[held] = _seen(held.lstat())
         finally:
             Path(temporary).unlink(missing_ok=True)
 
     def _trim(self) -> None:
         """Drop what was not used for longest. Jobs that run have links of their own."""
         with contextlib.suppress(OSError):  # another process does the same
-            files = sorted(((stat := file.stat()).st_mtime, stat.st_size, file) for file in self._folder.iterdir())
+            files = sorted(((now := file.stat()).st_atime, now.st_size, file) for file in self._folder.iterdir())
             over = sum(size for _, size, _ in files) - self._keep
             for _, size, file in files:
                 if over <= 0:
@@ -137,12 +151,35 @@ class Store:
                 over -= size
 
 
+_READ: dict[Path, tuple[int, int, int]] = {}
+"""Files of stores whose content was found to be what their name says, with the inode, size and time of change then."""
+
+
+def _seen(now: os.stat_result) -> tuple[int, int, int]:
+    return now.st_ino, now.st_size, now.st_mtime_ns
+
+
+def _sound(held: Path) -> bool:
+    """Whether a file is what its name says, a sha256; one that is not is removed. Reads it where it has changed."""
+    try:
+        now = held.lstat()
+        if _READ.get(held) == _seen(now):
+            return True
+        if stat.S_ISREG(now.st_mode) and sha256_of(held) == held.name:
+            _READ[held] = _seen(now)
+            return True
+        held.unlink(missing_ok=True)
+    except FileNotFoundError:
+        pass
+    return False
+
+
 def _link(held: Path, target: Path) -> bool:
     """A second name for a file, or a copy where the file system has none; False where there is no file."""
     if not held.exists():
         return False
     try:
-        os.link(held, target)
+        os.link(held.resolve(), target)  # of a link the file, since a relative link would lead nowhere
     except FileNotFoundError:
         return False
     except OSError:

@@ -1,6 +1,6 @@
 """Where a sweep's state lives: a folder, of which every file is whole, so that it can be stopped at any moment.
 
-    sweep.json                  the jobs, and the combinations that a form refuses
+    sweep.json                  the jobs with what became of them, and the combinations that a form refuses
     results/<kind>-<id>.json    what the command of a job printed
     artifacts/<id>/             the files that it wrote, where that is what it is for
     matrix.json                 the cells of all matrix jobs together, as `posexport matrix` writes them
@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from operator import methodcaller
 from pathlib import Path
 from typing import IO
@@ -27,6 +28,7 @@ from posexport.errors import RequestError
 from posexport.files import json_bytes, staged, write_json
 from posexport.sweep import FAILED, NOT_RUN, PASSED, Job, Outcome, Record
 from posexport.sweep_kinds import KINDS
+from posexport.sweep_matrix import file_name
 
 VERSION = 1
 _JOBS, _PARTS = ".state/jobs", ".state/parts"
@@ -53,16 +55,23 @@ class Folder:
                 raise RequestError(f"another sweep is at work in {str(self.path)!r}: wait for it, or give another -o.")
             yield
 
-    def start(self, jobs: Sequence[Job], refused: Sequence[tuple[Mapping[str, str], str]]) -> None:
-        """Write down what is to be done."""
+    def tell(
+        self,
+        jobs: Sequence[Job],
+        records: Mapping[str, Record],
+        refused: Sequence[tuple[Mapping[str, str], str]],
+        notes: Sequence[str] = (),
+    ) -> None:
+        """Write down the jobs of this sweep, in sweep.json: what became of each, and which file has its result."""
         write_json(
             self.path / "sweep.json",
             {
                 "kind": "sweep",
                 "version": VERSION,
                 "posexport": __version__,
-                "jobs": [job.to_dict() for job in jobs],
+                "jobs": [{**job.to_dict(), **_told(job, records.get(job.id))} for job in jobs],
                 "refused": [{**said, "reason": why} for said, why in refused],
+                "notes": list(notes),
             },
         )
 
@@ -97,6 +106,16 @@ class Folder:
             head = {"kind": "job", "version": VERSION, **attrs.asdict(record), "job": job.to_dict()}
             files.write(self.path / _JOBS / f"{job.id}.json", methodcaller("write", json_bytes(head)))
         return record
+
+
+def _told(job: Job, record: Record | None) -> dict[str, str | None]:
+    """State, reason and visible result of a job: of one of the matrix, the file that its cells are put together in."""
+    if record is None:
+        return {"state": NOT_RUN, "reason": "it is not done yet: run the sweep again", "result": None}
+    result = record.result
+    if result is not None and KINDS[job.kind].parts:
+        result = file_name(next((v for word, v in pairwise(job.arguments) if word == "--target"), "portable"))
+    return {"state": record.state, "reason": record.reason, "result": result}
 
 
 def _made(path: Path) -> Path:

@@ -1,7 +1,8 @@
 """The kinds of jobs, one row each: which command it is, what may be said of it, and what it takes of a machine.
 
 Keys are the command's own options. An `axis` with several values makes several jobs, all combinations of them; an
-`option` with several values is given to each job several times. A new kind is one row.
+`option` with several values is given to each job several times, where the command takes it several times. A new kind is
+one row.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from posexport.spec import DTYPES, FORMS
 from posexport.tune_space import OBJECTIVES
 from posexport.tune_space import RUNTIMES as TUNED_FOR
 
+_DIGITS = 4000  # beyond, Python reads no whole number
+
 Check = Callable[[str, Any], str]
 """Takes the name of a key and one value of it; gives the value as text, or raises RequestError."""
 
@@ -40,7 +43,11 @@ def _one_of(names: Iterable[str]) -> Check:
 
 def whole(key: str, value: Any, least: int = 1) -> str:
     """A whole number of at least `least`, as text."""
+    if len(str(value) if isinstance(value, str) else "") > _DIGITS:
+        raise RequestError(f"{key} has {len(value)} characters: it must be a whole number below 2**63.")
     number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    if type(number) is int and number >= 2**63:
+        raise RequestError(f"{key} is too large: it must be a whole number below 2**63.")
     if type(number) is not int or number < least:
         raise RequestError(f"{key} is {value!r}: it must be a whole number from {least}.")
     return str(number)
@@ -65,9 +72,11 @@ class Kind:
     """One kind of job: `posexport <name>`.
 
     axes       a job for each value: key to check; those of `whole` stand for all their values where none is given
-    options    given as they are, as often as there are values
+    options    given as they are; those of `several` as often as there are values, the others once
     flags      true or false
+    switches   true or false, of which the command can be told either
     files      options whose value is a file that travels with the job
+    settings   one of `files` that is a TOML file of options, to the options that it may not have: they name more files
     artifact   whether it is about an artifact, the key `artifact`: one job for each
     cpus       CPUs of each job, None for a whole machine
     always     what else the command is told, at the place where it runs
@@ -79,8 +88,11 @@ class Kind:
     axes: Mapping[str, Check] = attrs.field(factory=dict)
     whole: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
     options: Mapping[str, Check] = attrs.field(factory=dict)
+    several: Sequence[str] = ()
     flags: Sequence[str] = ()
+    switches: Sequence[str] = ()
     files: Sequence[str] = ()
+    settings: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
     artifact: bool = False
     cpus: int | None = 1
     always: Sequence[str] = ("--json",)
@@ -90,7 +102,7 @@ class Kind:
 
     def keys(self) -> list[str]:
         """All that may be said of a job, what goes for every kind left out."""
-        return [*(["artifact"] * self.artifact), *self.axes, *self.options, *self.flags, *self.files]
+        return [*(["artifact"] * self.artifact), *self.axes, *self.options, *self.flags, *self.switches, *self.files]
 
 
 def _form_refuses(said: Mapping[str, str]) -> str | None:
@@ -113,6 +125,7 @@ KINDS: dict[str, Kind] = {
         },
         whole=_ENTRY,
         options={"runtime": _one_of(COLUMNS)},
+        several=("runtime",),
         always=("--jobs", "1", "--no-picture", "--output", "out", "--json"),
         refused=_form_refuses,
         parts=True,
@@ -120,6 +133,7 @@ KINDS: dict[str, Kind] = {
     "verify": Kind(
         artifact=True,
         options={"runtime": _one_of(RUNTIMES), "require": _one_of(RUNTIMES), "seed": _FROM_0, "time-limit": _said},
+        several=("runtime", "require"),
         flags=("properties",),
         files=("inputs",),
     ),
@@ -131,6 +145,7 @@ KINDS: dict[str, Kind] = {
             **dict.fromkeys(("rounds", "warmup", "threads", "processes"), whole),
             "seed": _FROM_0,
         },
+        several=("runtime", "require"),
         flags=("peers", "cuda-graph", "strict"),
         files=("baseline",),
         cpus=None,
@@ -153,8 +168,10 @@ KINDS: dict[str, Kind] = {
             "set": _said,
             "seed": _FROM_0,
         },
-        flags=("causal", "bias", "padding-mask"),
+        several=("form", "dtype", "target", "opset", "set"),
+        switches=("causal", "bias", "padding-mask"),
         files=("config", "weights"),
+        settings={"config": ("weights", "from", "layer", "output")},
         cpus=None,
         writes=True,
     ),

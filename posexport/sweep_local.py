@@ -13,7 +13,8 @@ from posexport.sweep_work import TIME_LIMIT, Hand, Order
 
 
 class Local:
-    """At most `workers` jobs side by side; one that takes the whole machine has it for itself."""
+    """At most `workers` jobs side by side, and no more CPUs than there are, or workers where these are more; one that
+    takes the whole machine has it for itself."""
 
     def __init__(self, workers: int, time_limit: float = TIME_LIMIT) -> None:
         self._workers, self._time_limit = workers, time_limit
@@ -38,13 +39,14 @@ class Local:
         return None if needs.gpu.lower() in here.lower() else f"it needs a GPU {needs.gpu}, and this machine has {here}"
 
     def room(self, needs: Needs) -> bool:
-        """Whether a worker is free, or all are where the job takes the machine."""
+        """Whether a worker and CPUs are free, or all are where the job takes the machine."""
         taken = [job.needs for job in self._running.values()]
         if needs.alone:
             return not taken
         if needs.gpu is not None and any(each.gpu for each in taken):
             return False  # of several GPUs the first is what runtimes here take
-        return len(taken) < self._workers
+        cpus = sum(each.cpus or 0 for each in taken)
+        return len(taken) < self._workers and cpus + (needs.cpus or 0) <= max(self._workers, os.cpu_count() or 1)
 
     def submit(self, job: Job) -> None:
         """Give a job to a free worker."""

@@ -115,7 +115,7 @@ def _jobs(said: Said, folder: Path, hashes: Hashes, found: Plan) -> Iterator[Job
             continue
         own = () if path is None else hashes.artifact(path)
         words = [*([] if path is None else [path.name]), *_options(chosen.items()), *shared]
-        label = " ".join([name, *([] if path is None else [path.name]), *values])
+        label = " ".join([name, *([] if path is None else [_shown(path, folder)]), *values])
         yield Job(kind=name, arguments=tuple(words), needs=needs, label=label, files=_together((*own, *files)))
 
 
@@ -123,19 +123,50 @@ def _shared(said: Said, kind: Kind, folder: Path, hashes: Hashes) -> tuple[list[
     """The words that all jobs of a table have in common, and the files that these words name."""
     words, files = [], []
     for key in kind.options:
-        words += _options((key, value) for value in (_checked(key, said[key], kind) if key in said else ()))
-    for key in kind.flags:
-        value = said.get(key, False)
-        value = value[0] if isinstance(value, list) and len(value) == 1 else value
+        values = _checked(key, said[key], kind) if key in said else []
+        if key not in kind.several:
+            _once(key, values)
+        words += _options((key, value) for value in values)
+    for key in (*kind.flags, *kind.switches):
+        if key not in said:
+            continue
+        value = said[key][0] if isinstance(said[key], list) and len(said[key]) == 1 else said[key]
         if value not in (True, False, "true", "false"):
             raise RequestError(f"{key} is {value!r}: it must be true or false.")
-        words += [f"--{key}"] * (value in (True, "true"))
+        if value in (True, "true"):
+            words.append(f"--{key}")
+        elif key in kind.switches:
+            words.append(f"--no-{key}")
     for key in kind.files:
-        for value in _list(said.get(key, [])):
-            file = hashes.file(folder / _path(key, value))
+        paths = list(dict.fromkeys(_path(key, value) for value in _list(said.get(key, []))))
+        _once(key, list(map(str, paths)))
+        for path in paths:
+            file = hashes.file(folder / path)
+            _check_settings(file.path, kind.settings.get(key, ()))
             files.append(file)
             words += _options([(key, file.name)])
     return words, files
+
+
+def _once(key: str, values: Sequence[str]) -> None:
+    if len(values) > 1:
+        raise RequestError(
+            f"{key} is given {len(values)} times, {', '.join(values)[:200]}: a job takes one, so write a job for each."
+        )
+
+
+def _check_settings(path: Path, banned: Sequence[str]) -> None:
+    """RequestError where a file of options names files that would not travel with the job, nor be part of its id."""
+    if not banned:
+        return
+    try:
+        held = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RequestError(f"config {str(path)!r} is no TOML: {' '.join(str(error).split())}.") from None
+    for key in banned:
+        if key in held:
+            what = "say weights in the job itself" if key == "weights" else "leave it out"
+            raise RequestError(f"config {str(path)!r} has {key!r}, which doesn't travel with a job: {what}.")
 
 
 def _options(pairs: Any) -> list[str]:
@@ -170,6 +201,11 @@ def _needs(said: Said, kind: Kind) -> Needs:
     )
 
 
+def _shown(path: Path, folder: Path) -> str:
+    """An artifact as it was given: beside the table where it was looked for there."""
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+
+
 def _path(key: str, value: Any) -> Path:
     if not isinstance(value, str) or not value:
         raise RequestError(f"{key} is {value!r}: it must be the path of a file.")
@@ -185,9 +221,9 @@ def _artifacts(said: Said, folder: Path) -> list[Path]:
         path = folder / _path("artifact", value)
         if path.is_dir():
             inside = [file for file in sorted(path.rglob("*")) if file.suffix in (".onnx", ".plan")]
-        elif has_magic(str(value)):
-            found_here = sorted(glob(str(path), recursive=True))  # noqa: PTH207 (a path may be absolute)
-            inside = [file for file in map(Path, found_here) if file.is_file()]
+        elif has_magic(str(value)) and not path.exists():
+            found_here = sorted(glob(str(value), root_dir=folder, recursive=True))  # noqa: PTH207 (it may be absolute)
+            inside = [file for file in map(folder.joinpath, found_here) if file.is_file()]
         else:
             inside = [path]
         if not inside:

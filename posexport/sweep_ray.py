@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,20 @@ class Cluster:
         self._pieces: dict[str, list[Any]] = {}
         self._unsent: list[tuple[Job, Outcome]] = []
         self._looked = 0.0
-        self._look()
+        with self._asking():
+            self._look()
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """RuntimeMissingError where the cluster itself no longer answers."""
+        try:
+            yield
+        except (self._ray.exceptions.RayError, ConnectionError, RuntimeError, TimeoutError) as error:
+            said = " ".join(str(error).split())[:200].rstrip(".")
+            raise RuntimeMissingError(
+                f"the Ray cluster no longer answers ({type(error).__name__}: {said}): see to it and run the sweep "
+                "again, it goes on."
+            ) from None
 
     def _look(self) -> None:
         """See which machines there are now."""
@@ -122,6 +136,10 @@ class Cluster:
 
     def submit(self, job: Job) -> None:
         """Hand a job to Ray, for any machine that it fits; one that takes a whole machine for one that is idle."""
+        with self._asking():
+            self._submit(job)
+
+    def _submit(self, job: Job) -> None:
         try:
             parcels = [(file.name, file.sha256, self._put(file)) for file in job.files]
         except PosexportError as error:
@@ -153,6 +171,10 @@ class Cluster:
 
     def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
         """What has ended, or was lost with its process or its machine."""
+        with self._asking():
+            return self._finished(seconds)
+
+    def _finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
         found, self._unsent = self._unsent, []
         for reference in self._done(0 if found else seconds):
             job, _ = self._running.pop(reference)
@@ -164,7 +186,16 @@ class Cluster:
                 self._forget(job)
         if lost or time.monotonic() - self._looked > _LOOK:
             self._look()
+            found += self._stranded()
         return found
+
+    def _stranded(self) -> list[tuple[Job, Outcome]]:
+        """Jobs under way for which there is no machine any more: Ray would wait for one without end."""
+        gone = {ref: job for ref, (job, _) in self._running.items() if self.refusal(job.needs) is not None}
+        for reference in gone:
+            self._ray.cancel(reference, force=True)
+            del self._running[reference]
+        return [(job, Outcome(state=LOST, reason="the last machine that it fits is gone")) for job in gone.values()]
 
     def _done(self, seconds: float) -> list[Any]:
         """References to what has ended: all that has by now, else the first within that time."""

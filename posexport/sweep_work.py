@@ -16,7 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ TIME_LIMIT = 3600.0
 """Seconds that one job may take."""
 
 _LONGEST = 400  # characters of a reason
+_SLOWER = "slower"  # what a gate says of a change
 
 
 CHILD = "posexport.sweep_child"
@@ -38,11 +40,13 @@ CHILD = "posexport.sweep_child"
 
 @attrs.frozen(kw_only=True)
 class Order:
-    """What whoever does a job must know: the words after Python's own name, its time in seconds, what its environment
-    has beside that of who does it, and whether the files that it writes are wanted."""
+    """What whoever does a job must know: the words after Python's own name, its time in seconds, the runtimes that it
+    was asked for, what its environment has beside that of who does it, and whether the files that it writes are wanted.
+    """
 
     words: tuple[str, ...]
     time_limit: float
+    asked: tuple[str, ...] = ()
     environment: Mapping[str, str] = attrs.field(factory=dict)
     writes: bool = False
 
@@ -53,6 +57,7 @@ class Order:
         return cls(
             words=("-P", "-m", CHILD, job.kind, *job.arguments, *kind.always),
             time_limit=time_limit,
+            asked=tuple(value for word, value in pairwise(job.arguments) if word == "--runtime"),
             environment={} if job.needs.cpus is None else {"OMP_NUM_THREADS": str(job.needs.cpus)},
             writes=kind.writes,
         )
@@ -82,7 +87,7 @@ class Hand:
             lay_out(folder)
             given = set(folder.iterdir())
             code, said, errors = self._run(order, folder)
-            found = _judge(code, said, errors, order.time_limit)
+            found = _judge(code, said, errors, order)
             outputs = _outputs(folder, given) if order.writes and found.result is not None else {}
             seconds = round(time.perf_counter() - start, 3)
             return attrs.evolve(found, seconds=seconds, outputs=outputs)
@@ -141,31 +146,61 @@ def _outputs(folder: Path, given: Container[Path]) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in new if not path.name.startswith(".")}
 
 
-def _judge(code: int | None, said: str, errors: str, time_limit: float) -> Outcome:
-    """What an exit code of the contract means, with the reason; any other end is a crash, so the attempt is lost."""
+def _judge(code: int | None, said: str, errors: str, order: Order) -> Outcome:
+    """What an exit code of the contract means, with the reason; any other end is a crash, so the attempt is lost.
+
+    A job that was asked for a runtime which was not there is not run, though the command was content: elsewhere it can.
+    """
     last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
     words = last.removeprefix("Error: ").rstrip(".")[:_LONGEST]
     if code is None:
-        return Outcome(state=FAILED, reason=f"no end within {time_limit:g} s")
+        return Outcome(state=FAILED, reason=f"no end within {order.time_limit:g} s")
     if code < 0:
         return Outcome(state=LOST, reason=f"the process was killed by {_signal(-code)}{_in_brackets(words)}")
     if code not in (0, 1, 2, 3):
         return Outcome(state=LOST, reason=f"the process ended with exit code {code}{_in_brackets(words)}")
     try:
-        result = json.loads(said) if said.strip() else None
-    except ValueError:
-        result = None
+        read = json.loads(said) if said.strip() else None
+    except (ValueError, RecursionError):
+        read = None
+    result: dict[str, Any] | None = read if isinstance(read, dict) else None
     if code == 2:
-        return Outcome(state=FAILED, reason=words or "the request is wrong")
+        return Outcome(state=FAILED, reason=words or "the request is wrong", result=result)
     if code == 3:
-        why = words or _first(result, NOT_RUN) or "a runtime is not there"
-        return Outcome(state=NOT_RUN, reason=why, result=result if isinstance(result, dict) else None)
-    if not isinstance(result, dict) and not (code == 1 and last.startswith("Error: ")):
+        return Outcome(
+            state=NOT_RUN, reason=words or _first(result, NOT_RUN) or "a runtime is not there", result=result
+        )
+    if result is None and not (code == 1 and last.startswith("Error: ")):
         return Outcome(state=LOST, reason=f"the process printed no result{_in_brackets(words)}")
     if code == 1:
-        result = result if isinstance(result, dict) else None
-        return Outcome(state=FAILED, reason=_first(result, FAILED) or words or "it failed", result=result)
-    return Outcome(state=PASSED, result=result)
+        why = _first(result, FAILED) or _first(result, _SLOWER) or words or "it failed"
+        return Outcome(state=FAILED, reason=why, result=result)
+    missing = _missing(result, order.asked)
+    return Outcome(state=PASSED if missing is None else NOT_RUN, reason=missing, result=result)
+
+
+def _missing(result: Any, asked: Sequence[str]) -> str | None:
+    """The first runtime that was asked for and is "not run" wherever the result names it, and why; None where all ran.
+
+    A cell of the matrix that has a version was judged for good: the runtime is there, and doesn't take such a graph.
+    """
+    rows = list(_rows(result))
+    for name in asked:
+        own = [row for row in rows if name in (row.get("runtime"), row.get("column"))]
+        if own and all(row["state"] == NOT_RUN and not row.get("version") for row in own):
+            return f"{name}: {own[0].get('reason') or NOT_RUN}"[:_LONGEST]
+    return None
+
+
+def _rows(data: Any) -> Iterator[Mapping[str, Any]]:
+    """All that has a state, anywhere in a result."""
+    if isinstance(data, Mapping):
+        if "state" in data:
+            yield data
+        data = list(data.values())
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
+        for each in data:
+            yield from _rows(each)
 
 
 def _in_brackets(words: str) -> str:
@@ -181,12 +216,9 @@ def _signal(number: int) -> str:
 
 def _first(data: Any, state: str) -> str | None:
     """Who is first said to be in a state, anywhere in a result, and why."""
-    if isinstance(data, Mapping):
-        if data.get("state") == state:
-            who = next((str(data[key]) for key in ("runtime", "column", "name") if data.get(key)), None)
-            why = str(data.get("reason") or state)
+    for row in _rows(data):
+        if row["state"] == state:
+            who = next((str(row[key]) for key in ("runtime", "column", "name") if row.get(key)), None)
+            why = str(row.get("reason") or state)
             return (f"{who}: {why}" if who else why)[:_LONGEST]
-        data = list(data.values())
-    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
-        return next((found for each in data if (found := _first(each, state)) is not None), None)
     return None

@@ -105,6 +105,10 @@ def ratio_of_processes(
     return Ratio(median=median, low=low, high=high, confidence=confidence), parts
 
 
+TRIMMED = 7
+"""From so many values on a mean is trimmed."""
+
+
 @attrs.frozen
 class Trimmed:
     """A trimmed mean, its variance, and the degrees of freedom of that."""
@@ -116,8 +120,9 @@ class Trimmed:
 
 def trimmed(values: Sequence[float]) -> Trimmed:
     """Tukey and McLaughlin's: the mean without the smallest and largest fifth, its variance from a series in which
-    those count as the next value inwards. A process that something disturbed then moves little and hides little."""
-    ordered, cut = sorted(values), len(values) // 5
+    those count as the next value inwards. A process that something disturbed then moves little and hides little. Below
+    `TRIMMED` values none is left out: what is lost in degrees of freedom is more."""
+    ordered, cut = sorted(values), len(values) // 5 if len(values) >= TRIMMED else 0
     kept = ordered[cut : len(ordered) - cut]
     drawn_in = [min(max(value, kept[0]), kept[-1]) for value in ordered]
     freedom = len(kept) - 1

@@ -2,7 +2,7 @@
 
     <repository>/<name>/config.pbtxt             what Triton must know of it, for all versions
     <repository>/<name>/<version>/model.onnx     or model.plan, byte for byte the artifact's file
-    <repository>/<name>/<version>/model.onnx.json     its manifest: `posexport verify` takes the packaged file too
+    <repository>/<name>/<version>/model.onnx.json     its manifest: `posexport verify` takes a packaged ONNX file too
     <repository>/<name>/<version>/<file>.data    external data, under the name that the graph knows
 
 Source: https://github.com/triton-inference-server/server, docs/user_guide/model_repository.md.

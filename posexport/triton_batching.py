@@ -74,6 +74,9 @@ def batching_of(
     if asked == 0:
         return Batching(max_batch_size=0, reason="max_batch_size is 0, as asked for")
     size = asked or most or MAX_BATCH
+    if size == 1:
+        why = "max_batch_size is 1, as asked for" if asked else "the plan takes a single row"
+        return Batching(max_batch_size=1, reason=why)
     preferred = tuple(sorted({min(usual, size), size} - {1})) if usual is not None else ()
     promised = "" if seldom is None else f"; as asked for, though {seldom}"
     return Batching(max_batch_size=size, preferred=preferred, reason=_condition(spec) + promised)

@@ -39,7 +39,7 @@ from posexport.tune_space import (
     programs,
 )
 from posexport.tune_store import Store
-from posexport.tune_write import verified, write_winner
+from posexport.tune_write import make_winner, verified
 
 __all__ = ["Block", "Limits", "Request", "Store", "tune"]
 
@@ -101,9 +101,12 @@ def tune(
         result = tuning.result(won, time.perf_counter() - start)
         if won is not None:
             progress(f"writing {output.name}")
-            described = write_winner(tuning.shelf, won, request.runtime, tuning.fitted[won.candidate.program], output)
-            result = attrs.evolve(result, winner={**(result.winner or {}), **described(result)})
-    store.clear_files()
+            made = make_winner(tuning.shelf, store, won, request.runtime, tuning.fitted[won.candidate.program], output)
+            if isinstance(made, str):
+                won.state, won.reason, won.verified = FAILED, made, None
+                result = tuning.result(None, time.perf_counter() - start)
+            else:
+                result = attrs.evolve(result, winner=made.publish(result))
     return result
 
 

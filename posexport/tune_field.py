@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from posexport import __version__, timing
+from posexport.bench_result import BUSY
 from posexport.machine import SAME
 from posexport.runtimes.pool import Worker
 from posexport.tune_race import Round
@@ -19,6 +20,10 @@ from posexport.tune_store import Store
 
 BURST, WARMUP = 3, 2
 """Timed runs per turn, and untimed ones once a process is up."""
+
+
+PLAY = 1000
+"""How far the seeds of two plays are apart at least: more than a race adds to its own."""
 
 
 @attrs.define(kw_only=True)
@@ -49,6 +54,7 @@ class Field:
         self._machine = {name: machine.get(name) for name in SAME}
         self._progress = progress
         self._entries: dict[str, tuple[Candidate, Fitted]] = {}
+        self._plays = 0
         self.cost, self.busy = Cost(), 0.0
         self.memory: dict[str, int] = {}
 
@@ -57,7 +63,13 @@ class Field:
         self._entries[str(candidate)] = (candidate, fitted)
 
     def play(self, names: Sequence[str], rounds: int, seed: int) -> tuple[list[Round], Mapping[str, str]]:
-        """Time them in interleaved rounds: the seconds of each round, and why some have none."""
+        """Time them in interleaved rounds: the seconds of each round, and why some have none.
+
+        Each play of a tuning has its number, so that no rounds count twice. What was timed beside other work, and what
+        failed, is timed anew by the next tuning.
+        """
+        self._plays += 1
+        seed += PLAY * self._plays
         entries = [self._entries[name] for name in names]
         key = {
             "what": "rounds",
@@ -71,7 +83,7 @@ class Field:
             "engines": self._shelf.engines,
             "posexport": __version__,
         }
-        fact = self._store.get(key, lambda: self._time(list(names), rounds, seed))
+        fact = self._store.get(key, lambda: self._time(list(names), rounds, seed), _stands)
         self.cost.seconds += fact["seconds"]
         self.cost.runs += fact["runs"]
         self.cost.turn = max(self.cost.turn, fact["turn"])
@@ -156,3 +168,7 @@ class Field:
             "busy": busy,
             "seconds": time.perf_counter() - start,
         }
+
+
+def _stands(fact: Mapping[str, Any]) -> bool:
+    return bool(fact["busy"] <= BUSY and not any(fact["failed"]))

@@ -65,8 +65,8 @@ class ByRace:
                 rows[name].reason = f"equal within the interval to {winner}, which is simpler"
             else:
                 rows[name].reason = f"behind {best} in the median, though not by its interval"
-        median = {name: summarize(found.seconds(name)).median for name in found.standing}
-        rest = sorted((name for name in found.standing if name != str(winner)), key=lambda name: median[name])
+        speeds = found.speeds(best)
+        rest = sorted((name for name in found.standing if name != str(winner)), key=lambda name: speeds[name])
         return [rows[str(winner)], *(rows[name] for name in rest)]
 
     def everything(self, candidates: int) -> int:

@@ -1,16 +1,17 @@
 """Successive halving: few rounds for all, and more only for those that are still equal to the best. Imports no engine.
 
 A step times a group of candidates in interleaved rounds, each in a fresh process (posexport.timing says why), and drops
-those whose interval of ratios to the group's fastest lies wholly above 1; of those that stand then, the slower half is
-dropped too, so that a noisy machine makes a race less sharp, not long. What stands is timed again, until one stands,
-until all that stand are equal, or until each had all its rounds. A step never holds more than `GROUP` processes: larger
-fields are timed in groups, and the fastest so far is in each of them.
+those whose interval of ratios to the group's fastest lies wholly above 1 (clearly so, where it is one of few rounds);
+of those that stand then, the slower half is dropped too, so that a noisy machine makes a race less sharp, not long.
+What stands is timed again, until one stands, until all that stand are equal, or until each had all its rounds. A step
+never holds more than `GROUP` processes: larger fields are timed in groups, and the fastest so far is in each of them.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
@@ -30,6 +31,9 @@ LAST = 2
 EQUAL = 0.03
 """Two candidates are equal where the interval of their ratio lies within 1 +- this; and among those that stand, no
 simpler one is preferred whose median is further behind."""
+
+SURE = 0.95
+"""An interval of less confidence (one of few rounds) only drops what it puts further behind than `EQUAL`."""
 
 Round = Mapping[str, float]
 """Seconds of one round by candidate."""
@@ -63,15 +67,35 @@ class Race:
         return [each[name] for each in self.rounds if name in each]
 
     def fastest(self, names: Sequence[str]) -> str:
-        """The fastest of some by the rounds that all of them share, or by all rounds where they share none."""
+        """The fastest of some by the rounds that all of them share, or else by `speeds`."""
         shared = [each for each in self.rounds if all(name in each for name in names)]
-        series = {name: [each[name] for each in shared] or self.seconds(name) for name in names}
-        return min(names, key=lambda name: median(series[name]) if series[name] else math.inf)
+        if shared:
+            return min(names, key=lambda name: median(each[name] for each in shared))
+        speeds = self.speeds()
+        return min(names, key=lambda name: speeds.get(name, math.inf))
+
+    def speeds(self, start: str | None = None) -> dict[str, float]:
+        """Median times relative to `start` (or to the one with most rounds), of all that rounds connect with it.
+
+        Those that share no round with it are compared through one that shares rounds with both, such as the leader
+        that two groups had in common: seconds of different minutes say little, and count only where nothing connects.
+        """
+        count = Counter(name for each in self.rounds for name in each)
+        if not count:
+            return {}
+        start = start or count.most_common(1)[0][0]
+        found, reached = {start: 1.0}, [start]
+        for one in reached:  # grows as it goes: the shortest way to each
+            for name in count:
+                if name not in found and (ratio := self.ratio(name, one)) is not None:
+                    found[name] = found[one] * ratio.median
+                    reached.append(name)
+        zero = self.seconds(start)
+        return {name: median(self.seconds(name)) / median(zero) for name in count if zero} | found
 
     def behind(self, name: str, best: str) -> float:
-        """How many times the best's its median time is, in the rounds that both share where there are any."""
-        ratio = self.ratio(name, best)
-        return median(self.seconds(name)) / median(self.seconds(best)) if ratio is None else ratio.median
+        """How many times the best's its time is, as `speeds` has it."""
+        return self.speeds(best).get(name, math.inf)
 
     def equals(self, behind: float = EQUAL) -> list[str]:
         """Those that stand and are at most `behind` slower than the fastest in the median."""
@@ -118,7 +142,7 @@ def _step(found: Race, play: Play, rounds: int, seed: int) -> None:
     random.Random(seed).shuffle(waiting)
     leader = found.fastest(waiting) if found.rounds else waiting[0]
     waiting.remove(leader)
-    while waiting or leader is not None:
+    while True:
         group = [leader, *waiting[: GROUP - 1]]
         del waiting[: GROUP - 1]
         timed, failed = play(group, rounds, seed)
@@ -129,16 +153,18 @@ def _step(found: Race, play: Play, rounds: int, seed: int) -> None:
         if left:
             leader = found.fastest(left)
             _drop(found, left, leader)
-        elif waiting:
-            leader = waiting.pop(0)
-        if not waiting:
+            if not waiting:
+                return
+        elif not waiting:
             return
+        else:  # all failed: the next one leads, and is timed even where it is alone
+            leader = waiting.pop(0)
 
 
 def _drop(found: Race, group: Sequence[str], leader: str) -> None:
     for name in group:
         ratio = None if name == leader else found.ratio(name, leader)
-        if ratio is not None and ratio.low > 1:
+        if ratio is not None and ratio.low > (1 if ratio.confidence >= SURE else 1 + EQUAL):
             found.dropped[name] = (leader, ratio)
             found.standing.remove(name)
 
@@ -146,7 +172,8 @@ def _drop(found: Race, group: Sequence[str], leader: str) -> None:
 def _halve(found: Race) -> None:
     """Drop the slower half of many that stand; of those that are equal in the median, the preferred ones stay."""
     best = found.fastest(found.standing)
-    behind = {name: found.behind(name, best) for name in found.standing}
+    speeds = found.speeds(best)
+    behind = {name: speeds.get(name, math.inf) for name in found.standing}
     order = sorted(found.standing, key=lambda name: max(behind[name], 1 + EQUAL))
     for name in order[max(LAST, math.ceil(len(order) / 2)) :]:
         if name != best:

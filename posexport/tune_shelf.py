@@ -1,7 +1,12 @@
-"""The programs of a tuning on the disk: exported once, sized for the scenario, and told apart by what they compute."""
+"""The programs of a tuning on the disk: exported once, sized for the scenario, and told apart by what they compute.
+
+The store keeps what is so for good: files, sizes, graphs, and what the scenario refuses. A full disk, a crash or a time
+limit is trouble of today, and is asked about again the next time.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -12,7 +17,6 @@ import attrs
 
 from posexport import __version__, forms
 from posexport.errors import RequestError
-from posexport.files import sha256_of
 from posexport.runtimes.pool import Worker
 from posexport.scenarios import Scenario
 from posexport.spec import Spec
@@ -20,6 +24,7 @@ from posexport.tune_space import Program, no_kernels
 from posexport.tune_store import Store
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from torch import Tensor
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
@@ -45,8 +50,8 @@ class Block:
 
 @attrs.frozen(kw_only=True)
 class Fitted:
-    """A program that can be timed: its file's sha256 and size in bytes, sizes of the scenario, requests for a profile
-    up to that shape and tuned for it, and its spec."""
+    """A program that can be timed: the sha256 of its file with its external data (`content`), its size in bytes, sizes
+    of the scenario, requests for a profile up to that shape and tuned for it, and its spec."""
 
     sha256: str
     size: int
@@ -64,6 +69,7 @@ class Shelf:
         self._block, self._runtime, self._scenario, self._store = block, runtime, scenario, store
         self._progress = progress
         self._worker = Worker("posexport.tune_worker")
+        self._made: set[Path] = set()
         self.engines = versions(ENGINES)
 
     def __enter__(self) -> Shelf:
@@ -71,6 +77,7 @@ class Shelf:
 
     def __exit__(self, *_: object) -> None:
         self._worker.close()
+        self._store.clear_files()
 
     def refusal(self, program: Program) -> str | None:
         """Why a program can't be written or run, in one sentence without a full stop, known without exporting it."""
@@ -81,11 +88,11 @@ class Shelf:
 
     def fit(self, program: Program) -> Fitted | str:
         """The program, exported and sized; or why it can't be had."""
-        exported = self._store.get(self._key(program), lambda: self._export(program))
+        exported = self._exported(program)
         if "refused" in exported:
             return str(exported["refused"])
         key = {"what": "fit", "sha256": exported["sha256"], "scenario": str(self._scenario)}
-        fitted = self._store.get(key, lambda: self._fit(program))
+        fitted = self._store.get({**key, "posexport": __version__}, lambda: self._fit(program))
         if "refused" in fitted:
             return str(fitted["refused"])
         return Fitted(**exported, **{**fitted, "profile": tuple(fitted["profile"])})
@@ -98,7 +105,7 @@ class Shelf:
             self._progress(f"opening {program}")
             return self.look(program, "identify", runtime_name=self._runtime, level=level)
 
-        fact = self._store.get({**key, "engines": self.engines, "posexport": __version__}, find)
+        fact = self._store.get({**key, "engines": self.engines, "posexport": __version__}, find, _answered)
         return str(fact.get("identity", "")), fact.get("error")
 
     def kernels(self, program: Program, fitted: Fitted, profile: tuple[str, ...]) -> dict[str, Any]:
@@ -109,7 +116,7 @@ class Shelf:
             self._progress(f"building {program}")
             return self.look(program, "kernels", runtime_name=self._runtime, profile=list(profile))
 
-        return self._store.get({**key, "engines": self.engines, "posexport": __version__}, find)
+        return self._store.get({**key, "engines": self.engines, "posexport": __version__}, find, _answered)
 
     def look(self, program: Program, do: str, **fields: Any) -> dict[str, Any]:
         """What the child process says of a program: its answer, or {error}."""
@@ -119,21 +126,40 @@ class Shelf:
         return {name: value for name, value in reply.items() if name not in ("id", "ok")}
 
     def path(self, program: Program) -> Path:
-        """Its file, exported (again) where it isn't there."""
-        path = self._store.files / f"{str(program).replace('/', '-')}.onnx"
-        known = self._store.get(self._key(program), lambda: self._export(program))
-        if not path.exists() or sha256_of(path) != known["sha256"]:
-            self._export(program)
+        """Its file, exported where this tuning hasn't yet; RequestError where it isn't the one that is known."""
+        known, path = self._exported(program), self._path(program)
+        if path not in self._made and self._export(program).get("sha256") != known["sha256"]:
+            raise RequestError(
+                f"{program} is not the file that it was before: the weights or the cache were changed, so tune again "
+                "with --no-resume."
+            )
         return path
 
     def write(self, program: Program, path: Path) -> dict[str, Any]:
         """Export it to `path` with its manifest, as `posexport export` would; returns the manifest."""
         from posexport.artifact import write_onnx
+
+        return write_onnx(self._model(program), path)
+
+    def same_data(self, program: Program, manifest: Mapping[str, Any]) -> bool:
+        """Whether the external data that a manifest names is that of the program, whatever the files' names are."""
+        from posexport.artifact import read_manifest
+
+        known = read_manifest(self.path(program)) or {}
+        return sorted(known.get("external_data", {}).values()) == sorted(manifest["external_data"].values())
+
+    def _model(self, program: Program) -> ir.Model:
         from posexport.export import export
 
         spec, weights = self._block.load(program.dtype)
         options: dict[str, Any] = {**program.export_options(), **self._block.fixed}
-        return write_onnx(export(spec, weights, **options), path)
+        return export(spec, weights, **options)
+
+    def _path(self, program: Program) -> Path:
+        return self._store.files / f"{str(program).replace('/', '-')}.onnx"
+
+    def _exported(self, program: Program) -> dict[str, Any]:
+        return self._store.get(self._key(program), lambda: self._export(program), lambda fact: "refused" not in fact)
 
     def _key(self, program: Program) -> dict[str, Any]:
         return {
@@ -148,13 +174,17 @@ class Shelf:
 
     def _export(self, program: Program) -> dict[str, Any]:
         self._progress(f"exporting {program}")
-        path = self._store.files / f"{str(program).replace('/', '-')}.onnx"
+        from posexport.artifact import write_onnx
+
+        path = self._path(program)
         try:
-            manifest = self.write(program, path)
+            model = self._model(program)
         except RequestError as error:
             return {"refused": str(error).rstrip(".")}
+        manifest = write_onnx(model, path)  # where this can't be done, the tuning can't go on
+        self._made.add(path)
         data = [path, *(path.with_name(name) for name in manifest.get("external_data", {}))]
-        return {"sha256": manifest["sha256"], "size": sum(each.stat().st_size for each in data)}
+        return {"sha256": content(manifest), "size": sum(each.stat().st_size for each in data)}
 
     def _fit(self, program: Program) -> dict[str, Any]:
         from posexport.bench_shapes import read_subject
@@ -173,6 +203,17 @@ class Shelf:
             ],
             "spec": json.loads(subject.spec.to_json()),
         }
+
+
+def content(manifest: Mapping[str, Any]) -> str:
+    """The sha256 of an ONNX file; where its weights lie in external data, one of both, since the file has only names of
+    them."""
+    data = manifest.get("external_data")
+    return str(manifest["sha256"]) if not data else hashlib.sha256(f"{manifest['sha256']} {data}".encode()).hexdigest()
+
+
+def _answered(fact: Mapping[str, Any]) -> bool:
+    return "error" not in fact
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:

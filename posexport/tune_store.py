@@ -1,7 +1,8 @@
 """What a tuning has already found out, in a folder: an interrupted one goes on from there, a repeated one is quick.
 
 A fact is kept under the hash of everything that it depends on (bytes of files, options, sizes, versions, the machine),
-in `<hash>.json`; whatever changes makes another hash. The programs themselves lie in `files` while the tuning runs.
+in `<hash>.json`; whatever changes makes another hash. The programs themselves lie in a folder of each tuning's own,
+while it runs. All of it is in `.posexport-tune`, inside the folder that was given: what else is there stays as it is.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from posexport.errors import RequestError
 from posexport.files import write_json
 
 FOLDER = ".posexport-tune"
-_VERSION = 1
+_VERSION = 2
 """Of what is kept: facts of another one are not read."""
 
 
@@ -25,27 +27,38 @@ class Store:
     """Facts by what they depend on. `resume` False: nothing is read, all is found anew."""
 
     def __init__(self, folder: Path, resume: bool = True) -> None:
-        self._folder, self._resume = folder, resume
+        self._folder, self._resume = folder if folder.name == FOLDER else folder / FOLDER, resume
         self.found = 0
         """How many facts were there from an earlier tuning."""
         self._own: set[Path] = set()
+        self._passing: dict[Path, dict[str, Any]] = {}  # what isn't kept, for as long as this tuning runs
+        self._files: Path | None = None
         try:
-            self.files.mkdir(parents=True, exist_ok=True)
-            ignore = folder / ".gitignore"
+            self._folder.mkdir(parents=True, exist_ok=True)
+            ignore = self._folder / ".gitignore"
             if not ignore.exists():
                 ignore.write_text("*\n")
         except OSError as error:
-            raise RequestError(
-                f"can't write to the cache {str(folder)!r} ({error.strerror}): give another folder with --cache."
-            ) from None
+            raise _unwritable(self._folder, error) from None
 
     @property
     def files(self) -> Path:
-        """Where programs lie."""
-        return self._folder / "files"
+        """Where the programs of this tuning lie, and of no other one."""
+        if self._files is None:
+            try:
+                self._files = Path(tempfile.mkdtemp(prefix="programs-", dir=self._folder))
+            except OSError as error:
+                raise _unwritable(self._folder, error) from None
+        return self._files
 
-    def get(self, key: Mapping[str, Any], find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The fact of `key` (plain data); `find` is called, and what it gives is kept, where it isn't known."""
+    def get(
+        self,
+        key: Mapping[str, Any],
+        find: Callable[[], dict[str, Any]],
+        keep: Callable[[dict[str, Any]], bool] = lambda fact: True,
+    ) -> dict[str, Any]:
+        """The fact of `key` (plain data); `find` is called where it isn't known, and what it gives is kept where `keep`
+        says that it will be so next time too."""
         text = json.dumps({"version": _VERSION, **key}, sort_keys=True, separators=(",", ":"))
         path = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
         known = self._read(path, json.loads(text)) if self._resume or path in self._own else None
@@ -53,14 +66,21 @@ class Store:
             self.found += path not in self._own
             self._own.add(path)
             return known
+        if path in self._passing:
+            return self._passing[path]
         fact = find()
-        self._own.add(path)
-        write_json(path, {"key": json.loads(text), "fact": fact})
+        if not keep(fact):
+            self._passing[path] = fact
+        else:
+            self._own.add(path)
+            write_json(path, {"key": json.loads(text), "fact": fact})
         return fact
 
     def clear_files(self) -> None:
         """Remove the programs; what was found out of them stays."""
-        shutil.rmtree(self.files, ignore_errors=True)
+        if self._files is not None:
+            shutil.rmtree(self._files, ignore_errors=True)
+            self._files = None
 
     @staticmethod
     def _read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -70,3 +90,9 @@ class Store:
             return None
         whole = isinstance(data, dict) and data.get("key") == key and isinstance(data.get("fact"), dict)
         return dict(data["fact"]) if whole else None
+
+
+def _unwritable(folder: Path, error: OSError) -> RequestError:
+    return RequestError(
+        f"can't write to the cache {str(folder)!r} ({error.strerror}): give another folder with --cache."
+    )

@@ -91,6 +91,7 @@ class _Job:
     skipped: dict[str, str] = attrs.field(factory=dict)
     trials: Trials | None = None
     graphs: Any = None
+    held: int = 0  # bytes that the engines of its runs may hold
 
 
 def verify(
@@ -137,6 +138,9 @@ def verify(
                 found = Trials.of(subject, seed) if properties and subject.broken is None else None
                 asked = (terms or {}).get(file, _ANY)
                 cases = _cases(subject, inputs, given, seed)
+                needed = max((limits.held(subject, row) for row in asked.among(runtimes).values()), default=0)
+                while waiting and limits.no_room(needed, sum(job.held for job in waiting)):
+                    judge_first()
                 waiting.append(_start(subject, pool, asked.among(runtimes), there, cases, found))
                 waiting[-1].terms = asked
             except PosexportError as error:
@@ -166,7 +170,12 @@ def _start(
         job.truth = pool.submit(torch_row, source, arrays, {"dtype": "fp64", "streamed": True})
         job.eager = pool.submit(torch_row, source, arrays, {"streamed": True})
     for name, row in runtimes.items():
-        why = limits.not_for(subject, row) or there[name] or limits.no_room(subject, row)
+        needed = limits.held(subject, row)
+        if limits.no_room(needed, job.held):  # not beside its other runs, but perhaps behind them
+            for future, _ in job.runs.values():
+                result(future)
+            job.held = 0
+        why = limits.not_for(subject, row) or there[name] or limits.no_room(needed)
         if subject.only is not None and subject.only != name:
             if len(runtimes) < len(RUNTIMES):  # asked for by name: then it gets its answer
                 job.skipped[name] = f"a plan built by {subject.only} runs on nothing else"
@@ -183,7 +192,7 @@ def _start(
             ]
             if chosen:
                 sizes = [cases[index].sizes for index in chosen] + ([] if trials is None else trials.sizes())
-                options = _options(subject, row, sizes)
+                options, job.held = _options(subject, row, sizes), job.held + needed
                 job.runs[name] = (pool.submit(row, subject.path, [arrays[index] for index in chosen], options), chosen)
                 if trials is not None:
                     slow = most is not None and limits.work(subject.spec, {"batch": 1, "seq": trials.tokens()}) > most

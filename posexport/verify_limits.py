@@ -56,14 +56,20 @@ def by_nature(reason: str | None) -> bool:
     return any(reason == why for _, why in _NOT_FOR)
 
 
-def no_room(subject: Subject, row: Runtime) -> str | None:
-    """Why an engine that holds all weights can't have them here, or None; torch streams them."""
-    from posexport.models.weights import bytes_of, free_memory
+def held(subject: Subject, row: Runtime) -> int:
+    """Bytes of memory that a runtime holds of an artifact's weights, about; torch streams them."""
+    from posexport.models.weights import bytes_of
 
-    if row.home == "torch_eager" or row.needs_gpu:
-        return None
-    needed, free = bytes_of(subject.spec, _HELD), free_memory()
-    if needed <= free:
+    return 0 if row.home == "torch_eager" or row.needs_gpu else bytes_of(subject.spec, _HELD)
+
+
+def no_room(needed: int, promised: int = 0) -> str | None:
+    """Why an engine that is to hold so many bytes can't have them here, or None; `promised` are those that runs under
+    way may still take."""
+    from posexport.memory_room import available
+
+    free = available() - promised
+    if needed <= free or not needed:
         return None
     return f"it would hold about {needed / 1e9:.1f} GB of weights in memory, and {free / 1e9:.1f} GB are free"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
+import pytest
 import torch
 from click.testing import CliRunner, Result
 
@@ -141,6 +142,11 @@ def small_spec(encoding: str, pattern: str | None = None, **over: Any) -> Spec:
         fields["layer_pattern"] = read_pattern(pattern, own_encoding)
         own_encoding = fields["layer_pattern"][0]["encoding"]
     return read_spec({"encoding": own_encoding, **fields})
+
+
+def by_turns(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Parameters of a test of which every other one is left to the slow sweep."""
+    return [each if at % 2 == 0 else pytest.param(*each, marks=pytest.mark.slow) for at, each in enumerate(cases)]
 
 
 def case(name: str, **over: Any) -> Spec:

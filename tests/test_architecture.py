@@ -245,8 +245,8 @@ FLAGS: dict[str, list[str]] = {
     "report": ["RESULTS", "--output/-o", "--markdown", "--title", "--json"],
     "bench": [
         "FILE", "--project", "--runtime", "--scenario", "--shape", "--peers", "--rounds", "--seconds", "--warmup",
-        "--threads", "--processes", "--seed", "--cuda-graph", "--save", "--baseline", "--against", "--max-regression", "--strict",
-        "--require", "--json",
+        "--threads", "--processes", "--seed", "--cuda-graph", "--save", "--baseline", "--against",
+        "--max-regression", "--strict", "--require", "--json",
     ],
     "sweep": [
         "FILE", "--job", "--output/-o", "--ray", "--workers", "--tries", "--time-limit", "--dry-run", "--json",

@@ -84,6 +84,18 @@ def test_external_data_from_the_limit_on(tmp_path: Path) -> None:
     assert artifact.EXTERNAL_FROM == 1_500_000_000
 
 
+def test_data_of_an_earlier_file_goes_with_it_if_its_manifest_names_it(tmp_path: Path) -> None:
+    path, data = tmp_path / "block.onnx", tmp_path / "block.onnx.data"
+    data.write_bytes(b"the user's own")
+    model = exported(SPEC)
+    write_onnx(model, path)
+    assert data.read_bytes() == b"the user's own"
+    assert json.loads(cli("inspect", path, "--json").stdout)["bytes"] == path.stat().st_size
+    write_onnx(model, path, external_from=0)
+    write_onnx(model, path)
+    assert not data.exists()
+
+
 def test_damage_after_writing_shows_in_the_manifest(tmp_path: Path) -> None:
     path = tmp_path / "block.onnx"
     assert write_onnx(exported(SPEC), path)["sha256"]
@@ -199,7 +211,8 @@ def test_the_command_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fa
         refused(result, "can't write the output (No space left on device)")
     else:
         assert (result.exit_code, result.stdout) == (130, "")
-        assert result.stderr.strip() == "Error: interrupted: every file is as it was."  # click ends the line of ^C
+        said = "Error: interrupted: no file is half-written; those written before stay."
+        assert result.stderr.strip() == said  # click ends the line of ^C
     assert tree(tmp_path) == {"block.onnx": b"the old file"}
 
 

@@ -187,6 +187,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "another block (head_dim, hidden_size, scale differ)",
     ),
     "threads": ({"threads": 1}, "the threads of the baseline are 1"),
+    "graphs": ({"cuda_graph": True}, "the baseline has --cuda-graph, the run has not"),
+    "nothing": (
+        {"shapes": (Shape(scenario="prefill:128", sizes=Sizes(), rounds=1, results=()),)},
+        "the baseline timed nothing that runs the artifact",
+    ),
     "shapes": (
         {"shapes": (Shape(scenario=None, sizes=Sizes(seq=7), rounds=1, results=()),)},
         "batch=1,seq=128 is in this run only",
@@ -223,6 +228,22 @@ def test_an_earlier_artifact_in_the_same_rounds(factor: float, state: str) -> No
     assert only(baseline.compare_earlier(none, 0.05)).state == "not run"
 
 
+def test_what_ran_neither_artifact_is_left_out_beside_what_did() -> None:
+    found = result(STEADY)
+    (shape,) = found.shapes
+    new = attrs.evolve(shape.results[1], processes={"against": STEADY})
+    gone = [Timing(runtime=f"{kind}ort-cuda", state="not run", reason="no GPU") for kind in ("", "against:")]
+    both = attrs.evolve(found, shapes=(attrs.evolve(shape, results=(new, *gone)),))
+    assert only(baseline.compare_earlier(both, 0.05)).runtime == "ort-cpu"
+    assert len(baseline.compare_earlier(both, 0.05, named=["ort-cuda"]).changes) == 2
+    alone = attrs.evolve(found, shapes=(attrs.evolve(shape, results=tuple(gone)),))
+    assert only(baseline.compare_earlier(alone, 0.05)).state == "not run"
+    lost = attrs.evolve(gone[1], state="timed")
+    assert only(
+        baseline.compare_earlier(attrs.evolve(both, shapes=(attrs.evolve(shape, results=(gone[0], lost)),)), 0.05)
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "share"), [("5%", 0.05), ("0.05", 0.05), (" 120 %", 1.2), ("0", 0.0), ("7.5%", 0.075)]
 )
@@ -254,6 +275,12 @@ def spoilt(data: dict[str, Any], how: str) -> Any:
         "state": lambda: timed.update(state="fine"),
         "negative": lambda: timed["processes"].update(floor=[-1.0]),
         "nan": lambda: timed["processes"].update(floor=[math.nan]),
+        "processes": lambda: data.update(processes="7"),
+        "machine": lambda: data.update(machine=None),
+        "spec": lambda: data.update(spec=None),
+        "threads": lambda: data.update(threads="x"),
+        "median": lambda: timed["ratios"]["floor"].update(median="1"),
+        "reason": lambda: timed.update(reason=None),
         "ratio": lambda: timed["ratios"].update(floor={"median": 1.0}),
     }
     changes[how]()
@@ -262,7 +289,10 @@ def spoilt(data: dict[str, Any], how: str) -> Any:
 
 @pytest.mark.parametrize(
     "how",
-    ["kind", "version", "head", "shapes", "sizes", "state", "negative", "nan", "ratio", "list", "text", "none"],
+    [
+        *("kind", "version", "head", "processes", "machine", "spec", "threads", "shapes", "sizes", "state", "reason"),
+        *("negative", "nan", "ratio", "median", "list", "text", "none"),
+    ],
 )
 def test_files_that_are_no_result_are_refused(tmp_path: Path, how: str) -> None:
     path = tmp_path / "base.json"

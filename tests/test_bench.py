@@ -134,6 +134,24 @@ def test_a_runtime_that_ends_while_it_is_timed_ends_itself_only(
     assert f"ort-cpu: {reason}" in result.stdout
 
 
+@pytest.mark.parametrize(("named", "code"), [("ort-cpu", 0), ("torch", 1)])
+def test_a_peer_that_fails_is_not_the_artifacts_fault_unless_it_was_named(
+    block: Path, monkeypatch: pytest.MonkeyPatch, named: str, code: int
+) -> None:
+    class Short(Crashing):
+        def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
+            self.role = request.get("role", getattr(self, "role", ""))
+            if self.role == "torch" and request["do"] == "shape":
+                return {"ok": False, "error": "out of memory", "kind": "memory"}
+            self.runtime = "torch"  # never crashes
+            return super().ask(request | {"runtime_name": "torch"}, time_limit)
+
+    monkeypatch.setattr(bench_field, "Worker", lambda module: Short(crash))
+    result = invoke(block, "--runtime", named, "--shape", "seq=5", "--rounds", 2)
+    assert result.exit_code == code, result.output
+    assert "torch: out of memory" in result.stdout
+
+
 def test_a_failed_compilation_is_not_the_artifacts_fault(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class NoCompiler(Crashing):
         def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:

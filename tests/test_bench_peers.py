@@ -31,6 +31,7 @@ def ratios(floor: float, torch: float, **others: float) -> dict[str, dict[str, f
     [
         ("prefill:1024", ratios(1.0, 0.5), "fastest", [], 0),
         ("prefill:1024", ratios(1.15, 0.95), "equal", [], 0),
+        ("prefill:1024", {**ratios(1.15, 0.5), "torch-onnx 24": ratio(1.0, 0.3)}, "can't tell", [], 0),
         ("prefill:1024", ratios(1.3, 0.5), "fastest", [], 1),
         ("prefill:128", ratios(1.3, 0.5), "fastest", [], 0),
         ("prefill:128", ratios(1.0, 0.5, ort_fusions=1.2), "slower", ["ort-fusions"], 0),
@@ -78,7 +79,7 @@ def test_the_page_tells_places_ratios_and_what_was_not_run() -> None:
         "onnxruntime-genai": {"state": "not run", "reason": "it is not installed"},
     }
     page = peers_page.page(data)
-    assert "| prefill:1024 | 2 | 1 | 0 | t5 | t5 |" in page
+    assert "| prefill:1024 | 2 | 1 | 0 | 0 | `t5` | `t5` |" in page
     assert "| rope | native | 12.30 | 0.50 (0.40-0.60) | 1.00 (0.90-1.10) | fastest |" in page
     assert "| slower than torch; above 1.1 of the floor |" in page
     assert "- torch-compile, not run: no compiler (all)." in page

@@ -61,7 +61,7 @@ def _quick(name: str, how: tuple[str, str], engine: str, cache: str) -> bool:
     TensorRT's import each kind in one form, by turns. The slow sweep has every case in every form on both."""
     if name in MORE:
         turn = MORE.index(name)
-        return engine == ORT and how == HOWS[turn % len(HOWS)] and (cache == "concat" or turn % 5 == 0)
+        return engine == ORT and how == HOWS[turn % len(HOWS)] and turn % (2 if cache == "concat" else 5) == 0
     if engine == ORT:
         turn = WHERE[ORT].index(how) % 2 == FEW.index(name) if name in FEW else False
         return turn or (name in KINDS and how == PLAINEST)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, create_autospec
 
@@ -85,6 +85,40 @@ def test_the_python_example_says_what_it_can_not_do(block: Path, tmp_path: Path,
     monkeypatch.setattr(sys, "argv", ["ort_decode.py", str(block), "--prompt", "3", "--steps", "2"])
     assert module.main() == 0
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["token 3", "token 4"]
+
+
+def test_the_python_example_keeps_to_the_room_and_the_inputs_of_the_model(block: Path, monkeypatch: Any) -> None:
+    module = example("ort_decode")
+    real = module.ort.InferenceSession(str(block), providers=["CPUExecutionProvider"]).get_inputs()
+
+    def opened(*more: Any, **over: Any) -> Any:
+        values = [SimpleNamespace(name=v.name, shape=list(v.shape), type=v.type) for v in real]
+        for value in values:
+            if value.name.startswith("past_"):
+                value.shape[2] = 2  # as with --max-seq 2
+            vars(value).update(over.get(value.name, {}))
+        session = MagicMock()
+        session.get_inputs.return_value = [*values, *more]
+        session.get_providers.return_value = ["CPUExecutionProvider"]
+        monkeypatch.setattr(module.ort, "InferenceSession", lambda *_, **__: session)
+        return module.Decoder("block.onnx", 24)
+
+    with pytest.raises(ValueError, match="0 \\+ 3 tokens don't fit into 2 places"):
+        opened().feed(states(SPEC)[:3])
+    with pytest.raises(ValueError, match="drop --padding-mask"):
+        opened(SimpleNamespace(name="attention_mask", shape=[1, 2], type="tensor(int64)"))
+    with pytest.raises(ValueError, match=r"takes tensor\(bfloat16\): export it with --dtype fp32 or fp16"):
+        opened(hidden_states={"type": "tensor(bfloat16)"})
+
+
+@pytest.mark.parametrize("given", [None, TypeError("pybind11::init(): factory function returned nullptr")])
+def test_no_builder_is_not_run(given: TypeError | None, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    module, trt = example("tensorrt_run"), MagicMock()
+    trt.Builder.side_effect, trt.Builder.return_value = given, None
+    monkeypatch.setattr(module, "load_engine", lambda: trt)
+    monkeypatch.setattr(sys, "argv", ["tensorrt_run.py", str(tmp_path / "block.onnx")])
+    assert module.main() == 3
+    assert capsys.readouterr().err == "not run: this TensorRT builds on a GPU only\n"
 
 
 @pytest.mark.slow

@@ -65,10 +65,10 @@ def test_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert result.exit_code == 0, f"{line}\n{result.output}"
     records = [json.loads(path.read_text()) for path in Path("sweep/.state/jobs").glob("*.json")]
     assert sorted(record["label"] for record in records) == [
-        "bench rope.onnx prefill:16",
-        "bench rope.onnx prefill:64",
+        "bench models/rope.onnx prefill:16",
+        "bench models/rope.onnx prefill:64",
         "matrix alibi native fp32 prefill",
         "matrix rope native fp32 prefill",
-        "verify rope.onnx",
+        "verify models/rope.onnx",
     ]
     assert {record["state"] for record in records} == {"passed"}

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import oracles
 import pytest
 import torch
-from helpers import as_float64, case, inputs_for, open_ort, run_ort, small_spec, weights_for
+from helpers import as_float64, by_turns, case, inputs_for, open_ort, run_ort, small_spec, weights_for
 from oracle_rotations import pairs_of, turn_pairs
 
 from posexport import custom_ops
@@ -54,7 +54,7 @@ EVERY_OPSET = [
 """Every other opset; the slow sweep (test_ort_sweep) runs more of them in every form."""
 
 
-@pytest.mark.parametrize(("form", "opset"), EVERY_OPSET)
+@pytest.mark.parametrize(("form", "opset"), by_turns(EVERY_OPSET))
 def test_every_opset(form: str, opset: int) -> None:
     spec = case(**OPSET_BLOCKS[form])
     model = export(spec, weights_for(spec), form=form, opset=opset)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import small_spec
+from helpers import run_block, small_spec, weights_for
 
 from posexport import floor
 from posexport.bench_shapes import Sizes, seeded_inputs
@@ -20,7 +20,7 @@ def test_a_prompt_counts_four_projections_and_two_products_of_heads() -> None:
     spec = small_spec("rope", hidden_size=32, num_heads=4)
     found = made(spec, batch=2, seq=5)
     assert found.projections == ((10, 32, 32),) * 4
-    assert found.attention == (8, 5, 8, 5)
+    assert found.attention == ((8, 5, 8, 5),)
     assert found.bytes == 4 * 4 * 32 * 32
     assert found.operations == 2 * (4 * 10 * 32 * 32 + 2 * 8 * 5 * 8 * 5)
 
@@ -49,17 +49,54 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, int], Any, int]] = {
 def test_work_is_that_of_the_block(name: str) -> None:
     over, sizes, attention, size = CASES[name]
     found = made(small_spec("none", hidden_size=32, num_heads=4, **over), **sizes)
-    assert found.attention == attention
+    assert found.attention == (attention,)
     assert found.bytes == size
+
+
+SEEN: dict[str, tuple[dict[str, Any], dict[str, int], list[int], int]] = {
+    "window": ({"window": 4}, {"seq": 1, "past_seq": 9}, [4], 3),
+    "window of a prompt": ({"window": 4}, {"seq": 6, "past_seq": 0}, [4], 0),
+    "both sides": ({"window": 4, "causal": False, "kv_cache": None}, {"seq": 20}, [7], 0),
+    "chunk": ({"attention_chunk_size": 4}, {"seq": 1, "past_seq": 9}, [2], 1),
+    "wide": ({"window": 99}, {"seq": 1, "past_seq": 9}, [10], 9),
+    "pattern": (
+        {"layers": 3, "pattern": "none:window=4,none"},
+        {"seq": 1, "past_seq": 9},
+        [4, 10],
+        3 + 9 + 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_no_query_sees_is_not_in_the_floor(name: str) -> None:
+    over, sizes, keys, cached = SEEN[name]
+    spec = small_spec("none", **{"causal": True, "kv_cache": "concat", **over})
+    found = made(spec, **sizes)
+    assert [each[-1] for each in found.attention] == keys
+    assert found.bytes == 4 * (spec.layers * 4 * 32 * 32 + 2 * 32 * cached)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_the_floor_is_no_more_than_torch_computes(window: int | None) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    spec = small_spec("none", causal=True, window=window)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        run_block(spec, weights_for(spec), seeded_inputs(spec, Sizes(seq=12), 0), "fp32")
+    operations = made(spec, seq=12).operations
+    assert (operations == counter.get_total_flops()) is (window is None)
+    assert 0 < operations <= counter.get_total_flops()
 
 
 def test_an_encoder_gives_the_keys() -> None:
     found = made(small_spec("none", hidden_size=32, num_heads=4, cross=True), seq=3, encoder_seq=9)
-    assert found.attention == (4, 3, 8, 9)
+    assert found.attention == ((4, 3, 8, 9),)
     assert [rows for rows, _, _ in found.projections] == [3, 9, 9, 3]
 
 
-WORK = floor.Work(projections=((3, 8, 8), (3, 8, 4)), attention=(2, 3, 4, 5), layers=2, bytes=1000)
+WORK = floor.Work(projections=((3, 8, 8), (3, 8, 4)), attention=((2, 3, 4, 5), (2, 3, 4, 2)), layers=2, bytes=1000)
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])

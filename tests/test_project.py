@@ -76,6 +76,8 @@ WRONG = {
     "output": (ONE + "output = 'x.onnx'", "unknown key"),
     "both spellings": (ONE + "max-seq = 1\nmax_seq = 1", "twice"),
     "a nameless artifact": ("[[artifact]]\nencoding = 'rope'", "has the name None"),
+    "an ending in a name": ("[[artifact]]\nname = 'x.onnx'", "drop it"),
+    "fusion that must not be": (ONE + "compile = {}\nbudget = {fused-attention = false}", "checks nothing"),
     "a path for a name": ("[[artifact]]\nname = '../x'", "'../x'"),
     "one name twice": (ONE + ONE, "both written to one.onnx"),
     "names that meet": (

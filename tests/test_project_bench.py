@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from helpers import cli, refused
 
 from posexport.bench_result import Benchmark, Shape, Timing
 from posexport.bench_shapes import Sizes
+from posexport.cli.bench_project import Timed, _exit_code
 from posexport.errors import RequestError
 from posexport.project import find_project
 from posexport.project_bench import asked_of, baseline_of, broken, judge, timed_on
@@ -62,7 +65,9 @@ def test_what_was_not_timed_is_not_run_with_its_reason(tmp_path: Path) -> None:
     assert not broken([kept], strict=False)
     assert broken([kept], strict=True)
     other = product(tmp_path, "budget = {latency = {scenario = 'prefill:9', of-torch = 1}}")
-    assert [each.state for each in judge(other, measured(timed(0.1, 0.2, 0.3)))] == ["not run"]
+    (unmet,) = judge(other, measured(timed(0.1, 0.2, 0.3)))
+    assert unmet.state == "not run"
+    assert broken([unmet], strict=False)  # ort-cpu is here, so that it could have been measured
     unheld = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-floor = 1}}")
     assert [each.reason for each in judge(unheld, measured(timed(0.1, 0.2, 0.3)))] == ["floor was not timed beside it"]
 
@@ -71,12 +76,48 @@ def test_what_is_timed_is_what_the_budget_needs(tmp_path: Path) -> None:
     latency = "[{scenario = 'decode:8', of-torch = 1}, {scenario = 'decode:8', of-floor = 1}]"
     one = product(tmp_path, f"runtimes = ['torch', 'ort-cpu', 'tensorrt-import']\nbudget = {{latency = {latency}}}")
     assert timed_on(one, ()) == (("ort-cpu",), None)
-    assert asked_of(one) == {"scenarios": ("decode:8",), "peers": False}
+    assert asked_of(one) == {"scenarios": ("decode:8",), "peers": False, "compiled": False}
     assert timed_on(one, ("ort-cuda",)) == ((), "none of its runtimes is one to be timed")
     peers = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-torch-onnx = 1}}")
     assert asked_of(peers)["peers"]
+    compiled = product(tmp_path, "budget = {latency = {scenario = 'prefill: 08', of-torch-compile = 1}}")
+    assert asked_of(compiled) == {"scenarios": ("prefill:8",), "peers": False, "compiled": True}
     plan = product(tmp_path, "compile = {}")
     assert timed_on(plan, ("ort-cpu",)) == (("tensorrt-rtx",), "tensorrt-rtx was not asked for")
+
+
+def test_limits_of_a_plan_are_told_also_where_it_was_not_timed(tmp_path: Path) -> None:
+    plan = product(tmp_path, "compile = {}\nbudget = {latency = {scenario = 'prefill:8', of-torch = 0.6}}")
+    (kept,) = judge(plan, None, ("tensorrt-rtx",), "no GPU")
+    assert (kept.runtime, kept.state, kept.reason, kept.there) == ("tensorrt-rtx", "not run", "no GPU", False)
+    (slow,) = judge(plan, measured(timed(0.7, 0.8, 0.9, "tensorrt-rtx")), ("tensorrt-rtx",))
+    assert slow.state == "slower"
+    gone = Timing(runtime="tensorrt-rtx", state="not run", reason="no such shape")
+    (kept,) = judge(plan, measured(gone), ("tensorrt-rtx",))
+    assert (kept.runtime, kept.reason) == ("tensorrt-rtx", "no such shape")
+
+
+def test_nothing_timed_is_exit_3(tmp_path: Path) -> None:
+    one = product(tmp_path, "")
+    gone = measured(Timing(runtime="ort-cuda", state="not run", reason="no GPU"), timed(1, 1, 1, "torch"))
+    assert _exit_code([Timed(product=one, found=gone)], (), (), False)[0] == 3
+    assert _exit_code([Timed(product=one, found=gone)], ("torch",), (), False)[0] == 0
+    assert _exit_code([Timed(product=one, found=measured(timed(1, 1, 1)))], (), (), False)[0] == 0
+
+
+def test_a_baseline_of_one_file_is_made_as_the_error_says(tmp_path: Path) -> None:
+    latency = "latency = {scenario = 'prefill:8', of-torch = 1}"
+    one = product(tmp_path, f"runtimes = ['ort-cpu']\nbaseline = 'b.json'\nbudget = {{{latency}}}")
+    said = r"one\.onnx --runtime ort-cpu --scenario prefill:8 --save \S+b\.json'"
+    with pytest.raises(RequestError, match=said):
+        baseline_of(find_project(str(tmp_path / "posexport.toml")), one, None)
+
+
+def test_a_scenario_that_shares_its_sizes_is_judged(tmp_path: Path) -> None:
+    one = product(tmp_path, "budget = {latency = {scenario = 'batch:1', of-torch = 1}}")
+    found = measured(timed(0.1, 0.2, 0.3))
+    shared = attrs.evolve(found, shapes=(attrs.evolve(found.shapes[0], also=("batch:1",)),))
+    assert [each.state for each in judge(one, shared)] == ["fine"]
 
 
 def test_a_baseline_is_there_or_this_run_makes_it(tmp_path: Path) -> None:
@@ -99,6 +140,10 @@ def test_options_of_one_file_are_refused_and_missing_files_name_build(
         refused(cli("bench", *option), option[0], "without a file")
     refused(cli("bench", "x.onnx", "--project", "posexport.toml"), "both a file and --project")
     refused(cli("bench", "--save", "x.json"), "give a folder")
+    refused(cli("bench", "--save", "posexport.toml/x"), "give a folder")
+    refused(cli("bench", "--require", "ort-cup"), "did you mean 'ort-cpu'")
+    stale = json.loads(cli("bench", "--json", "--save", "bench-1.2").stdout)
+    assert (stale["exit_code"], stale["files"][0]["state"]) == (1, "out of date")
     result = cli("bench")
     assert result.exit_code == 1
     assert "one.onnx is out of date (it is not there): run 'posexport build'" in result.stderr

@@ -8,13 +8,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from posexport import __version__
 from posexport.files import sha256_of
+from posexport.parity import Verdict
 from posexport.project import find_project
-from posexport.project_checks import check
+from posexport.project_checks import check, without_parity
 from posexport.project_files import Product, out_of_date, products, stamp
+from posexport.verify import Report, Terms
 
 ONNX = {"form": "decomposed", "spec": {"hidden_size": 64, "window": None}, "weights": {"seed": 0}}
 PLAN = {"runtime": "tensorrt-rtx", "profile": [], "tf32": False}
@@ -66,8 +69,47 @@ def change(product: Product, edit: Callable[[dict[str, Any]], object]) -> None:
     write(product, manifest)
 
 
+def add_data(onnx: Product, data: bytes = b"x") -> dict[str, str]:
+    """Give an ONNX file external data, and its manifest their sha256."""
+    file = onnx.path.with_name("one.onnx.data")
+    file.write_bytes(data)
+    named = {file.name: sha256_of(file)}
+    change(onnx, lambda manifest: manifest.update(external_data=named))
+    return named
+
+
+def test_a_plan_is_stale_with_the_weights_beside_its_onnx_file(tmp_path: Path) -> None:
+    onnx, plan = make(tmp_path)
+    named = add_data(onnx)
+    assert "other weights" in str(out_of_date(plan, PLAN))
+    change(plan, lambda manifest: manifest["onnx"].update(external_data=named))
+    assert out_of_date(plan, PLAN) is None
+    add_data(onnx, b"other")
+    assert out_of_date(onnx, ONNX) is None
+    assert "other weights" in str(out_of_date(plan, PLAN))
+
+
+def test_every_file_that_is_there_gets_a_verdict_of_parity(tmp_path: Path) -> None:
+    onnx, plan = make(tmp_path)
+    checks = {onnx.path: check(onnx, ONNX), plan.path: check(plan, {**PLAN, "profile": ["seq=8"]})}
+    rows = without_parity([onnx, plan], {}, checks, None)
+    assert {(Path(each.artifact).name, each.state) for each in rows} == {
+        ("one.onnx", "not run"),
+        ("one.plan", "not run"),
+    }
+    assert {each.reason for each in rows} == {"the runtime was not asked for", "it is out of date"}
+    link = attrs.evolve(onnx, path=onnx.path.with_name("two.onnx"))
+    link.path.symlink_to(onnx.path)
+    terms = {each.path: Terms(runtimes=("ort-cpu",)) for each in (onnx, link)}
+    told = Verdict(artifact=str(onnx.path), runtime="ort-cpu", state="passed")
+    (row,) = without_parity([onnx, link], terms, checks, Report(verdicts=(told,), broken=(), seed=0))
+    assert (row.artifact, row.runtime, row.state) == (str(link.path), "ort-cpu", "not run")
+    assert "the same file" in str(row.reason)
+
+
 def test_what_is_as_it_must_be_passes(tmp_path: Path) -> None:
     onnx, plan = make(tmp_path)
+    onnx.path.with_name("one.onnx.data").write_bytes(b"x" * 9000)  # left over: no manifest names it
     found = [*check(onnx, ONNX), *check(plan, PLAN)]
     assert [(Path(each.artifact).name, each.check, each.state) for each in found] == [
         ("one.onnx", "up to date", "passed"),
@@ -127,7 +169,7 @@ def test_a_plan_is_stale_with_its_onnx_file_its_options_or_its_builder(tmp_path:
 OVER: dict[str, tuple[Callable[[Product, Product], object], tuple[str, str, str]]] = {
     "size": (lambda onnx, plan: onnx.path.write_bytes(b"x" * 1001), ("size", "failed", "allowed are 0.001 MB")),
     "external data": (
-        lambda onnx, plan: onnx.path.with_name("one.onnx.data").write_bytes(b"x"),
+        lambda onnx, plan: add_data(onnx),
         ("size", "failed", "allowed are 0.001 MB"),
     ),
     "the plan's size": (lambda onnx, plan: plan.path.write_bytes(b"x" * 2001), ("size", "failed", "allowed are 0.002")),

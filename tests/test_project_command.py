@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from helpers import cli, refused, tree
 
+from posexport.cli.project_options import open_project, request_of
+
 pytestmark = pytest.mark.xdist_group("test_project_command")  # its fixture is made once, not by each worker
 
 HEAD = 'require = ["ort-cpu"]\nruntimes = ["ort-cpu"]\n'
@@ -116,9 +118,29 @@ WRONG = {
     "weights that aren't there": (entry("x", 'weights = "w.safetensors"'), "are not there"),
     "a form that can't": (entry("x", 'form = "native"\nopset = 18'), "artifact 'x'"),
     "an unknown runtime": (entry("x", 'runtimes = ["ort"]'), "unknown runtime 'ort'"),
+    "an unknown runtime of a limit": (
+        entry("x", 'budget = {latency = {scenario = "prefill:8", of-torch = 1, runtime = "ort-cp"}}'),
+        "did you mean 'ort-cpu'",
+    ),
+    "a limit of another runtime": (
+        entry("x", 'runtimes = ["ort-cpu"]\nbudget = {latency = {scenario="batch:8", of-torch=1, runtime="ort-cuda"}}'),
+        "allowed: ort-cpu",
+    ),
+    "a limit that nothing is held to": (
+        entry("x", 'runtimes = ["torch"]\nbudget = {latency = {scenario = "batch:8", of-torch = 1}}'),
+        "none of its runtimes is timed",
+    ),
     "an unknown builder": (entry("x", 'compile = {runtime = "ort-cpu"}'), "artifact 'x', compile"),
     "a bad capability": (entry("x", 'compile = {compute-capability = ["ada"]}'), "compute capability 'ada'"),
 }
+
+
+def test_a_form_may_stand_in_the_config(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('encoding = "rope"\nform = "native"\n')
+    (tmp_path / "posexport.toml").write_text('[[artifact]]\nname = "x"\nconfig = "c.toml"\n')
+    project = open_project(str(tmp_path / "posexport.toml"))
+    forms = [request_of(project, project.entries[0], form).options.form for form in (None, "contrib")]
+    assert (project.entries[0].all_forms, forms) == ((None,), ["native", "contrib"])
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -101,7 +101,7 @@ def test_a_named_size_that_does_not_fit_is_refused(over: dict[str, Any], text: s
 def test_a_sweep_leaves_out_what_does_not_fit_and_says_why() -> None:
     one = subject(encoding="learned", max_positions=512)
     sizes, names, left_out = _points(one, (), ("prefill",))
-    assert names == ["prefill:1", "prefill:16", "prefill:128", "prefill:512"]
+    assert names == [("prefill:1",), ("prefill:16",), ("prefill:128",), ("prefill:512",)]
     assert [each.seq for each in sizes] == [1, 16, 128, 512]
     assert [each["scenario"] for each in left_out] == ["prefill:1024", "prefill:4096", "prefill:16384"]
     assert all("learned knows 512 positions" in each["reason"] for each in left_out)
@@ -115,8 +115,19 @@ def test_a_sweep_of_which_nothing_fits_is_refused() -> None:
 def test_scenarios_and_shapes_stand_beside_each_other_once() -> None:
     sizes, names, _ = _points(subject(), ("seq=16", "seq=5"), ("prefill:16", "prefill:16,1", "batch:1"))
     assert list(zip(map(str, sizes), names, strict=True)) == [
-        ("batch=1,seq=16", "prefill:16"),
-        ("batch=1,seq=1", "prefill:1"),
-        ("batch=1,seq=128", "batch:1"),
-        ("batch=1,seq=5", None),
+        ("batch=1,seq=16", ("prefill:16",)),
+        ("batch=1,seq=1", ("prefill:1",)),
+        ("batch=1,seq=128", ("batch:1",)),
+        ("batch=1,seq=5", ()),
     ]
+
+
+def test_scenarios_of_equal_sizes_keep_their_names() -> None:
+    sizes, names, _ = _points(subject(), (), ("prefill:128", "batch:1"))
+    assert (list(map(str, sizes)), names) == (["batch=1,seq=128"], [("prefill:128", "batch:1")])
+
+
+@pytest.mark.parametrize("texts", [("prefill", "prefill:1024"), ("prefill:1024", "prefill")])
+def test_a_size_that_is_named_is_refused_whatever_sweep_has_it_too(texts: tuple[str, ...]) -> None:
+    with pytest.raises(RequestError, match="--scenario prefill:1024"):
+        _points(subject(encoding="learned", max_positions=512), (), texts)

@@ -55,6 +55,7 @@ def test_without_a_gpu_it_says_so_and_exits_3(tmp_path: Path) -> None:
     assert not output.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU")
 def test_cells_run_and_missing_runtimes_are_rows_with_their_reason(tmp_path: Path) -> None:
     output = tmp_path / "results.json"

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -141,6 +142,15 @@ def test_writing_holds_the_weights_of_one_layer(tmp_path: Path, external_from: i
     assert (tmp_path / f"a.onnx{suffix}").read_bytes() == (tmp_path / f"b.onnx{suffix}").read_bytes()
 
 
+def test_small_weights_are_asked_for_once_each() -> None:
+    spec = attrs.evolve(stack("plain"), qk_norm=True)
+    counted = Counted(seeded(spec, 0))
+    export(spec, counted)
+    norms = [name for name in counted.asked if "_norm" in name]
+    assert norms
+    assert len(norms) == len(set(norms))
+
+
 def test_computing_holds_the_weights_of_one_layer() -> None:
     spec = stack("plain")
     counted = Counted(seeded(spec, 0))
@@ -239,7 +249,7 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypa
 
 
 def test_torch_holds_all_layers_only_where_they_fit(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_eager, "free_memory", lambda: 1000)
+    monkeypatch.setattr(torch_eager, "available", lambda: 1000)
     with pytest.raises(RequestError, match="GB of memory are free"):
         torch_eager.load(written, {})
     streamed = torch_eager.load(written, {"streamed": True})

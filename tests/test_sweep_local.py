@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
@@ -151,6 +152,88 @@ def test_a_store_takes_a_file_once_and_keeps_to_its_size(tmp_path: Path) -> None
     assert len(list((tmp_path / "store").iterdir())) == 2
 
 
+def test_a_store_gives_out_only_what_the_hash_says_and_only_from_a_folder_of_its_own(tmp_path: Path) -> None:
+    given, place = file(tmp_path, "a.onnx", b"right"), tmp_path / "store"
+    place.mkdir(mode=0o700)
+    for number, planted in enumerate((b"rig", b"wrong", b"right")):
+        held = place / given.sha256
+        held.unlink(missing_ok=True)
+        held.write_bytes(planted)
+        (into := tmp_path / str(number)).mkdir()
+        Store(place).link("x", given.sha256, pieces(given), into)
+        assert (into / "x").read_bytes() == b"right"
+    place.chmod(0o777)
+    with pytest.raises(PermissionError, match="others may write into"):
+        Store(place).link("y", given.sha256, pieces(given), tmp_path)
+    assert not (tmp_path / "y").exists()
+
+
+def test_a_relative_link_is_the_file(tmp_path: Path) -> None:
+    for name in ("real", "links", "there"):
+        (tmp_path / name).mkdir()
+    file(tmp_path / "real", "a.onnx", b"1")
+    (tmp_path / "links" / "a.onnx").symlink_to("../real/a.onnx")
+    lay_out([Hashes().file(tmp_path / "links" / "a.onnx")], tmp_path / "there")
+    assert (tmp_path / "there" / "a.onnx").read_bytes() == b"1"
+
+
+def test_room_counts_cpus() -> None:
+    cores = os.cpu_count() or 1
+    with closing(Local(cores + 2)) as local:
+        local._running = {Future(): job("wide", needs=Needs(cpus=cores))}  # type: ignore[dict-item]
+        assert local.room(Needs(cpus=2))
+        assert not local.room(Needs(cpus=3))
+
+
+def judged(code: int, result: object, *asked: str) -> Outcome:
+    return sweep_work._judge(code, json.dumps(result), "", Order(words=(), time_limit=1, asked=asked))
+
+
+def test_what_was_asked_for_and_is_not_there_is_not_run() -> None:
+    cpu, cuda = (
+        {"runtime": "ort-cpu", "state": "timed"},
+        {"runtime": "ort-cuda", "state": "not run", "reason": "no GPU"},
+    )
+    found = judged(0, {"shapes": [{"results": [cpu, cuda]}]}, "ort-cpu", "ort-cuda")
+    assert (found.state, found.reason, found.result is None) == (NOT_RUN, "ort-cuda: no GPU", False)
+    assert judged(0, [cpu, cuda]).state == LOST
+    assert judged(0, {"results": [cpu, cuda]}, "ort-cpu").state == PASSED
+    cell = {"column": "build", "state": "not run", "reason": "takes no bf16"}
+    assert judged(0, {"cells": [cell]}, "build").state == NOT_RUN
+    assert judged(0, {"cells": [{**cell, "version": "1"}]}, "build").state == PASSED  # so it is on every machine
+
+
+def test_reasons_of_a_gate_and_results_of_a_wrong_request() -> None:
+    slow = {"runtime": "ort-cpu", "state": "slower", "reason": "1.2 times"}
+    assert judged(1, {"gate": {"changes": [slow]}}).reason == "ort-cpu: 1.2 times"
+    assert judged(2, {"unreadable": ["x"]}).result == {"unreadable": ["x"]}
+
+
+def test_the_folder_tells_what_became_of_every_job(tmp_path: Path) -> None:
+    folder, refused_ = Folder(tmp_path), [({"form": "native"}, "why")]
+    ends = {
+        "fine": Outcome(state=PASSED, result={}),
+        "crashed": Outcome(state=FAILED, reason="lost 3 times"),
+        "left": None,
+    }
+    jobs = [job(name) for name in ends] + [job("cells", kind="matrix")]
+    with folder.hold():
+        records = {
+            each.id: folder.keep(each, outcome, 1)
+            for each in jobs
+            if (outcome := ends.get(each.label, Outcome(state=PASSED, result={}))) is not None
+        }
+        folder.tell(jobs, records, refused_, ["a note"])
+    told = json.loads((tmp_path / "sweep.json").read_text())
+    assert (told["kind"], told["version"], told["notes"]) == ("sweep", 1, ["a note"])
+    assert [(each["label"], each["state"], each["reason"], each["result"]) for each in told["jobs"]] == [
+        ("fine", PASSED, None, f"results/verify-{jobs[0].id}.json"),
+        ("crashed", FAILED, "lost 3 times", None),
+        ("left", NOT_RUN, "it is not done yet: run the sweep again", None),
+        ("cells", PASSED, None, "matrix.json"),
+    ]
+
+
 def test_two_files_of_one_name_do_not_replace_each_other(tmp_path: Path) -> None:
     given = file(tmp_path, "a.onnx", b"1")
     (tmp_path / "there").mkdir()
@@ -218,6 +301,8 @@ def test_the_same_command_goes_on_and_does_nothing_twice(tmp_path: Path, monkeyp
     monkeypatch.setattr(Folder, "keep", interrupted)
     stopped = cli(*arguments)
     assert stopped.exit_code == 130
+    states = [each["state"] for each in json.loads((tmp_path / "sweep.json").read_text())["jobs"]]
+    assert sorted(states) == [NOT_RUN, NOT_RUN, PASSED]
     assert stopped.stderr == "Error: interrupted: 2 of 3 jobs are left, so run it again to go on.\n"
     first = ended[0]
     monkeypatch.setattr(Folder, "keep", lambda self, one, *rest: ended.append(one.id) or keep(self, one, *rest))

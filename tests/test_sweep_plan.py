@@ -138,6 +138,10 @@ BAD = {
     "gpus": ("matrix", {"gpus": 2}, "gpus is 2 without a type: say gpu = 'H100' too."),
     "value": ("bench", {"artifact": "a.onnx", "runtime": [["x"]]}, "runtime is ['x']: it must be text or a number."),
     "path": ("verify", {"artifact": [3]}, "artifact is 3: it must be the path of a file."),
+    "twice": ("verify", {"artifact": "a.onnx", "seed": [1, 2]}, "seed is given 2 times, 1, 2: a job takes one"),
+    "files": ("verify", {"artifact": "a.onnx", "inputs": ["x", "y"]}, "inputs is given 2 times, x, y: a job takes one"),
+    "long": ("matrix", {"cpus": "9" * 5000}, "cpus has 5000 characters: it must be a whole number below 2**63."),
+    "large": ("matrix", {"cpus": 10**30}, "cpus is too large: it must be a whole number below 2**63."),
     "all refused": ("matrix", {"encoding": "swin", "mode": "decode"}, "its forms refuse all that it asks for"),
 }  # fmt: skip
 
@@ -150,6 +154,32 @@ def test_refusals(name: str, tmp_path: Path) -> None:
         planned(tmp_path, **({} if kind is None else {"kind": kind}), **said)
     assert sentence in str(error.value)
     assert str(error.value).endswith(".")
+
+
+def test_artifacts_of_one_name_are_told_apart_and_brackets_are_no_pattern(tmp_path: Path) -> None:
+    (folder := tmp_path / "run[1]").mkdir()
+    for place in ("a", "b"):
+        (folder / place).mkdir()
+        artifact(folder / place, content=place.encode())
+    for given in (["a", "b"], "*/a.onnx", str(folder / "?" / "a.onnx").replace("[", "[[]")):
+        jobs = planned(folder, kind="verify", artifact=given).jobs
+        assert [job.label for job in jobs] == ["verify a/a.onnx", "verify b/a.onnx"], given
+        assert {job.arguments[0] for job in jobs} == {"a.onnx"}
+    assert len(planned(tmp_path, kind="verify", artifact="run[1]/a/a.onnx").jobs) == 1
+
+
+def test_a_switch_is_said_either_way() -> None:
+    words = {said: planned(kind="tune", encoding="rope", causal=said).jobs[0].arguments for said in (True, "false")}
+    assert words == {True: ("--encoding", "rope", "--causal"), "false": ("--encoding", "rope", "--no-causal")}
+
+
+@pytest.mark.parametrize("key", ["weights", "from", "layer", "output"])
+def test_a_config_names_no_other_files(key: str, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("encoding = 'rope'\n")
+    assert planned(tmp_path, kind="tune", config="c.toml").jobs[0].arguments == ("--config", "c.toml")
+    (tmp_path / "c.toml").write_text(f"encoding = 'rope'\n{key} = 'x'\n")
+    with pytest.raises(RequestError, match=f"has '{key}', which doesn't travel with a job"):
+        planned(tmp_path, kind="tune", config="c.toml")
 
 
 FILES = {
@@ -181,6 +211,9 @@ def test_requests_that_are_no_sweep(tmp_path: Path) -> None:
 def test_every_key_of_a_kind_is_an_option_of_its_command() -> None:
     for name, kind in KINDS.items():
         command = main.get_command(None, name)  # type: ignore[arg-type]
-        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        keys = {f"--{key}" for key in (*kind.axes, *kind.options, *kind.flags, *kind.files)}
+        named = {option: each for each in command.params for option in (*each.opts, *each.secondary_opts)}
+        known = set(named)
+        assert set(kind.several) == {key for key in kind.options if named[f"--{key}"].multiple}, name  # type: ignore[attr-defined]
+        assert {*kind.switches} == {k for k in (*kind.flags, *kind.switches) if f"--no-{k}" in known}, name
+        keys = {f"--{key}" for key in (*kind.axes, *kind.options, *kind.flags, *kind.switches, *kind.files)}
         assert keys | {word for word in kind.always if word.startswith("--")} <= known, name

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import attrs
 import psutil
@@ -170,6 +171,37 @@ def test_a_machine_goes_away(machines: Machines, tmp_path: Path) -> None:
         assert {name: outcome.state for name, (outcome, _) in found.items()} == {"once": PASSED, "beside": PASSED}
         assert found["once"][1] == 2
         assert machines.name(found["once"][0].result).startswith("spare")
+
+
+@pytest.mark.slow
+def test_the_last_machine_that_fits_goes_away(machines: Machines, tmp_path: Path) -> None:
+    """What ran there, and what waited for it, is not run; the sweep ends."""
+    machines.add("only", 1, only=1)
+    place = tmp_path / "place"
+    jobs = [job(name, needs=Needs(cpus=1, gpu="only", gpus=1), once=place) for name in ("first", "second", "third")]
+    thread = threading.Thread(target=_when, args=(place, machines.lose))
+    thread.start()
+    found = done(machines, jobs)
+    thread.join()
+    assert {outcome.state for outcome, _ in found.values()} == {NOT_RUN}
+    assert all((outcome.reason or "").startswith("it needs 1 CPU and 1 only") for outcome, _ in found.values())
+
+
+def test_what_has_no_machine_any_more_is_lost_and_a_silent_cluster_is_one_sentence() -> None:
+    """On stand-ins: no cluster is needed."""
+    ray, cancelled = MagicMock(), []
+    ray.exceptions.RayError = KeyError
+    ray.cancel.side_effect = lambda reference, force: cancelled.append(reference)
+    cluster = Cluster.__new__(Cluster)
+    cluster._ray, cluster._nodes = ray, {"a": {"CPU": 2.0}}
+    fits, stranded = job("fits"), job("stranded", needs=Needs(cpus=4))
+    cluster._running = {"r1": (fits, None), "r2": (stranded, None)}
+    assert [(each.label, outcome.state) for each, outcome in cluster._stranded()] == [("stranded", "lost")]
+    assert (cancelled, list(cluster._running)) == (["r2"], ["r1"])
+    cluster._unsent = []
+    ray.wait.side_effect = KeyError("gone")
+    with pytest.raises(RuntimeMissingError, match=r"the Ray cluster no longer answers \(KeyError: 'gone'\)"):
+        cluster.finished(0)
 
 
 @pytest.mark.slow

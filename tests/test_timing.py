@@ -117,9 +117,14 @@ def test_no_rounds_are_refused() -> None:
         timing.interleave({}, 0)
 
 
-def test_the_share_of_others_leaves_out_what_is_ours() -> None:
+def test_the_share_of_others_leaves_out_what_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, own, clock = iter([10.0, 18.0]), iter([1.0, 3.0]), iter([0.0, 4.0])
+    monkeypatch.setattr(timing, "_busy", lambda: next(busy))
+    monkeypatch.setattr(timing.os, "times", lambda: (next(own), 0.0, 0.0, 0.0))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(timing.psutil, "cpu_count", lambda: 2)
     others = timing.Others([2**22 + 1])  # a process that isn't there counts nothing
-    assert 0 <= others.share() <= 1
+    assert others.share() == pytest.approx((8 - 2) / (4 * 2))
 
 
 def test_timed_returns_seconds_of_the_call_alone() -> None:
@@ -137,11 +142,21 @@ def test_students_t_is_that_of_the_tables() -> None:
 
 
 def test_a_trimmed_mean_shrugs_at_one_that_was_disturbed() -> None:
-    quiet = timing.trimmed([1.0, 1.1, 0.9, 1.05, 0.95])
-    assert (quiet.middle, quiet.freedom) == (pytest.approx(1.0), 2)
-    assert timing.trimmed([1.0, 1.1, 0.9, 9.0, 0.95]).middle < 1.02
+    quiet = timing.trimmed([1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.0])
+    assert (quiet.middle, quiet.freedom) == (pytest.approx(1.0), 4)
+    assert timing.trimmed([1.0, 1.1, 0.9, 9.0, 0.95, 1.0, 1.0]).middle < 1.02
     whole = timing.trimmed([1.0, 2.0, 6.0])  # too few to leave any out
     assert (whole.middle, whole.variance, whole.freedom) == (3.0, pytest.approx(7 / 3), 2)
+
+
+def test_another_process_narrows_the_interval() -> None:
+    draw = random.Random(1)
+    width = {}
+    for count in range(3, 11):
+        found = [timing.trimmed([draw.gauss(0, 1) for _ in range(count)]) for _ in range(400)]
+        width[count] = sum(timing.student(0.99, each.freedom) * each.variance**0.5 for each in found) / len(found)
+    assert width[3] > width[4] > width[5] > width[6]
+    assert width[5] > width[7] > width[9]
 
 
 def test_the_luck_of_a_process_is_in_the_interval() -> None:

@@ -79,7 +79,8 @@ def test_requests_are_joined_up_to_the_default_or_what_is_asked_for() -> None:
     assert grouped.joined and "in a batch of one only" in grouped.reason
     assert "attention_mask" in decided(small_spec("rope", padding_mask=True)).reason
     assert "encoder_seq" in decided(small_spec("none", cross=True)).reason
-    assert not decided(small_spec("rope"), asked=1).joined
+    single = decided(small_spec("rope"), asked=1)
+    assert (single.joined, single.reason) == (False, "max_batch_size is 1, as asked for")
 
 
 def test_a_plan_sets_the_largest_batch_and_the_preferred_ones() -> None:
@@ -89,7 +90,7 @@ def test_a_plan_sets_the_largest_batch_and_the_preferred_ones() -> None:
     found = decided(spec, profiles=profiles(spec, "batch=1:4:16"), asked=2)
     assert (found.max_batch_size, found.preferred) == (2, (2,))
     found = decided(spec, profiles=profiles(spec, "batch=1"))
-    assert (found.max_batch_size, found.preferred) == (1, ())
+    assert (found.max_batch_size, found.preferred, found.reason) == (1, (), "the plan takes a single row")
     assert "no fewer than 2 rows" in decided(spec, profiles=profiles(spec, "batch=2:4:4")).reason
     shared = small_spec("rope", kv_cache="shared")
     assert "of the shape [batch]" in decided(shared, profiles=profiles(shared)).reason

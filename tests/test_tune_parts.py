@@ -92,12 +92,12 @@ def test_facts_are_found_once_and_again_after_what_they_depend_on_changed(tmp_pa
     later = Store(tmp_path / "cache")
     assert (later.get({"sha": "a"}, find)["value"], later.found) == (1, 1)
     assert Store(tmp_path / "cache", resume=False).get({"sha": "a"}, find)["value"] == 3
-    assert (tmp_path / "cache/.gitignore").read_text() == "*\n"
+    assert (tmp_path / "cache/.posexport-tune/.gitignore").read_text() == "*\n"
 
 
 def test_a_damaged_or_foreign_fact_is_found_anew(tmp_path: Path) -> None:
     Store(tmp_path).get({"sha": "a"}, lambda: {"value": 1})
-    (file,) = tmp_path.glob("*.json")
+    (file,) = tmp_path.glob(".posexport-tune/*.json")
     whole = json.loads(file.read_bytes())
     for text in ("", "[]", "{", json.dumps({**whole, "key": {"sha": "b"}}), json.dumps({**whole, "fact": 3})):
         file.write_text(text)

@@ -108,6 +108,32 @@ def test_failures_are_told_and_never_win() -> None:
     assert race(["a"], Track({"a": 1.0}, 0.0)).standing == ["a"]
 
 
+def test_the_one_that_is_left_where_a_whole_group_failed_is_timed() -> None:
+    names = [f"c{number}" for number in range(GROUP + 1)]
+    for left in names:
+        found = race(
+            names, Track(dict.fromkeys(names, 1.0), 0.0, failing={name: "x" for name in names if name != left})
+        )
+        assert found.standing == [left] and found.seconds(left)
+
+
+def test_few_rounds_drop_only_what_is_clearly_behind() -> None:
+    def play(group: Sequence[str], rounds: int, seed: int) -> tuple[list[Round], Mapping[str, str]]:
+        luck = [1.01, 1.02, 1.04, 1.05] if seed == 0 else [0.9] * rounds  # of the first process, and of the next
+        return [{name: {"best": best, "slow": 2.0}.get(name, 1.0) for name in group} for best in luck], {}
+
+    found = race(["other", "slow", "best"], play)
+    assert found.standing == ["best"]
+    assert list(found.dropped) == ["slow", "other"]
+
+
+def test_groups_are_compared_through_the_leader_that_they_share() -> None:
+    quiet, loud = {"leader": 1.0, "a": 1.1}, {"leader": 2.0, "b": 2.02}  # the same machine, minutes later
+    found = Race(rounds=[quiet] * 4 + [loud] * 4, standing=["a", "b"])
+    assert found.fastest(["a", "b"]) == "b"
+    assert found.behind("a", "b") == pytest.approx(1.1 / 1.01)
+
+
 def test_groups_are_small_and_share_the_fastest() -> None:
     times = {f"c{number}": 1.0 + number for number in range(20)}
     track = Track(times, 0.0)

@@ -101,7 +101,7 @@ def test_a_window_that_no_sequence_reached_over_is_a_note(
 
 def test_the_json_keeps_its_keys(found: tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]) -> None:
     data = found[0]
-    assert set(data) == {"exit_code", "seed", "counts", "verdicts", "unreadable"}
+    assert set(data) == {"kind", "version", "exit_code", "seed", "counts", "verdicts", "unreadable"}
     assert set(data["counts"]) == {"passed", "failed", "not run"}
     assert data["exit_code"] == 0
     assert data["seed"] == 0

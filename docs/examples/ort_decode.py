@@ -3,8 +3,10 @@
     posexport export --encoding rope --causal --kv-cache shared --form contrib --target ort -o block.onnx
     python ort_decode.py block.onnx
 
-Needs numpy and onnxruntime (or onnxruntime-gpu) alone. The caches are buffers of `room` places; `write_indices` says
-where the new tokens go, so no step copies or grows a cache. Any form and encoding of one axis with --kv-cache shared.
+Needs numpy and onnxruntime (or onnxruntime-gpu) alone. The caches are buffers of `room` places, or of the model's own
+number where it was exported with --max-seq; `write_indices` says where the new tokens go, so no step copies or grows a
+cache. Any form and encoding of one axis with --kv-cache shared, in fp32 or fp16 (numpy has no bf16), and without
+--padding-mask: there is one sequence, so nothing is padded.
 """
 
 # ruff: noqa: T201
@@ -32,6 +34,10 @@ class Decoder:
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         if "write_indices" not in self.inputs:
             raise ValueError(f"{model} has no shared caches: export it with --causal --kv-cache shared")
+        if "attention_mask" in self.inputs:
+            raise ValueError(f"{model} takes an attention_mask, which one sequence needs not: drop --padding-mask")
+        if self.inputs["hidden_states"].type not in NUMPY:
+            raise ValueError(f"{model} takes {self.inputs['hidden_states'].type}: export it with --dtype fp32 or fp16")
         self.device, self.room, self.length = device, room, 0
         self.dtype = NUMPY[self.inputs["hidden_states"].type]
         self.binding = self.session.io_binding()
@@ -39,7 +45,9 @@ class Decoder:
         for name, value in self.inputs.items():
             if name.startswith("past_"):  # [batch, heads, places, head_dim]
                 _, heads, places, width = value.shape
-                shape = [1, heads, places if isinstance(places, int) else room, width]
+                if isinstance(places, int):
+                    self.room = places  # the model's own number, whatever was asked for
+                shape = [1, heads, self.room, width]
                 cache = ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, self.dtype), device, 0)
                 self.binding.bind_ortvalue_input(name, cache)
                 self.binding.bind_ortvalue_output(name.replace("past_", "present_", 1), cache)
@@ -74,13 +82,17 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     total = options.prompt + options.steps
-    decoder = Decoder(options.model, total, options.device)
-    hidden = decoder.inputs["hidden_states"].shape[-1]
-    states = np.random.default_rng(0).standard_normal((total, hidden))  # where a model has its embeddings
-    decoder.feed(states[: options.prompt])
-    for place in range(options.prompt, total):
-        output = decoder.feed(states[place : place + 1])
-        print(f"token {place}: output {output.shape} of norm {np.linalg.norm(output.astype(np.float64)):.6f}")
+    try:
+        decoder = Decoder(options.model, total, options.device)
+        hidden = decoder.inputs["hidden_states"].shape[-1]
+        states = np.random.default_rng(0).standard_normal((total, hidden))  # where a model has its embeddings
+        decoder.feed(states[: options.prompt])
+        for place in range(options.prompt, total):
+            output = decoder.feed(states[place : place + 1])
+            print(f"token {place}: output {output.shape} of norm {np.linalg.norm(output.astype(np.float64)):.6f}")
+    except ValueError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

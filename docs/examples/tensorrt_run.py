@@ -37,7 +37,10 @@ def load_engine() -> Any:
 
 def build(trt: Any, logger: Any, path: Path, sizes: dict[str, int]) -> Any:
     """The plan of an ONNX file for the one size that `sizes` gives to each dimension by its place in the shapes."""
-    builder = trt.Builder(logger)
+    try:
+        builder = trt.Builder(logger)
+    except (TypeError, RuntimeError):  # its binding raises where the library gives none
+        builder = None
     if builder is None:
         raise NotRun("this TensorRT builds on a GPU only")
     typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # later versions know no other networks

@@ -74,7 +74,7 @@ class Commands(click.Group):
         except click.ClickException as error:
             sys.exit(_fail(error.format_message(), 2))
         except (click.Abort, KeyboardInterrupt):
-            sys.exit(_fail("interrupted: every file is as it was.", 130))
+            sys.exit(_fail("interrupted: no file is half-written; those written before stay.", 130))
         sys.exit(code if isinstance(code, int) else 0)
 
 

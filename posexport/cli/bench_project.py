@@ -16,6 +16,7 @@ from posexport.errors import RequestError
 if TYPE_CHECKING:
     from posexport.baseline import Gate
     from posexport.bench_result import Benchmark
+    from posexport.project import Project
     from posexport.project_bench import Kept
     from posexport.project_files import Product
 
@@ -44,10 +45,11 @@ class Timed:
         }
 
     def result(self) -> dict[str, Any] | None:
-        """The result with its gate."""
+        """The result with its limits and its gate."""
         if self.found is None:
             return None
-        return self.found.to_dict() | ({} if self.gate is None else {"gate": self.gate.to_dict()})
+        limits = {"limits": [attrs.asdict(each) for each in self.limits]} if self.limits else {}
+        return self.found.to_dict() | limits | ({} if self.gate is None else {"gate": self.gate.to_dict()})
 
 
 def bench_project(
@@ -65,14 +67,15 @@ def bench_project(
     """Time all files; exits 1 where one is out of date, fails or is slower than allowed, 3 where a required runtime
     was not run, or nothing was."""
     project = open_project(named)
-    required = tuple(dict.fromkeys((*required, *project.require)))
     with console.progress("loading torch"):
         from posexport import project_bench
         from posexport.baseline import read_allowed
         from posexport.bench_candidates import CANDIDATES, choose
+        from posexport.bench_result import check_place
         from posexport.project_files import products
-    required = tuple(name for name in required if name in CANDIDATES)  # others run no kernels: verify needs them
-    choose((*runtimes, *required))
+    choose((*runtimes, *required))  # a misspelt name is told before anything runs
+    stated = [name for name in project.require if name in CANDIDATES]  # others run no kernels: verify needs them
+    required = tuple(dict.fromkeys((*required, *stated)))
     files = products(project)
     sources, _ = wanted(project, files)
     chosen = (*runtimes, *required) if runtimes else ()
@@ -85,8 +88,13 @@ def bench_project(
     for path, why in stale.items():
         click.echo(f"{path} is out of date ({why}): run 'posexport build'.", err=True)
     if stale:
+        if as_json:
+            told = [{"file": str(path), "state": "out of date", "reason": why} for path, why in stale.items()]
+            console.show_json({**_head(project, 1), "files": told})
         return 1
     saved = {product.path: folder and folder / project_bench.result_name(product) for product in files}
+    for place in filter(None, saved.values()):
+        check_place(place)
     bases = {
         product.path: project_bench.baseline_of(project, product, saved[product.path])
         for product, _, reason in todo
@@ -95,7 +103,8 @@ def bench_project(
     done = []
     for product, names, reason in todo:
         if reason is not None:
-            done.append(Timed(product=product, reason=reason))
+            limits = project_bench.judge(product, None, names, reason)
+            done.append(Timed(product=product, reason=reason, limits=limits))
             continue
         asked = {**options, **project_bench.asked_of(product), "runtimes": names}
         asked["peers"] |= peers
@@ -103,18 +112,17 @@ def bench_project(
         timed = _time(
             product, bases[product.path], read_allowed("5%") if allowed is None else allowed, processes, asked
         )
-        timed.limits = project_bench.judge(product, timed.found) if timed.found else ()
+        timed.limits = project_bench.judge(product, timed.found, names)
         target, result = saved[product.path], timed.result()
         if target is not None and result is not None:
             from posexport.files import write_json
 
             write_json(target, result)
         done.append(timed)
-    code, why = _exit_code(done, required, strict)
+    code, why = _exit_code(done, runtimes, required, strict)
     if as_json:
         rows = [each.to_dict() for each in done]
-        head = {"kind": "bench-project", "version": 1, "project": str(project.file), "exit_code": code}
-        console.show_json({**head, "files": rows})
+        console.show_json({**_head(project, code), "files": rows})
     else:
         _show(done, peers, str(project.file))
     if why:
@@ -122,13 +130,20 @@ def bench_project(
     return code
 
 
+def _head(project: Project, code: int) -> dict[str, Any]:
+    return {"kind": "bench-project", "version": 1, "project": str(project.file), "exit_code": code}
+
+
 def _folder(save: str | None) -> Path | None:
     if save is None:
         return None
     path = Path(save)
-    if path.suffix or path.is_file():
+    if path.suffix == ".json" or path.is_file():
         raise RequestError(f"--save is {save!r}: for a project give a folder, which gets a result for each file.")
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise RequestError(f"--save is {save!r}, below a file: give a folder, which gets a result for each.") from None
     return path
 
 
@@ -146,16 +161,19 @@ def _time(product: Product, base: Path | None, allowed: float, processes: int | 
             )
             return Timed(product=product, found=found, gate=gate)
         keeps = product.entry.baseline is not None
-        count = processes or (PROCESSES if keeps else 1)
+        count = processes or (PROCESSES if keeps or product.entry.budget.latency else 1)
         return Timed(product=product, found=bench(product.path, processes=count, progress=progress, **asked))
 
 
-def _exit_code(done: Sequence[Timed], required: Sequence[str], strict: bool) -> tuple[int, str]:
-    """The exit code, and a sentence without its full stop where it needs one."""
+def _exit_code(done: Sequence[Timed], asked: Sequence[str], required: Sequence[str], strict: bool) -> tuple[int, str]:
+    """The exit code, and a sentence without its full stop where it needs one; of peers, times are only what was `asked`
+    for."""
+    from posexport.bench_candidates import is_peer
+    from posexport.bench_result import TIMED
     from posexport.project_bench import broken
 
     results = [result for each in done if each.found for shape in each.found.shapes for result in shape.results]
-    failed = next((result for result in results if result.state == "failed"), None)
+    failed = next((each for each in results if each.state == "failed" and not is_peer(each.runtime)), None)
     if failed is not None:
         return 1, f"{failed.runtime} failed: {failed.reason}"
     if any(broken(each.limits, strict) or (each.gate and each.gate.exit_code(strict)) for each in done):
@@ -165,7 +183,7 @@ def _exit_code(done: Sequence[Timed], required: Sequence[str], strict: bool) -> 
         if not states or "not run" in states:
             why = next((result.reason for result in results if result.runtime == name), "no file is timed on it")
             return 3, f"required runtime {name} was not run: {why}"
-    if not results:
+    if not any(each.state == TIMED and (each.runtime in asked or not is_peer(each.runtime)) for each in results):
         return 3, "nothing was timed: see the reasons"
     return 0, ""
 
@@ -183,7 +201,7 @@ def _show(done: Sequence[Timed], peers: bool, project: str) -> None:
         console.show_table(f"Budget of {project}", _COLUMNS, rows, right=("times", "allowed"))
     for each in done:
         for limit in each.limits:
-            if limit.reason:
+            if limit.reason and limit.reason != each.reason:
                 click.echo(f"{each.product.path.name}, {limit.scenario} on {limit.runtime}: {limit.reason}")
         if each.reason:
             click.echo(f"not run: {each.product.path.name} ({each.reason})")

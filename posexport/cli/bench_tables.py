@@ -62,12 +62,14 @@ def show_gate(gate: Gate) -> None:
         click.echo(f"{slower} of {len(changes)} got slower.")
     elif unsure:
         click.echo(f"Nothing surely got slower; {unsure} of {len(changes)} can't be told at this noise.")
+    elif all(change.state == "not run" for change in changes):
+        click.echo("Nothing was compared.")
     else:
         click.echo("Nothing got slower.")
 
 
 def _shape(shape: Shape) -> str:
-    return f"{shape.scenario} ({shape.sizes})" if shape.scenario else str(shape.sizes)
+    return f"{', '.join(shape.scenarios)} ({shape.sizes})" if shape.scenario else str(shape.sizes)
 
 
 def _row(result: Timing) -> tuple[str, ...]:

@@ -43,9 +43,11 @@ def _onnx(path: Path) -> dict[str, Any]:
     from posexport.onnx_file import external
 
     artifact = read_onnx(path)
-    graph, data = artifact.model.graph, artifact.path.with_name(artifact.path.name + ".data")
+    graph = artifact.model.graph
+    places = {external(tensor)["location"] for tensor in graph.initializer if external(tensor)}
+    data = [path.with_name(name) for name in sorted(places)]
     same = matches_manifest(path, external=False)  # gigabytes of weights would take their time
-    beside = "; the weights beside it were not read, 'posexport verify' does that" if same and data.exists() else ""
+    beside = "; the weights beside it were not read, 'posexport verify' does that" if same and data else ""
     return {
         "version": artifact.version,
         "form": artifact.form,
@@ -60,7 +62,7 @@ def _onnx(path: Path) -> dict[str, Any]:
             tensor.name: f"{list(tensor.dims)}" + (" (external)" if external(tensor) else "")
             for tensor in graph.initializer
         },
-        "bytes": path.stat().st_size + (data.stat().st_size if data.exists() else 0),
+        "bytes": sum(file.stat().st_size for file in (path, *data)),
         "manifest": {None: "none", True: "matches the file", False: "does not match the file"}[same] + beside,
     }
 

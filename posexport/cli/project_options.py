@@ -38,10 +38,27 @@ def open_project(named: str | None) -> Project:
     for name in (*project.require, *(name for entry in project.entries for name in entry.runtimes or ())):
         _about(project, None, partial(runtime, name))
     for entry in project.entries:
+        _about(project, entry, partial(_check_latency, entry))
         if entry.compile is not None and entry.compile.runtime not in BUILDERS:
             error = unknown("runtime", entry.compile.runtime, BUILDERS)
             raise RequestError(f"{project.file}, artifact {entry.name!r}, compile: {error}")
     return project
+
+
+def _check_latency(entry: Entry) -> None:
+    """RequestError for a budget of time that nothing of the entry could ever break."""
+    from posexport.bench_candidates import CANDIDATES
+
+    known = [name for name, candidate in CANDIDATES.items() if not candidate.role]
+    plan = () if entry.compile is None else (entry.compile.runtime,)
+    own = known if entry.runtimes is None else [name for name in known if name in (*entry.runtimes, *plan)]
+    if entry.budget.latency and not own:
+        raise RequestError(
+            f"budget latency was given, but none of its runtimes is timed: add one of {', '.join(known)}."
+        )
+    for latency in entry.budget.latency:
+        if latency.runtime is not None and latency.runtime not in own:
+            raise unknown("runtime in budget latency,", latency.runtime, own)
 
 
 def chosen_names(project: Project, names: Sequence[str]) -> tuple[str, ...]:
@@ -53,8 +70,8 @@ def chosen_names(project: Project, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def request_of(project: Project, entry: Entry, form: str) -> Request:
-    """The export that an entry asks for in one form; RequestError names the entry."""
+def request_of(project: Project, entry: Entry, form: str | None) -> Request:
+    """The export that an entry asks for in one form (None: that of its config); RequestError names the entry."""
     options = dict(entry.options)
     given = {name: value for name, value in options.items() if name not in ("config", "preset", "set")} | {"form": form}
     config, preset, parameters = (options.get(name) for name in ("config", "preset", "set"))
@@ -106,7 +123,8 @@ def plan_made_from(project: Project, product: Product) -> dict[str, Any]:
 
 
 def wanted(project: Project, files: Sequence[Product]) -> tuple[Sources, dict[Path, Request]]:
-    """What each file is to be made from, and the export requests, by path; nothing is written before all are sound."""
+    """What each file is to be made from, and the export requests, by path; RequestError for the first
+    that isn't sound, as far as that can be told without making it."""
     sources: Sources = {}
     requests: dict[Path, Request] = {}
     for product in files:

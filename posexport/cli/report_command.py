@@ -26,7 +26,7 @@ def report(results: tuple[str, ...], output: str, markdown: str | None, title: s
     """Write one page, with no network needed, of results: what is fastest, what is wrong, what was not run.
 
     RESULTS are JSON files that verify --json, bench --save, tune, matrix and plot --json wrote, artifacts (.onnx,
-    .plan), or folders of these.
+    .plan), or folders of these, such as a sweep's.
     """
     paths = [Path(text) for text in results]
     page_file = _target("--output", output, (".html", ".htm"))

@@ -13,7 +13,7 @@ import attrs
 import click
 
 from posexport.cli import console
-from posexport.errors import RequestError
+from posexport.errors import PosexportError, RequestError
 from posexport.fields import integer, positive
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def sweep(
             bar.update(task, description="starting", total=len(planned.jobs), completed=known)
             try:
                 with closing(_executor(ray if todo else None, todo, options)) as executor:
-                    folder.start(planned.jobs, planned.refused)
+                    folder.tell(planned.jobs, records, planned.refused)
 
                     def finish(job: Job, outcome: Any, attempts: int) -> None:
                         records[job.id] = folder.keep(job, outcome, attempts)
@@ -98,10 +98,14 @@ def sweep(
                     err=True,
                 )
                 return 130
+            except PosexportError:  # the cluster went away: what has ended stays
+                if records:
+                    _collect(folder, planned, records)
+                raise
             notes = _collect(folder, planned, records)
     found = [records[job.id] for job in planned.jobs]
     if as_json:
-        console.show_json(_plain(found, planned, folder, known))
+        console.show_json(_plain(found, planned, folder, known, notes))
     else:
         _show(found, planned, folder, known, notes)
     code = _exit_code(found, planned)
@@ -122,7 +126,7 @@ def _executor(ray: str | None, todo: Sequence[Job], options: SweepOptions) -> Ex
 
 
 def _collect(folder: Folder, planned: Plan, records: Mapping[str, Record]) -> list[str]:
-    """Put the cells of matrix jobs together; returns what is to be said of that."""
+    """Put the cells of matrix jobs together, and write down what became of all; returns what is to be said of that."""
     from posexport.files import staged
     from posexport.sweep_matrix import file_name, merged
 
@@ -135,7 +139,9 @@ def _collect(folder: Folder, planned: Plan, records: Mapping[str, Record]) -> li
     with staged() as files:
         for target, matrix in matrices.items():
             files.write(folder.path / file_name(target), methodcaller("write", matrix.to_bytes()))
-    return [f"{others} matrix jobs were done by other versions and are not in matrix.json"] if others else []
+    notes = [f"{others} matrix jobs were done by other versions and are not in matrix.json"] if others else []
+    folder.tell(planned.jobs, records, planned.refused, notes)
+    return notes
 
 
 def _exit_code(found: Sequence[Record], planned: Plan) -> int:
@@ -153,7 +159,7 @@ def _not_there(found: Sequence[Record], planned: Plan) -> str:
     return "no job was run, see their reasons."
 
 
-def _plain(found: Sequence[Record], planned: Plan, folder: Folder, known: int) -> dict[str, Any]:
+def _plain(found: Sequence[Record], planned: Plan, folder: Folder, known: int, notes: Sequence[str]) -> dict[str, Any]:
     counts = Counter(record.state for record in found)
     return {
         "kind": "sweep",
@@ -163,6 +169,7 @@ def _plain(found: Sequence[Record], planned: Plan, folder: Folder, known: int) -
         "done_before": known,
         "jobs": [{"kind": job.kind, **attrs.asdict(record)} for job, record in zip(planned.jobs, found, strict=True)],
         "refused": [{**said, "reason": why} for said, why in planned.refused],
+        "notes": list(notes),
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from posexport.bench_result import BUSY
 from posexport.cli import console
 from posexport.cli.checkpoint_options import checkpoint_of
 from posexport.cli.spec_options import (
@@ -74,7 +75,7 @@ class TuneOptions:
 @click.option("--seed", metavar="N", help="seed of the random weights  [default: 0]")
 @click.option("--output", "-o", metavar="FILE", help="the artifact to write  [default: <encoding>.onnx, or .plan]")
 @click.option("--save", metavar="FILE", help="write the whole result as JSON, for 'posexport report'")
-@click.option("--cache", metavar="DIR", help="what was found out is kept here  [default: .posexport-tune beside it]")
+@click.option("--cache", metavar="DIR", help="keep what was found out in .posexport-tune in here  [default: beside it]")
 @click.option("--resume/--no-resume", default=True, help="use what the cache holds  [default: yes]")
 @click.option("--json", "as_json", is_flag=True, help="print the whole result as JSON")
 def tune(
@@ -116,16 +117,18 @@ def tune(
             raise RequestError(f"output {str(path)!r} can't be written: give a file in a folder that is there.")
     if saved is not None and saved.suffix != ".json":
         raise RequestError(f"--save {save!r} must end in .json: name it like tune.json.")
+    manifests = {Path(f"{output.with_suffix(each)}.json").resolve() for each in (ending, ".onnx")}
+    if saved is not None and saved.resolve() in manifests:
+        raise RequestError(f"--save {save!r} is the manifest of the output: name it otherwise, like tune.json.")
     with console.progress("loading torch") as (bar, task):
         from posexport.files import write_json
         from posexport.tune import Request, Store
         from posexport.tune import tune as run
-        from posexport.tune_store import FOLDER
 
         request = Request(scenario=scenario, runtime=rest.runtime, objective=rest.objective, limits=limits)
         _check_there(request)
         block = _block(options, encoding_set, rest, specs)
-        store = Store(output.parent / FOLDER if cache is None else Path(cache), resume)
+        store = Store(output.parent if cache is None else Path(cache), resume)
         result = run(block, request, output, store, lambda step: bar.update(task, description=step))
     if saved is not None:
         write_json(saved, result.to_dict())
@@ -329,7 +332,7 @@ def _show(result: Result, output: Path) -> None:
                 ("manifest", f"{output}.json"),
             ],
         )
-    if result.busy > 0.2:
+    if result.busy > BUSY:
         click.echo(f"The machine was busy (other work took {result.busy:.0%} of the CPU): tune again at rest.")
 
 

@@ -129,12 +129,14 @@ def _verify_project(
     terms = {
         product.path: project_checks.terms_of(product, [*chosen, *required] if chosen else [])
         for product in files
-        if product.path.is_file()
+        if product.path.is_file() and not (product.plan and project_checks.is_stale(checks[product.path]))
     }
+    terms = {path: each for path, each in terms.items() if each.runtimes}
     names = {name for each in terms.values() for name in each.runtimes or ()}
     rows = {name: row for name, row in RUNTIMES.items() if name in names}
     ran = _verify(list(terms), rows, terms=terms, **asked) if rows else None
-    report = project_checks.joined(checks, ran, asked["seed"])
+    unrun = project_checks.without_parity(files, terms, checks, ran)
+    report = project_checks.joined(checks, ran, unrun, asked["seed"])
     return report, project_checks.exit_code(report, required)
 
 

@@ -17,9 +17,10 @@ import torch
 
 from posexport.artifact import Artifact, read_onnx
 from posexport.errors import RequestError, RuntimeMissingError, unknown
+from posexport.memory_room import available
 from posexport.models.block import Block, build_block
 from posexport.models.streamed import Streamed
-from posexport.models.weights import TORCH_DTYPES, bytes_of, free_memory
+from posexport.models.weights import TORCH_DTYPES, bytes_of
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.base import Arrays, check_options
 from posexport.runtimes.tensors import to_numpy, to_torch
@@ -131,7 +132,7 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
     dtype = getattr(torch, TORCH_DTYPES[wanted])
     if options.get("streamed"):
         return StreamedRunner(artifact, dtype, device)
-    needed, free = bytes_of(artifact.spec, wanted), free_memory()
+    needed, free = bytes_of(artifact.spec, wanted), available()
     if needed > free:
         raise RequestError(
             f"torch would hold {needed / 1e9:.1f} GB of weights of {path.name!r} and {free / 1e9:.1f} GB of memory are "

@@ -1,21 +1,26 @@
 """`python scripts/benchmarks/gate.py`: the gate of `posexport bench` here: false alarms, and planted slowdowns caught.
 
-One baseline is saved; then equal builds are held against it, again and again, and in between a build with pairs of
-transposes planted into its graph. At rest it takes about a minute a run. Prints a line per run and a sum as JSON; exits
-1 where an equal build was called slower, or most planted ones weren't.
+A baseline is saved anew before every `RENEWED` rounds; each round holds an equal build against it, a build with one
+pair of transposes planted into its graph, and one with several, in a random order. The share of the time that the
+pairs take is measured too. At rest it takes about a minute a build. Prints a line per build and a sum; `--save`
+writes all as JSON. Exits 1 where an equal build was called slower, or most of those with several pairs weren't.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import platform
+import random
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import attrs
 import click
 import onnx
+import psutil
 from onnx import helper
 
 from posexport.artifact import write_onnx
@@ -27,6 +32,8 @@ from posexport.models import read_spec
 from posexport.models.weights import seeded_weights
 
 ALLOWED = 0.05
+RENEWED = 5
+NAME = "block.onnx"
 
 
 def plant(path: Path, pairs: int) -> None:
@@ -65,32 +72,71 @@ def make(path: Path, hidden: int = 256) -> None:
     write_onnx(export(spec, seeded_weights(spec, 0)), path)
 
 
+def pairs_share(folder: Path, pairs: int, scenario: str) -> dict[str, float]:
+    """How much longer a build with so many pairs takes than one without, in the same rounds, with its 95 % interval."""
+    plain, planted = folder / "plain" / NAME, folder / f"pairs{pairs}" / NAME
+    found = bench(planted, runtimes=["ort-cpu"], scenarios=[scenario], processes=PROCESSES, against=plain)
+    timed = found.shapes[0].timing("ort-cpu")
+    assert timed is not None
+    ratio = timed.ratios["against"]
+    return {"share": ratio.median - 1, "low": ratio.low - 1, "high": ratio.high - 1}
+
+
+def held(block: Path, base: Path) -> dict[str, Any]:
+    """One build held against a baseline, as plain data."""
+    found, gate = bench_gated(block, baseline=base, allowed=ALLOWED)
+    (change,) = gate.changes
+    return {**attrs.asdict(change), "processes": found.processes, "busy": found.busy}
+
+
 def main() -> int:
     """Run it as the options say."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--runs", type=int, default=20, help="equal builds")
-    options.add_argument("--planted", type=int, default=3, help="builds with transposes planted")
-    options.add_argument("--pairs", type=int, default=4, help="pairs of transposes planted into each")
+    options.add_argument("--runs", type=int, default=20, help="rounds, each of one build of every kind")
+    options.add_argument("--pairs", type=int, default=4, help="pairs of transposes in the build that must be caught")
     options.add_argument("--scenario", default="prefill:256")
+    options.add_argument("--save", type=Path, help="write the result as JSON, such as docs/results/gate.json")
     asked = options.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        block, base = Path(folder) / "block.onnx", Path(folder) / "base.json"
-        make(block)
-        known = {"runtimes": ["ort-cpu"], "scenarios": [asked.scenario]}
-        write_json(base, bench(block, processes=PROCESSES, **known).to_dict())  # type: ignore[arg-type]
-        states: dict[str, Counter[str]] = {"equal": Counter(), "planted": Counter()}
-        for kind, count in (("equal", asked.runs), ("planted", asked.planted)):
-            if kind == "planted":
-                plant(block, asked.pairs)
-            for _ in range(count):
-                found, gate = bench_gated(block, baseline=base, allowed=ALLOWED)
-                (change,) = gate.changes
-                states[kind][change.state] += 1
-                told = "" if change.change is None else f"{change.change:.3f} ({change.low:.3f} to {change.high:.3f})"
-                more = f"by {change.by}, {found.processes} processes, busy {found.busy:.0%} {change.reason}"
-                click.echo(f"{kind:8} {change.state:10} {told} {more}")
-    click.echo(json.dumps(states))
-    return int(states["equal"]["slower"] > 0 or states["planted"]["slower"] * 2 <= asked.planted > 0)
+    if asked.runs < 1 or asked.pairs < 2:
+        options.error("--runs must be above 0, and --pairs above 1")
+    kinds = {"equal": 0, "one pair": 1, f"{asked.pairs} pairs": asked.pairs}
+    shuffle = random.Random(0)
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        blocks = {kind: folder / (f"pairs{pairs}" if pairs else "plain") / NAME for kind, pairs in kinds.items()}
+        for kind, block in blocks.items():
+            block.parent.mkdir()
+            make(block)
+            if kinds[kind]:
+                plant(block, kinds[kind])
+        shares = {kind: pairs_share(folder, pairs, asked.scenario) for kind, pairs in kinds.items() if pairs}
+        for number in range(asked.runs):
+            base = folder / f"base{number // RENEWED}.json"
+            if number % RENEWED == 0:
+                fresh = bench(blocks["equal"], runtimes=["ort-cpu"], scenarios=[asked.scenario], processes=PROCESSES)
+                write_json(base, fresh.to_dict())
+            for kind in shuffle.sample(list(kinds), len(kinds)):
+                run = held(blocks[kind], base)
+                runs.append({"kind": kind, "baseline": number // RENEWED, **run})
+                told = "" if run["change"] is None else f"{run['change']:.3f} ({run['low']:.3f} to {run['high']:.3f})"
+                more = f"by {run['by']}, {run['processes']} processes, busy {run['busy']:.0%} {run['reason']}"
+                click.echo(f"{kind:8} {run['state']:10} {told} {more}")
+    states = {kind: Counter(run["state"] for run in runs if run["kind"] == kind) for kind in kinds}
+    for kind, counts in states.items():
+        took = f" (takes {shares[kind]['share']:.1%} longer)" if kind in shares else ""
+        click.echo(f"{kind}{took}: {', '.join(f'{count} {state}' for state, count in counts.items())}")
+    if asked.save is not None:
+        head = {"machine": short_machine(), "scenario": asked.scenario, "allowed": ALLOWED, "pairs": shares}
+        write_json(asked.save, {**head, "states": {kind: dict(each) for kind, each in states.items()}, "runs": runs})
+    most = list(kinds)[-1]
+    return int(states["equal"]["slower"] > 0 or states[most]["slower"] * 2 <= asked.runs)
+
+
+def short_machine() -> str:
+    """The platform, its cores and its memory."""
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{platform.system()} {platform.machine()}, {psutil.cpu_count()} cores, {memory:.0f} GiB"
 
 
 if __name__ == "__main__":

@@ -27,6 +27,9 @@ from posexport import timing
 from posexport.errors import RequestError
 
 SESSIONS, CONFIDENCE = 2, 0.99
+WIDE = 1.25
+"""An interval that holds 1 and reaches beyond this leaves open which is faster."""
+
 RACE_SECONDS, CELL_SECONDS = 1.5, 4.5
 FEWEST, MOST = 4, 12
 """Rounds of one session; within them the seconds above decide."""
@@ -85,16 +88,19 @@ def _measured(shelf: cells.Shelf, scenario: str, quick: bool) -> dict[str, Any]:
 
 
 def judged(scenario: str, ratios: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """`place`: fastest, equal (an interval holds 1), or slower with the peers named; `missed`: goals surely missed."""
+    """`place`: fastest, equal (an interval holds 1), can't tell (one that does is wide), or slower with the peers in
+    `slower_than`; `missed`: goals surely missed."""
     against = {name: found for name, found in ratios.items() if name in PEERS}
     slower = [name for name, found in against.items() if found["low"] > 1]
     surely = all(found["high"] < 1 for found in against.values())
+    wide = any(found["low"] <= 1 <= found["high"] and found["high"] > WIDE for found in against.values())
     missed = []
     if scenario == "prefill:1024" and ratios[FLOOR]["low"] > OF_FLOOR:
         missed.append(f"above {OF_FLOOR} of the floor")
     if scenario.startswith("decode") and ratios[TORCH]["low"] > OF_EAGER:
         missed.append(f"above {OF_EAGER} of torch eager")
-    return {"place": "slower" if slower else "fastest" if surely else "equal", "slower_than": slower, "missed": missed}
+    place = "slower" if slower else "fastest" if surely else "can't tell" if wide else "equal"
+    return {"place": place, "slower_than": slower, "missed": missed}
 
 
 def _sound(cell: Cell) -> Cell:

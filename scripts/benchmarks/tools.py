@@ -1,8 +1,12 @@
-"""The versions that figures were taken with."""
+"""What figures were taken with: versions, and the machine in one line."""
 
 from __future__ import annotations
 
+import os
+import platform
 from importlib import metadata
+
+import psutil
 
 _NAMES = ("torch", "onnx", "onnxscript", "onnxruntime-gpu", "onnxruntime", "tensorrt", "tensorrt-rtx")
 
@@ -16,3 +20,9 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def machine_line() -> str:
+    """System, architecture, cores and memory."""
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB"

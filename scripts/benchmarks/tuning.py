@@ -1,7 +1,7 @@
 """`python scripts/benchmarks/tuning.py`: does tune find what timing everything finds, and at what share of its cost?
 
 For each encoding, one after the other in one run: `posexport.tune` of a block, and then every distinct program under
-every combination of options at full rounds (posexport.tune_full). Tune's pick is right where it is no slower than the
+every combination of options at full rounds (tuning_full). Tune's pick is right where it is no slower than the
 best of all, within the interval of fresh rounds. Writes docs/results/tuning.json and docs/tuning.md, and exits 1 where
 a pick is slower, or costs more than its share.
 """
@@ -15,17 +15,16 @@ from typing import Any
 
 import attrs
 import click
-from tools import versions
+from tools import machine_line, versions
+from tuning_full import full
 
 from posexport.cli import console
 from posexport.errors import RequestError
 from posexport.files import json_bytes, staged
-from posexport.machine import machine
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.weights import seeded_weights
 from posexport.scenarios import Scenario
 from posexport.tune import Block, Limits, Request, Store, tune
-from posexport.tune_full import full
 from posexport.tune_race import MOST
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +62,7 @@ def main(
         "kind": "tuning",
         "version": 1,
         "block": {"hidden_size": hidden_size, "tokens": tokens, "dtypes": list(dtypes), "rounds": rounds},
-        "machine": machine(),
+        "machine": machine_line(),
         "versions": versions(),
     }
     rows = {} if dry else _stored(found)
@@ -107,8 +106,7 @@ def _measure(
         if result.winner is None:
             return {"encoding": name, "state": "failed", "reason": "nothing verified"}
         every = full(block, request, result.winner["name"], Store(folder / "full"), rounds=rounds)
-    # `rounds` may be fewer than the full ones, so runs are counted as those of full rounds
-    share = result.runs / (every.runs * MOST / rounds)
+    share = result.runs / every.runs
     state = "passed" if every.fine and share <= SHARE else "failed"
     return {
         "encoding": name,
@@ -118,10 +116,10 @@ def _measure(
         "ratio": None if every.judged is None else attrs.asdict(every.judged),
         "candidates": len(every.ratios),
         "runs": result.runs,
-        "everything_runs": round(every.runs * MOST / rounds),
+        "everything_runs": every.runs,
         "share_of_runs": share,
         "seconds": result.seconds,
-        "everything_seconds": every.seconds + every.timing_seconds * (MOST / rounds - 1),
+        "everything_seconds": every.seconds,
         "busy": max(result.busy, every.busy),
         "ratios": {each: attrs.asdict(ratio) for each, ratio in every.ratios.items()},
         "state": state,

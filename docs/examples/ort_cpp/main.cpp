@@ -4,7 +4,8 @@
 //   ort_decode block.onnx                         made-up states, norms on stdout
 //   ort_decode block.onnx states.f32 outputs.f32  raw fp32 rows [tokens, hidden] in and out
 //
-// The first half of the tokens comes as one prompt, the rest one by one. fp32, encodings of one axis, batch 1.
+// The first half of the tokens comes as one prompt, the rest one by one. fp32, encodings of one axis, batch 1, without
+// --padding-mask. Caches have room for all tokens, or the model's own number of places if exported with --max-seq.
 
 #include <onnxruntime_cxx_api.h>
 
@@ -45,17 +46,20 @@ class Decoder {
     }
     if (!shapes_.count("write_indices") || !shapes_.count("hidden_states"))
       throw std::runtime_error(model + " has no shared caches: export it with --causal --kv-cache shared");
+    if (shapes_.count("attention_mask"))
+      throw std::runtime_error(model + " takes an attention_mask, which one sequence needs not: drop --padding-mask");
   }
 
   int64_t hidden() const { return shapes_.at("hidden_states").back(); }
 
-  // Empty caches with room for so many tokens.
+  // Empty caches with room for so many tokens, or for as many as the model's own number of places.
   void start(int64_t room) {
     room_ = room;
     length_ = 0;
     for (const auto& [name, shape] : shapes_) {
       if (name.rfind("past_", 0) != 0) continue;  // [batch, heads, places, head_dim]
-      const Shape cache{1, shape[1], shape[2] > 0 ? shape[2] : room, shape[3]};
+      if (shape[2] > 0) room_ = shape[2];
+      const Shape cache{1, shape[1], room_, shape[3]};
       std::vector<float>& buffer = caches_[name];
       buffer.assign(size_of(cache), 0.0f);
       // One buffer is the cache that goes in and the cache that comes out.
@@ -67,7 +71,9 @@ class Decoder {
   // `states` holds rows [tokens, hidden]; the output of the same shape goes to `output`.
   void feed(std::vector<float> states, float* output) {
     const int64_t count = static_cast<int64_t>(states.size()) / hidden();
-    if (length_ + count > room_) throw std::runtime_error("the caches are full");
+    if (length_ + count > room_)
+      throw std::runtime_error(std::to_string(length_ + count) + " tokens don't fit into caches of " +
+                               std::to_string(room_) + " places");
     std::vector<int64_t> positions(count), place{length_};
     for (int64_t i = 0; i < count; ++i) positions[i] = length_ + i;
     const Shape rows{1, count, hidden()};
@@ -123,7 +129,7 @@ int run(int argc, char** argv) {
   if (argc == 4) {
     std::ofstream file(argv[3], std::ios::binary);
     file.write(reinterpret_cast<const char*>(outputs.data()), outputs.size() * sizeof(float));
-    if (!file) throw std::runtime_error(std::string("can't write ") + argv[3]);
+    if (!file.flush()) throw std::runtime_error(std::string("can't write ") + argv[3]);
   }
   return 0;
 }

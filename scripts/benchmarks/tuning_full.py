@@ -1,16 +1,17 @@
-"""Timing everything that a tuning chooses from, at full rounds: what `tune` is held against (scripts/benchmarks)."""
+"""Timing everything that a tuning chooses from: what `tune` is held against."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 
 from posexport import timing
 from posexport.tune import Block, Request, Tuning
+from posexport.tune_field import WARMUP
 from posexport.tune_race import GROUP, MOST, Race
-from posexport.tune_space import Candidate, options_of, other_opsets, plain_options, programs
+from posexport.tune_space import Candidate, Program, options_of, other_opsets, plain_options, programs
 from posexport.tune_store import Store
 
 
@@ -19,7 +20,9 @@ class Full:
     """`ratios` holds every candidate's time over that of the one asked about; `best` is the smallest of them.
 
     `judged` is the time of the one asked about over the best's, in fresh rounds: the smallest of many noisy ratios says
-    too much by itself. It is None where they are the same.
+    too much by itself. It is None where they are the same. `runs` and `timing_seconds` are what timing each candidate
+    once at full rounds takes, and `seconds` that with exports and opening: that the one asked about is timed again
+    beside every group is no cost of theirs.
     """
 
     ratios: dict[str, timing.Ratio]
@@ -36,6 +39,13 @@ class Full:
         return self.judged is None or self.judged.low <= 1
 
 
+def own_program(winner: str, chosen: Sequence[Program]) -> Program:
+    """That of the winner's form, dtype and target."""
+    form, dtype, _, *rest = winner.split()[0].split("/")
+    target = rest[0] if rest else "portable"
+    return next(each for each in chosen if (each.form, each.dtype, each.target) == (form, dtype, target))
+
+
 def full(
     block: Block,
     request: Request,
@@ -47,35 +57,40 @@ def full(
 ) -> Full:
     """Time every distinct program under every combination of options, all against `winner`, a candidate's name.
 
-    Opsets are those of the first race and all of the winner's own form. `store` should be empty, or everything that it
-    knows is not timed.
+    Opsets are those of the first race and all of the winner's own form and target. `rounds` may be fewer than the full
+    ones. `store` should be empty, or everything that it knows is not timed.
     """
     start = time.perf_counter()
     with Tuning(block, request, store, progress) as tuning:
         chosen = tuning.distinct(programs(request.runtime, block.specs, request.limits))
-        own = next(each for each in chosen if winner.split()[0].split("/")[:2] == [each.form, each.dtype])
+        own = own_program(winner, chosen)
         chosen += tuning.distinct(other_opsets(own, request.limits))
-        names = []
+        names: list[str] = []
         for program in chosen:
-            levels: set[str] = set()
+            levels: dict[str, str | None] = {}  # the first level that makes a graph
             for options in (*options_of(request.runtime, gpu=True), plain_options(request.runtime)):
                 level = dict(options).get("graph_level")
                 identity, error = tuning.shelf.identity(program, tuning.fitted[program], level)
                 name = str(candidate := Candidate(program=program, options=options))
-                if error is None and name not in names and (level is None or identity not in levels):
+                if error is None and levels.setdefault(identity, level) == level and name not in names:
                     tuning.field.add(candidate, tuning.fitted[program])
                     names.append(name)
-                if level is None:
-                    levels.add(identity)
         if winner not in names:
             raise ValueError(f"{winner} is none of {', '.join(names)}")
         found, rest = Race(), [name for name in names if name != winner]
-        for at in range(0, len(rest), GROUP - 1):
-            timed, failed = tuning.field.play([winner, *rest[at : at + GROUP - 1]], rounds, at)
+        cost, runs, timing_seconds = tuning.field.cost, 0.0, 0.0
+        for at in range(0, max(len(rest), 1), GROUP - 1):
+            group = [winner, *rest[at : at + GROUP - 1]]
+            before = attrs.evolve(cost)
+            timed, failed = tuning.field.play(group, rounds, at)
             found.rounds += timed
             found.failed |= failed
+            counted = len(group) - (at > 0)  # the winner's part counts once
+            warmups = WARMUP * len(group)
+            runs += (warmups + (cost.runs - before.runs - warmups) * MOST / rounds) * counted / len(group)
+            timing_seconds += (cost.seconds - before.seconds) * counted / len(group)
         ratios = {name: ratio for name in names if (ratio := found.ratio(name, winner)) is not None}
-        cost, seconds = attrs.evolve(tuning.field.cost), time.perf_counter() - start
+        seconds = time.perf_counter() - start - cost.seconds + timing_seconds * MOST / rounds
         best, judged = min(ratios, key=lambda name: ratios[name].median), None
         if best != winner:
             fresh, _ = tuning.field.play([winner, best], rounds, len(names))
@@ -84,8 +99,8 @@ def full(
             ratios=ratios,
             best=best,
             judged=judged,
-            runs=cost.runs,
-            timing_seconds=cost.seconds,
+            runs=round(runs),
+            timing_seconds=timing_seconds * MOST / rounds,
             seconds=seconds,
             busy=tuning.field.busy,
         )

@@ -1,0 +1,46 @@
+"""What of the memory can be had: the least of what the machine has and what limits of control groups leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from posexport import memory_room
+from posexport.verify_limits import no_room
+
+
+@pytest.mark.parametrize(
+    ("own", "folder", "names"),
+    [
+        ("0::/outer/inner\n", "outer", ("memory.max", "memory.current", "inactive_file")),
+        (
+            "3:cpu:/\n2:memory:/outer/inner\n",
+            "memory/outer",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_the_limit_of_a_container_counts(
+    own: str, folder: str, names: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_room.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(memory_room, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory_room, "_OWN_CGROUPS", tmp_path / "own")
+    assert memory_room.available() == 1000  # none of its files is there, as on other systems
+    (tmp_path / "own").write_text(own)
+    (tmp_path / folder / "inner").mkdir(parents=True)
+    (tmp_path / folder / "inner" / names[0]).write_text("max\n")
+    (tmp_path / folder / names[0]).write_text("500\n")
+    (tmp_path / folder / names[1]).write_text("400\n")
+    (tmp_path / folder / "memory.stat").write_text(f"anon 370\n{names[2]} 30\n")
+    assert memory_room.available() == 130
+
+
+def test_what_other_runs_were_promised_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_room, "available", lambda: 5_000_000_000)
+    assert no_room(3_000_000_000) is None
+    assert "2.0 GB are free" in str(no_room(3_000_000_000, 3_000_000_000))
+    assert no_room(0, 9_000_000_000) is None

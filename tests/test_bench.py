@@ -38,6 +38,7 @@ def invoke(*args: object) -> Result:
     return CliRunner().invoke(main, ["bench", *map(str, args)])
 
 
+@pytest.mark.slow
 def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
     block: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

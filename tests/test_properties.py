@@ -134,6 +134,7 @@ def test_positions_that_overflow_are_found_out() -> None:
     assert errors(spec, half)["finite"] == float("inf")
 
 
+@pytest.mark.slow
 def test_the_command_shows_each_property_and_fails_on_a_false_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

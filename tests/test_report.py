@@ -41,7 +41,7 @@ def nasty(text: str) -> Report:
 
 def test_json_holds_everything_under_names_that_stay() -> None:
     found = json.loads(json.dumps(to_dict(REPORT), allow_nan=False))
-    assert list(found) == ["exit_code", "seed", "counts", "verdicts", "unreadable"]
+    assert list(found) == ["kind", "version", "exit_code", "seed", "counts", "verdicts", "unreadable"]
     assert found["exit_code"] == 2
     assert found["seed"] == 3
     assert found["counts"] == {"passed": 1, "failed": 1, "not run": 1}

@@ -27,7 +27,7 @@ from posexport.models.streamed import Streamed
 from posexport.models.weights import LazyWeights, seeded, seeded_weights, weight_shapes
 from posexport.runtimes import torch_eager
 
-QUICK = {("pattern", "decomposed"), ("t5", "function")}
+QUICK = {("pattern", "decomposed")}
 """Compared in the default run; the others by `scripts/test slow`."""
 
 

@@ -98,6 +98,7 @@ def done(machines: Machines, jobs: Sequence[Job], tries: int = 3) -> dict[str, t
     return found
 
 
+@pytest.mark.slow
 def test_everything_at_once(machines: Machines, tmp_path: Path) -> None:
     """Places by what a job needs, files that travel, a process of Ray's that is killed, a job that always crashes."""
     (tmp_path / "big").write_bytes(os.urandom(3_000_000))

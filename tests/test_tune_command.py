@@ -11,7 +11,7 @@ import attrs
 import onnx
 import onnx_ir as ir
 import pytest
-from helpers import cli, small_spec
+from helpers import cli, refused, small_spec
 
 from posexport import runtimes, timing
 from posexport.models.weights import seeded_weights
@@ -179,3 +179,7 @@ def test_a_plan_is_chosen_by_kernels_and_says_so(tmp_path: Path, monkeypatch: py
     assert manifest["kernels"]["fused_attention"] is True
     onnx.checker.check_model(onnx.load("rope.onnx"))
     assert cli("inspect", "rope.plan").exit_code == 0
+
+
+def test_two_scenarios_are_refused() -> None:
+    refused(cli("tune", "--encoding", "rope", "--scenario", "prefill:16", "--scenario", "batch:2"), "given 2 times")

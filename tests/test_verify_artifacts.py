@@ -72,6 +72,7 @@ def test_every_kind_of_artifact_passes(
     assert verdict["cases"] == 8
 
 
+@pytest.mark.slow
 def test_a_slow_runtime_takes_small_inputs_and_says_so(
     found: tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]],
     tmp_path: Path,
@@ -114,6 +115,7 @@ def test_the_json_keeps_its_keys(found: tuple[dict[str, Any], dict[tuple[str, st
             assert set(verdict["describe"]) == {"engine", "version", "device"}
 
 
+@pytest.mark.slow
 def test_the_seed_changes_the_inputs_and_one_seed_gives_one_answer(tmp_path: Path) -> None:
     path = write(tmp_path, "none", case("none"))
     errors = [

@@ -6,6 +6,7 @@ table of an absolute encoding) never does.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import zlib
@@ -135,6 +136,17 @@ def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
             "choose smaller sizes."
         )
     return dict(weights)
+
+
+def digest_of(weights: Mapping[str, torch.Tensor]) -> str:
+    """The sha256 of tensors by name, dtype, shape and content."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in weights.items():
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def free_memory() -> int:

@@ -3,7 +3,6 @@ compile, and what each file is made from."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -98,7 +97,10 @@ def made_from(project: Project, entry: Entry, request: Request) -> dict[str, Any
             )
         weights: dict[str, Any] = {"file_sha256": sha256_of(path)}
     elif request.weights is not None:
-        weights = {"checkpoint_sha256": _digest(request.weights)}
+        from posexport.models.weights import digest_of
+
+        # of what is read, not of gigabytes beside it
+        weights = {"checkpoint_sha256": digest_of(request.weights)}
     else:
         weights = {"seed": options.seed or 0}
     opset = options.opset or forms.default_opset(options.form, request.spec)
@@ -145,14 +147,3 @@ def _about(project: Project, entry: Entry | None, read: Callable[[], Any]) -> An
         where = str(project.file) + ("" if entry is None else f", artifact {entry.name!r}")
         kind = RuntimeMissingError if isinstance(error, RuntimeMissingError) else RequestError
         raise kind(f"{where}: {error}") from None
-
-
-def _digest(weights: Any) -> str:
-    """The sha256 of a checkpoint's weights, by name and content: that of what is read, not of gigabytes beside it."""
-    import torch
-
-    digest = hashlib.sha256()
-    for name, tensor in weights.items():
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
-    return digest.hexdigest()

@@ -211,7 +211,7 @@ def _block(
 ) -> Block:
     """What is tuned; weights are loaded when a program is exported, in the dtype of that."""
     from posexport.files import sha256_of
-    from posexport.models.weights import read_weights, seeded_weights
+    from posexport.models.weights import digest_of, read_weights, seeded_weights
     from posexport.tune import Block
 
     source, from_layer = f"seed {rest.seed or 0}", options.get("layer") is not None
@@ -228,7 +228,7 @@ def _block(
         dtype = next(iter(specs))
         found = checkpoint_of({**options, "dtype": dtype}, encoding_set)
         assert found is not None and found.weights is not None
-        source = f"layer {_digest(found.weights)} as {dtype}"
+        source = f"layer {digest_of(found.weights)} as {dtype}"
 
     def load(dtype: str) -> tuple[Spec, Mapping[str, Tensor]]:
         if rest.weights is not None:
@@ -241,19 +241,6 @@ def _block(
 
     fixed = {name: size for name in ("batch", "seq", "max_seq") if (size := getattr(rest, name)) is not None}
     return Block(specs=specs, load=load, source=source, fixed=fixed)
-
-
-def _digest(weights: Mapping[str, Tensor]) -> str:
-    """A hash of tensors by name."""
-    import hashlib
-
-    import torch
-
-    digest = hashlib.sha256()
-    for name, tensor in weights.items():
-        digest.update(f"{name} {list(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _scenario(rest: TuneOptions, spec: Spec) -> Scenario:

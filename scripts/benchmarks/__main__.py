@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -11,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import psutil
 from rows import Row
-from tools import versions
+from tools import machine_line, versions
 
 from posexport import timing
 from posexport.cli import console
@@ -55,7 +52,7 @@ def main(only: tuple[str, ...], quick: bool) -> None:
         with console.progress(title):
             rows = measure(quick)
         part = {"title": title, "busy": round(others.share(), 2), "rows": [row.data() for row in rows]}
-        stored[name] = {"machine": _machine(), "versions": versions(), **part}
+        stored[name] = {"machine": machine_line(), "versions": versions(), **part}
         console.show_table(title, COLUMNS, [_cells(row) for row in stored[name]["rows"]], right=COLUMNS[1:5])
         missed |= any(row.state == "failed" for row in rows)
     if not quick:
@@ -95,11 +92,6 @@ def _read() -> dict[str, Any]:
     import json
 
     return dict(json.loads(RESULTS.read_bytes())) if RESULTS.exists() else {}
-
-
-def _machine() -> str:
-    memory = psutil.virtual_memory().total / 2**30
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB"
 
 
 if __name__ == "__main__":

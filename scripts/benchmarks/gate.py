@@ -9,7 +9,6 @@ writes all as JSON. Exits 1 where an equal build was called slower, or most of t
 from __future__ import annotations
 
 import argparse
-import platform
 import random
 import sys
 import tempfile
@@ -20,8 +19,8 @@ from typing import Any
 import attrs
 import click
 import onnx
-import psutil
 from onnx import helper
+from tools import machine_line
 
 from posexport.artifact import write_onnx
 from posexport.bench import PROCESSES, bench
@@ -127,16 +126,10 @@ def main() -> int:
         took = f" (takes {shares[kind]['share']:.1%} longer)" if kind in shares else ""
         click.echo(f"{kind}{took}: {', '.join(f'{count} {state}' for state, count in counts.items())}")
     if asked.save is not None:
-        head = {"machine": short_machine(), "scenario": asked.scenario, "allowed": ALLOWED, "pairs": shares}
+        head = {"machine": machine_line(), "scenario": asked.scenario, "allowed": ALLOWED, "pairs": shares}
         write_json(asked.save, {**head, "states": {kind: dict(each) for kind, each in states.items()}, "runs": runs})
     most = list(kinds)[-1]
     return int(states["equal"]["slower"] > 0 or states[most]["slower"] * 2 <= asked.runs)
-
-
-def short_machine() -> str:
-    """The platform, its cores and its memory."""
-    memory = psutil.virtual_memory().total / 2**30
-    return f"{platform.system()} {platform.machine()}, {psutil.cpu_count()} cores, {memory:.0f} GiB"
 
 
 if __name__ == "__main__":

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 from peers_cells import COMPILED, EXPORTED, FLOOR, OPTIMIZED, OWN_GROWN, SIZES, TORCH
-from tools import versions
+from tools import machine_line, versions
 
 from posexport.files import staged, write_json
 
@@ -64,9 +61,8 @@ rope only: it has a section of its own.
 
 def write(found: Sequence[Mapping[str, Any]], builder: Mapping[str, Any]) -> None:
     """Both files, whole."""
-    memory = psutil.virtual_memory().total / 2**30
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB"
-    data = {"machine": machine, "versions": versions(), "cells": list(found), "onnxruntime-genai": dict(builder)}
+    measured = {"cells": list(found), "onnxruntime-genai": dict(builder)}
+    data = {"machine": machine_line(), "versions": versions(), **measured}
     write_json(RESULTS, _rounded(data))
     text = page(data)
     with staged() as files:

@@ -14,12 +14,12 @@ from test_report import REPORT
 from posexport.baseline import Change, Gate
 from posexport.bench_result import Benchmark, Shape, Timing
 from posexport.bench_shapes import Sizes
-from posexport.page import make_page, to_html
+from posexport.page.make import make_page, to_html
 from posexport.plot_panels import Absent, Chart, Line, Mark
 from posexport.report import to_dict
 from posexport.timing import Ratio, Summary
-from posexport.tune_result import Result, Row
-from posexport.tune_space import Candidate, Program
+from posexport.tune.result import Result, Row
+from posexport.tune.space import Candidate, Program
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from posexport.sweep import Job, Needs
+    from posexport.sweep.jobs import Job, Needs
 
 
 def job(name: str, kind: str = "verify", needs: Needs | None = None, **told: Any) -> Job:
     """A job of the stand-in."""
-    from posexport.sweep import Job, Needs  # here: the stand-in itself starts without it
+    from posexport.sweep.jobs import Job, Needs  # here: the stand-in itself starts without it
 
     words = tuple(f"{key}={value}" for key, value in {"name": name, **told}.items())
     return Job(kind=kind, arguments=words, needs=needs or Needs(), label=name)

@@ -73,8 +73,8 @@ LAYERS = {
     "posexport.files": "posexport.errors",
     "posexport.onnx_file": "posexport.(files|errors)",
     "posexport.folders": "posexport.(files|errors)",
-    "posexport.triton_(config|rules|batching)": (
-        "posexport.(triton_config|triton_batching|dimensions|plan|models.scaling|spec|errors)"
+    "posexport.triton.(config|rules|batching)": (
+        "posexport.(triton.config|triton.batching|dimensions|plan|models.scaling|spec|errors)"
     ),
     "posexport.dimensions": "posexport.spec",
     "posexport.forms": "posexport.(custom_ops.carries|spec|errors)",

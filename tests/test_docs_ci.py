@@ -12,8 +12,8 @@ import yaml
 from helpers import cli
 
 from posexport.cli import main
-from posexport.project import Entry, Project, find_project
-from posexport.project_terms import Budget, Latency, Plan, Tolerances
+from posexport.project.entries import Entry, Project, find_project
+from posexport.project.terms import Budget, Latency, Plan, Tolerances
 
 DOCS = Path(__file__).parents[1] / "docs"
 TEXT = (DOCS / "ci.md").read_text()

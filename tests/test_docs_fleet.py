@@ -12,7 +12,7 @@ from helpers import cli
 
 from posexport.scenarios import SWEEPS
 from posexport.spec import DTYPES, FORMS
-from posexport.sweep_kinds import KINDS
+from posexport.sweep.kinds import KINDS
 
 TEXT = (Path(__file__).parents[1] / "docs" / "fleet.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, flags=re.DOTALL)

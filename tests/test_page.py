@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from page_helpers import DOCS, Reader, bench, everything, html_of, write_all
 
-from posexport.page import FOLDER, make_page, to_html
-from posexport.page_markdown import to_markdown
+from posexport.page.make import FOLDER, make_page, to_html
+from posexport.page.markdown import to_markdown
 
 EVIL = "<script>alert(1)</script><img src=x onerror=\"alert('2')\"> | `a` *b* &amp; \x00\x1b\ud800"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from page_helpers import everything, html_of
 
-from posexport.page import FOLDER
+from posexport.page.make import FOLDER
 
 sync = pytest.importorskip("playwright.sync_api", reason="not run: playwright is not installed")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

@@ -11,9 +11,9 @@ from helpers import cli, refused
 from page_helpers import bench, everything, shape, tune, write_all
 
 from posexport.matrix import Cell, Entry, Matrix
-from posexport.page import make_page
-from posexport.page_blocks import Box, Figure, Page, Table
-from posexport.page_sources import read_sources
+from posexport.page.blocks import Box, Figure, Page, Table
+from posexport.page.make import make_page
+from posexport.page.sources import read_sources
 
 
 def box(page: Page, name: str) -> Box:

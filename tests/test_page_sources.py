@@ -11,8 +11,8 @@ import pytest
 from helpers import cli, refused, tree
 from page_helpers import bench, everything, write_all
 
-from posexport.page_check import SHAPES, complaint
-from posexport.page_sources import read_sources
+from posexport.page.check import SHAPES, complaint
+from posexport.page.sources import read_sources
 
 
 def test_every_kind_is_told_by_itself_or_by_its_keys(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from posexport.cli import main
 from posexport.errors import RequestError
-from posexport.project import EXPORT_OPTIONS, find_project
-from posexport.project_terms import Tolerances
+from posexport.project.entries import EXPORT_OPTIONS, find_project
+from posexport.project.terms import Tolerances
 
 ONE = '[[artifact]]\nname = "one"\nencoding = "rope"\n'
 

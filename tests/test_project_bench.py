@@ -14,9 +14,9 @@ from posexport.bench_result import Benchmark, Shape, Timing
 from posexport.bench_shapes import Sizes
 from posexport.cli.bench_project import Timed, _exit_code
 from posexport.errors import RequestError
-from posexport.project import find_project
-from posexport.project_bench import asked_of, baseline_of, broken, judge, timed_on
-from posexport.project_files import Product, products
+from posexport.project.bench import asked_of, baseline_of, broken, judge, timed_on
+from posexport.project.entries import find_project
+from posexport.project.files import Product, products
 from posexport.timing import Ratio
 
 HEAD = '[[artifact]]\nname = "one"\nencoding = "rope"\nhidden-size = 16\nnum-heads = 2\n'

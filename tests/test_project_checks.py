@@ -14,9 +14,9 @@ import pytest
 from posexport import __version__
 from posexport.files import sha256_of
 from posexport.parity import Verdict
-from posexport.project import find_project
-from posexport.project_checks import check, without_parity
-from posexport.project_files import Product, out_of_date, products, stamp
+from posexport.project.checks import check, without_parity
+from posexport.project.entries import find_project
+from posexport.project.files import Product, out_of_date, products, stamp
 from posexport.verify import Report, Terms
 
 ONNX = {"form": "decomposed", "spec": {"hidden_size": 64, "window": None}, "weights": {"seed": 0}}
@@ -203,6 +203,6 @@ def test_a_plan_that_nothing_here_can_build_is_not_run_while_one_that_can_be_bui
     _, plan = make(tmp_path)
     plan.path.unlink()
     for missing, state in (("not installed", "not run"), (None, "failed")):
-        monkeypatch.setattr("posexport.project_checks.can_build", lambda name, missing=missing: missing)
+        monkeypatch.setattr("posexport.project.checks.can_build", lambda name, missing=missing: missing)
         (verdict,) = check(plan, PLAN)
         assert verdict.state == state

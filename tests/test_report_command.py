@@ -14,10 +14,10 @@ from page_helpers import DOCS, Reader, bench, everything, gate, html_of, shape, 
 from test_matrix_files import small
 from verify_helpers import write
 
-from posexport.page import make_page
-from posexport.page_artifacts import longest
-from posexport.page_blocks import Chain, Table, brief, cells, seconds, times, trimmed
-from posexport.page_scale import label, scale
+from posexport.page.artifacts import longest
+from posexport.page.blocks import Chain, Table, brief, cells, seconds, times, trimmed
+from posexport.page.make import make_page
+from posexport.page.scale import label, scale
 
 
 def box(folder: Path, files: dict[str, Any], name: str) -> dict[str, Any]:

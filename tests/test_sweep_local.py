@@ -17,16 +17,16 @@ import pytest
 from helpers import cli, refused
 from sweep_fake import job
 
-from posexport import sweep_work
 from posexport.cli import sweep_command
 from posexport.errors import RequestError
-from posexport.sweep import FAILED, LOST, NOT_RUN, PASSED, File, Job, Needs, Outcome, Record
-from posexport.sweep_files import Hashes, Store, lay_out, pieces
-from posexport.sweep_folder import Folder
-from posexport.sweep_local import Local
-from posexport.sweep_plan import Plan
-from posexport.sweep_run import drive
-from posexport.sweep_work import Hand, Order
+from posexport.sweep import work as sweep_work
+from posexport.sweep.files import Hashes, Store, lay_out, pieces
+from posexport.sweep.folder import Folder
+from posexport.sweep.jobs import FAILED, LOST, NOT_RUN, PASSED, File, Job, Needs, Outcome, Record
+from posexport.sweep.local import Local
+from posexport.sweep.plan import Plan
+from posexport.sweep.run import drive
+from posexport.sweep.work import Hand, Order
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from helpers import cli, exported, small_spec
 
 from posexport.artifact import write_onnx
 from posexport.matrix import Cell, Entry, Matrix, read
-from posexport.sweep_matrix import file_name, merged
+from posexport.sweep.matrix import file_name, merged
 
 ROPE = Entry(encoding="rope", form="native", dtype="fp32", mode="prefill")
 SWIN = {"encoding": "swin", "form": "native", "dtype": "fp32", "mode": "decode"}

@@ -23,12 +23,13 @@ import pytest
 from helpers import cli
 from sweep_fake import job
 
-from posexport import sweep_ray, sweep_work
 from posexport.errors import RuntimeMissingError
-from posexport.sweep import FAILED, NOT_RUN, PASSED, Job, Needs, Outcome
-from posexport.sweep_files import Hashes
-from posexport.sweep_ray import Cluster
-from posexport.sweep_run import drive
+from posexport.sweep import ray as sweep_ray
+from posexport.sweep import work as sweep_work
+from posexport.sweep.files import Hashes
+from posexport.sweep.jobs import FAILED, NOT_RUN, PASSED, Job, Needs, Outcome
+from posexport.sweep.ray import Cluster
+from posexport.sweep.run import drive
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*unclosed (file|socket).*:ResourceWarning",  # Ray's own logs and sockets, which it leaves to the collector
@@ -209,7 +210,7 @@ def test_what_has_no_machine_any_more_is_lost_and_a_silent_cluster_is_one_senten
 def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
     """Ctrl-C on the command itself; the second run does only what is left, on the cluster or here."""
     code = (
-        "import sys; from posexport import sweep_work; sweep_work.CHILD = 'sweep_fake';"
+        "import sys; from posexport.sweep import work as sweep_work; sweep_work.CHILD = 'sweep_fake';"
         "from posexport.cli import main; main(sys.argv[1:])"
     )
     place, jobs = tmp_path / "place", tmp_path / "s" / ".state" / "jobs"

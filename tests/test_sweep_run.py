@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweep_fake import job
 
-from posexport.sweep import FAILED, LOST, NOT_RUN, PASSED, Job, Needs, Outcome
-from posexport.sweep_run import drive, left
+from posexport.sweep.jobs import FAILED, LOST, NOT_RUN, PASSED, Job, Needs, Outcome
+from posexport.sweep.run import drive, left
 
 KINDS_OF_NEEDS = (Needs(), Needs(cpus=None), Needs(cpus=2, gpu="H100", gpus=1), Needs(cpus=1, gpu="T4", gpus=1))
 

@@ -19,8 +19,8 @@ from posexport.export import export
 from posexport.files import sha256_of
 from posexport.folders import write_folder
 from posexport.profiles import profiles_of
-from posexport.triton_config import read_config
-from posexport.triton_rules import problems
+from posexport.triton.config import read_config
+from posexport.triton.rules import problems
 
 FORMS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "function": (small_spec("rope"), {"form": "function"}, 0),

@@ -12,7 +12,7 @@ from posexport.errors import RequestError
 from posexport.export import export
 from posexport.profiles import profiles_of
 from posexport.spec import Spec
-from posexport.triton_batching import MAX_BATCH, Batching, batching_of
+from posexport.triton.batching import MAX_BATCH, Batching, batching_of
 
 SEVERAL = {"scaling": "dynamic", "factor": 4, "original_max_position_embeddings": 64}
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from helpers import small_spec
 
-from posexport import triton_config
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.profiles import profiles_of
 from posexport.spec import Spec
-from posexport.triton_batching import batching_of
-from posexport.triton_config import Served, config_of, read_config, schema, text_of
-from posexport.triton_rules import problems
+from posexport.triton import config as triton_config
+from posexport.triton.batching import batching_of
+from posexport.triton.config import Served, config_of, read_config, schema, text_of
+from posexport.triton.rules import problems
 
 SPECS = {
     "plain": small_spec("rope", padding_mask=True),

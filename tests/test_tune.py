@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from helpers import small_spec
 
-from posexport import tune as stage
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.scenarios import Scenario
-from posexport.tune import Block, Limits, Request, Store, Tuning
-from posexport.tune_field import Field
-from posexport.tune_race import Round
-from posexport.tune_result import Result
-from posexport.tune_shelf import Fitted, Shelf
-from posexport.tune_space import Program
+from posexport.tune import tuning as stage
+from posexport.tune.field import Field
+from posexport.tune.race import Round
+from posexport.tune.result import Result
+from posexport.tune.shelf import Fitted, Shelf
+from posexport.tune.space import Program
+from posexport.tune.tuning import Block, Limits, Request, Store, Tuning
 
 TIMES = {"decomposed": 3.0, "native": 2.0, "contrib": 1.0}
 """Seconds by form; a function runs as it does decomposed."""

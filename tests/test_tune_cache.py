@@ -15,11 +15,11 @@ from helpers import small_spec
 from posexport import artifact, tune_write
 from posexport.errors import RequestError
 from posexport.scenarios import Scenario
-from posexport.tune_field import Field
-from posexport.tune_result import Result, Row
-from posexport.tune_shelf import Block, Fitted, Shelf, content
-from posexport.tune_space import Candidate, Program
-from posexport.tune_store import FOLDER, Store
+from posexport.tune.field import Field
+from posexport.tune.result import Result, Row
+from posexport.tune.shelf import Block, Fitted, Shelf, content
+from posexport.tune.space import Candidate, Program
+from posexport.tune.store import FOLDER, Store
 
 PROGRAM = Program(form="decomposed", dtype="fp32", opset=18)
 CANDIDATE = Candidate(program=PROGRAM, options=())

@@ -18,7 +18,7 @@ from posexport.models.weights import seeded_weights
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.ort import load
 from posexport.scenarios import Scenario
-from posexport.tune import Block, Limits, Request, Store, tune
+from posexport.tune.tuning import Block, Limits, Request, Store, tune
 
 SMALL = ("--hidden-size", "32", "--num-heads", "4", "--dtype", "fp32")
 

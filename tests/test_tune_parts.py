@@ -12,10 +12,10 @@ import pytest
 from helpers import small_spec
 from onnx import TensorProto, helper, numpy_helper
 
-from posexport import tune_kernels
 from posexport.errors import RequestError
 from posexport.spec import DTYPES
-from posexport.tune_space import (
+from posexport.tune import kernels as tune_kernels
+from posexport.tune.space import (
     Candidate,
     Limits,
     Program,
@@ -27,8 +27,8 @@ from posexport.tune_space import (
     plainest,
     programs,
 )
-from posexport.tune_store import Store
-from posexport.tune_worker import identity
+from posexport.tune.store import Store
+from posexport.tune.worker import identity
 
 
 def test_every_form_target_and_dtype_once_in_its_lowest_opset() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from posexport.tune_race import EQUAL, GROUP, LAST, MOST, Race, Round, race
+from posexport.tune.race import EQUAL, GROUP, LAST, MOST, Race, Round, race
 
 
 class Track:

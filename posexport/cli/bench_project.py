@@ -16,9 +16,9 @@ from posexport.errors import RequestError
 if TYPE_CHECKING:
     from posexport.baseline import Gate
     from posexport.bench_result import Benchmark
-    from posexport.project import Project
-    from posexport.project_bench import Kept
-    from posexport.project_files import Product
+    from posexport.project.bench import Kept
+    from posexport.project.entries import Project
+    from posexport.project.files import Product
 
 _COLUMNS = ("file", "runtime", "at", "times", "of", "95 % interval", "allowed", "state")
 
@@ -68,11 +68,11 @@ def bench_project(
     was not run, or nothing was."""
     project = open_project(named)
     with console.progress("loading torch"):
-        from posexport import project_bench
         from posexport.baseline import read_allowed
         from posexport.bench_candidates import CANDIDATES, choose
         from posexport.bench_result import check_place
-        from posexport.project_files import products
+        from posexport.project import bench as project_bench
+        from posexport.project.files import products
     choose((*runtimes, *required))  # a misspelt name is told before anything runs
     stated = [name for name in project.require if name in CANDIDATES]  # others run no kernels: verify needs them
     required = tuple(dict.fromkeys((*required, *stated)))
@@ -170,7 +170,7 @@ def _exit_code(done: Sequence[Timed], asked: Sequence[str], required: Sequence[s
     for."""
     from posexport.bench_candidates import is_peer
     from posexport.bench_result import TIMED
-    from posexport.project_bench import broken
+    from posexport.project.bench import broken
 
     results = [result for each in done if each.found for shape in each.found.shapes for result in shape.results]
     failed = next((each for each in results if each.state == "failed" and not is_peer(each.runtime)), None)

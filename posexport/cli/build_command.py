@@ -15,7 +15,7 @@ from posexport.errors import PosexportError, RequestError
 from posexport.trt_api import can_build
 
 if TYPE_CHECKING:
-    from posexport.project_files import Product
+    from posexport.project.files import Product
 
 FRESH, MADE, STALE, NOT_RUN = "up to date", "made", "out of date", "not run"
 
@@ -49,7 +49,7 @@ def build(names: tuple[str, ...], project_file: str | None, check: bool, force: 
     project = open_project(project_file)
     chosen = chosen_names(project, names)
     with console.progress("loading torch"):
-        from posexport.project_files import out_of_date, products
+        from posexport.project.files import out_of_date, products
     files = products(project, chosen)
     sources, requests = wanted(project, files)
     stale: set[Path] = set()
@@ -90,7 +90,7 @@ def _outcome(product: Product, state: str, reason: str) -> Outcome:
 
 
 def _make(product: Product, request: Any, source: dict[str, Any], reason: str) -> Outcome:
-    from posexport.project_files import stamp
+    from posexport.project.files import stamp
 
     missing = can_build(source["runtime"]) if product.plan else None
     if missing is not None:

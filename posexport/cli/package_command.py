@@ -36,7 +36,7 @@ def package(
     if path.suffix not in (".onnx", ".plan"):
         raise RequestError(f"{file!r} is neither .onnx nor .plan: give an artifact of posexport.")
     with console.progress("loading") as (bar, task):
-        from posexport.triton import PackageOptions, package_triton
+        from posexport.triton.package import PackageOptions, package_triton
 
         numbers = {name: value for name, value in given.items() if value is not None}
         options = PackageOptions(gpu=gpu, force=force, **numbers)

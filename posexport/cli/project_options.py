@@ -16,12 +16,12 @@ from posexport.cli.compile_command import capabilities, memory_size
 from posexport.cli.export_command import Request, read_request
 from posexport.errors import PosexportError, RequestError, RuntimeMissingError, unknown
 from posexport.files import sha256_of
-from posexport.project import Entry, Project, find_project
+from posexport.project.entries import Entry, Project, find_project
 from posexport.runtimes import runtime
 from posexport.trt_api import BUILDERS
 
 if TYPE_CHECKING:
-    from posexport.project_files import Product
+    from posexport.project.files import Product
 
 Sources = dict[Path, dict[str, Any]]
 """By the path of each file, what it is to be made from."""

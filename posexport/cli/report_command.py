@@ -11,7 +11,7 @@ from posexport.cli import console
 from posexport.errors import RequestError
 
 if TYPE_CHECKING:
-    from posexport.page_blocks import Box
+    from posexport.page.blocks import Box
 
 _TAKEN = (".onnx", ".plan", ".json", ".npz", ".data", ".safetensors")
 
@@ -35,8 +35,8 @@ def report(results: tuple[str, ...], output: str, markdown: str | None, title: s
         raise RequestError(f"{output!r} can't hold both the page and the Markdown: name two files.")
     with console.progress("reading results") as (bar, task):
         from posexport.files import staged
-        from posexport.page import make_page, to_html
-        from posexport.page_markdown import to_markdown
+        from posexport.page.make import make_page, to_html
+        from posexport.page.markdown import to_markdown
 
         page = make_page(paths, title, lambda name: bar.update(task, description=f"reading {name}"))
         bar.update(task, description="writing")

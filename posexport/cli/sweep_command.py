@@ -17,10 +17,10 @@ from posexport.errors import PosexportError, RequestError
 from posexport.fields import integer, positive
 
 if TYPE_CHECKING:
-    from posexport.sweep import Job, Record
-    from posexport.sweep_folder import Folder
-    from posexport.sweep_plan import Plan
-    from posexport.sweep_run import Executor
+    from posexport.sweep.folder import Folder
+    from posexport.sweep.jobs import Job, Record
+    from posexport.sweep.plan import Plan
+    from posexport.sweep.run import Executor
 
 STATES = ("passed", "failed", "not run")
 
@@ -62,9 +62,9 @@ def sweep(
     if ray is not None and options.workers is not None:
         raise RequestError(f"--workers {options.workers} is for this machine and --ray {ray} for a cluster: give one.")
     with console.progress("reading the jobs") as (bar, task):
-        from posexport.sweep_folder import Folder
-        from posexport.sweep_plan import plan, read_tables, read_text
-        from posexport.sweep_run import drive, left
+        from posexport.sweep.folder import Folder
+        from posexport.sweep.plan import plan, read_tables, read_text
+        from posexport.sweep.run import drive, left
 
         if not file and not texts:
             raise RequestError("there are no jobs: give a TOML file, or --job 'matrix encoding=rope'.")
@@ -116,11 +116,11 @@ def sweep(
 
 def _executor(ray: str | None, todo: Sequence[Job], options: SweepOptions) -> Executor:
     if ray is not None:
-        from posexport.sweep_ray import Cluster
+        from posexport.sweep.ray import Cluster
 
         return Cluster(ray, todo, options.time_limit)
     from posexport.matrix_run import default_jobs
-    from posexport.sweep_local import Local
+    from posexport.sweep.local import Local
 
     return Local(options.workers or default_jobs(), options.time_limit)
 
@@ -128,7 +128,7 @@ def _executor(ray: str | None, todo: Sequence[Job], options: SweepOptions) -> Ex
 def _collect(folder: Folder, planned: Plan, records: Mapping[str, Record]) -> list[str]:
     """Put the cells of matrix jobs together, and write down what became of all; returns what is to be said of that."""
     from posexport.files import staged
-    from posexport.sweep_matrix import file_name, merged
+    from posexport.sweep.matrix import file_name, merged
 
     results = [
         folder.path / record.result

@@ -26,14 +26,14 @@ from posexport.forms import TARGETS
 from posexport.models import ENCODINGS
 from posexport.scenarios import Scenario, read_scenario
 from posexport.spec import DTYPES, FORMS, OPSETS, Spec
-from posexport.tune_result import TWIN
-from posexport.tune_space import OBJECTIVES, RUNTIMES, Limits, check_objective, check_runtime
+from posexport.tune.result import TWIN
+from posexport.tune.space import OBJECTIVES, RUNTIMES, Limits, check_objective, check_runtime
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from posexport.tune import Block, Request
-    from posexport.tune_result import Result, Row
+    from posexport.tune.result import Result, Row
+    from posexport.tune.tuning import Block, Request
 
 _FIELDS = [field.name for field in attrs.fields(Spec) if field.name != "dtype"]
 _USUAL = 512
@@ -128,8 +128,8 @@ def tune(
         raise RequestError(f"--save {save!r} is the manifest of the output: name it otherwise, like tune.json.")
     with console.progress("loading torch") as (bar, task):
         from posexport.files import write_json
-        from posexport.tune import Request, Store
-        from posexport.tune import tune as run
+        from posexport.tune.tuning import Request, Store
+        from posexport.tune.tuning import tune as run
 
         request = Request(scenario=scenario, runtime=rest.runtime, objective=rest.objective, limits=limits)
         _check_there(request)
@@ -212,7 +212,7 @@ def _block(
     """What is tuned; weights are loaded when a program is exported, in the dtype of that."""
     from posexport.files import sha256_of
     from posexport.models.weights import digest_of, read_weights, seeded_weights
-    from posexport.tune import Block
+    from posexport.tune.tuning import Block
 
     source, from_layer = f"seed {rest.seed or 0}", options.get("layer") is not None
     if rest.weights is not None:
@@ -264,7 +264,7 @@ def _scenario(rest: TuneOptions, spec: Spec) -> Scenario:
 
 
 def _check_there(request: Request) -> None:
-    from posexport.tune import check_there
+    from posexport.tune.tuning import check_there
 
     check_there(request.runtime)
 

@@ -17,7 +17,7 @@ from posexport.fields import integer, positive
 from posexport.runtimes import RUNTIMES, Runtime, runtime
 
 if TYPE_CHECKING:
-    from posexport.project import Project
+    from posexport.project.entries import Project
     from posexport.verify import Report
 
 
@@ -121,8 +121,8 @@ def _verify_project(
 ) -> tuple[Report, int]:
     """Every file of the project: what it must keep beside parity, then parity of those that are there."""
     with console.progress("loading torch"):
-        from posexport import project_checks
-        from posexport.project_files import products
+        from posexport.project import checks as project_checks
+        from posexport.project.files import products
     files = products(project)
     sources, _ = wanted(project, files)
     checks = {product.path: project_checks.check(product, sources[product.path]) for product in files}

@@ -24,8 +24,8 @@ from posexport.files import json_bytes, staged
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.weights import seeded_weights
 from posexport.scenarios import Scenario
-from posexport.tune import Block, Limits, Request, Store, tune
-from posexport.tune_race import MOST
+from posexport.tune.race import MOST
+from posexport.tune.tuning import Block, Limits, Request, Store, tune
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "docs/results/tuning.json", ROOT / "docs/tuning.md"

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from posexport import timing
-from posexport.tune import Block, Request, Tuning
-from posexport.tune_field import WARMUP
-from posexport.tune_race import GROUP, MOST, Race
-from posexport.tune_space import Candidate, Program, options_of, other_opsets, plain_options, programs
-from posexport.tune_store import Store
+from posexport.tune.field import WARMUP
+from posexport.tune.race import GROUP, MOST, Race
+from posexport.tune.space import Candidate, Program, options_of, other_opsets, plain_options, programs
+from posexport.tune.store import Store
+from posexport.tune.tuning import Block, Request, Tuning
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,274 @@
+"""Benchmarks on the page: who is fastest in each comparison, bars with intervals and floors, curves over a sweep.
+
+A comparison is one block in one scenario; files of the same block (other forms, dtypes, opsets) stand in it together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from posexport.page.bench_rows import Comparison, Row, comparisons, rows_of
+from posexport.page.blocks import (
+    Block,
+    Cell,
+    Figure,
+    Point,
+    Section,
+    Table,
+    brief,
+    cells,
+    fact,
+    listed,
+    number,
+    plural,
+    seconds,
+    times,
+    trimmed,
+)
+from posexport.page.boxes import BUSY, BUSY_SAID, CARE, FAILED, NOT_RUN, Finding, Found
+from posexport.page.budget import limits, over
+from posexport.page.gate import changes, slower
+from posexport.page.links import Result
+from posexport.page.scale import LINEAR, LOG
+from posexport.page.svg import Bar, Bars, Curve, draw_bars, draw_lines, swatch
+
+ALIKE = 2
+"""Names of those as fast as the winner that its point tells; the bars show them all."""
+
+_DIGITS = 16
+_UNITS = {"prefill": "new tokens at once", "decode": "tokens in the cache", "batch": "prompts side by side"}
+
+
+def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
+    """The section, and what the boxes learn from it."""
+    if not results:
+        return None, Found()
+    found = comparisons(results)
+    blocks: list[Block] = [*_curves(found)]
+    swept = [each for group in _sweeps(found).values() if len(group) > 2 for each in group[:-1]]
+    blocks += [_bars(each, folded=each in swept or len(found) > 12) for each in found]
+    blocks += [limits(result) for result in results if result.data.get("limits")]
+    blocks += [changes(result) for result in results if result.data.get("gate")]
+    blocks += [_table(found), *_absent(found), *_machines(results)]
+    rows = list(rows_of(results))
+    lead = (
+        "Bars end at the median, whiskers span the middle 80 % of all runs, and the dashed line is the floor: the bare "
+        "matrix products of the same block. Ratios are taken round by round against what ran beside it, so a slow "
+        "machine cancels out."
+    )
+    return Section(id="latency", title="Latency", lead=lead, blocks=tuple(blocks)), Found(
+        findings=tuple(_findings(results, found)),
+        fastest=tuple(point for each in found if (point := _point(each)) is not None),
+        timed=sum(row.timed for row in rows),
+    )
+
+
+def _point(each: Comparison) -> Point | None:
+    ranked = each.ranked
+    if not ranked:
+        return None
+    first = ranked[0]
+    said = []
+    for peer, words in (("torch", "of torch eager"), ("floor", "of the floor")):
+        ratio = first.ratio(peer)
+        if ratio is not None and first.role != peer:
+            said.append(f"{times(ratio['median'])} {words} ({ratio['low']:.2f} to {ratio['high']:.2f})")
+    name = each.name(first)
+    alike = [other for row in ranked[1:] if _overlap(first, row) and (other := each.name(row)) != name]
+    if alike:
+        said.append(f"as fast within the interval: {listed(list(dict.fromkeys(alike)), ALIKE)}")
+    said = ["✗ but it failed verify", *said] if first.failed else said
+    return Point(
+        label=f"{each.block}, {each.where} ({each.words})",
+        head=name,
+        figure=seconds(first.median),
+        text="; ".join(said),
+    )
+
+
+def _overlap(one: Row, other: Row) -> bool:
+    """Whether two candidates can't be told apart: intervals of their ratios to torch overlap, or of their times."""
+    first, second = one.ratio("torch"), other.ratio("torch")
+    if first is not None and second is not None:
+        return bool(second["low"] <= first["high"])
+    return bool(other.result["seconds"]["p10"] <= one.result["seconds"]["p90"])
+
+
+def _bars(each: Comparison, folded: bool) -> Figure | Table:
+    title = f"{each.block}: {each.where} ({each.words})"
+    timed = [row for row in each.rows if row.timed]
+    if not timed:
+        rows = tuple(cells(each.name(row), row.result["state"], row.result.get("reason") or "") for row in each.rows)
+        return Table(caption=title, columns=("candidate", "state", "reason"), rows=rows)
+    best = each.ranked[:1]
+    groups = []
+    files = list(dict.fromkeys(row.file for row in timed))
+    several = len(files) > 1  # the file's name stands above its bars then
+    for file in files:
+        own = sorted((row for row in timed if row.file == file), key=lambda row: row.median)
+        floor = next((row.median for row in own if row.role == "floor"), None)
+        bars = tuple(_bar(each, row, row in best, not several) for row in own if row.role != "floor")
+        if bars:
+            groups.append(Bars(name=file, bars=bars, floor=floor))
+    if not groups:
+        groups = [Bars(name="", bars=tuple(_bar(each, row, False, True) for row in timed))]
+    if len(groups) == 1:
+        groups = [attrs.evolve(groups[0], name="")]
+    floors = [seconds(group.floor) for group in groups if group.floor is not None]
+    note = f"Floor (dashed): {listed(list(dict.fromkeys(floors)))}." if floors else "No floor was timed."
+    return Figure(title=title, svg=draw_bars(title, groups), note=note, folded=f"Bars of {title}" if folded else "")
+
+
+def _bar(each: Comparison, row: Row, best: bool, with_file: bool) -> Bar:
+    spread, ratio = row.result["seconds"], row.ratio("torch")
+    text = seconds(row.median) + (f" · {times(ratio['median'])} torch" if ratio and row.role != "torch" else "")
+    look = "best" if best else "peer" if row.role else "ours"
+    return Bar(
+        name=("★ " if best else "") + each.name(row, with_file), text=text, value=row.median, low=spread["p10"],
+        high=max(spread["p90"], row.median), look=look,
+    )  # fmt: skip
+
+
+def _sweep_of(each: Comparison) -> tuple[str, str]:
+    return each.key, each.where.split(":")[0]
+
+
+def _sweeps(found: Sequence[Comparison]) -> dict[tuple[str, str], list[Comparison]]:
+    """The scenarios of one kind, by block: prefill at several lengths and the like."""
+    groups: dict[tuple[str, str], list[Comparison]] = {}
+    for each in found:
+        kind, _, size = each.where.partition(":")
+        if kind in _UNITS and size.isdecimal() and len(size) < _DIGITS:
+            groups.setdefault(_sweep_of(each), []).append(each)
+    return groups
+
+
+_CURVES = (
+    "Both axes are logarithmic; lower is faster. Of a peer that was timed beside several files, the fastest is drawn."
+)
+
+
+def _curves(found: Sequence[Comparison]) -> Iterator[Figure]:
+    for (_, kind), group in _sweeps(found).items():
+        if len(group) < 3:
+            continue
+        block = group[0].block
+        series: dict[str, dict[float, float]] = {}
+        roles: dict[str, str] = {}
+        for each in sorted(group, key=lambda each: int(each.where.split(":")[1])):
+            for row in (row for row in each.rows if row.timed):
+                own, at = series.setdefault(each.name(row), {}), float(each.where.split(":")[1])
+                own[at] = min(row.median, own.get(at, row.median))
+                roles[each.name(row)] = row.role
+        names = sorted(series, key=lambda name: bool(roles[name]))
+        looks = {name: (at, 1 if roles[name] == "floor" else 0) for at, name in enumerate(names)}
+        curves = [
+            Curve(name=name, x=tuple(own), y=tuple(own.values()), look=looks[name])
+            for name in names
+            if (own := series[name])
+        ]
+        title = f"{block}: {kind} over a sweep"
+        sizes = sorted({x for own in series.values() for x in own})
+        svg = draw_lines(
+            title, curves, axes=(_UNITS[kind], "median time"), kinds=(LOG if min(sizes) > 0 else LINEAR, LOG),
+            show=brief, marks=sizes,
+        )  # fmt: skip
+        legend = tuple((swatch(looks[name]), name) for name in names)
+        yield Figure(title=title, svg=svg, legend=legend, note=_CURVES)
+
+
+_COLUMNS = (
+    "comparison", "candidate", "state", "median", "p10", "p90", "p99", "× torch eager", "interval", "× floor",
+    "interval", "tokens/s", "memory", "load", "build", "note",
+)  # fmt: skip
+
+
+def _table(found: Sequence[Comparison]) -> Table:
+    ran = [(each, row) for each in found for row in sorted(each.rows, key=_order) if row.result["state"] != NOT_RUN]
+    return trimmed(
+        Table(
+            caption="Every timing", columns=_COLUMNS, rows=tuple(_row(*pair) for pair in ran), heads=2,
+            right=tuple(range(3, 15)), folded=f"Every timing: {plural(len(ran), 'row')}",
+        )
+    )  # fmt: skip
+
+
+def _absent(found: Sequence[Comparison]) -> Iterator[Table]:
+    """What was not run, each reason once for each candidate."""
+    counted = Counter(
+        (each.name(row), row.result.get("reason") or "no reason was given")
+        for each in found
+        for row in each.rows
+        if row.result["state"] == NOT_RUN
+    )
+    rows = tuple(
+        (Cell(text=name), Cell(text=reason), number(str(count), count)) for (name, reason), count in counted.items()
+    )
+    if rows:
+        yield Table(
+            caption="Not timed", columns=("candidate", "reason", "times"), rows=rows, right=(2,),
+            folded=f"What was not timed, and why: {plural(len(rows), 'row')}",
+        )  # fmt: skip
+
+
+def _order(row: Row) -> tuple[bool, float]:
+    return not row.timed, row.median if row.timed else 0.0
+
+
+def _row(each: Comparison, row: Row) -> tuple[Cell, ...]:
+    result = row.result
+    spread = result.get("seconds") or {}
+    shown = [number(seconds(spread[key]), spread[key]) if spread.get(key) else Cell(text="–")
+             for key in ("median", "p10", "p90", "p99")]  # fmt: skip
+    for peer in ("torch", "floor"):
+        ratio = row.ratio(peer)
+        low_high = f"{ratio['low']:.2f} to {ratio['high']:.2f}" if ratio else "–"
+        shown += [number(times(ratio["median"]), ratio["median"]) if ratio else Cell(text="–"), Cell(text=low_high)]
+    speed, memory = result.get("tokens_per_second"), result.get("memory")
+    shown += [number(f"{speed:,.0f}", speed) if speed else Cell(text="–")]
+    shown += [number(f"{memory / 1e6:,.1f} MB", memory) if memory else Cell(text="–")]
+    for key in ("load_seconds", "build_seconds"):
+        shown.append(number(seconds(result[key]), result[key]) if result.get(key) else Cell(text="–"))
+    tone = {"failed": "bad", "not run": "away"}.get(result["state"], "")
+    told = "; ".join(text for text in (result.get("reason"), result.get("note")) if text)
+    return (
+        Cell(text=f"{each.block}, {each.where}"), Cell(text=each.name(row)), Cell(text=result["state"], tone=tone),
+        *shown, Cell(text=told),
+    )  # fmt: skip
+
+
+def _findings(results: Sequence[Result], found: Sequence[Comparison]) -> Iterator[Finding]:
+    for each in found:
+        for row in each.rows:
+            if not row.timed:
+                state = FAILED if row.result["state"] == "failed" else NOT_RUN
+                reason = row.result.get("reason") or "no reason was given"
+                cuda = row.role and row.runtime.endswith("-cuda")
+                yield Finding(state=state, who="peers on CUDA" if cuda else row.runtime, reason=reason, where="bench")
+    for result in results:
+        busy = result.data.get("busy") or 0.0
+        if busy > BUSY:
+            yield Finding(state=CARE, who=result.name, reason=BUSY_SAID, where="bench")
+        yield from slower(result)
+        yield from over(result)
+        for left in result.data.get("left_out") or ():
+            yield Finding(state=NOT_RUN, who=left["scenario"], reason=left["reason"], where="bench")
+
+
+def _machines(results: Sequence[Result]) -> Iterator[Table]:
+    """What each file was measured on; only facts that are known."""
+    facts: dict[str, list[str]] = {}
+    for at, result in enumerate(results):
+        machine = {**(result.data.get("machine") or {})}
+        own = {"file": result.data["file"], "sha256": result.data.get("sha256"), "rounds": result.data.get("rounds")}
+        own |= {"threads": result.data.get("threads"), "busy": f"{result.data.get('busy') or 0:.0%}", **machine}
+        for key, value in own.items():
+            facts.setdefault(key, [""] * len(results))[at] = fact(value)
+    rows = tuple(cells(key.replace("_", " "), *values) for key, values in facts.items() if any(values))
+    yield Table(
+        caption="What it was measured on", columns=("", *(result.name for result in results)), rows=rows,
+        folded="The machine, versions and settings of each run",
+    )  # fmt: skip

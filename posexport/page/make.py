@@ -1,0 +1,92 @@
+"""The report page: everything that was read, as one self-contained HTML file or as Markdown for a job's summary.
+
+The page loads nothing: its style, its script and its drawings are inside, and its own policy forbids the rest. It is
+complete without the script. The same files give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from posexport import (
+    __version__,
+    page_artifacts,
+    page_bench,
+    page_budget,
+    page_errors,
+    page_matrix,
+    page_parity,
+    page_sweep,
+    page_tune,
+)
+from posexport.page.blocks import Page, Section, Table, cells, plural
+from posexport.page.boxes import Found, boxes
+from posexport.page.links import Result
+from posexport.page.sources import COMMANDS, Sources, clean, read_sources
+
+FOLDER = files("posexport.page").joinpath("template")
+
+SECTIONS: tuple[tuple[str, Callable[[Sequence[Result]], tuple[Section | None, Found]]], ...] = (
+    ("sweep", page_sweep.section),
+    ("tune", page_tune.section),
+    ("bench", page_bench.section),
+    ("bench-project", page_budget.section),
+    ("verify", page_parity.section),
+    ("matrix", page_matrix.section),
+    ("angles", page_errors.angles),
+    ("plot", page_errors.plots),
+)
+"""What makes a section of each kind of result, in the order of the page."""
+
+
+def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], object] = lambda _: None) -> Page:
+    """The page of result files, artifacts and folders of them; RequestError names what can't be used.
+
+    `advance` is called with the name of each file as it is read.
+    """
+    sources = read_sources(paths, advance)
+    made = [make(sources.of(kind)) for kind, make in SECTIONS]
+    sections = [section for section, _ in made if section is not None]
+    sections += page_artifacts.sections(sources.artifacts, advance)
+    told = [plural(len(sources.of(kind)), f"{kind} file") for kind, _ in SECTIONS if sources.of(kind)]
+    told += [plural(len(sources.artifacts), "artifact")] if sources.artifacts else []
+    return Page(
+        title=clean(title) or "posexport report",
+        subtitle=f"Made from {', '.join(told)} by posexport {__version__}.",
+        boxes=boxes([found for _, found in made]),
+        sections=tuple(sections),
+        read=_read(sources),
+        left=tuple(sources.left),
+    )
+
+
+def _read(sources: Sources) -> Table:
+    rows = [cells(result.name, COMMANDS[result.kind]) for result in sources.results]
+    rows += [cells(name, "artifact") for _, name in sources.artifacts]
+    return Table(
+        caption="What this page was made from", columns=("file", "written by"), rows=tuple(rows),
+        folded=f"What this page was made from: {plural(len(rows), 'file')}",
+    )  # fmt: skip
+
+
+def to_html(page: Page) -> str:
+    """The page as HTML."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_load),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    parts = {name: FOLDER.joinpath(f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
+    kinds = {"Table": "table", "Figure": "figure", "Chain": "chain", "Prose": "prose"}
+    environment.tests["kind"] = lambda block, name: kinds[type(block).__name__] == name
+    return environment.get_template("page.html.j2").render(page=page, **parts)
+
+
+def _load(name: str) -> str:
+    return FOLDER.joinpath(name).read_text(encoding="utf-8")

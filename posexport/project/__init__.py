@@ -1,0 +1,1 @@
+"""Project files: what a repository ships; `entries` is where to begin."""

@@ -1,0 +1,1 @@
+"""Sweeps over many machines; `jobs` is where to begin: a sweep as plain data."""

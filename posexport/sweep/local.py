@@ -1,0 +1,72 @@
+"""Jobs on this machine: some at a time, each in processes of its own. Needs no Ray."""
+
+from __future__ import annotations
+
+import os
+import queue
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from posexport.runtimes import cuda
+from posexport.sweep.files import lay_out
+from posexport.sweep.jobs import Job, Needs, Outcome
+from posexport.sweep.work import TIME_LIMIT, Hand, Order
+
+
+class Local:
+    """At most `workers` jobs side by side, and no more CPUs than there are, or workers where these are more; one that
+    takes the whole machine has it for itself."""
+
+    def __init__(self, workers: int, time_limit: float = TIME_LIMIT) -> None:
+        self._workers, self._time_limit = workers, time_limit
+        self._idle: queue.SimpleQueue[Hand] = queue.SimpleQueue()
+        self._hands = [Hand() for _ in range(workers)]
+        for hand in self._hands:
+            self._idle.put(hand)
+        self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sweep")
+        self._running: dict[Future[Outcome], Job] = {}
+
+    def refusal(self, needs: Needs) -> str | None:
+        """Why this machine is not for such jobs, or None."""
+        cpus = os.cpu_count() or 1
+        if needs.cpus is not None and needs.cpus > cpus:
+            return f"it needs {needs.cpus} CPUs, and this machine has {cpus}"
+        if needs.gpu is None:
+            return None
+        try:
+            here = cuda.device()[0]
+        except OSError:
+            return f"it needs a GPU {needs.gpu}, and this machine has none"
+        return None if needs.gpu.lower() in here.lower() else f"it needs a GPU {needs.gpu}, and this machine has {here}"
+
+    def room(self, needs: Needs) -> bool:
+        """Whether a worker and CPUs are free, or all are where the job takes the machine."""
+        taken = [job.needs for job in self._running.values()]
+        if needs.alone:
+            return not taken
+        if needs.gpu is not None and any(each.gpu for each in taken):
+            return False  # of several GPUs the first is what runtimes here take
+        cpus = sum(each.cpus or 0 for each in taken)
+        return len(taken) < self._workers and cpus + (needs.cpus or 0) <= max(self._workers, os.cpu_count() or 1)
+
+    def submit(self, job: Job) -> None:
+        """Give a job to a free worker."""
+        self._running[self._threads.submit(self._work, job)] = job
+
+    def _work(self, job: Job) -> Outcome:
+        order = Order.of(job, self._time_limit)
+        hand = self._idle.get()
+        try:
+            return hand.work(order, lambda folder: lay_out(job.files, folder))
+        finally:
+            self._idle.put(hand)
+
+    def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
+        """What has ended."""
+        done = wait(self._running, timeout=seconds, return_when=FIRST_COMPLETED).done
+        return [(self._running.pop(future), future.result()) for future in done]
+
+    def close(self) -> None:
+        """Kill what runs."""
+        for hand in self._hands:
+            hand.stop()
+        self._threads.shutdown(wait=True, cancel_futures=True)

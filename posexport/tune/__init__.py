@@ -1,0 +1,1 @@
+"""The tune stage; `tuning` is where to begin."""

@@ -10,17 +10,8 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from posexport import (
-    __version__,
-    page_artifacts,
-    page_bench,
-    page_budget,
-    page_errors,
-    page_matrix,
-    page_parity,
-    page_sweep,
-    page_tune,
-)
+from posexport import __version__
+from posexport.page import artifacts, bench, budget, errors, matrix, parity, sweep, tune
 from posexport.page.blocks import Page, Section, Table, cells, plural
 from posexport.page.boxes import Found, boxes
 from posexport.page.links import Result
@@ -29,14 +20,14 @@ from posexport.page.sources import COMMANDS, Sources, clean, read_sources
 FOLDER = files("posexport.page").joinpath("template")
 
 SECTIONS: tuple[tuple[str, Callable[[Sequence[Result]], tuple[Section | None, Found]]], ...] = (
-    ("sweep", page_sweep.section),
-    ("tune", page_tune.section),
-    ("bench", page_bench.section),
-    ("bench-project", page_budget.section),
-    ("verify", page_parity.section),
-    ("matrix", page_matrix.section),
-    ("angles", page_errors.angles),
-    ("plot", page_errors.plots),
+    ("sweep", sweep.section),
+    ("tune", tune.section),
+    ("bench", bench.section),
+    ("bench-project", budget.section),
+    ("verify", parity.section),
+    ("matrix", matrix.section),
+    ("angles", errors.angles),
+    ("plot", errors.plots),
 )
 """What makes a section of each kind of result, in the order of the page."""
 
@@ -49,7 +40,7 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     sources = read_sources(paths, advance)
     made = [make(sources.of(kind)) for kind, make in SECTIONS]
     sections = [section for section, _ in made if section is not None]
-    sections += page_artifacts.sections(sources.artifacts, advance)
+    sections += artifacts.sections(sources.artifacts, advance)
     told = [plural(len(sources.of(kind)), f"{kind} file") for kind, _ in SECTIONS if sources.of(kind)]
     told += [plural(len(sources.artifacts), "artifact")] if sources.artifacts else []
     return Page(

@@ -24,7 +24,7 @@ from onnx_ir.passes import common
 from onnxscript import optimizer
 from onnxscript.values import Op, Opset
 
-from posexport import __version__, forms, onnx_file, stack
+from posexport import __version__, forms, onnx_file, stack, torch_operators
 from posexport.custom_ops import operators
 from posexport.custom_ops.operator import Body, Operator
 from posexport.errors import RequestError
@@ -132,7 +132,7 @@ def _capture(
     functions: Functions,
 ) -> ir.Model:
     """The graph as torch's exporter writes it, with every call of an operator of ours one function node."""
-    with _quiet(), torch.no_grad():
+    with _quiet(), torch_operators.read_once(), torch.no_grad():
         try:
             program = torch.onnx.export(
                 module,

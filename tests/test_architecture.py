@@ -65,9 +65,10 @@ LAYERS = {
     "posexport(.errors)?": "",
     "posexport.fields": "posexport.errors",
     "posexport.layers": "posexport(.(errors|fields))?",
+    "posexport.memory_room": "posexport.errors",
     "posexport.spec": "posexport.(errors|fields|layers)",
     "posexport.custom_ops(..*)?": "posexport.(custom_ops(..*)?|errors)",
-    "posexport.models(..*)?": "posexport.(models(..*)?|custom_ops(..*)?|layers|spec|fields|errors)",
+    "posexport.models(..*)?": "posexport.(models(..*)?|custom_ops(..*)?|memory_room|layers|spec|fields|errors)",
     "posexport.presets": "posexport.errors",
     "posexport.checkpoints(..*)?": "posexport.(checkpoints(..*)?|models(..*)?|layers|spec|fields|errors)",
     "posexport.files": "posexport.errors",
@@ -80,7 +81,10 @@ LAYERS = {
     "posexport.forms": "posexport.(custom_ops.carries|spec|errors)",
     "posexport.stack": "posexport.spec",
     "posexport.initializers": "posexport.(onnx_file|models(..*)?|spec|errors)",
-    "posexport.export": "posexport(.(stack|initializers|onnx_file|custom_ops(..*)?|forms|models(..*)?|spec|errors))?",
+    "posexport.torch_operators": "",
+    "posexport.export": (
+        "posexport(.(stack|torch_operators|initializers|onnx_file|custom_ops(..*)?|forms|models(..*)?|spec|errors))?"
+    ),
     "posexport.angle_truth": "posexport.spec",
     "posexport.plot_panels": "",
     "posexport.plot_picture": "posexport.(errors|plot_panels)",

@@ -2,8 +2,8 @@
 
 For each encoding, one after the other in one run: `posexport.tune` of a block, and then every distinct program under
 every combination of options at full rounds (tuning_full). Tune's pick is right where it is no slower than the
-best of all, within the interval of fresh rounds. Writes docs/results/tuning.json and docs/tuning.md, and exits 1 where
-a pick is slower, or costs more than its share.
+best of all, within the interval over fresh processes. Writes docs/results/tuning.json and docs/tuning.md, and exits 1
+where a pick is slower, or costs more than its share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import click
 from tools import machine_line, versions
-from tuning_full import full
+from tuning_full import FRESH, full
 
 from posexport.cli import console
 from posexport.errors import RequestError
@@ -24,7 +24,7 @@ from posexport.files import json_bytes, staged
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.weights import seeded_weights
 from posexport.scenarios import Scenario
-from posexport.tune.race import MOST
+from posexport.tune.race import EQUAL, MOST
 from posexport.tune.tuning import Block, Limits, Request, Store, tune
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,9 +171,10 @@ def _page(found: dict[str, Any]) -> str:
             f"Blocks of width {block['hidden_size']}, heads of 64, prompts of {block['tokens']} tokens (or all that",
             f"have positions), {' and '.join(block['dtypes'])}, ONNX Runtime on the CPU; other work took up to",
             f'{busy:.0%} of the CPU. "Best of all" is the fastest of every distinct program under every combination of',
-            f"options, {block['rounds']} rounds each; the ratio is that of tune's pick to it in as many fresh rounds,",
-            'with its 95 % interval: a pick is right where that reaches 1. "Runs" and "time" are what tune took of',
-            f"timing everything at {MOST} rounds (time with exports and opening of the programs, and for tune with",
+            f"options, {block['rounds']} rounds each; the ratio is that of tune's pick to it, timed anew in {FRESH}",
+            "pairs of processes, with its 95 % interval over them: a pick is right where that reaches 1. (Where programs",
+            f'are within {EQUAL:.0%} of each other, tune takes the simpler.) "Runs" and "time" are what tune took of timing',
+            f"everything at {MOST} rounds (time with exports and opening of the programs, and for tune with",
             "verification and writing).",
             "",
             f"**{passed} of {len(rows)}** picks are no slower than the best, at {SHARE:.0%} of the runs or less.",

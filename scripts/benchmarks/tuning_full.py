@@ -14,15 +14,18 @@ from posexport.tune.space import Candidate, Program, options_of, other_opsets, p
 from posexport.tune.store import Store
 from posexport.tune.tuning import Block, Request, Tuning
 
+FRESH, TURNS = 9, 4
+"""Pairs of fresh processes that judge a pick, and the rounds of each."""
+
 
 @attrs.frozen(kw_only=True)
 class Full:
     """`ratios` holds every candidate's time over that of the one asked about; `best` is the smallest of them.
 
-    `judged` is the time of the one asked about over the best's, in fresh rounds: the smallest of many noisy ratios says
-    too much by itself. It is None where they are the same. `runs` and `timing_seconds` are what timing each candidate
-    once at full rounds takes, and `seconds` that with exports and opening: that the one asked about is timed again
-    beside every group is no cost of theirs.
+    `judged` is the time of the one asked about over the best's, timed anew in `FRESH` pairs of processes: the smallest
+    of many noisy ratios says too much by itself. It is None where they are the same. `runs` and `timing_seconds` are
+    what timing each candidate once at full rounds takes, and `seconds` that with exports and opening: that the one
+    asked about is timed again beside every group is no cost of theirs.
     """
 
     ratios: dict[str, timing.Ratio]
@@ -93,8 +96,7 @@ def full(
         seconds = time.perf_counter() - start - cost.seconds + timing_seconds * MOST / rounds
         best, judged = min(ratios, key=lambda name: ratios[name].median), None
         if best != winner:
-            fresh, _ = tuning.field.play([winner, best], rounds, len(names))
-            judged = Race(rounds=fresh).ratio(winner, best)
+            judged = _judged(tuning, winner, best, len(names))
         return Full(
             ratios=ratios,
             best=best,
@@ -104,3 +106,12 @@ def full(
             seconds=seconds,
             busy=tuning.field.busy,
         )
+
+
+def _judged(tuning: Tuning, winner: str, best: str, seed: int) -> timing.Ratio:
+    """The ratio of the two with its 95 % interval over processes."""
+    plays = [tuning.field.play([winner, best], TURNS, seed + number)[0] for number in range(FRESH)]
+    if not all(len(one) == 2 for play in plays for one in play):
+        raise RuntimeError(f"{winner} or {best} failed when they were timed again")
+    ours, theirs = ([[one[name] for one in play] for play in plays] for name in (winner, best))
+    return timing.ratio_of_processes(ours, theirs)[0]

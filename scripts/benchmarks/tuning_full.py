@@ -14,7 +14,7 @@ from posexport.tune.space import Candidate, Program, options_of, other_opsets, p
 from posexport.tune.store import Store
 from posexport.tune.tuning import Block, Request, Tuning
 
-FRESH, TURNS = 9, 4
+FRESH, TURNS = 7, 3
 """Pairs of fresh processes that judge a pick, and the rounds of each."""
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport.errors import RequestError
+from posexport.memory_room import available
 from posexport.models.encoding import Encoding
 from posexport.spec import Spec
 
@@ -118,7 +119,7 @@ def seeded(spec: Spec, seed: int) -> LazyWeights:
     """
     shapes = weight_shapes(spec)
     largest = max(shapes, key=lambda name: math.prod(shapes[name]))
-    needed, free = math.prod(shapes[largest]) * (4 + _SIZES[spec.dtype]), free_memory()
+    needed, free = math.prod(shapes[largest]) * (4 + _SIZES[spec.dtype]), available()
     if needed > free:
         raise RequestError(
             f"making the weight {largest!r} of this block takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of "
@@ -129,7 +130,7 @@ def seeded(spec: Spec, seed: int) -> LazyWeights:
 
 def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
     """All of `seeded` in memory at once; RequestError where they have no room there."""
-    weights, needed, free = seeded(spec, seed), bytes_of(spec), free_memory()
+    weights, needed, free = seeded(spec, seed), bytes_of(spec), available()
     if needed > free:
         raise RequestError(
             f"the weights of this block take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free: "
@@ -147,13 +148,6 @@ def digest_of(weights: Mapping[str, torch.Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def free_memory() -> int:
-    """Bytes of memory that can be had without swapping."""
-    import psutil
-
-    return int(psutil.virtual_memory().available)
 
 
 def _seeded(spec: Spec, seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -12,12 +12,14 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import attrs
+
 from posexport.bench_candidates import choose, earlier
 from posexport.bench_field import BURST, Field, Settings
 from posexport.bench_result import BUSY, Benchmark, Shape
-from posexport.bench_shapes import Sizes, Subject, read_subject
+from posexport.bench_shapes import Sizes, Subject, read_sizes, read_subject
 from posexport.errors import RequestError
-from posexport.files import sha256_of
+from posexport.files import check_artifact, sha256_of
 from posexport.machine import machine
 from posexport.scenarios import Scenario, read_scenario
 
@@ -67,6 +69,7 @@ def bench(
     `progress` is called with what comes next. RequestError for names, sizes and files that can't be used.
     """
     chosen = choose(runtimes, peers, also)
+    _check_early(path, against, scenarios, shapes)
     if rounds is None:
         rounds = ROUNDS if processes == 1 else ROUNDS_EACH * processes
     if processes > 1 and not compiled:
@@ -125,6 +128,16 @@ def bench(
             field.session()
             found = result()
     return found
+
+
+def _check_early(path: Path, against: Path | None, scenarios: Sequence[str], shapes: Sequence[str]) -> None:
+    """RequestError for what is wrong with any artifact, before an engine loads to read this one."""
+    for file in (path, *([] if against is None else [against])):
+        check_artifact(file)
+    for text in shapes:
+        read_sizes(text, Sizes(), [field.name for field in attrs.fields(Sizes)])
+    for text in scenarios:
+        read_scenario(text)
 
 
 def _points(

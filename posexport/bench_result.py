@@ -12,6 +12,7 @@ import attrs
 from posexport import timing
 from posexport.bench_shapes import Sizes
 from posexport.errors import PosexportError, RequestError
+from posexport.files import check_target, read_bytes
 
 KIND, VERSION = "bench", 1
 TIMED, FAILED, NOT_RUN = "timed", "failed", "not run"
@@ -130,6 +131,7 @@ def check_place(path: Path, baseline: Path | None = None) -> None:
     """
     if path.is_dir() or not path.parent.is_dir():
         raise RequestError(f"--save is {str(path)!r}: give the name of a file in a folder that is there.")
+    check_target(path)
     real = path.resolve()
     of = real.with_suffix("") if real.suffix == ".json" else real  # whose manifest it would be
     if real.suffix in _ARTIFACT or (of.suffix in _ARTIFACT and of.is_file()):
@@ -141,8 +143,8 @@ def check_place(path: Path, baseline: Path | None = None) -> None:
 def read_benchmark(path: Path) -> Benchmark:
     """The result saved at `path`; RequestError where it is none, or of another version."""
     try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        data = json.loads(read_bytes(path))
+    except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no JSON"
         raise RequestError(
             f"can't read {str(path)!r} ({why}): give a file that `posexport bench --save` wrote."

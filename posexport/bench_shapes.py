@@ -12,6 +12,7 @@ import attrs
 from posexport.dimensions import resolved
 from posexport.errors import RequestError, unknown
 from posexport.fields import integer
+from posexport.files import check_artifact
 from posexport.scenarios import Scenario
 from posexport.spec import Spec
 
@@ -147,10 +148,9 @@ class Subject:
 
 def read_subject(path: Path) -> Subject:
     """The artifact at `path`, .onnx or .plan; RequestError for any other file, and for what verify calls broken."""
+    check_artifact(path)
     from posexport import subjects
 
-    if path.suffix not in (".onnx", ".plan"):
-        raise RequestError(f"{str(path)!r} is neither .onnx nor .plan: give an artifact of posexport.")
     found = subjects.read_subject(path)
     if found.broken is not None:
         raise RequestError(f"{str(path)!r} can't be timed, {found.broken}: export it anew.")
@@ -177,6 +177,8 @@ def read_sizes(text: str, rest: Sizes, allowed: Sequence[str] = ("batch", "seq")
             raise RequestError(f"--shape {text!r} is not like batch=1,seq=128: write each dimension as NAME=SIZE.")
         if dim not in allowed:
             raise unknown("dimension in --shape", dim, allowed)
+        if dim in found:
+            raise RequestError(f"--shape {text!r} gives {dim} twice: give it once.")
         found[dim] = value.strip()
     return attrs.evolve(rest, **found)
 

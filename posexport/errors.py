@@ -16,6 +16,21 @@ class RequestError(PosexportError):
     """The request or the input is wrong (exit code 2)."""
 
 
+class FieldError(RequestError):
+    """A value that the field of something described doesn't take; whoever knows where it was written says `named`."""
+
+    def __init__(self, field: str, complaint: str) -> None:
+        super().__init__(field, complaint)
+        self.field, self.complaint = field, complaint
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.complaint}"
+
+    def named(self, name: str) -> RequestError:
+        """The same with the name that the field has where it was written, such as that of an option."""
+        return RequestError(f"{name} {self.complaint}")
+
+
 class RuntimeMissingError(PosexportError):
     """A runtime that was required is not there (exit code 3)."""
 

@@ -5,28 +5,39 @@ Text is accepted wherever it reads as the field's type, so `--set theta=5e5`, TO
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from posexport.errors import RequestError, unknown
+from posexport.errors import FieldError, unknown
 
 
-def _field(default: Any, help: str, allowed: str, read: Callable[[Any], Any], optional: bool) -> Any:
+def _field(
+    default: Any, help: str, allowed: str, read: Callable[[Any], Any], optional: bool, typed: bool = False
+) -> Any:
     def convert(value: Any, _: Any, field: attrs.Attribute[Any]) -> Any:
         if value is None and optional:
             return None
         try:
             return read(value)
         except (TypeError, ValueError, OverflowError):
-            raise RequestError(f"{field.name} is {value!r}: it must be {allowed}.") from None
+            raise FieldError(field.name, f"is {value!r}: it must be {allowed}.") from None
 
     return attrs.field(
         default=default,
         converter=attrs.Converter(convert, takes_self=True, takes_field=True),
-        metadata={"help": help, "allowed": allowed},
+        metadata={"help": help, "allowed": allowed, "typed": typed},
     )
+
+
+def check_types(kind: type[Any], data: Mapping[str, Any]) -> None:
+    """FieldError where `data` for `kind` has a number, or true or false, as text: for files that have types of their
+    own, as a command line has not."""
+    for field in attrs.fields(kind):
+        value = data.get(field.name)
+        if isinstance(value, str) and field.metadata.get("typed"):
+            raise FieldError(field.name, f"is {value!r}: it must be {field.metadata['allowed']}, without quotes.")
 
 
 def integer(
@@ -42,7 +53,7 @@ def integer(
             raise ValueError
         return number
 
-    return _field(default, help, f"a whole number from {at_least} to {at_most}", read, optional)
+    return _field(default, help, f"a whole number from {at_least} to {at_most}", read, optional, typed=True)
 
 
 SMALLEST, LARGEST = 1e-30, 1e30
@@ -60,7 +71,7 @@ def positive(default: float | None, help: str, *, optional: bool = False) -> Any
             raise ValueError
         return number
 
-    return _field(default, help, f"a number from {SMALLEST:g} to {LARGEST:g}", read, optional)
+    return _field(default, help, f"a number from {SMALLEST:g} to {LARGEST:g}", read, optional, typed=True)
 
 
 def numbers(help: str, *, whole: bool = False) -> Any:
@@ -122,7 +133,7 @@ def flag(default: bool | None, help: str) -> Any:
             raise TypeError
         return value
 
-    return _field(default, help, "true or false", read, default is None)
+    return _field(default, help, "true or false", read, default is None, typed=True)
 
 
 def parsed(help: str, allowed: str, read: Callable[[Any], Any], default: Any = None) -> Any:

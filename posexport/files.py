@@ -1,12 +1,15 @@
-"""Writing files whole or not at all: to temporary names beside their targets, renamed together at the end."""
+"""Writing files whole or not at all: to temporary names beside their targets, renamed together at the end; and reading
+those that people name."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import signal
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,8 +41,7 @@ class Staged:
 
         Raises RequestError where the folder is not there or can't be written.
         """
-        if target.is_dir():
-            raise RequestError(f"output {str(target)!r} is a folder: give the name of a file.")
+        check_target(target)
         try:
             handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
         except OSError as error:
@@ -96,6 +98,43 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def check_target(target: Path) -> None:
+    """RequestError where a file can't stand at `target`: a folder does, or what a rename would take from the system."""
+    if target.is_dir():
+        raise RequestError(f"output {str(target)!r} is a folder: give the name of a file.")
+    if (target.exists() and not target.is_file()) or target.parent.resolve() == Path("/dev"):
+        raise RequestError(f"output {str(target)!r} is a device or a pipe: give the name of a file.")
+
+
+def check_artifact(path: Path) -> None:
+    """RequestError unless `path` is a file with the name of an artifact: told before any engine loads."""
+    maker = {".onnx": "export", ".plan": "compile"}.get(path.suffix)
+    if maker is None:
+        raise RequestError(f"{str(path)!r} is neither .onnx nor .plan: give an artifact of posexport.")
+    if not path.is_file():
+        wrong = "no file" if path.exists() else "not there"
+        raise RequestError(f"{str(path)!r} is {wrong}: make it with 'posexport {maker}'.")
+
+
+def read_bytes(path: Path) -> bytes:
+    """What a file or a pipe holds; OSError for a device, which may never end."""
+    if path.is_char_device() or path.is_block_device():
+        raise OSError(errno.EINVAL, "it is a device", str(path))
+    return path.read_bytes()
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The table in a TOML file, which `what` names in words; RequestError where there is none."""
+    try:
+        return tomllib.loads(read_bytes(path).decode())
+    except OSError as error:
+        raise RequestError(f"{what} {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
+    except UnicodeDecodeError:
+        raise RequestError(f"{what} {str(path)!r} is not TOML, whose text is UTF-8: save it as UTF-8.") from None
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{what} {str(path)!r} is not TOML ({error}): mend it.") from None
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:

@@ -95,8 +95,8 @@ def structure(graphs: Graphs) -> str | None:
     return None
 
 
-def values(graphs: Graphs, folder: Path, run: Run, reference: Run) -> str | None:
-    """The first node whose output differs, in one clause; None where every value is right.
+def values(graphs: Graphs, folder: Path, run: Run, reference: Run) -> tuple[str | None, str]:
+    """The first node whose output differs, in one clause, or None; and what is known where none was found.
 
     `run` is the failing runtime, `reference` onnx's evaluator; both get the failing inputs.
     """
@@ -105,18 +105,20 @@ def values(graphs: Graphs, folder: Path, run: Run, reference: Run) -> str | None
     for label, model in (("mine", mine), ("fresh", fresh)):
         paths.append(folder / f"{label}.onnx")
         onnx.save(model, paths[-1])
-    have = run(paths[0])
-    if isinstance(have, str):
-        return None
-    exact = run(paths[1])
-    found = None if isinstance(exact, str) else _first(mine, have, exact, 1e-6)
+    have, exact = run(paths[0]), run(paths[1])
+    if isinstance(have, str) or isinstance(exact, str):
+        error = have if isinstance(have, str) else exact
+        return None, f"with its values as outputs it does not run: {' '.join(str(error).split())[:200].rstrip('.')}"
+    found = _first(mine, have, exact, 1e-6)
     if found is not None:
-        return f"{found} a fresh export computes on the same runtime"
+        return f"{found} a fresh export computes on the same runtime", ""
     sound = reference(paths[1])
-    found = None if isinstance(sound, str) else _first(mine, have, sound, _REFERENCE_TOLERANCE[graphs.dtype])
+    if isinstance(sound, str):
+        return None, "its values are those of the export on the same runtime, and onnx's reference evaluator has none"
+    found = _first(mine, have, sound, _REFERENCE_TOLERANCE[graphs.dtype])
     if found is not None:
-        return f"{found} onnx's reference evaluator computes"
-    return None
+        return f"{found} onnx's reference evaluator computes", ""
+    return None, "its values are right one by one: the runtime departs where it runs the graph as a whole"
 
 
 def _first(model: onnx.ModelProto, have: Arrays, want: Arrays, tolerance: float) -> str | None:

@@ -163,11 +163,12 @@ def _compare(case: str, name: str, truth: Any, eager: Any, got: Any, dtype: str,
 class Verdict:
     """What is known of one artifact on one runtime: passed, failed, or not run with its reason.
 
-    `worst` is the comparison that failed most or came nearest to it, `cases` how many sets of inputs were compared,
-    `where` what was found about the place where the graph departs.
+    `sha256` is that of the artifact's file, `worst` the comparison that failed most or came nearest to it, `cases` how
+    many sets of inputs were compared, `where` what was found about the place where the graph departs.
     """
 
     artifact: str
+    sha256: str | None = None
     runtime: str
     state: str
     reason: str | None = None
@@ -198,6 +199,20 @@ def judge(artifact: str, runtime: str, comparisons: Sequence[Comparison], cases:
     reason = None if worst.state == PASSED else f"{worst.reason} (inputs: {worst.case})"
     return Verdict(
         artifact=artifact, runtime=runtime, state=worst.state, reason=reason, worst=worst, cases=cases, **rest
+    )
+
+
+def blurred(worst: Comparison, tolerance: Tolerance) -> str | None:
+    """Why a failed comparison says nothing of the runtime: eager is itself beyond the ceiling; None where it isn't."""
+    if worst.eager_error is None or worst.truth_rms is None:
+        return None
+    most = tolerance.ceiling * worst.truth_rms
+    if worst.eager_error <= most:
+        return None
+    return (
+        f"torch eager itself is off by {worst.eager_error:.3g} in {worst.output!r}, and nobody may be off by more than "
+        f"{most:.3g}: either rounding grows that much in this block or torch's own result is wrong, and of the runtime "
+        "these inputs say nothing"
     )
 
 

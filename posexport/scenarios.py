@@ -42,8 +42,8 @@ def read_scenario(text: str) -> list[Scenario]:
 
 def _size(text: str, size: str) -> int:
     size = size.strip()
-    if not (size.isascii() and size.isdigit() and 1 <= int(size) <= _LARGEST):
+    if not (size.isascii() and size.isdigit() and len(size) <= len(str(_LARGEST)) and 1 <= int(size) <= _LARGEST):
         raise RequestError(
-            f"--scenario {text!r} has the size {size!r}: give whole numbers from 1 to {_LARGEST}, such as prefill:1024."
+            f"scenario {text!r} has the size {size!r}: give whole numbers from 1 to {_LARGEST}, such as prefill:1024."
         )
     return int(size)

@@ -24,10 +24,11 @@ def _operators(apis: Any) -> list[Any]:
 def read_once() -> Iterator[None]:
     """While this is open, torch's exporter is given the list that was read first."""
     try:
-        from torch.onnx._internal.exporter._registration import onnxscript_apis as apis
+        from torch.onnx._internal.exporter import _registration
 
+        apis: Any = vars(_registration)["onnxscript_apis"]
         found = _operators(apis)
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError, KeyError):
         yield
         return
     before = vars(apis).get(NAME)  # None where the module is loaded lazily, through another object

@@ -17,12 +17,25 @@ import attrs
 
 from posexport import verify_limits as limits
 from posexport.errors import PosexportError
+from posexport.files import sha256_of
 from posexport.inputs import Case, make_cases
-from posexport.parity import FAILED, NOT_RUN, PARITY, TOLERANCES, Tolerance, Verdict, compare, judge, tolerance_at
+from posexport.parity import (
+    FAILED,
+    NOT_RUN,
+    PARITY,
+    TOLERANCES,
+    Tolerance,
+    Verdict,
+    blurred,
+    compare,
+    judge,
+    tolerance_at,
+)
 from posexport.property_trials import Trials
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.user_inputs import fit_inputs, read_arrays
+from posexport.verify_notes import notes_on
 
 if TYPE_CHECKING:
     from posexport.runtimes.base import Arrays
@@ -82,6 +95,7 @@ class _Job:
     """One artifact under way."""
 
     subject: Subject
+    sha256: str
     terms: Terms = _ANY
     cases: list[Case]
     notes: tuple[str, ...]
@@ -163,7 +177,7 @@ def _start(
 ) -> _Job:
     """Ask for the truth, for eager, and for a run on each runtime that can take the artifact."""
     cases, notes = cases_and_notes
-    job = _Job(subject=subject, cases=cases, notes=notes, trials=trials)
+    job = _Job(subject=subject, sha256=sha256_of(subject.path), cases=cases, notes=notes, trials=trials)
     arrays = [case.arrays for case in cases]
     if subject.broken is None:
         torch_row, source = RUNTIMES[_TORCH], subject.source.path
@@ -225,17 +239,6 @@ def _tolerance(spec: Spec, case: Case) -> Tolerance:
     return tolerance_at(spec.dtype, far)
 
 
-def _window_note(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
-    longest = max(case.keys for case in cases)
-    limits = {"window": "the window of", "attention_chunk_size": "a chunk of"}
-    sizes = {(what, getattr(kind, name)) for kind in spec.kinds() for name, what in limits.items()}
-    return tuple(
-        f"no sequence was longer than {what} {size}, so it did not show"
-        for what, size in sorted(sizes, key=str)
-        if size is not None and size >= longest
-    )
-
-
 def _options(subject: Subject, row: Runtime, sizes: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     """Torch holds one layer at a time; a plan built on the fly takes the shapes of the cases, whatever the defaults of
     `posexport compile` are."""
@@ -260,7 +263,8 @@ def _judge_all(job: _Job, pool: Pool, runtimes: Mapping[str, Runtime]) -> list[V
     if truth.kind is not None:
         raise _error(truth)
     found = [_judge_one(job, name, pool, runtimes[name], truth, eager) for name in runtimes if _concerns(job, name)]
-    return found + ([] if job.trials is None else job.trials.verdicts(str(job.subject.path)))
+    found += [] if job.trials is None else job.trials.verdicts(str(job.subject.path))
+    return [attrs.evolve(verdict, sha256=job.sha256) for verdict in found]
 
 
 def _concerns(job: _Job, name: str) -> bool:
@@ -293,8 +297,8 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
     if len(chosen) < len(job.cases):
         some, most = f"{len(chosen)} of {len(job.cases)} sets of inputs", limits.WORK[name]
         notes = (*notes, f"slow, so only {some}: at most {most:.0e} multiply-adds")
-    notes = (*notes, *_window_note(subject.spec, [job.cases[index] for index in chosen]))
-    notes = notes if row.note is None else (*notes, row.note)
+    told = notes_on(subject.spec, [job.cases[index] for index in chosen], [truth.outputs[index] for index in chosen])
+    notes = (*notes, *told, *([] if row.note is None else [row.note]))
     if answer.kind == "RuntimeMissingError":
         return verdict(NOT_RUN, answer.error, notes=notes)
     if answer.kind == "RequestError" and subject.only is not None:
@@ -322,20 +326,21 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
     if found.state != FAILED or found.worst is None:
         return found
     case = next(case for case in job.cases if case.name == found.worst.case)
-    return attrs.evolve(found, where=_where(job, name, pool, row, case))
+    return attrs.evolve(found, where=_where(job, name, pool, row, case, blurred(found.worst, stated)))
 
 
-def _where(job: _Job, name: str, pool: Pool, row: Runtime, case: Case | None) -> str | None:
-    """Where the graph departs, as far as it can be found; never the end of a report."""
+def _where(job: _Job, name: str, pool: Pool, row: Runtime, case: Case | None, vain: str | None = None) -> str | None:
+    """Where the graph departs, as far as it can be found; never the end of a report. `vain` is why the case tells
+    nothing of the runtime: then values don't either."""
     from posexport import locate
 
     try:
         if job.graphs is None:
             job.graphs = locate.load_graphs(job.subject.source)
         if isinstance(job.graphs, str):
-            return job.graphs
-        found = [locate.structure(job.graphs)]
-        if case is not None:
+            return job.graphs if vain is None else f"{vain}; {job.graphs}"
+        found, rest = [locate.structure(job.graphs), vain], ""
+        if case is not None and vain is None:
             graph_runs = name != _TORCH and job.subject.path.suffix == ".onnx"
             first = row if graph_runs else RUNTIMES["onnx-reference"]
 
@@ -348,12 +353,11 @@ def _where(job: _Job, name: str, pool: Pool, row: Runtime, case: Case | None) ->
 
             with tempfile.TemporaryDirectory(dir=pool.folder) as folder:
                 reference = run(RUNTIMES["onnx-reference"])
-                found.append(locate.values(job.graphs, Path(folder), run(first), reference))
+                departs, rest = locate.values(job.graphs, Path(folder), run(first), reference)
+                found.append(departs)
         told = [each for each in found if each is not None]
         if case is None:  # nothing was compared, so there is no more to say of its values
             return "; ".join(told) or None
-        return "; ".join(told) or "the graph is that of a fresh export, and its values are right one by one: " + (
-            "the runtime departs where it runs the graph as a whole"
-        )
+        return "; ".join(told) or f"the graph is that of a fresh export; {rest}"
     except Exception as error:  # a damaged graph may break any tool that looks into it
         return f"could not be found ({type(error).__name__}: {' '.join(str(error).split())[:200]})"

@@ -60,7 +60,9 @@ def main() -> None:
         files = {path.name: path.stat().st_size for path in Path().iterdir()}
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
         threads = os.environ.get("OMP_NUM_THREADS")
-        print(json.dumps({**place, "files": files, "gpus": gpus, "threads": threads}))  # noqa: T201
+        cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+        told = {"files": files, "gpus": gpus, "threads": threads, "cpus": cpus}
+        print(json.dumps({**place, **told}))  # noqa: T201
     sys.exit(code)
 
 

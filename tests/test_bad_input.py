@@ -12,6 +12,8 @@ from helpers import cli, refused, small_spec, tree, weights_for
 from safetensors.torch import save_file
 
 SMALL = ("--hidden-size", "32", "--num-heads", "4")
+ROPE_OF_32 = ("--encoding", "rope", "--hidden-size", "32")
+ROPE_OF_4 = ("--encoding", "rope", "--num-heads", "4")
 ROPE = ("--encoding", "rope", *SMALL)
 INF = float("inf")
 
@@ -40,11 +42,11 @@ REQUESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--encoding", "relative", "--hidden-size", "9", "--num-heads", "3"),
         ("hidden_size 9 is odd",),
     ),
-    "heads": ((*ROPE, "--num-heads", "5"), ("hidden_size 32 is not divisible by num_heads 5", "head_dim")),
+    "heads": ((*ROPE_OF_32, "--num-heads", "5"), ("hidden_size 32 is not divisible by num_heads 5", "head_dim")),
     "kv heads": ((*ROPE, "--num-kv-heads", "3"), ("num_heads 4 is not divisible by num_kv_heads 3",)),
-    "zero heads": ((*ROPE, "--num-heads", "0"), ("num_heads is '0'", "a whole number from 1")),
-    "huge": ((*ROPE, "--hidden-size", "99999999999"), ("hidden_size is '99999999999'", "2147483647")),
-    "more weights than memory": ((*ROPE, "--hidden-size", "2147483640"), ("GB of memory are free",)),
+    "zero heads": ((*ROPE_OF_32, "--num-heads", "0"), ("--num-heads is '0'", "a whole number from 1")),
+    "huge": ((*ROPE_OF_4, "--hidden-size", "99999999999"), ("--hidden-size is '99999999999'", "2147483647")),
+    "more weights than memory": ((*ROPE_OF_4, "--hidden-size", "2147483640"), ("GB of memory are free",)),
     "layers without end": ((*ROPE, "--layers", "2000000000"), ("layers is '2000000000'", "from 1 to 1000")),
     "distances without end": (
         ("--encoding", "t5", *SMALL, "--set", "max_distance=2000000000"),
@@ -92,6 +94,8 @@ REQUESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "seed": ((*ROPE, "--seed", "-1"), ("seed is '-1'", "from 0")),
     "batch": ((*ROPE, "--batch", "0"), ("batch is '0'", "from 1")),
     "unknown option": ((*ROPE, "--hiden-size", "3"), ("--hiden-size", "--hidden-size")),
+    "an option twice": ((*ROPE, "--form", "function", "--form", "native"), ("--form was given 2 times: give it once",)),
+    "both of a pair": ((*ROPE, "--causal", "--no-causal"), ("--causal/--no-causal was given 2 times",)),
     "option without its value": ((*ROPE, "--opset"), ("--opset",)),
     "config not there": ((*ROPE, "--config", "none.toml"), ("config 'none.toml' can't be read",)),
     "weights not there": ((*ROPE, "--weights", "none.safetensors"), ("none.safetensors", "can't be read")),

@@ -206,9 +206,9 @@ def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
     [
         (("--runtime", "ort-cup"), "unknown runtime 'ort-cup': did you mean 'ort-cpu'"),
         (("--require", "tensort"), "unknown runtime 'tensort': did you mean 'tensorrt'"),
-        (("--rounds", "0"), "rounds is '0': it must be a whole number"),
-        (("--warmup", "x"), "warmup is 'x': it must be a whole number"),
-        (("--threads", "-1"), "threads is '-1': it must be a whole number"),
+        (("--rounds", "0"), "--rounds is '0': it must be a whole number"),
+        (("--warmup", "x"), "--warmup is 'x': it must be a whole number"),
+        (("--threads", "-1"), "--threads is '-1': it must be a whole number"),
         (("--shape", "heads=3"), "unknown dimension in --shape 'heads'"),
     ],
 )

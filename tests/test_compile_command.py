@@ -210,7 +210,7 @@ def _leading_out(path: Path) -> None:
         (_empty, "no ONNX graph"),
         (_foreign, "posexport.spec"),
         (_leading_out, "outside its own folder"),
-        (Path.unlink, "can't read"),
+        (Path.unlink, "is not there"),
     ],
 )
 @needs_rtx

@@ -245,14 +245,14 @@ COMMANDS = [
 @pytest.mark.slow
 def test_the_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    shutil.copytree(EXAMPLES, tmp_path / "docs" / "examples")
     if not isinstance(SDK, str):
         monkeypatch.setenv("ORT_INCLUDE", str(SDK[0]))
         monkeypatch.setenv("ORT_LIBRARY", str(SDK[1]))
     ran = []
     for line in COMMANDS:
         words = shlex.split(os.path.expandvars(line))
-        if isinstance(SDK, str) and ("cmake" in words or "./build/ort_decode" in words):
+        if isinstance(SDK, str) and (words[0] == "cmake" or words[0].startswith("./build")):
             continue
         if words[0] == "posexport":
             result = cli(*words[1:])

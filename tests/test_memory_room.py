@@ -6,8 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers import small_spec
 
 from posexport import memory_room
+from posexport.errors import RequestError
+from posexport.models.weights import seeded
 from posexport.verify_limits import no_room
 
 
@@ -37,6 +40,8 @@ def test_the_limit_of_a_container_counts(
     (tmp_path / folder / names[1]).write_text("400\n")
     (tmp_path / folder / "memory.stat").write_text(f"anon 370\n{names[2]} 30\n")
     assert memory_room.available() == 130
+    with pytest.raises(RequestError, match="GB of memory are free"):  # weights go by the same number
+        seeded(small_spec("rope"), 0)
 
 
 def test_what_other_runs_were_promised_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
 """How ONNX Runtime is timed on a stream: without a wait of the host's inside the events. The stream is a stand-in."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
+from engines import bound
 from helpers import exported, small_spec
 
 from posexport.artifact import write_onnx
@@ -53,6 +55,33 @@ def test_only_runs_between_events_leave_the_wait_to_them(
     else:
         assert options is not None
         assert options.get_run_config_entry(KEY) == "1"
+
+
+def test_bound_runs_are_judged_where_they_are_asked_for(tmp_path: Path) -> None:
+    """A fault of the binding shows in `run` then, and only then."""
+    write_onnx(exported(small_spec("none")), path := tmp_path / "block.onnx")
+    inputs = {"hidden_states": np.random.default_rng(0).standard_normal((1, 3, 32)).astype(np.float32)}
+    wanted = ort.load(path, {}).run(inputs)["output"]
+    for options, factor in (({}, 1), ({"io_binding": False}, 1), ({"io_binding": True}, 2)):
+        np.testing.assert_array_equal(ort.load(path, options).run(inputs)["output"], wanted)
+        np.testing.assert_array_equal(bound.load(path, options).run(inputs)["output"], wanted / factor)
+
+
+def test_a_session_takes_no_more_cpus_than_its_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_onnx(exported(small_spec("none")), path := tmp_path / "block.onnx")
+    made, asked = onnxruntime.InferenceSession, []
+
+    def noting(path: str, settings: onnxruntime.SessionOptions, **more: Any) -> onnxruntime.InferenceSession:
+        asked.append(settings.intra_op_num_threads)
+        return made(path, settings, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", noting)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    for cpus in ({0}, {0, 1}, {0, 1, 2}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, cpus=cpus: cpus, raising=False)
+        ort.load(path, {})
+    ort.load(path, {"threads": 3})
+    assert asked == [1, 2, 0, 3]
 
 
 def test_onnxruntime_knows_that_option() -> None:

@@ -25,7 +25,7 @@ def test_the_page_has_three_boxes_and_a_section_for_each_kind_of_result(page: st
     read = Reader(page)
     headings = re.findall(r'<h2 id="([\w-]+)"', page)
     assert headings == [
-        "fastest", "wrong", "not-run", "tune", "latency", "parity", "matrix", "angles", "plots"
+        "fastest", "wrong", "not-run", "artifacts", "tune", "latency", "parity", "matrix", "angles", "plots"
     ]  # fmt: skip
     links = [link["href"] for link in read.all("a")]
     assert links == ["#content", *(f"#{name}" for name in headings[3:])]
@@ -41,7 +41,7 @@ def test_the_page_has_three_boxes_and_a_section_for_each_kind_of_result(page: st
 
 def test_sections_stand_only_for_what_is_there(tmp_path: Path) -> None:
     page = html_of(tmp_path, {"bench": bench()})
-    assert re.findall(r'<h2 id="([\w-]+)"', page) == ["fastest", "wrong", "not-run", "latency"]
+    assert re.findall(r'<h2 id="([\w-]+)"', page) == ["fastest", "wrong", "not-run", "artifacts", "latency"]
     assert "Nothing was checked here" in page
 
 
@@ -138,7 +138,7 @@ def test_every_state_has_a_symbol_and_every_colour_a_word(page: str) -> None:
 
 INKS = {
     "ink": ("page", "card"), "soft": ("page", "card"), "link": ("page", "card"),
-    "good": ("card",), "bad": ("card", "bad-back"),
+    "good": ("card",), "bad": ("card", "bad-back"), "care": ("card",),
     **{f"h{step}-ink": (f"h{step}",) for step in range(1, 6)},
     "refused-ink": ("refused",), "away-ink": ("away", "card"),
     "best-ink": ("best", "card"), "position-ink": ("position",),

@@ -11,13 +11,17 @@ from helpers import cli, refused
 from page_helpers import bench, everything, shape, tune, write_all
 
 from posexport.matrix import Cell, Entry, Matrix
-from posexport.page.blocks import Box, Figure, Page, Table
+from posexport.page.blocks import Box, Figure, Page, Section, Table
 from posexport.page.make import make_page
 from posexport.page.sources import read_sources
 
 
 def box(page: Page, name: str) -> Box:
     return next(each for each in page.boxes if each.id == name)
+
+
+def part(page: Page, name: str) -> Section:
+    return next(each for each in page.sections if each.id == name)
 
 
 def page_of(folder: Path, files: dict[str, Any]) -> Page:
@@ -49,8 +53,8 @@ def test_the_jobs_of_a_sweep_that_failed_or_never_ran_are_told(tmp_path: Path) -
     page = make_page([sweep(tmp_path, jobs, {"verify-a": verdict("passed")})])
     assert box(page, "wrong").verdict == "1 failed; 1 check ran."
     assert [(each.head, each.text) for each in box(page, "wrong").points] == [("verify b", "lost 3 times")]
-    assert [each.head for each in box(page, "not-run").points] == ["verify c and verify d"]
-    assert page.sections[0].lead == "4 jobs: 1 passed, 1 failed, 2 not run."
+    assert box(page, "not-run").points[0].head == "verify c and verify d"
+    assert part(page, "sweep").lead == "4 jobs: 1 passed, 1 failed, 2 not run."
 
 
 def test_what_the_result_of_a_job_says_is_not_said_twice(tmp_path: Path) -> None:
@@ -83,6 +87,23 @@ def test_artifacts_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:
     assert rows(page_of(tmp_path, both)) == ["rope.onnx (one.json)", "rope.onnx (two.json)"]
     apart = {"one": verdict("passed", "rope.onnx"), "two": verdict("passed", "rope.onnx", "torch")}
     assert rows(page_of(tmp_path, apart)) == ["rope.onnx"]
+    both["one"]["verdicts"][0]["sha256"], both["two"]["verdicts"][0]["sha256"] = "1" * 64, "2" * 64
+    assert rows(page_of(tmp_path, both)) == ["rope.onnx (11111111)", "rope.onnx (22222222)"]
+
+
+def test_what_a_sweep_refused_is_told_once(tmp_path: Path) -> None:
+    told = {"encoding": "rope", "form": "contrib", "dtype": "fp32", "mode": "mask", "reason": "it takes no mask"}
+    folder = sweep(tmp_path, [job("a", "failed", False)], {})
+    data = json.loads((folder / "sweep.json").read_text())
+    write_all(folder, {"sweep": {**data, "refused": [told, {**told, "dtype": "fp16"}]}})
+    page = make_page([folder])
+    assert part(page, "sweep").lead.endswith(" 2 combinations refused, for which there is no job.")
+    (point,) = box(page, "not-run").rest
+    assert (point.label, point.figure, point.text) == ("Refused", "2 results", "it takes no mask (sweep)")
+    assert point.head == "rope contrib fp32 mask and rope contrib fp16 mask"
+    assert box(page, "not-run").rest_title == "2 refused, each with its reason"
+    write_all(folder, {"matrix": Matrix().to_dict()})  # it has them as cells
+    assert box(make_page([folder]), "not-run").rest == ()
 
 
 def limit(state: str, ratio: float | None = 2.0) -> dict[str, Any]:
@@ -144,12 +165,14 @@ def test_the_fastest_says_where_it_failed(tmp_path: Path) -> None:
     assert text(verdict("failed")).startswith("✗ but it failed verify; ")
     for other in (verdict("passed"), verdict("failed", "b.onnx"), verdict("failed", runtime="tensorrt")):
         assert "failed" not in text(other)
+    assert text(verdict("passed")).endswith("; ✓ verified")
+    assert text(verdict("passed", "b.onnx")).endswith("; · no verdict on ort-cpu on this page")
 
 
 def test_one_artifact_timed_in_several_jobs_is_one_curve(tmp_path: Path) -> None:
     files = {f"job-{size}": bench(shapes=(shape(f"prefill:{size}", size),)) for size in (16, 128, 1024)}
     page = page_of(tmp_path, files)
-    curves = next(each for each in page.sections[0].blocks if isinstance(each, Figure) and each.legend)
+    curves = next(each for each in part(page, "latency").blocks if isinstance(each, Figure) and each.legend)
     assert [name for _, name in curves.legend] == ["ort-cpu · native", "floor: bare matmuls", "torch eager"]
     files["job-16"]["shapes"][0]["also"] = ["batch:1"]
     labels = [each.label for each in box(page_of(tmp_path, files), "fastest").points]
@@ -159,7 +182,7 @@ def test_one_artifact_timed_in_several_jobs_is_one_curve(tmp_path: Path) -> None
     twins = {"a": bench(), "b": bench(file="twin.onnx", sha256="1" * 64)}
     point = box(page_of(tmp_path, twins), "fastest").points[0]
     assert point.head == "ort-cpu · native · rope-native.onnx"
-    assert point.text.endswith("as fast within the interval: ort-cpu · native · twin.onnx")
+    assert "as fast within the interval: ort-cpu · native · twin.onnx; " in point.text
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_export_by_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (("--preset", "t5-base", "--encoding", "rope"), "both preset and encoding were given"),
         (("--preset", "t5-base", "--config", "x.toml"), "both preset and config were given"),
         (("--preset", "t5-base", "--set", "theta=1"), "unknown parameter of t5 'theta'"),
-        (("--preset", "t5-base", "--num-heads", "0"), "num_heads is '0'"),
+        (("--preset", "t5-base", "--num-heads", "0"), "--num-heads is '0'"),
         (("--preset", "gemma-2-9b", "--window", "512"), "layers of layer_pattern have a window of their own"),
         (("--preset", "gemma-3-4b", "--set", "theta=1"), "layers of layer_pattern have a theta of their own"),
     ],

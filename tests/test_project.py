@@ -90,17 +90,25 @@ WRONG = {
     "a size without a unit": (ONE + "budget = {size = 6}", "6 MB"),
     "a size of nothing": (ONE + "budget = {size = '0 MB'}", "6 MB"),
     "kernels without a plan": (ONE + "budget = {kernels = 8}", "compile"),
+    "a scenario without end": (
+        ONE + f"budget = {{latency = {{scenario = 'prefill:{'9' * 5000}', of-torch = 1}}}}",
+        "whole numbers from 1",
+    ),
     "a latency without a limit": (ONE + "budget = {latency = {scenario = 'prefill:8'}}", "of-floor"),
     "a whole sweep": (ONE + "budget = {latency = {scenario = 'prefill', of-torch = 1}}", "prefill:512"),
     "an unknown scenario": (
         ONE + "budget = {latency = {scenario = 'prefil:8', of-torch = 1}}",
         "did you mean 'prefill'",
     ),
-    "a negative limit": (ONE + "budget = {latency = {scenario = 'prefill:8', of-torch = -1}}", "of_torch is -1"),
+    "a negative limit": (ONE + "budget = {latency = {scenario = 'prefill:8', of-torch = -1}}", "of-torch is -1"),
     "a regression without a baseline": (ONE + "max-regression = '5%'", "without a baseline"),
     "a regression that is no share": (ONE + "baseline = 'b'\nmax-regression = 5", "5%"),
     "one baseline for two files": (ONE + "forms = ['native', 'contrib']\nbaseline = 'b.json'", "give a folder"),
     "a tolerance of 0": (ONE + "tolerance = {floor = 0}", "floor is 0"),
+    "a tolerance in quotes": (ONE + "tolerance = {multiple = '2'}", "multiple is '2': it must be a number from"),
+    "kernels in quotes": (ONE + "compile = {}\nbudget = {kernels = '8'}", "without quotes"),
+    "true in quotes": (ONE + "compile = {tf32 = 'true'}", "tf32 is 'true': it must be true or false, without quotes"),
+    "a latency without a scenario": (ONE + "budget = {latency = {of-torch = 1}}", "latency: it has no scenario"),
     "a table that is none": (ONE + "budget = 'none'", "must be a table"),
     "set that is no table": (ONE + "set = 'theta=1'", "set must be a table"),
     "no TOML": ("folder = ", "is not TOML"),
@@ -147,6 +155,9 @@ def test_without_a_project_the_error_says_what_to_do(tmp_path: Path, monkeypatch
     with pytest.raises(RequestError, match="describe those of this repository"):
         find_project(None)
     (tmp_path / "pyproject.toml").write_text("[tool.other]\n")
+    (tmp_path / "latin.toml").write_bytes(b"folder = '\xe9'")
+    with pytest.raises(RequestError, match=r"project 'latin.toml' is not TOML, whose text is UTF-8"):
+        find_project("latin.toml")
     for name, said in (("pyproject.toml", r"no \[tool.posexport\]"), ("posexport.toml", "is not there")):
         with pytest.raises(RequestError, match=said):
             find_project(name)

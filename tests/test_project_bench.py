@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +145,19 @@ def test_options_of_one_file_are_refused_and_missing_files_name_build(
     refused(cli("bench", "--require", "ort-cup"), "did you mean 'ort-cpu'")
     stale = json.loads(cli("bench", "--json", "--save", "bench-1.2").stdout)
     assert (stale["exit_code"], stale["files"][0]["state"]) == (1, "out of date")
-    result = cli("bench")
+    assert not (tmp_path / "bench-1.2").exists()
+
+
+def test_files_that_are_missing_stand_in_a_table_with_those_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product(tmp_path, "compile = {}")
+    monkeypatch.chdir(tmp_path)
+    result = cli("bench", "--runtime", "ort-cpu")
     assert result.exit_code == 1
-    assert "one.onnx is out of date (it is not there): run 'posexport build'" in result.stderr
+    assert re.search(r"one\.onnx +out of date +it is not there *\n", result.stdout)
+    assert re.search(r"one\.plan +not run +tensorrt-rtx was not asked for *\n", result.stdout)
+    assert "Error: nothing is timed while files are out of date (1 of 2): run 'posexport build'." in result.stderr
 
 
 @pytest.mark.slow

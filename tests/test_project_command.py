@@ -113,9 +113,12 @@ WRONG = {
     "preset and config": ('[[artifact]]\nname="x"\npreset="vit-base"\nconfig="c.toml"', "both preset and config"),
     "a config that isn't there": ('[[artifact]]\nname="x"\nconfig="c.toml"', "c.toml"),
     "a preset that is no text": ('[[artifact]]\nname="x"\npreset=1', "preset is 1"),
-    "a bad size": (entry("x", "head-dim = 0"), "head_dim is 0"),
+    "a bad size": (entry("x", "head-dim = 0"), "head-dim is 0"),
+    "a number in quotes": (entry("x", 'head-dim = "4"'), "head-dim is '4': it must be a whole number from"),
+    "a seed in quotes": (entry("x", 'seed = "4"'), "seed is '4': it must be a whole number from 0"),
+    "no encoding": ('[[artifact]]\nname = "x"\nhidden-size = 8', "no encoding was given: add encoding with one of"),
     "a bad parameter": (entry("x", "set = {thta = 1}", "rope"), "did you mean 'theta'"),
-    "weights that aren't there": (entry("x", 'weights = "w.safetensors"'), "are not there"),
+    "weights that aren't there": (entry("x", 'weights = "w.safetensors"'), "they are not there"),
     "a form that can't": (entry("x", 'form = "native"\nopset = 18'), "artifact 'x'"),
     "an unknown runtime": (entry("x", 'runtimes = ["ort"]'), "unknown runtime 'ort'"),
     "an unknown runtime of a limit": (
@@ -150,6 +153,12 @@ def test_a_bad_request_is_refused_before_anything_is_written(name: str, tmp_path
     file.write_text(entry("sound") + text)
     refused(cli("build", "--project", file), said, "posexport.toml")
     assert set(tree(tmp_path)) == {"posexport.toml"}
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    (tmp_path / "posexport.toml").write_text('folder = "out"\n' + entry("x"))
+    refused(cli("build", "--project", tmp_path / "posexport.toml"), "can't be made (File exists): name another")
 
 
 def test_options_that_exclude_each_other_are_refused(made: Path) -> None:

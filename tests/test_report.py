@@ -48,7 +48,8 @@ def test_json_holds_everything_under_names_that_stay() -> None:
     assert found["unreadable"] == [{"artifact": "b.onnx", "error": "'b.onnx' is not an ONNX file."}]
     verdict = found["verdicts"][1]
     assert list(verdict) == [
-        "artifact", "runtime", "state", "reason", "worst", "tolerance", "cases", "notes", "where", "describe", "check",
+        "artifact", "sha256", "runtime", "state", "reason", "worst", "tolerance", "cases", "notes", "where", "describe",
+        "check",
     ]  # fmt: skip
     assert list(verdict["worst"]) == [
         "case", "output", "state", "reason", "max_error", "rms_error", "eager_error", "allowed", "truth_rms",

@@ -14,10 +14,11 @@ from page_helpers import DOCS, Reader, bench, everything, gate, html_of, shape, 
 from test_matrix_files import small
 from verify_helpers import write
 
-from posexport.page.artifacts import longest
-from posexport.page.blocks import Chain, Table, brief, cells, seconds, times, trimmed
+from posexport.page.artifacts import MARKS, longest
+from posexport.page.blocks import Chain, Figure, Prose, Table, brief, cells, seconds, times, trimmed
 from posexport.page.make import make_page
 from posexport.page.scale import label, scale
+from posexport.page.svg import Bar, Bars, draw_bars
 
 
 def box(folder: Path, files: dict[str, Any], name: str) -> dict[str, Any]:
@@ -32,6 +33,10 @@ def test_the_command_writes_both_and_says_what_stands_on_top(tmp_path: Path) -> 
     result = cli("report", *paths, "-o", tmp_path / "r.html", "--markdown", tmp_path / "r.md", "--title", "Nightly")
     assert result.exit_code == 0, result.output
     assert "What is fastest" in result.stdout and "1 got slower" in result.stdout
+    for size in (16, 128, 1024):  # each comparison, not only the first
+        assert f"                  rope, hidden 64, prefill:{size} (" in result.stdout, result.stdout
+    assert "a.onnx: ort-cpu; it is wrong; Add 'n'\n" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) < 185
     assert "<h1>Nightly</h1>" in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert (tmp_path / "r.md").read_text(encoding="utf-8").startswith("## Nightly\n")
     assert len(tree(tmp_path)) == len(paths) + 2
@@ -42,12 +47,15 @@ def test_the_fastest_is_told_with_its_ratios_and_never_the_floor(tmp_path: Path)
     (point,) = found["points"]
     assert point["label"] == "rope, hidden 64, prefill:128 (128 tokens at once)"
     assert (point["head"], point["figure"]) == ("ort-cpu · native", "6.00 ms")
-    assert point["text"] == "0.60× of torch eager (0.57 to 0.63); 1.20× of the floor (1.14 to 1.26)"
+    assert point["text"] == (
+        "0.60× of torch eager (0.57 to 0.63); 1.20× of the floor (1.14 to 1.26); next ort-cpu · contrib with 8.00 ms; "
+        "· no verdict on ort-cpu on this page"
+    )
 
 
 def test_what_is_as_fast_within_the_interval_is_said(tmp_path: Path) -> None:
     found = box(tmp_path, {"a": bench(), "b": bench("contrib", (shape("prefill:128", 128, 0.0062),))}, "fastest")
-    assert found["points"][0]["text"].endswith("as fast within the interval: ort-cpu · contrib")
+    assert "; as fast within the interval: ort-cpu · contrib; " in found["points"][0]["text"]
 
 
 def test_a_peer_that_wins_is_said_to_win(tmp_path: Path) -> None:
@@ -56,10 +64,17 @@ def test_a_peer_that_wins_is_said_to_win(tmp_path: Path) -> None:
     assert found["points"][0]["label"] == "rope, hidden 64, batch 1, seq 128 (128 tokens at once)"
 
 
-def test_a_busy_machine_is_told_beside_its_times(tmp_path: Path) -> None:
-    assert len(box(tmp_path, {"a": bench(busy=0.2)}, "fastest")["points"]) == 1
-    point = box(tmp_path, {"a": bench(busy=0.21)}, "fastest")["points"][-1]
-    assert (point["label"], point["head"]) == ("Take care", "a.json")
+@pytest.mark.parametrize(("kind", "data"), [("latency", bench()), ("tune", tune())], ids=["bench", "tune"])
+def test_a_busy_machine_is_told_before_its_times(kind: str, data: dict[str, Any], tmp_path: Path) -> None:
+    assert len(box(tmp_path, {"a": {**data, "busy": 0.2}}, "fastest")["points"]) == 1
+    care, point = box(tmp_path, {"a": {**data, "busy": 0.21}}, "fastest")["points"]
+    assert (care["label"], care["head"]) == ("⚠ Take care", "a.json (21%)")
+    assert point["label"].startswith(("⚠ rope, hidden 64", "⚠ tuned rope"))
+    section = next(each for each in make_page([tmp_path / "a.json"]).sections if each.id == kind)
+    first, second = section.blocks[:2]
+    assert isinstance(first, Prose) and first.tone == "care" and first.text.startswith("⚠ a.json (21%): other work")
+    assert isinstance(second, Figure | Table)
+    assert (second.title if isinstance(second, Figure) else second.caption).startswith("⚠ busy machine: rope")
 
 
 @pytest.mark.parametrize(
@@ -93,8 +108,11 @@ def test_failures_stand_with_their_artifact_and_reason(tmp_path: Path) -> None:
     assert ("a.onnx", "ort-cpu", "it is wrong; Add 'n'") in said
     assert ("unreadable", "b.onnx", "'b.onnx' is not an ONNX file.") in said
     assert ("rope function fp16 prefill", "ort-cpu", "off <by> a | lot\n and more") in said
-    assert ("", "rope", "it has none (matrix)") in said  # refused, in the closed part
     assert found["verdict"] == "3 failed; 8 checks ran."
+    absent = box(tmp_path, {"m": small().to_dict()}, "not-run")["points"]
+    assert ("Refused", "rope", "it has none (matrix)") in [
+        (point["label"], point["head"], point["text"]) for point in absent
+    ]
 
 
 def test_nothing_wrong_is_said_only_of_what_ran(tmp_path: Path) -> None:
@@ -103,22 +121,25 @@ def test_nothing_wrong_is_said_only_of_what_ran(tmp_path: Path) -> None:
     )
     verify = everything()["verify"]
     verify["verdicts"], verify["unreadable"] = verify["verdicts"][:1], []
-    assert box(tmp_path, {"v": verify}, "wrong")["verdict"] == "Nothing: all 1 check that ran passed."
+    assert box(tmp_path, {"v": verify}, "wrong")["verdict"] == "Nothing: the one check that ran passed."
 
 
 def test_what_was_not_run_is_counted_by_reason(tmp_path: Path) -> None:
     found = box(tmp_path, {"a": bench(), "v": everything()["verify"]}, "not-run")
-    assert found["verdict"].startswith("2 results missing")
-    (point,) = found["points"]
-    assert point["head"] == "ort-cuda and tensorrt"
-    assert point["text"] == "no GPU: there is no NVIDIA driver (bench and verify)"
+    assert found["verdict"].startswith("4 results missing")
+    assert [(point["head"], point["text"]) for point in found["points"]] == [
+        ("ort-cuda and tensorrt", "no GPU: there is no NVIDIA driver (bench and verify)"),
+        ("rope-native.onnx", "no verdict on this page"),
+        ("a.onnx", "no timing on this page"),
+    ]
 
 
 def test_tune_tells_the_winner_and_why_the_others_stopped(tmp_path: Path) -> None:
     point = box(tmp_path, {"t": tune()}, "fastest")["points"][0]
-    assert (point["head"], point["figure"]) == ("native/fp32/23", "6.00 ms")
+    assert (point["head"], point["figure"]) == ("native · fp32 · opset 23", "6.00 ms")
     text = Reader(html_of(tmp_path, {"t": tune()})).text()
-    for said in ("★ won", "raced", "dropped", "1.9x of native", "– refused", "the form has no cache", "timed runs 45"):
+    for said in ("★ won", "raced", "dropped", "1.9x of native", "– refused", "the form has no cache", "timed runs 45",
+                 "A name is form/dtype/opset, then /target"):  # fmt: skip
         assert said in text, said
 
 
@@ -131,7 +152,8 @@ def test_artifacts_show_their_chain_form_by_form(tmp_path: Path) -> None:
         ["posexport.RotaryPosition", "posexport.PositionalAttention"],
         ["RotaryEmbedding", "Attention"],
     ]
-    table = next(block for section in made.sections for block in section.blocks if isinstance(block, Table))
+    assert chains[0].note.endswith(" Verified: · no verdict. Timed: · no timing.")
+    table = next(block for block in made.sections[-1].blocks if isinstance(block, Table))
     counts = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
     assert counts["Attention ★"] == ["–", "1"]
     assert counts["Softmax ★"] == ["+1", "–"]
@@ -153,7 +175,7 @@ KERNELS = {
 def test_the_fused_attention_of_a_plan_is_marked(tmp_path: Path) -> None:
     (tmp_path / "a.plan").write_bytes(b"x")
     (tmp_path / "a.plan.json").write_text(json.dumps(KERNELS))
-    (section,) = make_page([tmp_path]).sections
+    *_, section = make_page([tmp_path]).sections
     (table,) = section.blocks
     assert isinstance(table, Table)
     assert [row[3].text for row in table.rows] == ["★ fused attention", ""]
@@ -175,6 +197,33 @@ def test_the_chain_is_the_longest_path_from_input_to_output() -> None:
     assert longest(nodes, "nowhere", "y") == ()
 
 
+@pytest.mark.parametrize(
+    ("mark", "names"),
+    [
+        ("★", "Attention CachedAttention GroupQueryAttention Softmax"),
+        ("◆", "Cos RotaryEmbedding RotaryPosition AlibiBias ExactSinusoids"),
+        ("", "MatMul Concat KeyPositions"),
+    ],
+    ids=["attention", "position", "neither"],
+)
+def test_what_computes_attention_or_positions_is_marked(mark: str, names: str) -> None:
+    for name in names.split():
+        assert [own for own, pattern in MARKS.items() if pattern.fullmatch(name)] == [mark] * bool(mark), name
+
+
+def test_one_slow_bar_does_not_flatten_the_others() -> None:
+    def bars(*values: float, floor: float = 0.5) -> str:
+        own = tuple(Bar(name="b", text="t", value=each, low=each, high=each, look="ours") for each in values)
+        return draw_bars("bars", [Bars(name="", bars=own, floor=floor)])
+
+    def widths(drawing: str) -> list[float]:
+        return [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)%"', drawing)]
+
+    whole, cut = bars(1.0, 4.0), bars(1.0, 400.0, floor=300.0)
+    assert widths(whole) == [23.5, 94.0] and "›" not in whole and 'class="floor"' in whole
+    assert min(widths(cut)) > 4 and cut.count("›") == 1 and 'class="floor"' not in cut
+
+
 def test_columns_that_say_nothing_are_left_out() -> None:
     rows = (cells("a", "–", "1", ""), cells("b", "–", "–", ""))
     found = trimmed(Table(caption="t", columns=("name", "none", "some", "empty"), rows=rows, right=(1, 2)))
@@ -184,7 +233,7 @@ def test_columns_that_say_nothing_are_left_out() -> None:
 def test_numbers_are_written_for_people() -> None:
     assert [seconds(value) for value in (2.5, 0.012, 4.5e-6, 3e-9)] == ["2.50 s", "12.0 ms", "4.50 µs", "3.00 ns"]
     assert [brief(value) for value in (1.0, 1e-3, 1e-5)] == ["1 s", "1 ms", "10 µs"]
-    assert [times(value) for value in (0.6, 12.3, 456)] == ["0.60×", "12.3×", "456×"]
+    assert [times(value) for value in (0.0024, 0.6, 12.3, 456)] == ["0.0024×", "0.60×", "12.3×", "456×"]
     assert [label(value) for value in (0, 1024, 0.01, 1e6, 1e-8)] == ["0", "1,024", "0.01", "1e6", "1e-8"]
 
 

@@ -19,7 +19,7 @@ from sweep_fake import job
 
 from posexport.cli import sweep_command
 from posexport.errors import RequestError
-from posexport.sweep import work as sweep_work
+from posexport.sweep import work
 from posexport.sweep.files import Hashes, Store, lay_out, pieces
 from posexport.sweep.folder import Folder
 from posexport.sweep.jobs import FAILED, LOST, NOT_RUN, PASSED, File, Job, Needs, Outcome, Record
@@ -28,10 +28,12 @@ from posexport.sweep.plan import Plan
 from posexport.sweep.run import drive
 from posexport.sweep.work import Hand, Order
 
+LINUX = hasattr(os, "sched_setaffinity")
+
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_work, "CHILD", "sweep_fake")
+    monkeypatch.setattr(work, "CHILD", "sweep_fake")
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
@@ -63,7 +65,7 @@ def test_ends_of_a_process_are_said_and_end_no_other() -> None:
 
 
 def test_a_traceback_is_a_crash_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_work, "CHILD", "no_such_module")
+    monkeypatch.setattr(work, "CHILD", "no_such_module")
     found = Hand().work(Order.of(job("x"), 60), lambda folder: None)
     assert found.state == LOST
     assert found.reason is not None and found.reason.startswith("the process printed no result (")
@@ -100,6 +102,10 @@ def test_a_timing_has_the_machine_for_itself(tmp_path: Path) -> None:
     threads = {name: (outcome.result or {})["threads"] for name, (outcome, _) in found.items()}
     assert threads["parity 0"] == "1"
     assert threads["timing 0"] == os.environ.get("OMP_NUM_THREADS")
+    if LINUX:
+        cpus = {name: (outcome.result or {})["cpus"] for name, (outcome, _) in found.items()}
+        assert {len(cpus[f"parity {n}"]) for n in range(4)} == {1}
+        assert cpus["timing 0"] == sorted(os.sched_getaffinity(0))
 
 
 def test_needs_that_this_machine_has_not() -> None:
@@ -178,15 +184,28 @@ def test_a_relative_link_is_the_file(tmp_path: Path) -> None:
 
 
 def test_room_counts_cpus() -> None:
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if LINUX else os.cpu_count() or 1
     with closing(Local(cores + 2)) as local:
-        local._running = {Future(): job("wide", needs=Needs(cpus=cores))}  # type: ignore[dict-item]
+        local._running = {Future(): (job("wide", needs=Needs(cpus=cores)), ())}
         assert local.room(Needs(cpus=2))
         assert not local.room(Needs(cpus=3))
 
 
+def test_each_job_gets_cpus_that_fewest_others_have() -> None:
+    given: list[list[int]] = []
+    with closing(Local(4)) as local:
+        local._cpus = [0, 1, 4, 5]
+        local._threads.submit = lambda work, job, cpus: given.append(sorted(cpus)) or Future()  # type: ignore
+        for cpus in (1, 2, 1, 1):
+            local.submit(job("one", needs=Needs(cpus=cpus)))
+        del local._running[list(local._running)[1]]
+        for needs in (Needs(cpus=3), Needs(cpus=None)):
+            local.submit(job("more", needs=needs))
+    assert given == [[0], [1, 4], [5], [0], [1, 4, 5], [0, 1, 4, 5]]
+
+
 def judged(code: int, result: object, *asked: str) -> Outcome:
-    return sweep_work._judge(code, json.dumps(result), "", Order(words=(), time_limit=1, asked=asked))
+    return work._judge(code, json.dumps(result), "", Order(words=(), time_limit=1, asked=asked))
 
 
 def test_what_was_asked_for_and_is_not_there_is_not_run() -> None:

@@ -186,7 +186,7 @@ FILES = {
     "job = 3": "has no jobs: write at least one [[job]] table",
     "": "has no jobs",
     "[[jobs]]\nkind = 'matrix'": "unknown key of sweep.toml 'jobs': did you mean 'job'?",
-    "[[job]\n": "is no TOML",
+    "[[job]\n": "is not TOML",
 }
 
 

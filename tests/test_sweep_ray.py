@@ -20,15 +20,13 @@ from unittest.mock import MagicMock
 import attrs
 import psutil
 import pytest
-from helpers import cli
 from sweep_fake import job
 
 from posexport.errors import RuntimeMissingError
-from posexport.sweep import ray as sweep_ray
-from posexport.sweep import work as sweep_work
+from posexport.sweep import work
 from posexport.sweep.files import Hashes
 from posexport.sweep.jobs import FAILED, NOT_RUN, PASSED, Job, Needs, Outcome
-from posexport.sweep.ray import Cluster
+from posexport.sweep.ray import Cluster, task
 from posexport.sweep.run import drive
 
 pytestmark = pytest.mark.filterwarnings(
@@ -75,7 +73,7 @@ def machines() -> Iterator[Machines]:
     patch = pytest.MonkeyPatch()
     patch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    patch.setattr(sweep_work, "CHILD", "sweep_fake")
+    patch.setattr(work, "CHILD", "sweep_fake")
     cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, **STORE})
     found = Machines(cluster, {"plain": cluster.head_node})
     found.add("gpus", 2, gpus=1, **{"accelerator_type:H100": 1, "T4": 1})
@@ -210,7 +208,7 @@ def test_what_has_no_machine_any_more_is_lost_and_a_silent_cluster_is_one_senten
 def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
     """Ctrl-C on the command itself; the second run does only what is left, on the cluster or here."""
     code = (
-        "import sys; from posexport.sweep import work as sweep_work; sweep_work.CHILD = 'sweep_fake';"
+        "import sys; from posexport.sweep import work; work.CHILD = 'sweep_fake';"
         "from posexport.cli import main; main(sys.argv[1:])"
     )
     place, jobs = tmp_path / "place", tmp_path / "s" / ".state" / "jobs"
@@ -240,24 +238,8 @@ def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
     assert first.stat().st_mtime_ns == before
 
 
-def test_without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    found = cli("sweep", "--job", "matrix encoding=none", "--ray", "auto", "-o", tmp_path)
-    assert found.exit_code == 3
-    assert found.stderr == (
-        "Error: --ray needs Ray, which is not installed: pip install 'posexport[ray]', or leave --ray out to run "
-        "here.\n"
-    )
-    assert not (tmp_path / "sweep.json").exists()
-
-
-def test_no_cluster(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeMissingError, match=r"no Ray cluster answers at 'nowhere' \(.*\): start one with"):
-        sweep_ray.connect("nowhere")
-
-
 def test_another_version_does_nothing() -> None:
-    order = sweep_work.Order.of(job("x"), 60)
-    outcome = sweep_ray.task("0.0.1", order, [])
+    order = work.Order.of(job("x"), 60)
+    outcome = task("0.0.1", order, [])
     assert (outcome.state, outcome.result) == ("lost", None)
     assert "the sweep is of 0.0.1" in (outcome.reason or "")

@@ -189,7 +189,7 @@ def test_what_triton_cannot_serve_is_refused(made: Path, plan: Path, tmp_path: P
         (("--version", "0"), "version is '0'"),
         (("--version", "one"), "version is 'one'"),
         (("--instances", "0"), "instances is '0'"),
-        (("--max-batch-size", "-1"), "max_batch_size is '-1'"),
+        (("--max-batch-size", "-1"), "--max-batch-size is '-1'"),
         (("-o", "no/such/folder"), "'no/such' is not there"),
         (("-o", "taken"), "'taken' is a file"),
     ],
@@ -207,7 +207,7 @@ def test_bad_files_are_refused(made: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     refused(cli("package", made / "function.onnx"), "give --triton")
     refused(cli("package", "block.pt", "--triton"), "neither .onnx nor .plan")
-    refused(cli("package", "gone.onnx", "--triton"), "can't read 'gone.onnx'")
+    refused(cli("package", "gone.onnx", "--triton"), "'gone.onnx' is not there")
     refused(cli("package", "gone.plan", "--triton"), "'gone.plan' is not there")
     for name in ("function.onnx", "function.onnx.json", "function.onnx.data"):
         Path(name).write_bytes((made / name).read_bytes())

@@ -37,6 +37,7 @@ class World:
         self.memory: Callable[[str], int] = lambda name: 1000
         self.verified: list[str] = []
         self.played: list[str] = []
+        self.plays = 0
 
     def fit(self, shelf: Any, program: Program) -> Fitted:
         name = str(program).removesuffix("/ort")
@@ -50,6 +51,7 @@ class World:
 
     def play(self, field: Field, names: Sequence[str], rounds: int, seed: int) -> tuple[list[Round], Mapping[str, str]]:
         self.played += names
+        self.plays += 1
         field.memory |= {name: self.memory(name) for name in names}
         field.cost.runs += 4 * rounds * len(names)
         field.cost.turn = 4
@@ -173,6 +175,7 @@ def test_size_and_memory_come_before_speed(tmp_path: Path, world: World, objecti
 def test_the_search_is_held_to_what_was_asked_for(tmp_path: Path, world: World) -> None:
     result = run(tmp_path, limits=Limits(forms=("native",), opsets=(24,), targets=("portable",)))
     assert {name.split()[0] for name in states(result)} == {"native/fp32/24"}
+    assert world.plays == 1, "one program alone is raced with its options only"
 
 
 def test_the_result_is_plain_data_with_every_candidate_and_the_cost(tmp_path: Path, world: World) -> None:

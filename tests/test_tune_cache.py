@@ -10,11 +10,13 @@ from typing import Any
 import attrs
 import onnx_ir as ir
 import pytest
-from helpers import small_spec
+from helpers import exported, small_spec
 
-from posexport import artifact, tune_write
+from posexport import artifact
+from posexport.artifact import write_onnx
 from posexport.errors import RequestError
 from posexport.scenarios import Scenario
+from posexport.tune import write
 from posexport.tune.field import Field
 from posexport.tune.result import Result, Row
 from posexport.tune.shelf import Block, Fitted, Shelf, content
@@ -85,12 +87,39 @@ def test_only_a_passed_verdict_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     asked: list[Any] = []
     monkeypatch.setattr(Shelf, "fit", lambda *args: FITTED)
     monkeypatch.setattr(Shelf, "path", lambda *args: tmp_path)
-    monkeypatch.setattr(tune_write, "_verify", lambda *args: (asked.append(args), (state, "why"))[1])
+    monkeypatch.setattr(write, "_verify", lambda *args: (asked.append(args), (state, "why"))[1])
     for _ in range(2):
         with shelf(store := Store(tmp_path)) as each:
-            reason, _runtime = tune_write.verified(each, store, "ort-cpu", CANDIDATE, False)
+            reason, _runtime = write.verified(each, store, "ort-cpu", CANDIDATE, False)
             assert reason == (None if state == "passed" else "why")
     assert len(asked) == (1 if state == "passed" else 2)
+
+
+def test_a_winner_is_verified_under_its_own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[Any] = []
+    monkeypatch.setattr(Shelf, "fit", lambda *args: FITTED)
+    monkeypatch.setattr(Shelf, "path", lambda *args: tmp_path)
+    monkeypatch.setattr(write, "_verify", lambda path, row: (rows.append(row), ("passed", ""))[1])
+    options = {"graph_level": "basic", "threads": 1, "io_binding": True}
+    won = Candidate(program=PROGRAM, options=(*options.items(), ("cuda_graph", True)))
+    with shelf(store := Store(tmp_path)) as each:
+        write.verified(each, store, "ort-cpu", won, False)
+    assert rows[0].options == {"provider": "CPU", **options}
+
+
+@pytest.mark.slow
+def test_a_winner_whose_bound_runs_are_wrong_is_no_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_onnx(exported(small_spec("none")), tmp_path / "none.onnx")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setattr(Shelf, "fit", lambda *args: FITTED)
+    monkeypatch.setattr(Shelf, "path", lambda *args: tmp_path / "none.onnx")
+    faulty = attrs.evolve(write.RUNTIMES["ort-cpu"], home="engines.bound")
+    monkeypatch.setattr(write, "RUNTIMES", {**write.RUNTIMES, "ort-cpu": faulty})
+    with shelf(store := Store(tmp_path)) as each:
+        for options in ((), (("io_binding", True),)):
+            won = Candidate(program=PROGRAM, options=options)
+            reason, _runtime = write.verified(each, store, "ort-cpu", won, False)
+            assert (reason is None) == (not options)
 
 
 @pytest.mark.parametrize(("busy", "failed", "kept"), [(0.1, None, True), (0.3, None, False), (0.1, "crashed", False)])
@@ -127,7 +156,7 @@ def winner(
 ) -> Any:
     """What make_winner says of a file of the bytes "made", where one with the hash of `verified` was verified."""
 
-    def write(_: Shelf, program: Program, path: Path) -> dict[str, Any]:
+    def made_anew(_: Shelf, program: Program, path: Path) -> dict[str, Any]:
         path.write_text("made")
         path.with_name(f"{path.name}.json").write_text("{}")
         return {"file": path.name, "sha256": hashlib.sha256(b"made").hexdigest()}
@@ -136,17 +165,17 @@ def winner(
         plan.write_text("plan")
         return {"file": plan.name, "sha256": "of the plan"}, 0.0
 
-    there = attrs.evolve(tune_write.RUNTIMES["torch"], name="tensorrt-rtx")
-    monkeypatch.setattr(Shelf, "write", write)
+    there = attrs.evolve(write.RUNTIMES["torch"], name="tensorrt-rtx")
+    monkeypatch.setattr(Shelf, "write", made_anew)
     monkeypatch.setattr("posexport.compile.compile_plan", compiled)
-    monkeypatch.setattr(tune_write, "RUNTIMES", {**tune_write.RUNTIMES, "tensorrt-rtx": there})
-    monkeypatch.setattr(tune_write, "_verify", lambda path, row: (state, f"{path.read_text()} is wrong"))
+    monkeypatch.setattr(write, "RUNTIMES", {**write.RUNTIMES, "tensorrt-rtx": there})
+    monkeypatch.setattr(write, "_verify", lambda path, row: (state, f"{path.read_text()} is wrong"))
     store = Store(tmp_path / "cache")
     row = Row(candidate=CANDIDATE, state="won")
     fitted = attrs.evolve(FITTED, sha256=hashlib.sha256(verified.encode()).hexdigest())
     runtime = "ort-cpu" if ending == ".onnx" else "tensorrt-rtx"
     (tmp_path / f"x{ending}").write_text("before")
-    return tune_write.make_winner(shelf(store), store, row, runtime, fitted, tmp_path / f"x{ending}")
+    return write.make_winner(shelf(store), store, row, runtime, fitted, tmp_path / f"x{ending}")
 
 
 def test_only_the_bytes_that_were_verified_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

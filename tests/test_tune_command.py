@@ -49,7 +49,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refuses_in_one_sentence_and_writes_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("posexport.tune.check_there", lambda runtime: False)
+    monkeypatch.setattr("posexport.tune.tuning.check_there", lambda runtime: False)
     given, sentence = REFUSED[name]
     result = cli("tune", *given)
     assert (result.exit_code, result.stdout) == (2, "")

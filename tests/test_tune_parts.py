@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from posexport.errors import RequestError
 from posexport.spec import DTYPES
-from posexport.tune import kernels as tune_kernels
+from posexport.tune.kernels import METHOD, merit, planned, unknown
 from posexport.tune.space import (
     Candidate,
     Limits,
@@ -158,14 +158,14 @@ def test_fused_attention_comes_before_kernels_and_kernels_before_memory() -> Non
     ]
     for first in range(len(ranked)):  # whatever the order that they come in
         turned = ranked[first:] + ranked[:first]
-        assert sorted(turned, key=lambda fact: tune_kernels.merit(fact, "latency")) == ranked
-    least = min(ranked, key=lambda fact: tune_kernels.merit(fact, "memory"))
-    assert tune_kernels.planned(least) == 1
-    assert min([table(size=90, count=9), table()], key=lambda fact: tune_kernels.merit(fact, "size"))["size"] == 90
+        assert sorted(turned, key=lambda fact: merit(fact, "latency")) == ranked
+    least = min(ranked, key=lambda fact: merit(fact, "memory"))
+    assert planned(least) == 1
+    assert min([table(size=90, count=9), table()], key=lambda fact: merit(fact, "size"))["size"] == 90
 
 
 def test_a_table_that_is_not_known_is_no_merit() -> None:
-    assert tune_kernels.unknown(table()) is None
-    assert tune_kernels.unknown({"error": "no kernel"}) == "no kernel"
-    assert tune_kernels.unknown(table(unknown="the builder logged no table")) == "the builder logged no table"
-    assert "no GPU" in tune_kernels.METHOD
+    assert unknown(table()) is None
+    assert unknown({"error": "no kernel"}) == "no kernel"
+    assert unknown(table(unknown="the builder logged no table")) == "the builder logged no table"
+    assert "no GPU" in METHOD

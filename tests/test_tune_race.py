@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from posexport.tune.race import EQUAL, GROUP, LAST, MOST, Race, Round, race
+from posexport.tune.race import EQUAL, GROUP, LAST, MOST, NEAR, Race, Round, race
 
 
 class Track:
@@ -92,7 +92,7 @@ def test_many_equal_ones_are_halved_and_the_preferred_stay() -> None:
 
 
 def test_a_simpler_one_that_is_behind_is_no_equal() -> None:
-    times = {"plain": 1.0 + 2 * EQUAL, "fancy": 1.0}
+    times = {"plain": 1.0 + 2 * NEAR, "fancy": 1.0}
     rounds = [{"plain": times["plain"] * (0.9 if number % 3 == 0 else 1), "fancy": 1.0} for number in range(20)]
     found = Race(rounds=list(rounds), standing=["plain", "fancy"])
     assert found.equals() == ["fancy"]

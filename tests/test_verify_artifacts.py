@@ -27,7 +27,8 @@ from posexport.verify import verify
 
 ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference")
 VERDICT = {
-    "artifact", "runtime", "check", "state", "reason", "worst", "tolerance", "cases", "notes", "where", "describe",
+    "artifact", "sha256", "runtime", "check", "state", "reason", "worst", "tolerance", "cases", "notes", "where",
+    "describe",
 }  # fmt: skip
 COMPARISON = {
     "case", "output", "state", "reason", "max_error", "rms_error", "eager_error", "allowed", "index", "got", "truth",
@@ -109,6 +110,7 @@ def test_the_json_keeps_its_keys(found: tuple[dict[str, Any], dict[tuple[str, st
     assert data["unreadable"] == []
     for verdict in data["verdicts"]:
         assert set(verdict) == VERDICT
+        assert verdict["sha256"] == json.loads(Path(f"{verdict['artifact']}.json").read_bytes())["sha256"]
         if verdict["state"] == "passed":
             assert set(verdict["worst"]) == COMPARISON
             assert set(verdict["tolerance"]) == {"multiple", "floor", "ceiling"}

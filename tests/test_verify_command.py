@@ -116,7 +116,7 @@ def test_nothing_run_or_a_required_runtime_not_run_is_exit_3(tmp_path: Path) -> 
         (("none.onnx", "--runtime", "ort-cpuu"), "did you mean 'ort-cpu'"),
         (("none.onnx", "--require", "ort-gpu"), "did you mean 'ort-cpu'"),
         (("none.onnx", "--seed", "-1"), "seed"),
-        (("none.onnx", "--time-limit", "0"), "time_limit"),
+        (("none.onnx", "--time-limit", "0"), "--time-limit is"),
         (("none.onnx", "--inputs", "nothing.npz"), "nothing.npz"),
         (("none.onnx", "--inputs", "text.txt"), "text.txt"),
         (("none.onnx", "--junit", "nowhere/r.xml"), "nowhere"),

@@ -6,6 +6,7 @@ name of a key is one of an older version.
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -174,6 +175,8 @@ def open_config(path: Path) -> dict[str, Any]:
     """The data of a config.json, given as itself or as the folder that it lies in; RequestError where it isn't one."""
     file = path / FILE if path.is_dir() else path
     try:
+        if file.is_char_device():
+            raise OSError(errno.EINVAL, "it is a device")  # which may never end
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise RequestError(

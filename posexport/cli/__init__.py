@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from importlib import import_module
 from typing import Any
 
 import click
 
 from posexport import __version__
-from posexport.errors import PosexportError, RequestError, unknown
+from posexport.errors import FieldError, PosexportError, RequestError, unknown
 
 COMMANDS = {
     "list": "what there is: encodings with their parameters, forms, runtimes",
@@ -47,6 +48,14 @@ class Commands(click.Group):
         command: click.Command = getattr(import_module(f"posexport.cli.{name}_command"), name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:  # which completion in a shell does
+            ctx.meta[__name__] = _given(command, click.Context(command, info_name=name, parent=ctx), rest)
+        return name, command, rest
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -55,6 +64,8 @@ class Commands(click.Group):
         try:
             code = super().invoke(ctx)
             sys.stdout.flush()
+        except FieldError as error:
+            raise error.named(ctx.meta[__name__].get(error.field, error.field)) from None
         except BrokenPipeError:  # whoever read the output has enough; as the shell counts it, 128 + SIGPIPE
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes stdout once more when it ends
             return 141
@@ -76,6 +87,20 @@ class Commands(click.Group):
         except (click.Abort, KeyboardInterrupt):
             sys.exit(_fail("interrupted: no file is half-written; those written before stay.", 130))
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _given(command: click.Command, ctx: click.Context, args: list[str]) -> dict[str, str]:
+    """The options among the arguments of a command, as they are written, by their parameter's name; RequestError for
+    one of a single value that is given again, since the first would be dropped."""
+    _, _, order = command.make_parser(ctx).parse_args(list(args))
+    options = {}
+    for option, times in Counter(each for each in order if isinstance(each, click.Option)).items():
+        switch = option.is_flag and not option.secondary_opts
+        if times > 1 and not (option.multiple or switch):
+            said = "/".join(names[0] for names in (option.opts, option.secondary_opts) if names)
+            raise RequestError(f"{said} was given {times} times: give it once.")
+        options[str(option.name)] = option.opts[0]
+    return options
 
 
 def _fail(sentence: str, code: int) -> int:

@@ -66,32 +66,31 @@ def bench_project(
 ) -> int:
     """Time all files; exits 1 where one is out of date, fails or is slower than allowed, 3 where a required runtime
     was not run, or nothing was."""
+    from posexport.bench_candidates import CANDIDATES, choose
+
     project = open_project(named)
+    choose((*runtimes, *required))  # a misspelt name is told before anything loads
+    folder = _folder(save)
     with console.progress("loading torch"):
         from posexport.baseline import read_allowed
-        from posexport.bench_candidates import CANDIDATES, choose
         from posexport.bench_result import check_place
         from posexport.project import bench as project_bench
         from posexport.project.files import products
-    choose((*runtimes, *required))  # a misspelt name is told before anything runs
     stated = [name for name in project.require if name in CANDIDATES]  # others run no kernels: verify needs them
     required = tuple(dict.fromkeys((*required, *stated)))
     files = products(project)
     sources, _ = wanted(project, files)
     chosen = (*runtimes, *required) if runtimes else ()
-    folder = _folder(save)
     todo = []
     for product in files:
         names, reason = project_bench.timed_on(product, chosen)
         todo.append((product, names, reason))
     stale = project_bench.stale_files([product for product, _, reason in todo if reason is None], sources)
-    for path, why in stale.items():
-        click.echo(f"{path} is out of date ({why}): run 'posexport build'.", err=True)
     if stale:
-        if as_json:
-            told = [{"file": str(path), "state": "out of date", "reason": why} for path, why in stale.items()]
-            console.show_json({**_head(project, 1), "files": told})
+        _show_stale(project, [(product, reason) for product, _, reason in todo], stale, as_json)
         return 1
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     saved = {product.path: folder and folder / project_bench.result_name(product) for product in files}
     for place in filter(None, saved.values()):
         check_place(place)
@@ -138,13 +137,34 @@ def _folder(save: str | None) -> Path | None:
     if save is None:
         return None
     path = Path(save)
-    if path.suffix == ".json" or path.is_file():
+    if path.suffix == ".json" or (path.exists() and not path.is_dir()):
         raise RequestError(f"--save is {save!r}: for a project give a folder, which gets a result for each file.")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise RequestError(f"--save is {save!r}, below a file: give a folder, which gets a result for each.") from None
+    there = next((folder for folder in path.parents if folder.exists()), path)
+    if there != path and not there.is_dir():
+        raise RequestError(f"--save is {save!r}, below a file: give a folder, which gets a result for each.")
     return path
+
+
+def _show_stale(
+    project: Project, files: Sequence[tuple[Product, str | None]], stale: Mapping[Path, str], as_json: bool
+) -> None:
+    """Why nothing is timed: every file, those that are out of date and those that wait for them."""
+    rows = [
+        {
+            "file": str(product.path),
+            "artifact": product.entry.name,
+            "state": "out of date" if product.path in stale else "not run",
+            "reason": stale.get(product.path) or reason or "other files are out of date",
+        }
+        for product, reason in files
+    ]
+    if as_json:
+        console.show_json({**_head(project, 1), "files": rows})
+    else:
+        table = [(row["file"], row["state"], row["reason"]) for row in rows]
+        console.show_table(f"Files of {project.file}", ("file", "state", "why"), table)
+    told = f"nothing is timed while files are out of date ({len(stale)} of {len(rows)}): run 'posexport build'."
+    click.echo(f"Error: {told}", err=True)
 
 
 def _time(product: Product, base: Path | None, allowed: float, processes: int | None, asked: dict[str, Any]) -> Timed:

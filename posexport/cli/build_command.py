@@ -95,7 +95,13 @@ def _make(product: Product, request: Any, source: dict[str, Any], reason: str) -
     missing = can_build(source["runtime"]) if product.plan else None
     if missing is not None:
         return _outcome(product, NOT_RUN, f"{source['runtime']} can't build a plan here, {missing}")
-    product.path.parent.mkdir(parents=True, exist_ok=True)
+    folder = product.path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(
+            f"the folder {str(folder)!r} of the project can't be made ({error.strerror}): name another."
+        ) from None
     try:
         if product.plan:
             _compile(product, source)

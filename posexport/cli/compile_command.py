@@ -10,6 +10,7 @@ import click
 
 from posexport.cli import console
 from posexport.errors import RequestError
+from posexport.files import check_artifact
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _NODES, _ROWS = 4, 40  # names of nodes per kernel, and kernels, that people are shown; the manifest has all
@@ -55,6 +56,7 @@ def compile(
     path = Path(file)
     if path.suffix != ".onnx":
         raise RequestError(f"{file!r} does not end in .onnx: give an artifact of 'posexport export'.")
+    check_artifact(path)
     target = Path(output) if output is not None else path.with_suffix(".plan")
     if target.suffix != ".plan":
         raise RequestError(f"output {str(target)!r} must end in .plan: name it like {target.stem}.plan.")

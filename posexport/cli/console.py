@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ import click
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+_LAYER = re.compile(r"\.(\d+)(?=\.|$)")
 
 STATE_STYLES = {"passed": "green", "failed": "bold red", "not run": "yellow"}
 
@@ -44,6 +47,24 @@ def show_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     click.echo(click.style(title, bold=True))
     for name, value in facts:
         click.echo(f"  {name:<{width}}  {value}")
+
+
+def runs(facts: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """`facts`, but what is the same of layer after layer is one of them: `past_key.0 ... past_key.31`."""
+    rows: list[tuple[list[str], Any]] = []
+    last: dict[str, tuple[int, int]] = {}  # a name without its number: its last row, and the number there
+    for name, value in facts:
+        found = _LAYER.search(name)
+        if found:
+            bare, number = _LAYER.sub("", name, count=1), int(found[1])
+            row, before = last.get(bare, (len(rows), number))
+            if number == before + 1 and rows[row][1] == value:
+                rows[row][0].append(name[: found.end()])
+                last[bare] = (row, number)
+                continue
+            last[bare] = (len(rows), number)
+        rows.append(([name], value))
+    return [(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}", value) for names, value in rows]
 
 
 @contextmanager

@@ -11,15 +11,9 @@ import click
 
 from posexport import forms
 from posexport.cli import console
+from posexport.cli.block_options import HERE, BlockOptions, block_options, gather, weights_of
 from posexport.cli.checkpoint_options import checkpoint_of
-from posexport.cli.spec_options import (
-    check_layers_follow,
-    parameters_of,
-    preset_options,
-    read_config,
-    spec_of,
-    spec_options,
-)
+from posexport.cli.spec_options import parameters_of, spec_of, spec_options
 from posexport.errors import RequestError
 from posexport.fields import integer, text
 from posexport.forms import TARGETS
@@ -30,18 +24,12 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True)
-class ExportOptions:
+class ExportOptions(BlockOptions):
     """Options of the export that are no part of the spec; validated wherever they come from."""
 
     form: str = text("decomposed", "form of the graph")
     target: str = text("portable", "what the form is lowered for")
     opset: int | None = integer(None, "ONNX opset", optional=True)
-    batch: int | None = integer(None, "fixed batch size", optional=True)
-    seq: int | None = integer(None, "fixed sequence length", optional=True)
-    max_seq: int | None = integer(None, "fixed length of shared caches", optional=True)
-    seed: int | None = integer(None, "seed of the weights", at_least=0, optional=True)
-    weights: str | None = text(None, "a .safetensors file")
-    output: str | None = text(None, "the file to write")
 
 
 @attrs.frozen(kw_only=True)
@@ -55,7 +43,6 @@ class Request:
     weights: Mapping[str, Tensor] | None
 
 
-HERE = Path()
 OPTIONS = (
     *(field.name for field in attrs.fields(Spec)),
     *(field.name for field in attrs.fields(ExportOptions)),
@@ -79,11 +66,7 @@ OPTIONS = (
 @click.option("--form", metavar="NAME", help=f"one of: {', '.join(FORMS)}  [default: decomposed]")
 @click.option("--target", metavar="NAME", help=f"one of: {', '.join(TARGETS)}  [default: portable]")
 @click.option("--opset", metavar="N", help=f"{OPSETS[0]} to {OPSETS[-1]}  [default: the lowest that the form takes]")
-@click.option("--batch", metavar="N", help="fix the batch size  [default: dynamic]")
-@click.option("--seq", metavar="N", help="fix the sequence length  [default: dynamic]")
-@click.option("--max-seq", metavar="N", help="fix the length of shared caches  [default: dynamic]")
-@click.option("--weights", metavar="FILE", help="take weights from a .safetensors file  [default: from --seed]")
-@click.option("--seed", metavar="N", help="seed of the random weights  [default: 0]")
+@block_options
 @click.option("--output", "-o", metavar="FILE", help="the file to write  [default: <preset or encoding>.onnx]")
 @click.option("--json", "as_json", is_flag=True, help="print the manifest as JSON")
 def export(config: str | None, preset: str | None, parameters: tuple[str, ...], as_json: bool, **given: Any) -> None:
@@ -105,12 +88,16 @@ def export(config: str | None, preset: str | None, parameters: tuple[str, ...], 
         [
             ("encoding", spec.encoding.name),
             ("form", f"{rest.form}, opset {manifest['opset']}, {spec.dtype}"),
-            *((f"input {entry['name']}", f"{entry['dtype']} {entry['shape']}") for entry in manifest["inputs"]),
-            *((f"output {entry['name']}", f"{entry['dtype']} {entry['shape']}") for entry in manifest["outputs"]),
+            *((f"{kind} {name}", said) for kind in ("input", "output") for name, said in _tensors(manifest, kind)),
             ("size", console.megabytes(sum(file.stat().st_size for file in files))),
             ("manifest", f"{path}.json"),
         ],
     )
+
+
+def _tensors(manifest: Mapping[str, Any], kind: str) -> list[tuple[str, str]]:
+    """The graph's inputs or outputs by name, with dtype and shape."""
+    return console.runs((each["name"], f"{each['dtype']} {each['shape']}") for each in manifest[f"{kind}s"])
 
 
 def read_request(
@@ -120,20 +107,7 @@ def read_request(
 
     Paths in it are relative to `folder`.
     """
-    options: dict[str, Any] = {}
-    if preset is not None:
-        for name, value in (("config", config), ("encoding", given.get("encoding")), ("from", given.get("from"))):
-            if value is not None:
-                raise RequestError(
-                    f"both preset and {name} were given: a preset is a whole block, so drop one of them."
-                )
-        options = preset_options(preset)
-    elif config is not None:
-        options = read_config(folder / config, OPTIONS)
-    given = {name: value for name, value in given.items() if value is not None}
-    check_layers_follow(options, {**given, **given_set})
-    encoding_set = {**options.pop("set", {}), **given_set}
-    options |= given
+    options, encoding_set = gather(config, preset, given_set, given, OPTIONS, folder)
     for name in ("from", "weights"):
         if folder != HERE and isinstance(options.get(name), str):
             options[name] = str(folder / options[name])
@@ -141,8 +115,6 @@ def read_request(
     spec = spec_of(options, encoding_set) if checkpoint is None else checkpoint.spec
     known = {field.name for field in attrs.fields(ExportOptions)}
     rest = ExportOptions(**{name: value for name, value in options.items() if name in known})
-    if rest.weights is not None and rest.seed is not None:
-        raise RequestError("both weights and seed were given: weights come from a file or from a seed, so drop one.")
     forms.check_request(rest.form, rest.target)
     forms.check(spec, rest.form, rest.target, rest.opset or forms.default_opset(rest.form, spec))
     own = None if checkpoint is None else checkpoint.weights
@@ -155,17 +127,11 @@ def write(request: Request, path: Path) -> dict[str, Any]:
     with console.progress("loading torch") as (bar, task):
         from posexport.artifact import write_onnx
         from posexport.export import export as export_block
-        from posexport.models.weights import read_weights, seeded
+        from posexport.models.weights import seeded
 
         bar.update(task, description="weights")
         if options.weights is not None:
-            asked = spec.bias
-            spec, weights = read_weights(Path(options.weights), spec)
-            if request.bias_given and spec.bias != asked:
-                raise RequestError(
-                    f"bias was given but {options.weights!r} has biases for {', '.join(spec.bias) or 'no projection'}: "
-                    "with weights the file decides, so drop bias."
-                )
+            spec, weights = weights_of(options.weights, spec, request.bias_given)
         elif weights is None:
             weights = seeded(spec, options.seed or 0)
         bar.update(task, description=f"exporting {spec.encoding.name}")

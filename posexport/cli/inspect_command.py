@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,31 @@ def inspect(file: str, as_json: bool) -> None:
     if as_json:
         console.show_json(found)
         return
-    facts = []
-    for key, value in found.items():
-        if isinstance(value, dict):
-            facts.append((key, "" if value else "none"))
-            facts += [
-                (f"  {name}", str(entry))
-                for name, entry in value.items()
-                if name != "rows" and entry not in (None, [], False)  # a plan's rows: `compile` and --json show them
-            ]
-        else:
-            facts.append((key, str(value)))
-    console.show_facts(file, facts)
+    console.show_facts(file, [fact for key, value in found.items() for fact in _facts(key, value)])
+
+
+def _facts(name: str, value: Any, inside: str = "") -> Iterator[tuple[str, str]]:
+    """A value as lines of name and text; what it holds stands indented below it, without what says nothing."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        for index, each in enumerate(value):
+            yield from _facts(f"{name}.{index}", each, inside)
+    elif isinstance(value, dict) and (not inside or "name" in value or "encoding" in value):
+        encoding = inside != "" and "name" in value
+        yield inside + name, value["name"] if encoding else "" if value else "none"
+        for key, entry in console.runs(value.items()):
+            silent = entry is None or entry == [] or (entry is False and not encoding)
+            if not silent and key != "rows" and (key != "name" or not encoding):  # --json and `compile` show rows
+                yield from _facts(key, entry, inside + "  ")
+    else:
+        yield inside + name, _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {entry}" for key, entry in value.items())
+    if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+        return ", ".join(value)
+    return str(value)
 
 
 def _onnx(path: Path) -> dict[str, Any]:

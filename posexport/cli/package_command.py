@@ -33,8 +33,6 @@ def package(
     path, repository = Path(file), Path("model_repository" if output is None else output)
     if not triton:
         raise RequestError("what to package for was not given: give --triton, the only server so far.")
-    if path.suffix not in (".onnx", ".plan"):
-        raise RequestError(f"{file!r} is neither .onnx nor .plan: give an artifact of posexport.")
     with console.progress("loading") as (bar, task):
         from posexport.triton.package import PackageOptions, package_triton
 

@@ -4,6 +4,7 @@ compile, and what each file is made from."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,16 +13,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from posexport import forms
+from posexport.cli.checkpoint_options import CheckpointOptions
 from posexport.cli.compile_command import capabilities, memory_size
-from posexport.cli.export_command import Request, read_request
-from posexport.errors import PosexportError, RequestError, RuntimeMissingError, unknown
+from posexport.cli.export_command import ExportOptions, Request, read_request
+from posexport.errors import FieldError, PosexportError, RequestError, RuntimeMissingError, unknown
+from posexport.fields import check_types
 from posexport.files import sha256_of
-from posexport.project.entries import Entry, Project, find_project
+from posexport.project.entries import EXPORT_OPTIONS, Entry, Project, find_project
 from posexport.runtimes import runtime
+from posexport.spec import Spec
 from posexport.trt_api import BUILDERS
 
 if TYPE_CHECKING:
     from posexport.project.files import Product
+
+_OPTION = re.compile(r"(?<!\S)--(?=[a-z])")
+"""What an option has in front of its name, and the key of a project's file has not."""
 
 Sources = dict[Path, dict[str, Any]]
 """By the path of each file, what it is to be made from."""
@@ -77,6 +84,8 @@ def request_of(project: Project, entry: Entry, form: str | None) -> Request:
     for name, value in (("config", config), ("preset", preset), ("from", given.get("from"))):
         if value is not None and not isinstance(value, str):
             raise RequestError(f"{project.file}, artifact {entry.name!r}: {name} is {value!r}: it must be text.")
+    for kind in (Spec, ExportOptions, CheckpointOptions):
+        _about(project, entry, partial(check_types, kind, given))
     found: Request = _about(project, entry, lambda: read_request(config, preset, parameters or {}, given, project.root))
     if found.options.output is not None:
         raise RequestError(
@@ -85,17 +94,11 @@ def request_of(project: Project, entry: Entry, form: str | None) -> Request:
     return found
 
 
-def made_from(project: Project, entry: Entry, request: Request) -> dict[str, Any]:
+def made_from(request: Request) -> dict[str, Any]:
     """Everything that decides the bytes of an ONNX file, as JSON holds it."""
     options = request.options
     if options.weights is not None:
-        path = Path(options.weights)
-        if not path.is_file():
-            raise RequestError(
-                f"{project.file}, artifact {entry.name!r}: weights {options.weights!r} are not there: give a "
-                ".safetensors file."
-            )
-        weights: dict[str, Any] = {"file_sha256": sha256_of(path)}
+        weights: dict[str, Any] = {"file_sha256": sha256_of(Path(options.weights))}
     elif request.weights is not None:
         from posexport.models.weights import digest_of
 
@@ -135,7 +138,7 @@ def wanted(project: Project, files: Sequence[Product]) -> tuple[Sources, dict[Pa
             continue
         request = request_of(project, product.entry, product.form)
         requests[product.path] = request
-        sources[product.path] = made_from(project, product.entry, request)
+        sources[product.path] = made_from(request)
     return sources, requests
 
 
@@ -146,4 +149,6 @@ def _about(project: Project, entry: Entry | None, read: Callable[[], Any]) -> An
     except PosexportError as error:
         where = str(project.file) + ("" if entry is None else f", artifact {entry.name!r}")
         kind = RuntimeMissingError if isinstance(error, RuntimeMissingError) else RequestError
-        raise kind(f"{where}: {error}") from None
+        if isinstance(error, FieldError) and error.field in EXPORT_OPTIONS:
+            error = error.named(error.field.replace("_", "-"))
+        raise kind(f"{where}: {_OPTION.sub('', str(error))}") from None

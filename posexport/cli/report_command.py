@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ from posexport.errors import RequestError
 
 if TYPE_CHECKING:
     from posexport.page.blocks import Box
+
+_WIDE = 160
+"""Characters of a line that the command says of a point."""
 
 _TAKEN = (".onnx", ".plan", ".json", ".npz", ".data", ".safetensors")
 
@@ -50,7 +54,7 @@ def report(results: tuple[str, ...], output: str, markdown: str | None, title: s
     if as_json:
         console.show_json({"written": written, "boxes": [_plain(box) for box in page.boxes], "left": list(page.left)})
         return
-    console.show_facts(f"wrote {' and '.join(written)}", [(box.title, _said(box)) for box in page.boxes])
+    console.show_facts(f"wrote {' and '.join(written)}", [fact for box in page.boxes for fact in _facts(box)])
 
 
 def _target(option: str, text: str, suffixes: tuple[str, ...]) -> Path:
@@ -64,9 +68,16 @@ def _target(option: str, text: str, suffixes: tuple[str, ...]) -> Path:
     return path
 
 
-def _said(box: Box) -> str:
-    first = "".join(" ".join(["", *filter(None, (point.label, point.head, point.figure))]) for point in box.points[:1])
-    return f"{box.verdict}{first}"
+def _facts(box: Box) -> Iterator[tuple[str, str]]:
+    """The box as lines under its title, as many as the page shows at once."""
+    yield box.title, box.verdict
+    for point in box.points:
+        told = " ".join(filter(None, (point.head, point.figure)))
+        told = f"{point.label}: {told}; {point.text}" if point.label else f"{told}: {point.text}"
+        line = " ".join(told.split())
+        yield "", line if len(line) <= _WIDE else f"{line[: _WIDE - 1]}…"
+    if box.rest:
+        yield "", box.rest_title
 
 
 def _plain(box: Box) -> dict[str, object]:

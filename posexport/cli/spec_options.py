@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import attrs
 import click
 
 from posexport.errors import RequestError, unknown
+from posexport.files import read_toml
 from posexport.layers import LAYER_FIELDS
 from posexport.models import ENCODINGS, read_spec
 from posexport.presets import read_preset
@@ -57,13 +57,7 @@ def field_options(command: Callable[..., Any], names: Collection[str]) -> Callab
 
 def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
     """The options in a TOML file, named as on the command line (`-` or `_`), `[set]` a table; unknown ones refused."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RequestError(f"config {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"config {str(path)!r} is not TOML ({error}): mend it.") from None
-    return known_options(data, f"config {str(path)!r}", known)
+    return known_options(read_toml(path, "config"), f"config {str(path)!r}", known)
 
 
 def known_options(data: Mapping[str, Any], where: str, known: Collection[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import click
 from posexport.cli import console
 from posexport.errors import PosexportError, RequestError
 from posexport.fields import integer, positive
+from posexport.sweep.address import check_address
 
 if TYPE_CHECKING:
     from posexport.sweep.folder import Folder
@@ -38,7 +39,9 @@ class SweepOptions:
 @click.argument("file", required=False)
 @click.option("--job", "texts", metavar="TEXT", multiple=True, help="such as 'verify artifact=rope.onnx', repeatable")
 @click.option("--output", "-o", metavar="FOLDER", default="sweep", help="where results go  [default: ./sweep]")
-@click.option("--ray", metavar="ADDRESS", help="run on this Ray cluster; 'auto' is the one that is started here")
+@click.option(
+    "--ray", metavar="ADDRESS", help="HOST:PORT of the Ray cluster to run on; 'auto' is the one of this machine"
+)
 @click.option("--workers", metavar="N", help="jobs side by side here  [default: one per core, as memory allows]")
 @click.option("--tries", metavar="N", help="attempts of a job whose process or machine is lost  [default: 3]")
 @click.option("--time-limit", metavar="SECONDS", help="for one job  [default: 3600]")
@@ -61,6 +64,8 @@ def sweep(
     options = SweepOptions(**{name: value for name, value in numbers.items() if value is not None})
     if ray is not None and options.workers is not None:
         raise RequestError(f"--workers {options.workers} is for this machine and --ray {ray} for a cluster: give one.")
+    if ray is not None:
+        check_address(ray)
     with console.progress("reading the jobs") as (bar, task):
         from posexport.sweep.folder import Folder
         from posexport.sweep.plan import plan, read_tables, read_text
@@ -75,21 +80,21 @@ def sweep(
         if dry_run:
             _show_plan(planned, folder, as_json)
             return 0
-        with folder.hold():
-            before = {id: record for id, record in folder.records().items() if record.final}
+        bar.update(task, description="starting", total=len(planned.jobs))
+        with closing(_executor(ray, planned, folder, options)) as executor, folder.hold():
+            before = folder.judged()
             todo = left(planned.jobs, before)
             records = {job.id: before[job.id] for job in planned.jobs if job.id in before}
             known = len(records)
-            bar.update(task, description="starting", total=len(planned.jobs), completed=known)
+            bar.update(task, completed=known)
+
+            def finish(job: Job, outcome: Any, attempts: int) -> None:
+                records[job.id] = folder.keep(job, outcome, attempts)
+                bar.update(task, description=f"{outcome.state}: {job.label}", advance=1)
+
             try:
-                with closing(_executor(ray if todo else None, todo, options)) as executor:
-                    folder.tell(planned.jobs, records, planned.refused)
-
-                    def finish(job: Job, outcome: Any, attempts: int) -> None:
-                        records[job.id] = folder.keep(job, outcome, attempts)
-                        bar.update(task, description=f"{outcome.state}: {job.label}", advance=1)
-
-                    drive(todo, executor, finish, tries=options.tries)
+                folder.tell(planned.jobs, records, planned.refused)
+                drive(todo, executor, finish, tries=options.tries)
             except KeyboardInterrupt:
                 _collect(folder, planned, records)
                 click.echo(
@@ -114,8 +119,12 @@ def sweep(
     return code
 
 
-def _executor(ray: str | None, todo: Sequence[Job], options: SweepOptions) -> Executor:
-    if ray is not None:
+def _executor(ray: str | None, planned: Plan, folder: Folder, options: SweepOptions) -> Executor:
+    """Who does the jobs; a cluster only where one is left. It comes before the folder, which no sweep needs without."""
+    from posexport.sweep.run import left
+
+    todo = [] if ray is None else left(planned.jobs, folder.judged())
+    if ray is not None and todo:
         from posexport.sweep.ray import Cluster
 
         return Cluster(ray, todo, options.time_limit)
@@ -197,7 +206,7 @@ def _show(found: Sequence[Record], planned: Plan, folder: Folder, known: int, no
 
 
 def _show_plan(planned: Plan, folder: Folder, as_json: bool) -> None:
-    before = {id: record for id, record in folder.records().items() if record.final}
+    before = folder.judged()
     if as_json:
         console.show_json(
             {

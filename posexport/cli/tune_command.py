@@ -11,15 +11,9 @@ import click
 
 from posexport.bench_result import BUSY
 from posexport.cli import console
+from posexport.cli.block_options import BlockOptions, block_options, gather, weights_of
 from posexport.cli.checkpoint_options import checkpoint_of
-from posexport.cli.spec_options import (
-    check_layers_follow,
-    field_options,
-    parameters_of,
-    preset_options,
-    read_config,
-    spec_of,
-)
+from posexport.cli.spec_options import field_options, parameters_of, spec_of
 from posexport.errors import RequestError
 from posexport.fields import integer, text
 from posexport.forms import TARGETS
@@ -40,18 +34,12 @@ _USUAL = 512
 
 
 @attrs.frozen(kw_only=True)
-class TuneOptions:
+class TuneOptions(BlockOptions):
     """Options that are no part of the spec, validated wherever they come from."""
 
     runtime: str = text("ort-cpu", "runtime to tune for")
     objective: str = text("latency", "what is made small")
     scenario: str | None = text(None, "what is timed")
-    batch: int | None = integer(None, "fixed batch size", optional=True)
-    seq: int | None = integer(None, "fixed sequence length", optional=True)
-    max_seq: int | None = integer(None, "fixed length of shared caches", optional=True)
-    seed: int | None = integer(None, "seed of the weights", at_least=0, optional=True)
-    weights: str | None = text(None, "a .safetensors file")
-    output: str | None = text(None, "the file to write")
 
 
 @click.command()
@@ -70,11 +58,7 @@ class TuneOptions:
 @click.option("--target", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(TARGETS)}")
 @click.option("--opset", metavar="N", multiple=True, help=f"only this one, repeatable, {OPSETS[0]} to {OPSETS[-1]}")
 @lambda command: field_options(command, _FIELDS)
-@click.option("--batch", metavar="N", help="fix the batch size  [default: dynamic]")
-@click.option("--seq", metavar="N", help="fix the sequence length  [default: dynamic]")
-@click.option("--max-seq", metavar="N", help="fix the length of shared caches  [default: dynamic]")
-@click.option("--weights", metavar="FILE", help="take weights from a .safetensors file  [default: from --seed]")
-@click.option("--seed", metavar="N", help="seed of the random weights  [default: 0]")
+@block_options
 @click.option("--output", "-o", metavar="FILE", help="the artifact to write  [default: <encoding>.onnx, or .plan]")
 @click.option("--save", metavar="FILE", help="write the whole result as JSON, for 'posexport report'")
 @click.option("--cache", metavar="DIR", help="keep what was found out in .posexport-tune in here  [default: beside it]")
@@ -98,9 +82,12 @@ def tune(
     if len(scenarios) > 1:
         raise RequestError(f"--scenario was given {len(scenarios)} times: tune for one, such as {scenarios[0]}.")
     given["scenario"] = scenarios[0] if scenarios else None
-    options, encoding_set = _options(config, preset, parameters, given)
-    known = {field.name for field in attrs.fields(TuneOptions)}
-    rest = TuneOptions(**{name: value for name, value in options.items() if name in known})
+    known = ["for" if name == "runtime" else name for name in given]
+    options, encoding_set = gather(config, preset, parameters_of(parameters), given, known)
+    if "for" in options:
+        options.setdefault("runtime", options.pop("for"))
+    names = {field.name for field in attrs.fields(TuneOptions)}
+    rest = TuneOptions(**{name: value for name, value in options.items() if name in names})
     check_runtime(rest.runtime)
     check_objective(rest.objective)
     limits = Limits(
@@ -108,8 +95,6 @@ def tune(
         targets=_several(options, "target"),
         opsets=tuple(_Opset(opset=each).opset for each in _several(options, "opset")),
     )
-    if rest.weights is not None and rest.seed is not None:
-        raise RequestError("both weights and seed were given: weights come from a file or from a seed, so drop one.")
     specs = _specs(options, encoding_set)
     first = next(iter(specs.values()))
     scenario = _scenario(rest, first)
@@ -153,29 +138,6 @@ class _Opset:
     opset: int = integer(OPSETS[0], "ONNX opset", at_least=OPSETS[0], at_most=OPSETS[-1])
 
 
-def _options(
-    config: str | None, preset: str | None, parameters: tuple[str, ...], given: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Everything that was given, the command line last; and the encoding's parameters."""
-    options: dict[str, Any] = {}
-    if preset is not None:
-        for name, value in (("config", config), ("encoding", given["encoding"]), ("from", given["from"])):
-            if value is not None:
-                raise RequestError(
-                    f"both preset and {name} were given: a preset is a whole block, so drop one of them."
-                )
-        options = preset_options(preset)
-    elif config is not None:
-        options = read_config(Path(config), [*("for" if name == "runtime" else name for name in given)])
-        if "for" in options:
-            options["runtime"] = options.pop("for")
-    told = {name: value for name, value in given.items() if value not in (None, ())}
-    given_set = parameters_of(parameters)
-    check_layers_follow(options, {**told, **given_set})
-    encoding_set = {**options.pop("set", {}), **given_set}
-    return {**options, **told}, encoding_set
-
-
 def _several(options: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     """An option that may be given several times: on the command line, or as a list in a file."""
     found = options.get(name, ())
@@ -216,12 +178,7 @@ def _block(
 
     source, from_layer = f"seed {rest.seed or 0}", options.get("layer") is not None
     if rest.weights is not None:
-        spec, _ = read_weights(Path(rest.weights), next(iter(specs.values())))
-        if "bias" in options and spec.bias != next(iter(specs.values())).bias:
-            raise RequestError(
-                f"bias was given but {rest.weights!r} has biases for {', '.join(spec.bias) or 'no projection'}: with "
-                "weights the file decides, so drop bias."
-            )
+        spec, _ = weights_of(rest.weights, next(iter(specs.values())), "bias" in options)
         specs = {dtype: attrs.evolve(each, bias=spec.bias) for dtype, each in specs.items()}
         source = f"file {sha256_of(Path(rest.weights))}"
     elif from_layer:

@@ -14,6 +14,7 @@ from posexport.cli import console
 from posexport.cli.project_options import open_project, project_option, wanted
 from posexport.errors import RequestError
 from posexport.fields import integer, positive
+from posexport.files import check_target
 from posexport.runtimes import RUNTIMES, Runtime, runtime
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ def _report_path(name: str, text: str) -> Path:
         )
     if not path.parent.is_dir() or path.is_dir():
         raise RequestError(f"{name} {text!r} can't be written: give the name of a file in a folder that is there.")
+    check_target(path)
     return path
 
 

@@ -5,8 +5,9 @@ The graph is read as it lies in the file; the chain is its longest path from the
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from posexport.page.blocks import Block, Cell, Chain, Section, Step, Table, list
 from posexport.page.check import complaint
 from posexport.page.sources import clean
 
-ATTENTION = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PositionalAttention", "Softmax")
-POSITION = ("RotaryEmbedding", "RotaryPosition", "AlibiBias", "RelativeBias", "Sin", "Cos")
+MARKS = {"★": re.compile(r".*Attention|Softmax"), "◆": re.compile(r"Rotary.*|.*Bias|.*Sinusoids|Sin|Cos")}
+"""Which operators and functions compute attention, and which positions."""
+
 MOST_STEPS = 60
 """Steps of a chain that are shown."""
 
 MOST_OPEN = 24
-"""Kernels of a plan up to which its table stands open."""
+"""Rows up to which a table stands open."""
 
 _MANIFEST = {
     "file": str, "form": str, "runtime": {"name": str, "version": str}, "sizes?": {"plan?": float, "scratch?": float},
@@ -46,13 +48,18 @@ class Graph:
     chain: tuple[str, ...]
 
 
-def sections(artifacts: Sequence[tuple[Path, str]], advance: Callable[[str], object]) -> list[Section]:
-    """Sections for plans and for ONNX files; RequestError names a file that can't be read."""
+def sections(
+    artifacts: Sequence[tuple[Path, str]], known: Mapping[str, str], advance: Callable[[str], object]
+) -> list[Section]:
+    """Sections for plans and for ONNX files; RequestError names a file that can't be read.
+
+    `known` is, by name, who verified and timed them.
+    """
     plans, graphs = [], []
     for path, name in artifacts:
         advance(name)
         if path.suffix == ".plan":
-            plans.append(_plan(path, name))
+            plans.append(_plan(path, name, known[name]))
         else:
             graphs.append(read_graph(path, name))
     found = []
@@ -61,11 +68,11 @@ def sections(artifacts: Sequence[tuple[Path, str]], advance: Callable[[str], obj
         blocks = tuple(block for each in plans for block in each)
         found.append(Section(id="kernels", title="Kernels of plans", lead=lead, blocks=blocks))
     if graphs:
-        found.append(_graphs(graphs))
+        found.append(_graphs(graphs, known))
     return found
 
 
-def _plan(path: Path, name: str) -> list[Block]:
+def _plan(path: Path, name: str, known: str) -> list[Block]:
     from posexport.artifact import matches_manifest, read_manifest
     from posexport.kernels import Kernel
 
@@ -94,7 +101,7 @@ def _plan(path: Path, name: str) -> list[Block]:
     said += f"; plan {sizes['plan'] / 1e6:,.2f} MB" if sizes.get("plan") else ""
     said += "" if matches_manifest(path) else "; the manifest does not match the file"
     title = f"{name}: {_told(manifest['spec'], manifest['form'])}"
-    note = said[:1].upper() + said[1:] + "."
+    note = f"{said[:1].upper()}{said[1:]}. {known}"
     columns = ("", "kernel", "type", "", "ONNX nodes")
     folded = f"{title}: {said}" if len(found) > MOST_OPEN else ""
     return [Table(caption=title, columns=columns, rows=tuple(found), right=(0,), note=note, folded=folded)]
@@ -144,7 +151,7 @@ def longest(nodes: Sequence[Any], start: str, end: str) -> tuple[str, ...]:
     return tuple(reversed(found))
 
 
-def _graphs(graphs: Sequence[Graph]) -> Section:
+def _graphs(graphs: Sequence[Graph], known: Mapping[str, str]) -> Section:
     lead = (
         "The operators in each file, and the longest path from its input to its output. What computes attention is "
         "marked ★, what computes positions ◆."
@@ -158,8 +165,9 @@ def _graphs(graphs: Sequence[Graph]) -> Section:
         caption="Operators by artifact", columns=("operator", *(graph.name for graph in graphs)),
         rows=tuple(rows), right=tuple(range(1, 1 + len(graphs))),
         note="A number behind + stands in the bodies of the file's own functions.",
+        folded=f"Operators by artifact: {plural(len(rows), 'row')}" if len(rows) > MOST_OPEN else "",
     )  # fmt: skip
-    chains = [_chain(graph) for graph in graphs]
+    chains = [_chain(graph, known[graph.name]) for graph in graphs]
     return Section(id="graphs", title="Shape of the graphs", lead=lead, blocks=(*chains, table))
 
 
@@ -171,10 +179,10 @@ def _count(graph: Graph, name: str) -> Cell:
 
 def _mark(name: str) -> str:
     bare = name.rpartition(".")[2]
-    return "★" if bare in ATTENTION else "◆" if bare in POSITION else ""
+    return next((mark for mark, names in MARKS.items() if names.fullmatch(bare)), "")
 
 
-def _chain(graph: Graph) -> Chain:
+def _chain(graph: Graph, known: str) -> Chain:
     steps: list[Step] = []
     for name in graph.chain:
         if steps and steps[-1].text == name:
@@ -184,4 +192,4 @@ def _chain(graph: Graph) -> Chain:
     note = f"{plural(graph.operators.total(), 'node')} in all, {len(graph.chain)} on the longest path"
     if len(steps) > MOST_STEPS:
         note += f", the first {MOST_STEPS} steps shown"
-    return Chain(title=f"{graph.name}: {graph.told}", note=f"{note}.", steps=tuple(steps[:MOST_STEPS]))
+    return Chain(title=f"{graph.name}: {graph.told}", note=f"{note}. {known}", steps=tuple(steps[:MOST_STEPS]))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
+from posexport.page import busy, gate
 from posexport.page.bench_rows import Comparison, Row, comparisons, rows_of
 from posexport.page.blocks import (
     Block,
@@ -25,12 +26,11 @@ from posexport.page.blocks import (
     number,
     plural,
     seconds,
+    span,
     times,
     trimmed,
 )
-from posexport.page.boxes import BUSY, BUSY_SAID, CARE, FAILED, NOT_RUN, Finding, Found
-from posexport.page.budget import limits, over
-from posexport.page.gate import changes, slower
+from posexport.page.boxes import FAILED, NOT_RUN, Finding, Found
 from posexport.page.links import Result
 from posexport.page.scale import LINEAR, LOG
 from posexport.page.svg import Bar, Bars, Curve, draw_bars, draw_lines, swatch
@@ -38,6 +38,7 @@ from posexport.page.svg import Bar, Bars, Curve, draw_bars, draw_lines, swatch
 ALIKE = 2
 """Names of those as fast as the winner that its point tells; the bars show them all."""
 
+_VERDICTS = {"failed": "✗ but it failed verify", "passed": "✓ verified"}
 _DIGITS = 16
 _UNITS = {"prefill": "new tokens at once", "decode": "tokens in the cache", "batch": "prompts side by side"}
 
@@ -47,17 +48,16 @@ def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
     if not results:
         return None, Found()
     found = comparisons(results)
-    blocks: list[Block] = [*_curves(found)]
+    blocks: list[Block] = [*busy.warning(results), *_curves(found)]
     swept = [each for group in _sweeps(found).values() if len(group) > 2 for each in group[:-1]]
     blocks += [_bars(each, folded=each in swept or len(found) > 12) for each in found]
-    blocks += [limits(result) for result in results if result.data.get("limits")]
-    blocks += [changes(result) for result in results if result.data.get("gate")]
+    blocks += [table for result in results for table in gate.tables(result)]
     blocks += [_table(found), *_absent(found), *_machines(results)]
     rows = list(rows_of(results))
     lead = (
         "Bars end at the median, whiskers span the middle 80 % of all runs, and the dashed line is the floor: the bare "
-        "matrix products of the same block. Ratios are taken round by round against what ran beside it, so a slow "
-        "machine cancels out."
+        "matrix products of the same block; › goes on beyond the drawing. Ratios are taken round by round against what "
+        "ran beside it, so a slow machine cancels out."
     )
     return Section(id="latency", title="Latency", lead=lead, blocks=tuple(blocks)), Found(
         findings=tuple(_findings(results, found)),
@@ -75,17 +75,27 @@ def _point(each: Comparison) -> Point | None:
     for peer, words in (("torch", "of torch eager"), ("floor", "of the floor")):
         ratio = first.ratio(peer)
         if ratio is not None and first.role != peer:
-            said.append(f"{times(ratio['median'])} {words} ({ratio['low']:.2f} to {ratio['high']:.2f})")
+            said.append(f"{times(ratio['median'])} {words} ({span(ratio)})")
     name = each.name(first)
     alike = [other for row in ranked[1:] if _overlap(first, row) and (other := each.name(row)) != name]
     if alike:
         said.append(f"as fast within the interval: {listed(list(dict.fromkeys(alike)), ALIKE)}")
-    said = ["✗ but it failed verify", *said] if first.failed else said
+    slower = (row for row in ranked[1:] if row.role != "torch" and each.name(row) not in (name, *alike))
+    behind = next(slower, None)
+    if behind is not None:
+        said.append(f"next {each.name(behind)} with {seconds(behind.median)}")
+    if not first.role:
+        verdict = _VERDICTS.get(first.verdict, f"· no verdict on {first.runtime} on this page")
+        said.insert(0 if first.verdict == "failed" else len(said), verdict)
+    if first.stale:
+        said.insert(0, "⚠ stale: other bytes were timed than those of the file here")
+    sign = busy.sign(first.head)
     return Point(
-        label=f"{each.block}, {each.where} ({each.words})",
+        label=f"{sign}{each.block}, {each.where} ({each.words})",
         head=name,
         figure=seconds(first.median),
         text="; ".join(said),
+        tone="care" if sign else "",
     )
 
 
@@ -98,8 +108,8 @@ def _overlap(one: Row, other: Row) -> bool:
 
 
 def _bars(each: Comparison, folded: bool) -> Figure | Table:
-    title = f"{each.block}: {each.where} ({each.words})"
     timed = [row for row in each.rows if row.timed]
+    title = busy.title([row.head for row in timed], f"{each.block}: {each.where} ({each.words})")
     if not timed:
         rows = tuple(cells(each.name(row), row.result["state"], row.result.get("reason") or "") for row in each.rows)
         return Table(caption=title, columns=("candidate", "state", "reason"), rows=rows)
@@ -225,7 +235,7 @@ def _row(each: Comparison, row: Row) -> tuple[Cell, ...]:
              for key in ("median", "p10", "p90", "p99")]  # fmt: skip
     for peer in ("torch", "floor"):
         ratio = row.ratio(peer)
-        low_high = f"{ratio['low']:.2f} to {ratio['high']:.2f}" if ratio else "–"
+        low_high = span(ratio) if ratio else "–"
         shown += [number(times(ratio["median"]), ratio["median"]) if ratio else Cell(text="–"), Cell(text=low_high)]
     speed, memory = result.get("tokens_per_second"), result.get("memory")
     shown += [number(f"{speed:,.0f}", speed) if speed else Cell(text="–")]
@@ -248,12 +258,9 @@ def _findings(results: Sequence[Result], found: Sequence[Comparison]) -> Iterato
                 reason = row.result.get("reason") or "no reason was given"
                 cuda = row.role and row.runtime.endswith("-cuda")
                 yield Finding(state=state, who="peers on CUDA" if cuda else row.runtime, reason=reason, where="bench")
+    yield from busy.findings(results, "bench")
     for result in results:
-        busy = result.data.get("busy") or 0.0
-        if busy > BUSY:
-            yield Finding(state=CARE, who=result.name, reason=BUSY_SAID, where="bench")
-        yield from slower(result)
-        yield from over(result)
+        yield from gate.findings(result)
         for left in result.data.get("left_out") or ():
             yield Finding(state=NOT_RUN, who=left["scenario"], reason=left["reason"], where="bench")
 

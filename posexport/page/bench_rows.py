@@ -27,14 +27,16 @@ _SIZES = ("batch", "seq", "past_seq", "max_seq", "encoder_seq")
 class Row:
     """One candidate at one shape, with the file that it was timed for.
 
-    `failed` says that a verdict found the artifact wrong on this runtime.
+    `verdict` is the state in which a verdict found the artifact on this runtime, empty where there is none; `stale`
+    says that other bytes were timed than those of the file on the page.
     """
 
     file: str
     head: dict[str, Any]
     shape: dict[str, Any]
     result: dict[str, Any]
-    failed: bool = False
+    verdict: str = ""
+    stale: bool = False
 
     @property
     def runtime(self) -> str:
@@ -103,15 +105,17 @@ def rows_of(results: Sequence[Result]) -> Iterator[Row]:
     for result in results:
         for shape in result.data["shapes"]:
             for each in shape["results"]:
-                failed = each["runtime"] in result.failed
-                yield Row(file=result.name, head=result.data, shape=shape, result=each, failed=failed)
+                verdict = result.verdicts.get(each["runtime"], "")
+                yield Row(
+                    file=result.name, head=result.data, shape=shape, result=each, verdict=verdict, stale=result.stale
+                )  # fmt: skip
 
 
 def comparisons(results: Sequence[Result]) -> list[Comparison]:
     """The rows by block and scenario, in the order in which they come."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows_of(results):
-        for where in (_where(row.shape), *(row.shape.get("also") or ())):  # scenarios of the same sizes
+        for where in (where_of(row.shape), *(row.shape.get("also") or ())):  # scenarios of the same sizes
             groups.setdefault((key(row.head), where), []).append(row)
     heads: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for (block, _), rows in groups.items():
@@ -135,7 +139,8 @@ def _artifact(head: dict[str, Any]) -> tuple[str, str]:
     return head.get("sha256") or "", head["file"]
 
 
-def _where(shape: dict[str, Any]) -> str:
+def where_of(shape: dict[str, Any]) -> str:
+    """The scenario, or the sizes."""
     given = shape.get("scenario")
     return str(given or ", ".join(f"{key} {shape[key]}" for key in _SIZES if shape.get(key) is not None))
 

@@ -5,7 +5,7 @@ HTML and Markdown are both made of this, so neither can say what the other doesn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -78,9 +78,10 @@ class Chain:
 
 @attrs.frozen(kw_only=True)
 class Prose:
-    """A paragraph."""
+    """A paragraph; `tone` is care where it is a warning."""
 
     text: str
+    tone: str = ""
 
 
 Block = Table | Figure | Chain | Prose
@@ -98,12 +99,16 @@ class Section:
 
 @attrs.frozen(kw_only=True)
 class Point:
-    """One line of a box: `head` says what, `figure` the number that counts, `text` the rest; `label` stands above."""
+    """One line of a box: `head` says what, `figure` the number that counts, `text` the rest; `label` stands above.
+
+    `tone` is care where it means less than it seems.
+    """
 
     head: str
     label: str = ""
     figure: str = ""
     text: str = ""
+    tone: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -185,12 +190,18 @@ def brief(value: float) -> str:
 
 
 def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
+    sizes = ((99.5, ".0f"), (9.95, ".1f"), (0.0995, ".2f"))
+    return format(value, next((digits for size, digits in sizes if value >= size), ".2g"))
 
 
 def times(value: float) -> str:
     """A ratio for people."""
     return f"{_digits(value)}×"
+
+
+def span(ratio: Mapping[str, float]) -> str:
+    """The interval of a ratio for people."""
+    return f"{_digits(ratio['low'])} to {_digits(ratio['high'])}"
 
 
 def fact(value: Any) -> str:

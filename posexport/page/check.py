@@ -46,14 +46,14 @@ SHAPES: dict[str, Any] = {
                 "files?": [{"name": str, "sha256": str}],
             }
         ],
-        "notes?": [str],
+        "refused?": [Each(str)], "notes?": [str],
     },
     "verify": {
         "seed?": int,
         "verdicts": [
             {
-                "artifact": str, "runtime": str, "state": STATES, "reason?": str, "where?": str, "check?": str,
-                "cases?": int, "notes?": [str], "describe?": Each(str),
+                "artifact": str, "sha256?": str, "runtime": str, "state": STATES, "reason?": str, "where?": str,
+                "check?": str, "cases?": int, "notes?": [str], "describe?": Each(str),
                 "worst?": {
                     "case?": str, "output?": str, "max_error?": float, "eager_error?": float, "allowed?": float,
                 },
@@ -92,12 +92,13 @@ SHAPES: dict[str, Any] = {
     },
     "tune": {
         "encoding": str, "target": str, "scenario?": str, "objective": str, "method?": str, "busy?": float,
-        "winner?": Each(object),
+        "winner?": {"file?": str, "sha256?": str, "verified?": str, "seconds?": _SECONDS},
         "candidates": [
             {
-                "name": str, "form?": str, "dtype?": str, "opset?": int, "options?": Each(object), "state": TRIED,
+                "name": str, "form?": str, "dtype?": str, "opset?": int, "target?": str, "options?": Each(object),
+                "state": TRIED,
                 "reason?": str, "rounds?": int, "seconds?": _SECONDS, "ratio?": _RATIO, "kernels?": object,
-                "memory?": float, "size?": float, "verified?": object,
+                "memory?": float, "size?": float, "verified?": str,
             }
         ],
         "cost?": Each(object), "machine?": Each(object),

@@ -1,4 +1,4 @@
-"""What result files say of each other: the jobs of a sweep, the files of a project, verdicts on what was timed."""
+"""What result files say of each other: the jobs of a sweep, the files of a project."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ SWEEP = "sweep.json"
 class Result:
     """One result file: `name` is what the page calls it.
 
-    `sha256` are those of the artifacts that it is about, by name, where a sweep says them; `failed` are the runtimes
-    that a verdict in another file failed on.
+    Of a benchmark, `verdicts` are the states in which its artifact was found, by runtime, and `stale` says that it
+    timed other bytes than those of the file on the page.
     """
 
     kind: str
     name: str
     data: dict[str, Any]
     path: Path = Path()
-    sha256: dict[str, str] = attrs.field(factory=dict)
-    failed: frozenset[str] = frozenset()
+    verdicts: dict[str, str] = attrs.field(factory=dict)
+    stale: bool = False
 
 
-def stale(inside: Sequence[Path]) -> set[Path]:
+def superseded(inside: Sequence[Path]) -> set[Path]:
     """The files in `results/` of sweeps that none of their jobs names: an earlier sweep of the folder left them."""
     found = set()
     for file in inside:
@@ -54,12 +54,23 @@ def linked(results: Sequence[Result]) -> list[Result]:
     found = [each for result in results for each in (result, *_of_project(result))]
     by_path = {result.path.absolute(): result for result in found}
     for sweep in (result for result in found if result.kind == "sweep"):
+        folder = sweep.path.absolute().parent
         for job in sweep.data["jobs"]:
-            told = by_path.get(sweep.path.absolute().parent / job["result"]) if job.get("result") else None
+            told = by_path.get(folder / job["result"]) if job.get("result") else None
             job["told"] = told is not None and job.get("state") in _states(told.data)
-            if told is not None:
-                told.sha256.update({file["name"]: file["sha256"] for file in job.get("files") or ()})
-    return [attrs.evolve(each, failed=_failed(each, found)) if each.kind == "bench" else each for each in found]
+            if told is not None and told.kind == "verify":
+                _put_hashes(told.data["verdicts"], {file["name"]: file["sha256"] for file in job.get("files") or ()})
+        matrices = {each.data["target"] for path, each in by_path.items()
+                    if each.kind == "matrix" and path.parent == folder}  # fmt: skip
+        for refused in sweep.data.get("refused") or ():  # the matrix of the sweep has these as cells
+            refused["told"] = refused.get("target", "portable") in matrices
+    return found
+
+
+def _put_hashes(verdicts: Sequence[dict[str, Any]], known: dict[str, str]) -> None:
+    """Give the verdicts that don't say the bytes of their artifact those that the job was given."""
+    for each in verdicts:
+        each["sha256"] = each.get("sha256") or known.get(PurePath(each["artifact"]).name)
 
 
 def _states(value: Any) -> set[str]:
@@ -80,16 +91,3 @@ def _of_project(result: Result) -> Iterator[Result]:
             if file.get("result"):
                 data = {**file["result"], "limits": file.get("limits")}
                 yield Result(kind="bench", name=f"{result.name}: {PurePath(file['file']).name}", data=data)
-
-
-def _failed(bench: Result, results: Sequence[Result]) -> frozenset[str]:
-    """The runtimes on which the timed file failed, as far as names and known hashes tell that it is the same."""
-    name, known = PurePath(bench.data["file"]).name, bench.data.get("sha256")
-    found = set()
-    for result in results:
-        for each in result.data["verdicts"] if result.kind == "verify" else ():
-            file = PurePath(each["artifact"]).name
-            same = file == name and (known is None or result.sha256.get(file, known) == known)
-            if same and each["state"] == "failed":
-                found.add(each["runtime"])
-    return frozenset(found)

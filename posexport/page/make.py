@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from posexport import __version__
-from posexport.page import artifacts, bench, budget, errors, matrix, parity, sweep, tune
+from posexport.page import artifacts, bench, errors, matrix, parity, project, subjects, sweep, tune
 from posexport.page.blocks import Page, Section, Table, cells, plural
 from posexport.page.boxes import Found, boxes
 from posexport.page.links import Result
@@ -23,7 +23,7 @@ SECTIONS: tuple[tuple[str, Callable[[Sequence[Result]], tuple[Section | None, Fo
     ("sweep", sweep.section),
     ("tune", tune.section),
     ("bench", bench.section),
-    ("bench-project", budget.section),
+    ("bench-project", project.section),
     ("verify", parity.section),
     ("matrix", matrix.section),
     ("angles", errors.angles),
@@ -38,9 +38,10 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     `advance` is called with the name of each file as it is read.
     """
     sources = read_sources(paths, advance)
-    made = [make(sources.of(kind)) for kind, make in SECTIONS]
+    about = subjects.subjects(sources.results, sources.sha256)
+    made = [subjects.section(about), *(make(sources.of(kind)) for kind, make in SECTIONS)]
     sections = [section for section, _ in made if section is not None]
-    sections += artifacts.sections(sources.artifacts, advance)
+    sections += artifacts.sections(sources.artifacts, {each.name: each.words for each in about}, advance)
     told = [plural(len(sources.of(kind)), f"{kind} file") for kind, _ in SECTIONS if sources.of(kind)]
     told += [plural(len(sources.artifacts), "artifact")] if sources.artifacts else []
     return Page(

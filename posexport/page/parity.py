@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
 from typing import Any
 
 import attrs
@@ -51,21 +50,28 @@ def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
     blocks += [_verdicts("Every check of a property", others)] if others else []
     blocks += [_verdicts("Every verdict", parity)] if parity else []
     findings = tuple(_of_verdicts(results))
-    ran = counted["passed"] + counted["failed"] + sum(len(each.data.get("unreadable") or ()) for each in results)
+    ran = [each for each in verdicts if each["state"] != "not run"]
+    stale = sum(bool(each.get("stale")) for each in ran)
+    broken = sum(len(each.data.get("unreadable") or ()) for each in results)
     section = Section(id="parity", title="Parity", lead=lead, blocks=tuple(blocks))
-    return section, Found(findings=findings, checked=ran)
+    return section, Found(findings=findings, checked=len(ran) - stale + broken, stale=stale)
 
 
 def _told_apart(results: Sequence[Result]) -> list[Result]:
     """The results with artifacts of one name told apart: by their hashes, or by file where both have one verdict."""
     held: dict[str, dict[int, list[tuple[str, str]]]] = {}
+    hashes: dict[tuple[str, int], str] = {}
     for at, result in enumerate(results):
         for each in result.data["verdicts"]:
             judged = each["runtime"], each.get("check") or PARITY
             held.setdefault(each["artifact"], {}).setdefault(at, []).append(judged)
+            hashes[each["artifact"], at] = each.get("sha256") or ""
 
-    def name(artifact: str, at: int) -> str:
-        known = {other: results[other].sha256.get(PurePath(artifact).name, "") for other in held[artifact]}
+    def name(verdict: dict[str, Any], at: int) -> str:
+        return bare(verdict["artifact"], at) + (" (stale)" if verdict.get("stale") else "")
+
+    def bare(artifact: str, at: int) -> str:
+        known = {other: hashes[artifact, other] for other in held[artifact]}
         if all(known.values()):
             return artifact if len(set(known.values())) == 1 else f"{artifact} ({known[at][:8]})"
         every = [judged for own in held[artifact].values() for judged in set(own)]
@@ -76,7 +82,7 @@ def _told_apart(results: Sequence[Result]) -> list[Result]:
             result,
             data={
                 **result.data,
-                "verdicts": [{**each, "artifact": name(each["artifact"], at)} for each in result.data["verdicts"]],
+                "verdicts": [{**each, "artifact": name(each, at)} for each in result.data["verdicts"]],
             },
         )
         for at, result in enumerate(results)
@@ -89,11 +95,13 @@ def _of_verdicts(results: Sequence[Result]) -> Iterator[Finding]:
             if each["state"] == "passed":
                 continue
             state = FAILED if each["state"] == "failed" else NOT_RUN
-            said = [text for text in (each.get("reason"), each.get("where")) if text] or ["no reason was given"]
+            reason = each.get("reason") or "no reason was given"
+            reason += "; stale: of other bytes than the file here" if state == FAILED and each.get("stale") else ""
             who, where = each["runtime"], each["artifact"] if state == FAILED else "verify"
             check = each.get("check") or PARITY
             label = who if check == PARITY else f"{who}: {check}"
-            yield Finding(state=state, who=label, reason="; ".join(said), where=where)
+            detail = (each.get("where") or "").partition("; ")[0]
+            yield Finding(state=state, who=label, reason=reason, where=where, detail=detail)
         for broken in result.data.get("unreadable") or ():
             yield Finding(state=FAILED, who=broken["artifact"], reason=broken["error"], where="unreadable")
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from posexport.errors import RequestError
+from posexport.files import sha256_of
 from posexport.page.check import CHART, SHAPES, Positive, complaint
-from posexport.page.links import Result, linked, stale
+from posexport.page.known import marked
+from posexport.page.links import Result, linked, superseded
 from posexport.page.scale import LINEAR, LOG
 
 SIGNS = {
@@ -45,10 +47,12 @@ _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uff
 
 @attrs.define(kw_only=True)
 class Sources:
-    """Everything that was read. `artifacts` are paths with their names, `left` JSON in folders without results."""
+    """Everything that was read. `artifacts` are paths with their names, `sha256` their hashes by name, `left` JSON in
+    folders without results."""
 
     results: list[Result] = attrs.field(factory=list)
     artifacts: list[tuple[Path, str]] = attrs.field(factory=list)
+    sha256: dict[str, str] = attrs.field(factory=dict)
     left: list[str] = attrs.field(factory=list)
 
     def of(self, kind: str) -> list[Result]:
@@ -68,6 +72,7 @@ def read_sources(paths: Sequence[Path], advance: Callable[[str], object] = lambd
         advance(name)
         if path.suffix in ARTIFACTS:
             sources.artifacts.append((path, name))
+            sources.sha256[name] = _sha256(path)
             continue
         result = _result(path, name)
         if result is not None:
@@ -82,8 +87,35 @@ def read_sources(paths: Sequence[Path], advance: Callable[[str], object] = lambd
             f"{', '.join(repr(str(path)) for path in paths)} holds no results and no artifacts: give files that "
             "posexport wrote, or a folder of them."
         )
-    sources.results = linked(sources.results)
+    tuned = [each for path, name in sources.artifacts for each in _tuned(path, name, sources.of("tune"))]
+    sources.results = marked(linked([*sources.results, *tuned]), sources.sha256)
     return sources
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        raise RequestError(f"{str(path)!r} can't be read ({error.strerror}): give a file that can.") from None
+
+
+def _tuned(path: Path, name: str, told: Sequence[Result]) -> Iterator[Result]:
+    """The tuning that an artifact's manifest tells of, unless a file of its own does."""
+    beside = path.with_name(f"{path.name}.json")
+    if not beside.is_file():
+        return
+    from posexport.artifact import read_manifest
+
+    manifest = clean(read_manifest(path) or {})
+    if manifest.get("tune") is None:
+        return
+    wrong = complaint(manifest, {"sha256": str, "tune": SHAPES["tune"]})
+    if wrong:
+        raise RequestError(f"the manifest {str(beside)!r} is damaged ({wrong}): tune again.")
+    winner = {**(manifest["tune"].get("winner") or {}), "file": path.name, "sha256": manifest["sha256"]}
+    data = {**manifest["tune"], "winner": winner}
+    if all((each.data.get("winner") or {}).get("sha256") != winner["sha256"] for each in told):
+        yield Result(kind="tune", name=f"{name}.json", data=data, path=beside)
 
 
 def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
@@ -101,7 +133,7 @@ def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
                 and not any(part.startswith(".") for part in file.relative_to(path).parts)
                 and not _goes_with_artifact(file)
             )
-            left = stale(inside)
+            left = superseded(inside)
             inside = [file for file in inside if file not in left]
         elif path.suffix in (".json", *ARTIFACTS):
             inside = [path]

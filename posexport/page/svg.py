@@ -18,6 +18,7 @@ COLOURS, DASHES, MARKERS = 8, 4, 5
 
 _BAR, _HEAD, _WIDEST = 42, 30, 94.0
 _STRETCH = 1.6  # a whisker may be so much longer than the longest bar; one slow run shall not flatten all the others
+_MOST = 12.0  # a bar is drawn up to so many times the shortest, which shall still be seen
 _HEIGHT, _TOP, _BOTTOM, _LEFT, _RIGHT = 300, 18, 34, 12.0, 97.0
 _SHAPES: tuple[tuple[str, dict[str, str]], ...] = (
     ("circle", {"r": "4"}),
@@ -95,8 +96,9 @@ def _markup(root: ElementTree.Element) -> str:
 
 
 def draw_bars(name: str, groups: Sequence[Bars]) -> str:
-    """Horizontal bars, all groups on one scale from 0."""
-    tallest = max(bar.value for group in groups for bar in group.bars)
+    """Horizontal bars, all groups on one scale from 0; what goes on beyond the drawing ends in ›."""
+    values = [bar.value for group in groups for bar in group.bars]
+    tallest = min(max(values), _MOST * min(values))
     longest = min(max(bar.high for group in groups for bar in group.bars), _STRETCH * tallest)
 
     def across(value: float) -> str:
@@ -121,10 +123,10 @@ def draw_bars(name: str, groups: Sequence[Bars]) -> str:
             for end in (bar.low, bar.high):
                 if end <= longest:
                     _add(own, "line", x1=across(end), x2=across(end), y1=y + 22, y2=y + 30, class_="whisker")
-                else:  # it goes on beyond the drawing
-                    _add(own, "text", "›", x=across(end), y=y + 31, class_="beyond")
+            if bar.high > longest:
+                _add(own, "text", "›", x=across(bar.high), y=y + 31, class_="beyond")
             y += _BAR
-        if group.floor is not None:
+        if group.floor is not None and group.floor <= longest:
             top, at = y - len(group.bars) * _BAR, across(group.floor)
             for row in range(len(group.bars)):  # only over the bars, so that no letters are crossed
                 _add(root, "line", x1=at, x2=at, y1=top + row * _BAR + 16, y2=top + row * _BAR + 36, class_="floor")

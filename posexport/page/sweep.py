@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from posexport.page.blocks import Cell, Section, Table, plural
-from posexport.page.boxes import FAILED, NOT_RUN, Finding, Found
+from posexport.page.blocks import Cell, Section, Table, listed, number, plural
+from posexport.page.boxes import FAILED, NOT_RUN, REFUSED, Finding, Found
 from posexport.page.links import Result
 
 PASSED = "passed"
@@ -38,8 +38,38 @@ def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
         folded=f"Every job: {plural(len(rows), 'row')}" if len(rows) > _OPEN else "",
     )  # fmt: skip
     lead = f"{plural(len(jobs), 'job')}: {', '.join(f'{counted[state]:,} {state}' for state in _TONES)}."
-    section = Section(id="sweep", title="Sweep", lead=lead, blocks=(table,))
-    return section, Found(findings=tuple(_findings(jobs)))
+    refused = [each for result in results for each in result.data.get("refused") or ()]
+    blocks: list[Table] = [table]
+    if refused:
+        lead += f" {plural(len(refused), 'combination')} refused, for which there is no job."
+        blocks.append(_refused(refused))
+    section = Section(id="sweep", title="Sweep", lead=lead, blocks=tuple(blocks))
+    return section, Found(findings=(*_findings(jobs), *_of_refused(refused)))
+
+
+def _refused(refused: Sequence[dict[str, Any]]) -> Table:
+    """Every reason once, with the combinations that it befell."""
+    rows = tuple(
+        (Cell(text=why), number(f"{len(own):,}", len(own)), Cell(text=listed(own, 3), more=listed(own, 40)))
+        for why, own in _by_reason(refused).items()
+    )
+    return Table(
+        caption="Refused combinations", columns=("reason", "combinations", "which"), rows=rows, right=(1,),
+        folded=f"What was refused, and why: {plural(len(rows), 'reason')}" if len(rows) > _OPEN else "",
+    )  # fmt: skip
+
+
+def _by_reason(refused: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for each in refused:
+        name = " ".join(str(value) for key, value in each.items() if key not in ("reason", "told"))
+        found.setdefault(each.get("reason") or "no reason was given", []).append(name)
+    return found
+
+
+def _of_refused(refused: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+    for why, own in _by_reason([each for each in refused if not each.get("told")]).items():
+        yield Finding(state=REFUSED, who=listed(own, 3), reason=why, where="sweep", count=len(own))
 
 
 def _state(job: dict[str, Any]) -> str:

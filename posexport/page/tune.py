@@ -6,13 +6,30 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from posexport.page.blocks import Cell, Point, Section, Table, cells, fact, number, plural, seconds, times, trimmed
-from posexport.page.boxes import BUSY, BUSY_SAID, CARE, FAILED, NOT_RUN, REFUSED, Finding, Found
+from posexport.page import busy
+from posexport.page.blocks import (
+    Block,
+    Cell,
+    Point,
+    Section,
+    Table,
+    cells,
+    fact,
+    number,
+    plural,
+    seconds,
+    span,
+    times,
+    trimmed,
+)
+from posexport.page.boxes import FAILED, NOT_RUN, REFUSED, Finding, Found
 from posexport.page.links import Result
 
 LATENCY = "latency"
 """The objective that makes the winner the fastest."""
 
+NAMES = "A name is form/dtype/opset, then /target where the file is not portable, then options of the runtime."
+PORTABLE = "portable"
 STATES = {"won": "★ won", "raced": "raced", "dropped": "dropped", "failed": "✗ failed", "refused": "– refused",
           "not run": "· not run"}  # fmt: skip
 _TONES = {"won": "best", "failed": "bad", "refused": "refused", "not run": "away"}
@@ -28,17 +45,20 @@ def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
     lead = (
         f"{', '.join(f'{counted[state]} {state}' for state in STATES if counted[state])}. Candidates race in rounds: "
         "those that are clearly slower drop out early, the others go on, and the last one wins. "
-        "Ratios are to the winner."
+        f"Ratios are to the winner. {NAMES}"
     )
-    blocks = tuple(table for result in results for table in _tables(result))
+    blocks: list[Block] = [*busy.warning(results), *(table for result in results for table in _tables(result))]
+    checked = sum(bool(each.get("verified")) or each["state"] == FAILED for each in tried)
     points = [(_by_time(result.data), point) for result in results if (point := _winner(result)) is not None]
     found = Found(
         findings=tuple(_findings(results)),
         fastest=tuple(point for timed, point in points if timed),
         chosen=tuple(point for timed, point in points if not timed),
         timed=sum(bool(each.get("seconds")) for each in tried),
+        checked=checked,
+        by_tune=checked,
     )
-    return Section(id="tune", title="Tuning", lead=lead, blocks=blocks), found
+    return Section(id="tune", title="Tuning", lead=lead, blocks=tuple(blocks)), found
 
 
 def _title(data: dict[str, Any]) -> str:
@@ -67,8 +87,27 @@ def _winner(result: Result) -> Point | None:
         text = f"chosen {result.data.get('method') or 'without a race'}, not timed, {text}"
     if won.get("reason"):
         text += f"; {won['reason'].removeprefix(str(result.data.get('method')) + ': ')}"
+    text += f"; {_verified(won)}" if won.get("verified") else ""
     figure = seconds(spread["median"]) if spread else ""
-    return Point(label=f"Tuned: {_title(result.data)}", head=won["name"], figure=figure, text=text)
+    sign = busy.sign(result.data)
+    tone, label = "care" if sign else "", f"{sign}tuned {_title(result.data)}"
+    return Point(label=label, head=_spelled(won), figure=figure, text=text, tone=tone)
+
+
+def _verified(each: dict[str, Any]) -> str:
+    return f"✓ verified by tune on {each['verified']}" if each.get("verified") else ""
+
+
+def _spelled(each: dict[str, Any]) -> str:
+    """A candidate in words."""
+    if not each.get("form"):
+        return str(each["name"])
+    target = each.get("target") or PORTABLE
+    said = [each["form"], each.get("dtype"), f"opset {each['opset']}" if each.get("opset") else None]
+    said += [f"for {target}" if target != PORTABLE else None]
+    options = (each.get("options") or {}).items()
+    said += [name if value is True else f"{name} {fact(value)}" for name, value in options]
+    return " · ".join(text for text in said if text)
 
 
 _COLUMNS = ("candidate", "state", "median", "× winner", "interval", "rounds", "kernels", "memory", "size", "why")
@@ -76,7 +115,7 @@ _COLUMNS = ("candidate", "state", "median", "× winner", "interval", "rounds", "
 
 def _tables(result: Result) -> Iterator[Table]:
     """What raced, then what was never timed: refused, not run, or the same graph as another."""
-    order, title = list(STATES), _title(result.data)
+    order, title = list(STATES), busy.title([result.data], _title(result.data))
     ranked = sorted(
         result.data["candidates"],
         key=lambda each: (order.index(each["state"]), (each.get("seconds") or {}).get("median", 0.0)),
@@ -92,7 +131,12 @@ def _tables(result: Result) -> Iterator[Table]:
     if away:
         rows = tuple((row[0], row[1], row[-1]) for row in map(_row, away))
         folded = f"{plural(len(away), 'candidate')} never timed, and why"
-        yield Table(caption=f"Never timed: {title}", columns=("candidate", "state", "why"), rows=rows, folded=folded)
+        yield Table(
+            caption=f"Never timed: {_title(result.data)}",
+            columns=("candidate", "state", "why"),
+            rows=rows,
+            folded=folded,
+        )
     yield _facts(result)
 
 
@@ -109,11 +153,11 @@ def _row(each: dict[str, Any]) -> tuple[Cell, ...]:
         Cell(text=STATES[each["state"]], tone=_TONES.get(each["state"], "")),
         number(seconds(spread["median"]), spread["median"]) if spread else Cell(text="–"),
         number(times(ratio["median"]), ratio["median"]) if ratio else Cell(text="–"),
-        Cell(text=f"{ratio['low']:.2f} to {ratio['high']:.2f}" if ratio else "–"),
+        Cell(text=span(ratio) if ratio else "–"),
         number(str(each["rounds"]), each["rounds"]) if each.get("rounds") else Cell(text="–"),
         Cell(text="–" if count is None else str(count)),
         *bytes_of,
-        Cell(text=each.get("reason") or ""),
+        Cell(text="; ".join(text for text in (_verified(each), each.get("reason")) if text)),
     )
 
 
@@ -127,9 +171,8 @@ def _facts(result: Result) -> Table:
 
 
 def _findings(results: Sequence[Result]) -> Iterator[Finding]:
+    yield from busy.findings(results, "tune")
     for result in results:
-        if (result.data.get("busy") or 0.0) > BUSY:
-            yield Finding(state=CARE, who=result.name, reason=BUSY_SAID, where="tune")
         for each in result.data["candidates"]:
             if each["state"] in _FOUND:
                 reason = each.get("reason") or "no reason was given"

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
-from posexport.errors import RequestError, unknown
-from posexport.fields import choice, text
+from posexport.errors import FieldError, RequestError, unknown
+from posexport.fields import check_types, choice, text
+from posexport.files import read_toml
 from posexport.project.terms import Budget, Latency, Plan, Tolerances, names, percent
 from posexport.spec import FORMS, Spec
 
@@ -94,16 +94,11 @@ def find_project(named: str | None) -> Project:
 
 def _table(path: Path, required: bool = False) -> dict[str, Any] | None:
     """The project's table in a file, or None where the file isn't there or has none."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         if not required:
             return None
-        raise RequestError(f"project {str(path)!r} is not there: give a pyproject.toml or a posexport.toml.") from None
-    except OSError as error:
-        raise RequestError(f"project {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"project {str(path)!r} is not TOML ({error}): mend it.") from None
+        raise RequestError(f"project {str(path)!r} is not there: give a pyproject.toml or a posexport.toml.")
+    data: Any = read_toml(path, "project")
     if path.name == "pyproject.toml":
         tool = data.get("tool")
         found = tool.get("posexport") if isinstance(tool, dict) else None
@@ -166,7 +161,9 @@ def _check_entry(entry: Entry, where: str) -> None:
     budget = entry.budget
     for name in ("kernels", "fused_attention", "plan_size"):
         if getattr(budget, name) is not None and entry.compile is None:
-            raise RequestError(f"{where}: budget {name} is of a plan: say how it is built with compile, or drop it.")
+            raise RequestError(
+                f"{where}: budget {_key(name)} is of a plan: say how it is built with compile, or drop it."
+            )
     if budget.fused_attention is False:
         raise RequestError(f"{where}: budget fused-attention is false, which checks nothing: give true, or drop it.")
     if entry.max_regression is not None and entry.baseline is None:
@@ -205,11 +202,16 @@ def _keys(data: Any, where: str, allowed: list[str]) -> dict[str, Any]:
     for key, value in data.items():
         name = key.replace("-", "_")
         if name not in allowed:
-            raise unknown(f"key in {where}:", key, [each.replace("_", "-") for each in allowed])
+            raise unknown(f"key in {where}:", key, [_key(each) for each in allowed])
         if name in found:
             raise RequestError(f"{where} gives {name} twice, with '-' and with '_': drop one.")
         found[name] = value
     return found
+
+
+def _key(name: str) -> str:
+    """A field as it is written in a project's file."""
+    return name.replace("_", "-")
 
 
 def _nested(kind: type[T], data: Any, where: str) -> T:
@@ -222,6 +224,9 @@ def _nested(kind: type[T], data: Any, where: str) -> T:
 
 def _made(kind: type[T], data: Mapping[str, Any], where: str) -> T:
     try:
+        check_types(kind, data)
         return kind(**data)
+    except FieldError as error:
+        raise RequestError(f"{where}: {error.named(_key(error.field))}") from None
     except RequestError as error:
         raise RequestError(f"{where}: {error}") from None

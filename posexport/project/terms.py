@@ -75,7 +75,7 @@ class Tolerances:
 class Latency:
     """How long one scenario may take on `runtime` (None: on each that is timed), as parts of the time of a peer."""
 
-    scenario: str = text("prefill:1024", "what is timed")
+    scenario: str = text(None, "what is timed")
     runtime: str | None = text(None, "the runtime that it holds for")
     of_floor: float | None = positive(None, "times the floor", optional=True)
     of_torch: float | None = positive(None, "times torch eager", optional=True)
@@ -84,6 +84,8 @@ class Latency:
     of_ort_optimizer: float | None = positive(None, "times ONNX Runtime's optimizer", optional=True)
 
     def __attrs_post_init__(self) -> None:
+        if self.scenario is None:
+            raise RequestError("it has no scenario: give one with its size, such as prefill:512.")
         found = read_scenario(self.scenario)
         if len(found) != 1 or ":" not in self.scenario:
             raise RequestError(f"scenario is {self.scenario!r}: give one with its size, such as prefill:512.")

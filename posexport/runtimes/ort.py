@@ -1,8 +1,9 @@
 """ONNX Runtime, CPU or CUDA provider. Inputs and outputs are bound on the device where it is timed.
 
-Options: `provider` ("CPU" or "CUDA"), `threads` (intra-op; default: ONNX Runtime's own choice), `cuda_graph` (capture
-the run once and replay it), `disabled_optimizers` (names of graph optimizers), `graph_level` (how far graphs are
-optimized: one of GRAPH_LEVELS), `io_binding` (false: timed by plain calls, which make their outputs anew each time).
+Options: `provider` ("CPU" or "CUDA"), `threads` (intra-op; default: ONNX Runtime's own choice, or as many as the CPUs
+that this process is kept to), `cuda_graph` (capture the run once and replay it), `disabled_optimizers` (names of graph
+optimizers), `graph_level` (how far graphs are optimized: one of GRAPH_LEVELS), `io_binding` (false: timed by plain
+calls, which make their outputs anew each time; true: `run` binds too, as timed runs do, but for bf16).
 
 ONNX Runtime falls back to the CPU without an error where its CUDA provider can't load; here that is an error.
 """
@@ -10,6 +11,7 @@ ONNX Runtime falls back to the CPU without an error where its CUDA provider can'
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -43,16 +45,26 @@ class OrtRunner:
         provider: str,
         cuda_graph: bool = False,
         stream: Any = None,
-        io_binding: bool = True,
+        io_binding: bool | None = None,
     ) -> None:
         self._session, self._provider, self._cuda_graph, self._stream = session, provider, cuda_graph, stream
         self._io_binding = io_binding
         self._names = [value.name for value in session.get_outputs()]
-        self._types = {value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())}
+        values = (*session.get_inputs(), *session.get_outputs())
+        self._has_bf16 = any(value.type == "tensor(bfloat16)" for value in values)
         self._shared = _shared({value.name for value in session.get_inputs()}, self._names)
 
     def run(self, inputs: Arrays) -> Arrays:
-        if "tensor(bfloat16)" not in self._types.values() and not self._cuda_graph:
+        if not self._io_binding or self._has_bf16:  # which ONNX Runtime can't copy from where it is bound
+            return self._run(inputs)
+        binding, held = self._bind(inputs)
+        assert held  # the bound memory lives until the outputs are copied
+        self._session.run_with_iobinding(binding, self._outside_graph())
+        binding.synchronize_outputs()
+        return dict(zip(self._names, binding.copy_outputs_to_cpu(), strict=True))
+
+    def _run(self, inputs: Arrays) -> Arrays:
+        if not self._has_bf16 and not self._cuda_graph:
             return dict(zip(self._names, self._session.run(self._names, inputs), strict=True))
         binding = self._session.io_binding()
         values = {name: self._value(array) for name, array in inputs.items()}
@@ -64,22 +76,27 @@ class OrtRunner:
         binding.synchronize_outputs()
         return {name: _array(value) for name, value in zip(self._names, binding.get_outputs(), strict=True)}
 
-    def prepare(self, inputs: Arrays) -> Callable[[], float]:
-        if not self._io_binding:
-            return timed(lambda: self.run(inputs))
+    def _bind(self, inputs: Arrays) -> tuple[Any, dict[str, onnxruntime.OrtValue]]:
+        """Inputs and outputs in memory of the device, and what holds that memory."""
         binding = self._session.io_binding()
         device = _DEVICES[self._provider]
         written = self._shared.values()  # on the CPU a value is the array's own memory
         held = {name: self._value(array.copy() if name in written else array, device) for name, array in inputs.items()}
         for name, value in held.items():
             binding.bind_ortvalue_input(name, value)
-        for name, array in self.run(inputs).items():  # once, to know the shapes: outputs then have a fixed place
+        for name, array in self._run(inputs).items():  # once, to know the shapes: outputs then have a fixed place
             if name in self._shared:
                 binding.bind_ortvalue_output(name, held[self._shared[name]])
                 continue
             kind = _ONNX_BF16 if array.dtype == BF16 else array.dtype.type
             held[f"output {name}"] = onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, kind, device, 0)
             binding.bind_ortvalue_output(name, held[f"output {name}"])
+        return binding, held
+
+    def prepare(self, inputs: Arrays) -> Callable[[], float]:
+        if self._io_binding is False:
+            return timed(lambda: self._run(inputs))
+        binding, held = self._bind(inputs)
         run = self._session.run_with_iobinding
         if self._stream is not None:
             enqueueing = onnxruntime.RunOptions()  # else each run ends with a wait of the host's, inside the events
@@ -164,6 +181,13 @@ def _torch_stream() -> Any:
     return torch.cuda.Stream() if torch.cuda.is_available() else None
 
 
+def _kept_to() -> int:
+    """How many CPUs this process is kept to, 0 where it has all: ONNX Runtime's own choice is a thread for each core of
+    the machine, pinned to it, whatever the process may use."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return 0 if cpus is None or cpus == os.cpu_count() else cpus
+
+
 def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
     """Open the `.onnx` file at `path`; raises what ONNX Runtime raises, RequestError for wrong options, and
     RuntimeMissingError where the CUDA provider can't start, which ONNX Runtime itself would pass over in silence.
@@ -178,8 +202,7 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
         raise RuntimeMissingError(f"onnxruntime can't run on CUDA, {missing}.")
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = _QUIET
-    if options.get("threads"):
-        settings.intra_op_num_threads = int(options["threads"])
+    settings.intra_op_num_threads = int(options.get("threads") or _kept_to())
     level = str(options.get("graph_level", "all"))
     if level not in GRAPH_LEVELS:
         raise unknown("graph_level of onnxruntime", level, GRAPH_LEVELS)
@@ -203,4 +226,4 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
             f"onnxruntime {onnxruntime.__version__} could not start {wanted}: "
             "install onnxruntime-gpu with the CUDA and cuDNN libraries that it was built for."
         )
-    return OrtRunner(session, provider, cuda_graph, stream, bool(options.get("io_binding", True)))
+    return OrtRunner(session, provider, cuda_graph, stream, options.get("io_binding"))

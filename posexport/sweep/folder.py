@@ -84,6 +84,10 @@ class Folder:
                 found[record.id] = record
         return found
 
+    def judged(self) -> dict[str, Record]:
+        """Those records that going on leaves as they are."""
+        return {id: record for id, record in self.records().items() if record.final}
+
     def keep(self, job: Job, outcome: Outcome, attempts: int) -> Record:
         """Write what came of a job: its files, its result, and at last its record."""
         place = _PARTS if KINDS[job.kind].parts else "results"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from glob import glob, has_magic
 from itertools import product
@@ -20,6 +19,7 @@ from typing import Any
 import attrs
 
 from posexport.errors import RequestError, unknown
+from posexport.files import read_bytes, read_toml
 from posexport.sweep.files import Hashes
 from posexport.sweep.jobs import File, Job, Needs
 from posexport.sweep.kinds import KINDS, Kind, whole
@@ -48,14 +48,7 @@ class Plan:
 
 def read_tables(path: Path) -> list[Said]:
     """The tables of a file; RequestError where it can't be read or holds something else."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise RequestError(f"the sweep {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
-    except (ValueError, RecursionError) as error:
-        what = "JSON" if path.suffix == ".json" else "TOML"
-        raise RequestError(f"the sweep {str(path)!r} is no {what}: {' '.join(str(error).split())}.") from None
+    data = _read_json(path) if path.suffix == ".json" else read_toml(path, "the sweep")
     if not isinstance(data, dict):
         raise RequestError(f"the sweep {str(path)!r} is no table: write [[job]] tables into it.")
     for key in data:
@@ -65,6 +58,15 @@ def read_tables(path: Path) -> list[Said]:
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise RequestError(f"the sweep {str(path)!r} has no jobs: write at least one [[job]] table into it.")
     return tables
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(read_bytes(path))
+    except OSError as error:
+        raise RequestError(f"the sweep {str(path)!r} can't be read ({error.strerror}): give a file of jobs.") from None
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the sweep {str(path)!r} is not JSON ({error}): mend it.") from None
 
 
 def read_text(text: str) -> Said:
@@ -159,10 +161,7 @@ def _check_settings(path: Path, banned: Sequence[str]) -> None:
     """RequestError where a file of options names files that would not travel with the job, nor be part of its id."""
     if not banned:
         return
-    try:
-        held = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RequestError(f"config {str(path)!r} is no TOML: {' '.join(str(error).split())}.") from None
+    held = read_toml(path, "config")
     for key in banned:
         if key in held:
             what = "say weights in the job itself" if key == "weights" else "leave it out"

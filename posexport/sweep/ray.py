@@ -1,8 +1,9 @@
-"""Jobs on a Ray cluster: one task each, placed by what it needs. Everything of Ray's is in this file.
+"""Jobs on a Ray cluster: one task each, placed by what it needs. All that Ray does for a sweep is in this file.
 
-Files go through Ray's object store, in pieces and once for each content; a machine keeps them (sweep_files.Store), so
-no file system is shared. A job that takes a whole machine is given to one that is idle, with all CPUs that it has.
-Ray is told to retry nothing: attempts are counted in one place (sweep_run), whatever ended them.
+Files go through Ray's object store, in pieces and once for each content; a machine keeps them (the Store of
+posexport.sweep.files), so no file system is shared. A job that takes a whole machine is given to one that is idle, with
+all CPUs that it has. Ray is told to retry nothing: attempts are counted in one place (posexport.sweep.run), whatever
+ended them.
 
 Source: https://docs.ray.io/en/latest/ray-core/scheduling/index.html
 """
@@ -23,6 +24,7 @@ import attrs
 
 from posexport import __version__
 from posexport.errors import PosexportError, RuntimeMissingError
+from posexport.sweep.address import check_address, check_answers, silent
 from posexport.sweep.files import Store, pieces
 from posexport.sweep.jobs import FAILED, LOST, File, Job, Needs, Outcome
 from posexport.sweep.work import TIME_LIMIT, Hand, Order
@@ -61,7 +63,9 @@ def _fetched(references: Iterable[Any]) -> Iterator[bytes]:
 
 
 def connect(address: str) -> Any:
-    """The module ray, connected to a cluster; RuntimeMissingError where there is no Ray, or no cluster."""
+    """The module ray, connected to a cluster; RuntimeMissingError where there is no Ray or no cluster, RequestError for
+    what is no address."""
+    check_address(address)
     try:
         import ray
     except ImportError:
@@ -70,14 +74,12 @@ def connect(address: str) -> Any:
         ) from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # said for each job; Ray warns else
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    check_answers(address)
     try:
-        logging.getLogger("ray").setLevel(logging.ERROR)
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="posexport")
     except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
-        said = " ".join(str(error).split())[:200].rstrip(".")
-        raise RuntimeMissingError(
-            f"no Ray cluster answers at {address!r} ({said}): start one with 'ray start --head', or give its address."
-        ) from None
+        raise silent(repr(address), " ".join(str(error).split())[:200].rstrip(".")) from None
     return ray
 
 

@@ -14,24 +14,25 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from posexport import __version__, fields
-from posexport.artifact import Artifact, manifest_path, read_onnx
 from posexport.dimensions import Values, bounds_of
 from posexport.errors import RequestError
-from posexport.files import HashingFile, json_bytes
+from posexport.files import HashingFile, check_artifact, json_bytes
 from posexport.folders import write_folder
 from posexport.models import read_spec
-from posexport.onnx_file import external
 from posexport.plan import check_plan
 from posexport.profiles import profiles_of
 from posexport.spec import Spec
 from posexport.triton.batching import Batching, batching_of
 from posexport.triton.config import BACKENDS, Served, config_of, read_config, schema, text_of
 from posexport.triton.rules import UNSERVED, problems
+
+if TYPE_CHECKING:
+    from posexport.artifact import Artifact
 
 Step = Callable[[str], object]
 _PIECE = 1 << 22  # bytes read at a time
@@ -75,10 +76,12 @@ def package_triton(
     Raises RequestError for what Triton can't serve, or where something is in the way; RuntimeMissingError where its
     schema isn't installed. Every file is then as it was.
     """
+    check_artifact(path)
+    name = _name(options.name, path)
+    _check_place(repository, name, options)
     schema()
     step(f"reading {path.name}")
     source = _from_plan(path) if path.suffix == ".plan" else _from_onnx(path)
-    name = _name(options.name, path)
     _check_served(source, options)
     values = {**source.inputs, **source.outputs}
     batching = batching_of(
@@ -104,6 +107,9 @@ def package_triton(
 
 
 def _from_onnx(path: Path) -> _Source:
+    from posexport.artifact import manifest_path, read_onnx
+    from posexport.onnx_file import external
+
     artifact = read_onnx(path)
     manifest = artifact.manifest()
     inputs = artifact.inputs()
@@ -205,10 +211,8 @@ def _comments(source: _Source, batching: Batching) -> list[str]:
     ]
 
 
-def _write(
-    source: _Source, repository: Path, name: str, config: Any, text: bytes, options: PackageOptions, step: Step
-) -> dict[str, str]:
-    """Write the model's folder, or a version of it; returns the sha256 of each file in the version's folder."""
+def _check_place(repository: Path, name: str, options: PackageOptions) -> None:
+    """RequestError where something is in the way of the model's folder or of this version."""
     home, version = repository / name, repository / name / str(options.version)
     if not repository.parent.is_dir():
         raise RequestError(f"the folder {str(repository.parent)!r} is not there: make it first, or give another.")
@@ -217,6 +221,15 @@ def _write(
             raise RequestError(f"{str(folder)!r} is a file: give another --output or --name, or move it away.")
     if version.exists() and not options.force:
         raise RequestError(f"{str(version)!r} is there: give another --version or --name, or --force to replace it.")
+
+
+def _write(
+    source: _Source, repository: Path, name: str, config: Any, text: bytes, options: PackageOptions, step: Step
+) -> dict[str, str]:
+    """Write the model's folder, or a version of it; returns the sha256 of each file in the version's folder."""
+    from posexport.artifact import manifest_path
+
+    home, version = repository / name, repository / name / str(options.version)
     _check_config(home / "config.pbtxt", config, options)
     target = next((folder for folder in (repository, home) if not folder.exists()), version)
     hashes: dict[str, str] = {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from posexport.timing import summarize
-from posexport.tune import kernels as tune_kernels
 from posexport.tune.field import WARMUP, Field
+from posexport.tune.kernels import METHOD, merit, planned, summary, unknown, words
 from posexport.tune.race import GROUP, MOST, Race, Round, race
 from posexport.tune.result import DROPPED, FAILED, RACED, Row
 from posexport.tune.shelf import Fitted, Shelf
@@ -129,7 +129,7 @@ class ByRace:
 class ByKernels:
     """By what the builder chose: no GPU, so nothing is timed."""
 
-    method = tune_kernels.METHOD
+    method = METHOD
 
     def __init__(self, shelf: Shelf, objective: str) -> None:
         self._shelf, self._objective = shelf, objective
@@ -139,24 +139,24 @@ class ByKernels:
         for row, fitted in entries:
             profile = fitted.profile if dict(row.candidate.options).get("profile") == NARROW else ()
             fact = self._shelf.kernels(row.candidate.program, fitted, profile)
-            wrong = tune_kernels.unknown(fact)
+            wrong = unknown(fact)
             if wrong is not None:
                 row.state, row.reason = FAILED, wrong
                 continue
-            row.state, row.kernels, row.size = RACED, tune_kernels.summary(fact), fact["size"]
-            row.memory = tune_kernels.planned(fact)
+            row.state, row.kernels, row.size = RACED, summary(fact), fact["size"]
+            row.memory = planned(fact)
             facts[str(row.candidate)] = fact
-        order: Callable[[Row], Any] = lambda row: (  # noqa: E731
-            tune_kernels.merit(facts[str(row.candidate)], self._objective),
-            row.candidate.plainness,
-        )
+
+        def order(row: Row) -> tuple[tuple[float, ...], tuple[int, ...]]:
+            return merit(facts[str(row.candidate)], self._objective), row.candidate.plainness
+
         ranked = sorted((row for row, _ in entries if row.state == RACED), key=order)
         if ranked:
             best = facts[str(ranked[0].candidate)]
             for row in ranked[1:]:
                 row.state = DROPPED
-                row.reason = f"{tune_kernels.words(facts[str(row.candidate)])}: behind {ranked[0].candidate}"
-            ranked[0].reason = f"{self.method}: {tune_kernels.words(best)}"
+                row.reason = f"{words(facts[str(row.candidate)])}: behind {ranked[0].candidate}"
+            ranked[0].reason = f"{self.method}: {words(best)}"
         return ranked
 
     def everything(self, candidates: int) -> int:

@@ -29,8 +29,10 @@ LAST = 2
 """So many are never halved."""
 
 EQUAL = 0.03
-"""Two candidates are equal where the interval of their ratio lies within 1 +- this; and among those that stand, no
-simpler one is preferred whose median is further behind."""
+"""Two candidates are equal where the interval of their ratio lies within 1 +- this."""
+
+NEAR = 0.01
+"""Of those that stand, a simpler one is preferred where its median is no further behind."""
 
 SURE = 0.95
 """An interval of less confidence (one of few rounds) only drops what it puts further behind than `EQUAL`."""
@@ -97,7 +99,7 @@ class Race:
         """How many times the best's its time is, as `speeds` has it."""
         return self.speeds(best).get(name, math.inf)
 
-    def equals(self, behind: float = EQUAL) -> list[str]:
+    def equals(self, behind: float = NEAR) -> list[str]:
         """Those that stand and are at most `behind` slower than the fastest in the median."""
         best = self.fastest(self.standing)
         found = []

@@ -190,15 +190,17 @@ class Tuning:
 
     def _narrow(self, first: Sequence[Program]) -> list[Row]:
         """Race programs, then opsets of the best, then its options, and the one next to it under the best of those."""
-        runtime = self.request.runtime
-        order = self._pick([(program, [plain_options(runtime)]) for program in first], FEW)
-        if not order:
-            return []
-        best = order[0].candidate.program
+        runtime, best = self.request.runtime, first[0]
+        order: list[Row] = []
+        if len(first) > 1:  # one alone is timed when its options are
+            order = self._pick([(program, [plain_options(runtime)]) for program in first], FEW)
+            if not order:
+                return []
+            best = order[0].candidate.program
         more = [each for each in self.distinct(other_opsets(best, self.request.limits)) if str(each) not in self._wrong]
         if more:
             order = self._pick([(program, [plain_options(runtime)]) for program in (best, *more)], FEW) + order
-        leading = list(dict.fromkeys(row.candidate.program for row in order))[:BEST]
+        leading = list(dict.fromkeys([*(row.candidate.program for row in order), best]))[:BEST]
         options = options_of(runtime, not self._by_kernels)
         order = self._pick([(leading[0], options)], MOST if len(leading) == 1 else FEW) or order
         if len(leading) > 1:

@@ -22,17 +22,20 @@ from posexport.tune.store import Store
 
 IMPORT = "tensorrt-import"
 
+VERIFIED = ("graph_level", "threads", "io_binding")
+"""Options under which a winner is verified."""
+
 
 def verified(
     shelf: Shelf, store: Store, runtime: str, candidate: Candidate, by_kernels: bool
 ) -> tuple[str | None, str]:
     """(None, or why the candidate is not known to be right; the runtime that was asked).
 
-    Where plans can't run, what TensorRT's parser makes of the file is evaluated instead. Graph level and threads are
-    the candidate's own; I/O binding and CUDA graphs only hand tensors over in another way, and are those of `verify`.
+    Where plans can't run, what TensorRT's parser makes of the file is evaluated instead. Graph level, threads and I/O
+    binding are the candidate's own; CUDA graphs, which only launch the same kernels in another way, are not.
     """
     row = RUNTIMES[IMPORT if by_kernels else runtime]
-    options = {name: value for name, value in candidate.options if name in ("graph_level", "threads")}
+    options = {name: value for name, value in candidate.options if name in VERIFIED}
     row = attrs.evolve(row, options={**row.options, **options})
 
     def find() -> dict[str, Any]:

@@ -24,7 +24,7 @@ from posexport.files import json_bytes, staged
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.weights import seeded_weights
 from posexport.scenarios import Scenario
-from posexport.tune.race import EQUAL, MOST
+from posexport.tune.race import MOST, NEAR
 from posexport.tune.tuning import Block, Limits, Request, Store, tune
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,7 +173,7 @@ def _page(found: dict[str, Any]) -> str:
             f'{busy:.0%} of the CPU. "Best of all" is the fastest of every distinct program under every combination of',
             f"options, {block['rounds']} rounds each; the ratio is that of tune's pick to it, timed anew in {FRESH}",
             "pairs of processes, with its 95 % interval over them: a pick is right where that reaches 1. (Of programs",
-            f"within {EQUAL:.0%} of each other tune takes the simplest.)",
+            f"within {NEAR:.0%} of each other tune takes the simplest.)",
             "",
             f'"Runs" and "time" are what tune took of timing everything at {MOST} rounds: time with exports and',
             "opening of the programs, and for tune with verification and writing.",

@@ -1,0 +1,94 @@
+"""What holds of every command: an option counts once, errors name it as it is written, and cheap ones come first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from helpers import cli, refused
+
+from posexport.cli import COMMANDS, main
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_of_one_value_is_given_once(name: str) -> None:
+    command = main.get_command(None, name)  # type: ignore[arg-type]
+    assert command is not None
+    for option in (each for each in command.params if isinstance(each, click.Option)):
+        first, last = option.opts[0], (*option.opts, *option.secondary_opts)[-1]
+        words = (first, last) if option.is_flag else (first, "x", last, "y")
+        result = cli(name, *words, "--help")
+        if option.multiple or (option.is_flag and not option.secondary_opts):
+            assert result.exit_code == 0, first
+        else:
+            refused(result, first, "was given 2 times: give it once.")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("verify x.onnx --time-limit never", "--time-limit is 'never': it must be a number"),
+        ("sweep --job matrix --time-limit 0", "--time-limit is '0'"),
+        ("package x.onnx --triton --max-batch-size -1", "--max-batch-size is '-1': it must be a whole number from 0"),
+        ("bench x.onnx --rounds 1.5", "--rounds is '1.5'"),
+        ("tune --encoding rope --max-seq 0", "--max-seq is '0'"),
+        ("plot rope --seq 1", "--seq is '1'"),
+        ("positions --grid 2x2 --prefix-tokens x", "--prefix-tokens is 'x'"),
+        ("export --encoding rope --norm-eps 0", "--norm-eps is '0'"),
+        ("export --config c.toml --num-heads 0", "--num-heads is '0'"),
+        ("export --config c.toml", "hidden_size is 'wide'"),
+    ],
+)
+def test_an_error_names_the_option_as_it_is_written(
+    command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.toml").write_text("encoding = 'rope'\n" + ("" if "num-heads" in command else "hidden-size = 'wide'\n"))
+    result = cli(*command.split())
+    refused(result, said)
+    assert said.startswith("--") or f"--{said}" not in result.stderr
+
+
+CHEAP = {
+    "bench gone.onnx": "'gone.onnx' is not there",
+    "bench gone.plan": "'gone.plan' is not there",
+    "bench here.onnx --against gone.onnx": "'gone.onnx' is not there",
+    "bench here.onnx --scenario prefil:8": "did you mean 'prefill'",
+    "bench here.onnx --scenario prefill:x": "has the size 'x'",
+    "bench here.onnx --shape batch=x": "batch is 'x'",
+    "bench here.onnx --shape batch=1,batch=2": "gives batch twice: give it once",
+    "bench here.onnx --runtime ort-cup": "did you mean 'ort-cpu'",
+    "bench here.onnx --baseline empty.json": "can't read 'empty.json' (it is no JSON)",
+    "bench here.onnx --save /dev/null": "output '/dev/null' is a device or a pipe",
+    "bench here.onnx --threads 0": "--threads is '0'",
+    "package gone.onnx --triton": "'gone.onnx' is not there",
+    "package here.onnx --triton --instances 0": "--instances is '0'",
+    "package here.onnx --triton --name ../up": "'../up' can't be used",
+    "package here.onnx --triton -o no/folder": "'no' is not there",
+    "tune --encoding rope --weights gone.safetensors": "weights 'gone.safetensors' can't be read",
+    "tune --encoding rope --scenario prefil:8": "did you mean 'prefill'",
+    "tune --encoding rope --seed x": "--seed is 'x'",
+    "compile gone.onnx": "'gone.onnx' is not there",
+    "export --config /dev/zero": "config '/dev/zero' can't be read (it is a device)",
+    "export --config latin.toml": "config 'latin.toml' is not TOML, whose text is UTF-8",
+}
+
+
+def test_what_is_wrong_at_a_glance_is_told_before_torch_loads(tmp_path: Path) -> None:
+    """One process runs them all: each is exit 2 in one sentence, and torch is not loaded at the end."""
+    (tmp_path / "here.onnx").touch()
+    (tmp_path / "empty.json").touch()
+    (tmp_path / "latin.toml").write_bytes("encoding = 'größe'".encode("latin-1"))
+    code = (
+        "import sys\nfrom posexport.cli import main\nfor line in sys.argv[1:]:\n    try:\n        main(line.split())\n"
+        "    except SystemExit as done:\n        assert done.code == 2, (line, done.code)\n"
+        "assert 'torch' not in sys.modules and 'onnx' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *CHEAP], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    for line, (command, sentence) in zip(said, CHEAP.items(), strict=True):
+        assert sentence in line, command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,8 @@ from helpers import cli, exported, open_ort, refused, tree, weights_for
 from stack_helpers import STACKS, difference, stack, traced_whole
 
 from posexport.artifact import read_onnx, write_onnx
+from posexport.cli.console import runs
+from posexport.cli.export_command import _tensors
 from posexport.errors import RequestError
 from posexport.export import export
 from posexport.models.block import build_block
@@ -190,6 +193,28 @@ def test_runtimes_agree_on_a_stack_with_outside_weights(written: Path) -> None:
     for name, made in open_ort(written)(inputs).items():
         assert np.abs(made - truth[name]).max() < 2e-6
         assert np.abs(whole[name] - truth[name]).max() < 2e-6
+
+
+def test_people_see_a_line_for_a_run_of_layers(written: Path) -> None:
+    said = cli("inspect", written).stdout
+    lines = {line.split("  ")[0]: line for line in (each.strip() for each in said.splitlines())}
+    assert {"past_key.0 ... past_key.4", "present_value.0 ... present_value.4"} <= lines.keys()
+    assert "layers.0.q_proj.weight ... layers.4" in lines
+    assert "past_key.1" not in said
+    assert "{" not in said
+    assert lines["layer_pattern.1"] and lines["encoding"].split() == ["encoding", "alibi"]
+    assert lines["theta"].split() == ["theta", "10000.0"]
+    manifest = json.loads(written.with_name("block.onnx.json").read_bytes())
+    shown = [name for name, _ in _tensors(manifest, "output")]
+    assert shown == ["output", "present_key.0 ... present_key.4", "present_value.0 ... present_value.4"]
+    assert json.loads(cli("inspect", written, "--json").stdout)["inputs"].keys() == stack("pattern").inputs().keys()
+
+
+def test_layers_that_differ_have_lines_of_their_own() -> None:
+    facts = [(f"a.{index}", "x" if index < 3 else "y") for index in range(5)]
+    assert runs([*facts, ("a.7", "y"), ("b", "y")]) == [
+        ("a.0 ... a.2", "x"), ("a.3 ... a.4", "y"), ("a.7", "y"), ("b", "y"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", ["another layer's weights", "layers in another order"])

@@ -15,6 +15,7 @@ from stack_helpers import stack
 from trt_helpers import needs_rtx
 
 from posexport.artifact import write_onnx
+from posexport.models import read_spec
 from posexport.parity import FAILED, NOT_RUN, PASSED
 from posexport.runtimes import RUNTIMES
 from posexport.verify import verify
@@ -70,6 +71,24 @@ def test_verify_passes_stacks_and_finds_the_layer_that_is_wrong(tmp_path: Path, 
             assert verdict.state == (PASSED if name == "sound" else FAILED), verdict
     assert states["sound", "ort-cpu"].state == PASSED
     assert "layers.3.v_proj.weight" in str(states["another", "ort-cpu"].where)
+
+
+@pytest.mark.slow
+def test_a_wrong_rotation_deep_in_a_stack_is_found(tmp_path: Path) -> None:
+    data = {"hidden_size": 64, "num_heads": 2, "layers": 32, "causal": True, "kv_cache": "concat"}
+    write_onnx(exported(read_spec({**data, "encoding": {"name": "rope"}})), tmp_path / "sound.onnx")
+    model = onnx.load(tmp_path / "sound.onnx")
+    rotations = [node for node in model.graph.node if node.op_type == "Sub"]
+    wrong = rotations[len(rotations) // 32 * 17]  # the first of layer 17
+    wrong.op_type = "Add"
+    onnx.save(model, tmp_path / "wrong.onnx")
+    report = verify([tmp_path], runtimes={name: RUNTIMES[name] for name in ("torch", "ort-cpu")})
+    found = {(Path(each.artifact).stem, each.runtime): each for each in report.verdicts}
+    assert {name: each.state for name, each in found.items()} == {
+        ("sound", "torch"): PASSED, ("sound", "ort-cpu"): PASSED, ("wrong", "torch"): PASSED,
+        ("wrong", "ort-cpu"): FAILED,
+    }  # fmt: skip
+    assert wrong.name in str(found["wrong", "ort-cpu"].where)
 
 
 def _order() -> dict[str, str]:

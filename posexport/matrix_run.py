@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import psutil
 
 from posexport.matrix import BUILD, Cell, Column, Entry, Matrix, Todo, spec_hash
+from posexport.memory_room import available
 from posexport.parity import FAILED, NOT_RUN, PASSED
 from posexport.runtimes.pool import Worker
 
@@ -30,7 +30,7 @@ TIME_LIMIT = 300.0
 BATCH = 12
 """Entries that one call of verify gets: its runtimes start once for all of them."""
 
-_MEMORY = 3e9  # bytes that one job takes, about: a worker, torch, and a process for each runtime
+_MEMORY = 3 * 10**9  # bytes that one job takes, about: a worker, torch, and a process for each runtime
 _STEP = 0.25  # seconds between two looks at what is done, and for Ctrl-C
 
 Batch = list[tuple[Entry, list[str]]]
@@ -40,7 +40,7 @@ Advance = Callable[[str, int], object]
 
 def default_jobs() -> int:
     """As many jobs as there are cores, and memory for."""
-    return max(1, min(os.cpu_count() or 1, int(psutil.virtual_memory().available / _MEMORY)))
+    return max(1, min(os.cpu_count() or 1, available() // _MEMORY))
 
 
 def steps(todo: Todo) -> int:

@@ -46,8 +46,8 @@ __all__ = ["Block", "Limits", "Request", "Store", "tune"]
 BEST = 2
 """Programs, and combinations of options, that reach the last race."""
 
-FEW = 10
-"""Rounds at most of the races before the last one, which only have to find out who takes part in that."""
+FEW, FINAL = 8, 10
+"""Rounds at most of the races before the last one, which only have to find out who takes part in that; and of that."""
 
 
 @attrs.frozen(kw_only=True)
@@ -123,7 +123,7 @@ class Tuning:
         self._picker = (
             ByKernels(self.shelf, request.objective)
             if self._by_kernels
-            else ByRace(self.field, request.objective, request.seed)
+            else ByRace(self.shelf, self.field, request.runtime, request.objective, request.seed)
         )
         self.rows: dict[str, Row] = {}
         self.fitted: dict[Program, Fitted] = {}
@@ -174,7 +174,8 @@ class Tuning:
             if not isinstance(fitted, Fitted):
                 row.state, row.reason = REFUSED, refused or str(fitted)
                 continue
-            row.size = fitted.size
+            if not self.request.runtime.startswith("tensorrt"):  # there the plan's counts, which is not built yet
+                row.size = fitted.size
             identity, error = self.shelf.identity(program, fitted)
             if error is not None:
                 row.state, row.reason = (REFUSED if "NOT_IMPLEMENTED" in error else FAILED), error
@@ -205,7 +206,7 @@ class Tuning:
         order = self._pick([(leading[0], options)], MOST if len(leading) == 1 else FEW) or order
         if len(leading) > 1:
             stand = [row.candidate.options for row in order[:BEST] if row.candidate.program == leading[0]]
-            order = self._pick([(program, stand) for program in leading], MOST - FEW) or order
+            order = self._pick([(program, stand) for program in leading], FINAL) or order
         for row in self.rows.values():
             if row.state == RACED and row not in order:
                 row.state = DROPPED

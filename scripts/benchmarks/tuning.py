@@ -172,7 +172,7 @@ def _page(found: dict[str, Any]) -> str:
             f"have positions), {' and '.join(block['dtypes'])}, ONNX Runtime on the CPU; other work took up to",
             f'{busy:.0%} of the CPU. "Best of all" is the fastest of every distinct program under every combination of',
             f"options, {block['rounds']} rounds each; the ratio is that of tune's pick to it, timed anew in {FRESH}",
-            f"pairs of processes, with its {SURE:.1%} interval over them, so that all rows hold together with 95 %: a pick",
+            f"pairs of processes, with its {SURE:.1%} interval over them, so that all rows hold with 95 %: a pick",
             f"is right where that reaches 1. (Of programs within {NEAR:.0%} of each other tune takes the simplest.)",
             "",
             f'"Runs" and "time" are what tune took of timing everything at {MOST} rounds: time with exports and',

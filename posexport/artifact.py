@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,49 @@ def matches_manifest(path: Path, external: bool = True) -> bool | None:
     return hashes.keys() == files.keys() and all(
         file.is_file() and sha256_of(file) == hashes[name] for name, file in files.items()
     )
+
+
+def manifest_fault(artifact: Artifact, external: bool = True) -> str | None:
+    """Why the manifest beside an ONNX artifact is not of it, in words without a full stop; None where it is, or where
+    there is none.
+
+    The file carries its own spec, so it can be used all the same: this tells that one of the two was changed since.
+    `external` is that of `matches_manifest`.
+    """
+    name = manifest_path(artifact.path).name
+    try:
+        manifest = artifact.manifest()
+        same = matches_manifest(artifact.path, external)
+    except RequestError as error:
+        return str(error).rstrip(".")
+    if manifest is None:
+        return None
+    if not same:
+        return f"the file is not the one that its manifest {name} describes (their sha256 differ)"
+    other = ", ".join(contradictions(manifest, artifact))
+    return f"its manifest {name} says otherwise than the file of its {other}" if other else None
+
+
+def contradictions(manifest: Mapping[str, Any], artifact: Artifact) -> list[str]:
+    """The keys under which a manifest, of an ONNX artifact or of a plan built from it, says otherwise than the file."""
+    graph = artifact.model.graph
+    ours = {
+        "form": artifact.form,
+        "inputs": [_entry(value) for value in graph.input],
+        "outputs": [_entry(value) for value in graph.output],
+        "opset": artifact.opset,
+    }
+    found = [key for key, value in ours.items() if manifest.get(key) != value]
+    return found if _spec_of(manifest) == artifact.spec else ["spec", *found]
+
+
+def _spec_of(manifest: Mapping[str, Any]) -> Spec | None:
+    """A manifest's spec, read as a file's own is: one of an earlier version may lack what has a default since."""
+    data = manifest.get("spec")
+    try:
+        return read_spec(data) if isinstance(data, dict) else None
+    except (ValueError, RequestError):
+        return None
 
 
 def _describe(value: onnx.ValueInfoProto) -> tuple[Shape, str]:

@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 
 from posexport.bench_candidates import AGAINST, is_peer
-from posexport.bench_result import TIMED, Benchmark, Shape, Timing
+from posexport.bench_result import BUSY, TIMED, Benchmark, Shape, Timing, differing
 from posexport.errors import RequestError
 from posexport.machine import differences
 from posexport.timing import ENOUGH_PROCESSES, Trimmed, student, trimmed
@@ -105,8 +105,8 @@ def notes_on(base: Benchmark, found: Benchmark) -> tuple[str, ...]:
         if ours != theirs:
             raise RequestError(f"the baseline is of {name} {theirs!r}, this run of {ours!r}: save one of {ours!r}.")
     if base.spec != found.spec:
-        names = sorted(name for name in {**base.spec, **found.spec} if base.spec.get(name) != found.spec.get(name))
-        raise RequestError(f"the baseline is of another block ({', '.join(names)} differ): save one of this block.")
+        names = ", ".join(differing(base.spec, found.spec))
+        raise RequestError(f"the baseline is of another block ({names} differ): save one of this block.")
     ours, theirs = ({str(shape.sizes) for shape in each.shapes} for each in (found, base))
     if ours != theirs:
         odd = sorted(ours ^ theirs)[0]
@@ -130,6 +130,11 @@ def notes_on(base: Benchmark, found: Benchmark) -> tuple[str, ...]:
     ]
     if base.processes < ENOUGH_PROCESSES:
         notes.append(f"The baseline has {base.processes} processes per runtime, too few to tell changes by.")
+    if base.busy > BUSY:
+        notes.append(
+            f"The baseline was saved on a busy machine (other work took {base.busy:.0%} of the CPU), so changes may "
+            "not be told from it: save it anew at rest."
+        )
     unlike = differences(dict(base.machine), dict(found.machine))
     if unlike:
         notes.append(
@@ -143,8 +148,10 @@ def compare(found: Benchmark, base: Benchmark, allowed: float) -> Gate:
     """Every runtime that the baseline timed, at every shape; RequestError for a baseline that doesn't fit."""
     notes = notes_on(base, found)
     shapes = {str(shape.sizes): shape for shape in found.shapes}
+    ways, earlier = found.floor_ways(), base.floor_ways()
+    unlike = {sizes for (name, sizes), way in earlier.items() if ways.get((name, sizes), way) != way}
     changes = [
-        _changed(before, shapes[str(shape.sizes)], allowed)
+        _changed(before, shapes[str(shape.sizes)], allowed, ("floor",) if str(shape.sizes) in unlike else ())
         for shape in base.shapes
         for before in shape.results
         if before.state == TIMED and not is_peer(before.runtime)
@@ -171,15 +178,17 @@ def _title(shape: Shape) -> str:
     return shape.scenario or str(shape.sizes)
 
 
-def _changed(before: Timing, shape: Shape, allowed: float) -> Change:
+def _changed(before: Timing, shape: Shape, allowed: float, unlike: Sequence[str]) -> Change:
+    """`unlike` names yardsticks that are not the same in both runs."""
     now = shape.timing(before.runtime)
     whole: dict[str, Any] = {"runtime": before.runtime, "shape": _title(shape)}
     if now is None or now.state != TIMED:
         why = "it is not among the runtimes of this run" if now is None else f"{now.state}: {now.reason}"
         return Change(**whole, state=NOT_RUN, reason=why)
-    by = _steadier(before, now)
+    by = _steadier(before, now, unlike)
     if by is None:
-        return Change(**whole, state=NOT_RUN, reason="neither the floor nor torch was timed beside it in both runs")
+        why = "neither torch nor the same floor was timed beside it in both runs"
+        return Change(**whole, state=NOT_RUN, reason=why)
     old, new = before.processes[by], now.processes[by]
     told: dict[str, Any] = {"by": by, "before": _middle(old), "now": _middle(new)}
     if min(len(old), len(new)) < ENOUGH_PROCESSES:
@@ -216,9 +225,10 @@ def _judged(told: dict[str, Any], old: Sequence[float] | None, new: Sequence[flo
     return Change(**told, state=state, change=math.exp(middle), low=low, high=high, more=more)
 
 
-def _steadier(before: Timing, now: Timing) -> str | None:
+def _steadier(before: Timing, now: Timing, unlike: Sequence[str]) -> str | None:
     """The yardstick by which the change is known best: that of the smaller variance over both runs."""
-    there = [by for by in YARDSTICKS if before.processes.get(by) and now.processes.get(by)]
+    both = [by for by in YARDSTICKS if before.processes.get(by) and now.processes.get(by)]
+    there = [by for by in both if by not in unlike]
 
     def unsure(by: str) -> float:
         parts = [_logs(each.processes[by]) for each in (before, now)]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 
 from posexport.bench_candidates import choose, earlier
 from posexport.bench_field import BURST, Field, Settings
-from posexport.bench_result import BUSY, Benchmark, Shape
+from posexport.bench_result import BUSY, Benchmark, Shape, differing
 from posexport.bench_shapes import Sizes, Subject, read_sizes, read_subject
 from posexport.errors import RequestError
 from posexport.files import check_artifact, sha256_of
@@ -28,7 +28,7 @@ __all__ = ["BUDGET", "BUSY", "PROCESSES", "Benchmark", "bench"]
 BUDGET = 60.0
 """Seconds for the rounds of one shape, however slow it is."""
 
-ROUNDS, ROUNDS_EACH = 20, 5
+ROUNDS, ROUNDS_EACH = 20, 10
 """Rounds of one process, and of each where there are several."""
 
 PROCESSES = 7
@@ -55,6 +55,7 @@ def bench(
     check: Callable[[Benchmark], object] = lambda head: None,
     enough: Callable[[Benchmark], bool] = lambda found: True,
     against: Path | None = None,
+    ways: Mapping[tuple[str, str], str] | None = None,
     progress: Callable[[str], object] = lambda step: None,
 ) -> Benchmark:
     """Time the artifact at `path`; torch eager, torch.compile and the floor are always among the candidates.
@@ -66,6 +67,7 @@ def bench(
     Each candidate gets `processes` processes one after another, which share the rounds; and more, up to
     `most_processes`, until `enough` says so of the result. With more than one, torch.compile is timed only where it is
     named or `compiled` is given: it takes seconds to start. `check` sees the result before anything is timed.
+    `ways` says how a floor is run, by its name and the sizes as text, as `floor_ways` has it of an earlier result.
     `progress` is called with what comes next. RequestError for names, sizes and files that can't be used.
     """
     chosen = choose(runtimes, peers, also)
@@ -88,7 +90,7 @@ def bench(
         rounds=share, warmup=warmup, threads=threads, cuda_graph=cuda_graph, seed=seed, budget=budget / processes
     )
     digest, here = sha256_of(path), machine()
-    with Field(subject, chosen, sizes, settings, old, progress) as field:
+    with Field(subject, chosen, sizes, settings, old, progress, ways) as field:
 
         def result() -> Benchmark:
             return Benchmark(
@@ -108,6 +110,7 @@ def bench(
                 threads=threads,
                 cuda_graph=cuda_graph,
                 left_out=left_out,
+                doubts=(*subject.doubts, *(() if old is None else old.doubts)),
                 shapes=tuple(
                     Shape(
                         scenario=names_of[0] if names_of else None,
@@ -170,9 +173,10 @@ def _earlier(subject: Subject, path: Path, sizes: Sequence[Sizes]) -> Subject:
     """The earlier artifact; RequestError where it is another block, or can't take the sizes."""
     old = read_subject(path)
     if old.spec != subject.spec:
+        names = ", ".join(differing(old.spec.to_dict(), subject.spec.to_dict()))
         raise RequestError(
-            f"{path.name!r} is another block than {subject.path.name!r} (their specs differ): give an earlier artifact "
-            "of the same one."
+            f"{str(path)!r} is another block than {str(subject.path)!r} ({names} differ): give an earlier artifact of "
+            "the same one."
         )
     old.sizes([str(each) for each in sizes])
     return old

@@ -17,7 +17,7 @@ import attrs
 
 from posexport import timing
 from posexport.bench_candidates import AGAINST, EXPORTED, Candidate
-from posexport.bench_result import FAILED, NOT_RUN, TIMED, Timing
+from posexport.bench_result import BOUND, FAILED, NOT_RUN, TIMED, Timing
 from posexport.bench_shapes import Sizes, Subject
 from posexport.runtimes.pool import Worker
 
@@ -62,7 +62,10 @@ class Field:
         settings: Settings,
         earlier: Subject | None,
         progress: Callable[[str], object],
+        ways: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
+        """`ways` says how a floor is run, by its name and the sizes; else all processes do as the first."""
+        self._ways = dict(ways or {})
         self._subject, self._earlier, self._settings = subject, earlier, settings
         self._candidates = {candidate.name: candidate for candidate in candidates}
         self._sizes, self._progress = list(sizes), progress
@@ -189,9 +192,12 @@ class Field:
             if name not in self._workers:
                 continue
             self._progress(f"warming up {name} at {sizes}{again}")
-            reply = self._ask(self._workers[name], name, index, "shape", OPEN_LIMIT, **asked, keep_free=transient)
+            more = {"keep_free": transient, "way": self._ways.get((name, str(sizes)))}
+            reply = self._ask(self._workers[name], name, index, "shape", OPEN_LIMIT, **asked, **more)
             if reply is not None:
                 ready[name] = reply
+                if BOUND in reply["describe"]:
+                    self._ways.setdefault((name, str(sizes)), reply["describe"][BOUND])
                 transient = max(transient, reply["memory"] - reply["resident"])
         calls = {name: self._turn(name, index) for name in ready}
         if not calls:

@@ -23,13 +23,14 @@ def bench_gated(
     against: Path | None = None,
     allowed: float,
     processes: int | None = None,
+    tell: Callable[[str], object] = lambda note: None,
     **options: Any,
 ) -> tuple[Benchmark, Gate]:
     """Time the artifact at `path` and judge it by the saved result at `baseline`, or by the earlier artifact `against`.
 
     `options` are those of `bench`; what isn't given of scenarios, shapes, runtimes, threads and CUDA graphs is as
-    in the baseline. `allowed` is a share: 0.05 lets it be 5 % slower. RequestError as `bench` raises it, and for a
-    baseline of something else.
+    in the baseline. `allowed` is a share: 0.05 lets it be 5 % slower. `tell` hears what makes the comparison less sure
+    before anything is timed. RequestError as `bench` raises it, and for a baseline of something else.
     """
     options |= {"processes": processes or PROCESSES, "most_processes": max(processes or 0, MOST_PROCESSES)}
     if baseline is None:
@@ -38,10 +39,16 @@ def bench_gated(
         found = bench(path, against=against, enough=enough, **options)
         return found, compare_earlier(found, allowed, named)
     base = read_benchmark(baseline)
+
+    def check(head: Benchmark) -> None:
+        for note in notes_on(base, head):
+            tell(note)
+
     found = bench(
         path,
-        check=lambda head: notes_on(base, head),
+        check=check,
         enough=_enough(lambda found: compare(found, base, allowed)),
+        ways=base.floor_ways(),
         **_as_in(base, options),
     )
     return found, compare(found, base, allowed)

@@ -12,10 +12,13 @@ import attrs
 from posexport import timing
 from posexport.bench_shapes import Sizes
 from posexport.errors import PosexportError, RequestError
-from posexport.files import check_target, read_bytes
+from posexport.files import check_writable, read_bytes
 
 KIND, VERSION = "bench", 1
 TIMED, FAILED, NOT_RUN = "timed", "failed", "not run"
+
+BOUND = "bound"
+"""Under which the engine of a floor says how it was run."""
 
 
 @attrs.frozen(kw_only=True)
@@ -96,13 +99,25 @@ class Benchmark:
     """Whether runs were captured as CUDA graphs, where a runtime can."""
     left_out: tuple[Mapping[str, str], ...] = ()
     """Points of whole sweeps that the artifact can't take: {scenario, reason}."""
+    doubts: tuple[str, ...] = ()
+    """Why a manifest is not of the file that was timed, where it isn't."""
     shapes: tuple[Shape, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; times in seconds, memory in bytes."""
-        head = {f.name: getattr(self, f.name) for f in attrs.fields(Benchmark) if f.name not in ("left_out", "shapes")}
+        head = {f.name: getattr(self, f.name) for f in attrs.fields(Benchmark) if f.name in _HEAD}
+        head |= {"doubts": list(self.doubts)} if self.doubts else {}
         shapes = [shape.to_dict() for shape in self.shapes]
         return {"kind": KIND, "version": VERSION, **head, "left_out": list(self.left_out), "shapes": shapes}
+
+    def floor_ways(self) -> dict[tuple[str, str], str]:
+        """How each floor was run, by its name and the sizes as text."""
+        return {
+            (each.runtime, str(shape.sizes)): each.engine[BOUND]
+            for shape in self.shapes
+            for each in shape.results
+            if BOUND in each.engine
+        }
 
     def states(self, name: str) -> set[str]:
         """The states of one candidate over all shapes."""
@@ -131,13 +146,18 @@ def check_place(path: Path, baseline: Path | None = None) -> None:
     """
     if path.is_dir() or not path.parent.is_dir():
         raise RequestError(f"--save is {str(path)!r}: give the name of a file in a folder that is there.")
-    check_target(path)
     real = path.resolve()
     of = real.with_suffix("") if real.suffix == ".json" else real  # whose manifest it would be
     if real.suffix in _ARTIFACT or (of.suffix in _ARTIFACT and of.is_file()):
         raise RequestError(f"--save is {str(path)!r}, a file of an artifact: give the result a name of its own.")
     if baseline is not None and real == baseline.resolve():
         raise RequestError(f"--save and --baseline are both {str(path)!r}: save the new result under another name.")
+    check_writable(path)
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The names of the fields in which two specs, as plain data, are not the same."""
+    return sorted(name for name in {**one, **other} if one.get(name) != other.get(name))
 
 
 def read_benchmark(path: Path) -> Benchmark:
@@ -169,7 +189,8 @@ def benchmark_from(data: Mapping[str, Any]) -> Benchmark:
     head = {name: _typed(name, data[name], kind) for name, kind in _HEAD.items()}
     shapes = tuple(_shape(each) for each in data["shapes"])
     left_out = tuple({str(name): str(text) for name, text in each.items()} for each in data["left_out"])
-    return Benchmark(**head, left_out=left_out, shapes=shapes)
+    doubts = tuple(str(each) for each in data.get("doubts", ()))
+    return Benchmark(**head, left_out=left_out, doubts=doubts, shapes=shapes)
 
 
 def _shape(data: Mapping[str, Any]) -> Shape:

@@ -52,7 +52,8 @@ class Sizes:
 class Subject:
     """An artifact that can be timed: its file, the ONNX file that torch's block is rebuilt from, and what it takes.
 
-    `ranges` holds for each dimension the (smallest, preferred or None, largest or None) size.
+    `ranges` holds for each dimension the (smallest, preferred or None, largest or None) size, `doubts` what of its
+    manifest is not of it.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class Subject:
     opset: int
     plan_runtime: str | None
     ranges: Mapping[str, tuple[int, int | None, int | None]]
+    doubts: tuple[str, ...] = ()
 
     def sizes(self, given: Sequence[str]) -> list[Sizes]:
         """The sizes of `--shape` options, or defaults that the artifact takes; RequestError for what it can't take."""
@@ -161,6 +163,7 @@ def read_subject(path: Path) -> Subject:
         form=found.source.form,
         opset=found.source.opset,
         plan_runtime=found.only,
+        doubts=tuple(f"{path.name}: {note}" for note in found.notes),
         ranges={
             dim: (low, low if low == high else found.tuned.get(dim), high) for dim, (low, high) in found.bounds.items()
         },

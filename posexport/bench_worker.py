@@ -2,7 +2,8 @@
 
 It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     open   {runtime_name, role, options, path, threads} -> {describe, load_seconds, build_seconds}   loads the artifact
-    shape  {spec, seed, warmup, keep_free, batch, seq, ...}    binds inputs, runs up to `warmup` times
+    shape  {spec, seed, warmup, keep_free, way, batch, seq, ...}    binds inputs, runs up to `warmup` times; `way` is
+                                                               how the floor is run, where that is known
            -> {seconds, turn_seconds, build_seconds, memory, resident, gpu_memory, describe}
     time   {burst}  -> {seconds: [...]}                        one untimed run, then `burst` timed ones
     make   {role, path, source[, spec]} -> {}                  writes the file of a peer
@@ -80,8 +81,12 @@ class Worker:
             "build_seconds": seconds if built else None,
         }
 
-    def shape(self, spec: dict[str, Any], seed: int, warmup: int, keep_free: int = 0, **sizes: int) -> dict[str, Any]:
+    def shape(
+        self, spec: dict[str, Any], seed: int, warmup: int, keep_free: int = 0, way: str | None = None, **sizes: int
+    ) -> dict[str, Any]:
         assert self._runner is not None
+        if way is not None:
+            vars(self._runner)["way"] = way
         self._call = None  # the memory of the shape before
         if self._limited:
             memory_room.limit_to_what_is_free(keep_free)

@@ -5,12 +5,13 @@ Build time isn't written anywhere: the same command gives the same files, as far
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from posexport import __version__
-from posexport.artifact import Artifact, manifest_path, read_onnx
+from posexport.artifact import Artifact, manifest_fault, manifest_path, read_onnx
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.files import json_bytes, sha256_of, staged
 from posexport.onnx_file import external
@@ -22,14 +23,21 @@ __all__ = ["BuildOptions", "Built", "build", "compile_plan"]
 
 
 def compile_plan(
-    path: Path, output: Path, options: BuildOptions, phase: Phase = lambda _: None
+    path: Path,
+    output: Path,
+    options: BuildOptions,
+    phase: Phase = lambda _: None,
+    doubt: Callable[[str], object] = lambda _: None,
 ) -> tuple[dict[str, Any], float]:
     """Build the ONNX artifact at `path` into the plan `output` with its manifest; returns it and the build's seconds.
 
+    `doubt` is told why the manifest of the ONNX file is not of it, where it isn't: the plan is what the file says.
     Raises RequestError for a file, option or folder that can't be used and for a graph that the runtime refuses;
     RuntimeMissingError where the runtime can't be loaded. Every file is then as it was.
     """
     artifact = read_onnx(path)
+    if (fault := manifest_fault(artifact)) is not None:
+        doubt(fault)
     source = _source(artifact)
     _check_runtime_cache(options)
     built = build(artifact, options, phase)

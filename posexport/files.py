@@ -108,6 +108,18 @@ def check_target(target: Path) -> None:
         raise RequestError(f"output {str(target)!r} is a device or a pipe: give the name of a file.")
 
 
+def check_writable(target: Path) -> None:
+    """RequestError where no file can be written at `target`: told before the work whose result shall stand there."""
+    check_target(target)
+    try:
+        with tempfile.NamedTemporaryFile(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent):
+            pass
+    except OSError as error:
+        raise RequestError(
+            f"output {str(target)!r} can't be written ({error.strerror}): give a file in a folder that can be."
+        ) from None
+
+
 def check_artifact(path: Path) -> None:
     """RequestError unless `path` is a file with the name of an artifact: told before any engine loads."""
     maker = {".onnx": "export", ".plan": "compile"}.get(path.suffix)

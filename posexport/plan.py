@@ -28,8 +28,21 @@ MOMENTS = ("min", "opt", "max")
 def check_plan(path: Path) -> dict[str, Any]:
     """The manifest of the plan at `path`, once it is sure that it is this file's and complete.
 
-    Raises RequestError where the plan or its manifest is not there, can't be read, lacks something, or where the file's
-    sha256 is not the one in the manifest.
+    Raises RequestError as `plan_manifest` does, and where the file's sha256 is not the one in the manifest.
+    """
+    manifest = plan_manifest(path)
+    if manifest["sha256"] != sha256_of(path):
+        raise RequestError(
+            f"{str(path)!r} is not the file that its manifest {path.name}.json describes (their sha256 differ), so it "
+            "is not opened (a plan is code): build it again with 'posexport compile'."
+        )
+    return manifest
+
+
+def plan_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of the plan at `path`, complete, but perhaps of other bytes than the file's.
+
+    Raises RequestError where the plan or its manifest is not there, can't be read, or lacks something.
     """
     beside = path.with_name(path.name + ".json")
     if not path.is_file():
@@ -47,11 +60,6 @@ def check_plan(path: Path) -> dict[str, Any]:
     if wrong is not None:
         raise RequestError(f"the manifest {str(beside)!r} {wrong}: build the plan again with 'posexport compile'.")
     assert isinstance(manifest, dict)
-    if manifest["sha256"] != sha256_of(path):
-        raise RequestError(
-            f"{str(path)!r} is not the file that its manifest {beside.name} describes (their sha256 differ), so it is "
-            "not opened (a plan is code): build it again with 'posexport compile'."
-        )
     return manifest
 
 

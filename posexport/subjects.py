@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from posexport.artifact import Artifact, matches_manifest, read_onnx
+from posexport.artifact import Artifact, contradictions, manifest_fault, read_onnx
 from posexport.dimensions import SUMS, Bounds, Values, bounds_of, smallest
 from posexport.errors import RequestError
 from posexport.plan import check_plan, onnx_of
@@ -67,6 +67,7 @@ def read_subject(path: Path) -> Subject:
 def _onnx(path: Path) -> Subject:
     artifact = read_onnx(path)
     inputs, outputs = artifact.inputs(), artifact.outputs()
+    fault = manifest_fault(artifact)
     return Subject(
         path=path,
         source=artifact,
@@ -74,7 +75,7 @@ def _onnx(path: Path) -> Subject:
         dtypes={name: dtype for name, (_, dtype) in outputs.items()},
         bounds=bounds_of(artifact.spec.inputs(), inputs),
         broken=_broken(artifact.spec, inputs, outputs),
-        notes=_manifest_notes(path),
+        notes=() if fault is None else (fault,),
     )
 
 
@@ -83,6 +84,8 @@ def _plan(path: Path) -> Subject:
     source = read_onnx(onnx_of(path, manifest))
     inputs, outputs = (_values(manifest[key]) for key in ("inputs", "outputs"))
     bounds, tuned = _profiled(source.spec, inputs, manifest["profiles"])
+    other = ", ".join(contradictions(manifest, source))
+    told = f"its manifest {path.name}.json says otherwise than {source.path.name} of its {other}"
     return Subject(
         path=path,
         source=source,
@@ -92,6 +95,7 @@ def _plan(path: Path) -> Subject:
         bounds=bounds,
         only=manifest["runtime"]["name"],
         broken=_broken(source.spec, inputs, outputs),
+        notes=(told,) if other else (),
     )
 
 
@@ -158,13 +162,3 @@ def _uneven(spec: Spec, found: Values) -> str | None:
             told = " + ".join(f"{part} {term}" for part, term in zip(parts, terms, strict=True))
             return f"the graph's {total} in {name!r} is fixed to {have}: it must be the sum of {told}"
     return None
-
-
-def _manifest_notes(path: Path) -> tuple[str, ...]:
-    try:
-        same = matches_manifest(path)
-    except RequestError as error:
-        return (str(error).rstrip("."),)
-    if same is False:
-        return (f"the file is not the one that its manifest {path.name}.json describes (their sha256 differ)",)
-    return ()

@@ -53,10 +53,12 @@ _TORCH = "torch"  # the worker that gives truth and yardstick too
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """All verdicts, in the order of artifacts and runtimes, and the artifacts that could not be read, with why."""
+    """All verdicts, in the order of artifacts and runtimes, the artifacts that could not be read, with why, and those
+    whose manifest is not of them (`doubts`), with what is wrong."""
 
     verdicts: tuple[Verdict, ...]
     broken: tuple[tuple[str, str], ...]
+    doubts: tuple[tuple[str, str], ...] = ()
     seed: int
 
     def exit_code(self, required: Sequence[str] = ()) -> int:
@@ -137,6 +139,7 @@ def verify(
         waiting: deque[_Job] = deque()
         verdicts: list[Verdict] = []
         broken: list[tuple[str, str]] = []
+        doubts: list[tuple[str, str]] = []
 
         def judge_first() -> None:
             job = waiting.popleft()
@@ -149,6 +152,7 @@ def verify(
         for file in files:
             try:
                 subject = read_subject(file)
+                doubts.extend((str(file), note) for note in subject.notes)
                 found = Trials.of(subject, seed) if properties and subject.broken is None else None
                 asked = (terms or {}).get(file, _ANY)
                 cases = _cases(subject, inputs, given, seed)
@@ -164,7 +168,7 @@ def verify(
                 judge_first()
         while waiting:
             judge_first()
-    return Report(verdicts=tuple(verdicts), broken=tuple(broken), seed=seed)
+    return Report(verdicts=tuple(verdicts), broken=tuple(broken), doubts=tuple(doubts), seed=seed)
 
 
 def _start(

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -20,7 +21,8 @@ import torch
 from helpers import cli, exported, inputs_for, refused, run_ort, small_spec, tree, weights_for
 
 from posexport import __version__, artifact, files
-from posexport.artifact import matches_manifest, read_onnx, write_onnx
+from posexport.artifact import manifest_fault, matches_manifest, read_onnx, write_onnx
+from posexport.bench_shapes import read_subject
 from posexport.errors import RequestError
 
 SPEC = small_spec("rope", bias=True, num_kv_heads=2)
@@ -103,9 +105,44 @@ def test_damage_after_writing_shows_in_the_manifest(tmp_path: Path) -> None:
     data[-1] ^= 1
     path.write_bytes(data)
     assert matches_manifest(path) is False
-    assert json.loads(cli("inspect", path, "--json").stdout)["manifest"] == "does not match the file"
+    told = cli("inspect", path)
+    assert told.exit_code == 0
+    assert re.match(r"  manifest +does not match the file$", told.stdout.splitlines()[1])
+    assert told.stderr == f"Warning: {path}: {manifest_fault(read_onnx(path))}.\n"
     (tmp_path / "block.onnx.json").unlink()
     assert matches_manifest(path) is None
+
+
+EDITS: dict[str, Any] = {
+    "spec": lambda manifest: manifest["spec"].update(hidden_size=65),
+    "inputs": lambda manifest: manifest["inputs"].pop(),
+    "outputs": lambda manifest: manifest["outputs"][0].update(dtype="fp16"),
+    "form": lambda manifest: manifest.update(form="native"),
+    "opset": lambda manifest: manifest.update(opset=19),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_manifest_that_was_edited_does_not_match(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "block.onnx"
+    manifest = write_onnx(exported(SPEC), path)
+    assert manifest_fault(read_onnx(path)) is None
+    EDITS[name](manifest)
+    (tmp_path / "block.onnx.json").write_text(json.dumps(manifest))
+    fault = f"its manifest block.onnx.json says otherwise than the file of its {name}"
+    assert manifest_fault(read_onnx(path)) == fault
+    assert read_subject(path).doubts == (f"block.onnx: {fault}",)
+    told = cli("inspect", path, "--json")
+    assert json.loads(told.stdout)["manifest"] == "does not match the file"
+    assert told.stderr == f"Warning: {path}: {fault}.\n"
+
+
+def test_a_manifest_that_lacks_what_has_a_default_since_matches(tmp_path: Path) -> None:
+    path = tmp_path / "block.onnx"
+    manifest = write_onnx(exported(SPEC), path)
+    del manifest["spec"]["softcap"]
+    (tmp_path / "block.onnx.json").write_text(json.dumps(manifest))
+    assert manifest_fault(read_onnx(path)) is None
 
 
 def test_files_have_the_users_own_permissions(tmp_path: Path) -> None:

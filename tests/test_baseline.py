@@ -305,3 +305,23 @@ def test_files_that_are_no_result_are_refused(tmp_path: Path, how: str) -> None:
     with pytest.raises(RequestError) as caught:
         read_benchmark(path)
     assert str(path) in str(caught.value)
+
+
+def test_floors_that_were_run_in_other_ways_are_no_yardstick() -> None:
+    def floored(way: str, **series: Any) -> Benchmark:
+        found = result(**series)
+        (shape,) = found.shapes
+        floor = Timing(runtime="floor", state="timed", seconds=timing.summarize([1.0]), engine={"bound": way})
+        return attrs.evolve(found, shapes=(attrs.evolve(shape, results=(floor, *shape.results)),))
+
+    series = {"floor": [2.0, 2.01, 2.02] * 3, "torch": [0.5, 0.6, 0.4] * 3}
+    base = floored("products by torch", **series)
+    assert base.floor_ways() == {("floor", str(Sizes())): "products by torch"}
+    assert only(baseline.compare(floored("products by torch", **series), base, 0.05)).by == "floor"
+    assert only(baseline.compare(floored("products by onnxruntime", **series), base, 0.05)).by == "torch"
+    alone = {"floor": series["floor"]}
+    found = only(baseline.compare(floored("another", **alone), floored("one", **alone), 0.05))
+    assert (found.state, found.reason) == (
+        "not run",
+        "neither torch nor the same floor was timed beside it in both runs",
+    )

@@ -4,6 +4,7 @@ in the slow test, which plants transposes into a graph."""
 import json
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,9 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 from helpers import small_spec
 
-from posexport import bench_field, runtimes, timing
+from posexport import bench_field, files, runtimes, timing
 from posexport.artifact import write_onnx
+from posexport.bench_result import read_benchmark
 from posexport.cli import main
+from posexport.errors import RequestError
 from posexport.export import export
 from posexport.models.weights import seeded_weights
 
@@ -172,6 +175,33 @@ def test_cuda_graphs_are_as_in_the_baseline(block: Path, bench: Callable[..., Re
     assert json.loads(result.stdout)["cuda_graph"] is True
 
 
+def test_a_baseline_of_a_busy_machine_is_told_before_anything_is_timed(
+    block: Path, bench: Callable[..., Result], base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base.write_text(json.dumps({**json.loads(base.read_text()), "busy": 0.43}))
+
+    def started(speeds: Speeds, module: str) -> Any:
+        raise RuntimeError("a process was started")
+
+    monkeypatch.setattr(Speeds, "worker", started)
+    result = bench(block, "--baseline", base)
+    assert isinstance(result.exception, RuntimeError)
+    assert "Warning: The baseline was saved on a busy machine (other work took 43% of the CPU)" in result.stderr
+
+
+def test_what_was_timed_is_shown_even_where_it_cannot_be_saved(
+    block: Path, bench: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: object) -> None:
+        raise RequestError("can't write the output (No space left on device).")
+
+    monkeypatch.setattr(files, "write_json", full)
+    given = (block, "--runtime", "ort-cpu", "--shape", "seq=5", "--processes", 1, "--save", tmp_path / "x.json")
+    result = bench(*given)
+    assert result.exit_code == 2 and "No space left" in result.stderr
+    assert " ort-cpu " in result.stdout and "saved to" not in result.stdout
+
+
 def other(tmp_path: Path) -> Path:
     spec = small_spec("none", hidden_size=64)
     path = tmp_path / "other.onnx"
@@ -190,7 +220,10 @@ def test_wrong_comparisons_exit_2_before_anything_is_timed(
         ((block, "--baseline", base, "--cuda-graph"), "the run has --cuda-graph, the baseline has not"),
         ((block, "--baseline", tmp_path / "none.json"), "can't read"),
         ((block, "--baseline", block), "can't read"),
-        ((block, "--against", another), "'other.onnx' is another block than 'block.onnx'"),
+        (
+            (block, "--against", another),
+            f"'{another}' is another block than '{block}' (head_dim, hidden_size, scale differ)",
+        ),
         ((block, "--against", base), "is neither .onnx nor .plan"),
         ((block, "--baseline", base, "--against", block), "--baseline and --against were both given"),
         ((block, "--max-regression", "5%"), "--max-regression was given without something to compare with"),
@@ -287,3 +320,46 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     enough = bench_gate._enough(lambda found: unsure)
     assert [enough(None) for _ in range(3)] == [False, False, True]  # type: ignore[arg-type]
+
+
+def test_a_manifest_that_is_not_of_the_file_is_told(block: Path, bench: Callable[..., Result], tmp_path: Path) -> None:
+    path, saved = Path(shutil.copy(block, tmp_path)), tmp_path / "now.json"
+    path.with_name("block.onnx.json").write_text("{}")
+    result = bench(path, "--runtime", "ort-cpu", "--shape", "seq=4", "--processes", 1, "--rounds", 1, "--save", saved)
+    fault = "block.onnx: the file is not the one that its manifest block.onnx.json describes (their sha256 differ)"
+    assert (result.exit_code, result.stderr) == (0, f"Warning: {fault}.\n")
+    assert read_benchmark(saved).doubts == (fault,)
+
+
+def test_a_floor_is_run_as_in_the_first_process_and_as_in_the_baseline(
+    block: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    class Floors(Speeds):
+        def worker(self, module: str) -> Any:
+            made = super().worker(module)
+            plain, state = made.ask, {"floor": False}
+
+            def ask(request: dict[str, Any], time_limit: float) -> dict[str, Any]:
+                if request["do"] == "open":
+                    state["floor"] = request["role"] == "floor"
+                found: dict[str, Any] = plain(request, time_limit)
+                if request["do"] == "shape" and state["floor"]:
+                    asked.append(request["way"])
+                    found["describe"] = {"bound": request["way"] or f"way {len(asked)}"}
+                return found
+
+            made.ask = ask
+            return made
+
+    monkeypatch.setattr(timing, "interleave", partial(timing.interleave, pause=0.0))
+    monkeypatch.setattr(bench_field, "Worker", Floors({}).worker)
+    options = ["bench", str(block), "--runtime", "ort-cpu", "--scenario", "prefill:5", "--rounds", "3"]
+    base = tmp_path / "base.json"
+    assert CliRunner().invoke(main, [*options, "--processes", "3", "--save", str(base)]).exit_code == 0
+    assert asked == [None, "way 1", "way 1"]
+    asked.clear()
+    gated = CliRunner().invoke(main, [*options[:4], "--baseline", str(base), "--max-regression", "5%"])
+    assert gated.exit_code == 0, gated.output
+    assert set(asked) == {"way 1"}

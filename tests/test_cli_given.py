@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,46 @@ def test_an_error_names_the_option_as_it_is_written(
     assert said.startswith("--") or f"--{said}" not in result.stderr
 
 
+BEYOND = {
+    "package a.onnx b.onnx --triton": "posexport package takes one FILE, and 'b.onnx' was given beside it",
+    "compile a.onnx b.onnx c.onnx": "posexport compile takes one FILE, and 'b.onnx', 'c.onnx' was given beside it",
+    "bench a.onnx b.onnx": "posexport bench takes one FILE",
+    "inspect a.onnx b.onnx": "posexport inspect takes one FILE",
+    "export rope": "posexport export takes options only, and 'rope' is none",
+    "tune --encoding rope --runtime ort-cpu": "posexport tune has no option --runtime: it is --for here.",
+    "bench a.onnx --for ort-cpu": "posexport bench has no option --for: it is --runtime here.",
+    "matrix --workers 2": "posexport matrix has no option --workers: it is --jobs here.",
+    "export --runtime ort-cpu": "No such option '--runtime'.",
+}
+
+
+@pytest.mark.parametrize("command", BEYOND)
+def test_what_a_command_does_not_take_is_told_with_what_it_takes(command: str) -> None:
+    refused(cli(*command.split()), BEYOND[command])
+
+
+def test_help_is_given_beside_arguments_that_are_too_many() -> None:
+    assert cli("package", "a.onnx", "b.onnx", "--help").exit_code == 0
+
+
+@pytest.mark.parametrize("becomes", ["another error", "nothing"])
+def test_ctrl_c_ends_a_command_as_an_interruption_whatever_becomes_of_it(
+    becomes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if becomes == "another error":
+                raise AttributeError("module 'torch._dynamo' has no attribute 'exc'") from None
+
+    monkeypatch.setattr("posexport.cli.console.show_json", interrupted)
+    result = cli("list", "--json")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "Error: interrupted: no file is half-written; those written before stay.\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 CHEAP = {
     "bench gone.onnx": "'gone.onnx' is not there",
     "bench gone.plan": "'gone.plan' is not there",
@@ -63,6 +104,12 @@ CHEAP = {
     "bench here.onnx --runtime ort-cup": "did you mean 'ort-cpu'",
     "bench here.onnx --baseline empty.json": "can't read 'empty.json' (it is no JSON)",
     "bench here.onnx --save /dev/null": "output '/dev/null' is a device or a pipe",
+    "bench here.onnx --save /proc/x.json": "output '/proc/x.json' can't be written",
+    "export --encoding rope -o /proc/x.onnx": "output '/proc/x.onnx' can't be written",
+    "tune --encoding rope -o /proc/x.onnx": "output '/proc/x.onnx' can't be written",
+    "tune --encoding rope --save /proc/x.json": "output '/proc/x.json' can't be written",
+    "verify here.onnx --junit /proc/x.xml": "output '/proc/x.xml' can't be written",
+    "compile here.onnx -o /proc/x.plan": "output '/proc/x.plan' can't be written",
     "bench here.onnx --threads 0": "--threads is '0'",
     "package gone.onnx --triton": "'gone.onnx' is not there",
     "package here.onnx --triton --instances 0": "--instances is '0'",

@@ -130,8 +130,12 @@ def _unknown(layers: int) -> Any:
 
 @needs_rtx
 def test_a_second_compile_replaces_the_first_whole(block: Path) -> None:
-    plan = block.with_suffix(".plan")
-    posexport("compile", block, "--profile", "seq=1:2:3")
+    plan, beside = block.with_suffix(".plan"), block.with_name("block.onnx.json")
+    beside.write_text("{}")
+    told = posexport("compile", block, "--profile", "seq=1:2:3")
+    assert told.exit_code == 0
+    assert told.stderr.startswith(f"Warning: {block}: the file is not the one that its manifest block.onnx.json")
+    beside.unlink()
     first = check_plan(plan)
     posexport("compile", block, "--profile", "seq=1:2:4")
     assert check_plan(plan)["profiles"] != first["profiles"]

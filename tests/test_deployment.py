@@ -85,6 +85,16 @@ def test_the_python_example_says_what_it_can_not_do(block: Path, tmp_path: Path,
     monkeypatch.setattr(sys, "argv", ["ort_decode.py", str(block), "--prompt", "3", "--steps", "2"])
     assert module.main() == 0
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["token 3", "token 4"]
+    (tmp_path / "text.onnx").write_text("{}")
+    for model, more, said in (
+        (tmp_path / "gone.onnx", (), "gone.onnx is not there"),
+        (tmp_path / "text.onnx", (), "text.onnx can't be opened"),
+        (block, ("--prompt", "-3", "--steps", "0"), "give a --prompt of at least 1 token"),
+        (block, ("--steps", "-1"), "no negative --steps"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["ort_decode.py", str(model), *more])
+        assert module.main() == 2
+        assert one_error(capsys, said)
 
 
 def test_the_python_example_keeps_to_the_room_and_the_inputs_of_the_model(block: Path, monkeypatch: Any) -> None:
@@ -111,11 +121,38 @@ def test_the_python_example_keeps_to_the_room_and_the_inputs_of_the_model(block:
         opened(hidden_states={"type": "tensor(bfloat16)"})
 
 
+def one_error(capsys: Any, said: str) -> bool:
+    """Whether stderr has one line, an error that says so."""
+    (line,) = capsys.readouterr().err.splitlines()
+    return line.startswith("Error: ") and said in line
+
+
+def test_the_tensorrt_example_looks_at_its_file_before_any_engine(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    module = example("tensorrt_run")
+    monkeypatch.setattr(module, "load_engine", lambda: pytest.fail("an engine was loaded"))
+    plan = tmp_path / "block.plan"
+    plan.write_text("{}")
+    plan.with_name("block.plan.json").write_text("{}")
+    plan.with_name("block.onnx").touch()
+    for arguments, said in (
+        ([plan], "block.plan is no plan: make it with posexport compile"),
+        ([f"{plan}.json"], "is neither .plan nor .onnx"),
+        ([tmp_path / "gone.plan"], "gone.plan is not there"),
+        ([plan.with_name("block.onnx"), "--seq", "0"], "--batch and --seq must be 1 or more"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["tensorrt_run.py", *map(str, arguments)])
+        assert module.main() == 2
+        assert one_error(capsys, said)
+
+
 @pytest.mark.parametrize("given", [None, TypeError("pybind11::init(): factory function returned nullptr")])
 def test_no_builder_is_not_run(given: TypeError | None, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     module, trt = example("tensorrt_run"), MagicMock()
     trt.Builder.side_effect, trt.Builder.return_value = given, None
     monkeypatch.setattr(module, "load_engine", lambda: trt)
+    (tmp_path / "block.onnx").touch()
     monkeypatch.setattr(sys, "argv", ["tensorrt_run.py", str(tmp_path / "block.onnx")])
     assert module.main() == 3
     assert capsys.readouterr().err == "not run: this TensorRT builds on a GPU only\n"

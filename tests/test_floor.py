@@ -148,6 +148,21 @@ def test_the_floor_is_the_larger_of_products_and_bytes(monkeypatch: pytest.Monke
         assert runner.describe()["bound"].startswith(bound)
 
 
+def test_a_way_that_is_known_is_taken_and_no_other_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec("none")
+    made = []
+    for name in ("_by_torch", "_by_ort", "_by_sum", "_by_vector"):
+        monkeypatch.setattr(floor, name, lambda *args, name=name: made.append((name, *args[1:])) or (lambda: 1.0))
+    runner = floor.FloorRunner(spec, "cpu", None)
+    runner.way = "products by torch, float32, a head at a time"
+    runner.prepare(seeded_inputs(spec, Sizes(seq=3), 0))
+    assert made == [("_by_torch", torch.float32, True)]
+    assert runner.describe()["bound"] == runner.way
+    runner.way = "by another machine's engine"
+    runner.prepare(seeded_inputs(spec, Sizes(seq=3), 0))
+    assert len(made) > 2  # it isn't here: all are tried
+
+
 def test_the_roofline_is_the_larger_of_operations_and_bytes_at_measured_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([1.0, 1e-9, 1e-9, 1.0])  # product and read, twice
     monkeypatch.setattr(floor, "timed", lambda call, device: lambda: next(seconds))

@@ -56,10 +56,10 @@ def test_what_nobody_verified_or_timed_is_said_and_stands_beside_it(tmp_path: Pa
     files = {"b": bench(), "v": verdict("failed", "other.onnx"), "w": verdict("not run", "idle.plan"), "t": tune()}
     page = page_of(tmp_path, files)
     assert known(page) == {
-        "rope-native.onnx": ("· no verdict", "6.00 ms (ort-cpu, prefill:128)"),
+        "rope-native.onnx": ("· no result on this page", "6.00 ms (ort-cpu, prefill:128)"),
         "tuned.onnx": ("✓ ort-cpu (by tune)", "6.00 ms (ort-cpu, prefill:128, by tune)"),
-        "other.onnx": ("✗ failed on ort-cpu", "· no timing"),
-        "idle.plan": ("· not run on ort-cpu", "· no timing"),
+        "other.onnx": ("✗ failed on ort-cpu", "· no result on this page"),
+        "idle.plan": ("· not run on ort-cpu", "· no result on this page"),
     }
     told = [(each.head, each.text) for each in box(page, "not-run").points]
     assert ("rope-native.onnx", "no verdict on this page") in told

@@ -182,7 +182,7 @@ def test_one_artifact_timed_in_several_jobs_is_one_curve(tmp_path: Path) -> None
     twins = {"a": bench(), "b": bench(file="twin.onnx", sha256="1" * 64)}
     point = box(page_of(tmp_path, twins), "fastest").points[0]
     assert point.head == "ort-cpu · native · rope-native.onnx"
-    assert "as fast within the interval: ort-cpu · native · twin.onnx; " in point.text
+    assert point.sure == "tie with ort-cpu · native · twin.onnx (6.00 ms)"
 
 
 @pytest.mark.parametrize(

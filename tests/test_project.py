@@ -69,6 +69,10 @@ runtimes = ["torch"]
 
 WRONG = {
     "no artifact": ("folder = 'x'", "lists no artifact"),
+    "no [[artifact]] line": (
+        "name = 'b'\nencoding = 'rope'",
+        "'name' is a key of an artifact: begin each artifact with",
+    ),
     "an unknown key": ("foldr = 'x'\n" + ONE, "did you mean 'folder'"),
     "an unknown key of an artifact": (ONE + "hidden-sise = 64", "did you mean 'hidden-size'"),
     "an unknown key of a budget": (ONE + "budget = {sice = '1 MB'}", "did you mean 'size'"),

@@ -13,7 +13,7 @@ from helpers import cli, refused
 
 from posexport.bench_result import Benchmark, Shape, Timing
 from posexport.bench_shapes import Sizes
-from posexport.cli.bench_project import Timed, _exit_code
+from posexport.cli.bench_project import Timed, _exit_code, _warn
 from posexport.errors import RequestError
 from posexport.project.bench import asked_of, baseline_of, broken, judge, timed_on
 from posexport.project.entries import find_project
@@ -130,6 +130,33 @@ def test_a_baseline_is_there_or_this_run_makes_it(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "one.json").write_text("{}")
     assert baseline_of(project, one, tmp_path / "one.json") == tmp_path / "bench" / "one.json"
+    with pytest.raises(RequestError, match=r"--save and the baseline of artifact 'one' are both .*one\.json"):
+        baseline_of(project, one, tmp_path / "bench" / "one.json")
+    (tmp_path / "bench" / "one.json").rename(tmp_path / "bench" / "two.json")
+    with pytest.raises(RequestError, match=r"posexport bench \S+one\.onnx --save \S+one\.json"):
+        baseline_of(project, one, None)  # two has its baseline, which a run of all would not replace
+
+
+UNFIT: dict[str, tuple[dict[str, Any], float, str]] = {
+    "too few processes": ({"processes": 1}, 0.5, "it has 1 of the 3 processes that it takes to tell changes"),
+    "a busy machine": ({"processes": 3, "busy": 0.3}, 0.5, "other work took 30% of the CPU (time it at rest)"),
+    "over its budget": ({"processes": 3}, 0.7, "it is over its budget of time"),
+    "a fit one": ({"processes": 3}, 0.5, ""),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_is_saved_and_is_no_fit_baseline_is_told(name: str, tmp_path: Path, capsys: Any) -> None:
+    over, ratio, said = UNFIT[name]
+    budget = "budget = {latency = {scenario = 'prefill:8', of-torch = 0.6}}"
+    one = product(tmp_path, f"baseline = 'bench'\n{budget}")
+    found = attrs.evolve(measured(timed(ratio, ratio, ratio)), **over)
+    each = Timed(product=one, found=found, limits=judge(one, found), saved=Path("bench/one.json"))
+    _warn(each)
+    whole = f"Warning: bench/one.json is saved, but is no fit baseline: {said}.\n"
+    assert capsys.readouterr().err == (whole if said else "")
+    _warn(attrs.evolve(each, product=product(tmp_path, budget)))  # it has no baseline
+    assert capsys.readouterr().err == ""
 
 
 def test_options_of_one_file_are_refused_and_missing_files_name_build(
@@ -171,6 +198,8 @@ def test_a_project_is_timed_saved_and_gated(tmp_path: Path, monkeypatch: pytest.
     over = cli("bench", *few, "--save", "bench")
     assert over.exit_code == 1, over.output
     assert (tmp_path / "bench" / "one.json").is_file()
+    assert "bench/one.json is saved, but is no fit baseline: it is over its budget of time; it has 1 of" in over.stderr
+    refused(cli("bench", *few, "--save", "bench"), "are both 'bench/one.json'")
     assert "fine" in over.stdout
     assert "slower" in over.stdout
     product(tmp_path, "runtimes = ['ort-cpu']\nbaseline = 'bench'\nmax-regression = '900%'")

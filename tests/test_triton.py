@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -151,16 +152,23 @@ def test_versions_stand_side_by_side_under_one_configuration(made: Path, tmp_pat
     assert {name.split("/")[1] for name in before} == {"1", "2", "config.pbtxt"}
     again = ("package", source, "--triton", "-o", repository, "--name", "block")
     refused(cli(*again), "block/1' is there", "--force")
-    refused(cli(*again, "--version", "3", "--instances", "2"), "all versions share it", "--force")
-    refused(cli("package", made / "contrib.onnx", *again[2:], "--version", "3"), "all versions share it")
+    other = refused(cli(*again, "--version", "3", "--instances", "2"), "version 1 shares it")
+    assert "--force" not in other
+    refused(cli(*again, "--version", "2", "--instances", "2", "--force"), "version 1 shares it")
+    refused(cli("package", made / "contrib.onnx", *again[2:], "--version", "3"), "version 1 shares it")
     assert tree(repository) == before
     (repository / "block/config.pbtxt").write_text("no_such_field: 1")
-    refused(cli(*again, "--version", "3"), "all versions share it")
+    refused(cli(*again, "--version", "3"), "version 1 shares it")
     (repository / "block/1/stray").write_text("of the version before")
+    refused(cli(*again, "--force"), "version 2 shares it")
+    shutil.rmtree(repository / "block/2")
+    refused(cli(*again[:5], "--name", "block", "--version", "2"), "version 1 shares it")
     package(source, "--name", "block", "--instances", "2", "--force", repository=repository)
     after = tree(repository)
-    assert set(after) == set(before)
+    assert set(after) == {name for name in before if "/2/" not in name}
     assert read_config(after["block/config.pbtxt"]).instance_group[0].count == 2
+    shutil.rmtree(repository / "block/1")
+    refused(cli(*again), "says otherwise than this version needs", "--force")
 
 
 def test_what_triton_cannot_serve_is_refused(made: Path, plan: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import cli, refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -172,6 +173,18 @@ def test_the_source_must_be_there_and_unchanged(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=f"built from {name}, which is not beside it"):
             onnx_of(plan, manifest)
         (tmp_path / name).write_bytes(before)
+
+
+def test_inspect_says_first_that_a_plan_is_not_that_of_its_manifest(tmp_path: Path) -> None:
+    plan = made(tmp_path)
+    assert cli("inspect", plan).stderr == ""
+    plan.write_bytes(b"Code" + plan.read_bytes()[4:])
+    told = cli("inspect", plan)
+    assert told.exit_code == 0
+    assert told.stdout.splitlines()[1].split(maxsplit=1) == ["manifest", "does not match the file"]
+    assert told.stderr.startswith(f"Warning: {plan}: the file is not the one that its manifest block.plan.json")
+    write(plan, {"sha256": "0"})
+    refused(cli("inspect", plan), "lacks 'form'")
 
 
 @pytest.mark.parametrize(("name", "version"), [("tensorrt", "1.2.3"), ("tensorrt-rtx", "1.2.4"), ("tensorrt", None)])

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from helpers import small_spec
 
+from posexport.cli import tune_command
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.scenarios import Scenario
 from posexport.tune import tuning as stage
@@ -163,13 +165,18 @@ def test_nothing_that_can_be_tuned_is_a_request_error(tmp_path: Path, world: Wor
 
 
 @pytest.mark.parametrize("objective", ["size", "memory"])
-def test_size_and_memory_come_before_speed(tmp_path: Path, world: World, objective: str) -> None:
+def test_size_and_memory_come_before_speed(
+    tmp_path: Path, world: World, objective: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     world.sizes = lambda program: 500 if program.form == "native" else 1000
     world.memory = lambda name: 500 if name.startswith("native") else 1000
     result = run(tmp_path, objective=objective)
     assert result.winner is not None and result.winner["form"] == "native"
     contrib = next(row for row in result.candidates if str(row.candidate) == "contrib/fp32/18 io_binding=true")
     assert (contrib.state, contrib.reason) == ("dropped", "takes 1,000 bytes, the least is 500")
+    assert result.winner["reason"].startswith("takes 500 bytes; of those within 2% of the least, ")
+    tune_command._show(attrs.evolve(result, winner=None), Path("rope.onnx"))
+    assert ("500 B" if objective == "size" else "0.00 MB") in capsys.readouterr().out
 
 
 def test_the_search_is_held_to_what_was_asked_for(tmp_path: Path, world: World) -> None:
@@ -207,8 +214,28 @@ def test_plans_are_ranked_by_kernel_tables_and_the_result_says_so(
     assert result.winner is not None and result.winner["name"] == "decomposed/fp16/18"
     assert result.winner["kernels"]["count"] == 5
     assert (result.runs, result.everything, world.played) == (0, 0, [])
-    contrib = next(row for row in result.candidates if str(row.candidate) == "contrib/fp16/18")
-    assert (contrib.state, contrib.reason) == ("failed", "Plugin not found")
+    assert result.winner["reason"].endswith("5 kernels and 0 host steps, 10 bytes planned, a plan of 7 bytes")
+    rows = {str(row.candidate): row for row in result.candidates}
+    assert (rows["contrib/fp16/18"].state, rows["contrib/fp16/18"].reason) == ("failed", "Plugin not found")
+    assert rows["function/fp16/18"].reason.endswith("timed once") and rows["function/fp16/18"].size is None
+    small = run(tmp_path, ("fp16",), runtime="tensorrt-rtx", objective="size")
+    assert small.winner is not None
+    assert small.winner["reason"].startswith("by kernel table: no GPU: a plan of 7 bytes, fused attention")
+
+
+def test_the_size_of_plans_that_are_raced_is_the_plans_own(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernels(shelf: Any, program: Program, fitted: Fitted, profile: tuple[str, ...]) -> dict[str, Any]:
+        return {"error": "no kernel"} if program.form == "contrib" else {"size": 7 if program.form == "native" else 9}
+
+    monkeypatch.setattr(Shelf, "kernels", kernels)
+    monkeypatch.setattr(stage, "check_there", lambda name: False)
+    world.sizes = lambda program: 500 if program.form == "decomposed" else 1000
+    result = run(tmp_path, runtime="tensorrt-rtx", objective="size")
+    assert result.winner is not None and (result.winner["form"], result.winner["size"]) == ("native", 7)
+    reasons = {row.candidate.program.form: row.reason for row in reversed(result.candidates)}
+    assert reasons["decomposed"] == "takes 9 bytes, the least is 7" and reasons["contrib"] == "no kernel"
 
 
 def test_a_runtime_that_is_not_there_is_missing_and_a_sweep_is_refused() -> None:

@@ -77,6 +77,9 @@ def test_a_mismatched_manifest_is_a_note_and_no_refusal(tmp_path: Path) -> None:
     result = cli("verify", path, "--runtime", "ort-cpu")
     assert result.exit_code == 0, result.output
     assert "sha256" in result.stdout
+    assert result.stderr == (
+        f"Warning: {path}: the file is not the one that its manifest none.onnx.json describes (their sha256 differ).\n"
+    )
     assert "1 passed, 0 failed, 0 not run" in result.stdout
 
 

@@ -6,7 +6,7 @@
 Needs numpy and onnxruntime (or onnxruntime-gpu) alone. The caches are buffers of `room` places, or of the model's own
 number where it was exported with --max-seq; `write_indices` says where the new tokens go, so no step copies or grows a
 cache. Any form and encoding of one axis with --kv-cache shared, in fp32 or fp16 (numpy has no bf16), and without
---padding-mask: there is one sequence, so nothing is padded.
+--padding-mask: there is one sequence, so nothing is padded. Exits 3 where there is no such --device.
 """
 
 # ruff: noqa: T201
@@ -28,7 +28,10 @@ class Decoder:
 
     def __init__(self, model: str | Path, room: int, device: str = "cpu") -> None:
         providers = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider"]}[device]
-        self.session = ort.InferenceSession(str(model), providers=providers)
+        try:
+            self.session = ort.InferenceSession(str(model), providers=providers)
+        except Exception as error:  # ONNX Runtime's errors have no other base
+            raise ValueError(f"{model} can't be opened: {' '.join(str(error).split())}") from None
         if self.session.get_providers()[0] != providers[0]:
             raise RuntimeError(f"{providers[0]} can't be loaded here")
         self.inputs = {value.name: value for value in self.session.get_inputs()}
@@ -83,6 +86,10 @@ def main() -> int:
     options = parser.parse_args()
     total = options.prompt + options.steps
     try:
+        if not Path(options.model).is_file():
+            raise ValueError(f"{options.model} is not there: make it with posexport export")
+        if options.prompt < 1 or options.steps < 0:
+            raise ValueError("give a --prompt of at least 1 token and no negative --steps")
         decoder = Decoder(options.model, total, options.device)
         hidden = decoder.inputs["hidden_states"].shape[-1]
         states = np.random.default_rng(0).standard_normal((total, hidden))  # where a model has its embeddings
@@ -93,6 +100,9 @@ def main() -> int:
     except ValueError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
+    except RuntimeError as reason:
+        print(f"not run: {reason}", file=sys.stderr)
+        return 3
     return 0
 
 

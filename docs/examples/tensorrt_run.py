@@ -25,6 +25,18 @@ class NotRun(Exception):
     """Something that is needed is not there."""
 
 
+def check_file(path: Path) -> None:
+    """ValueError for what is no plan and no ONNX file, before an engine is looked for."""
+    maker = {".plan": "posexport compile", ".onnx": "posexport export"}.get(path.suffix)
+    if maker is None:
+        raise ValueError(f"{path} is neither .plan nor .onnx: give what posexport compile or export wrote")
+    if not path.is_file():
+        raise ValueError(f"{path} is not there: make it with {maker}")
+    with path.open("rb") as file:
+        if path.suffix == ".plan" and b"\0" not in file.read(64):  # every plan has some in its head, text has none
+            raise ValueError(f"{path} is no plan: make it with {maker}")
+
+
 def load_engine() -> Any:
     """The module `tensorrt` or `tensorrt_rtx`: they share what is used here."""
     for name in ("tensorrt", "tensorrt_rtx"):
@@ -148,6 +160,9 @@ def main() -> int:
     options = parser.parse_args()
     sizes = {"batch": options.batch, "seq": options.seq}
     try:
+        check_file(options.model)
+        if min(sizes.values()) < 1:
+            raise ValueError("--batch and --seq must be 1 or more")
         trt = load_engine()
         logger = trt.Logger(trt.Logger.ERROR)
         onnx = options.model.suffix == ".onnx"

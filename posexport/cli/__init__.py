@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from importlib import import_module
 from typing import Any
 
 import click
 
 from posexport import __version__
+from posexport.cli.given import given
+from posexport.cli.interrupt import interrupts
 from posexport.errors import FieldError, PosexportError, RequestError, unknown
 
 COMMANDS = {
@@ -53,7 +54,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:  # which completion in a shell does
-            ctx.meta[__name__] = _given(command, click.Context(command, info_name=name, parent=ctx), rest)
+            ctx.meta[__name__] = given(command, click.Context(command, info_name=name, parent=ctx), rest)
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -76,7 +77,10 @@ class Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["standalone_mode"] = False
         try:
-            code = super().main(*args, **kwargs)
+            with interrupts() as came:
+                code = super().main(*args, **kwargs)
+            if came and code != 130:  # it was swallowed: what was found out since then may be wrong
+                raise KeyboardInterrupt
         except PosexportError as error:
             sys.exit(_fail(str(error), error.exit_code))
         except click.exceptions.NoArgsIsHelpError as error:
@@ -87,20 +91,6 @@ class Commands(click.Group):
         except (click.Abort, KeyboardInterrupt):
             sys.exit(_fail("interrupted: no file is half-written; those written before stay.", 130))
         sys.exit(code if isinstance(code, int) else 0)
-
-
-def _given(command: click.Command, ctx: click.Context, args: list[str]) -> dict[str, str]:
-    """The options among the arguments of a command, as they are written, by their parameter's name; RequestError for
-    one of a single value that is given again, since the first would be dropped."""
-    _, _, order = command.make_parser(ctx).parse_args(list(args))
-    options = {}
-    for option, times in Counter(each for each in order if isinstance(each, click.Option)).items():
-        switch = option.is_flag and not option.secondary_opts
-        if times > 1 and not (option.multiple or switch):
-            said = "/".join(names[0] for names in (option.opts, option.secondary_opts) if names)
-            raise RequestError(f"{said} was given {times} times: give it once.")
-        options[str(option.name)] = option.opts[0]
-    return options
 
 
 def _fail(sentence: str, code: int) -> int:

@@ -142,7 +142,9 @@ def bench(
         gate = None
         if gated:
             asked |= {"baseline": baseline and Path(baseline), "against": against and Path(against)}
-            found, gate = bench_gated(Path(file), allowed=allowed, processes=options.processes, **asked)
+            found, gate = bench_gated(
+                Path(file), allowed=allowed, processes=options.processes, tell=console.warn, **asked
+            )
         else:
             found = run(Path(file), processes=options.processes or (PROCESSES if save else 1), **asked)
     _give(found, gate, save, peers, as_json)
@@ -150,21 +152,22 @@ def bench(
 
 
 def _give(found: Benchmark, gate: Gate | None, save: str | None, peers: bool, as_json: bool) -> None:
+    from posexport.cli.bench_tables import show_benchmark, show_gate
     from posexport.files import write_json
 
     data = found.to_dict() | ({} if gate is None else {"gate": gate.to_dict()})
-    if save is not None:
-        write_json(Path(save), data)
+    for doubt in found.doubts:
+        console.warn(f"{doubt}.")
     if as_json:
         console.show_json(data)
-        return
-    from posexport.cli.bench_tables import show_benchmark, show_gate
-
-    show_benchmark(found, peers)
-    if gate is not None:
-        show_gate(gate)
-    if save is not None:
-        click.echo(f"saved to {save}")
+    else:
+        show_benchmark(found, peers)
+        if gate is not None:
+            show_gate(gate)
+    if save is not None:  # last: what was timed is shown even where this fails
+        write_json(Path(save), data)
+        if not as_json:
+            click.echo(f"saved to {save}")
 
 
 def _exit_code(found: Benchmark, runtimes: tuple[str, ...], required: tuple[str, ...]) -> int:

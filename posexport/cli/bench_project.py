@@ -32,6 +32,7 @@ class Timed:
     found: Benchmark | None = None
     gate: Gate | None = None
     limits: Sequence[Kept] = ()
+    saved: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; `result` is what `posexport bench FILE --save` writes."""
@@ -89,16 +90,16 @@ def bench_project(
     if stale:
         _show_stale(project, [(product, reason) for product, _, reason in todo], stale, as_json)
         return 1
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
     saved = {product.path: folder and folder / project_bench.result_name(product) for product in files}
-    for place in filter(None, saved.values()):
-        check_place(place)
     bases = {
         product.path: project_bench.baseline_of(project, product, saved[product.path])
         for product, _, reason in todo
         if reason is None
     }
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    for place in filter(None, saved.values()):
+        check_place(place)
     done = []
     for product, names, reason in todo:
         if reason is not None:
@@ -117,6 +118,7 @@ def bench_project(
             from posexport.files import write_json
 
             write_json(target, result)
+            timed.saved = target
         done.append(timed)
     code, why = _exit_code(done, runtimes, required, strict)
     if as_json:
@@ -124,9 +126,23 @@ def bench_project(
         console.show_json({**_head(project, code), "files": rows})
     else:
         _show(done, peers, str(project.file))
+    for each in done:
+        _warn(each)
     if why:
         click.echo(f"Error: {why}.", err=True)
     return code
+
+
+def _warn(each: Timed) -> None:
+    """Say on stderr what is odd about a file's manifest, and whether what was saved is no fit baseline."""
+    from posexport.project.bench import unfit
+
+    for doubt in each.found.doubts if each.found else ():
+        console.warn(f"{doubt}.")
+    if each.found is not None and each.saved is not None and each.product.entry.baseline is not None:
+        faults = unfit(each.found, each.limits)
+        if faults:
+            console.warn(f"{each.saved} is saved, but is no fit baseline: {'; '.join(faults)}.")
 
 
 def _head(project: Project, code: int) -> dict[str, Any]:
@@ -177,7 +193,13 @@ def _time(product: Product, base: Path | None, allowed: float, processes: int | 
 
         if base is not None:
             found, gate = bench_gated(
-                product.path, baseline=base, allowed=allowed, processes=processes, progress=progress, **asked
+                product.path,
+                baseline=base,
+                allowed=allowed,
+                processes=processes,
+                tell=lambda note: console.warn(f"{product.path.name}: {note}"),
+                progress=progress,
+                **asked,
             )
             return Timed(product=product, found=found, gate=gate)
         keeps = product.entry.baseline is not None

@@ -10,7 +10,7 @@ import click
 
 from posexport.cli import console
 from posexport.errors import RequestError
-from posexport.files import check_artifact
+from posexport.files import check_artifact, check_writable
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _NODES, _ROWS = 4, 40  # names of nodes per kernel, and kernels, that people are shown; the manifest has all
@@ -62,6 +62,7 @@ def compile(
         raise RequestError(f"output {str(target)!r} must end in .plan: name it like {target.stem}.plan.")
     if not target.parent.is_dir():
         raise RequestError(f"output folder {str(target.parent)!r} is not there: make it first, or give another.")
+    check_writable(target)
     options = {
         "profile": profile,
         "capabilities": capabilities(compute_capability),
@@ -70,12 +71,15 @@ def compile(
         "runtime_cache": None if runtime_cache is None else Path(runtime_cache),
         "tf32": tf32,
     }
-    manifest, seconds = _compile(path, target, runtime, options)
+    doubts: list[str] = []
+    manifest, seconds = _compile(path, target, runtime, options, doubts)
     kernels = manifest["kernels"]
     if as_json:
         console.show_json({**manifest, "build_seconds": round(seconds, 3)})
     else:
         _show(target, manifest, seconds)
+    for doubt in doubts:
+        console.warn(f"{file}: {doubt}.")
     if kernels.get("decomposed_attention"):
         click.echo(
             f"Warning: {manifest['runtime']['name']} has no fused kernel for {kernels['decomposed_attention']} of "
@@ -89,7 +93,9 @@ def compile(
     return 0
 
 
-def _compile(path: Path, target: Path, runtime: str | None, options: dict[str, Any]) -> tuple[dict[str, Any], float]:
+def _compile(
+    path: Path, target: Path, runtime: str | None, options: dict[str, Any], doubts: list[str]
+) -> tuple[dict[str, Any], float]:
     from posexport import trt_api
 
     name = trt_api.choose(runtime)
@@ -101,6 +107,7 @@ def _compile(path: Path, target: Path, runtime: str | None, options: dict[str, A
             target,
             BuildOptions(runtime=name, **options),
             lambda phase: bar.update(task, description=f"{path.name}: {phase}"),
+            doubts.append,
         )
 
 

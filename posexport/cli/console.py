@@ -49,6 +49,11 @@ def show_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
         click.echo(f"  {name:<{width}}  {value}")
 
 
+def warn(sentence: str) -> None:
+    """One line on stderr that ends nothing."""
+    click.echo(f"Warning: {sentence}", err=True)
+
+
 def runs(facts: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """`facts`, but what is the same of layer after layer is one of them: `past_key.0 ... past_key.31`."""
     rows: list[tuple[list[str], Any]] = []

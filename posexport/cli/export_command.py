@@ -16,6 +16,7 @@ from posexport.cli.checkpoint_options import checkpoint_of
 from posexport.cli.spec_options import parameters_of, spec_of, spec_options
 from posexport.errors import RequestError
 from posexport.fields import integer, text
+from posexport.files import check_writable
 from posexport.forms import TARGETS
 from posexport.spec import FORMS, OPSETS, Spec
 
@@ -78,6 +79,7 @@ def export(config: str | None, preset: str | None, parameters: tuple[str, ...], 
         raise RequestError(f"output {str(path)!r} must end in .onnx: name it like {path.stem}.onnx.")
     if not path.parent.is_dir():
         raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
+    check_writable(path)
     manifest = write(request, path)
     if as_json:
         console.show_json(manifest)

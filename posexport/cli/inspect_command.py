@@ -21,7 +21,9 @@ def inspect(file: str, as_json: bool) -> None:
     path = Path(file)
     if path.suffix not in (".onnx", ".plan"):
         raise RequestError(f"{file!r} is neither .onnx nor .plan: give an artifact of posexport.")
-    found = _onnx(path) if path.suffix == ".onnx" else _plan(path)
+    found, fault = _onnx(path) if path.suffix == ".onnx" else _plan(path)
+    if fault is not None:
+        console.warn(f"{file}: {fault}.")
     if as_json:
         console.show_json(found)
         return
@@ -52,17 +54,23 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _onnx(path: Path) -> dict[str, Any]:
-    from posexport.artifact import matches_manifest, read_onnx
+_MATCH = {True: "matches the file", False: "does not match the file"}
+
+
+def _onnx(path: Path) -> tuple[dict[str, Any], str | None]:
+    """What the file holds, and why its manifest is not of it, or None; so is that of a plan."""
+    from posexport.artifact import manifest_fault, read_onnx
     from posexport.onnx_file import external
 
     artifact = read_onnx(path)
     graph = artifact.model.graph
     places = {external(tensor)["location"] for tensor in graph.initializer if external(tensor)}
     data = [path.with_name(name) for name in sorted(places)]
-    same = matches_manifest(path, external=False)  # gigabytes of weights would take their time
-    beside = "; the weights beside it were not read, 'posexport verify' does that" if same and data else ""
-    return {
+    there = artifact.manifest() is not None
+    fault = manifest_fault(artifact, external=False)  # gigabytes of weights would take their time
+    beside = "; the weights beside it were not read, 'posexport verify' does that" if not fault and data else ""
+    found = {
+        "manifest": _MATCH[fault is None] + beside if there else "none",
         "version": artifact.version,
         "form": artifact.form,
         "opset": artifact.opset,
@@ -77,25 +85,25 @@ def _onnx(path: Path) -> dict[str, Any]:
             for tensor in graph.initializer
         },
         "bytes": sum(file.stat().st_size for file in (path, *data)),
-        "manifest": {None: "none", True: "matches the file", False: "does not match the file"}[same] + beside,
     }
+    return found, fault
 
 
-def _plan(path: Path) -> dict[str, Any]:
-    from posexport.artifact import matches_manifest, read_manifest
+def _plan(path: Path) -> tuple[dict[str, Any], str | None]:
+    from posexport.files import sha256_of
+    from posexport.plan import plan_manifest
 
-    manifest = read_manifest(path)
-    if manifest is None:
-        raise RequestError(f"{str(path)!r} has no manifest {path.name}.json: build it with 'posexport compile'.")
-    if not path.is_file():
-        raise RequestError(f"{str(path)!r} is not there: build it with 'posexport compile'.")
-    same = "matches the file" if matches_manifest(path) else "does not match the file"
+    manifest = plan_manifest(path)
+    same = manifest["sha256"] == sha256_of(path)
     shapes = {
         kind: {entry["name"]: f"{entry['dtype']} {entry['shape']}" for entry in manifest[kind]}
         for kind in ("inputs", "outputs")
     }
-    domains = {name or "ai.onnx": version for name, version in manifest["domains"].items()}
-    return {**manifest, **shapes, "domains": domains, "bytes": path.stat().st_size, "manifest": same}
+    domains = manifest.get("domains")
+    named = {name or "ai.onnx": version for name, version in domains.items()} if isinstance(domains, dict) else domains
+    found = {"manifest": _MATCH[same], **manifest, **shapes, "domains": named, "bytes": path.stat().st_size}
+    fault = f"the file is not the one that its manifest {path.name}.json describes (their sha256 differ)"
+    return found, None if same else fault
 
 
 def _count(nodes: Any) -> dict[str, int]:

@@ -24,7 +24,7 @@ from posexport.errors import RequestError
     help="the most rows that Triton joins; 0: none  [default: the plan's largest batch or 8, where joining is right]",
 )
 @click.option("--gpu/--cpu", default=None, help="where it runs  [default: a plan on GPUs, ONNX where Triton chooses]")
-@click.option("--force", is_flag=True, help="replace this version, and a configuration that says otherwise")
+@click.option("--force", is_flag=True, help="replace this version, and the configuration where no other version has it")
 @click.option("--json", "as_json", is_flag=True, help="print what was written as JSON")
 def package(
     file: str, triton: bool, output: str | None, gpu: bool | None, force: bool, as_json: bool, **given: Any

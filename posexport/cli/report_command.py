@@ -73,7 +73,7 @@ def _facts(box: Box) -> Iterator[tuple[str, str]]:
     yield box.title, box.verdict
     for point in box.points:
         told = " ".join(filter(None, (point.head, point.figure)))
-        told = f"{point.label}: {told}; {point.text}" if point.label else f"{told}: {point.text}"
+        told = f"{point.label}: {told}; {point.told}" if point.label else f"{told}: {point.told}"
         line = " ".join(told.split())
         yield "", line if len(line) <= _WIDE else f"{line[: _WIDE - 1]}…"
     if box.rest:
@@ -82,7 +82,7 @@ def _facts(box: Box) -> Iterator[tuple[str, str]]:
 
 def _plain(box: Box) -> dict[str, object]:
     points = [
-        {"label": each.label, "head": each.head, "figure": each.figure, "text": each.text}
+        {"label": each.label, "head": each.head, "figure": each.figure, "text": each.told}
         for each in (*box.points, *box.rest)
     ]
     return {"id": box.id, "title": box.title, "verdict": box.verdict, "points": points}

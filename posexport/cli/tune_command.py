@@ -16,6 +16,7 @@ from posexport.cli.checkpoint_options import checkpoint_of
 from posexport.cli.spec_options import field_options, parameters_of, spec_of
 from posexport.errors import RequestError
 from posexport.fields import integer, text
+from posexport.files import check_writable
 from posexport.forms import TARGETS
 from posexport.models import ENCODINGS
 from posexport.scenarios import Scenario, read_scenario
@@ -111,6 +112,8 @@ def tune(
     manifests = {Path(f"{output.with_suffix(each)}.json").resolve() for each in (ending, ".onnx")}
     if saved is not None and saved.resolve() in manifests:
         raise RequestError(f"--save {save!r} is the manifest of the output: name it otherwise, like tune.json.")
+    for path in (output, *([saved] if saved else [])):
+        check_writable(path)
     with console.progress("loading torch") as (bar, task):
         from posexport.files import write_json
         from posexport.tune.tuning import Request, Store
@@ -121,12 +124,12 @@ def tune(
         block = _block(options, encoding_set, rest, specs)
         store = Store(output.parent if cache is None else Path(cache), resume)
         result = run(block, request, output, store, lambda step: bar.update(task, description=step))
-    if saved is not None:
-        write_json(saved, result.to_dict())
     if as_json:
         console.show_json(result.to_dict())
     else:
         _show(result, output)
+    if saved is not None:
+        write_json(saved, result.to_dict())
     if result.winner is None:
         click.echo("Error: nothing that was tried is verified, so nothing was written: see the reasons.", err=True)
         return 1
@@ -226,8 +229,8 @@ def _check_there(request: Request) -> None:
     check_there(request.runtime)
 
 
-_TIMED = ("median ms", "to winner", "interval", "rounds", "memory")
-_COUNTED = ("kernels", "attention", "planned memory")
+_TIMED = ("median ms", "to winner", "interval", "rounds")
+_COUNTED = ("kernels", "attention")
 
 
 def _timed(row: Row) -> tuple[str, ...]:
@@ -237,32 +240,39 @@ def _timed(row: Row) -> tuple[str, ...]:
         "-" if ratio is None else f"{ratio.median:.2f}x",
         "-" if ratio is None else f"{ratio.low:.2f} to {ratio.high:.2f}",
         str(row.rounds) if row.rounds else "-",
-        "-" if row.memory is None else console.megabytes(row.memory),
     )
 
 
 def _counted(row: Row) -> tuple[str, ...]:
     found = row.kernels
     if found is None:
-        return ("-", "-", "-")
+        return ("-", "-")
     fused = "fused" if found["fused_attention"] else "not fused"
-    return (f"{found['count']}+{found['host_steps']}", fused, console.megabytes(found["planned_memory"]))
+    return (f"{found['count']}+{found['host_steps']}", fused)
+
+
+def _space(row: Row, objective: str) -> str:
+    """What it takes: memory, unless size is the objective; files may be too small for MB."""
+    if objective == "size":
+        return "-" if row.size is None else f"{row.size:,} B"
+    return "-" if row.memory is None else console.megabytes(row.memory)
 
 
 def _show(result: Result, output: Path) -> None:
     counted = any(row.kernels is not None for row in result.candidates)
     columns, cells = (_COUNTED, _counted) if counted else (_TIMED, _timed)
     rows = [
-        (str(row.candidate), row.state, *cells(row), row.reason)
+        (str(row.candidate), row.state, *cells(row), _space(row, result.objective), row.reason)
         for row in sorted(result.candidates, key=_order)
         if not row.reason.endswith(TWIN)
     ]
+    space = "size" if result.objective == "size" else "planned memory" if counted else "memory"
     twins = len(result.candidates) - len(rows)
     console.show_table(
         f"{result.encoding} for {result.target}, {result.scenario}, {result.objective}: {result.method}",
-        ("candidate", "state", *columns, "why"),
+        ("candidate", "state", *columns, space, "why"),
         rows,
-        right=[name for name in columns if name not in ("attention", "interval")],
+        right=[name for name in (*columns, space) if name not in ("attention", "interval")],
     )
     if twins:
         click.echo(f"{twins} more are the same graph as one of these, and were {TWIN}; --json lists them\n")

@@ -14,7 +14,7 @@ from posexport.cli import console
 from posexport.cli.project_options import open_project, project_option, wanted
 from posexport.errors import RequestError
 from posexport.fields import integer, positive
-from posexport.files import check_target
+from posexport.files import check_writable
 from posexport.runtimes import RUNTIMES, Runtime, runtime
 
 if TYPE_CHECKING:
@@ -94,6 +94,10 @@ def verify(
         console.show_json({**to_dict(report, required), **told, "exit_code": code})
     elif report.verdicts:
         _show(report, title)
+    unreadable = {artifact for artifact, _ in report.broken}
+    for artifact, fault in report.doubts:
+        if artifact not in unreadable:  # whose error says enough
+            console.warn(f"{artifact}: {fault}.")
     for _, error in report.broken:
         click.echo(f"Error: {' '.join(error.split())}", err=True)
     if code == 3:
@@ -149,7 +153,7 @@ def _report_path(name: str, text: str) -> Path:
         )
     if not path.parent.is_dir() or path.is_dir():
         raise RequestError(f"{name} {text!r} can't be written: give the name of a file in a folder that is there.")
-    check_target(path)
+    check_writable(path)
     return path
 
 

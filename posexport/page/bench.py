@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from posexport.page import busy, gate
+from posexport.page import busy, gate, sure
 from posexport.page.bench_rows import Comparison, Row, comparisons, rows_of
 from posexport.page.blocks import (
     Block,
@@ -33,10 +33,7 @@ from posexport.page.blocks import (
 from posexport.page.boxes import FAILED, NOT_RUN, Finding, Found
 from posexport.page.links import Result
 from posexport.page.scale import LINEAR, LOG
-from posexport.page.svg import Bar, Bars, Curve, draw_bars, draw_lines, swatch
-
-ALIKE = 2
-"""Names of those as fast as the winner that its point tells; the bars show them all."""
+from posexport.page.svg import Bar, Bars, Curve, draw_bars, draw_lines, patch, swatch
 
 _VERDICTS = {"failed": "✗ but it failed verify", "passed": "✓ verified"}
 _DIGITS = 16
@@ -57,12 +54,13 @@ def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
     lead = (
         "Bars end at the median, whiskers span the middle 80 % of all runs, and the dashed line is the floor: the bare "
         "matrix products of the same block; › goes on beyond the drawing. Ratios are taken round by round against what "
-        "ran beside it, so a slow machine cancels out."
+        "ran beside it: a steady slowdown cancels out, a busy machine widens their intervals."
     )
     return Section(id="latency", title="Latency", lead=lead, blocks=tuple(blocks)), Found(
         findings=tuple(_findings(results, found)),
         fastest=tuple(point for each in found if (point := _point(each)) is not None),
         timed=sum(row.timed for row in rows),
+        busy=busy.shares(results),
     )
 
 
@@ -77,11 +75,14 @@ def _point(each: Comparison) -> Point | None:
         if ratio is not None and first.role != peer:
             said.append(f"{times(ratio['median'])} {words} ({span(ratio)})")
     name = each.name(first)
-    alike = [other for row in ranked[1:] if _overlap(first, row) and (other := each.name(row)) != name]
-    if alike:
-        said.append(f"as fast within the interval: {listed(list(dict.fromkeys(alike)), ALIKE)}")
-    slower = (row for row in ranked[1:] if row.role != "torch" and each.name(row) not in (name, *alike))
-    behind = next(slower, None)
+    others = [row for row in ranked[1:] if each.name(row) != name]
+    alike: dict[str, float] = {}
+    for row in others:
+        if not sure.apart(first, row):
+            alike.setdefault(each.name(row), row.median)
+    ties = [f"{other} ({seconds(median)})" for other, median in alike.items()]
+    unsure = any(busy.is_busy(row.head) for row in ranked)
+    behind = next((row for row in others if row.role != "torch" and each.name(row) not in alike), None)
     if behind is not None:
         said.append(f"next {each.name(behind)} with {seconds(behind.median)}")
     if not first.role:
@@ -89,22 +90,13 @@ def _point(each: Comparison) -> Point | None:
         said.insert(0 if first.verdict == "failed" else len(said), verdict)
     if first.stale:
         said.insert(0, "⚠ stale: other bytes were timed than those of the file here")
-    sign = busy.sign(first.head)
     return Point(
-        label=f"{sign}{each.block}, {each.where} ({each.words})",
+        label=f"{busy.sign(first.head)}{each.block}, {each.where} ({each.words})",
         head=name,
         figure=seconds(first.median),
+        sure=sure.told(ties, unsure) if others else "nothing else was timed beside it",
         text="; ".join(said),
-        tone="care" if sign else "",
     )
-
-
-def _overlap(one: Row, other: Row) -> bool:
-    """Whether two candidates can't be told apart: intervals of their ratios to torch overlap, or of their times."""
-    first, second = one.ratio("torch"), other.ratio("torch")
-    if first is not None and second is not None:
-        return bool(second["low"] <= first["high"])
-    return bool(other.result["seconds"]["p10"] <= one.result["seconds"]["p90"])
 
 
 def _bars(each: Comparison, folded: bool) -> Figure | Table:
@@ -129,7 +121,15 @@ def _bars(each: Comparison, folded: bool) -> Figure | Table:
         groups = [attrs.evolve(groups[0], name="")]
     floors = [seconds(group.floor) for group in groups if group.floor is not None]
     note = f"Floor (dashed): {listed(list(dict.fromkeys(floors)))}." if floors else "No floor was timed."
-    return Figure(title=title, svg=draw_bars(title, groups), note=note, folded=f"Bars of {title}" if folded else "")
+    drawn = {bar.look for group in groups for bar in group.bars} | ({"floor"} if floors else set())
+    legend = tuple((patch(look), name) for look, name in _LOOKS.items() if look in drawn)
+    return Figure(
+        title=title, svg=draw_bars(title, groups), legend=legend, note=note,
+        folded=f"Bars of {title}" if folded else "",
+    )  # fmt: skip
+
+
+_LOOKS = {"best": "★ the fastest", "ours": "an artifact of posexport", "peer": "a peer (others' way)", "floor": "floor"}
 
 
 def _bar(each: Comparison, row: Row, best: bool, with_file: bool) -> Bar:
@@ -258,7 +258,6 @@ def _findings(results: Sequence[Result], found: Sequence[Comparison]) -> Iterato
                 reason = row.result.get("reason") or "no reason was given"
                 cuda = row.role and row.runtime.endswith("-cuda")
                 yield Finding(state=state, who="peers on CUDA" if cuda else row.runtime, reason=reason, where="bench")
-    yield from busy.findings(results, "bench")
     for result in results:
         yield from gate.findings(result)
         for left in result.data.get("left_out") or ():

@@ -49,6 +49,11 @@ class Row:
         return name if name in PEERS else "against" if name.startswith("against:") else ""
 
     @property
+    def gpu(self) -> bool:
+        """Whether it ran on a GPU; ratios are to the peers of the same device."""
+        return self.runtime.endswith("-cuda") or self.runtime.startswith(("tensorrt", "trt"))
+
+    @property
     def timed(self) -> bool:
         return bool(self.result["state"] == "timed")
 

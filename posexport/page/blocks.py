@@ -78,10 +78,11 @@ class Chain:
 
 @attrs.frozen(kw_only=True)
 class Prose:
-    """A paragraph; `tone` is care where it is a warning."""
+    """A paragraph; `tone` is care where it is a warning, `note` follows in small print."""
 
     text: str
     tone: str = ""
+    note: str = ""
 
 
 Block = Table | Figure | Chain | Prose
@@ -101,14 +102,20 @@ class Section:
 class Point:
     """One line of a box: `head` says what, `figure` the number that counts, `text` the rest; `label` stands above.
 
-    `tone` is care where it means less than it seems.
+    `sure` says how sure it is, before the text. `tone` is care where the line is a warning.
     """
 
     head: str
     label: str = ""
     figure: str = ""
+    sure: str = ""
     text: str = ""
     tone: str = ""
+
+    @property
+    def told(self) -> str:
+        """How sure it is and the text, where both stand on one line."""
+        return "; ".join(text for text in (self.sure, self.text) if text)
 
 
 @attrs.frozen(kw_only=True)
@@ -130,12 +137,16 @@ class Box:
 
 @attrs.frozen(kw_only=True)
 class Page:
-    """The whole report: `read` says what it was made from, `left` which files of a folder hold no results."""
+    """The whole report: `read` says what it was made from, `left` which files of a folder hold no results.
+
+    `words` are the terms that its readers may not know.
+    """
 
     title: str
     subtitle: str
     boxes: tuple[Box, ...]
     sections: tuple[Section, ...]
+    words: Table
     read: Table
     left: tuple[str, ...] = ()
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import attrs
 
+from posexport.page import busy
 from posexport.page.blocks import Box, Point, listed, plural
 
-FAILED, SLOWER, REFUSED, NOT_RUN, CARE, BUSY = "failed", "slower", "refused", "not run", "care", "busy"
+FAILED, SLOWER, REFUSED, NOT_RUN, CARE = "failed", "slower", "refused", "not run", "care"
 SHOWN = 5
 """Points that a box shows at once."""
 
@@ -17,9 +18,8 @@ SHOWN = 5
 class Finding:
     """One thing that a box may say: `who` (a runtime, mostly) is in `state` for `reason`; `where` it was found.
 
-    `state` is failed, slower (a regression), refused, not run, care (a result that means less than it seems) or busy
-    (times that a busy machine spoilt). `count` is how many results it stands for, `detail` what differs between results
-    that it befell for one reason.
+    `state` is failed, slower (a regression), refused, not run or care (a result that means less than it seems). `count`
+    is how many results it stands for; `cause` is what brought it about, where that is known, and leads.
     """
 
     state: str
@@ -27,7 +27,7 @@ class Finding:
     reason: str
     where: str
     count: int = 1
-    detail: str = ""
+    cause: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -35,7 +35,8 @@ class Found:
     """What one kind of result adds to the boxes: findings, points about the fastest, and how much was `checked`.
 
     `chosen` are points about what was chosen by something else than its time. Of the checks, `by_tune` are tune's own
-    on what it chose; `stale` ones, of other bytes than the file on the page, are not among them.
+    on what it chose; `stale` ones, of other bytes than the file on the page, are not among them. `busy` are the files
+    that were timed on a busy machine, with the share of the CPU that other work took.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -45,6 +46,7 @@ class Found:
     by_tune: int = 0
     stale: int = 0
     timed: int = 0
+    busy: tuple[tuple[str, float], ...] = ()
 
 
 def boxes(found: Sequence[Found]) -> tuple[Box, ...]:
@@ -63,6 +65,7 @@ def _box(points: Sequence[Point], more: Sequence[Point] = (), more_said: str = "
 def _fastest(found: Sequence[Found], findings: list[Finding]) -> Box:
     fastest = [point for each in found for point in each.fastest]
     chosen = [point for each in found for point in each.chosen]
+    shares = [share for each in found for share in each.busy]
     if fastest:
         several = f"The fastest in each of {plural(len(fastest), 'comparison')}:"
         verdict = several if len(fastest) > 1 else "One comparison was timed:"
@@ -72,7 +75,7 @@ def _fastest(found: Sequence[Found], findings: list[Finding]) -> Box:
         said = "Nothing was chosen by its time" if chosen else said
         verdict = f"{said}, so nothing is known about speed."
     return _box(
-        [*_points(findings, BUSY), *fastest, *chosen, *_points(findings, CARE)],
+        [*([busy.point(shares)] if shares else []), *fastest, *chosen, *_points(findings, CARE)],
         id="fastest", title="What is fastest", mark="★" if fastest else "·", tone="good" if fastest else "",
         verdict=verdict,
     )  # fmt: skip
@@ -111,27 +114,37 @@ def _not_run(findings: list[Finding]) -> Box:
     )  # fmt: skip
 
 
-_LABELS = {CARE: "Take care", BUSY: "⚠ Take care", REFUSED: "Refused"}
+_LABELS = {CARE: "Take care", REFUSED: "Refused"}
 
 
 def _points(findings: Sequence[Finding], *states: str) -> list[Point]:
-    """A point for each reason, those that matter to most results first; who it befell is told together."""
+    """A point for each cause or reason, those that matter to most results first; who it befell is told together."""
     by_reason: dict[tuple[str, str], list[Finding]] = {}
     for each in findings:
         if each.state in states:
-            by_reason.setdefault((each.state, each.reason), []).append(each)
+            by_reason.setdefault((each.state, each.cause or each.reason), []).append(each)
     found = []
     for (state, reason), group in by_reason.items():
         who = list(dict.fromkeys(each.who for each in group if each.who))
         where = list(dict.fromkeys(each.where for each in group if each.where))
         count = sum(each.count for each in group)
-        care, wrong = state in (CARE, BUSY), state in (FAILED, SLOWER)
-        text = reason if wrong or care or not where else f"{reason} ({listed(where)})"
-        text = "; ".join([text, *[each.detail for each in group if each.detail][:1]])
-        told = plural(count, "result") if count > 1 and not care else ""
+        wrong = state in (FAILED, SLOWER)
         label = listed(where) if wrong else _LABELS.get(state, "")
-        tone = "care" if care else ""
-        found.append((count, Point(label=label, head=listed(who, 5), figure=told, text=text, tone=tone)))
+        if group[0].cause:
+            point = Point(label=label, head=group[0].cause, text=f"{_befell(who, where)}; {group[0].reason}")
+        else:
+            text = reason if wrong or state == CARE or not where else f"{reason} ({listed(where)})"
+            told = plural(count, "result") if count > 1 and state != CARE else ""
+            tone = "care" if state == CARE else ""
+            point = Point(label=label, head=listed(who, 5), figure=told, text=text, tone=tone)
+        found.append((count, point))
     if FAILED not in states:
         found.sort(key=lambda each: -each[0])
     return [point for _, point in found]
+
+
+def _befell(who: Sequence[str], where: Sequence[str]) -> str:
+    """What one cause befell."""
+    files = plural(len(where), "file") if len(where) > 1 else "one file"
+    runtimes = len({name.partition(": ")[0] for name in who})
+    return f"{files}, on {f'{runtimes} runtimes: ' if runtimes > 1 else ''}{listed(who, 5)}"

@@ -1,18 +1,15 @@
-"""A machine that did other work while it was timed: said before the times that this spoils, wherever they stand."""
+"""A machine that did other work while it was timed: said once above the winners and above the times that it spoils."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from posexport.page.blocks import Prose, listed
-from posexport.page.boxes import BUSY, Finding
+from posexport.page.blocks import Point, Prose, listed
 from posexport.page.links import Result
 
 LIMIT = 0.2
 """From this share of the CPU taken by others, times mean little."""
-
-SAID = f"other work took over {LIMIT:.0%} of the CPU, so these times mean little"
 
 
 def is_busy(data: Mapping[str, Any]) -> bool:
@@ -30,19 +27,30 @@ def title(results: Iterable[Mapping[str, Any]], text: str) -> str:
     return f"⚠ busy machine: {text}" if any(map(is_busy, results)) else text
 
 
-def _name(result: Result) -> str:
-    return f"{result.name} ({result.data['busy']:.0%})"
+def shares(results: Sequence[Result]) -> tuple[tuple[str, float], ...]:
+    """The files that were timed on a busy machine, with the share of the CPU that other work took."""
+    return tuple((result.name, result.data["busy"]) for result in results if is_busy(result.data))
 
 
-def findings(results: Sequence[Result], where: str) -> Iterator[Finding]:
-    """What the boxes say of it."""
-    for result in results:
-        if is_busy(result.data):
-            yield Finding(state=BUSY, who=_name(result), reason=SAID, where=where)
+def point(found: Sequence[tuple[str, float]]) -> Point:
+    """The line above the winners."""
+    return Point(head=f"⚠ {_said(found)}", text=_files(found), tone="care")
 
 
 def warning(results: Sequence[Result]) -> Iterator[Prose]:
     """The paragraph above the times."""
-    names = [_name(result) for result in results if is_busy(result.data)]
-    if names:
-        yield Prose(text=f"⚠ {listed(names)}: {SAID}.", tone="care")
+    found = shares(results)
+    if found:
+        yield Prose(text=f"⚠ {_said(found)}.", tone="care", note=f"({_files(found)})")
+
+
+def _said(found: Sequence[tuple[str, float]]) -> str:
+    ends = list(dict.fromkeys(f"{end(share for _, share in found):.0%}" for end in (min, max)))
+    return (
+        f"Other work took {' to '.join(ends)} of the CPU: ratios hold roughly, absolute times don't; time again at rest"
+    )
+
+
+def _files(found: Sequence[tuple[str, float]]) -> str:
+    names = [f"{name} ({share:.0%})" for name, share in found] if len(found) > 1 else [found[0][0]]
+    return f"in {listed(names)}"

@@ -130,8 +130,29 @@ def _chart(panel: dict[str, Any]) -> Figure:
     svg = draw_lines(panel["title"], curves, axes=(panel["x"], panel["y"]), kinds=(scales[0], scales[1]), rules=rules)
     legend = tuple((swatch((look[0], look[1])), curve.name) for curve, look in zip(curves, looks, strict=True))
     title = ": ".join(part for part in (panel["title"], panel["note"].replace("\n", ", ")) if part)
-    note = f"Up: {panel['y']}; across: {panel['x']}."
+    note = f"Up: {panel['y']}; across: {panel['x']}.{_expected(panel)}"
     return Figure(title=title, svg=svg, legend=legend if len(curves) > 1 else (), note=note, table=_points(panel))
+
+
+_PARITY, _EXACT = "parity", "exact"
+
+
+def _expected(panel: dict[str, Any]) -> str:
+    """Whether it is as it should be that lines climb above what exact angles promise."""
+    limit = min((mark["at"] for mark in panel["marks"] if _EXACT in mark["label"]), default=None)
+    if limit is None:
+        return ""
+    above = {
+        kind for kind in (_PARITY, _EXACT) for line in panel["lines"]
+        if line["label"].startswith(kind) and any(y is not None and y > limit for y in line["y"])
+    }  # fmt: skip
+    said = ""
+    if _PARITY in above:
+        said = " Parity above the line is expected: it follows torch's fp32 angles, which drift with the position."
+        said += "" if _EXACT in above else " Only exact angles promise to stay below, and they do."
+    if _EXACT in above:
+        said += " Exact above it is not: only exact angles promise to stay below."
+    return said
 
 
 def _points(panel: dict[str, Any]) -> Table:

@@ -20,7 +20,7 @@ _PROJECT = "project"  # what stands for a runtime in verdicts on a project's own
 class Mention:
     """What the result `by` says of the artifact `file`: its state on a runtime, or, for a timing, what was timed.
 
-    `sha256` is empty where the result doesn't say it.
+    `sha256` is empty where the result doesn't say it; `kind` is the result's.
     """
 
     file: str
@@ -30,6 +30,7 @@ class Mention:
     state: str
     text: str
     timing: bool = False
+    kind: str = ""
 
 
 def same(file: str, sha256: str, other: str, other_sha256: str) -> bool:
@@ -61,7 +62,7 @@ def _timings(result: Result) -> Iterator[Mention]:
             text = f"{busy.sign(row.head)}{seconds(row.median)} ({place})" if row.timed else row.runtime
             yield Mention(
                 file=row.head["file"], sha256=row.head.get("sha256") or "", by=result.name, runtime=row.runtime,
-                state=row.result["state"], text=text, timing=True,
+                state=row.result["state"], text=text, timing=True, kind=result.kind,
             )  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def _winner(result: Result) -> Iterator[Mention]:
     if won.get("seconds"):
         place = ", ".join(text for text in (result.data["target"], result.data.get("scenario")) if text)
         text = f"{busy.sign(result.data)}{seconds(won['seconds']['median'])} ({place}, by tune)"
-        yield Mention(**head, runtime=result.data["target"], state="timed", text=text, timing=True)
+        yield Mention(**head, runtime=result.data["target"], state="timed", text=text, timing=True, kind=result.kind)
 
 
 _OF = {"verify": _verdicts, "bench": _timings, "tune": _winner}

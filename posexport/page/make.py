@@ -11,13 +11,16 @@ from importlib.resources import files
 from pathlib import Path
 
 from posexport import __version__
-from posexport.page import artifacts, bench, errors, matrix, parity, project, subjects, sweep, tune
+from posexport.page import artifacts, bench, errors, matrix, parity, project, subjects, sweep, tune, words
 from posexport.page.blocks import Page, Section, Table, cells, plural
 from posexport.page.boxes import Found, boxes
 from posexport.page.links import Result
 from posexport.page.sources import COMMANDS, Sources, clean, read_sources
 
 FOLDER = files("posexport.page").joinpath("template")
+
+ABOUT = "Attention blocks with positional encodings, exported to ONNX: how fast they run, and whether they are right."
+"""What every page is about, for somebody who was sent one."""
 
 SECTIONS: tuple[tuple[str, Callable[[Sequence[Result]], tuple[Section | None, Found]]], ...] = (
     ("sweep", sweep.section),
@@ -46,9 +49,10 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     told += [plural(len(sources.artifacts), "artifact")] if sources.artifacts else []
     return Page(
         title=clean(title) or "posexport report",
-        subtitle=f"Made from {', '.join(told)} by posexport {__version__}.",
+        subtitle=f"{ABOUT} Made from {', '.join(told)} by posexport {__version__}.",
         boxes=boxes([found for _, found in made]),
         sections=tuple(sections),
+        words=words.table(),
         read=_read(sources),
         left=tuple(sources.left),
     )

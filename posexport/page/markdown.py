@@ -15,6 +15,7 @@ def to_markdown(page: Page) -> str:
     lines = [f"## {_text(page.title)}", "", _text(page.subtitle), ""]
     for box in page.boxes:
         lines += [*_box(box), ""]
+    lines += _block(page.words)
     for section in page.sections:
         lines += [f"### {_text(section.title)}", "", _text(section.lead), ""]
         for block in section.blocks:
@@ -41,7 +42,7 @@ def _point(point: Point) -> str:
     figure = f" **{_text(point.figure)}**" if point.figure else ""
     label = f"{_text(point.label)}: " if point.label else ""
     return (
-        f"- {label}{_text(point.head)}{figure}{': ' if point.text and point.head else ' '}{_text(point.text)}".rstrip()
+        f"- {label}{_text(point.head)}{figure}{': ' if point.told and point.head else ' '}{_text(point.told)}".rstrip()
     )
 
 
@@ -53,9 +54,10 @@ def _block(block: Block) -> Iterator[str]:
         yield from (f"**{_text(block.title)}.** {_text(block.note)}", "", _text(" → ".join(steps)), "")
     elif isinstance(block, Figure):
         if block.table is not None:
-            yield from _folded(f"{block.title}: {block.table.folded}", _table(block.table))
+            lines = [*_table(block.table), *([_text(block.note), ""] if block.note else [])]
+            yield from _folded(f"{block.title}: {block.table.folded}", lines)
     elif isinstance(block, Prose):
-        yield from (_text(block.text), "")
+        yield from (_text(f"{block.text} {block.note}".rstrip()), "")
 
 
 def _folded(summary: str, lines: Sequence[str]) -> Iterator[str]:

@@ -36,7 +36,7 @@ class Subject:
         """On which runtimes a verdict found it right or wrong."""
         verdicts, stale = self.about(timing=False)
         if not verdicts:
-            return _none("no verdict", stale)
+            return _none(stale)
         worst = {each.text: each.state for state in reversed(_STATES) for each in verdicts if each.state == state}
         names = {state: [name for name, own in worst.items() if own == state] for state in _STATES}
         first = next(state for state in _STATES if names[state])
@@ -50,7 +50,7 @@ class Subject:
         """How long it takes, where that was measured."""
         timings, stale = self.about(timing=True)
         if not timings:
-            return _none("no timing", stale)
+            return _none(stale)
         known = [each.text for each in timings if each.state == "timed"]
         if known:
             return Cell(text=listed(known, 3), more="; ".join(known))
@@ -68,8 +68,9 @@ def _runtimes(names: Sequence[str], state: str) -> str:
     return plural(len(names), "runtime") if state == "not run" and len(names) > 1 else listed(names, 5)
 
 
-def _none(said: str, stale: Sequence[str]) -> Cell:
-    return Cell(text=f"⚠ stale: {listed(stale)} is of other bytes" if stale else f"· {said}", tone="away")
+def _none(stale: Sequence[str]) -> Cell:
+    told = f"⚠ stale: {listed(stale)} is of other bytes" if stale else "· no result on this page"
+    return Cell(text=told, tone="away")
 
 
 def subjects(results: Sequence[Result], shown: Mapping[str, str]) -> list[Subject]:
@@ -99,6 +100,8 @@ def section(found: Sequence[Subject]) -> tuple[Section | None, Found]:
         folded=f"Every artifact: {plural(len(found), 'row')}" if len(found) > _OPEN else "",
     )  # fmt: skip
     lead = "A result belongs to the artifact of its sha256 where both say one, else to the one of its name."
+    by = {each.kind for one in found for each in one.said if each.timing and each.state == "timed"}
+    lead += " Times by tune and by bench are of different runs: don't compare them." if len(by) > 1 else ""
     section = Section(id="artifacts", title="Artifacts", lead=lead, blocks=(table,))
     return section, Found(findings=tuple(_findings(found)))
 

@@ -127,9 +127,11 @@ def draw_bars(name: str, groups: Sequence[Bars]) -> str:
                 _add(own, "text", "›", x=across(bar.high), y=y + 31, class_="beyond")
             y += _BAR
         if group.floor is not None and group.floor <= longest:
-            top, at = y - len(group.bars) * _BAR, across(group.floor)
+            at = across(group.floor)
             for row in range(len(group.bars)):  # only over the bars, so that no letters are crossed
-                _add(root, "line", x1=at, x2=at, y1=top + row * _BAR + 16, y2=top + row * _BAR + 36, class_="floor")
+                top = y - (len(group.bars) - row) * _BAR + 18
+                for class_ in ("halo", "floor"):  # a rim in the colour of the ground, seen on every bar
+                    _add(root, "line", x1=at, x2=at, y1=top, y2=top + 16, class_=class_)
     return _markup(root)
 
 
@@ -236,6 +238,16 @@ def _look(look: tuple[int, int]) -> str:
 def _marker(parent: ElementTree.Element, look: tuple[int, int]) -> None:
     tag, attributes = _SHAPES[look[0] % MARKERS]
     _add(parent, tag, **attributes)
+
+
+def patch(look: str) -> str:
+    """The look of a bar or of the floor, for a legend; hidden from screen readers, which read its name."""
+    root = ElementTree.Element("svg", {"class": "swatch", "width": "18", "height": "14", "aria-hidden": "true"})
+    if look == "floor":
+        _add(root, "line", x1="9", x2="9", y1="0", y2="14", class_=look)
+    else:
+        _add(_add(root, "g", class_=look), "rect", width="18", height="14", rx="2")
+    return _markup(root)
 
 
 def swatch(look: tuple[int, int]) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from posexport.page import busy
+from posexport.page import busy, sure
 from posexport.page.blocks import (
     Block,
     Cell,
     Point,
+    Prose,
     Section,
     Table,
     cells,
@@ -30,9 +32,19 @@ LATENCY = "latency"
 
 NAMES = "A name is form/dtype/opset, then /target where the file is not portable, then options of the runtime."
 PORTABLE = "portable"
-STATES = {"won": "★ won", "raced": "raced", "dropped": "dropped", "failed": "✗ failed", "refused": "– refused",
-          "not run": "· not run"}  # fmt: skip
+COMPARE = (
+    "Compare by × winner, which is taken over the rounds that both ran; medians are of different rounds, so a dropped "
+    "candidate's may lie below the winner's."
+)
+STATES = {"won": "★ won", "raced": "raced", "dropped": "dropped", "left out": "left out",
+          "failed": "✗ failed", "refused": "– refused", "not run": "· not run"}  # fmt: skip
+_HOW = {"raced": "raced to the end", "dropped": "raced and dropped"}
+_TWIN = "the same "
+"""How the reason of a candidate begins whose graph is another one's."""
+
 _TONES = {"won": "best", "failed": "bad", "refused": "refused", "not run": "away"}
+_HALF = "slower half"
+_TIMES = re.compile(r"\b(\d+(?:\.\d+)?)x\b")
 _FOUND = {"failed": FAILED, "refused": REFUSED, "not run": NOT_RUN}
 
 
@@ -41,13 +53,13 @@ def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
     if not results:
         return None, Found()
     tried = [each for result in results for each in result.data["candidates"]]
-    counted = Counter(each["state"] for each in tried)
     lead = (
-        f"{', '.join(f'{counted[state]} {state}' for state in STATES if counted[state])}. Candidates race in rounds: "
-        "those that are clearly slower drop out early, the others go on, and the last one wins. "
-        f"Ratios are to the winner. {NAMES}"
+        f"{_counts(tried)}. Candidates race in rounds: what is slower by its interval, or in the slower half in the "
+        f"median, drops out early; the others go on, and the last one wins. {NAMES}"
     )
-    blocks: list[Block] = [*busy.warning(results), *(table for result in results for table in _tables(result))]
+    blocks: list[Block] = [*busy.warning(results)]
+    blocks += [Prose(text=COMPARE)] if any(each.get("ratio") for each in tried) else []
+    blocks += [table for result in results for table in _tables(result)]
     checked = sum(bool(each.get("verified")) or each["state"] == FAILED for each in tried)
     points = [(_by_time(result.data), point) for result in results if (point := _winner(result)) is not None]
     found = Found(
@@ -57,8 +69,32 @@ def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
         timed=sum(bool(each.get("seconds")) for each in tried),
         checked=checked,
         by_tune=checked,
+        busy=busy.shares(results),
     )
     return Section(id="tune", title="Tuning", lead=lead, blocks=tuple(blocks)), found
+
+
+def _state(each: dict[str, Any]) -> str:
+    """Its state, those apart that were dropped before they raced: mostly the same graph as another."""
+    return "left out" if each["state"] == "dropped" and not each.get("rounds") else str(each["state"])
+
+
+def _counts(tried: Sequence[dict[str, Any]]) -> str:
+    """How far the candidates got: what raced, then what was never timed, by why."""
+    raced = Counter(_state(each) for each in tried if _raced(each))
+    away = Counter(
+        "the same as another" if (each.get("reason") or "").startswith(_TWIN) else _state(each)
+        for each in tried
+        if not _raced(each)
+    )
+    said = [", ".join(f"{raced[state]} {_HOW.get(state, state)}" for state in STATES if raced[state])]
+    told = ", ".join(f"{count} {why}" if len(away) > 1 else why for why, count in away.items())
+    said += [f"{away.total()} never timed ({told})"] if away else []
+    return "; ".join(text for text in said if text)
+
+
+def _raced(each: dict[str, Any]) -> bool:
+    return bool(each.get("rounds")) or each["state"] == "won"
 
 
 def _title(data: dict[str, Any]) -> str:
@@ -80,18 +116,36 @@ def _winner(result: Result) -> Point | None:
     if won is None:
         return None
     spread = won.get("seconds")
-    text = f"of {plural(len(result.data['candidates']), 'candidate')}"
+    tried = result.data["candidates"]
+    timed = sum(bool(each.get("seconds")) for each in tried)
+    text = f"of {plural(len(tried), 'candidate')}"
     if result.data["objective"] != LATENCY:
         text = f"chosen by {result.data['objective']}, not by time, {text}"
-    elif not spread:
+    elif spread:
+        text = f"of {timed} timed ({plural(len(tried), 'candidate')})"
+    else:
         text = f"chosen {result.data.get('method') or 'without a race'}, not timed, {text}"
-    if won.get("reason"):
+    how = _sure(result.data, won) if _by_time(result.data) else ""
+    text += ", in a run of tune's own" if spread else ""
+    if won.get("reason") and not how:
         text += f"; {won['reason'].removeprefix(str(result.data.get('method')) + ': ')}"
     text += f"; {_verified(won)}" if won.get("verified") else ""
     figure = seconds(spread["median"]) if spread else ""
-    sign = busy.sign(result.data)
-    tone, label = "care" if sign else "", f"{sign}tuned {_title(result.data)}"
-    return Point(label=label, head=_spelled(won), figure=figure, text=text, tone=tone)
+    label = f"{busy.sign(result.data)}tuned {_title(result.data)}"
+    return Point(label=label, head=_spelled(won), figure=figure, sure=how, text=text)
+
+
+def _sure(data: dict[str, Any], won: dict[str, Any]) -> str:
+    """How sure it is that the winner is the fastest: by the intervals of the others' ratios to it."""
+    others = [each for each in data["candidates"] if each.get("ratio") and each is not won]
+    alike = sorted((each for each in others if each["ratio"]["low"] <= 1), key=_rank)
+    ties = [f"{_spelled(each)} ({times(each['ratio']['median'])})" for each in alike if each["state"] == "raced"]
+    return sure.told(ties, unsure=bool(alike) or busy.is_busy(data))
+
+
+def _rank(each: dict[str, Any]) -> tuple[bool, float]:
+    """The winner first, then by the ratio to it; those without one last."""
+    return each["state"] != "won", (each.get("ratio") or {}).get("median", float("inf"))
 
 
 def _verified(each: dict[str, Any]) -> str:
@@ -110,18 +164,15 @@ def _spelled(each: dict[str, Any]) -> str:
     return " · ".join(text for text in said if text)
 
 
-_COLUMNS = ("candidate", "state", "median", "× winner", "interval", "rounds", "kernels", "memory", "size", "why")
+_COLUMNS = ("candidate", "state", "×\u00a0winner", "interval", "median", "rounds", "kernels", "memory", "size", "why")
 
 
 def _tables(result: Result) -> Iterator[Table]:
     """What raced, then what was never timed: refused, not run, or the same graph as another."""
-    order, title = list(STATES), busy.title([result.data], _title(result.data))
-    ranked = sorted(
-        result.data["candidates"],
-        key=lambda each: (order.index(each["state"]), (each.get("seconds") or {}).get("median", 0.0)),
-    )
-    raced = [each for each in ranked if each.get("rounds") or each["state"] == "won"]
-    away = [each for each in ranked if each not in raced]
+    title, tried = busy.title([result.data], _title(result.data)), result.data["candidates"]
+    raced = sorted(filter(_raced, tried), key=_rank)
+    order = list(STATES)
+    away = sorted((each for each in tried if not _raced(each)), key=lambda each: order.index(_state(each)))
     yield trimmed(
         Table(
             caption=title, columns=_COLUMNS, rows=tuple(map(_row, raced)), right=(2, 3, 4, 5, 6, 7, 8),
@@ -150,15 +201,23 @@ def _row(each: dict[str, Any]) -> tuple[Cell, ...]:
     ]
     return (
         Cell(text=each["name"]),
-        Cell(text=STATES[each["state"]], tone=_TONES.get(each["state"], "")),
-        number(seconds(spread["median"]), spread["median"]) if spread else Cell(text="–"),
+        Cell(text=STATES[_state(each)], tone=_TONES.get(each["state"], "")),
         number(times(ratio["median"]), ratio["median"]) if ratio else Cell(text="–"),
-        Cell(text=span(ratio) if ratio else "–"),
+        Cell(text=span(ratio) if ratio and each["state"] != "won" else "–"),
+        number(seconds(spread["median"]), spread["median"]) if spread else Cell(text="–"),
         number(str(each["rounds"]), each["rounds"]) if each.get("rounds") else Cell(text="–"),
         Cell(text="–" if count is None else str(count)),
         *bytes_of,
-        Cell(text="; ".join(text for text in (_verified(each), each.get("reason")) if text)),
+        Cell(text="; ".join(text for text in (_verified(each), _why(each)) if text), more=each.get("reason") or ""),
     )
+
+
+def _why(each: dict[str, Any]) -> str:
+    """Why it stopped: not that it is slower where its interval doesn't say so. Ratios are written as the page does."""
+    reason, ratio = each.get("reason") or "", each.get("ratio")
+    if _state(each) == "dropped" and _HALF in reason and ratio and ratio["low"] <= 1 <= ratio["high"]:
+        return f"{_HALF} in the median, after {plural(each['rounds'], 'round')}"
+    return _TIMES.sub(r"\1×", reason)
 
 
 def _facts(result: Result) -> Table:
@@ -171,7 +230,6 @@ def _facts(result: Result) -> Table:
 
 
 def _findings(results: Sequence[Result]) -> Iterator[Finding]:
-    yield from busy.findings(results, "tune")
     for result in results:
         for each in result.data["candidates"]:
             if each["state"] in _FOUND:

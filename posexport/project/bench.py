@@ -14,12 +14,13 @@ import attrs
 
 from posexport.baseline import FINE, NOT_RUN, SLOWER, UNSURE
 from posexport.bench_candidates import CANDIDATES, EXPORTED, is_peer
-from posexport.bench_result import TIMED, Benchmark
+from posexport.bench_result import BUSY, TIMED, Benchmark
 from posexport.errors import RequestError
 from posexport.project.entries import Project
 from posexport.project.files import Product
 from posexport.project.terms import Latency
 from posexport.runtimes import RUNTIMES
+from posexport.timing import ENOUGH_PROCESSES
 
 
 @attrs.frozen(kw_only=True)
@@ -66,17 +67,25 @@ def asked_of(product: Product) -> dict[str, Any]:
 
 
 def baseline_of(project: Project, product: Product, saved: Path | None) -> Path | None:
-    """The saved result that a file is compared with; None without one, or where this run is to make it."""
+    """The saved result that a file is compared with; None without one, or where this run is to make it.
+
+    RequestError where it isn't there and this run won't make it, or is there and `saved` would replace it.
+    """
     given = product.entry.baseline
     if given is None:
         return None
     path = project.root / given
     path = path if given.endswith(".json") else path / result_name(product)
     if saved is not None and saved.resolve() == path.resolve():
+        if path.exists():
+            raise RequestError(
+                f"--save and the baseline of artifact {product.entry.name!r} are both {str(path)!r}: save the new "
+                "results in another folder, or delete the old ones to make a baseline anew."
+            )
         return None
     if not path.is_file():
         make = f"--save {path.parent}"
-        if given.endswith(".json"):  # of one file, at what the project asks for
+        if given.endswith(".json") or any(path.parent.glob("*.json")):  # of one file, at what the project asks for
             named = [f"--runtime {name}" for name in timed_on(product, ())[0]]
             at = [f"--scenario {scenario}" for scenario in asked_of(product)["scenarios"]]
             make = " ".join([str(product.path), *named, *at, f"--save {path}"])
@@ -90,6 +99,20 @@ def baseline_of(project: Project, product: Product, saved: Path | None) -> Path 
 def result_name(product: Product) -> str:
     """The name of the file that the result of a file's benchmark is saved in."""
     return f"{product.path.stem}{'.plan' if product.plan else ''}.json"
+
+
+def unfit(found: Benchmark, limits: Sequence[Kept]) -> list[str]:
+    """Why a result is no fit baseline for later runs, in words; nothing where it is one."""
+    ran = any(each.state == TIMED and not is_peer(each.runtime) for shape in found.shapes for each in shape.results)
+    faults = {
+        "nothing that runs the file was timed": not ran,
+        "it is over its budget of time": any(each.state == SLOWER for each in limits),
+        f"it has {found.processes} of the {ENOUGH_PROCESSES} processes that it takes to tell changes": (
+            found.processes < ENOUGH_PROCESSES
+        ),
+        f"other work took {found.busy:.0%} of the CPU (time it at rest)": found.busy > BUSY,
+    }
+    return [fault for fault, there in faults.items() if there]
 
 
 def judge(product: Product, found: Benchmark | None, names: Sequence[str] = (), reason: str = "") -> list[Kept]:

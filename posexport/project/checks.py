@@ -12,6 +12,7 @@ from typing import Any
 from posexport.artifact import read_manifest
 from posexport.parity import FAILED, NOT_RUN, PARITY, PASSED, Verdict
 from posexport.project.files import Product, out_of_date
+from posexport.project.terms import told_bytes
 from posexport.runtimes import RUNTIMES
 from posexport.trt_api import can_build
 from posexport.verify import Report, Terms
@@ -47,7 +48,7 @@ def _budget(product: Product) -> Iterator[Verdict]:
     size = budget.plan_size if product.plan else budget.size
     if size is not None:
         have = product.bytes()
-        yield _within(product, "size", have <= size, f"{have / 1e6:.3f} MB, allowed are {size / 1e6:.3f} MB")
+        yield _within(product, "size", have <= size, f"{told_bytes(have)}, allowed are {told_bytes(size)}")
     if not product.plan:
         return
     kernels = (read_manifest(product.path) or {}).get("kernels")
@@ -118,5 +119,6 @@ def joined(
     return Report(
         verdicts=tuple(verdict for found in verdicts.values() for verdict in found),
         broken=report.broken if report else (),
+        doubts=report.doubts if report else (),
         seed=seed,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,11 +114,15 @@ def _table(path: Path, required: bool = False) -> dict[str, Any] | None:
 
 def read_project(file: Path, table: Mapping[str, Any]) -> Project:
     """A project from its table; RequestError names the file and the artifact for what can't be used."""
-    where = str(file)
-    data = _keys(table, where, ["folder", "require", "runtimes", "artifact"])
+    where, header = str(file), f"[[{_PLACE.get(file.name, '')}artifact]]"
+    own = ("folder", "require", "runtimes", "artifact")
+    for key in table:
+        if key.replace("-", "_") in set(_entry_keys()) - set(own):
+            raise RequestError(f"{where}: {key!r} is a key of an artifact: begin each artifact with a line {header}.")
+    data = _keys(table, where, own)
     listed, common = data.pop("artifact", []), data.pop("runtimes", None)
     if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
-        raise RequestError(f"{where}: it lists no artifact: add an [[{_PLACE.get(file.name, '')}artifact]] for each.")
+        raise RequestError(f"{where}: it lists no artifact: add an {header} for each.")
     usual = {} if common is None else {"runtimes": common}
     entries = tuple(_entry({**usual, **each}, where, index) for index, each in enumerate(listed, 1))
     project = _made(Project, {**data, "file": file, "entries": entries}, where)
@@ -127,6 +131,11 @@ def read_project(file: Path, table: Mapping[str, Any]) -> Project:
 
 
 _PLACE = {"pyproject.toml": "tool.posexport."}
+
+
+def _entry_keys() -> tuple[str, ...]:
+    """What an artifact may have, with `_` for `-`."""
+    return (*(field.name for field in attrs.fields(Entry) if field.name != "options"), *EXPORT_OPTIONS)
 
 
 def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
@@ -139,8 +148,7 @@ def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
     if name.endswith((".onnx", ".plan")):
         raise RequestError(f"{where}: artifact {index} has the name {name!r}: its files get their endings, so drop it.")
     where = f"{where}, artifact {name!r}"
-    own = [field.name for field in attrs.fields(Entry) if field.name != "options"]
-    data = _keys(data, where, [*own, *EXPORT_OPTIONS])
+    data = _keys(data, where, _entry_keys())
     options = {key: data.pop(key) for key in EXPORT_OPTIONS if key in data}
     if data.get("form") is not None and data.get("forms") is not None:
         raise RequestError(f"{where}: both form and forms were given: drop one.")
@@ -194,7 +202,7 @@ def stem_of(entry: Entry, form: str | None) -> str:
     return entry.name if len(entry.all_forms) == 1 else f"{entry.name}-{form}"
 
 
-def _keys(data: Any, where: str, allowed: list[str]) -> dict[str, Any]:
+def _keys(data: Any, where: str, allowed: Sequence[str]) -> dict[str, Any]:
     """A table with `_` for `-` in its keys; RequestError for unknown ones."""
     if not isinstance(data, dict):
         raise RequestError(f"{where} is {data!r}: it must be a table.")

@@ -254,18 +254,28 @@ def _write(
 
 
 def _check_config(path: Path, config: Any, options: PackageOptions) -> None:
-    """RequestError where other versions of the model are served by another configuration than this one needs."""
-    if options.force or not path.is_file():
+    """RequestError where the configuration says otherwise than this version needs: --force replaces it where no other
+    version is served by it."""
+    others = sorted(
+        (each.name for each in path.parent.glob("[0-9]*") if each.is_dir() and each.name != str(options.version)),
+        key=lambda name: (len(name), name),
+    )
+    if not path.is_file() or (options.force and not others):
         return
     try:
         same = read_config(path.read_bytes()) == config
     except RequestError:
         same = False
-    if not same:
+    if same:
+        return
+    if others:
         raise RequestError(
-            f"{str(path)!r} says otherwise than this version needs, and all versions share it: give another --name, or "
-            "--force to replace it."
+            f"{str(path)!r} says otherwise than this version needs, and version {others[0]} shares it: give another "
+            "--name."
         )
+    raise RequestError(
+        f"{str(path)!r} says otherwise than this version needs: give another --name, or --force to replace it."
+    )
 
 
 def _copy(source: Path, target: Path, sha256: str | None) -> str:

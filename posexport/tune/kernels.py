@@ -45,10 +45,11 @@ def summary(fact: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: kernels[name] for name in names}, "planned_memory": planned(fact)}
 
 
-def words(fact: Mapping[str, Any]) -> str:
-    """One plan in a few words."""
+def words(fact: Mapping[str, Any], objective: str) -> str:
+    """One plan in a few words, the objective first."""
     kernels = fact["kernels"]
     fused = "fused attention" if kernels["fused_attention"] else "attention not fused"
-    return (
-        f"{fused}, {kernels['count']} kernels and {kernels['host_steps']} host steps, {planned(fact):,} bytes planned"
-    )
+    speed = f"{fused}, {kernels['count']} kernels and {kernels['host_steps']} host steps"
+    memory, size = f"{planned(fact):,} bytes planned", f"a plan of {fact['size']:,} bytes"
+    said = {"latency": (speed, memory, size), "memory": (memory, speed, size), "size": (size, speed, memory)}
+    return ", ".join(said[objective])

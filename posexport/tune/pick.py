@@ -38,14 +38,17 @@ class ByRace:
 
     method = "raced on the runtime"
 
-    def __init__(self, field: Field, objective: str, seed: int) -> None:
-        self._field, self._objective, self._seed = field, objective, seed
+    def __init__(self, shelf: Shelf, field: Field, runtime: str, objective: str, seed: int) -> None:
+        self._shelf, self._field, self._objective, self._seed = shelf, field, objective, seed
+        self._plans = runtime.startswith("tensorrt")
         self.history: list[Round] = []
 
     def pick(self, entries: Entries, most: int) -> list[Row]:
         for row, fitted in entries:
             self._field.add(row.candidate, fitted)
-            row.state, row.reason, row.size = RACED, "", fitted.size
+            row.state, row.reason = RACED, ""
+            if not self._plans:
+                row.size = fitted.size
         entries = sorted(entries, key=lambda entry: entry[0].candidate.plainness)
         rows = {str(row.candidate): row for row, _ in entries}
         names = self._light(rows, {str(row.candidate): fitted for row, fitted in entries})
@@ -60,7 +63,7 @@ class ByRace:
         best = found.fastest(found.standing)
         for name in found.standing:
             if name == str(winner):
-                rows[name].reason = self._why(name, best, equal)
+                rows[name].reason = self._least(rows[name]) + self._why(name, best, equal)
             elif name in equal:
                 rows[name].reason = f"equal within the interval to {winner}, which is simpler"
             else:
@@ -108,22 +111,49 @@ class ByRace:
         names = list(rows)
         if self._objective == "latency" or not names:
             return names
-        sizes = {name: fitted[name].size for name in names}
         if self._objective == "memory":
-            for start in range(0, len(names), GROUP):
-                _, failed = self._field.play(names[start : start + GROUP], 1, self._seed)
-                for name, why in failed.items():
-                    rows[name].state, rows[name].reason = FAILED, why
-            sizes = {name: self._field.memory[name] for name in names if rows[name].state != FAILED}
-        if not sizes:
+            self._measure(rows)
+        elif self._plans:
+            self._build(rows, fitted)
+        figures = {name: self._figure(row) for name, row in rows.items() if row.state != FAILED}
+        if not figures:
             return []
-        least = min(sizes.values())
-        for name, size in sizes.items():
-            if size > least * (1 + CLOSE):
-                rows[name].state = DROPPED
-                rows[name].memory = self._field.memory.get(name)
-                rows[name].reason = f"takes {size:,} bytes, the least is {least:,}"
-        return [name for name in sizes if rows[name].state != DROPPED]
+        least = min(figures.values())
+        for name, figure in figures.items():
+            if figure > least * (1 + CLOSE):
+                rows[name].state, rows[name].reason = DROPPED, f"takes {figure:,} bytes, the least is {least:,}"
+        return [name for name in figures if rows[name].state != DROPPED]
+
+    def _measure(self, rows: dict[str, Row]) -> None:
+        """Note the memory of each, by one round."""
+        names = list(rows)
+        for start in range(0, len(names), GROUP):
+            _, failed = self._field.play(names[start : start + GROUP], 1, self._seed)
+            for name, why in failed.items():
+                rows[name].state, rows[name].reason = FAILED, why
+        for name, row in rows.items():
+            row.memory = self._field.memory.get(name)
+
+    def _build(self, rows: dict[str, Row], fitted: dict[str, Fitted]) -> None:
+        """Note the size of the plan of each."""
+        for name, row in rows.items():
+            fact = self._shelf.kernels(row.candidate.program, fitted[name], _profile(row, fitted[name]))
+            if "error" in fact:
+                row.state, row.reason = FAILED, str(fact["error"])
+            else:
+                row.size = fact["size"]
+
+    def _figure(self, row: Row) -> int:
+        """The bytes that the objective makes small."""
+        found = row.memory if self._objective == "memory" else row.size
+        assert found is not None  # only what was measured, or built, is asked about
+        return found
+
+    def _least(self, row: Row) -> str:
+        """What the winner has by the objective, before why it is the one of those that have as little."""
+        if self._objective == "latency":
+            return ""
+        return f"takes {self._figure(row):,} bytes; of those within {CLOSE:.0%} of the least, "
 
 
 class ByKernels:
@@ -137,8 +167,7 @@ class ByKernels:
     def pick(self, entries: Entries, most: int) -> list[Row]:
         facts: dict[str, dict[str, Any]] = {}
         for row, fitted in entries:
-            profile = fitted.profile if dict(row.candidate.options).get("profile") == NARROW else ()
-            fact = self._shelf.kernels(row.candidate.program, fitted, profile)
+            fact = self._shelf.kernels(row.candidate.program, fitted, _profile(row, fitted))
             wrong = unknown(fact)
             if wrong is not None:
                 row.state, row.reason = FAILED, wrong
@@ -155,8 +184,8 @@ class ByKernels:
             best = facts[str(ranked[0].candidate)]
             for row in ranked[1:]:
                 row.state = DROPPED
-                row.reason = f"{words(facts[str(row.candidate)])}: behind {ranked[0].candidate}"
-            ranked[0].reason = f"{self.method}: {words(best)}"
+                row.reason = f"{words(facts[str(row.candidate)], self._objective)}: behind {ranked[0].candidate}"
+            ranked[0].reason = f"{self.method}: {words(best, self._objective)}"
         return ranked
 
     def everything(self, candidates: int) -> int:
@@ -164,3 +193,8 @@ class ByKernels:
 
     def ratios(self, rows: Sequence[Row], winner: str) -> None:
         """Nothing was timed."""
+
+
+def _profile(row: Row, fitted: Fitted) -> tuple[str, ...]:
+    """The requests for the profile that a candidate's plan is built with; none: the wide one."""
+    return fitted.profile if dict(row.candidate.options).get("profile") == NARROW else ()

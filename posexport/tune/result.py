@@ -19,7 +19,8 @@ TWIN = "timed once"
 
 @attrs.define(kw_only=True)
 class Row:
-    """One candidate. `ratio` is to the winner, in the rounds that both took part in; `memory` in bytes, at most."""
+    """One candidate. `ratio` is to the winner, in the rounds that both took part in; `memory` in bytes, at most; `size`
+    in bytes, of the ONNX file with its data, or for TensorRT of the plan, None where that was not built for it."""
 
     candidate: Candidate
     state: str = NOT_RUN

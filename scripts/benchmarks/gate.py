@@ -3,13 +3,14 @@
 A baseline is saved anew before every `RENEWED` rounds. Each round holds an equal build against it; every second one
 also a build into whose graph several pairs of transposes are planted, and every fifth one with a single pair, in a
 random order. The share of the time that the pairs take is measured too. At rest it takes about a minute a build. Prints
-a line per build and a sum; `--save` writes all as JSON. Exits 1 where an equal build was called slower, or most of
-those with several pairs weren't.
+a line per build and a sum; `--save` writes all as JSON after each round, and goes on with what is there. Exits 1 where
+an equal build was called slower, or most of those with several pairs weren't.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
@@ -89,6 +90,14 @@ def held(block: Path, base: Path) -> dict[str, Any]:
     return {**attrs.asdict(change), "processes": found.processes, "busy": found.busy}
 
 
+def _known(path: Path | None, head: dict[str, Any]) -> dict[str, Any]:
+    """What was measured before in the same way."""
+    if path is None or not path.exists():
+        return {}
+    data: dict[str, Any] = json.loads(path.read_bytes())
+    return data if all(data[key] == value for key, value in head.items()) else {}
+
+
 def main() -> int:
     """Run it as the options say."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -102,7 +111,9 @@ def main() -> int:
     kinds = {"equal": 0, "one pair": 1, f"{asked.pairs} pairs": asked.pairs}
     every = dict(zip(kinds, (1, 5, 2), strict=True))
     shuffle = random.Random(0)
-    runs: list[dict[str, Any]] = []
+    head = {"machine": machine_line(), "scenario": asked.scenario, "allowed": ALLOWED}
+    known = _known(asked.save, head)
+    shares, runs = known.get("pairs", {}), list(known.get("runs", ()))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         blocks = {kind: folder / (f"pairs{pairs}" if pairs else "plain") / NAME for kind, pairs in kinds.items()}
@@ -111,26 +122,29 @@ def main() -> int:
             make(block)
             if kinds[kind]:
                 plant(block, kinds[kind])
-        shares = {kind: pairs_share(folder, pairs, asked.scenario) for kind, pairs in kinds.items() if pairs}
-        for number in range(asked.runs):
+        for kind, pairs in kinds.items():
+            if pairs and kind not in shares:
+                shares[kind] = pairs_share(folder, pairs, asked.scenario)
+        for number in range(sum(run["kind"] == "equal" for run in runs), asked.runs):
             base = folder / f"base{number // RENEWED}.json"
-            if number % RENEWED == 0:
+            if not base.exists():
                 fresh = bench(blocks["equal"], runtimes=["ort-cpu"], scenarios=[asked.scenario], processes=PROCESSES)
                 write_json(base, fresh.to_dict())
             due = [kind for kind in kinds if number % every[kind] == 0]
-            for kind in shuffle.sample(due, len(due)):
+            for kind in sorted(shuffle.sample(due, len(due)), key="equal".__eq__):  # with the equal one a round is done
                 run = held(blocks[kind], base)
                 runs.append({"kind": kind, "baseline": number // RENEWED, **run})
                 told = "" if run["change"] is None else f"{run['change']:.3f} ({run['low']:.3f} to {run['high']:.3f})"
                 more = f"by {run['by']}, {run['processes']} processes, busy {run['busy']:.0%} {run['reason']}"
                 click.echo(f"{kind:8} {run['state']:10} {told} {more}")
+            states = {kind: Counter(run["state"] for run in runs if run["kind"] == kind) for kind in kinds}
+            if asked.save is not None:
+                counts = {kind: dict(each) for kind, each in states.items()}
+                write_json(asked.save, {**head, "pairs": shares, "states": counts, "runs": runs})
     states = {kind: Counter(run["state"] for run in runs if run["kind"] == kind) for kind in kinds}
-    for kind, counts in states.items():
+    for kind, counted in states.items():
         took = f" (takes {shares[kind]['share']:.1%} longer)" if kind in shares else ""
-        click.echo(f"{kind}{took}: {', '.join(f'{count} {state}' for state, count in counts.items())}")
-    if asked.save is not None:
-        head = {"machine": machine_line(), "scenario": asked.scenario, "allowed": ALLOWED, "pairs": shares}
-        write_json(asked.save, {**head, "states": {kind: dict(each) for kind, each in states.items()}, "runs": runs})
+        click.echo(f"{kind}{took}: {', '.join(f'{count} {state}' for state, count in counted.items())}")
     most = list(kinds)[-1]
     return int(states["equal"]["slower"] > 0 or states[most]["slower"] * 2 <= states[most].total())
 

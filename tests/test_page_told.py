@@ -47,6 +47,26 @@ def test_ratios_to_the_peers_of_another_device_are_not_compared(tmp_path: Path) 
     assert winner(tmp_path, a=data) == "clearly the fastest"  # both have the same ratio, each to its own torch
 
 
+def scaled(seconds: dict[str, Any], factor: float) -> dict[str, Any]:
+    return {key: value if key == "count" else factor * value for key, value in seconds.items()}
+
+
+def test_a_peer_counts_by_the_rounds_beside_the_winner(tmp_path: Path) -> None:
+    def with_optimizer(form: str, slower: float, **direct: dict[str, float]) -> dict[str, Any]:
+        data = against(0.5, 0.6) | {"form": form}
+        results = data["shapes"][0]["results"]
+        own = next(each for each in results if each["runtime"] == "ort-cpu")
+        own["ratios"] |= direct
+        own["seconds"] = scaled(own["seconds"], slower)
+        peer = {**own, "runtime": "ort-optimizer", "ratios": {"torch": own["ratios"]["torch"]}}
+        results.append({**peer, "seconds": scaled(own["seconds"], 1.5)})
+        return data
+
+    beside = {"ort-optimizer": {"median": 0.7, "low": 0.6, "high": 0.8, "confidence": 0.95}}
+    fast, slow = with_optimizer("native", 1.0, **beside), with_optimizer("decomposed", 1.1)
+    assert "ORT's optimizer" not in winner(tmp_path, a=fast, b=slow)
+
+
 def raced(low: float, median: float, high: float, **over: Any) -> dict[str, Any]:
     """A tuning whose second candidate has this ratio to the winner."""
     data = tune()

@@ -75,7 +75,13 @@ def _point(each: Comparison) -> Point | None:
         if ratio is not None and first.role != peer:
             said.append(f"{times(ratio['median'])} {words} ({span(ratio)})")
     name = each.name(first)
-    others = [row for row in ranked[1:] if each.name(row) != name]
+    beside = {row.runtime for row in ranked if row.head is first.head}
+    others = [
+        row
+        for row in ranked[1:]
+        # a peer that ran beside the winner counts by those rounds, not by those of another file
+        if each.name(row) != name and (row.head is first.head or not row.role or row.runtime not in beside)
+    ]
     alike: dict[str, float] = {}
     for row in others:
         if not sure.apart(first, row):

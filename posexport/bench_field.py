@@ -197,7 +197,7 @@ class Field:
             if reply is not None:
                 ready[name] = reply
                 if BOUND in reply["describe"]:
-                    self._ways.setdefault((name, str(sizes)), reply["describe"][BOUND])
+                    self._ways[name, str(sizes)] = reply["describe"][BOUND]
                 transient = max(transient, reply["memory"] - reply["resident"])
         calls = {name: self._turn(name, index) for name in ready}
         if not calls:

@@ -85,7 +85,7 @@ class Worker:
         self, spec: dict[str, Any], seed: int, warmup: int, keep_free: int = 0, way: str | None = None, **sizes: int
     ) -> dict[str, Any]:
         assert self._runner is not None
-        if way is not None:
+        if hasattr(self._runner, "way"):
             vars(self._runner)["way"] = way
         self._call = None  # the memory of the shape before
         if self._limited:

@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from posexport.cpus import usable
 from posexport.matrix import BUILD, Cell, Column, Entry, Matrix, Todo, spec_hash
 from posexport.memory_room import available
 from posexport.parity import FAILED, NOT_RUN, PASSED
@@ -40,7 +41,7 @@ Advance = Callable[[str, int], object]
 
 def default_jobs() -> int:
     """As many jobs as there are cores, and memory for."""
-    return max(1, min(os.cpu_count() or 1, available() // _MEMORY))
+    return max(1, min(usable(), available() // _MEMORY))
 
 
 def steps(todo: Todo) -> int:

@@ -203,8 +203,11 @@ def judge(artifact: str, runtime: str, comparisons: Sequence[Comparison], cases:
 
 
 def blurred(worst: Comparison, tolerance: Tolerance) -> str | None:
-    """Why a failed comparison says nothing of the runtime: eager is itself beyond the ceiling; None where it isn't."""
-    if worst.eager_error is None or worst.truth_rms is None:
+    """Why a failed comparison says nothing of the runtime: eager is itself beyond the ceiling, and the runtime no
+    further off than it may be beside eager; None where that isn't so."""
+    if worst.eager_error is None or worst.truth_rms is None or worst.max_error is None:
+        return None
+    if worst.max_error > tolerance.multiple * worst.eager_error + tolerance.floor * worst.truth_rms:
         return None
     most = tolerance.ceiling * worst.truth_rms
     if worst.eager_error <= most:

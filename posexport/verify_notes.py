@@ -37,11 +37,11 @@ def _windows(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
 def _alike(spec: Spec, truth: Sequence[Arrays]) -> tuple[str, ...]:
     """Bare attention over the same keys again and again makes tokens alike: then it matters no more how it weighs them,
     and what any layer did with positions is lost in rounding."""
-    several = [made["output"] for made in truth if made["output"].shape[1] > 1]
+    outputs = [made["output"] for made in truth if made["output"].shape[1] > 1]
+    several = [values for values in outputs if np.isfinite(values).all()]  # of others a verdict of its own says so
     if spec.layers == 1 or not several:
         return ()
-    with np.errstate(all="ignore"):  # a verdict of its own says so where values aren't finite
-        apart = max(float(abs(x - x.mean(1, keepdims=True)).max() / np.sqrt((x**2).mean() or 1.0)) for x in several)
+    apart = max(float(abs(x - x.mean(1, keepdims=True)).max() / np.sqrt((x**2).mean() or 1.0)) for x in several)
     if apart > ALIKE * TOLERANCES[spec.dtype].floor:
         return ()
     return (

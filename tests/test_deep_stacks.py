@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import onnx
 import pytest
@@ -70,6 +71,8 @@ def test_what_torch_itself_is_too_far_off_for_tells_nothing_of_a_runtime() -> No
     near = Comparison(case="c", output="o", state=FAILED, max_error=2.0, eager_error=0.05, truth_rms=1.0, allowed=0.06)
     assert blurred(near, TOLERANCES["fp32"]) is None
     assert blurred(Comparison(case="c", output="o", state=FAILED), TOLERANCES["fp32"]) is None
+    far = attrs.evolve(worst, max_error=1000 * (worst.eager_error or 0.0))
+    assert blurred(far, TOLERANCES["fp32"]) is None  # eager's own error is no excuse for that
 
 
 def test_values_that_were_not_seen_are_not_called_right(tmp_path: Path) -> None:

@@ -158,9 +158,13 @@ def test_a_way_that_is_known_is_taken_and_no_other_is_tried(monkeypatch: pytest.
     runner.prepare(seeded_inputs(spec, Sizes(seq=3), 0))
     assert made == [("_by_torch", torch.float32, True)]
     assert runner.describe()["bound"] == runner.way
+    made.clear()
+    monkeypatch.setattr(floor, "_by_torch", lambda todo, kind, single: 1 / 0)
+    runner.prepare(seeded_inputs(spec, Sizes(seq=3), 0))
+    assert "onnxruntime" in runner.describe()["bound"]  # that way can't run here
     runner.way = "by another machine's engine"
     runner.prepare(seeded_inputs(spec, Sizes(seq=3), 0))
-    assert len(made) > 2  # it isn't here: all are tried
+    assert len(made) > 2
 
 
 def test_the_roofline_is_the_larger_of_operations_and_bytes_at_measured_rates(monkeypatch: pytest.MonkeyPatch) -> None:

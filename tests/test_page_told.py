@@ -39,6 +39,14 @@ def test_a_winner_is_sure_by_its_interval_against_each_other(tmp_path: Path) -> 
     assert winner(tmp_path, a=alone) == "nothing else was timed beside it"
 
 
+def test_few_rounds_make_nobody_sure(tmp_path: Path) -> None:
+    data = against(0.5, 0.99)
+    for each in data["shapes"][0]["results"]:
+        for ratio in each["ratios"].values():
+            ratio["confidence"] = 0.75
+    assert winner(tmp_path, a=data).startswith("tie with")
+
+
 def test_ratios_to_the_peers_of_another_device_are_not_compared(tmp_path: Path) -> None:
     data = bench()
     results = data["shapes"][0]["results"]
@@ -82,6 +90,12 @@ def test_how_sure_a_tuned_winner_is(tmp_path: Path) -> None:
     assert winner(tmp_path, t={**raced(1.01, 1.16, 1.2), "busy": 0.5}) == "likely the fastest"
     text = box(page_of(tmp_path, {"t": tune()}), "fastest").points[0].text
     assert text.startswith("of 3 timed (4 candidates), in a run of tune's own; ")
+    few = raced(1.01, 1.16, 1.2)
+    few["candidates"][1]["ratio"]["confidence"] = 0.875  # of four rounds
+    assert winner(tmp_path, t=few).startswith("tie with")
+    halved = raced(1.01, 1.16, 1.2)
+    halved["candidates"][2]["reason"] = "1.04x of another in the median, in the slower half"
+    assert winner(tmp_path, t=halved) == "likely the fastest"
 
 
 def test_a_tuning_is_told_by_ratio_and_by_what_was_never_timed(tmp_path: Path) -> None:

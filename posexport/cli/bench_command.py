@@ -158,16 +158,18 @@ def _give(found: Benchmark, gate: Gate | None, save: str | None, peers: bool, as
     data = found.to_dict() | ({} if gate is None else {"gate": gate.to_dict()})
     for doubt in found.doubts:
         console.warn(f"{doubt}.")
-    if as_json:
-        console.show_json(data)
-    else:
-        show_benchmark(found, peers)
-        if gate is not None:
-            show_gate(gate)
-    if save is not None:  # last: what was timed is shown even where this fails
-        write_json(Path(save), data)
-        if not as_json:
-            click.echo(f"saved to {save}")
+    try:
+        if as_json:
+            console.show_json(data)
+        else:
+            show_benchmark(found, peers)
+            if gate is not None:
+                show_gate(gate)
+    finally:  # last, and whatever became of stdout: each is kept where the other fails
+        if save is not None:
+            write_json(Path(save), data)
+    if save is not None and not as_json:
+        click.echo(f"saved to {save}")
 
 
 def _exit_code(found: Benchmark, runtimes: tuple[str, ...], required: tuple[str, ...]) -> int:

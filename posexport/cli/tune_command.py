@@ -124,12 +124,14 @@ def tune(
         block = _block(options, encoding_set, rest, specs)
         store = Store(output.parent if cache is None else Path(cache), resume)
         result = run(block, request, output, store, lambda step: bar.update(task, description=step))
-    if as_json:
-        console.show_json(result.to_dict())
-    else:
-        _show(result, output)
-    if saved is not None:
-        write_json(saved, result.to_dict())
+    try:
+        if as_json:
+            console.show_json(result.to_dict())
+        else:
+            _show(result, output)
+    finally:  # each is kept where the other fails
+        if saved is not None:
+            write_json(saved, result.to_dict())
     if result.winner is None:
         click.echo("Error: nothing that was tried is verified, so nothing was written: see the reasons.", err=True)
         return 1

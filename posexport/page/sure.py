@@ -10,6 +10,9 @@ from posexport.page.blocks import listed
 ALIKE = 2
 """Names of those as fast as the winner that its line tells."""
 
+ENOUGH = 0.95
+"""An interval of less confidence, one of few rounds, sets nobody apart."""
+
 
 def told(ties: Sequence[str], unsure: bool) -> str:
     """`ties` are the names, with their figures, of those that the winner can't be told from; `unsure` says that other
@@ -28,8 +31,8 @@ def apart(one: Row, other: Row) -> bool:
     if one.gpu == other.gpu:
         direct = one.ratio(other.role) if one.head is other.head and other.role else None
         if direct is not None:
-            return bool(direct["high"] < 1)
+            return bool(direct["high"] < 1 and direct["confidence"] >= ENOUGH)
         first, second = one.ratio("torch"), other.ratio("torch")
         if first is not None and second is not None:
-            return bool(first["high"] < second["low"])
+            return bool(first["high"] < second["low"] and min(each["confidence"] for each in (first, second)) >= ENOUGH)
     return bool(one.result["seconds"]["p90"] < other.result["seconds"]["p10"])

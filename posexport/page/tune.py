@@ -137,10 +137,21 @@ def _winner(result: Result) -> Point | None:
 
 def _sure(data: dict[str, Any], won: dict[str, Any]) -> str:
     """How sure it is that the winner is the fastest: by the intervals of the others' ratios to it."""
-    others = [each for each in data["candidates"] if each.get("ratio") and each is not won]
-    alike = sorted((each for each in others if each["ratio"]["low"] <= 1), key=_rank)
+    timed = [each for each in data["candidates"] if each.get("seconds") and each is not won]
+    if not timed:
+        return "nothing else was timed beside it"
+    beside = [each for each in timed if each.get("ratio")]
+    guessed = any(
+        _HALF in (each.get("reason") or "") for each in timed if each not in beside
+    )  # shared no round with it
+    alike = sorted((each for each in beside if not _behind(each["ratio"])), key=_rank)
     ties = [f"{_spelled(each)} ({times(each['ratio']['median'])})" for each in alike if each["state"] == "raced"]
-    return sure.told(ties, unsure=bool(alike) or busy.is_busy(data))
+    return sure.told(ties, unsure=bool(alike) or guessed or busy.is_busy(data))
+
+
+def _behind(ratio: dict[str, Any]) -> bool:
+    """Whether a ratio to the winner shows that a candidate is slower."""
+    return bool(ratio["low"] > 1 and ratio["confidence"] >= sure.ENOUGH)
 
 
 def _rank(each: dict[str, Any]) -> tuple[bool, float]:

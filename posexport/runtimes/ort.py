@@ -11,7 +11,6 @@ ONNX Runtime falls back to the CPU without an error where its CUDA provider can'
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from posexport.cpus import kept_to
 from posexport.errors import RequestError, RuntimeMissingError, unknown
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.base import Arrays, check_options
@@ -181,13 +181,6 @@ def _torch_stream() -> Any:
     return torch.cuda.Stream() if torch.cuda.is_available() else None
 
 
-def _kept_to() -> int:
-    """How many CPUs this process is kept to, 0 where it has all: ONNX Runtime's own choice is a thread for each core of
-    the machine, pinned to it, whatever the process may use."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    return 0 if cpus is None or cpus == os.cpu_count() else cpus
-
-
 def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
     """Open the `.onnx` file at `path`; raises what ONNX Runtime raises, RequestError for wrong options, and
     RuntimeMissingError where the CUDA provider can't start, which ONNX Runtime itself would pass over in silence.
@@ -202,7 +195,7 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
         raise RuntimeMissingError(f"onnxruntime can't run on CUDA, {missing}.")
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = _QUIET
-    settings.intra_op_num_threads = int(options.get("threads") or _kept_to())
+    settings.intra_op_num_threads = int(options.get("threads") or kept_to())
     level = str(options.get("graph_level", "all"))
     if level not in GRAPH_LEVELS:
         raise unknown("graph_level of onnxruntime", level, GRAPH_LEVELS)

@@ -36,8 +36,8 @@ def check_answers(address: str) -> None:
         return
     try:
         socket.create_connection((found["host"].strip("[]"), int(found["port"])), timeout=ANSWER).close()
-    except OSError as error:
-        raise silent(f"{address!r}, {where}", error.strerror or str(error)) from None
+    except (OSError, UnicodeError) as error:  # the latter for what can't be a host's name
+        raise silent(f"{address!r}, {where}", getattr(error, "strerror", None) or str(error)) from None
 
 
 def _auto() -> tuple[str, str]:

@@ -256,10 +256,8 @@ def _write(
 def _check_config(path: Path, config: Any, options: PackageOptions) -> None:
     """RequestError where the configuration says otherwise than this version needs: --force replaces it where no other
     version is served by it."""
-    others = sorted(
-        (each.name for each in path.parent.glob("[0-9]*") if each.is_dir() and each.name != str(options.version)),
-        key=lambda name: (len(name), name),
-    )
+    versions = [each.name for each in path.parent.glob("*") if each.name.isdigit() and each.is_dir()]
+    others = sorted((name for name in versions if name != str(options.version)), key=int)
     if not path.is_file() or (options.force and not others):
         return
     try:

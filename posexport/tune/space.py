@@ -5,13 +5,13 @@ A candidate is named by what it is: `native/fp32/23` is a file, `native/fp32/23 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import attrs
 
+from posexport.cpus import usable
 from posexport.errors import RequestError, unknown
 from posexport.forms import TARGETS, default_opset, opset_refusal
 from posexport.spec import DTYPES, FORMS, OPSETS, Spec
@@ -135,7 +135,7 @@ def plain_options(runtime: str) -> tuple[tuple[str, Any], ...]:
 
 def options_of(runtime: str, gpu: bool, cpus: int | None = None) -> list[tuple[tuple[str, Any], ...]]:
     """Every combination of the runtime's options; the first of each list is the runtime's own choice, and left out."""
-    cpus = cpus or _cpus()
+    cpus = cpus or usable()
     fewer = sorted({max(cpus // 2, 1), 1} - {cpus}, reverse=True)
     axes: dict[str, dict[str, list[Any]]] = {
         "ort-cpu": {"graph_level": [None, "extended", "basic"], "threads": [None, *fewer], "io_binding": [None, True]},
@@ -152,11 +152,6 @@ def options_of(runtime: str, gpu: bool, cpus: int | None = None) -> list[tuple[t
 def plainest(candidates: Sequence[Candidate]) -> Candidate:
     """The simplest and most portable of equals."""
     return min(candidates, key=lambda candidate: candidate.plainness)
-
-
-def _cpus() -> int:
-    """How many CPUs this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _word(value: Any) -> str:

@@ -12,6 +12,7 @@ import attrs
 
 from posexport import __version__
 from posexport.artifact import manifest_path
+from posexport.cpus import kept_to
 from posexport.files import HashingFile, json_bytes, staged
 from posexport.parity import FAILED, PASSED
 from posexport.runtimes import RUNTIMES, Runtime
@@ -58,7 +59,7 @@ def settings(runtime: str, candidate: Candidate, fitted: Fitted) -> dict[str, An
         found: dict[str, Any] = {
             "provider": f"{RUNTIMES[runtime].options['provider']}ExecutionProvider",
             "graph_optimization_level": levels[options.get("graph_level")],
-            "intra_op_num_threads": options.get("threads", 0),
+            "intra_op_num_threads": options.get("threads") or kept_to(),
             "io_binding": bool(options.get("io_binding")),
         }
         return found | ({"enable_cuda_graph": True} if options.get("cuda_graph") else {})

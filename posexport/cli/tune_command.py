@@ -50,9 +50,7 @@ class TuneOptions(BlockOptions):
 @click.option("--layer", metavar="N", help="with --from, take that layer's weights too  [default: from --seed]")
 @click.option("--encoding", metavar="NAME", help="one of: " + ", ".join(ENCODINGS))
 @click.option("--for", "runtime", metavar="NAME", help=f"one of: {', '.join(RUNTIMES)}  [default: ort-cpu]")
-@click.option(
-    "--scenario", metavar="NAME:SIZE", multiple=True, help="prefill:512, decode:2048 (tokens in the cache) or batch:8"
-)
+@click.option("--scenario", metavar="NAME:SIZE", help="prefill:512, decode:2048 (tokens in the cache) or batch:8")
 @click.option("--objective", metavar="NAME", help=f"one of: {', '.join(OBJECTIVES)}  [default: latency]")
 @click.option("--dtype", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(DTYPES)}")
 @click.option("--form", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(FORMS)}")
@@ -79,10 +77,6 @@ def tune(
 
     Exits 1 where nothing that was tried is verified; then nothing is written.
     """
-    scenarios = given["scenario"]
-    if len(scenarios) > 1:
-        raise RequestError(f"--scenario was given {len(scenarios)} times: tune for one, such as {scenarios[0]}.")
-    given["scenario"] = scenarios[0] if scenarios else None
     known = ["for" if name == "runtime" else name for name in given]
     options, encoding_set = gather(config, preset, parameters_of(parameters), given, known)
     if "for" in options:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
+from posexport.cpus import numbers
 from posexport.runtimes import cuda
 from posexport.sweep.files import lay_out
 from posexport.sweep.jobs import Job, Needs, Outcome
@@ -25,7 +26,7 @@ class Local:
 
     def __init__(self, workers: int, time_limit: float = TIME_LIMIT) -> None:
         self._workers, self._time_limit = workers, time_limit
-        self._cpus = _cpus()
+        self._cpus = numbers()
         self._idle: queue.SimpleQueue[Hand] = queue.SimpleQueue()
         self._hands = [Hand() for _ in range(workers)]
         for hand in self._hands:
@@ -83,10 +84,3 @@ class Local:
         for hand in self._hands:
             hand.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)
-
-
-def _cpus() -> list[int]:
-    """The CPUs that this process may use, as the system numbers them."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))

@@ -15,6 +15,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,11 @@ def _known(path: Path | None, head: dict[str, Any]) -> dict[str, Any]:
     return data if all(data[key] == value for key, value in head.items()) else {}
 
 
+def _states(runs: list[dict[str, Any]], kinds: Iterable[str]) -> dict[str, Counter[str]]:
+    """How often each kind of build was judged how."""
+    return {kind: Counter(run["state"] for run in runs if run["kind"] == kind) for kind in kinds}
+
+
 def main() -> int:
     """Run it as the options say."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -137,11 +143,9 @@ def main() -> int:
                 told = "" if run["change"] is None else f"{run['change']:.3f} ({run['low']:.3f} to {run['high']:.3f})"
                 more = f"by {run['by']}, {run['processes']} processes, busy {run['busy']:.0%} {run['reason']}"
                 click.echo(f"{kind:8} {run['state']:10} {told} {more}")
-            states = {kind: Counter(run["state"] for run in runs if run["kind"] == kind) for kind in kinds}
             if asked.save is not None:
-                counts = {kind: dict(each) for kind, each in states.items()}
-                write_json(asked.save, {**head, "pairs": shares, "states": counts, "runs": runs})
-    states = {kind: Counter(run["state"] for run in runs if run["kind"] == kind) for kind in kinds}
+                write_json(asked.save, {**head, "pairs": shares, "states": _states(runs, kinds), "runs": runs})
+    states = _states(runs, kinds)
     for kind, counted in states.items():
         took = f" (takes {shares[kind]['share']:.1%} longer)" if kind in shares else ""
         click.echo(f"{kind}{took}: {', '.join(f'{count} {state}' for state, count in counted.items())}")

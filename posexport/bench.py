@@ -1,7 +1,7 @@
 """The bench stage: latency and memory of an artifact on every runtime that is there, beside torch and the floor.
 
 Each runtime has its own process, so that its memory can be told and a crash ends only itself. They are called in
-alternation (posexport.timing); a turn is one untimed run, which wakes threads that slept, and then a few timed ones.
+alternation (posexport.timing); a turn is untimed runs, which wake threads that slept, and then a few timed ones.
 Quantiles are over all timed runs; ratios to the peers are over rounds, of the median run of each turn.
 """
 

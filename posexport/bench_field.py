@@ -21,7 +21,9 @@ from posexport.bench_result import BOUND, FAILED, NOT_RUN, TIMED, Timing
 from posexport.bench_shapes import Sizes, Subject
 from posexport.runtimes.pool import Worker
 
-BURST = 3
+BURST, LEAST = 3, 0.01
+"""Timed runs of a turn, and the seconds that they, and the untimed ones before them, go on for at least."""
+
 OPEN_LIMIT, RUN_LIMIT = 900.0, 300.0
 """Seconds: to load and compile for one shape, and for one turn."""
 
@@ -221,14 +223,14 @@ class Field:
 
     def _affordable(self, ready: Mapping[str, Mapping[str, Any]]) -> int:
         """As many rounds as asked for, or as many as the budget has time for, but a few at least."""
-        one = sum(timing.PAUSE + each["turn_seconds"] for each in ready.values())
+        one = sum(timing.PAUSE + 2 * LEAST + each["turn_seconds"] for each in ready.values())
         return min(self._settings.rounds, max(LEAST_ROUNDS, int(self._settings.budget / one)))
 
     def _turn(self, name: str, index: int) -> Callable[[], list[float]]:
         def turn() -> list[float]:
             if self._gone(name, index):
                 return []
-            reply = self._ask(self._workers[name], name, index, "time", RUN_LIMIT, burst=BURST)
+            reply = self._ask(self._workers[name], name, index, "time", RUN_LIMIT, burst=BURST, least=LEAST)
             return [] if reply is None else list(reply["seconds"])
 
         return turn

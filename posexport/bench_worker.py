@@ -5,7 +5,8 @@ It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     shape  {spec, seed, warmup, keep_free, way, batch, seq, ...}    binds inputs, runs up to `warmup` times; `way` is
                                                                how the floor is run, where that is known
            -> {seconds, turn_seconds, build_seconds, memory, resident, gpu_memory, describe}
-    time   {burst}  -> {seconds: [...]}                        one untimed run, then `burst` timed ones
+    time   {burst[, least]}  -> {seconds: [...]}               untimed runs, one or `least` seconds of them, then timed
+                                                               ones, `burst` or `least` seconds of them
     make   {role, path, source[, spec]} -> {}                  writes the file of a peer
 The `kind` of a failure is "refused" where the engine says it can't run this, "memory" where that didn't suffice, and
 "failed" for anything else.
@@ -110,12 +111,13 @@ class Worker:
             "describe": self._runner.describe(),
         }
 
-    def time(self, burst: int) -> dict[str, Any]:
+    def time(self, burst: int, least: float = 0.0) -> dict[str, Any]:
         assert self._call is not None
         if self._last > LONG:
             return {"seconds": [self._call()]}
-        self._call()  # wakes the thread pool that slept while others ran
-        return {"seconds": [self._call() for _ in range(burst)]}
+        # threads sleep while others run; woken they share a CPU for some milliseconds, with runs several times slower
+        _repeat(self._call, 1, least)
+        return {"seconds": _repeat(self._call, burst, least)}
 
     def make(self, role: str, path: str, source: str, spec: dict[str, Any] | None = None) -> dict[str, Any]:
         from posexport import peers
@@ -125,6 +127,14 @@ class Worker:
         else:
             peers.write_optimized(Path(source), Path(path), read_spec(spec or {}))
         return {}
+
+
+def _repeat(call: Callable[[], float], times: int, least: float) -> list[float]:
+    """What so many calls return, and more until `least` seconds have passed."""
+    start, found = time.perf_counter(), [call() for _ in range(times)]
+    while time.perf_counter() - start < least:
+        found.append(call())
+    return found
 
 
 def _compile(loaded: Any) -> None:

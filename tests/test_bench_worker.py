@@ -191,6 +191,20 @@ def test_short_runs_come_in_bursts_behind_one_that_wakes_threads(
     assert runner.runs - before == runs
 
 
+def test_bursts_of_short_runs_go_on_for_the_least_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The untimed ones too: just woken, threads run several times slower for some milliseconds."""
+    clock = iter(0.25 * tick for tick in range(100))
+    runner = Runs(0.001)
+    monkeypatch.setattr(Runtime, "load", lambda self, path: runner)
+    worker = Worker()
+    worker.open("ort-cpu", {}, "block.onnx", None)
+    worker.shape(small_spec("none").to_dict(), batch=1, seq=5, seed=0, warmup=2)
+    before = runner.runs
+    monkeypatch.setattr(bench_worker.time, "perf_counter", lambda: next(clock))
+    assert worker.time(3, least=1.0) == {"seconds": [0.001] * (3 + 3)}  # 0.25, 0.5, 0.75, 1 s
+    assert runner.runs - before == (1 + 3) + (3 + 3)
+
+
 def test_warming_up_ends_in_time_but_not_before_the_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runs(1.0)
     monkeypatch.setattr(Runtime, "load", lambda self, path: runner)

@@ -33,6 +33,9 @@ DRIFT = 0.01
 _LEAST_SHARE = 0.2
 """Of the variance of a change: where this run's processes make no more of it, more of them narrow nothing."""
 
+STEADY = 0.015
+"""The standard error of the logarithm of a ratio up to which a result is known well enough for a baseline."""
+
 YARDSTICKS = ("floor", "torch")
 MOST_PROCESSES = 20
 FINE, SLOWER, UNSURE, NOT_RUN = "fine", "slower", "can't tell", "not run"
@@ -129,7 +132,8 @@ def notes_on(base: Benchmark, found: Benchmark) -> tuple[str, ...]:
         if getattr(base, name) != getattr(found, name)
     ]
     if base.processes < ENOUGH_PROCESSES:
-        notes.append(f"The baseline has {base.processes} processes per runtime, too few to tell changes by.")
+        several = "processes" if base.processes > 1 else "process"
+        notes.append(f"The baseline has {base.processes} {several} per runtime, too few to tell changes by.")
     if base.busy > BUSY:
         notes.append(
             f"The baseline was saved on a busy machine (other work took {base.busy:.0%} of the CPU), so changes may "
@@ -225,16 +229,24 @@ def _judged(told: dict[str, Any], old: Sequence[float] | None, new: Sequence[flo
     return Change(**told, state=state, change=math.exp(middle), low=low, high=high, more=more)
 
 
+def is_steady(found: Benchmark) -> bool:
+    """Whether every runtime's ratio to one of the yardsticks is known well enough to compare later runs with."""
+    timed = [each for shape in found.shapes for each in shape.results if each.state == TIMED]
+    ours = [each for each in timed if not is_peer(each.runtime)]
+    known = [[_variance(each, by) for by in YARDSTICKS if each.processes.get(by)] for each in ours]
+    return all(min(each, default=0.0) <= STEADY**2 for each in known)
+
+
 def _steadier(before: Timing, now: Timing, unlike: Sequence[str]) -> str | None:
     """The yardstick by which the change is known best: that of the smaller variance over both runs."""
     both = [by for by in YARDSTICKS if before.processes.get(by) and now.processes.get(by)]
     there = [by for by in both if by not in unlike]
+    return min(there, key=lambda by: _variance(before, by) + _variance(now, by), default=None)
 
-    def unsure(by: str) -> float:
-        parts = [_logs(each.processes[by]) for each in (before, now)]
-        return sum(trimmed(each).variance if len(each) > 1 else math.inf for each in parts)
 
-    return min(there, key=unsure, default=None)
+def _variance(timing: Timing, by: str) -> float:
+    parts = _logs(timing.processes[by])
+    return trimmed(parts).variance if len(parts) > 1 else math.inf
 
 
 def _logs(parts: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Timing that ends in a judgement: as many processes as it takes to tell whether something got slower."""
+"""Timing that ends in a judgement, or is kept for one: as many processes as it takes to tell what got slower."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from posexport.baseline import MOST_PROCESSES, Gate, compare, compare_earlier, notes_on
+from posexport.baseline import MOST_PROCESSES, Gate, compare, compare_earlier, is_steady, notes_on
 from posexport.bench import PROCESSES, bench
 from posexport.bench_candidates import CANDIDATES
 from posexport.bench_result import TIMED, Benchmark, read_benchmark
@@ -15,6 +15,17 @@ from posexport.machine import differences, machine
 
 PATIENCE = 300.0
 """Seconds after the first judgement in which more processes may be opened to settle it."""
+
+
+def bench_to_keep(path: Path, *, processes: int | None = None, **options: Any) -> Benchmark:
+    """Time the artifact at `path` to compare later runs with: in so many processes, or as many as make it steady.
+
+    `options` are those of `bench`. RequestError as `bench` raises it.
+    """
+    if processes is not None:
+        return bench(path, processes=processes, **options)
+    enough = _settled(is_steady)
+    return bench(path, processes=PROCESSES, most_processes=MOST_PROCESSES, enough=enough, **options)
 
 
 def bench_gated(
@@ -36,7 +47,7 @@ def bench_gated(
     options |= {"processes": processes or PROCESSES, "most_processes": max(processes or 0, MOST_PROCESSES)}
     if baseline is None:
         named = (*options.get("runtimes", ()), *options.get("also", ()))
-        enough = _enough(lambda found: compare_earlier(found, allowed, named))
+        enough = _settled(lambda found: compare_earlier(found, allowed, named).settled)
         found = bench(path, against=against, enough=enough, **options)
         return found, compare_earlier(found, allowed, named)
     base = read_benchmark(baseline)
@@ -48,20 +59,20 @@ def bench_gated(
     found = bench(
         path,
         check=check,
-        enough=_enough(lambda found: compare(found, base, allowed)),
+        enough=_settled(lambda found: compare(found, base, allowed).settled),
         ways={} if differences(dict(base.machine), machine()) else base.floor_ways(),
         **_as_in(base, options),
     )
     return found, compare(found, base, allowed)
 
 
-def _enough(judge: Callable[[Benchmark], Gate]) -> Callable[[Benchmark], bool]:
+def _settled(judge: Callable[[Benchmark], bool]) -> Callable[[Benchmark], bool]:
     """Whether a result is settled, or took all the patience there is."""
     first: list[float] = []
 
     def enough(found: Benchmark) -> bool:
         first.append(time.monotonic())
-        return judge(found).settled or first[-1] - first[0] > PATIENCE
+        return judge(found) or first[-1] - first[0] > PATIENCE
 
     return enough
 

@@ -148,6 +148,17 @@ def test_the_steadier_yardstick_is_taken() -> None:
     assert only(baseline.compare(result(wild, STEADY), result(STEADY), 0.05)).by == "floor"  # it is in both
 
 
+@pytest.mark.parametrize(
+    ("floor", "torch", "steady"),
+    [(0.005, 0.3, True), (0.3, 0.005, True), (0.3, 0.3, False), (0.3, None, False)],
+)
+def test_a_result_is_steady_by_its_better_yardstick(floor: float, torch: float | None, steady: bool) -> None:
+    """Its peers, here torch with one ratio in all processes, don't count."""
+    luck = (-2, -1, 0, 1, 2, 1, -1)
+    parts = [None if by is None else [1 + by * each for each in luck] for by in (floor, torch)]
+    assert baseline.is_steady(result(parts[0] or [], parts[1])) is steady
+
+
 def test_peers_are_not_gated() -> None:
     assert only(baseline.compare(result(STEADY), result(STEADY), 0.05)).runtime == "ort-cpu"
 

@@ -35,8 +35,8 @@ def block(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Speeds:
     """Workers whose runs take a millisecond times a factor by runtime, give or take, the same in every test."""
 
-    def __init__(self, factors: dict[str, float]) -> None:
-        self.factors, self.opened = factors, 0
+    def __init__(self, factors: dict[str, float], luck: float = 0.004) -> None:
+        self.factors, self.opened, self.luck = factors, 0, luck
 
     def worker(self, module: str) -> Any:
         speeds = self
@@ -48,7 +48,7 @@ class Speeds:
             def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
                 if request["do"] == "open":
                     speeds.opened += 1
-                    luck = 1 + 0.004 * (speeds.opened * 7 % 5 - 2)
+                    luck = 1 + speeds.luck * (speeds.opened * 7 % 5 - 2)
                     self.factor = luck * speeds.factors.get(request["role"] or request["runtime_name"], 1.0)
                 done: dict[str, dict[str, Any]] = {
                     "open": {"describe": {}, "load_seconds": 1.0, "build_seconds": None},
@@ -69,8 +69,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setattr(runtimes, "gpu_missing", lambda: "no GPU")
     monkeypatch.setattr(timing, "interleave", partial(timing.interleave, pause=0.0))
 
-    def run(*arguments: object, **factors: float) -> Result:
-        speeds = Speeds({name.replace("_", "-"): factor for name, factor in factors.items()})
+    def run(*arguments: object, luck: float = 0.004, **factors: float) -> Result:
+        speeds = Speeds({name.replace("_", "-"): factor for name, factor in factors.items()}, luck)
         monkeypatch.setattr(bench_field, "Worker", speeds.worker)
         return CliRunner().invoke(main, ["bench", *map(str, arguments)])
 
@@ -93,6 +93,17 @@ def test_a_saved_result_says_what_it_is(base: Path) -> None:
     assert [shape["scenario"] for shape in found["shapes"]] == ["prefill:5", "prefill:6"]
     assert "torch-compile" not in {result["runtime"] for result in found["shapes"][0]["results"]}
     assert len(found["shapes"][0]["results"][-1]["processes"]["floor"]) == 7
+
+
+def test_an_unsteady_result_to_save_takes_more_processes(
+    block: Path, bench: Callable[..., Result], tmp_path: Path
+) -> None:
+    path = tmp_path / "base.json"
+    asked = (block, "--runtime", "ort-cpu", "--scenario", "prefill:5", "--save", path)
+    for given, processes in (((), 12), (("--processes", 4), 4)):
+        result = bench(*asked, *given, luck=0.2)
+        assert result.exit_code == 0, result.output
+        assert json.loads(path.read_text())["processes"] == processes
 
 
 def test_a_spec_with_lists_is_its_own_baseline(bench: Callable[..., Result], tmp_path: Path) -> None:
@@ -311,14 +322,10 @@ def test_the_commands_of_the_page_run_on_engines(tmp_path: Path, monkeypatch: py
 
 def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     from posexport import bench_gate
-    from posexport.baseline import Change, Gate
 
     clock = iter([0.0, 1.0, bench_gate.PATIENCE + 1.0])
     monkeypatch.setattr(bench_gate.time, "monotonic", lambda: next(clock))
-    unsure = Gate(
-        allowed=0.05, confidence=0.99, changes=(Change(runtime="a", shape="b", state="can't tell", more=True),)
-    )
-    enough = bench_gate._enough(lambda found: unsure)
+    enough = bench_gate._settled(lambda found: False)
     assert [enough(None) for _ in range(3)] == [False, False, True]  # type: ignore[arg-type]
 
 

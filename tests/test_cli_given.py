@@ -110,6 +110,8 @@ CHEAP = {
     "tune --encoding rope --save /proc/x.json": "output '/proc/x.json' can't be written",
     "verify here.onnx --junit /proc/x.xml": "output '/proc/x.xml' can't be written",
     "compile here.onnx -o /proc/x.plan": "output '/proc/x.plan' can't be written",
+    "plot rope -o /proc/x.png": "output '/proc/x.png' can't be written",
+    "matrix -o /proc": "output '/proc/matrix.json' can't be written",
     "bench here.onnx --threads 0": "--threads is '0'",
     "package gone.onnx --triton": "'gone.onnx' is not there",
     "package here.onnx --triton --instances 0": "--instances is '0'",

@@ -219,6 +219,12 @@ def test_bad_files_are_refused(made: Path, tmp_path: Path, monkeypatch: pytest.M
     refused(cli("package", "gone.plan", "--triton"), "'gone.plan' is not there")
     for name in ("function.onnx", "function.onnx.json", "function.onnx.data"):
         Path(name).write_bytes((made / name).read_bytes())
+    manifest = Path("function.onnx.json")
+    right = manifest.read_text()
+    manifest.write_text(right.replace('"causal": false', '"causal": true'))
+    assert manifest.read_text() != right
+    refused(cli("package", "function.onnx", "--triton"), "says otherwise than the file of its spec: export it again")
+    manifest.write_text(right)
     data = bytearray(Path("function.onnx.data").read_bytes())
     data[0] ^= 1
     Path("function.onnx.data").write_bytes(data)

@@ -52,7 +52,7 @@ class BenchOptions:
 @click.option("--seconds", metavar="N", help="at most so many for the rounds of one shape  [default: 60]")
 @click.option("--warmup", metavar="N", help="runs before the first round  [default: 3]")
 @click.option("--threads", metavar="N", help="CPU threads of each runtime  [default: its own choice]")
-@click.option("--processes", metavar="N", help="processes of each runtime, in turn  [default: 1; 7 to save or compare]")
+@click.option("--processes", metavar="N", help="of each runtime, in turn  [default: 1; 7 to 20 to save or compare]")
 @click.option("--seed", metavar="N", help="seed of the inputs  [default: 0]")
 @click.option("--cuda-graph", is_flag=True, help="capture the run as a CUDA graph where a runtime can")
 @click.option("--save", metavar="FILE", help="write the result as JSON, for --baseline and for posexport report")
@@ -121,10 +121,9 @@ def bench(
             raise RequestError(f"{name} was given without something to compare with: give --baseline or --against too.")
     with console.progress("reading the artifact") as (bar, task):
         from posexport.baseline import read_allowed
-        from posexport.bench import PROCESSES
         from posexport.bench import bench as run
         from posexport.bench_candidates import choose
-        from posexport.bench_gate import bench_gated
+        from posexport.bench_gate import bench_gated, bench_to_keep
         from posexport.bench_result import check_place
 
         choose(required)  # a misspelt name is told before anything runs
@@ -145,8 +144,10 @@ def bench(
             found, gate = bench_gated(
                 Path(file), allowed=allowed, processes=options.processes, tell=console.warn, **asked
             )
+        elif save:
+            found = bench_to_keep(Path(file), processes=options.processes, **asked)
         else:
-            found = run(Path(file), processes=options.processes or (PROCESSES if save else 1), **asked)
+            found = run(Path(file), processes=options.processes or 1, **asked)
     _give(found, gate, save, peers, as_json)
     return _exit_code(found, runtimes, required) or (0 if gate is None else gate.exit_code(strict))
 

@@ -186,7 +186,7 @@ def _show_stale(
 def _time(product: Product, base: Path | None, allowed: float, processes: int | None, asked: dict[str, Any]) -> Timed:
     with console.progress(f"reading {product.path.name}") as (bar, task):
         from posexport.bench import PROCESSES, bench
-        from posexport.bench_gate import bench_gated
+        from posexport.bench_gate import bench_gated, bench_to_keep
 
         def progress(step: str) -> None:
             bar.update(task, description=f"{product.path.name}: {step}", advance=0)
@@ -202,9 +202,12 @@ def _time(product: Product, base: Path | None, allowed: float, processes: int | 
                 **asked,
             )
             return Timed(product=product, found=found, gate=gate)
-        keeps = product.entry.baseline is not None
-        count = processes or (PROCESSES if keeps or product.entry.budget.latency else 1)
-        return Timed(product=product, found=bench(product.path, processes=count, progress=progress, **asked))
+        if product.entry.baseline is not None:
+            found = bench_to_keep(product.path, processes=processes, progress=progress, **asked)
+        else:
+            count = processes or (PROCESSES if product.entry.budget.latency else 1)
+            found = bench(product.path, processes=count, progress=progress, **asked)
+        return Timed(product=product, found=found)
 
 
 def _exit_code(done: Sequence[Timed], asked: Sequence[str], required: Sequence[str], strict: bool) -> tuple[int, str]:

@@ -12,6 +12,7 @@ import click
 from posexport.cli import console
 from posexport.errors import RequestError, RuntimeMissingError, unknown
 from posexport.fields import integer
+from posexport.files import check_writable
 from posexport.forms import TARGETS
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ def _folder(output: str) -> Path:
         raise RequestError(f"output {output!r} is a file: give a folder, which is made if need be.")
     if not path.parent.is_dir():
         raise RequestError(f"output {output!r} can't be made: its own folder isn't there, so make that first.")
+    if path.is_dir():
+        check_writable(path / "matrix.json")
     return path
 
 

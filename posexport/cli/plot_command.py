@@ -86,12 +86,13 @@ def plot(
     given = [_read(text, parameters, block) for text in encodings]
     path = Path(output or "-".join(dict.fromkeys(spec.encoding.name for spec, _ in given)) + ".png")
     with console.progress("loading torch") as (bar, task):
-        from posexport.files import staged
+        from posexport.files import check_writable, staged
         from posexport.plot_picture import check_suffix, draw, require
 
         check_suffix(str(path), path.suffix)
         if not path.parent.is_dir():
             raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
+        check_writable(path)
         require()
 
         from posexport.plot import panels

@@ -107,11 +107,15 @@ def package_triton(
 
 
 def _from_onnx(path: Path) -> _Source:
-    from posexport.artifact import manifest_path, read_onnx
+    from posexport.artifact import contradictions, manifest_path, read_onnx
     from posexport.onnx_file import external
 
     artifact = read_onnx(path)
     manifest = artifact.manifest()
+    if manifest is not None and (other := contradictions(manifest, artifact)):
+        raise RequestError(
+            f"the manifest of {str(path)!r} says otherwise than the file of its {', '.join(other)}: export it again."
+        )
     inputs = artifact.inputs()
     fixed = {dim: low for dim, (low, high) in bounds_of(artifact.spec.inputs(), inputs).items() if low == high}
     shapes = {name: shape for name, (shape, _) in inputs.items()}

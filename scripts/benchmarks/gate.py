@@ -27,7 +27,7 @@ from tools import machine_line
 
 from posexport.artifact import write_onnx
 from posexport.bench import PROCESSES, bench
-from posexport.bench_gate import bench_gated
+from posexport.bench_gate import bench_gated, bench_to_keep
 from posexport.export import export
 from posexport.files import write_json
 from posexport.models import read_spec
@@ -134,7 +134,7 @@ def main() -> int:
         for number in range(sum(run["kind"] == "equal" for run in runs), asked.runs):
             base = folder / f"base{number // RENEWED}.json"
             if not base.exists():
-                fresh = bench(blocks["equal"], runtimes=["ort-cpu"], scenarios=[asked.scenario], processes=PROCESSES)
+                fresh = bench_to_keep(blocks["equal"], runtimes=["ort-cpu"], scenarios=[asked.scenario])
                 write_json(base, fresh.to_dict())
             due = [kind for kind in kinds if number % every[kind] == 0]
             for kind in sorted(shuffle.sample(due, len(due)), key="equal".__eq__):  # with the equal one a round is done

@@ -1,6 +1,5 @@
 """The gate on synthetic series: what noise does to it, what it catches, what it refuses. No clock is asserted on."""
 
-import itertools
 import json
 import math
 import random
@@ -80,8 +79,14 @@ class Noise:
 
 
 def judged(noise: Noise, slowdown: float, allowed: float = 0.05) -> tuple[str, int]:
-    """One gate as `bench_gated` runs it: more processes until it is settled; its state, and how many it took."""
-    base = result(list(itertools.islice(noise.run(1.3), PROCESSES)))
+    """One gate as `bench_to_keep` and `bench_gated` run it, with processes until it is settled; its state, and how many
+    it took."""
+    saved: list[float] = []
+    for part in noise.run(1.3):
+        saved.append(part)
+        if len(saved) >= PROCESSES and (len(saved) == baseline.MOST_PROCESSES or baseline.is_steady(result(saved))):
+            break
+    base = result(saved)
     parts: list[float] = []
     for part in noise.run(1.3 * (1 + slowdown)):
         parts.append(part)

@@ -270,7 +270,7 @@ def test_planted_transposes_are_caught_and_an_equal_build_is_not(tmp_path: Path)
     limits = ("--runtime", "ort-cpu", "--scenario", "prefill:256", "--against", old)
     equal = CliRunner().invoke(main, ["bench", *map(str, (block, *limits))])
     assert equal.exit_code == 0, equal.output
-    gate.plant(block, 12)
+    gate.plant(block, 3)
     planted = CliRunner().invoke(main, ["bench", *map(str, (block, *limits))])
     assert planted.exit_code == 1, planted.output
     assert "1 of 1 got slower." in planted.stdout

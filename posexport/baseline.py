@@ -230,11 +230,11 @@ def _judged(told: dict[str, Any], old: Sequence[float] | None, new: Sequence[flo
 
 
 def is_steady(found: Benchmark) -> bool:
-    """Whether every runtime's ratio to one of the yardsticks is known well enough to compare later runs with."""
+    """Whether the ratios of every runtime are known well enough to compare later runs with, those to both yardsticks:
+    which of them is the steadier one then, the later run has a say in."""
     timed = [each for shape in found.shapes for each in shape.results if each.state == TIMED]
     ours = [each for each in timed if not is_peer(each.runtime)]
-    known = [[_variance(each, by) for by in YARDSTICKS if each.processes.get(by)] for each in ours]
-    return all(min(each, default=0.0) <= STEADY**2 for each in known)
+    return all(_variance(each, by) <= STEADY**2 for each in ours for by in YARDSTICKS if each.processes.get(by))
 
 
 def _steadier(before: Timing, now: Timing, unlike: Sequence[str]) -> str | None:

@@ -100,7 +100,7 @@ def test_an_unsteady_result_to_save_takes_more_processes(
 ) -> None:
     path = tmp_path / "base.json"
     asked = (block, "--runtime", "ort-cpu", "--scenario", "prefill:5", "--save", path)
-    for given, processes in (((), 12), (("--processes", 4), 4)):
+    for given, processes in (((), 20), (("--processes", 4), 4)):
         result = bench(*asked, *given, luck=0.2)
         assert result.exit_code == 0, result.output
         assert json.loads(path.read_text())["processes"] == processes

@@ -28,6 +28,7 @@ from tools import machine_line
 from posexport.artifact import write_onnx
 from posexport.bench import PROCESSES, bench
 from posexport.bench_gate import bench_gated, bench_to_keep
+from posexport.bench_result import read_benchmark
 from posexport.export import export
 from posexport.files import write_json
 from posexport.models import read_spec
@@ -147,10 +148,11 @@ def main() -> int:
             if not base.exists():
                 fresh = bench_to_keep(blocks[EQUAL], runtimes=["ort-cpu"], scenarios=[asked.scenario])
                 write_json(base, fresh.to_dict())
+            saved = read_benchmark(base).processes
             due = [EQUAL, *(kind for kind, each in PLANTS.items() if number % each.every == 0)]
             for kind in sorted(shuffle.sample(due, len(due)), key=EQUAL.__eq__):  # with the equal one a round is done
                 run = held(blocks[kind], base)
-                runs.append({"kind": kind, "baseline": number // RENEWED, **run})
+                runs.append({"kind": kind, "baseline": number // RENEWED, "baseline_processes": saved, **run})
                 told = "" if run["change"] is None else f"{run['change']:.3f} ({run['low']:.3f} to {run['high']:.3f})"
                 more = f"by {run['by']}, {run['processes']} processes, busy {run['busy']:.0%} {run['reason']}"
                 click.echo(f"{kind:12} {run['state']:10} {told} {more}")

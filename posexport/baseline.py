@@ -33,8 +33,8 @@ DRIFT = 0.01
 _LEAST_SHARE = 0.2
 """Of the variance of a change: where this run's processes make no more of it, more of them narrow nothing."""
 
-STEADY = 0.015
-"""The standard error of the logarithm of a ratio up to which a result is known well enough for a baseline."""
+STEADY = 0.02
+"""The standard error of a ratio (of its logarithm) up to which a result is known well enough for a baseline."""
 
 YARDSTICKS = ("floor", "torch")
 MOST_PROCESSES = 20
@@ -134,6 +134,11 @@ def notes_on(base: Benchmark, found: Benchmark) -> tuple[str, ...]:
     if base.processes < ENOUGH_PROCESSES:
         several = "processes" if base.processes > 1 else "process"
         notes.append(f"The baseline has {base.processes} {several} per runtime, too few to tell changes by.")
+    elif not is_steady(base):
+        notes.append(
+            f"The baseline's ratios are known to {unsteadiness(base):.1%} (standard error; {STEADY:.0%} is steady), so "
+            "changes are told roughly: save it anew at rest, or with more --processes."
+        )
     if base.busy > BUSY:
         notes.append(
             f"The baseline was saved on a busy machine (other work took {base.busy:.0%} of the CPU), so changes may "
@@ -229,12 +234,17 @@ def _judged(told: dict[str, Any], old: Sequence[float] | None, new: Sequence[flo
     return Change(**told, state=state, change=math.exp(middle), low=low, high=high, more=more)
 
 
-def is_steady(found: Benchmark) -> bool:
-    """Whether the ratios of every runtime are known well enough to compare later runs with, those to both yardsticks:
-    which of them is the steadier one then, the later run has a say in."""
+def unsteadiness(found: Benchmark) -> float:
+    """The largest standard error of a runtime's ratio to a yardstick. Both count: by which of them a later run is
+    compared depends on that run too."""
     timed = [each for shape in found.shapes for each in shape.results if each.state == TIMED]
-    ours = [each for each in timed if not is_peer(each.runtime)]
-    return all(_variance(each, by) <= STEADY**2 for each in ours for by in YARDSTICKS if each.processes.get(by))
+    ours = [(each, by) for each in timed if not is_peer(each.runtime) for by in YARDSTICKS if each.processes.get(by)]
+    return math.sqrt(max((_variance(*each) for each in ours), default=0.0))
+
+
+def is_steady(found: Benchmark) -> bool:
+    """Whether every ratio is known well enough to compare later runs with."""
+    return unsteadiness(found) <= STEADY
 
 
 def _steadier(before: Timing, now: Timing, unlike: Sequence[str]) -> str | None:

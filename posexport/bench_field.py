@@ -19,10 +19,13 @@ from posexport import timing
 from posexport.bench_candidates import AGAINST, EXPORTED, Candidate
 from posexport.bench_result import BOUND, FAILED, NOT_RUN, TIMED, Timing
 from posexport.bench_shapes import Sizes, Subject
+from posexport.bench_worker import LONG
 from posexport.runtimes.pool import Worker
 
 BURST, LEAST = 3, 0.01
-"""Timed runs of a turn, and the seconds that they, and the untimed ones before them, go on for at least."""
+"""Timed runs of a turn at least, and the seconds for which they, and the untimed ones before them, go on about."""
+
+MOST_RUNS = 1000
 
 OPEN_LIMIT, RUN_LIMIT = 900.0, 300.0
 """Seconds: to load and compile for one shape, and for one turn."""
@@ -201,7 +204,7 @@ class Field:
                 if BOUND in reply["describe"]:
                     self._ways[name, str(sizes)] = reply["describe"][BOUND]
                 transient = max(transient, reply["memory"] - reply["resident"])
-        calls = {name: self._turn(name, index) for name in ready}
+        calls = {name: self._turn(name, index, _burst(each["run_seconds"])) for name, each in ready.items()}
         if not calls:
             return
         rounds = self._affordable(ready)
@@ -223,14 +226,14 @@ class Field:
 
     def _affordable(self, ready: Mapping[str, Mapping[str, Any]]) -> int:
         """As many rounds as asked for, or as many as the budget has time for, but a few at least."""
-        one = sum(timing.PAUSE + 2 * LEAST + each["turn_seconds"] for each in ready.values())
+        one = sum(timing.PAUSE + _turn_seconds(each["run_seconds"]) for each in ready.values())
         return min(self._settings.rounds, max(LEAST_ROUNDS, int(self._settings.budget / one)))
 
-    def _turn(self, name: str, index: int) -> Callable[[], list[float]]:
+    def _turn(self, name: str, index: int, burst: int) -> Callable[[], list[float]]:
         def turn() -> list[float]:
             if self._gone(name, index):
                 return []
-            reply = self._ask(self._workers[name], name, index, "time", RUN_LIMIT, burst=BURST, least=LEAST)
+            reply = self._ask(self._workers[name], name, index, "time", RUN_LIMIT, burst=burst, wake=LEAST)
             return [] if reply is None else list(reply["seconds"])
 
         return turn
@@ -279,6 +282,16 @@ class Field:
             warmup_seconds=first["seconds"],
             engine={**self._loaded[name][0]["describe"], **first["describe"]},
         )
+
+
+def _burst(seconds: float) -> int:
+    """How many runs of so many seconds a turn times: the same in every turn, so that slow ones count as much."""
+    return max(BURST, min(math.ceil(LEAST / max(seconds, 1e-9)), MOST_RUNS))
+
+
+def _turn_seconds(run: float) -> float:
+    """About how long a turn takes, with the runs that aren't timed."""
+    return run if run > LONG else max(run, LEAST) + _burst(run) * run
 
 
 def _typical(series: _Series) -> list[list[float]]:

@@ -24,8 +24,7 @@ def bench_to_keep(path: Path, *, processes: int | None = None, **options: Any) -
     """
     if processes is not None:
         return bench(path, processes=processes, **options)
-    enough = _settled(is_steady)
-    return bench(path, processes=PROCESSES, most_processes=MOST_PROCESSES, enough=enough, **options)
+    return bench(path, processes=PROCESSES, most_processes=MOST_PROCESSES, enough=_in_time(None, True), **options)
 
 
 def bench_gated(
@@ -35,21 +34,26 @@ def bench_gated(
     against: Path | None = None,
     allowed: float,
     processes: int | None = None,
+    keep: bool = False,
     tell: Callable[[str], object] = lambda note: None,
     **options: Any,
 ) -> tuple[Benchmark, Gate]:
     """Time the artifact at `path` and judge it by the saved result at `baseline`, or by the earlier artifact `against`.
 
     `options` are those of `bench`; what isn't given of scenarios, shapes, runtimes, threads and CUDA graphs is as
-    in the baseline. `allowed` is a share: 0.05 lets it be 5 % slower. `tell` hears what makes the comparison less sure
+    in the baseline. `allowed` is a share: 0.05 lets it be 5 % slower. With `keep` it goes on until the result is steady
+    too: one that stopped where it looked fast is no baseline. `tell` hears what makes the comparison less sure
     before anything is timed. RequestError as `bench` raises it, and for a baseline of something else.
     """
     options |= {"processes": processes or PROCESSES, "most_processes": max(processes or 0, MOST_PROCESSES)}
     if baseline is None:
         named = (*options.get("runtimes", ()), *options.get("also", ()))
-        enough = _settled(lambda found: compare_earlier(found, allowed, named).settled)
-        found = bench(path, against=against, enough=enough, **options)
-        return found, compare_earlier(found, allowed, named)
+
+        def judge(found: Benchmark) -> Gate:
+            return compare_earlier(found, allowed, named)
+
+        found = bench(path, against=against, enough=_in_time(judge, keep), **options)
+        return found, judge(found)
     base = read_benchmark(baseline)
 
     def check(head: Benchmark) -> None:
@@ -59,20 +63,21 @@ def bench_gated(
     found = bench(
         path,
         check=check,
-        enough=_settled(lambda found: compare(found, base, allowed).settled),
+        enough=_in_time(lambda found: compare(found, base, allowed), keep),
         ways={} if differences(dict(base.machine), machine()) else base.floor_ways(),
         **_as_in(base, options),
     )
     return found, compare(found, base, allowed)
 
 
-def _settled(judge: Callable[[Benchmark], bool]) -> Callable[[Benchmark], bool]:
-    """Whether a result is settled, or took all the patience there is."""
+def _in_time(judge: Callable[[Benchmark], Gate] | None, keep: bool) -> Callable[[Benchmark], bool]:
+    """What says whether a result is settled, and steady where it is kept; or took all the patience there is."""
     first: list[float] = []
 
     def enough(found: Benchmark) -> bool:
         first.append(time.monotonic())
-        return judge(found) or first[-1] - first[0] > PATIENCE
+        done = (judge is None or judge(found).settled) and (not keep or is_steady(found))
+        return done or first[-1] - first[0] > PATIENCE
 
     return enough
 

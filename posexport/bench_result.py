@@ -88,6 +88,7 @@ class Benchmark:
     spec: Mapping[str, Any]
     rounds: int
     burst: int
+    """Timed runs of a turn at least."""
     processes: int
     """How many processes each candidate had, one after another."""
     seed: int

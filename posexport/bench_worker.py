@@ -4,9 +4,9 @@ It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     open   {runtime_name, role, options, path, threads} -> {describe, load_seconds, build_seconds}   loads the artifact
     shape  {spec, seed, warmup, keep_free, way, batch, seq, ...}    binds inputs, runs up to `warmup` times; `way` is
                                                                how the floor is run, where that is known
-           -> {seconds, turn_seconds, build_seconds, memory, resident, gpu_memory, describe}
-    time   {burst[, least]}  -> {seconds: [...]}               untimed runs, one or `least` seconds of them, then timed
-                                                               ones, `burst` or `least` seconds of them
+           -> {seconds, run_seconds, build_seconds, memory, resident, gpu_memory, describe}
+    time   {burst[, wake]}  -> {seconds: [...]}                one untimed run, and more until `wake` seconds have
+                                                               passed, then `burst` timed ones
     make   {role, path, source[, spec]} -> {}                  writes the file of a peer
 The `kind` of a failure is "refused" where the engine says it can't run this, "memory" where that didn't suffice, and
 "failed" for anything else.
@@ -103,7 +103,7 @@ class Worker:
         gpu = _gpu_used(self._gpu_before is not None)
         return {
             "seconds": time.perf_counter() - start,
-            "turn_seconds": self._last if self._last > LONG else 4 * self._last,
+            "run_seconds": self._last,
             "build_seconds": built if self._compiled else None,
             "memory": max(memory_room.peak() - self._before, 0),
             "resident": max(memory_room.resident() - self._before, 0),
@@ -111,13 +111,16 @@ class Worker:
             "describe": self._runner.describe(),
         }
 
-    def time(self, burst: int, least: float = 0.0) -> dict[str, Any]:
+    def time(self, burst: int, wake: float = 0.0) -> dict[str, Any]:
         assert self._call is not None
         if self._last > LONG:
             return {"seconds": [self._call()]}
         # threads sleep while others run; woken they share a CPU for some milliseconds, with runs several times slower
-        _repeat(self._call, 1, least)
-        return {"seconds": _repeat(self._call, burst, least)}
+        start = time.perf_counter()
+        self._call()
+        while time.perf_counter() - start < wake:
+            self._call()
+        return {"seconds": [self._call() for _ in range(burst)]}
 
     def make(self, role: str, path: str, source: str, spec: dict[str, Any] | None = None) -> dict[str, Any]:
         from posexport import peers
@@ -127,14 +130,6 @@ class Worker:
         else:
             peers.write_optimized(Path(source), Path(path), read_spec(spec or {}))
         return {}
-
-
-def _repeat(call: Callable[[], float], times: int, least: float) -> list[float]:
-    """What so many calls return, and more until `least` seconds have passed."""
-    start, found = time.perf_counter(), [call() for _ in range(times)]
-    while time.perf_counter() - start < least:
-        found.append(call())
-    return found
 
 
 def _compile(loaded: Any) -> None:

@@ -99,7 +99,7 @@ class Crashing:
             return self._how()
         done: dict[str, dict[str, Any]] = {
             "open": {"describe": {}, "load_seconds": 1.0, "build_seconds": None},
-            "shape": {"seconds": 1.0, "memory": 1, "gpu_memory": None, "resident": 1, "turn_seconds": 1e-3}
+            "shape": {"seconds": 1.0, "memory": 1, "gpu_memory": None, "resident": 1, "run_seconds": 1e-3}
             | {"build_seconds": None, "describe": {}},
             "time": {"seconds": [1.0, 2.0, 3.0]},
         }

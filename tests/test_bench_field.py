@@ -49,7 +49,7 @@ class World:
                 done: dict[str, dict[str, Any]] = {
                     "open": {"describe": {"engine": self.name}, "load_seconds": 1.0, "build_seconds": None},
                     "shape": {"seconds": 1.0, "memory": 100, "gpu_memory": None, "resident": 40, "build_seconds": None}
-                    | {"turn_seconds": world.turn, "describe": {}},
+                    | {"run_seconds": world.turn, "describe": {}},
                     "time": {"seconds": [1.0, 2.0, 3.0]},
                     "make": {},
                 }
@@ -206,6 +206,16 @@ def test_an_earlier_artifact_is_timed_on_the_same_runtime(monkeypatch: pytest.Mo
     timed = {each.runtime: each for each in field.timings(0)}
     assert timed["ort-cpu"].processes["against"] == (1.0,)
     assert timed["against:ort-cpu"].state == "timed"
+
+
+@pytest.mark.parametrize(("run_seconds", "burst"), [(1e-12, 1000), (1e-3, 10), (3e-3, 4), (0.02, 3)])
+def test_turns_wake_threads_and_time_as_many_runs_each(
+    run: Callable[..., Field], run_seconds: float, burst: int
+) -> None:
+    world = World(turn=run_seconds)
+    run(world, "ort-cpu")
+    asked = [(request["burst"], request["wake"]) for _, do, request in world.asked if do == "time"]
+    assert set(asked) == {(burst, 0.01)}
 
 
 def test_the_spec_goes_to_every_process(run: Callable[..., Field]) -> None:

@@ -52,7 +52,7 @@ class Speeds:
                     self.factor = luck * speeds.factors.get(request["role"] or request["runtime_name"], 1.0)
                 done: dict[str, dict[str, Any]] = {
                     "open": {"describe": {}, "load_seconds": 1.0, "build_seconds": None},
-                    "shape": {"seconds": 1.0, "memory": 1, "gpu_memory": None, "resident": 1, "turn_seconds": 1e-3}
+                    "shape": {"seconds": 1.0, "memory": 1, "gpu_memory": None, "resident": 1, "run_seconds": 1e-3}
                     | {"build_seconds": None, "describe": {}},
                     "time": {"seconds": [1e-3 * self.factor] * 3},
                 }
@@ -98,12 +98,19 @@ def test_a_saved_result_says_what_it_is(base: Path) -> None:
 def test_an_unsteady_result_to_save_takes_more_processes(
     block: Path, bench: Callable[..., Result], tmp_path: Path
 ) -> None:
-    path = tmp_path / "base.json"
+    """A gated one too: it would stop where it looks faster than it is. That a baseline is unsteady is told."""
+    path, other = tmp_path / "base.json", tmp_path / "other.json"
     asked = (block, "--runtime", "ort-cpu", "--scenario", "prefill:5", "--save", path)
     for given, processes in (((), 20), (("--processes", 4), 4)):
         result = bench(*asked, *given, luck=0.2)
         assert result.exit_code == 0, result.output
         assert json.loads(path.read_text())["processes"] == processes
+    gated = (block, "--baseline", path, "--max-regression", "900%")
+    for given, processes in (((), 7), (("--save", other), 20)):
+        result = bench(*gated, *given, "--json", luck=0.2, ort_cpu=0.1)
+        assert result.exit_code == 0, result.output
+        assert "The baseline's ratios are known to " in result.stderr
+        assert json.loads(result.stdout)["processes"] == processes
 
 
 def test_a_spec_with_lists_is_its_own_baseline(bench: Callable[..., Result], tmp_path: Path) -> None:
@@ -267,7 +274,7 @@ def test_planted_transposes_are_caught_and_an_equal_build_is_not(tmp_path: Path)
     block, old = tmp_path / "block.onnx", tmp_path / "old.onnx"
     gate.make(block)
     old.write_bytes(block.read_bytes())
-    limits = ("--runtime", "ort-cpu", "--scenario", "prefill:256", "--against", old)
+    limits = ("--runtime", "ort-cpu", "--scenario", "prefill:256", "--against", old, "--max-regression", "20%")
     equal = CliRunner().invoke(main, ["bench", *map(str, (block, *limits))])
     assert equal.exit_code == 0, equal.output
     gate.plant(block, 3)
@@ -322,10 +329,14 @@ def test_the_commands_of_the_page_run_on_engines(tmp_path: Path, monkeypatch: py
 
 def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     from posexport import bench_gate
+    from posexport.baseline import Change, Gate
 
     clock = iter([0.0, 1.0, bench_gate.PATIENCE + 1.0])
     monkeypatch.setattr(bench_gate.time, "monotonic", lambda: next(clock))
-    enough = bench_gate._settled(lambda found: False)
+    unsure = Gate(
+        allowed=0.05, confidence=0.99, changes=(Change(runtime="a", shape="b", state="can't tell", more=True),)
+    )
+    enough = bench_gate._in_time(lambda found: unsure, keep=False)
     assert [enough(None) for _ in range(3)] == [False, False, True]  # type: ignore[arg-type]
 
 

@@ -185,14 +185,14 @@ def test_short_runs_come_in_bursts_behind_one_that_wakes_threads(
     worker = Worker()
     worker.open("ort-cpu", {}, "block.onnx", None)
     found = worker.shape(small_spec("none").to_dict(), batch=1, seq=5, seed=0, warmup=2)
-    assert found["turn_seconds"] == runs * seconds
+    assert found["run_seconds"] == seconds
     before = runner.runs
     assert worker.time(3) == {"seconds": [seconds] * timed}
     assert runner.runs - before == runs
 
 
-def test_bursts_of_short_runs_go_on_for_the_least_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The untimed ones too: just woken, threads run several times slower for some milliseconds."""
+def test_threads_are_woken_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Just woken, they run several times slower for some milliseconds."""
     clock = iter(0.25 * tick for tick in range(100))
     runner = Runs(0.001)
     monkeypatch.setattr(Runtime, "load", lambda self, path: runner)
@@ -201,8 +201,8 @@ def test_bursts_of_short_runs_go_on_for_the_least_time(monkeypatch: pytest.Monke
     worker.shape(small_spec("none").to_dict(), batch=1, seq=5, seed=0, warmup=2)
     before = runner.runs
     monkeypatch.setattr(bench_worker.time, "perf_counter", lambda: next(clock))
-    assert worker.time(3, least=1.0) == {"seconds": [0.001] * (3 + 3)}  # 0.25, 0.5, 0.75, 1 s
-    assert runner.runs - before == (1 + 3) + (3 + 3)
+    assert worker.time(5, wake=1.0) == {"seconds": [0.001] * 5}
+    assert runner.runs - before == 1 + 3 + 5  # untimed ones until 0.25, 0.5, 0.75 and 1 s
 
 
 def test_warming_up_ends_in_time_but_not_before_the_second_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_a_verdict_belongs_to_the_bytes_that_it_is_of(tmp_path: Path) -> None:
         "rope-native.onnx (native00)": ("✓ ort-cpu", "6.00 ms (ort-cpu, prefill:128)"),
         "rope-native.onnx (55555555)": ("✗ failed on ort-cpu", "⚠ stale: b.json is of other bytes"),
     }
-    assert box(page, "fastest").points[0].text.endswith("; ✓ verified")
+    assert box(page, "fastest").points[0].text.startswith("✓ verified; ")
 
 
 def test_a_verdict_of_other_bytes_than_the_file_here_is_stale(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_stale_verdicts_prove_nothing() -> None:
     uncounted = "1 stale verdict not counted, of other bytes than the file here."
     assert wrong("passed") == (f"Nothing was checked here, so nothing is known to be wrong; {uncounted}", [])
     said, (told,) = wrong("failed")
-    assert said == f"1 failed; {uncounted}"
+    assert said == f"1 result failed; {uncounted}"
     assert told.startswith("rope-native.onnx (stale): ") and told.endswith("; stale: of other bytes than the file here")
 
 

@@ -51,7 +51,7 @@ def job(id: str, state: str | None, result: bool, **over: Any) -> dict[str, Any]
 def test_the_jobs_of_a_sweep_that_failed_or_never_ran_are_told(tmp_path: Path) -> None:
     jobs = [job("a", "passed", True), job("b", "failed", False), job("c", "not run", False), job("d", None, False)]
     page = make_page([sweep(tmp_path, jobs, {"verify-a": verdict("passed")})])
-    assert box(page, "wrong").verdict == "1 failed; 1 check ran."
+    assert box(page, "wrong").verdict == "1 result failed; 1 check ran."
     assert [(each.head, each.text) for each in box(page, "wrong").points] == [("verify b", "lost 3 times")]
     assert box(page, "not-run").points[0].head == "verify c and verify d"
     assert part(page, "sweep").lead == "4 jobs: 1 passed, 1 failed, 2 not run."
@@ -165,8 +165,8 @@ def test_the_fastest_says_where_it_failed(tmp_path: Path) -> None:
     assert text(verdict("failed")).startswith("✗ but it failed verify; ")
     for other in (verdict("passed"), verdict("failed", "b.onnx"), verdict("failed", runtime="tensorrt")):
         assert "failed" not in text(other)
-    assert text(verdict("passed")).endswith("; ✓ verified")
-    assert text(verdict("passed", "b.onnx")).endswith("; · no verdict on ort-cpu on this page")
+    assert text(verdict("passed")).startswith("✓ verified; ")
+    assert text(verdict("passed", "b.onnx")).startswith("⚠ not verified on ort-cpu here; ")
 
 
 def test_one_artifact_timed_in_several_jobs_is_one_curve(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_one_artifact_timed_in_several_jobs_is_one_curve(tmp_path: Path) -> None
     twins = {"a": bench(), "b": bench(file="twin.onnx", sha256="1" * 64)}
     point = box(page_of(tmp_path, twins), "fastest").points[0]
     assert point.head == "ort-cpu · native · rope-native.onnx"
-    assert point.sure == "tie with ort-cpu · native · twin.onnx (6.00 ms)"
+    assert point.sure == "tie with ort-cpu · native · twin.onnx (0.60× of torch eager, in a run of its own)"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_helpers import bench, everything, plot, tune, write_all
+from page_helpers import bench, everything, plot, shape, tune, write_all
 from test_page_links import box, page_of, part, verdict
 
 from posexport.page.blocks import Figure, Table
@@ -37,6 +37,25 @@ def test_a_winner_is_sure_by_its_interval_against_each_other(tmp_path: Path) -> 
     alone = bench()
     alone["shapes"][0]["results"] = [each for each in alone["shapes"][0]["results"] if each["runtime"] != "torch"]
     assert winner(tmp_path, a=alone) == "nothing else was timed beside it"
+
+
+def test_files_with_runs_of_their_own_are_ranked_by_their_ratio_to_torch(tmp_path: Path) -> None:
+    """The second run was three times slower throughout, yet its candidate is the faster one."""
+    slow = bench("contrib", (shape("prefill:128", 128, 0.005),))
+    for each in slow["shapes"][0]["results"]:
+        if each["seconds"]:
+            each["seconds"] |= {name: 3 * each["seconds"][name] for name in ("median", "p10", "p90", "p99")}
+    (point,) = box(page_of(tmp_path, {"a": bench(), "b": slow}), "fastest").points
+    assert (point.head, point.figure, point.sure) == ("ort-cpu · contrib", "15.0 ms", "clearly the fastest")
+    assert point.text.endswith("; next ort-cpu · native (0.60× of torch eager, in a run of its own)")
+    slow["shapes"][0]["results"] = [each for each in slow["shapes"][0]["results"] if each["runtime"] != "torch"]
+    assert box(page_of(tmp_path, {"a": bench(), "b": slow}), "fastest").points[0].head == "ort-cpu · native"
+
+
+def test_whoever_ties_unverified_is_told(tmp_path: Path) -> None:
+    alike = bench("contrib", (shape("prefill:128", 128, 0.0061),))
+    (point,) = box(page_of(tmp_path, {"a": bench(), "b": alike, "v": verdict("passed")}), "fastest").points
+    assert point.text.startswith("✓ verified; ort-cpu · contrib: ⚠ not verified on ort-cpu here; 0.60× of torch eager")
 
 
 def test_few_rounds_make_nobody_sure(tmp_path: Path) -> None:
@@ -130,8 +149,11 @@ DEPARTS = "RotaryEmbedding 'rotary_0', node 12 of the graph, has interleaved=0, 
 @pytest.mark.parametrize(
     ("where", "head"),
     [
-        (f"{DEPARTS}; more", "node 12 rotary_0: interleaved=0, a fresh export has 1"),
-        (DEPARTS.replace("interleaved=1", "none"), "node 12 rotary_0: interleaved=0, a fresh export has none"),
+        (f"{DEPARTS}; more", "node 12 rotary_0: interleaved=0, a fresh export has 1: export it again"),
+        (
+            DEPARTS.replace("interleaved=1", "none"),
+            "node 12 rotary_0: interleaved=0, a fresh export has none: export it again",
+        ),
         ("the graph ends before Add 'n', which a fresh export has", None),
     ],
     ids=["attribute", "other", "verbatim"],

@@ -48,15 +48,16 @@ def test_the_fastest_is_told_with_its_ratios_and_never_the_floor(tmp_path: Path)
     assert point["label"] == "rope, hidden 64, prefill:128 (128 tokens at once)"
     assert (point["head"], point["figure"]) == ("ort-cpu · native", "6.00 ms")
     assert point["text"] == (
-        "clearly the fastest; 0.60× of torch eager (0.57 to 0.63); 1.20× of the floor (1.14 to 1.26); "
-        "next ort-cpu · contrib with 8.00 ms; "
-        "· no verdict on ort-cpu on this page"
+        "clearly the fastest; ⚠ not verified on ort-cpu here; 0.60× of torch eager (0.57 to 0.63); 1.20× of the floor "
+        "(1.14 to 1.26); next ort-cpu · contrib (0.80× of torch eager, in a run of its own)"
     )
 
 
 def test_a_tie_is_told_with_its_time(tmp_path: Path) -> None:
     found = box(tmp_path, {"a": bench(), "b": bench("contrib", (shape("prefill:128", 128, 0.0062),))}, "fastest")
-    assert found["points"][0]["text"].startswith("tie with ort-cpu · contrib (6.20 ms); 0.60× of torch eager")
+    assert found["points"][0]["text"].startswith(
+        "tie with ort-cpu · contrib (0.62× of torch eager, in a run of its own); ⚠ not verified on ort-cpu here; 0.60×"
+    )
 
 
 def test_a_peer_that_wins_is_said_to_win(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_failures_stand_with_their_artifact_and_reason(tmp_path: Path) -> None:
     assert ("a.onnx", "Add 'n'", "one file, on ort-cpu; it is wrong") in said
     assert ("unreadable", "b.onnx", "'b.onnx' is not an ONNX file.") in said
     assert ("rope function fp16 prefill", "ort-cpu", "off <by> a | lot\n and more") in said
-    assert found["verdict"] == "3 failed; 8 checks ran."
+    assert found["verdict"] == "3 results failed; 8 checks ran."
     absent = box(tmp_path, {"m": small().to_dict()}, "not-run")["points"]
     assert ("Refused", "rope", "it has none (matrix)") in [
         (point["label"], point["head"], point["text"]) for point in absent

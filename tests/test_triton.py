@@ -223,7 +223,7 @@ def test_bad_files_are_refused(made: Path, tmp_path: Path, monkeypatch: pytest.M
     right = manifest.read_text()
     manifest.write_text(right.replace('"causal": false', '"causal": true'))
     assert manifest.read_text() != right
-    refused(cli("package", "function.onnx", "--triton"), "says otherwise than the file of its spec: export it again")
+    refused(cli("package", "function.onnx", "--triton"), "and its manifest differ in spec: export it again")
     manifest.write_text(right)
     data = bytearray(Path("function.onnx.data").read_bytes())
     data[0] ^= 1

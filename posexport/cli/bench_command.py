@@ -48,7 +48,7 @@ class BenchOptions:
     "--shape", "shapes", metavar="SIZES", multiple=True, help="such as batch=1,seq=1,past_seq=512, repeatable"
 )
 @click.option("--peers", is_flag=True, help="beside torch's own ONNX export and ONNX Runtime's optimizer too")
-@click.option("--rounds", metavar="N", help="rounds, each of 3 or more timed runs per runtime  [default: 20]")
+@click.option("--rounds", metavar="N", help="rounds, each of some timed runs per runtime  [default: 20]")
 @click.option("--seconds", metavar="N", help="at most so many for the rounds of one shape  [default: 60]")
 @click.option("--warmup", metavar="N", help="runs before the first round  [default: 3]")
 @click.option("--threads", metavar="N", help="CPU threads of each runtime  [default: its own choice]")
@@ -142,7 +142,12 @@ def bench(
         if gated:
             asked |= {"baseline": baseline and Path(baseline), "against": against and Path(against)}
             found, gate = bench_gated(
-                Path(file), allowed=allowed, processes=options.processes, tell=console.warn, **asked
+                Path(file),
+                allowed=allowed,
+                processes=options.processes,
+                keep=save is not None,
+                tell=console.warn,
+                **asked,
             )
         elif save:
             found = bench_to_keep(Path(file), processes=options.processes, **asked)

@@ -109,11 +109,11 @@ def bench_project(
         asked = {**options, **project_bench.asked_of(product), "runtimes": names}
         asked["peers"] |= peers
         allowed = product.entry.max_regression
-        timed = _time(
-            product, bases[product.path], read_allowed("5%") if allowed is None else allowed, processes, asked
-        )
+        allowed = read_allowed("5%") if allowed is None else allowed
+        target = saved[product.path]
+        timed = _time(product, bases[product.path], allowed, processes, target is not None, asked)
         timed.limits = project_bench.judge(product, timed.found, names)
-        target, result = saved[product.path], timed.result()
+        result = timed.result()
         if target is not None and result is not None:
             from posexport.files import write_json
 
@@ -183,7 +183,9 @@ def _show_stale(
     click.echo(f"Error: {told}", err=True)
 
 
-def _time(product: Product, base: Path | None, allowed: float, processes: int | None, asked: dict[str, Any]) -> Timed:
+def _time(
+    product: Product, base: Path | None, allowed: float, processes: int | None, keep: bool, asked: dict[str, Any]
+) -> Timed:
     with console.progress(f"reading {product.path.name}") as (bar, task):
         from posexport.bench import PROCESSES, bench
         from posexport.bench_gate import bench_gated, bench_to_keep
@@ -197,6 +199,7 @@ def _time(product: Product, base: Path | None, allowed: float, processes: int | 
                 baseline=base,
                 allowed=allowed,
                 processes=processes,
+                keep=keep,
                 tell=lambda note: console.warn(f"{product.path.name}: {note}"),
                 progress=progress,
                 **asked,

@@ -112,8 +112,7 @@ def _folder(output: str) -> Path:
         raise RequestError(f"output {output!r} is a file: give a folder, which is made if need be.")
     if not path.parent.is_dir():
         raise RequestError(f"output {output!r} can't be made: its own folder isn't there, so make that first.")
-    if path.is_dir():
-        check_writable(path / "matrix.json")
+    check_writable(path / "matrix.json" if path.is_dir() else path)
     return path
 
 

@@ -82,18 +82,19 @@ def _point(each: Comparison) -> Point | None:
         # a peer that ran beside the winner counts by those rounds, not by those of another file
         if each.name(row) != name and (row.head is first.head or not row.role or row.runtime not in beside)
     ]
-    alike: dict[str, float] = {}
+    alike: dict[str, Row] = {}
     for row in others:
         if not sure.apart(first, row):
-            alike.setdefault(each.name(row), row.median)
-    ties = [f"{other} ({seconds(median)})" for other, median in alike.items()]
+            alike.setdefault(each.name(row), row)
+    ties = [f"{other} ({_beside(first, row)})" for other, row in alike.items()]
     unsure = any(busy.is_busy(row.head) for row in ranked)
     behind = next((row for row in others if row.role != "torch" and each.name(row) not in alike), None)
-    if behind is not None:
-        said.append(f"next {each.name(behind)} with {seconds(behind.median)}")
-    if not first.role:
-        verdict = _VERDICTS.get(first.verdict, f"· no verdict on {first.runtime} on this page")
-        said.insert(0 if first.verdict == "failed" else len(said), verdict)
+    if behind is not None and not ties:
+        said.append(f"next {each.name(behind)} ({_beside(first, behind)})")
+    for row in reversed([first, *alike.values()]):
+        if not row.role and (row is first or row.verdict != first.verdict):
+            verdict = _VERDICTS.get(row.verdict, f"⚠ not verified on {row.runtime} here")
+            said.insert(0, verdict if row is first else f"{each.name(row)}: {verdict}")
     if first.stale:
         said.insert(0, "⚠ stale: other bytes were timed than those of the file here")
     return Point(
@@ -103,6 +104,14 @@ def _point(each: Comparison) -> Point | None:
         sure=sure.told(ties, unsure) if others else "nothing else was timed beside it",
         text="; ".join(said),
     )
+
+
+def _beside(first: Row, row: Row) -> str:
+    """What another took beside the winner: its time, or across runs of their own its ratio to torch."""
+    ratio = row.ratio("torch")
+    if row.head is first.head or ratio is None or row.gpu != first.gpu:
+        return seconds(row.median)
+    return f"{times(ratio['median'])} of torch eager, in a run of its own"
 
 
 def _bars(each: Comparison, folded: bool) -> Figure | Table:
@@ -127,6 +136,7 @@ def _bars(each: Comparison, folded: bool) -> Figure | Table:
         groups = [attrs.evolve(groups[0], name="")]
     floors = [seconds(group.floor) for group in groups if group.floor is not None]
     note = f"Floor (dashed): {listed(list(dict.fromkeys(floors)))}." if floors else "No floor was timed."
+    note += " Each file ran by itself, so files are compared by × torch, not by times." * several
     drawn = {bar.look for group in groups for bar in group.bars} | ({"floor"} if floors else set())
     legend = tuple((patch(look), name) for look, name in _LOOKS.items() if look in drawn)
     return Figure(

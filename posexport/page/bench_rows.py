@@ -82,8 +82,23 @@ class Comparison:
 
     @property
     def ranked(self) -> list[Row]:
-        """The candidates that may win, the fastest first: whatever was timed but the floor."""
-        return sorted((row for row in self.rows if row.timed and row.role != "floor"), key=lambda row: row.median)
+        """The candidates that may win, the fastest first: whatever was timed but the floor.
+
+        Runs of their own, one per file, differ by more than their candidates do: where each timed torch on the same
+        device, candidates stand by their ratio to it, times its time in the fastest of the runs.
+        """
+        timed = [row for row in self.rows if row.timed and row.role != "floor"]
+        torch = {(id(row.head), row.gpu): row.median for row in timed if row.role == "torch"}
+
+        def place(row: Row) -> float:
+            ratio = row.ratio("torch")
+            files = {id(other.head) for other in timed if other.gpu == row.gpu}
+            scales = [torch[key] for key in torch if key[1] == row.gpu]
+            if ratio is None or len(files) == 1 or len(scales) < len(files):
+                return row.median
+            return float(ratio["median"]) * min(scales)
+
+        return sorted(timed, key=place)
 
     def name(self, row: Row, with_file: bool = True) -> str:
         """What a candidate is called: its runtime, and what sets its file apart from the others of the block."""

@@ -87,17 +87,21 @@ def _wrong(found: Sequence[Found], findings: list[Finding]) -> Box:
     counts = {state: sum(each.count for each in bad if each.state == state) for state in (FAILED, SLOWER)}
     some = "" if by_tune == checked else f"{by_tune:,} of them "
     own = f", {some}by tune itself" if by_tune else ""
+    points = _points(bad, FAILED, SLOWER)
     if bad:
-        said = [f"{counts[FAILED]:,} failed"] * bool(counts[FAILED])
+        failed = f"{plural(counts[FAILED], 'result')} failed"
+        causes = len(_points(bad, FAILED))
+        several = "" if causes == counts[FAILED] else f", of {plural(causes, 'cause')}"
+        said = [failed + several] * bool(counts[FAILED])
         said += [f"{counts[SLOWER]:,} got slower"] * bool(counts[SLOWER])
-        verdict = " and ".join(said) + (f"; {plural(checked, 'check')} ran{own}" if checked else "")
+        verdict = " and ".join(said) + (f"; {plural(checked, 'check')} ran" if checked else "")
     elif checked:
         verdict = f"Nothing: {f'all {checked:,} checks' if checked > 1 else 'the one check'} that ran passed{own}"
     else:
         verdict = "Nothing was checked here, so nothing is known to be wrong"
     verdict += f"; {plural(stale, 'stale verdict')} not counted, of other bytes than the file here" if stale else ""
     return _box(
-        _points(bad, FAILED, SLOWER),
+        points,
         id="wrong", title="What is wrong", verdict=f"{verdict}.",
         mark="✗" if bad else "✓" if checked else "·", tone="bad" if bad else "good" if checked else "",
     )  # fmt: skip

@@ -116,7 +116,8 @@ def _cause(verdict: dict[str, Any]) -> str:
     if found is None:
         return clause
     name, node, have, want = found.groups()
-    return f"node {node} {name}: {have}, a fresh export has {want.removeprefix(have.partition('=')[0] + '=')}"
+    fresh = want.removeprefix(have.partition("=")[0] + "=")
+    return f"node {node} {name}: {have}, a fresh export has {fresh}: export it again"
 
 
 def _severity(verdict: dict[str, Any]) -> float | None:

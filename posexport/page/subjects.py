@@ -99,7 +99,7 @@ def section(found: Sequence[Subject]) -> tuple[Section | None, Found]:
         rows=tuple((Cell(text=each.name), each.verified, each.timed) for each in found),
         folded=f"Every artifact: {plural(len(found), 'row')}" if len(found) > _OPEN else "",
     )  # fmt: skip
-    lead = "A result belongs to the artifact of its sha256 where both say one, else to the one of its name."
+    lead = "Results belong to files by their sha256, or by name where either has none."
     by = {each.kind for one in found for each in one.said if each.timing and each.state == "timed"}
     lead += " Times by tune and by bench are of different runs: don't compare them." if len(by) > 1 else ""
     section = Section(id="artifacts", title="Artifacts", lead=lead, blocks=(table,))

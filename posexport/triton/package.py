@@ -113,9 +113,7 @@ def _from_onnx(path: Path) -> _Source:
     artifact = read_onnx(path)
     manifest = artifact.manifest()
     if manifest is not None and (other := contradictions(manifest, artifact)):
-        raise RequestError(
-            f"the manifest of {str(path)!r} says otherwise than the file of its {', '.join(other)}: export it again."
-        )
+        raise RequestError(f"{str(path)!r} and its manifest differ in {', '.join(other)}: export it again.")
     inputs = artifact.inputs()
     fixed = {dim: low for dim, (low, high) in bounds_of(artifact.spec.inputs(), inputs).items() if low == high}
     shapes = {name: shape for name, (shape, _) in inputs.items()}

@@ -1,7 +1,7 @@
 """`python scripts/benchmarks/gate.py`: the gate of `posexport bench` here: false alarms, and planted slowdowns caught.
 
-A baseline is saved anew before every `RENEWED` rounds. Each round holds an equal build against it, and some also builds
-into whose graph transposes are planted (`PLANTS`), in a random order. How much longer those take is measured too. At
+A baseline is saved anew before every `RENEWED` rounds. Some rounds hold builds against it into whose graph
+transposes are planted (`PLANTS`), and each an equal one then. How much longer the planted ones take is measured too. At
 rest it takes about a minute and a half a build. Prints a line per build and a sum; `--save` writes all as JSON after
 each round, and goes on with what is there. Exits 1 where an equal build was called slower, or most of those with a slow
 pair weren't.
@@ -26,6 +26,7 @@ from onnx import helper
 from tools import machine_line
 
 from posexport.artifact import write_onnx
+from posexport.baseline import STEADY
 from posexport.bench import PROCESSES, bench
 from posexport.bench_gate import bench_gated, bench_to_keep
 from posexport.bench_result import read_benchmark
@@ -55,7 +56,7 @@ PLANTS = {SLOW: Plant((2, 1, 0), 1, 2), "3 fast pairs": Plant((0, 2, 1), 3, 4)}
 EQUAL = "equal"
 
 
-def plant(path: Path, pairs: int, perm: tuple[int, ...] = (2, 1, 0)) -> None:
+def plant(path: Path, pairs: int, perm: tuple[int, ...] = PLANTS[SLOW].perm) -> None:
     """Transpose `hidden_states` to and fro `pairs` times, before anything else reads it.
 
     Halfway and between pairs the value becomes a row and takes its shape again, so that optimizers can't fold two
@@ -110,7 +111,7 @@ def _known(path: Path | None, head: dict[str, Any]) -> dict[str, Any]:
     if path is None or not path.exists():
         return {}
     data: dict[str, Any] = json.loads(path.read_bytes())
-    return data if all(data[key] == value for key, value in head.items()) else {}
+    return data if all(data.get(key) == value for key, value in head.items()) else {}
 
 
 def _states(runs: list[dict[str, Any]], kinds: Iterable[str]) -> dict[str, Counter[str]]:
@@ -128,7 +129,8 @@ def main() -> int:
     if asked.runs < 1:
         options.error("--runs must be above 0")
     shuffle = random.Random(0)
-    head = {"machine": machine_line(), "scenario": asked.scenario, "allowed": ALLOWED}
+    head = {"machine": machine_line(), "scenario": asked.scenario, "allowed": ALLOWED, "steady": STEADY}
+    head |= {"planted": {kind: attrs.asdict(each) | {"perm": list(each.perm)} for kind, each in PLANTS.items()}}
     known = _known(asked.save, head)
     shares, runs = known.get("shares", {}), list(known.get("runs", ()))
     with tempfile.TemporaryDirectory() as temporary:

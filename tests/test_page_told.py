@@ -47,7 +47,7 @@ def test_files_with_runs_of_their_own_are_ranked_by_their_ratio_to_torch(tmp_pat
             each["seconds"] |= {name: 3 * each["seconds"][name] for name in ("median", "p10", "p90", "p99")}
     (point,) = box(page_of(tmp_path, {"a": bench(), "b": slow}), "fastest").points
     assert (point.head, point.figure, point.sure) == ("ort-cpu · contrib", "15.0 ms", "clearly the fastest")
-    assert point.text.endswith("; next ort-cpu · native (0.60× of torch eager, in a run of its own)")
+    assert point.text.endswith("; next ort-cpu · native (0.60× of torch eager, 0.57 to 0.63, in a run of its own)")
     slow["shapes"][0]["results"] = [each for each in slow["shapes"][0]["results"] if each["runtime"] != "torch"]
     assert box(page_of(tmp_path, {"a": bench(), "b": slow}), "fastest").points[0].head == "ort-cpu · native"
 
@@ -171,8 +171,15 @@ def test_one_cause_in_several_files_is_told_once() -> None:
     findings = tuple(
         Finding(state=FAILED, who="ort-cpu", reason=f"off by {name}", where=name, cause="Add 'n'") for name in "ab"
     )
-    (point,) = boxes([Found(findings=findings)])[1].points
+    found = boxes([Found(findings=findings)])[1]
+    assert found.verdict == "2 results failed, all by one fault."
+    (point,) = found.points
     assert (point.label, point.text) == ("a and b", "2 files, on ort-cpu; off by a")
+    other = Finding(state=FAILED, who="ort-cpu", reason="off by c", where="c", cause="Mul 'n'")
+    assert (
+        boxes([Found(findings=(*findings, other), checked=9)])[1].verdict
+        == "3 results failed, by 2 faults; 9 checks ran."
+    )
 
 
 def test_what_torch_proves_is_said_beside_it(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def _beside(first: Row, row: Row) -> str:
     ratio = row.ratio("torch")
     if row.head is first.head or ratio is None or row.gpu != first.gpu:
         return seconds(row.median)
-    return f"{times(ratio['median'])} of torch eager, in a run of its own"
+    return f"{times(ratio['median'])} of torch eager, {span(ratio)}, in a run of its own"
 
 
 def _bars(each: Comparison, folded: bool) -> Figure | Table:
@@ -285,6 +285,8 @@ def _machines(results: Sequence[Result]) -> Iterator[Table]:
     facts: dict[str, list[str]] = {}
     for at, result in enumerate(results):
         machine = {**(result.data.get("machine") or {})}
+        if isinstance(bytes_there := machine.get("memory"), int):
+            machine["memory"] = f"{bytes_there / 2**30:.1f} GiB"
         own = {"file": result.data["file"], "sha256": result.data.get("sha256"), "rounds": result.data.get("rounds")}
         own |= {"threads": result.data.get("threads"), "busy": f"{result.data.get('busy') or 0:.0%}", **machine}
         for key, value in own.items():

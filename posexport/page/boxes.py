@@ -91,8 +91,8 @@ def _wrong(found: Sequence[Found], findings: list[Finding]) -> Box:
     if bad:
         failed = f"{plural(counts[FAILED], 'result')} failed"
         causes = len(_points(bad, FAILED))
-        several = "" if causes == counts[FAILED] else f", of {plural(causes, 'cause')}"
-        said = [failed + several] * bool(counts[FAILED])
+        shared = "" if causes == counts[FAILED] else ", all by one fault" if causes == 1 else f", by {causes:,} faults"
+        said = [failed + shared] * bool(counts[FAILED])
         said += [f"{counts[SLOWER]:,} got slower"] * bool(counts[SLOWER])
         verdict = " and ".join(said) + (f"; {plural(checked, 'check')} ran" if checked else "")
     elif checked:

@@ -153,6 +153,20 @@ def notes_on(base: Benchmark, found: Benchmark) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def check_named(base: Benchmark, runtimes: Sequence[str]) -> None:
+    """RequestError where none of the runtimes, all of them if none is named, was timed in a baseline."""
+    timed = dict.fromkeys(
+        each.runtime
+        for shape in base.shapes
+        for each in shape.results
+        if each.state == TIMED and not is_peer(each.runtime)
+    )
+    if timed and runtimes and not set(runtimes) & set(timed):
+        raise RequestError(
+            f"--runtime is {', '.join(runtimes)}, and the baseline has {', '.join(timed)}: name one of those, or none."
+        )
+
+
 def compare(found: Benchmark, base: Benchmark, allowed: float) -> Gate:
     """Every runtime that the baseline timed, at every shape; RequestError for a baseline that doesn't fit."""
     notes = notes_on(base, found)

@@ -163,7 +163,7 @@ def read_subject(path: Path) -> Subject:
         form=found.source.form,
         opset=found.source.opset,
         plan_runtime=found.only,
-        doubts=tuple(f"{path.name}: {note}" for note in found.notes),
+        doubts=tuple(f"{path}: {note}" for note in found.notes),
         ranges={
             dim: (low, low if low == high else found.tuned.get(dim), high) for dim, (low, high) in found.bounds.items()
         },

@@ -28,6 +28,10 @@ PAUSE = 0.03
 """Seconds before each call: longer than the thread pools of torch and ONNX Runtime spin."""
 
 
+SURE = 0.95
+"""The probability with which an interval holds the truth, unless another is asked for."""
+
+
 @attrs.frozen(kw_only=True)
 class Summary:
     """Quantiles of one series, in the unit of the series."""
@@ -67,7 +71,7 @@ def summarize(values: Sequence[float]) -> Summary:
     return Summary(median=median, p10=p10, p90=p90, p99=p99, count=len(values))
 
 
-def ratio(series: Sequence[float], baseline: Sequence[float], confidence: float = 0.95) -> Ratio:
+def ratio(series: Sequence[float], baseline: Sequence[float], confidence: float = SURE) -> Ratio:
     """`series` over `baseline`, round by round; both hold one positive value per round, in the same order."""
     if len(series) != len(baseline):
         raise ValueError(f"{len(series)} rounds against {len(baseline)}: ratios need both in every round")
@@ -83,7 +87,7 @@ ENOUGH_PROCESSES = 3
 
 
 def ratio_of_processes(
-    series: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], confidence: float = 0.95
+    series: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], confidence: float = SURE
 ) -> tuple[Ratio, tuple[float, ...]]:
     """`series` over `baseline`, each a list of rounds per process; and the median ratio of every process.
 

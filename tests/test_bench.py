@@ -80,7 +80,7 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
         assert timed["tokens_per_second"] == shape["batch"] * shape["seq"] / timed["seconds"]["median"]
         assert timed["load_seconds"] > 0 and timed["build_seconds"] is None
         assert timed["engine"]["engine"] == "onnxruntime"
-        assert timed["seconds"]["count"] == 9
+        assert timed["seconds"]["count"] >= 9 and timed["seconds"]["count"] % 3 == 0  # as many runs in each round
         assert 0 < timed["seconds"]["p10"] <= timed["seconds"]["median"] <= timed["seconds"]["p99"]
         for ratio in timed["ratios"].values():
             assert ratio["low"] <= ratio["median"] <= ratio["high"]

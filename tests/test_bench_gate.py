@@ -144,6 +144,22 @@ def test_a_slower_machine_is_no_slowdown(block: Path, bench: Callable[..., Resul
     assert result.exit_code == 0, result.output
 
 
+def test_a_runtime_that_the_baseline_never_timed_is_refused(
+    block: Path, bench: Callable[..., Result], base: Path
+) -> None:
+    result = bench(block, "--baseline", base, "--runtime", "torch")
+    assert (result.exit_code, result.stdout) == (2, "")
+    said = "--runtime is torch, and the baseline has ort-cpu: name one of those, or none."
+    assert result.stderr == f"Error: {said}\n"
+
+
+def test_few_rounds_have_no_interval(block: Path, bench: Callable[..., Result]) -> None:
+    for rounds, said in ((1, "1.00 (few rounds)"), (20, "1.00 (1.00 to 1.00)")):
+        result = bench(block, "--runtime", "ort-cpu", "--shape", "seq=5", "--rounds", rounds)
+        (line,) = (line for line in result.stdout.splitlines() if line.startswith(" torch "))
+        assert said in line
+
+
 def test_what_cannot_be_told_passes_but_for_strict(block: Path, bench: Callable[..., Result], base: Path) -> None:
     limits = ("--max-regression", "5%", "--processes", 3)
     result = bench(block, "--baseline", base, *limits, ort_cpu=1.05)
@@ -344,7 +360,7 @@ def test_a_manifest_that_is_not_of_the_file_is_told(block: Path, bench: Callable
     path, saved = Path(shutil.copy(block, tmp_path)), tmp_path / "now.json"
     path.with_name("block.onnx.json").write_text("{}")
     result = bench(path, "--runtime", "ort-cpu", "--shape", "seq=4", "--processes", 1, "--rounds", 1, "--save", saved)
-    fault = "block.onnx: the file is not the one that its manifest block.onnx.json describes (their sha256 differ)"
+    fault = f"{path}: the file is not the one that its manifest block.onnx.json describes (their sha256 differ)"
     assert (result.exit_code, result.stderr) == (0, f"Warning: {fault}.\n")
     assert read_benchmark(saved).doubts == (fault,)
 

@@ -53,6 +53,19 @@ def test_an_error_names_the_option_as_it_is_written(
     assert said.startswith("--") or f"--{said}" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("bench", "x.onnx", "--against", "y.onnx", "--max-regression", ""), "--max-regression"),
+        (("plot", "rope", "-o", ""), "--output"),
+        (("matrix", "--output="), "--output"),
+        (("verify", "x.onnx", "--runtime", "torch", "--runtime", ""), "--runtime"),
+    ],
+)
+def test_an_empty_text_as_of_an_unset_variable_is_refused(words: tuple[str, ...], option: str) -> None:
+    refused(cli(*words), f"{option} was given an empty text: give it a value, or leave it out.")
+
+
 BEYOND = {
     "package a.onnx b.onnx --triton": "posexport package takes one FILE, and 'b.onnx' was given beside it",
     "compile a.onnx b.onnx c.onnx": "posexport compile takes one FILE, and 'b.onnx', 'c.onnx' was given beside it",

@@ -58,6 +58,13 @@ def test_a_limit_is_judged_with_the_interval(
     assert broken([kept], strict=True) is (state != "fine")
 
 
+def test_few_rounds_tell_nothing_of_a_limit(tmp_path: Path) -> None:
+    one = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-torch = 0.6}}")
+    few = Timing(runtime="ort-cpu", state="timed", ratios={"torch": Ratio(median=9, low=9, high=9, confidence=0.5)})
+    (kept,) = judge(one, measured(few))
+    assert (kept.state, kept.reason) == ("can't tell", "few rounds: its interval holds with 50%, not 95%")
+
+
 def test_what_was_not_timed_is_not_run_with_its_reason(tmp_path: Path) -> None:
     one = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-torch = 1, runtime = 'ort-cuda'}}")
     gone = Timing(runtime="ort-cuda", state="not run", reason="no GPU")

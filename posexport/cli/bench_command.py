@@ -48,7 +48,11 @@ class BenchOptions:
     "--shape", "shapes", metavar="SIZES", multiple=True, help="such as batch=1,seq=1,past_seq=512, repeatable"
 )
 @click.option("--peers", is_flag=True, help="beside torch's own ONNX export and ONNX Runtime's optimizer too")
-@click.option("--rounds", metavar="N", help="rounds, each of some timed runs per runtime  [default: 20]")
+@click.option(
+    "--rounds",
+    metavar="N",
+    help="rounds, each of some timed runs per runtime  [default: 20; 10 in each of several processes]",
+)
 @click.option("--seconds", metavar="N", help="at most so many for the rounds of one shape  [default: 60]")
 @click.option("--warmup", metavar="N", help="runs before the first round  [default: 3]")
 @click.option("--threads", metavar="N", help="CPU threads of each runtime  [default: its own choice]")
@@ -120,11 +124,11 @@ def bench(
         if given and not gated:
             raise RequestError(f"{name} was given without something to compare with: give --baseline or --against too.")
     with console.progress("reading the artifact") as (bar, task):
-        from posexport.baseline import read_allowed
+        from posexport.baseline import check_named, read_allowed
         from posexport.bench import bench as run
         from posexport.bench_candidates import choose
         from posexport.bench_gate import bench_gated, bench_to_keep
-        from posexport.bench_result import check_place
+        from posexport.bench_result import check_place, read_benchmark
 
         choose(required)  # a misspelt name is told before anything runs
         if save is not None:
@@ -139,6 +143,8 @@ def bench(
             "progress": lambda step: bar.update(task, description=step, advance=0),
         }
         gate = None
+        if baseline is not None:
+            check_named(read_benchmark(Path(baseline)), runtimes)
         if gated:
             asked |= {"baseline": baseline and Path(baseline), "against": against and Path(against)}
             found, gate = bench_gated(

@@ -83,10 +83,14 @@ def _row(result: Timing) -> tuple[str, ...]:
         f"{seconds.p10 * 1e3:.3f} - {seconds.p90 * 1e3:.3f}",
         "-" if floor is None else _times(floor.median),
         _with_interval(result.ratios.get("torch")),
-        f"{result.tokens_per_second or 0:.4g}",
+        _rate(result.tokens_per_second or 0),
         _memory(result),
         result.state,
     )
+
+
+def _rate(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _memory(result: Timing) -> str:
@@ -97,7 +101,12 @@ def _memory(result: Timing) -> str:
 
 
 def _with_interval(ratio: Ratio | None) -> str:
-    return "-" if ratio is None else f"{_times(ratio.median)} ({_times(ratio.low)} to {_times(ratio.high)})"
+    from posexport.timing import SURE
+
+    if ratio is None:
+        return "-"
+    sure = f"{_times(ratio.low)} to {_times(ratio.high)}" if ratio.confidence >= SURE else "few rounds"
+    return f"{_times(ratio.median)} ({sure})"
 
 
 def _times(ratio: float) -> str:

@@ -15,11 +15,12 @@ _CALLED = {"--runtime": "--for", "--for": "--runtime", "--jobs": "--workers", "-
 def given(command: click.Command, ctx: click.Context, args: list[str]) -> dict[str, str]:
     """The options among the arguments of a command, as they are written, by their parameter's name.
 
-    RequestError for one of a single value that is given again, since the first would be dropped; for one that the
-    command calls otherwise; and for more arguments than it takes.
+    RequestError for one of a single value that is given again, since the first would be dropped; for one that is given
+    an empty text, as an unset variable gives; for one that the command calls otherwise; and for more arguments than it
+    takes.
     """
     try:
-        _, extra, order = command.make_parser(ctx).parse_args(list(args))
+        values, extra, order = command.make_parser(ctx).parse_args(list(args))
     except click.NoSuchOption as error:
         meant = _CALLED.get(error.option_name)
         if not any(meant in each.opts for each in command.params):
@@ -33,6 +34,9 @@ def given(command: click.Command, ctx: click.Context, args: list[str]) -> dict[s
         if times > 1 and not (option.multiple or switch):
             said = "/".join(names[0] for names in (option.opts, option.secondary_opts) if names)
             raise RequestError(f"{said} was given {times} times: give it once.")
+        value = values.get(option.name)
+        if "" in (value if isinstance(value, list | tuple) else (value,)):
+            raise RequestError(f"{option.opts[0]} was given an empty text: give it a value, or leave it out.")
         options[str(option.name)] = option.opts[0]
     if extra and not set(options.values()) & set(ctx.help_option_names):
         raise RequestError(_too_many(command, ctx, extra))

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 from posexport.page.bench_rows import Row
 from posexport.page.blocks import listed
+from posexport.timing import SURE
 
 ALIKE = 2
 """Names of those as fast as the winner that its line tells."""
-
-ENOUGH = 0.95
-"""An interval of less confidence, one of few rounds, sets nobody apart."""
 
 
 def told(ties: Sequence[str], unsure: bool) -> str:
@@ -26,13 +24,13 @@ def apart(one: Row, other: Row) -> bool:
     """Whether one is faster than the other by its whole interval.
 
     That of their ratio where they ran in the same rounds, else those of their ratios to torch on the same device, else
-    the middle 80 % of their times.
+    the middle 80 % of their times. An interval of less confidence than `SURE`, one of few rounds, sets nobody apart.
     """
     if one.gpu == other.gpu:
         direct = one.ratio(other.role) if one.head is other.head and other.role else None
         if direct is not None:
-            return bool(direct["high"] < 1 and direct["confidence"] >= ENOUGH)
+            return bool(direct["high"] < 1 and direct["confidence"] >= SURE)
         first, second = one.ratio("torch"), other.ratio("torch")
         if first is not None and second is not None:
-            return bool(first["high"] < second["low"] and min(each["confidence"] for each in (first, second)) >= ENOUGH)
+            return bool(first["high"] < second["low"] and min(each["confidence"] for each in (first, second)) >= SURE)
     return bool(one.result["seconds"]["p90"] < other.result["seconds"]["p10"])

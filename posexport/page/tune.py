@@ -26,6 +26,7 @@ from posexport.page.blocks import (
 )
 from posexport.page.boxes import FAILED, NOT_RUN, REFUSED, Finding, Found
 from posexport.page.links import Result
+from posexport.timing import SURE
 
 LATENCY = "latency"
 """The objective that makes the winner the fastest."""
@@ -151,7 +152,7 @@ def _sure(data: dict[str, Any], won: dict[str, Any]) -> str:
 
 def _behind(ratio: dict[str, Any]) -> bool:
     """Whether a ratio to the winner shows that a candidate is slower."""
-    return bool(ratio["low"] > 1 and ratio["confidence"] >= sure.ENOUGH)
+    return bool(ratio["low"] > 1 and ratio["confidence"] >= SURE)
 
 
 def _rank(each: dict[str, Any]) -> tuple[bool, float]:

@@ -20,7 +20,7 @@ from posexport.project.entries import Project
 from posexport.project.files import Product
 from posexport.project.terms import Latency
 from posexport.runtimes import RUNTIMES
-from posexport.timing import ENOUGH_PROCESSES
+from posexport.timing import ENOUGH_PROCESSES, SURE
 
 
 @attrs.frozen(kw_only=True)
@@ -146,7 +146,10 @@ def _judge(latency: Latency, found: Benchmark | None, asked: Sequence[str], reas
                 judged.append(Kept(**told, state=NOT_RUN, reason=f"{peer} was not timed beside it{why}", there=True))
                 continue
             state = FINE if ratio.high <= limit else SLOWER if ratio.low > limit else UNSURE
-            judged.append(Kept(**told, state=state, ratio=ratio.median, low=ratio.low, high=ratio.high))
+            why = ""
+            if ratio.confidence < SURE:
+                state, why = UNSURE, f"few rounds: its interval holds with {ratio.confidence:.0%}, not {SURE:.0%}"
+            judged.append(Kept(**told, state=state, reason=why, ratio=ratio.median, low=ratio.low, high=ratio.high))
         if not timed:
             told["runtime"] = latency.runtime or (asked[0] if len(asked) == 1 else "any runtime")
             why = reason or next((each.reason for each in meant if each.reason), "it was not timed at this scenario")

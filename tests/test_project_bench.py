@@ -209,6 +209,7 @@ def test_a_project_is_timed_saved_and_gated(tmp_path: Path, monkeypatch: pytest.
     refused(cli("bench", *few, "--save", "bench"), "are both 'bench/one.json'")
     assert "fine" in over.stdout
     assert "slower" in over.stdout
+    assert over.stderr.splitlines()[-1].startswith("Error: over the budget of time: one.onnx at ")
     product(tmp_path, "runtimes = ['ort-cpu']\nbaseline = 'bench'\nmax-regression = '900%'")
     gated = cli("bench", *few, "--json")
     assert gated.exit_code == 0, gated.output

@@ -216,6 +216,7 @@ def _time(
 def _exit_code(done: Sequence[Timed], asked: Sequence[str], required: Sequence[str], strict: bool) -> tuple[int, str]:
     """The exit code, and a sentence without its full stop where it needs one; of peers, times are only what was `asked`
     for."""
+    from posexport.baseline import SLOWER
     from posexport.bench_candidates import is_peer
     from posexport.bench_result import TIMED
     from posexport.project.bench import broken
@@ -225,7 +226,13 @@ def _exit_code(done: Sequence[Timed], asked: Sequence[str], required: Sequence[s
     if failed is not None:
         return 1, f"{failed.runtime} failed: {failed.reason}"
     if any(broken(each.limits, strict) or (each.gate and each.gate.exit_code(strict)) for each in done):
-        return 1, ""
+        over = [
+            f"{each.product.path.name} at {limit.scenario} on {limit.runtime}"
+            for each in done
+            for limit in each.limits
+            if limit.state == SLOWER
+        ]
+        return 1, f"over the budget of time: {', '.join(over)}" if over else ""
     for name in required:
         states = [result.state for result in results if result.runtime == name]
         if not states or "not run" in states:

@@ -185,4 +185,7 @@ def _not_there(report: Report, required: tuple[str, ...]) -> str:
     missing = [name for name in required if all(verdict.runtime != name for verdict in report.verdicts)]
     if missing:
         return f"required runtime {missing[0]} was not run: no artifact here is for it."
-    return "nothing was verified: no runtime was run, see their reasons."
+    absent = dict.fromkeys(f"{each.runtime} was not run: {each.reason}" for each in report.verdicts)
+    return (
+        f"nothing was verified: {next(iter(absent)) if len(absent) == 1 else 'no runtime was run, see their reasons'}."
+    )

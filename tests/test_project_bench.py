@@ -200,7 +200,7 @@ def test_a_project_is_timed_saved_and_gated(tmp_path: Path, monkeypatch: pytest.
     product(tmp_path, f"runtimes = ['ort-cpu']\nbaseline = 'bench'\nbudget = {{latency = [{latency}]}}")
     monkeypatch.chdir(tmp_path)
     assert cli("build").exit_code == 0
-    few = ("--rounds", "3", "--processes", "1")
+    few = ("--rounds", "6", "--processes", "1")
     refused(cli("bench", *few), "posexport bench --save bench")
     over = cli("bench", *few, "--save", "bench")
     assert over.exit_code == 1, over.output

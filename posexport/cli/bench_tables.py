@@ -111,7 +111,7 @@ def _with_interval(ratio: Ratio | None) -> str:
 
 def _times(ratio: float) -> str:
     """A ratio in few digits, whatever its size."""
-    return f"{ratio:.2f}" if 0.1 <= ratio < 100 else f"{ratio:.3g}" if ratio < 0.1 else f"{ratio:.0f}"
+    return f"{ratio:.2f}" if 0.1 <= ratio < 100 else f"{ratio:.2g}" if ratio < 0.1 else f"{ratio:.0f}"
 
 
 def _others(result: Timing) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ def test_the_fastest_says_where_it_failed(tmp_path: Path) -> None:
     assert text(verdict("failed")).startswith("✗ but it failed verify; ")
     for other in (verdict("passed"), verdict("failed", "b.onnx"), verdict("failed", runtime="tensorrt")):
         assert "failed" not in text(other)
-    assert text(verdict("passed")).startswith("✓ verified; ")
+    assert text(verdict("passed")).endswith("; ✓ verified")
     assert text(verdict("passed", "b.onnx")).startswith("⚠ not verified on ort-cpu here; ")
 
 
@@ -183,7 +183,8 @@ def test_one_artifact_timed_in_several_jobs_is_one_curve(tmp_path: Path) -> None
     point = box(page_of(tmp_path, twins), "fastest").points[0]
     assert point.head == "ort-cpu · native · rope-native.onnx"
     assert (
-        point.sure == "tie with ort-cpu · native · twin.onnx (0.60× of torch eager, 0.57 to 0.63, in a run of its own)"
+        point.sure
+        == "too close to call against ort-cpu · native · twin.onnx (0.60× of torch eager, 0.57 to 0.63, in its own run)"
     )
 
 

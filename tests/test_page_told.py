@@ -47,7 +47,7 @@ def test_files_with_runs_of_their_own_are_ranked_by_their_ratio_to_torch(tmp_pat
             each["seconds"] |= {name: 3 * each["seconds"][name] for name in ("median", "p10", "p90", "p99")}
     (point,) = box(page_of(tmp_path, {"a": bench(), "b": slow}), "fastest").points
     assert (point.head, point.figure, point.sure) == ("ort-cpu · contrib", "15.0 ms", "clearly the fastest")
-    assert point.text.endswith("; next ort-cpu · native (0.60× of torch eager, 0.57 to 0.63, in a run of its own)")
+    assert point.text.endswith("; next ort-cpu · native (0.60× of torch eager, 0.57 to 0.63, in its own run)")
     slow["shapes"][0]["results"] = [each for each in slow["shapes"][0]["results"] if each["runtime"] != "torch"]
     assert box(page_of(tmp_path, {"a": bench(), "b": slow}), "fastest").points[0].head == "ort-cpu · native"
 
@@ -55,7 +55,14 @@ def test_files_with_runs_of_their_own_are_ranked_by_their_ratio_to_torch(tmp_pat
 def test_whoever_ties_unverified_is_told(tmp_path: Path) -> None:
     alike = bench("contrib", (shape("prefill:128", 128, 0.0061),))
     (point,) = box(page_of(tmp_path, {"a": bench(), "b": alike, "v": verdict("passed")}), "fastest").points
-    assert point.text.startswith("✓ verified; ort-cpu · contrib: ⚠ not verified on ort-cpu here; 0.60× of torch eager")
+    assert point.text.endswith("; ✓ verified; ort-cpu · contrib: ⚠ not verified on ort-cpu here")
+
+
+def test_those_that_left_a_race_early_count_beside_a_tie(tmp_path: Path) -> None:
+    data = raced(0.99, 1.02, 1.2)
+    early = next(each for each in data["candidates"] if each["state"] == "dropped")
+    early["ratio"] = {"median": 1.1, "low": 0.9, "high": 1.3, "confidence": 0.95}
+    assert winner(tmp_path, t=data) == "tie with contrib · fp32 · opset 23 (1.02×); 1 dropped early may be as fast"
 
 
 def test_few_rounds_make_nobody_sure(tmp_path: Path) -> None:

@@ -49,14 +49,14 @@ def test_the_fastest_is_told_with_its_ratios_and_never_the_floor(tmp_path: Path)
     assert (point["head"], point["figure"]) == ("ort-cpu · native", "6.00 ms")
     assert point["text"] == (
         "clearly the fastest; ⚠ not verified on ort-cpu here; 0.60× of torch eager (0.57 to 0.63); 1.20× of the floor "
-        "(1.14 to 1.26); next ort-cpu · contrib (0.80× of torch eager, 0.76 to 0.84, in a run of its own)"
+        "(1.14 to 1.26); next ort-cpu · contrib (0.80× of torch eager, 0.76 to 0.84, in its own run)"
     )
 
 
 def test_a_tie_is_told_with_its_time(tmp_path: Path) -> None:
     found = box(tmp_path, {"a": bench(), "b": bench("contrib", (shape("prefill:128", 128, 0.0062),))}, "fastest")
     assert found["points"][0]["text"].startswith(
-        "tie with ort-cpu · contrib (0.62× of torch eager, 0.59 to 0.65, in a run of its own); ⚠ not verified "
+        "too close to call against ort-cpu · contrib (0.62× of torch eager, 0.59 to 0.65, in its own run); "
     )
 
 

@@ -22,6 +22,7 @@ from posexport.page.blocks import (
     brief,
     cells,
     fact,
+    facts_of,
     listed,
     number,
     plural,
@@ -31,6 +32,7 @@ from posexport.page.blocks import (
     trimmed,
 )
 from posexport.page.boxes import FAILED, NOT_RUN, Finding, Found
+from posexport.page.known import PASSED
 from posexport.page.links import Result
 from posexport.page.scale import LINEAR, LOG
 from posexport.page.svg import Bar, Bars, Curve, draw_bars, draw_lines, patch, swatch
@@ -87,21 +89,23 @@ def _point(each: Comparison) -> Point | None:
         if not sure.apart(first, row):
             alike.setdefault(each.name(row), row)
     ties = [f"{other} ({_beside(first, row)})" for other, row in alike.items()]
+    separate = any(row.head is not first.head for row in alike.values())
     unsure = any(busy.is_busy(row.head) for row in ranked)
     behind = next((row for row in others if row.role != "torch" and each.name(row) not in alike), None)
     if behind is not None and not ties:
         said.append(f"next {each.name(behind)} ({_beside(first, behind)})")
-    for row in reversed([first, *alike.values()]):
+    for row in (first, *alike.values()):
         if not row.role and (row is first or row.verdict != first.verdict):
             verdict = _VERDICTS.get(row.verdict, f"⚠ not verified on {row.runtime} here")
-            said.insert(0, verdict if row is first else f"{each.name(row)}: {verdict}")
+            place = 0 if row is first and row.verdict != PASSED else len(said)
+            said.insert(place, verdict if row is first else f"{each.name(row)}: {verdict}")
     if first.stale:
         said.insert(0, "⚠ stale: other bytes were timed than those of the file here")
     return Point(
         label=f"{busy.sign(first.head)}{each.block}, {each.where} ({each.words})",
         head=name,
         figure=seconds(first.median),
-        sure=sure.told(ties, unsure) if others else "nothing else was timed beside it",
+        sure=sure.told(ties, unsure, separate) if others else "nothing else was timed beside it",
         text="; ".join(said),
     )
 
@@ -111,7 +115,7 @@ def _beside(first: Row, row: Row) -> str:
     ratio = row.ratio("torch")
     if row.head is first.head or ratio is None or row.gpu != first.gpu:
         return seconds(row.median)
-    return f"{times(ratio['median'])} of torch eager, {span(ratio)}, in a run of its own"
+    return f"{times(ratio['median'])} of torch eager, {span(ratio)}, in its own run"
 
 
 def _bars(each: Comparison, folded: bool) -> Figure | Table:
@@ -284,9 +288,7 @@ def _machines(results: Sequence[Result]) -> Iterator[Table]:
     """What each file was measured on; only facts that are known."""
     facts: dict[str, list[str]] = {}
     for at, result in enumerate(results):
-        machine = {**(result.data.get("machine") or {})}
-        if isinstance(bytes_there := machine.get("memory"), int):
-            machine["memory"] = f"{bytes_there / 2**30:.1f} GiB"
+        machine = facts_of(result.data)
         own = {"file": result.data["file"], "sha256": result.data.get("sha256"), "rounds": result.data.get("rounds")}
         own |= {"threads": result.data.get("threads"), "busy": f"{result.data.get('busy') or 0:.0%}", **machine}
         for key, value in own.items():

@@ -215,6 +215,14 @@ def span(ratio: Mapping[str, float]) -> str:
     return f"{_digits(ratio['low'])} to {_digits(ratio['high'])}"
 
 
+def facts_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A result's record of its machine, its memory in GiB."""
+    facts = dict(data.get("machine") or {})
+    if isinstance(size := facts.get("memory"), int):
+        facts["memory"] = f"{size / 2**30:.1f} GiB"
+    return facts
+
+
 def fact(value: Any) -> str:
     """A value of a record for people; what isn't known is empty."""
     if isinstance(value, dict):

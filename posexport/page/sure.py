@@ -12,11 +12,11 @@ ALIKE = 2
 """Names of those as fast as the winner that its line tells."""
 
 
-def told(ties: Sequence[str], unsure: bool) -> str:
+def told(ties: Sequence[str], unsure: bool, separate: bool = False) -> str:
     """`ties` are the names, with their figures, of those that the winner can't be told from; `unsure` says that other
-    things stand against it, such as a busy machine."""
+    things stand against it, such as a busy machine; `separate` that a tie is one of runs of their own."""
     if ties:
-        return f"tie with {listed(ties, ALIKE)}"
+        return f"{'too close to call against' if separate else 'tie with'} {listed(ties, ALIKE)}"
     return "likely the fastest" if unsure else "clearly the fastest"
 
 

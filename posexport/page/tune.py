@@ -17,6 +17,7 @@ from posexport.page.blocks import (
     Table,
     cells,
     fact,
+    facts_of,
     number,
     plural,
     seconds,
@@ -147,7 +148,9 @@ def _sure(data: dict[str, Any], won: dict[str, Any]) -> str:
     )  # shared no round with it
     alike = sorted((each for each in beside if not _behind(each["ratio"])), key=_rank)
     ties = [f"{_spelled(each)} ({times(each['ratio']['median'])})" for each in alike if each["state"] == "raced"]
-    return sure.told(ties, unsure=bool(alike) or guessed or busy.is_busy(data))
+    early = sum(each["ratio"]["low"] <= 1 for each in alike if each["state"] != "raced")
+    dropped = f"; {early} dropped early may be as fast" if early and ties else ""
+    return sure.told(ties, unsure=bool(alike) or guessed or busy.is_busy(data)) + dropped
 
 
 def _behind(ratio: dict[str, Any]) -> bool:
@@ -234,7 +237,7 @@ def _why(each: dict[str, Any]) -> str:
 
 def _facts(result: Result) -> Table:
     data = result.data
-    facts = {**(data.get("cost") or {}), **(data.get("machine") or {})}
+    facts = {**(data.get("cost") or {}), **facts_of(data)}
     rows = tuple(cells(key.replace("_", " "), text) for key, value in facts.items() if (text := fact(value)))
     return Table(
         caption=f"Cost and machine: {_title(data)}", columns=("", ""), rows=rows, folded="What it cost, and the machine"

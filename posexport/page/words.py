@@ -17,10 +17,9 @@ WORDS = {
     "peers": "others' ways to run the same block: torch eager, torch.compile, torch.onnx.export, ORT's optimizer",
     "floor": "the bare matrix products of the block: nothing can be much faster",
     "prefill, decode": "many tokens at once, or one new token behind those in the cache",
-    "clearly, tie, likely": (
-        "the winner's interval against every other lies below 1; it doesn't against the one named; it can't be told, "
-        "as on a busy machine"
-    ),
+    "clearly": "the winner's interval against every other lies below 1",
+    "likely": "so it does, but the machine was busy, or others left the race early",
+    "tie, too close to call": "that interval holds 1; or, across separate runs, those of the two against torch overlap",
     "stale": "a result of other bytes than those of the file on the page",
 }
 

@@ -21,9 +21,10 @@ from posexport.runtimes import RUNTIMES
 from posexport.verify import verify
 
 _CHILD = """
-import resource, sys
+import sys
 from pathlib import Path
 import numpy as np
+from posexport import memory_room  # a process begins with the ru_maxrss of the one that started it
 from posexport.artifact import write_onnx
 from posexport.export import export
 from posexport.models import read_spec
@@ -37,7 +38,7 @@ if how == "verify":
     torch_eager.load(path, {"dtype": "fp64", "streamed": True}).run(inputs)
 else:
     write_onnx(export(spec, (seeded if how == "export" else seeded_weights)(spec, 0)), path, external_from=0)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(memory_room.peak())
 """
 
 

@@ -131,7 +131,7 @@ def test_a_manifest_that_was_edited_does_not_match(name: str, tmp_path: Path) ->
     (tmp_path / "block.onnx.json").write_text(json.dumps(manifest))
     fault = f"its manifest block.onnx.json says otherwise than the file of its {name}"
     assert manifest_fault(read_onnx(path)) == fault
-    assert read_subject(path).doubts == (f"block.onnx: {fault}",)
+    assert read_subject(path).doubts == (f"{path}: {fault}",)
     told = cli("inspect", path, "--json")
     assert json.loads(told.stdout)["manifest"] == "does not match the file"
     assert told.stderr == f"Warning: {path}: {fault}.\n"

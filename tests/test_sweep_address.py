@@ -18,7 +18,6 @@ from posexport.sweep.address import check_address, check_answers
 
 BAD = (
     "foo",
-    "",
     "head:",
     ":6379",
     "head:0",

@@ -193,7 +193,7 @@ def test_what_triton_cannot_serve_is_refused(made: Path, plan: Path, tmp_path: P
     [
         (("--name", "../up"), "name '../up' can't be used"),
         (("--name", ".hidden"), "name '.hidden' can't be used"),
-        (("--name", ""), "name '' can't be used"),
+        (("--name", ""), "--name was given an empty text"),
         (("--version", "0"), "version is '0'"),
         (("--version", "one"), "version is 'one'"),
         (("--instances", "0"), "instances is '0'"),

@@ -94,7 +94,7 @@ def _wrong(found: Sequence[Found], findings: list[Finding]) -> Box:
         shared = "" if causes == counts[FAILED] else ", all by one fault" if causes == 1 else f", by {causes:,} faults"
         said = [failed + shared] * bool(counts[FAILED])
         said += [f"{counts[SLOWER]:,} got slower"] * bool(counts[SLOWER])
-        verdict = " and ".join(said) + (f"; {plural(checked, 'check')} ran" if checked else "")
+        verdict = " and ".join(said) + (f"; {plural(checked, 'check')} ran{own}" if checked else "")
     elif checked:
         verdict = f"Nothing: {f'all {checked:,} checks' if checked > 1 else 'the one check'} that ran passed{own}"
     else:

@@ -101,19 +101,25 @@ def read_allowed(text: str) -> float:
     return value
 
 
+def ours(found: Benchmark) -> list[tuple[Timing, Shape]]:
+    """Whatever ran the artifact and was timed, peers left out, with the shape at which it was."""
+    both = [(each, shape) for shape in found.shapes for each in shape.results]
+    return [(each, shape) for each, shape in both if each.state == TIMED and not is_peer(each.runtime)]
+
+
 def notes_on(base: Benchmark, found: Benchmark) -> tuple[str, ...]:
     """Sentences on what else differs; RequestError where a baseline is of something else."""
     for name in ("file", "encoding", "dtype"):
-        ours, theirs = getattr(found, name), getattr(base, name)
-        if ours != theirs:
-            raise RequestError(f"the baseline is of {name} {theirs!r}, this run of {ours!r}: save one of {ours!r}.")
+        now, before = getattr(found, name), getattr(base, name)
+        if now != before:
+            raise RequestError(f"the baseline is of {name} {before!r}, this run of {now!r}: save one of {now!r}.")
     if base.spec != found.spec:
         names = ", ".join(differing(base.spec, found.spec))
         raise RequestError(f"the baseline is of another block ({names} differ): save one of this block.")
-    ours, theirs = ({str(shape.sizes) for shape in each.shapes} for each in (found, base))
-    if ours != theirs:
-        odd = sorted(ours ^ theirs)[0]
-        where = "this run" if odd in ours else "the baseline"
+    sizes, before = ({str(shape.sizes) for shape in each.shapes} for each in (found, base))
+    if sizes != before:
+        odd = sorted(sizes ^ before)[0]
+        where = "this run" if odd in sizes else "the baseline"
         raise RequestError(f"{odd} is in {where} only: time the same scenarios and shapes in both.")
     if base.threads != found.threads:
         theirs_, ours_ = (each.threads or "each runtime's own" for each in (base, found))
@@ -121,7 +127,7 @@ def notes_on(base: Benchmark, found: Benchmark) -> tuple[str, ...]:
     if base.cuda_graph != found.cuda_graph:
         with_, without = ("baseline", "run") if base.cuda_graph else ("run", "baseline")
         raise RequestError(f"the {with_} has --cuda-graph, the {without} has not: time both with it or both without.")
-    if not any(each.state == TIMED and not is_peer(each.runtime) for shape in base.shapes for each in shape.results):
+    if not ours(base):
         raise RequestError(
             "the baseline timed nothing that runs the artifact, so nothing can be compared: save one of a runtime that "
             "is here."
@@ -155,12 +161,7 @@ def notes_on(base: Benchmark, found: Benchmark) -> tuple[str, ...]:
 
 def check_named(base: Benchmark, runtimes: Sequence[str]) -> None:
     """RequestError where none of the runtimes, all of them if none is named, was timed in a baseline."""
-    timed = dict.fromkeys(
-        each.runtime
-        for shape in base.shapes
-        for each in shape.results
-        if each.state == TIMED and not is_peer(each.runtime)
-    )
+    timed = dict.fromkeys(each.runtime for each, _ in ours(base))
     if timed and runtimes and not set(runtimes) & set(timed):
         raise RequestError(
             f"--runtime is {', '.join(runtimes)}, and the baseline has {', '.join(timed)}: name one of those, or none."
@@ -175,9 +176,7 @@ def compare(found: Benchmark, base: Benchmark, allowed: float) -> Gate:
     unlike = {sizes for (name, sizes), way in earlier.items() if ways.get((name, sizes), way) != way}
     changes = [
         _changed(before, shapes[str(shape.sizes)], allowed, ("floor",) if str(shape.sizes) in unlike else ())
-        for shape in base.shapes
-        for before in shape.results
-        if before.state == TIMED and not is_peer(before.runtime)
+        for before, shape in ours(base)
     ]
     return Gate(allowed=allowed, confidence=CONFIDENCE, changes=tuple(changes), notes=notes)
 
@@ -251,9 +250,8 @@ def _judged(told: dict[str, Any], old: Sequence[float] | None, new: Sequence[flo
 def unsteadiness(found: Benchmark) -> float:
     """The largest standard error of a runtime's ratio to a yardstick. Both count: by which of them a later run is
     compared depends on that run too."""
-    timed = [each for shape in found.shapes for each in shape.results if each.state == TIMED]
-    ours = [(each, by) for each in timed if not is_peer(each.runtime) for by in YARDSTICKS if each.processes.get(by)]
-    return math.sqrt(max((_variance(*each) for each in ours), default=0.0))
+    known = [_variance(each, by) for each, _ in ours(found) for by in YARDSTICKS if each.processes.get(by)]
+    return math.sqrt(max(known, default=0.0))
 
 
 def is_steady(found: Benchmark) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from posexport.baseline import MOST_PROCESSES, Gate, compare, compare_earlier, is_steady, notes_on
 from posexport.bench import PROCESSES, bench
 from posexport.bench_candidates import CANDIDATES
-from posexport.bench_result import TIMED, Benchmark, read_benchmark
+from posexport.bench_result import TIMED, Benchmark
 from posexport.machine import differences, machine
 
 PATIENCE = 300.0
@@ -30,7 +30,7 @@ def bench_to_keep(path: Path, *, processes: int | None = None, **options: Any) -
 def bench_gated(
     path: Path,
     *,
-    baseline: Path | None = None,
+    baseline: Benchmark | None = None,
     against: Path | None = None,
     allowed: float,
     processes: int | None = None,
@@ -38,7 +38,7 @@ def bench_gated(
     tell: Callable[[str], object] = lambda note: None,
     **options: Any,
 ) -> tuple[Benchmark, Gate]:
-    """Time the artifact at `path` and judge it by the saved result at `baseline`, or by the earlier artifact `against`.
+    """Time the artifact at `path` and judge it by the saved result `baseline`, or by the earlier artifact `against`.
 
     `options` are those of `bench`; what isn't given of scenarios, shapes, runtimes, threads and CUDA graphs is as
     in the baseline. `allowed` is a share: 0.05 lets it be 5 % slower. With `keep` it goes on until the result is steady
@@ -54,7 +54,7 @@ def bench_gated(
 
         found = bench(path, against=against, enough=_in_time(judge, keep), **options)
         return found, judge(found)
-    base = read_benchmark(baseline)
+    base = baseline  # no longer None, also inside what follows
 
     def check(head: Benchmark) -> None:
         for note in notes_on(base, head):

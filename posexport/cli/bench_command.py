@@ -143,10 +143,11 @@ def bench(
             "progress": lambda step: bar.update(task, description=step, advance=0),
         }
         gate = None
-        if baseline is not None:
-            check_named(read_benchmark(Path(baseline)), runtimes)
+        base = None if baseline is None else read_benchmark(Path(baseline))
+        if base is not None:
+            check_named(base, runtimes)
         if gated:
-            asked |= {"baseline": baseline and Path(baseline), "against": against and Path(against)}
+            asked |= {"baseline": base, "against": against and Path(against)}
             found, gate = bench_gated(
                 Path(file),
                 allowed=allowed,

@@ -189,6 +189,7 @@ def _time(
     with console.progress(f"reading {product.path.name}") as (bar, task):
         from posexport.bench import PROCESSES, bench
         from posexport.bench_gate import bench_gated, bench_to_keep
+        from posexport.bench_result import read_benchmark
 
         def progress(step: str) -> None:
             bar.update(task, description=f"{product.path.name}: {step}", advance=0)
@@ -196,7 +197,7 @@ def _time(
         if base is not None:
             found, gate = bench_gated(
                 product.path,
-                baseline=base,
+                baseline=read_benchmark(base),
                 allowed=allowed,
                 processes=processes,
                 keep=keep,

@@ -94,11 +94,10 @@ def _point(each: Comparison) -> Point | None:
     behind = next((row for row in others if row.role != "torch" and each.name(row) not in alike), None)
     if behind is not None and not ties:
         said.append(f"next {each.name(behind)} ({_beside(first, behind)})")
-    for row in (first, *alike.values()):
-        if not row.role and (row is first or row.verdict != first.verdict):
-            verdict = _VERDICTS.get(row.verdict, f"⚠ not verified on {row.runtime} here")
-            place = 0 if row is first and row.verdict != PASSED else len(said)
-            said.insert(place, verdict if row is first else f"{each.name(row)}: {verdict}")
+    if not first.role:
+        said.insert(len(said) if first.verdict == PASSED else 0, _verdict(first))
+    otherwise = [row for row in alike.values() if not row.role and row.verdict != first.verdict]
+    said += [f"{each.name(row)}: {_verdict(row)}" for row in otherwise]
     if first.stale:
         said.insert(0, "⚠ stale: other bytes were timed than those of the file here")
     return Point(
@@ -108,6 +107,10 @@ def _point(each: Comparison) -> Point | None:
         sure=sure.told(ties, unsure, separate) if others else "nothing else was timed beside it",
         text="; ".join(said),
     )
+
+
+def _verdict(row: Row) -> str:
+    return _VERDICTS.get(row.verdict, f"⚠ not verified on {row.runtime} here")
 
 
 def _beside(first: Row, row: Row) -> str:

@@ -88,15 +88,16 @@ class Comparison:
         device, candidates stand by their ratio to it, times its time in the fastest of the runs.
         """
         timed = [row for row in self.rows if row.timed and row.role != "floor"]
-        torch = {(id(row.head), row.gpu): row.median for row in timed if row.role == "torch"}
+        scales: dict[bool, float] = {}
+        for gpu in (False, True):
+            runs = {id(row.head) for row in timed if row.gpu == gpu}
+            torch = {id(row.head): row.median for row in timed if row.gpu == gpu and row.role == "torch"}
+            if len(runs) > 1 and len(torch) == len(runs):
+                scales[gpu] = min(torch.values())
 
         def place(row: Row) -> float:
-            ratio = row.ratio("torch")
-            files = {id(other.head) for other in timed if other.gpu == row.gpu}
-            scales = [torch[key] for key in torch if key[1] == row.gpu]
-            if ratio is None or len(files) == 1 or len(scales) < len(files):
-                return row.median
-            return float(ratio["median"]) * min(scales)
+            ratio = row.ratio("torch") if row.gpu in scales else None
+            return row.median if ratio is None else float(ratio["median"]) * scales[row.gpu]
 
         return sorted(timed, key=place)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from posexport.baseline import FINE, NOT_RUN, SLOWER, UNSURE
+from posexport.baseline import FINE, NOT_RUN, SLOWER, UNSURE, ours
 from posexport.bench_candidates import CANDIDATES, EXPORTED, is_peer
 from posexport.bench_result import BUSY, TIMED, Benchmark
 from posexport.errors import RequestError
@@ -103,9 +103,8 @@ def result_name(product: Product) -> str:
 
 def unfit(found: Benchmark, limits: Sequence[Kept]) -> list[str]:
     """Why a result is no fit baseline for later runs, in words; nothing where it is one."""
-    ran = any(each.state == TIMED and not is_peer(each.runtime) for shape in found.shapes for each in shape.results)
     faults = {
-        "nothing that runs the file was timed": not ran,
+        "nothing that runs the file was timed": not ours(found),
         "it is over its budget of time": any(each.state == SLOWER for each in limits),
         f"it has {found.processes} of the {ENOUGH_PROCESSES} processes that it takes to tell changes": (
             found.processes < ENOUGH_PROCESSES

@@ -29,7 +29,7 @@ from posexport.artifact import write_onnx
 from posexport.baseline import STEADY
 from posexport.bench import PROCESSES, bench
 from posexport.bench_gate import bench_gated, bench_to_keep
-from posexport.bench_result import read_benchmark
+from posexport.bench_result import Benchmark, read_benchmark
 from posexport.export import export
 from posexport.files import write_json
 from posexport.models import read_spec
@@ -99,7 +99,7 @@ def share(plain: Path, planted: Path, scenario: str) -> dict[str, float]:
     return {"share": ratio.median - 1, "low": ratio.low - 1, "high": ratio.high - 1}
 
 
-def held(block: Path, base: Path) -> dict[str, Any]:
+def held(block: Path, base: Benchmark) -> dict[str, Any]:
     """One build held against a baseline, as plain data."""
     found, gate = bench_gated(block, baseline=base, allowed=ALLOWED)
     (change,) = gate.changes
@@ -150,11 +150,11 @@ def main() -> int:
             if not base.exists():
                 fresh = bench_to_keep(blocks[EQUAL], runtimes=["ort-cpu"], scenarios=[asked.scenario])
                 write_json(base, fresh.to_dict())
-            saved = read_benchmark(base).processes
+            saved = read_benchmark(base)
             due = [EQUAL, *(kind for kind, each in PLANTS.items() if number % each.every == 0)]
             for kind in sorted(shuffle.sample(due, len(due)), key=EQUAL.__eq__):  # with the equal one a round is done
-                run = held(blocks[kind], base)
-                runs.append({"kind": kind, "baseline": number // RENEWED, "baseline_processes": saved, **run})
+                run = held(blocks[kind], saved)
+                runs.append({"kind": kind, "baseline": number // RENEWED, "baseline_processes": saved.processes, **run})
                 told = "" if run["change"] is None else f"{run['change']:.3f} ({run['low']:.3f} to {run['high']:.3f})"
                 more = f"by {run['by']}, {run['processes']} processes, busy {run['busy']:.0%} {run['reason']}"
                 click.echo(f"{kind:12} {run['state']:10} {told} {more}")

@@ -18,8 +18,8 @@ from typing import Any
 import onnx_ir as ir
 
 from posexport.custom_ops.buffers import grown_onnx, heads_onnx, repeated_onnx, written_onnx
-from posexport.custom_ops.carries import GROUPED_WIDTH, carries
 from posexport.custom_ops.operator import Body, cast, constant
+from posexport.custom_ops.unsupported import GROUPED_WIDTH, unsupported
 from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visible_onnx
 from posexport.errors import RequestError
 
@@ -292,7 +292,7 @@ def bodies(pasts: int, writes: bool) -> dict[str, Body]:
             caches = (past[0], past[1]) if past[0:1] and past[0] is not None and past[1] is not None else None
             bias, mask, sinks = rest[pasts + writes :]
             call = Call(op, q, k, v, caches, write_indices, bias, mask, sinks, heads)
-            why = carries(
+            why = unsupported(
                 form,
                 target,
                 cache="shared" if writes else "concat" if pasts else None,

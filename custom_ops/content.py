@@ -17,13 +17,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.attention import (
-    heads_of,
-    keys_onnx,
-    logits_of,
-    logits_onnx,
-    to_heads,
-)
+from posexport.custom_ops.attention import heads_of, keys_onnx, logits_of, logits_onnx, to_heads
 from posexport.custom_ops.bias import FP32, behind, offsets_onnx, wide
 from posexport.custom_ops.buffers import grown_onnx, heads_onnx, written_onnx
 from posexport.custom_ops.cache import written

@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 
 from posexport.errors import RequestError, unknown
-from posexport.layers import LAYER_FIELDS, Layer
 from posexport.models.absolute import Learned, Sinusoidal
 from posexport.models.axes import Mrope, Rope2d, Rope3d, RopeDinov3, RopeMixed, RopeVjepa2
 from posexport.models.biases import T5, Alibi, Alibi2d, Fire, Kerple, Sandwich
@@ -23,7 +22,7 @@ from posexport.models.relative import Relative
 from posexport.models.rotary import Rope, XPos
 from posexport.models.temperature import Temperature
 from posexport.models.windows import Swin, SwinV2
-from posexport.spec import Spec
+from posexport.spec.spec import LAYER_FIELDS, Layer, Spec
 
 ENCODINGS: dict[str, type[Encoding]] = {
     cls.name: cls

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from posexport import custom_ops, fields
+from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models.angles import angle_constant, check_exact, cos_sin
 from posexport.models.encoding import Encoding, State
 from posexport.models.frequencies import inverse_frequencies
-from posexport.spec import Spec
+from posexport.spec import fields
+from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ class Learned(Encoding):
     name: ClassVar[str] = "learned"
     summary: ClassVar[str] = "trained table of absolute positions, added to the input"
     source: ClassVar[str] = "Devlin et al. 2019, arXiv:1810.04805 (BERT)"
-    touches: ClassVar[str] = "embed"
+    hook: ClassVar[str] = "embed"
     at_input: ClassVar[bool] = True
     in_cross: ClassVar[bool] = True
     max_positions: int = fields.integer(512, "rows of the table")
@@ -61,8 +62,8 @@ class Sinusoidal(Encoding):
     summary: ClassVar[str] = "fixed sines and cosines of the position, added to the input"
     source: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
     angular: ClassVar[bool] = True
-    multiplies: ClassVar[bool] = True
-    touches: ClassVar[str] = "embed"
+    uses_fp32_products: ClassVar[bool] = True
+    hook: ClassVar[str] = "embed"
     at_input: ClassVar[bool] = True
     in_cross: ClassVar[bool] = True
     theta: float = fields.positive(10_000.0, "base of the wavelengths")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models.frequencies import turns
-from posexport.spec import Spec
+from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from posexport import custom_ops
-from posexport.models.encoding import Encoding, Scene
+from posexport.models.encoding import AttentionContext, Encoding
 from posexport.models.weights import norm_names
-from posexport.spec import Spec
+from posexport.spec.spec import Spec
 
 
 class EncodingState(nn.Module):
@@ -52,7 +52,7 @@ def _integers(values: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class SharedInputs:
     """What all layers share beside the tokens: [B, S] `positions` (or [B, S, axes]), those of the keys [B, T], the
     keys' `mask` [B, T], `encoder` states [B, E, D], and `write_indices` [B] into shared caches; None where absent."""
 
@@ -84,10 +84,10 @@ class Attention(nn.Module):
             )
         self.sinks = nn.Parameter(torch.empty(spec.num_heads, dtype=dtype, device="meta")) if spec.sinks else None
         assert isinstance(spec.encoding, Encoding)
-        acts = spec.encoding.touches and not spec.encoding.at_input and not spec.cross
+        acts = spec.encoding.hook and not spec.encoding.at_input and not spec.cross
         self.encoding = EncodingState(spec, dtype) if acts else None
 
-    def attend(self, x_BSD: Tensor, around: Surroundings, past: Cache | None) -> tuple[Tensor, Cache | None]:
+    def attend(self, x_BSD: Tensor, around: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
         spec = self.spec
         source = x_BSD if around.encoder is None else around.encoder
         q, k, v = self.q_proj(x_BSD), self.k_proj(source), self.v_proj(source)
@@ -128,12 +128,12 @@ class Attention(nn.Module):
             out = out if more is None else out + more
         return self.o_proj(out), (present[0], present[1]) if present else None
 
-    def _scene(self, k: Tensor, around: Surroundings, past: Cache | None) -> Scene:
+    def _scene(self, k: Tensor, around: SharedInputs, past: Cache | None) -> AttentionContext:
         assert self.encoding is not None
         keys: Tensor | None = k if self.encoding.encoding.reads_keys else None
         if keys is not None and past is not None:
             keys = custom_ops.cached_keys(past[0], k, around.write_indices, self.spec.num_kv_heads)
-        return Scene(
+        return AttentionContext(
             k=keys,
             q_positions=around.positions,
             k_positions=around.positions if around.k_positions is None else around.k_positions,
@@ -142,7 +142,7 @@ class Attention(nn.Module):
             write_indices=around.write_indices,
         )
 
-    def forward(self, x_BSD: Tensor, around: Surroundings, past: Cache | None) -> tuple[Tensor, Cache | None]:
+    def forward(self, x_BSD: Tensor, around: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
         return self.attend(x_BSD, around, past)
 
 
@@ -157,7 +157,7 @@ class TransformerLayer(Attention):
             self.add_module(name, kind(spec.hidden_size, eps=spec.norm_eps, dtype=dtype, device="meta"))
         self.mlp = (GeluMlp if spec.mlp == "gelu" else SwigluMlp)(spec, dtype)
 
-    def forward(self, x_BSD: Tensor, around: Surroundings, past: Cache | None) -> tuple[Tensor, Cache | None]:
+    def forward(self, x_BSD: Tensor, around: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
         first, second = (self.get_submodule(name) for name in norm_names(self.spec))
         if self.spec.norm == "pre":
             attended, present = self.attend(first(x_BSD), around, past)

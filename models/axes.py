@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from posexport import custom_ops, fields
+from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models.angles import angle_constant, check_exact, cos_sin
 from posexport.models.encoding import State
 from posexport.models.frequencies import inverse_frequencies
 from posexport.models.rotary import Rope, Rotary
-from posexport.spec import Spec
+from posexport.spec import fields
+from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
@@ -238,9 +239,9 @@ class RopeDinov3(Rotary):
     summary: ClassVar[str] = "rotary over patch centres, from -1 to 1 along each axis of the grid"
     source: ClassVar[str] = "Simeoni et al. 2025, arXiv:2508.10104 (DINOv3)"
     axes: ClassVar[int] = 2
-    holds: ClassVar[tuple[str, ...]] = ("norms", "permutation", "finite")
+    base_properties: ClassVar[tuple[str, ...]] = ("norms", "permutation", "finite")
     angular: ClassVar[bool] = False  # its angles are those of fractions
-    multiplies: ClassVar[bool] = False
+    uses_fp32_products: ClassVar[bool] = False
     theta: float = fields.positive(100.0, "base of the periods")
     grid: tuple[int, ...] | None = fields.numbers(
         "rows and columns (default: as far as each row of position_ids reaches)", whole=True
@@ -260,7 +261,7 @@ class RopeDinov3(Rotary):
             )
 
     def properties(self, spec: Spec) -> tuple[str, ...]:
-        return self.holds if self.grid is None else (*self.holds, "prefix")
+        return self.base_properties if self.grid is None else (*self.base_properties, "prefix")
 
     def position_limit(self) -> int | None:
         return None if self.grid is None else min(self.grid)
@@ -286,7 +287,7 @@ class RopeVjepa2(Rotary):
     summary: ClassVar[str] = "V-JEPA 2: a third of each head for time, row and column, an angle per feature"
     source: ClassVar[str] = "Assran et al. 2025, arXiv:2506.09985 (V-JEPA 2)"
     axes: ClassVar[int] = 3
-    holds: ClassVar[tuple[str, ...]] = ("permutation", "prefix", "finite")
+    base_properties: ClassVar[tuple[str, ...]] = ("permutation", "prefix", "finite")
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
 
     def check(self, spec: Spec) -> None:

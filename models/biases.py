@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from posexport import custom_ops, fields
+from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models.angles import angle_constant, check_exact, cos_sin
 from posexport.models.encoding import Encoding, State
 from posexport.models.frequencies import inverse_frequencies
-from posexport.spec import Spec
+from posexport.spec import fields
+from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
@@ -84,8 +85,8 @@ class Alibi(Encoding):
     name: ClassVar[str] = "alibi"
     summary: ClassVar[str] = "logits fall linearly with distance, at a slope per head"
     source: ClassVar[str] = "Press et al. 2022, arXiv:2108.12409, section 3"
-    touches: ClassVar[str] = "bias"
-    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
+    hook: ClassVar[str] = "bias"
+    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     slopes: tuple[float, ...] | None = fields.numbers("slope of each head (default: the authors')")
     slopes_ahead: tuple[float, ...] | None = fields.numbers("slopes for keys ahead of the query (default: the same)")
 
@@ -116,9 +117,9 @@ class Alibi2d(Encoding):
     summary: ClassVar[str] = "logits fall linearly with the distance on a grid, at a slope per head"
     source: ClassVar[str] = "Fuller et al. 2023, arXiv:2311.00566, section 3.1"
     axes: ClassVar[int] = 2
-    touches: ClassVar[str] = "bias"
-    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
-    uncached: ClassVar[str | None] = ON_A_GRID
+    hook: ClassVar[str] = "bias"
+    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
+    no_cache_reason: ClassVar[str | None] = ON_A_GRID
     slopes: tuple[float, ...] | None = fields.numbers("slope of each head (default: the authors')")
     distance: str = fields.choice("euclidean", ("euclidean", "manhattan"), "how far two cells are apart")
 
@@ -141,8 +142,8 @@ class T5(Encoding):
     name: ClassVar[str] = "t5"
     summary: ClassVar[str] = "trained bias per bucket of distance and head"
     source: ClassVar[str] = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
-    touches: ClassVar[str] = "bias"
-    holds: ClassVar[tuple[str, ...]] = ("shift", "buckets", "permutation", "prefix", "finite")
+    hook: ClassVar[str] = "bias"
+    base_properties: ClassVar[tuple[str, ...]] = ("shift", "buckets", "permutation", "prefix", "finite")
     in_cross: ClassVar[bool] = True  # as in T5's decoder, where cross-attention has no bias
     num_buckets: int = fields.integer(32, "rows of the table", at_least=2, at_most=4096)
     max_distance: int = fields.integer(128, "distance from which all share the last bucket", at_most=2**20)
@@ -181,8 +182,8 @@ class Kerple(Encoding):
     name: ClassVar[str] = "kerple"
     summary: ClassVar[str] = "trained logarithm or power of the distance per head"
     source: ClassVar[str] = "Chi et al. 2022, arXiv:2205.09921, section 4"
-    touches: ClassVar[str] = "bias"
-    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
+    hook: ClassVar[str] = "bias"
+    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     kernel: str = fields.choice("log", ("log", "power"), "-r1 log(1 + r2 d), or -r1 d^r2")
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
@@ -206,9 +207,9 @@ class Sandwich(Encoding):
     summary: ClassVar[str] = "product of sinusoidal embeddings as a bias, at a ratio per head"
     source: ClassVar[str] = "Chi et al. 2023, arXiv:2212.10356, section 5"
     angular: ClassVar[bool] = True
-    multiplies: ClassVar[bool] = True
-    touches: ClassVar[str] = "bias"
-    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
+    uses_fp32_products: ClassVar[bool] = True
+    hook: ClassVar[str] = "bias"
+    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     dim: int = fields.integer(128, "width of the embeddings", at_least=2, at_most=65536)
 
@@ -237,7 +238,7 @@ class Fire(Encoding):
     name: ClassVar[str] = "fire"
     summary: ClassVar[str] = "MLP of the distance, as a part of the query's position on a log scale"
     source: ClassVar[str] = "Li et al. 2024, arXiv:2310.04418, section 3"
-    touches: ClassVar[str] = "bias"
+    hook: ClassVar[str] = "bias"
     mlp_width: int = fields.integer(32, "width of the hidden layer", at_most=65536)
     init_L: float = fields.positive(512.0, "threshold that L_multiplier multiplies")
 

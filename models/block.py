@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from posexport import custom_ops
-from posexport.models.attention import Attention, Cache, EncodingState, Surroundings, TransformerLayer
+from posexport.models.attention import Attention, Cache, EncodingState, SharedInputs, TransformerLayer
 from posexport.models.encoding import Encoding
 from posexport.models.weights import TORCH_DTYPES
-from posexport.spec import Spec
+from posexport.spec.contract import graph_inputs
+from posexport.spec.spec import Spec
 
 
-class Front(nn.Module):
+class InputEmbedding(nn.Module):
     """What stands before the layers of a spec: the token embedding, and the encoding where it acts at the input."""
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
@@ -28,9 +29,9 @@ class Front(nn.Module):
         assert isinstance(spec.encoding, Encoding)
         self.encoding = EncodingState(spec, dtype) if spec.encoding.at_input else None
 
-    def enter(self, *inputs: Tensor) -> tuple[Tensor, Surroundings, list[Cache | None]]:
-        """The tensors of `spec.inputs()` as what the first layer takes, what all share, and the caches of each."""
-        given = dict(zip(self.spec.inputs(), inputs, strict=True))
+    def enter(self, *inputs: Tensor) -> tuple[Tensor, SharedInputs, list[Cache | None]]:
+        """The tensors of `graph_inputs(spec)` as what the first layer takes, what all share, and the caches of each."""
+        given = dict(zip(graph_inputs(self.spec), inputs, strict=True))
         x_BSD = next(iter(given.values()))
         if self.embed_tokens is not None:
             x_BSD = self.embed_tokens(x_BSD)
@@ -48,21 +49,21 @@ class Front(nn.Module):
 
     def _surroundings(
         self, given: Mapping[str, Tensor], positions: Tensor | None, caches: list[Tensor]
-    ) -> Surroundings:
+    ) -> SharedInputs:
         mask, write_indices = given.get("attention_mask"), given.get("write_indices")
         k_positions = None
         encodings = [kind.encoding for kind in self.spec.kinds() if kind.encoding.axes]
-        touches = {encoding.touches for encoding in encodings if isinstance(encoding, Encoding)}
-        if caches and positions is not None and touches & {"bias", "score"}:
+        hook = {encoding.hook for encoding in encodings if isinstance(encoding, Encoding)}
+        if caches and positions is not None and hook & {"bias", "score"}:
             k_positions = custom_ops.key_positions(positions, caches[0], write_indices, mask)
-        return Surroundings(positions, k_positions, mask, given.get("encoder_hidden_states"), write_indices)
+        return SharedInputs(positions, k_positions, mask, given.get("encoder_hidden_states"), write_indices)
 
 
-class Block(Front):
+class Block(InputEmbedding):
     """All layers of a spec, with what stands before them.
 
-    forward takes the tensors of `spec.inputs()` in their order and gives those of `spec.outputs()`: one tensor
-    [B, S, hidden_size], or with a cache a tuple of it and the present keys and values of each layer.
+    forward takes the tensors of `graph_inputs(spec)` in their order and gives those of `graph_outputs(spec)`: one
+    tensor [B, S, hidden_size], or with a cache a tuple of it and the present keys and values of each layer.
     """
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:

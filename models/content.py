@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from posexport import custom_ops, fields
+from posexport import custom_ops
 from posexport.errors import RequestError
-from posexport.models.encoding import Encoding, Scene, State
-from posexport.spec import Spec
+from posexport.models.encoding import AttentionContext, Encoding, State
+from posexport.spec import fields
+from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +37,8 @@ class Shaw(Encoding):
     name: ClassVar[str] = "shaw"
     summary: ClassVar[str] = "trained vectors for each distance, added to keys and values"
     source: ClassVar[str] = "Shaw et al. 2018, arXiv:1803.02155, eq. 3 to 5"
-    touches: ClassVar[str] = "score"
-    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
+    hook: ClassVar[str] = "score"
+    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     reads_keys: ClassVar[bool] = True
     max_distance: int = fields.integer(16, "distance beyond which all share a row", at_most=2**20)
     max_distance_ahead: int | None = fields.integer(
@@ -58,12 +59,12 @@ class Shaw(Encoding):
         rows = (self.max_distance + self.max_distance_ahead + 1, spec.head_dim)
         return {"keys.weight": rows, **({"values.weight": rows} if self.relative_values else {})}
 
-    def score(self, state: State, q: Tensor, scene: Scene) -> tuple[Tensor, Tensor | None]:
+    def score(self, state: State, q: Tensor, scene: AttentionContext) -> tuple[Tensor, Tensor | None]:
         reaches = (self.max_distance, self.max_distance_ahead)
         score: Tensor = custom_ops.offset_score(q, *scene.positions(), state["keys.weight"], *reaches, state.spec.scale)
         return q, score
 
-    def values(self, state: State, q: Tensor, scene: Scene, bias: Tensor | None) -> Tensor | None:
+    def values(self, state: State, q: Tensor, scene: AttentionContext, bias: Tensor | None) -> Tensor | None:
         if not self.relative_values:
             return None
         spec = state.spec
@@ -99,8 +100,8 @@ class Deberta(Encoding):
     name: ClassVar[str] = "deberta"
     summary: ClassVar[str] = "DeBERTa: content to position and position to content, through one table of distances"
     source: ClassVar[str] = "He et al. 2021, arXiv:2006.03654, eq. 4"
-    touches: ClassVar[str] = "score"
-    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
+    hook: ClassVar[str] = "score"
+    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     reads_keys: ClassVar[bool] = True
     max_relative_positions: int = fields.integer(512, "distances that the table holds, on either side", at_most=2**20)
     position_buckets: int | None = fields.integer(
@@ -163,7 +164,7 @@ class Deberta(Encoding):
 
         return {"buckets": [row(distance) for distance in range(-reach, reach + 1)]}
 
-    def score(self, state: State, q: Tensor, scene: Scene) -> tuple[Tensor, Tensor | None]:
+    def score(self, state: State, q: Tensor, scene: AttentionContext) -> tuple[Tensor, Tensor | None]:
         def table(name: str) -> Tensor:
             rows = state[f"{name}.weight"] @ state["weight"].T
             return rows + state[f"{name}.bias"].unsqueeze(-1) if self.pos_bias else rows
@@ -189,7 +190,7 @@ class Cope(Encoding):
     summary: ClassVar[str] = "contextual positions: a query counts the keys that its gates let through"
     source: ClassVar[str] = "Golovneva et al. 2024, arXiv:2405.18719, eq. 3 to 5"
     axes: ClassVar[int] = 0
-    touches: ClassVar[str] = "score"
+    hook: ClassVar[str] = "score"
     reads_keys: ClassVar[bool] = True
     npos_max: int = fields.integer(64, "positions that are told apart", at_least=2, at_most=2**20)
 
@@ -203,7 +204,7 @@ class Cope(Encoding):
     def seeded(self, name: str, values: Tensor) -> Tensor:
         return values * float(values.shape[0] ** -0.5)
 
-    def score(self, state: State, q: Tensor, scene: Scene) -> tuple[Tensor, Tensor | None]:
+    def score(self, state: State, q: Tensor, scene: AttentionContext) -> tuple[Tensor, Tensor | None]:
         spec = state.spec
         heads = (
             spec.num_heads,

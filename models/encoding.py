@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import attrs
 
-from posexport.layers import EncodingParams
-from posexport.spec import Spec
+from posexport.spec.spec import EncodingParams, Spec
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +31,7 @@ class State(Protocol):
 
 
 @attrs.define(kw_only=True)  # not frozen: torch.compile can't follow how attrs fills a frozen one
-class Scene:
+class AttentionContext:
     """What the queries of a layer look at: keys `k` [B, T, K*head_dim] (with a cache [B, K, T, head_dim], None where
     the encoding doesn't read them), positions of both sides, and what attention takes beside; None where absent."""
 
@@ -53,7 +52,7 @@ class Scene:
 class Encoding(EncodingParams):
     """Base of the rows of ENCODINGS. Shapes: B batch, S queries, T keys, D hidden_size, N query heads, K key heads."""
 
-    touches: ClassVar[str] = ""
+    hook: ClassVar[str] = ""
     """Which hook it uses: embed, rotate, bias or score."""
     reads_keys: ClassVar[bool] = False
     """Whether its scores read the keys themselves, those of a cache too."""
@@ -78,11 +77,11 @@ class Encoding(EncodingParams):
         """A float32 tensor [B, N, S, T] that is added to the logits, or None."""
         return None
 
-    def score(self, state: State, q: Tensor, scene: Scene) -> tuple[Tensor, Tensor | None]:
+    def score(self, state: State, q: Tensor, scene: AttentionContext) -> tuple[Tensor, Tensor | None]:
         """The query of the content term, and logits [B, N, S, T] where position and content mix, or None."""
         return q, None
 
-    def values(self, state: State, q: Tensor, scene: Scene, bias: Tensor | None) -> Tensor | None:
+    def values(self, state: State, q: Tensor, scene: AttentionContext, bias: Tensor | None) -> Tensor | None:
         """What is added to what attention gives, [B, S, N*head_dim]; `bias` is all that is added to the logits."""
         return None
 

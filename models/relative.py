@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from posexport import custom_ops, fields
+from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models.angles import angle_constant, check_exact, cos_sin
-from posexport.models.encoding import Encoding, Scene, State
+from posexport.models.encoding import AttentionContext, Encoding, State
 from posexport.models.frequencies import inverse_frequencies
-from posexport.spec import Spec
+from posexport.spec import fields
+from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
@@ -36,9 +37,9 @@ class Relative(Encoding):
     summary: ClassVar[str] = "Transformer-XL: content and distance mix in four terms"
     source: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860, section 3.3"
     angular: ClassVar[bool] = True
-    multiplies: ClassVar[bool] = True
-    touches: ClassVar[str] = "score"
-    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
+    uses_fp32_products: ClassVar[bool] = True
+    hook: ClassVar[str] = "score"
+    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     table: str = fields.choice("sinusoidal", ("sinusoidal", "learned"), "what stands for a distance")
     theta: float = fields.positive(10_000.0, "base of the wavelengths (table=sinusoidal)")
     max_distance: int | None = fields.integer(
@@ -83,7 +84,7 @@ class Relative(Encoding):
         )
         return {"frequencies": frequencies}
 
-    def score(self, state: State, q: Tensor, scene: Scene) -> tuple[Tensor, Tensor | None]:
+    def score(self, state: State, q: Tensor, scene: AttentionContext) -> tuple[Tensor, Tensor | None]:
         q_positions, k_positions = scene.positions()
         q_content = custom_ops.add_head_bias(q, state["content_bias"])
         position_bias, r_proj = state["position_bias"], state["r_proj.weight"]

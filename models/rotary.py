@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from posexport import custom_ops, fields
+from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models import scaling
 from posexport.models.angles import angle_constant, check_exact, cos_sin
 from posexport.models.encoding import Encoding, State
 from posexport.models.frequencies import inverse_frequencies
-from posexport.spec import Spec
+from posexport.spec import fields
+from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +38,10 @@ class Rotary(Encoding):
     """What rotary encodings share: queries and keys are turned by `cos_sin`, paired as `pairing` says; the first
     `prefix_tokens` tokens stay as they are."""
 
-    touches: ClassVar[str] = "rotate"
-    holds: ClassVar[tuple[str, ...]] = ("norms", "shift", "permutation", "prefix", "finite")
+    hook: ClassVar[str] = "rotate"
+    base_properties: ClassVar[tuple[str, ...]] = ("norms", "shift", "permutation", "prefix", "finite")
     angular: ClassVar[bool] = True
-    multiplies: ClassVar[bool] = True
+    uses_fp32_products: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = True
 
     def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,7 +147,7 @@ class Rope(Rotary):
     def properties(self, spec: Spec) -> tuple[str, ...]:
         if self.scaling is not None and scaling.SCALINGS[self.scaling].by_length:
             return ("norms", "permutation", "finite")  # angles change with the longest position
-        return self.holds
+        return self.base_properties
 
     def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
         scale = 1.0
@@ -186,7 +187,7 @@ class XPos(Rotary):
     name: ClassVar[str] = "xpos"
     summary: ClassVar[str] = "rotary with a decay: queries and keys are scaled by powers of the position"
     source: ClassVar[str] = "Sun et al. 2022, arXiv:2212.10554, section 3.2"
-    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
+    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     takes_prefix: ClassVar[bool] = False
     ordered: ClassVar[bool] = True
     theta: float = fields.positive(10_000.0, "base of the wavelengths")

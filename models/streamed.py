@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from posexport.models.block import Front, inner_name, make_layer
+from posexport.models.block import InputEmbedding, inner_name, make_layer
 from posexport.models.weights import layer_shapes, weight_shapes
-from posexport.spec import Spec
+from posexport.spec.contract import graph_outputs
+from posexport.spec.spec import Spec
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -31,7 +32,7 @@ class Streamed:
     def run(self, inputs: Sequence[Sequence[Tensor]]) -> list[dict[str, Tensor]]:
         """Every output by name for each set of inputs, all sets carried through a layer before the next is read.
 
-        Inputs are the tensors of `spec.inputs()` in their order, on the device and in the dtype of the block.
+        Inputs are the tensors of `graph_inputs(spec)` in their order, on the device and in the dtype of the block.
         """
         with torch.inference_mode():
             states = list(self._enter(inputs))
@@ -45,11 +46,11 @@ class Streamed:
                     presents[at] += present or ()
                     states[at] = x_BSD, around, pairs
                 own.clear()  # before the next layer's are read
-        names = list(self.spec.outputs())
+        names = list(graph_outputs(self.spec))
         return [dict(zip(names, (state[0], *made), strict=True)) for state, made in zip(states, presents, strict=True)]
 
     def _enter(self, inputs: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Tensor, Any, Any]]:
-        front = self._placed(Front(self.spec, self._dtype))
+        front = self._placed(InputEmbedding(self.spec, self._dtype))
         names = [name for name in weight_shapes(self.spec) if inner_name(self.spec, name) in front.state_dict()]
         own = {name: self._get(name) for name in names if name != "embed_tokens.weight"}
         if self.spec.vocab_size is not None:  # looked up as it is stored: a table in float64 may be gigabytes

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from posexport import custom_ops, fields
+from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models.encoding import Encoding, State
-from posexport.spec import Spec
+from posexport.spec import fields
+from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +27,8 @@ class Temperature(Encoding):
     name: ClassVar[str] = "temperature"
     summary: ClassVar[str] = "queries grow with the logarithm of their position (Llama 4's layers without RoPE)"
     source: ClassVar[str] = "Meta 2025 (Llama 4), after Nakanishi 2025, arXiv:2501.19399, eq. 1"
-    touches: ClassVar[str] = "rotate"
-    holds: ClassVar[tuple[str, ...]] = ("norms", "permutation", "prefix", "finite")
+    hook: ClassVar[str] = "rotate"
+    base_properties: ClassVar[tuple[str, ...]] = ("norms", "permutation", "prefix", "finite")
     floor_scale: int = fields.integer(8192, "positions that share a factor")
     attn_scale: float = fields.positive(0.1, "weight of the logarithm")
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport.errors import RequestError
-from posexport.memory_room import available
+from posexport.machine import available
 from posexport.models.encoding import Encoding
-from posexport.spec import Spec
+from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,7 @@ def layer_shapes(spec: Spec) -> Shapes:
             shapes[f"{norm}.bias"] = (hidden,)
     encoding = spec.encoding
     assert isinstance(encoding, Encoding)
-    if encoding.touches and not encoding.at_input and not spec.cross:
+    if encoding.hook and not encoding.at_input and not spec.cross:
         shapes |= {f"encoding.{name}": shape for name, shape in encoding.weights(spec).items()}
     return shapes
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from posexport import custom_ops, fields
+from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models.biases import ON_A_GRID
 from posexport.models.encoding import Encoding, State
-from posexport.spec import Spec
+from posexport.spec import fields
+from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
@@ -36,9 +37,9 @@ class Swin(Encoding):
     summary: ClassVar[str] = "trained bias per offset within a window, and head"
     source: ClassVar[str] = "Liu et al. 2021, arXiv:2103.14030, eq. 4"
     axes: ClassVar[int] = 2
-    touches: ClassVar[str] = "bias"
-    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
-    uncached: ClassVar[str | None] = ON_A_GRID
+    hook: ClassVar[str] = "bias"
+    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
+    no_cache_reason: ClassVar[str | None] = ON_A_GRID
     window_size: int = fields.integer(7, "columns and rows of a window", at_most=1024)
 
     def position_limit(self) -> int | None:
@@ -64,9 +65,9 @@ class SwinV2(Encoding):
     summary: ClassVar[str] = "bias from an MLP of log-spaced offsets within a window, and cosine attention"
     source: ClassVar[str] = "Liu et al. 2022, arXiv:2111.09883, eq. 2 to 4"
     axes: ClassVar[int] = 2
-    touches: ClassVar[str] = "bias"
-    holds: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
-    uncached: ClassVar[str | None] = ON_A_GRID
+    hook: ClassVar[str] = "bias"
+    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
+    no_cache_reason: ClassVar[str | None] = ON_A_GRID
     window_size: int = fields.integer(8, "columns and rows of a window", at_least=2, at_most=1024)
     pretrained_window_size: int | None = fields.integer(
         None, "those of the window that the MLP was trained for (default: window_size)", at_least=2, optional=True

@@ -20,24 +20,27 @@ from typing import Any
 import attrs
 import click
 
+from posexport.runtimes import TENSORRT
+
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 import blocks
 from tools import versions
 
-from posexport.artifact import write_onnx
+from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench import bench
-from posexport.bench_candidates import CANDIDATES
+from posexport.bench.candidates import CANDIDATES
 from posexport.cli import console
 from posexport.errors import RequestError, unknown
 from posexport.export import export
+from posexport.export.support import refusal
 from posexport.files import write_json
-from posexport.forms import refusal
-from posexport.matrix import MODES, REFUSED, STATES
 from posexport.models import ENCODINGS
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import RUNTIMES, gpu_missing
-from posexport.spec import DTYPES, FORMS, Spec
+from posexport.spec.forms import FORMS
+from posexport.spec.spec import DTYPES, Spec
 from posexport.verify import verify
+from posexport.verify.matrix.table import MODES, REFUSED, STATES
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results"
 COMPILE_LIMIT = 900  # seconds for one plan
@@ -181,7 +184,7 @@ def _measure(
         write_onnx(export(spec, seeded_weights(spec, 0), form=cell.form), path)
 
     if _step("export", here, write):
-        plain = [result for result in here if RUNTIMES[result.runtime].home != "trt"]
+        plain = [result for result in here if RUNTIMES[result.runtime].module != TENSORRT]
         groups = [(path, plain)] if plain else []
         for result in here:
             if result not in plain:
@@ -229,7 +232,7 @@ def _verify(path: Path, results: list[Result]) -> None:
     for result in results:
         verdict = verdicts.get(result.runtime)
         if verdict is None:
-            why = report.broken[0][1] if report.broken else "no verdict"
+            why = report.unreadable[0][1] if report.unreadable else "no verdict"
             result.fail("verify", why)
             continue
         result.state, result.reason = verdict.state, verdict.reason or ""

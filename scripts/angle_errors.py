@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from posexport.angle_errors import EXACT, POSITIONS, Measured, measure
 from posexport.cli import console
 from posexport.errors import RequestError
 from posexport.files import json_bytes, staged
 from posexport.models import read_spec
 from posexport.runtimes import RUNTIMES
-from posexport.spec import ANGLES, DTYPES, Spec
+from posexport.spec.spec import ANGLES, DTYPES, Spec
+from posexport.verify.angles import EXACT, POSITIONS, Measured, measure
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, PAGE = ROOT / "docs/angles.json", ROOT / "docs/angles.md"

@@ -54,7 +54,7 @@ def told(verdict: dict[str, Any]) -> str:
     if verdict["worst"] is None or verdict["state"] != "passed":
         return f"{verdict['state']}: {verdict['reason']}"
     worst = verdict["worst"]
-    numbers = f"error {worst['max_error']:.2g}, eager's {worst['eager_error']:.2g}, allowed {worst['allowed']:.2g}"
+    numbers = f"error {worst['max_error']:.2g}, eager's {worst['torch_error']:.2g}, allowed {worst['allowed']:.2g}"
     return "; ".join((f"passed: {numbers}", *verdict["notes"]))
 
 

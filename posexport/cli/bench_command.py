@@ -12,11 +12,11 @@ from posexport.cli import console
 from posexport.cli.bench_project import bench_project
 from posexport.cli.project_options import project_option
 from posexport.errors import RequestError
-from posexport.fields import integer, positive
+from posexport.spec.fields import integer, positive
 
 if TYPE_CHECKING:
-    from posexport.baseline import Gate
-    from posexport.bench_result import Benchmark
+    from posexport.bench.regression import Gate
+    from posexport.bench.result import Benchmark
 
 _ALLOWED = "5%"
 
@@ -124,11 +124,11 @@ def bench(
         if given and not gated:
             raise RequestError(f"{name} was given without something to compare with: give --baseline or --against too.")
     with console.progress("reading the artifact") as (bar, task):
-        from posexport.baseline import check_named, read_allowed
-        from posexport.bench import bench as run
-        from posexport.bench_candidates import choose
-        from posexport.bench_gate import bench_gated, bench_to_keep
-        from posexport.bench_result import check_place, read_benchmark
+        from posexport.bench.benchmark import bench as run
+        from posexport.bench.candidates import choose
+        from posexport.bench.gate import bench_gated, bench_to_keep
+        from posexport.bench.regression import check_named, read_allowed
+        from posexport.bench.result import check_place, read_benchmark
 
         choose(required)  # a misspelt name is told before anything runs
         if save is not None:
@@ -169,7 +169,7 @@ def _give(found: Benchmark, gate: Gate | None, save: str | None, peers: bool, as
     from posexport.files import write_json
 
     data = found.to_dict() | ({} if gate is None else {"gate": gate.to_dict()})
-    for doubt in found.doubts:
+    for doubt in found.manifest_warnings:
         console.warn(f"{doubt}.")
     try:
         if as_json:
@@ -186,7 +186,7 @@ def _give(found: Benchmark, gate: Gate | None, save: str | None, peers: bool, as
 
 
 def _exit_code(found: Benchmark, runtimes: tuple[str, ...], required: tuple[str, ...]) -> int:
-    from posexport.bench_candidates import CANDIDATES, is_peer
+    from posexport.bench.candidates import CANDIDATES, is_peer
 
     results = [result for shape in found.shapes for result in shape.results]
     for name in required:

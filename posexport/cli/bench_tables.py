@@ -9,9 +9,9 @@ import click
 from posexport.cli import console
 
 if TYPE_CHECKING:
-    from posexport.baseline import Change, Gate
-    from posexport.bench_result import Benchmark, Shape, Timing
-    from posexport.timing import Ratio
+    from posexport.bench.regression import Change, Gate
+    from posexport.bench.result import Benchmark, Shape, Timing
+    from posexport.bench.statistics import Ratio
 
 _COLUMNS = ("runtime", "median ms", "p10 - p90", "x floor", "x torch eager", "tokens/s", "memory", "state")
 _OTHERS = {"torch-compile": "x torch.compile", "torch-onnx": "x torch's export", "ort-optimizer": "x ORT's optimizer"}
@@ -38,18 +38,20 @@ def show_benchmark(found: Benchmark, peers: bool) -> None:
 
 
 def _say_if_short(found: Benchmark) -> None:
-    from posexport.bench_result import BUSY
+    from posexport.bench.result import HIGH_MACHINE_LOAD
 
     short = [shape for shape in found.shapes if 0 < shape.rounds < found.rounds]
     for shape in short:
         click.echo(f"{_shape(shape)}: {shape.rounds} of {found.rounds} rounds, for lack of time (--seconds).")
-    if found.busy > BUSY:
-        click.echo(f"The machine was busy (other work took {found.busy:.0%} of the CPU): time it again at rest.")
+    if found.machine_load > HIGH_MACHINE_LOAD:
+        click.echo(
+            f"The machine was busy (other work took {found.machine_load:.0%} of the CPU): time it again at rest."
+        )
 
 
 def show_gate(gate: Gate) -> None:
     """The changes, those that got slower first, and what makes them less sure."""
-    order = ("slower", "can't tell", "not run", "fine")
+    order = ("slower", "inconclusive", "not run", "fine")
     changes = sorted(gate.changes, key=lambda change: order.index(change.state))
     title = f"got slower by more than {gate.allowed:.1%}?"
     console.show_table(title, _GATED, [_change(change) for change in changes], right=_GATED[2:4] + _GATED[5:7])
@@ -57,7 +59,7 @@ def show_gate(gate: Gate) -> None:
         click.echo(line)
     for note in gate.notes:
         click.echo(note)
-    slower, unsure = (sum(change.state == state for change in changes) for state in ("slower", "can't tell"))
+    slower, unsure = (sum(change.state == state for change in changes) for state in ("slower", "inconclusive"))
     if slower:
         click.echo(f"{slower} of {len(changes)} got slower.")
     elif unsure:
@@ -101,7 +103,7 @@ def _memory(result: Timing) -> str:
 
 
 def _with_interval(ratio: Ratio | None) -> str:
-    from posexport.timing import SURE
+    from posexport.bench.statistics import SURE
 
     if ratio is None:
         return "-"

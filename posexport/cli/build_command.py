@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from posexport.cli import console
-from posexport.cli.export_command import write
-from posexport.cli.project_options import chosen_names, open_project, project_option, wanted
-from posexport.errors import PosexportError, RequestError
-from posexport.trt_api import can_build
-
-if TYPE_CHECKING:
-    from posexport.project.files import Product
-
-FRESH, MADE, STALE, NOT_RUN = "up to date", "made", "out of date", "not run"
-
-
-@attrs.frozen(kw_only=True)
-class Outcome:
-    """What became of one file, and why."""
-
-    file: str
-    artifact: str
-    state: str
-    reason: str = ""
-    sha256: str | None = None
-    size: int | None = None
+from posexport.cli.project_options import project_option
+from posexport.errors import RequestError
+from posexport.workflows.project.build import FRESH, MADE, NOT_RUN, STALE, Outcome, make, outcome
+from posexport.workflows.project.requests import chosen_names, open_project, wanted
 
 
 @click.command()
@@ -49,7 +31,7 @@ def build(names: tuple[str, ...], project_file: str | None, check: bool, force: 
     project = open_project(project_file)
     chosen = chosen_names(project, names)
     with console.progress("loading torch"):
-        from posexport.project.files import out_of_date, products
+        from posexport.workflows.project.products import out_of_date, products
     files = products(project, chosen)
     sources, requests = wanted(project, files)
     stale: set[Path] = set()
@@ -59,12 +41,13 @@ def build(names: tuple[str, ...], project_file: str | None, check: bool, force: 
         if product.plan and product.source in stale:
             reason = reason or f"{product.source.name} is out of date"
         if reason is None:
-            found.append(_outcome(product, FRESH, ""))
+            found.append(outcome(product, FRESH, ""))
         elif check:
             stale.add(product.path)
-            found.append(_outcome(product, STALE, reason))
+            found.append(outcome(product, STALE, reason))
         else:
-            found.append(_make(product, requests.get(product.path), sources[product.path], reason))
+            with console.steps(f"making {product.path.name}") as progress:
+                found.append(make(product, requests.get(product.path), sources[product.path], reason, progress))
     if as_json:
         rows = [attrs.asdict(each) for each in found]
         console.show_json({"kind": "build", "version": 1, "project": str(project.file), "files": rows})
@@ -75,62 +58,6 @@ def build(names: tuple[str, ...], project_file: str | None, check: bool, force: 
         click.echo(f"Error: {missing.file} was not built: {missing.reason}.", err=True)
         return 3
     return int(any(each.state == STALE for each in found))
-
-
-def _outcome(product: Product, state: str, reason: str) -> Outcome:
-    from posexport.artifact import read_manifest
-
-    file, name = str(product.path), product.entry.name
-    if state not in (FRESH, MADE):
-        return Outcome(file=file, artifact=name, state=state, reason=reason)
-    manifest = read_manifest(product.path) or {}
-    return Outcome(
-        file=file, artifact=name, state=state, reason=reason, sha256=manifest.get("sha256"), size=product.bytes()
-    )
-
-
-def _make(product: Product, request: Any, source: dict[str, Any], reason: str) -> Outcome:
-    from posexport.project.files import stamp
-
-    missing = can_build(source["runtime"]) if product.plan else None
-    if missing is not None:
-        return _outcome(product, NOT_RUN, f"{source['runtime']} can't build a plan here, {missing}")
-    folder = product.path.parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RequestError(
-            f"the folder {str(folder)!r} of the project can't be made ({error.strerror}): name another."
-        ) from None
-    try:
-        if product.plan:
-            _compile(product, source)
-        else:
-            write(request, product.path)
-        stamp(product.path, source)
-    except PosexportError as error:
-        told = str(error)
-        raise type(error)(told if str(product.path) in told else f"{str(product.path)!r}: {told}") from None
-    return _outcome(product, MADE, reason)
-
-
-def _compile(product: Product, source: dict[str, Any]) -> None:
-    name = source["runtime"]
-    with console.progress(f"loading {name}") as (bar, task):
-        from posexport.compile import BuildOptions, compile_plan
-
-        compile_plan(
-            product.source,
-            product.path,
-            BuildOptions(
-                runtime=name,
-                profile=tuple(source["profile"]),
-                capabilities=tuple(source["compute_capability"]),
-                memory_limit=source["memory_limit"],
-                tf32=source["tf32"],
-            ),
-            lambda phase: bar.update(task, description=f"{product.path.name}: {phase}"),
-        )
 
 
 def _show(title: str, found: list[Outcome]) -> None:

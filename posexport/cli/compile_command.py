@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import click
 from posexport.cli import console
 from posexport.errors import RequestError
 from posexport.files import check_artifact, check_writable
+from posexport.runtimes.tensorrt.options import capabilities, memory_size
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _NODES, _ROWS = 4, 40  # names of nodes per kernel, and kernels, that people are shown; the manifest has all
 
 
@@ -71,14 +70,14 @@ def compile(
         "runtime_cache": None if runtime_cache is None else Path(runtime_cache),
         "tf32": tf32,
     }
-    doubts: list[str] = []
-    manifest, seconds = _compile(path, target, runtime, options, doubts)
+    manifest_warnings: list[str] = []
+    manifest, seconds = _compile(path, target, runtime, options, manifest_warnings)
     kernels = manifest["kernels"]
     if as_json:
         console.show_json({**manifest, "build_seconds": round(seconds, 3)})
     else:
         _show(target, manifest, seconds)
-    for doubt in doubts:
+    for doubt in manifest_warnings:
         console.warn(f"{file}: {doubt}.")
     if kernels.get("decomposed_attention"):
         click.echo(
@@ -94,39 +93,21 @@ def compile(
 
 
 def _compile(
-    path: Path, target: Path, runtime: str | None, options: dict[str, Any], doubts: list[str]
+    path: Path, target: Path, runtime: str | None, options: dict[str, Any], manifest_warnings: list[str]
 ) -> tuple[dict[str, Any], float]:
-    from posexport import trt_api
+    from posexport.runtimes.tensorrt import api
 
-    name = trt_api.choose(runtime)
+    name = api.choose(runtime)
     with console.progress(f"loading {name}") as (bar, task):
-        from posexport.compile import BuildOptions, compile_plan
+        from posexport.export.compile import BuildOptions, compile_plan
 
         return compile_plan(
             path,
             target,
             BuildOptions(runtime=name, **options),
             lambda phase: bar.update(task, description=f"{path.name}: {phase}"),
-            doubts.append,
+            manifest_warnings.append,
         )
-
-
-def capabilities(given: tuple[str, ...]) -> tuple[str, ...]:
-    """`--compute-capability` options as distinct X.Y; which of them a runtime knows is its own matter."""
-    found = [part.strip() for each in given for part in each.split(",")]
-    for each in found:
-        if not re.fullmatch(r"\d+\.\d", each):
-            raise RequestError(f"compute capability {each!r} is not X.Y: write it like 8.9 or 8.9,12.0.")
-    return tuple(sorted(set(found), key=lambda each: tuple(map(int, each.split(".")))))
-
-
-def memory_size(text: str) -> int:
-    """`--memory-limit` in bytes."""
-    match = re.fullmatch(r"(\d{1,12})\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
-    size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
-    if not 0 < size < 2**48:
-        raise RequestError(f"memory limit {text!r} is no size: write it like 512M or 2G.")
-    return size
 
 
 def _fusion(manifest: dict[str, Any]) -> str:
@@ -142,7 +123,7 @@ def _fusion(manifest: dict[str, Any]) -> str:
 
 
 def _show(target: Path, manifest: dict[str, Any], seconds: float) -> None:
-    from posexport import profiles
+    from posexport.artifact import profiles
 
     kernels, sizes = manifest["kernels"], manifest["sizes"]
     if kernels["rows"]:

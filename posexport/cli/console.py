@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
+
+    from posexport.progress import Progress
 
 _LAYER = re.compile(r"\.(\d+)(?=\.|$)")
 
@@ -73,7 +75,7 @@ def runs(facts: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 @contextmanager
-def progress(description: str, total: int | None = None) -> Iterator[tuple[Progress, Any]]:
+def progress(description: str, total: int | None = None) -> Iterator[tuple[Bar, Any]]:
     """A progress bar on stderr, shown on a terminal only; yields (bar, task) to advance."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -89,6 +91,13 @@ def progress(description: str, total: int | None = None) -> Iterator[tuple[Progr
         return
     with bar:
         yield bar, task
+
+
+@contextmanager
+def steps(description: str) -> Iterator[Progress]:
+    """Show the steps of one long piece of work: yields what it calls with each step that begins."""
+    with progress(description) as (bar, task):
+        yield lambda step: bar.update(task, description=step)
 
 
 def megabytes(size: int) -> str:

@@ -59,8 +59,9 @@ _MATCH = {True: "matches the file", False: "does not match the file"}
 
 def _onnx(path: Path) -> tuple[dict[str, Any], str | None]:
     """What the file holds, and why its manifest is not of it, or None; so is that of a plan."""
-    from posexport.artifact import manifest_fault, read_onnx
-    from posexport.onnx_file import external
+    from posexport.artifact.loaded import manifest_fault
+    from posexport.artifact.onnx_artifact import read_onnx
+    from posexport.artifact.onnx_file import external
 
     artifact = read_onnx(path)
     graph = artifact.model.graph
@@ -90,8 +91,8 @@ def _onnx(path: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _plan(path: Path) -> tuple[dict[str, Any], str | None]:
+    from posexport.artifact.plan import plan_manifest
     from posexport.files import sha256_of
-    from posexport.plan import plan_manifest
 
     manifest = plan_manifest(path)
     same = manifest["sha256"] == sha256_of(path)

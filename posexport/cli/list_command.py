@@ -8,15 +8,14 @@ import attrs
 import click
 
 from posexport.cli import console
-from posexport.cli.spec_options import preset_options, spec_of
-from posexport.custom_ops.carries import REFUSALS
-from posexport.forms import TARGETS
+from posexport.custom_ops.unsupported import REFUSALS
+from posexport.export.request import preset_options, spec_of
 from posexport.models import ENCODINGS
 from posexport.models.scaling import NEEDED, SCALINGS
 from posexport.models.scaling import parameters as scaling_parameters
-from posexport.presets import preset_names, read_preset
 from posexport.runtimes import RUNTIMES
-from posexport.spec import FORMS
+from posexport.spec.forms import FORMS, TARGETS
+from posexport.spec.presets import preset_names, read_preset
 
 
 @click.command("list")
@@ -102,7 +101,7 @@ def _everything() -> dict[str, Any]:
             name: {
                 "summary": cls.summary,
                 "source": cls.source,
-                "touches": cls.touches,
+                "touches": cls.hook,
                 "axes": cls.axes,
                 "parameters": {
                     field.name: {

@@ -11,12 +11,12 @@ import click
 
 from posexport.cli import console
 from posexport.errors import RequestError, RuntimeMissingError, unknown
-from posexport.fields import integer
 from posexport.files import check_writable
-from posexport.forms import TARGETS
+from posexport.spec.fields import integer
+from posexport.spec.forms import TARGETS
 
 if TYPE_CHECKING:
-    from posexport.matrix import Cell, Matrix
+    from posexport.verify.matrix.table import Cell, Matrix
 
 
 @attrs.frozen(kw_only=True)
@@ -72,8 +72,9 @@ def matrix(
         raise unknown("target", target, TARGETS)
     folder = _folder(output)
     with console.progress("looking at what is here") as (bar, task):
-        from posexport.matrix import Selection, columns_here, read, settle
-        from posexport.matrix_run import default_jobs, measure, steps
+        from posexport.verify.matrix.run import default_jobs, measure, steps
+        from posexport.verify.matrix.schedule import Selection, columns_here, settle
+        from posexport.verify.matrix.table import read
 
         chosen = Selection(encoding=encoding, form=form, dtype=dtype, mode=mode, runtime=runtime)
         file = folder / "matrix.json"
@@ -119,8 +120,8 @@ def _folder(output: str) -> Path:
 def _write(found: Matrix, folder: Path, drawn: bool) -> None:
     """All files; a picture that can't be drawn is told and no error, since the data stand."""
     from posexport.files import staged
-    from posexport.matrix_picture import draw
-    from posexport.matrix_report import to_markdown
+    from posexport.report.matrix_markdown import to_markdown
+    from posexport.report.matrix_picture import draw
 
     files: dict[str, bytes] = {"matrix.json": found.to_bytes(), "matrix.md": to_markdown(found).encode()}
     picture = folder / "matrix.png"
@@ -137,7 +138,7 @@ def _write(found: Matrix, folder: Path, drawn: bool) -> None:
 
 
 def _show(asked: list[Cell], folder: Path) -> None:
-    from posexport.matrix_report import ROWS, idle, rows, summary
+    from posexport.report.matrix_markdown import ROWS, idle, rows, summary
 
     table = rows(asked)
     if table:

@@ -34,7 +34,7 @@ def package(
     if not triton:
         raise RequestError("what to package for was not given: give --triton, the only server so far.")
     with console.progress("loading") as (bar, task):
-        from posexport.triton.package import PackageOptions, package_triton
+        from posexport.export.triton.package import PackageOptions, package_triton
 
         numbers = {name: value for name, value in given.items() if value is not None}
         options = PackageOptions(gpu=gpu, force=force, **numbers)

@@ -11,15 +11,17 @@ import attrs
 import click
 
 from posexport.cli import console
-from posexport.cli.spec_options import field_options, parameters_of, spec_of
+from posexport.cli.spec_options import field_options
 from posexport.errors import RequestError
-from posexport.fields import integer
-from posexport.plot_panels import WHAT
+from posexport.export.layer_pattern import parameters_of
+from posexport.export.request import spec_of
+from posexport.report.plots.panels import WHAT
 from posexport.runtimes import RUNTIMES, runtime
-from posexport.spec import Spec
+from posexport.spec.fields import integer
+from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
-    from posexport.plot_panels import Panel
+    from posexport.report.plots.panels import Panel
 
 _KINDS = "\n".join(["\b", "Kinds:", *(f"  {name:<11} {summary}" for name, summary in WHAT.items())])
 _LONGEST = 45  # letters of a parameter that a picture shows
@@ -87,7 +89,7 @@ def plot(
     path = Path(output or "-".join(dict.fromkeys(spec.encoding.name for spec, _ in given)) + ".png")
     with console.progress("loading torch") as (bar, task):
         from posexport.files import check_writable, staged
-        from posexport.plot_picture import check_suffix, draw, require
+        from posexport.report.plots.picture import check_suffix, draw, require
 
         check_suffix(str(path), path.suffix)
         if not path.parent.is_dir():
@@ -95,15 +97,15 @@ def plot(
         check_writable(path)
         require()
 
-        from posexport.plot import panels
-        from posexport.plot_probe import Subject
+        from posexport.report.plots.kinds import panels
+        from posexport.report.plots.probe import ProbeTarget
 
         def advance(text: str) -> None:
             bar.update(task, description=f"measuring {text}")
 
         common = {**attrs.asdict(options), "runtimes": rows, "advance": advance}
         bar.update(task, description="asking the encodings")
-        made = panels([Subject(spec=spec, given=said, **common) for spec, said in given], what)
+        made = panels([ProbeTarget(spec=spec, given=said, **common) for spec, said in given], what)
         bar.update(task, description="drawing")
         picture = draw(made, path.suffix)
         with staged() as files:

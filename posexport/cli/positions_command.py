@@ -11,7 +11,7 @@ import click
 
 from posexport.cli import console
 from posexport.errors import RequestError
-from posexport.fields import integer
+from posexport.spec.fields import integer
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +42,7 @@ def positions(grid: str, output: str, as_json: bool, **given: Any) -> None:
     import numpy as np
 
     from posexport.files import staged
-    from posexport.positions import grid_positions
+    from posexport.spec.positions import grid_positions
 
     made = grid_positions(
         int(rows), int(columns), options.frames, prefix_tokens=options.prefix_tokens, batch=options.batch

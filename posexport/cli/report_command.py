@@ -12,7 +12,7 @@ from posexport.cli import console
 from posexport.errors import RequestError
 
 if TYPE_CHECKING:
-    from posexport.page.blocks import Box
+    from posexport.report.page.blocks import Box
 
 _WIDE = 160
 """Characters of a line that the command says of a point."""
@@ -39,8 +39,8 @@ def report(results: tuple[str, ...], output: str, markdown: str | None, title: s
         raise RequestError(f"{output!r} can't hold both the page and the Markdown: name two files.")
     with console.progress("reading results") as (bar, task):
         from posexport.files import staged
-        from posexport.page.make import make_page, to_html
-        from posexport.page.markdown import to_markdown
+        from posexport.report.page.markdown import to_markdown
+        from posexport.report.page.page import make_page, to_html
 
         page = make_page(paths, title, lambda name: bar.update(task, description=f"reading {name}"))
         bar.update(task, description="writing")

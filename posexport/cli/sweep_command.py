@@ -14,14 +14,14 @@ import click
 
 from posexport.cli import console
 from posexport.errors import PosexportError, RequestError
-from posexport.fields import integer, positive
-from posexport.sweep.address import check_address
+from posexport.spec.fields import integer, positive
+from posexport.workflows.sweep.address import check_address
 
 if TYPE_CHECKING:
-    from posexport.sweep.folder import Folder
-    from posexport.sweep.jobs import Job, Record
-    from posexport.sweep.plan import Plan
-    from posexport.sweep.run import Executor
+    from posexport.workflows.sweep.folder import Folder
+    from posexport.workflows.sweep.job_plan import Plan
+    from posexport.workflows.sweep.jobs import Job, Record
+    from posexport.workflows.sweep.run import Executor
 
 STATES = ("passed", "failed", "not run")
 
@@ -67,9 +67,9 @@ def sweep(
     if ray is not None:
         check_address(ray)
     with console.progress("reading the jobs") as (bar, task):
-        from posexport.sweep.folder import Folder
-        from posexport.sweep.plan import plan, read_tables, read_text
-        from posexport.sweep.run import drive, left
+        from posexport.workflows.sweep.folder import Folder
+        from posexport.workflows.sweep.job_plan import plan, read_tables, read_text
+        from posexport.workflows.sweep.run import drive, left
 
         if not file and not texts:
             raise RequestError("there are no jobs: give a TOML file, or --job 'matrix encoding=rope'.")
@@ -121,15 +121,15 @@ def sweep(
 
 def _executor(ray: str | None, planned: Plan, folder: Folder, options: SweepOptions) -> Executor:
     """Who does the jobs; a cluster only where one is left. It comes before the folder, which no sweep needs without."""
-    from posexport.sweep.run import left
+    from posexport.workflows.sweep.run import left
 
     todo = [] if ray is None else left(planned.jobs, folder.judged())
     if ray is not None and todo:
-        from posexport.sweep.ray import Cluster
+        from posexport.workflows.sweep.ray import Cluster
 
         return Cluster(ray, todo, options.time_limit)
-    from posexport.matrix_run import default_jobs
-    from posexport.sweep.local import Local
+    from posexport.verify.matrix.run import default_jobs
+    from posexport.workflows.sweep.local import Local
 
     return Local(options.workers or default_jobs(), options.time_limit)
 
@@ -137,7 +137,7 @@ def _executor(ray: str | None, planned: Plan, folder: Folder, options: SweepOpti
 def _collect(folder: Folder, planned: Plan, records: Mapping[str, Record]) -> list[str]:
     """Put the cells of matrix jobs together, and write down what became of all; returns what is to be said of that."""
     from posexport.files import staged
-    from posexport.sweep.matrix import file_name, merged
+    from posexport.workflows.sweep.matrix import file_name, merged
 
     results = [
         folder.path / record.result

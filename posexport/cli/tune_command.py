@@ -9,26 +9,27 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from posexport.bench_result import BUSY
+from posexport.bench.result import HIGH_MACHINE_LOAD
+from posexport.bench.scenarios import Scenario, read_scenario
+from posexport.bench.tune.result import TWIN
+from posexport.bench.tune.space import OBJECTIVES, RUNTIMES, Limits, check_objective, check_runtime
 from posexport.cli import console
-from posexport.cli.block_options import BlockOptions, block_options, gather, weights_of
-from posexport.cli.checkpoint_options import checkpoint_of
-from posexport.cli.spec_options import field_options, parameters_of, spec_of
+from posexport.cli.block_options import block_options
+from posexport.cli.spec_options import field_options
 from posexport.errors import RequestError
-from posexport.fields import integer, text
+from posexport.export.layer_pattern import parameters_of
+from posexport.export.request import BlockOptions, checkpoint_of, gather, spec_of, weights_of
 from posexport.files import check_writable
-from posexport.forms import TARGETS
 from posexport.models import ENCODINGS
-from posexport.scenarios import Scenario, read_scenario
-from posexport.spec import DTYPES, FORMS, OPSETS, Spec
-from posexport.tune.result import TWIN
-from posexport.tune.space import OBJECTIVES, RUNTIMES, Limits, check_objective, check_runtime
+from posexport.spec.fields import integer, text
+from posexport.spec.forms import FORMS, OPSETS, TARGETS
+from posexport.spec.spec import DTYPES, Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from posexport.tune.result import Result, Row
-    from posexport.tune.tuning import Block, Request
+    from posexport.bench.tune.result import Result, Row
+    from posexport.bench.tune.search import Block, Request
 
 _FIELDS = [field.name for field in attrs.fields(Spec) if field.name != "dtype"]
 _USUAL = 512
@@ -109,9 +110,9 @@ def tune(
     for path in (output, *([saved] if saved else [])):
         check_writable(path)
     with console.progress("loading torch") as (bar, task):
+        from posexport.bench.tune.search import Request, Store
+        from posexport.bench.tune.search import tune as run
         from posexport.files import write_json
-        from posexport.tune.tuning import Request, Store
-        from posexport.tune.tuning import tune as run
 
         request = Request(scenario=scenario, runtime=rest.runtime, objective=rest.objective, limits=limits)
         _check_there(request)
@@ -171,9 +172,9 @@ def _block(
     options: Mapping[str, Any], encoding_set: Mapping[str, Any], rest: TuneOptions, specs: dict[str, Spec]
 ) -> Block:
     """What is tuned; weights are loaded when a program is exported, in the dtype of that."""
+    from posexport.bench.tune.search import Block
     from posexport.files import sha256_of
     from posexport.models.weights import digest_of, read_weights, seeded_weights
-    from posexport.tune.tuning import Block
 
     source, from_layer = f"seed {rest.seed or 0}", options.get("layer") is not None
     if rest.weights is not None:
@@ -220,7 +221,7 @@ def _scenario(rest: TuneOptions, spec: Spec) -> Scenario:
 
 
 def _check_there(request: Request) -> None:
-    from posexport.tune.tuning import check_there
+    from posexport.bench.tune.search import check_there
 
     check_there(request.runtime)
 
@@ -288,8 +289,8 @@ def _show(result: Result, output: Path) -> None:
                 ("manifest", f"{output}.json"),
             ],
         )
-    if result.busy > BUSY:
-        click.echo(f"The machine was busy (other work took {result.busy:.0%} of the CPU): tune again at rest.")
+    if result.machine_load > HIGH_MACHINE_LOAD:
+        click.echo(f"The machine was busy (other work took {result.machine_load:.0%} of the CPU): tune again at rest.")
 
 
 def _order(row: Row) -> tuple[int, float]:

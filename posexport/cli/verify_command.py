@@ -11,15 +11,16 @@ import attrs
 import click
 
 from posexport.cli import console
-from posexport.cli.project_options import open_project, project_option, wanted
+from posexport.cli.project_options import project_option
 from posexport.errors import RequestError
-from posexport.fields import integer, positive
 from posexport.files import check_writable
 from posexport.runtimes import RUNTIMES, Runtime, runtime
+from posexport.spec.fields import integer, positive
+from posexport.workflows.project.requests import open_project, wanted
 
 if TYPE_CHECKING:
-    from posexport.project.entries import Project
-    from posexport.verify import Report
+    from posexport.verify.result import Report
+    from posexport.workflows.project.file import Project
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +87,7 @@ def verify(
         required = (*required, *(name for name in project.require if name not in required))
         title = f"Project {project.file}: parity with torch in float64"
         report, code = _verify_project(project, chosen if runtimes else [], required, asked)
-    from posexport.report import to_dict, write_reports
+    from posexport.report.verdicts import to_dict, write_reports
 
     write_reports(report, **reports)
     if as_json:
@@ -94,11 +95,11 @@ def verify(
         console.show_json({**to_dict(report, required), **told, "exit_code": code})
     elif report.verdicts:
         _show(report, title)
-    unreadable = {artifact for artifact, _ in report.broken}
-    for artifact, fault in report.doubts:
+    unreadable = {artifact for artifact, _ in report.unreadable}
+    for artifact, fault in report.manifest_warnings:
         if artifact not in unreadable:  # whose error says enough
             console.warn(f"{artifact}: {fault}.")
-    for _, error in report.broken:
+    for _, error in report.unreadable:
         click.echo(f"Error: {' '.join(error.split())}", err=True)
     if code == 3:
         click.echo(f"Error: {_not_there(report, required)}", err=True)
@@ -108,7 +109,7 @@ def verify(
 def _verify(paths: list[Path], rows: Mapping[str, Runtime], **asked: Any) -> Report:
     """Run the stage with a bar that counts artifacts."""
     with console.progress("loading torch", total=len(paths)) as (bar, task):
-        from posexport.verify import verify as run
+        from posexport.verify.verifier import verify as run
 
         done = 0
 
@@ -126,8 +127,8 @@ def _verify_project(
 ) -> tuple[Report, int]:
     """Every file of the project: what it must keep beside parity, then parity of those that are there."""
     with console.progress("loading torch"):
-        from posexport.project import checks as project_checks
-        from posexport.project.files import products
+        from posexport.workflows.project import checks as project_checks
+        from posexport.workflows.project.products import products
     files = products(project)
     sources, _ = wanted(project, files)
     checks = {product.path: project_checks.check(product, sources[product.path]) for product in files}
@@ -158,7 +159,7 @@ def _report_path(name: str, text: str) -> Path:
 
 
 def _show(report: Report, title: str) -> None:
-    from posexport.report import COLUMNS, rows, summary
+    from posexport.report.verdicts import COLUMNS, rows, summary
 
     table = rows(report)
     parity = [verdict for verdict in report.verdicts if verdict.label == verdict.runtime]

@@ -20,17 +20,23 @@ import attrs
 from posexport.errors import unknown
 from posexport.runtimes.base import Runner
 
+TORCH = "posexport.runtimes.torch_eager"
+REFERENCE = "posexport.runtimes.onnx_reference"
+ORT = "posexport.runtimes.ort"
+TENSORRT = "posexport.runtimes.tensorrt.engine"
+INTERPRETER = "posexport.runtimes.tensorrt.interpreter"
+
 
 @attrs.frozen(kw_only=True)
 class Runtime:
-    """`home` is the file in this folder whose `load(path, options)` opens an artifact; `options` are its own.
+    """`module` has the `load(path, options)` that opens an artifact; `options` are its own.
 
     `instead` is a package that does as well as `package`, and `note` what a report must say of whatever ran on it.
     """
 
     name: str
     summary: str
-    home: str
+    module: str
     package: str
     install: str
     needs_gpu: bool = False
@@ -46,30 +52,34 @@ class Runtime:
 
     def load(self, path: Path) -> Runner:
         """Open the artifact at `path`; imports the engine into this process."""
-        runner: Runner = import_module(f"posexport.runtimes.{self.home}").load(path, dict(self.options))
+        runner: Runner = import_module(self.module).load(path, dict(self.options))
         return runner
 
 
-def _row(name: str, summary: str, home: str, package: str, install: str, gpu: bool = False, **options: Any) -> Runtime:
+def _row(
+    name: str, summary: str, module: str, package: str, install: str, gpu: bool = False, /, **options: Any
+) -> Runtime:
     return Runtime(
-        name=name, summary=summary, home=home, package=package, install=install, needs_gpu=gpu, options=options
+        name=name, summary=summary, module=module, package=package, install=install, needs_gpu=gpu, options=options
     )
 
 
 RUNTIMES: dict[str, Runtime] = {
     row.name: row
     for row in (
-        _row("torch", "PyTorch eager on the CPU", "torch_eager", "torch", "torch", device="cpu"),
-        _row("torch-cuda", "PyTorch eager on the GPU", "torch_eager", "torch", "torch", gpu=True, device="cuda"),
-        _row("onnx-reference", "onnx's ReferenceEvaluator (numpy)", "onnx_reference", "onnx", "onnx"),
-        _row("ort-cpu", "ONNX Runtime, CPU provider", "ort", "onnxruntime", "onnxruntime", provider="CPU"),
-        _row("ort-cuda", "ONNX Runtime, CUDA provider", "ort", "onnxruntime", "onnxruntime-gpu", True, provider="CUDA"),
-        _row("tensorrt", "TensorRT", "trt", "tensorrt", "posexport[tensorrt]", True, module="tensorrt"),
-        _row("tensorrt-rtx", "TensorRT for RTX", "trt", "tensorrt_rtx", "posexport[rtx]", True, module="tensorrt_rtx"),
+        _row("torch", "PyTorch eager on the CPU", TORCH, "torch", "torch", device="cpu"),
+        _row("torch-cuda", "PyTorch eager on the GPU", TORCH, "torch", "torch", gpu=True, device="cuda"),
+        _row("onnx-reference", "onnx's ReferenceEvaluator (numpy)", REFERENCE, "onnx", "onnx"),
+        _row("ort-cpu", "ONNX Runtime, CPU provider", ORT, "onnxruntime", "onnxruntime", provider="CPU"),
+        _row("ort-cuda", "ONNX Runtime, CUDA provider", ORT, "onnxruntime", "onnxruntime-gpu", True, provider="CUDA"),
+        _row("tensorrt", "TensorRT", TENSORRT, "tensorrt", "posexport[tensorrt]", True, module="tensorrt"),
+        _row(
+            "tensorrt-rtx", "TensorRT for RTX", TENSORRT, "tensorrt_rtx", "posexport[rtx]", True, module="tensorrt_rtx"
+        ),
         Runtime(
             name="tensorrt-import",
             summary="what TensorRT's parser makes of the file, evaluated in float64 on the CPU: no kernels are run",
-            home="trt_import",
+            module=INTERPRETER,
             package="tensorrt_rtx",
             instead="tensorrt",
             install="posexport[rtx]",

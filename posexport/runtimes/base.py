@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,3 +36,14 @@ def check_options(engine: str, options: Mapping[str, Any], allowed: Iterable[str
     for name in options:
         if name not in (known := tuple(allowed)):
             raise unknown(f"option of {engine}", name, known)
+
+
+def timed(call: Callable[[], object]) -> Callable[[], float]:
+    """A call that returns the wall-clock seconds it took."""
+
+    def run() -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    return run

@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from posexport.cpus import kept_to
 from posexport.errors import RequestError, RuntimeMissingError, unknown
+from posexport.machine import kept_to
 from posexport.runtimes import gpu_missing
-from posexport.runtimes.base import Arrays, check_options
+from posexport.runtimes.base import Arrays, check_options, timed
 from posexport.runtimes.tensors import BF16
-from posexport.timing import timed
 
 _ONNX_BF16 = 16
 _DEVICES = {"CPU": "cpu", "CUDA": "cuda"}

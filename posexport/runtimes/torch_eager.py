@@ -15,16 +15,17 @@ from typing import Any
 
 import torch
 
-from posexport.artifact import Artifact, read_onnx
+from posexport.artifact.onnx_artifact import Artifact, read_onnx
 from posexport.errors import RequestError, RuntimeMissingError, unknown
-from posexport.memory_room import available
+from posexport.machine import available
 from posexport.models.block import Block, build_block
 from posexport.models.streamed import Streamed
 from posexport.models.weights import TORCH_DTYPES, bytes_of
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.base import Arrays, check_options
 from posexport.runtimes.tensors import to_numpy, to_torch
-from posexport.spec import Spec
+from posexport.spec.contract import graph_inputs, graph_outputs
+from posexport.spec.spec import Spec
 
 _DEVICES = ("cpu", "cuda")
 
@@ -40,7 +41,7 @@ class TorchRunner:
         with torch.inference_mode():
             made = self._block(*self._bind(inputs))
         values = made if isinstance(made, tuple) else (made,)
-        return {name: to_numpy(value) for name, value in zip(self._block.spec.outputs(), values, strict=True)}
+        return {name: to_numpy(value) for name, value in zip(graph_outputs(self._block.spec), values, strict=True)}
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         bound = self._bind(inputs)
@@ -81,7 +82,7 @@ def _describe(device: torch.device) -> dict[str, str]:
 
 
 def _bind(spec: Spec, inputs: Arrays, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
-    tensors = (to_torch(inputs[name]) for name in spec.inputs())
+    tensors = (to_torch(inputs[name]) for name in graph_inputs(spec))
     return tuple(t.to(device, dtype if t.is_floating_point() else None) for t in tensors)
 
 

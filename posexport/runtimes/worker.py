@@ -9,24 +9,14 @@ The process ends when its parent does: its input then ends, which a thread of it
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import json
-import os
-import queue
-import signal
-import sys
-import threading
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from posexport.errors import PosexportError
+from posexport.processes import serve
 from posexport.runtimes.base import Runner
 from posexport.runtimes.transport import load_arrays, save_arrays
-
-_PR_SET_PDEATHSIG = 1
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -45,37 +35,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"id": request["id"], "ok": False, "error": str(error), "kind": type(error).__name__}
     except Exception as error:
         return {"id": request["id"], "ok": False, "error": f"{type(error).__name__}: {error}"}
-
-
-def end_with_parent() -> None:
-    """Ctrl-C is the parent's to handle; on Linux the kernel kills this process when the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported; it leaves no core file behind
-
-
-def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer requests until the input ends."""
-    end_with_parent()
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in requests:
-            waiting.put(line)
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        answers.write(json.dumps(answer(json.loads(waiting.get()))) + "\n")
 
 
 if __name__ == "__main__":

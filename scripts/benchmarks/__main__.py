@@ -12,7 +12,7 @@ import click
 from rows import Row
 from tools import machine_line, versions
 
-from posexport import timing
+from posexport.bench import rounds
 from posexport.cli import console
 from posexport.files import staged, write_json
 
@@ -47,11 +47,11 @@ def main(only: tuple[str, ...], quick: bool) -> None:
     for name, (home, title) in PARTS.items():
         if only and name not in only:
             continue
-        others = timing.Others()
+        others = rounds.Others()
         measure: Callable[[bool], list[Row]] = import_module(home).measure
         with console.progress(title):
             rows = measure(quick)
-        part = {"title": title, "busy": round(others.share(), 2), "rows": [row.data() for row in rows]}
+        part = {"title": title, "machine_load": round(others.share(), 2), "rows": [row.data() for row in rows]}
         stored[name] = {"machine": machine_line(), "versions": versions(), **part}
         console.show_table(title, COLUMNS, [_cells(row) for row in stored[name]["rows"]], right=COLUMNS[1:5])
         missed |= any(row.state == "failed" for row in rows)

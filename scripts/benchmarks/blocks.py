@@ -17,7 +17,7 @@ from plain_torch import PLAIN, PlainAttention, plain_block
 from posexport.custom_ops.operator import Operator
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.block import build_block
-from posexport.spec import Spec
+from posexport.spec.spec import Spec
 
 
 def names(quick: bool) -> list[str]:

@@ -12,10 +12,11 @@ from pathlib import Path
 import blocks
 from rows import Row, compared
 
-from posexport import timing
-from posexport.artifact import write_onnx
+from posexport.artifact.onnx_artifact import write_onnx
+from posexport.bench import rounds
 from posexport.export import export
 from posexport.models.weights import seeded_weights
+from posexport.runtimes.base import timed
 
 TARGET = 1.3
 HIDDEN, HEADS = 768, 12
@@ -27,12 +28,12 @@ def measure(quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         for name in blocks.names(quick):
             calls = {
-                "ours": timing.timed(_ours(name, Path(folder))),
-                "theirs": timing.timed(_theirs(name, Path(folder))),
+                "ours": timed(_ours(name, Path(folder))),
+                "theirs": timed(_theirs(name, Path(folder))),
             }
             for call in calls.values():
                 call()
-            series = timing.interleave(calls, 3 if quick else 9, pause=0.0)
+            series = rounds.interleave(calls, 3 if quick else 9, pause=0.0)
             rows.append(compared(f"export of {name}, hidden {HIDDEN}", series["ours"], series["theirs"], TARGET))
     return rows
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from rows import Row, compared, measured, not_run
 
-from posexport import timing
-from posexport.artifact import write_onnx
-from posexport.bench_shapes import Sizes, seeded_inputs
+from posexport.artifact.onnx_artifact import write_onnx
+from posexport.bench import statistics
+from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.errors import RequestError
 from posexport.export import export
 from posexport.models.block import build_block
@@ -113,7 +113,7 @@ def _rows(situation: Situation, folder: Path, sessions: int, rounds: int) -> lis
             assert error < 1e-3, f"{situation.what}, {name}: its output differs from torch's by {error}"
             calls[name] = runner.prepare(inputs)
         turns = {name: _turn(call, situation.burst) for name, call in calls.items()}
-        series.append(timing.interleave(turns, rounds, seed=session))
+        series.append(rounds.interleave(turns, rounds, seed=session))
     whole = {name: [seconds for each in series for seconds in each[name]] for name in (TORCH, *files)}
     rows = [measured(f"{situation.what}, {name}", whole[name], whole[TORCH]) for name in files]
     if situation.target is not None:
@@ -125,7 +125,7 @@ def _best(situation: Situation, series: list[dict[str, list[float]]], names: lis
     """The form that the first session finds fastest, judged by the others: the best of noise is none of its merit."""
     assert situation.target is not None
     first, rest = series[0], series[1:]
-    best = min(names, key=lambda name: timing.ratio(first[name], first[TORCH]).median)
+    best = min(names, key=lambda name: statistics.ratio(first[name], first[TORCH]).median)
     ours, theirs = ([seconds for each in rest for seconds in each[name]] for name in (best, TORCH))
     return compared(f"{situation.what}, best form: {best}", ours, theirs, situation.target, form=best)
 
@@ -152,6 +152,6 @@ def _error(theirs: Arrays, ours: Arrays) -> float:
 def _turn(call: Callable[[], float], burst: int) -> Callable[[], float]:
     def turn() -> float:
         call()
-        return timing.quantile([call() for _ in range(burst)], 0.5)
+        return statistics.quantile([call() for _ in range(burst)], 0.5)
 
     return turn

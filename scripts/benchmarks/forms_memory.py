@@ -16,7 +16,7 @@ import blocks
 from forms import BLOCK, FORMS, HEADS, HIDDEN, THREADS
 from rows import Row, counted, not_run, observed
 
-from posexport.artifact import write_onnx
+from posexport.artifact.onnx_artifact import write_onnx
 from posexport.export import export
 from posexport.models.weights import seeded_weights
 

@@ -25,11 +25,12 @@ import onnx
 from onnx import helper
 from tools import machine_line
 
-from posexport.artifact import write_onnx
-from posexport.baseline import STEADY
-from posexport.bench import PROCESSES, bench
-from posexport.bench_gate import bench_gated, bench_to_keep
-from posexport.bench_result import Benchmark, read_benchmark
+from posexport.artifact.onnx_artifact import write_onnx
+from posexport.bench import bench
+from posexport.bench.benchmark import PROCESSES
+from posexport.bench.gate import bench_gated, bench_to_keep
+from posexport.bench.regression import STEADY
+from posexport.bench.result import Benchmark, read_benchmark
 from posexport.export import export
 from posexport.files import write_json
 from posexport.models import read_spec
@@ -103,7 +104,7 @@ def held(block: Path, base: Benchmark) -> dict[str, Any]:
     """One build held against a baseline, as plain data."""
     found, gate = bench_gated(block, baseline=base, allowed=ALLOWED)
     (change,) = gate.changes
-    return {**attrs.asdict(change), "processes": found.processes, "busy": found.busy}
+    return {**attrs.asdict(change), "processes": found.processes, "machine_load": found.machine_load}
 
 
 def _known(path: Path | None, head: dict[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from pathlib import Path
 import blocks
 from rows import Row, counted, not_run
 
-from posexport import forms, trt_api
-from posexport.artifact import read_onnx, write_onnx
-from posexport.export import export
-from posexport.kernels import Kernels
+from posexport.artifact.onnx_artifact import read_onnx, write_onnx
+from posexport.export import export, support
 from posexport.models.weights import seeded_weights
-from posexport.spec import Spec
-from posexport.trt_build import BuildOptions, build
+from posexport.runtimes.tensorrt import api
+from posexport.runtimes.tensorrt.builder import BuildOptions, build
+from posexport.runtimes.tensorrt.kernels import Kernels
+from posexport.spec.spec import Spec
 
 HIDDEN, HEADS = 256, 4
 LIMITS: dict[str, tuple[int, dict[str, object]]] = {
@@ -58,13 +58,13 @@ PAIRS = {("decomposed", "function"): 0, ("native", "contrib"): 1}
 def measure(quick: bool) -> list[Row]:
     """The most kernels of each pair of forms, per block, and over all how often attention is not one kernel."""
     rows = []
-    missing = trt_api.can_build("tensorrt-rtx")
+    missing = api.can_build("tensorrt-rtx")
     fused = "attention that is not one kernel, over all of these"
     unfused: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, (spec, limit) in list(_blocks().items())[: 2 if quick else None]:
             for pair, above in PAIRS.items():
-                able = [form for form in pair if forms.refusal(spec, form) is None]
+                able = [form for form in pair if support.refusal(spec, form) is None]
                 what = f"fp16 kernels of {name}, {' and '.join(able)}"
                 if not able:
                     continue

@@ -18,10 +18,10 @@ import numpy as np
 import onnxruntime
 from rows import Row, compared
 
-from posexport import timing
-from posexport.artifact import write_onnx
+from posexport.artifact.onnx_artifact import write_onnx
 from posexport.export import export
 from posexport.models.weights import seeded_weights
+from posexport.runtimes.base import timed
 
 TARGET = 1.0
 HIDDEN, HEADS, THREADS = 1024, 16, 2
@@ -68,8 +68,8 @@ def _row(name: str, target: float, encoding: str, seq: int, rounds: int, ours: P
         first, second = (run() for run in runs.values())
         error = float(np.abs(first - second).max())
         assert error < 1e-3, f"{name}: the two exports differ by {error}, so comparing their times means nothing"
-        calls = {stem: timing.timed(run) for stem, run in runs.items()}
-        for stem, seconds in timing.interleave(calls, rounds, seed=session).items():
+        calls = {stem: timed(run) for stem, run in runs.items()}
+        for stem, seconds in rounds.interleave(calls, rounds, seed=session).items():
             series[stem] += seconds
     what = f"ORT CPU, {name}, {seq} token{'s' if seq > 1 else ''}"
     return compared(what, series["ours"], series["theirs"], target, CONFIDENCE, within_interval=True, error=error)

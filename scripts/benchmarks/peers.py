@@ -1,6 +1,6 @@
 """posexport's best form against what users have without it, for every encoding and scenario, on ONNX Runtime's CPU.
 
-Peers are torch eager, torch.compile, torch's own ONNX export at opsets 18, 20 and 24 (posexport.peers), and that file
+Peers are torch eager, torch.compile, torch's own ONNX export at opsets 18, 20 and 24 (`alternatives`), and that file
 through ONNX Runtime's transformers optimizer and through onnxscript's fusions; beside them stands the floor. One block,
 one process, two threads. A first race finds posexport's fastest form, over forms and targets; fresh sessions then
 time it beside all peers, so that luck in the race is no merit. Results: docs/results/peers.json and docs/peers.md.
@@ -23,7 +23,7 @@ from blocks import PLAIN
 from peers_cells import COMPILED, FLOOR, PEERS, TORCH, Cell
 from rows import Row, counted
 
-from posexport import timing
+from posexport.bench import rounds, statistics
 from posexport.errors import RequestError
 
 SESSIONS, CONFIDENCE = 2, 0.99
@@ -46,7 +46,7 @@ def measure(quick: bool) -> list[Row]:
     found: list[dict[str, Any]] = []
     for encoding in cells.encodings(quick):
         with tempfile.TemporaryDirectory() as folder:
-            shelf = cells.Shelf(encoding, Path(folder))
+            shelf = cells.Programs(encoding, Path(folder))
             found += [_measured(shelf, scenario, quick) for scenario in cells.scenarios(encoding)]
     builder = genai.measure(quick)
     if not quick:
@@ -54,7 +54,7 @@ def measure(quick: bool) -> list[Row]:
     return _goals(found)
 
 
-def _measured(shelf: cells.Shelf, scenario: str, quick: bool) -> dict[str, Any]:
+def _measured(shelf: cells.Programs, scenario: str, quick: bool) -> dict[str, Any]:
     compiled = shelf.encoding in PLAIN and scenario in cells.EVERYWHERE and not quick
     cell = _sound(shelf.cell(scenario, compiled))
     burst = next((count for name, count in BURSTS.items() if scenario.startswith(name)), 1)
@@ -67,10 +67,10 @@ def _measured(shelf: cells.Shelf, scenario: str, quick: bool) -> dict[str, Any]:
     for session in range(SESSIONS):
         turns = cells.turns(cell, burst, chosen)
         rounds = 3 if quick else _rounds(turns, burst, CELL_SECONDS / SESSIONS)
-        for name, seconds in timing.interleave(turns, rounds, seed=session).items():
+        for name, seconds in rounds.interleave(turns, rounds, seed=session).items():
             series[name] += seconds
     ratios = {
-        cells.OWN_GROWN if name == grown else name: attrs.asdict(timing.ratio(series[best], values, CONFIDENCE))
+        cells.OWN_GROWN if name == grown else name: attrs.asdict(statistics.ratio(series[best], values, CONFIDENCE))
         for name, values in series.items()
         if name != best
     }
@@ -79,7 +79,7 @@ def _measured(shelf: cells.Shelf, scenario: str, quick: bool) -> dict[str, Any]:
         "scenario": scenario,
         "best": best,
         "grown": grown,
-        "seconds": {name: timing.quantile(values, 0.5) for name, values in series.items()},
+        "seconds": {name: statistics.quantile(values, 0.5) for name, values in series.items()},
         "ratios": ratios,
         "rounds": len(series[best]),
         "missing": {name: why for name, why in missing.items() if name in PEERS or name.startswith(PEERS)},
@@ -88,7 +88,7 @@ def _measured(shelf: cells.Shelf, scenario: str, quick: bool) -> dict[str, Any]:
 
 
 def judged(scenario: str, ratios: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """`place`: fastest, equal (an interval holds 1), can't tell (one that does is wide), or slower with the peers in
+    """`place`: fastest, equal (an interval holds 1), inconclusive (one that does is wide), or slower with the peers in
     `slower_than`; `missed`: goals surely missed."""
     against = {name: found for name, found in ratios.items() if name in PEERS}
     slower = [name for name, found in against.items() if found["low"] > 1]
@@ -99,7 +99,7 @@ def judged(scenario: str, ratios: Mapping[str, Mapping[str, float]]) -> dict[str
         missed.append(f"above {OF_FLOOR} of the floor")
     if scenario.startswith("decode") and ratios[TORCH]["low"] > OF_EAGER:
         missed.append(f"above {OF_EAGER} of torch eager")
-    place = "slower" if slower else "fastest" if surely else "can't tell" if wide else "equal"
+    place = "slower" if slower else "fastest" if surely else "inconclusive" if wide else "equal"
     return {"place": place, "slower_than": slower, "missed": missed}
 
 
@@ -123,16 +123,16 @@ def _race(cell: Cell, burst: int) -> tuple[str, str]:
     """The fastest form of posexport by a few rounds of its own, and the fastest whose cache is no shared buffer."""
     names = {name for name, entry in cell.entries.items() if entry.ours}
     if not names:
-        raise RequestError(f"no form carries {cell.encoding} in {cell.scenario}.")
+        raise RequestError(f"no form unsupported {cell.encoding} in {cell.scenario}.")
     turns = cells.turns(cell, burst, names | {TORCH})
-    found = timing.interleave(turns, _rounds(turns, burst, RACE_SECONDS), seed=99)
-    order = sorted(sorted(names), key=lambda name: timing.ratio(found[name], found[TORCH]).median)
+    found = rounds.interleave(turns, _rounds(turns, burst, RACE_SECONDS), seed=99)
+    order = sorted(sorted(names), key=lambda name: statistics.ratio(found[name], found[TORCH]).median)
     return order[0], next((name for name in order if not name.endswith(cells.BUFFERED)), order[0])
 
 
 def _rounds(turns: Mapping[str, Any], burst: int, seconds: float) -> int:
     """As many rounds as fit."""
-    cost = sum((1 + burst) * turn() + timing.PAUSE for turn in turns.values())
+    cost = sum((1 + burst) * turn() + rounds.PAUSE for turn in turns.values())
     return max(FEWEST, min(MOST, int(seconds / cost)))
 
 

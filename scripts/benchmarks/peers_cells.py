@@ -11,9 +11,9 @@ import blocks
 import numpy as np
 import torch
 
-from posexport import floor, peers, timing
-from posexport.artifact import write_onnx
-from posexport.bench_shapes import Sizes, seeded_inputs
+from posexport.artifact.onnx_artifact import write_onnx
+from posexport.bench import alternatives, lower_bound, statistics
+from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.errors import RequestError
 from posexport.export import export
 from posexport.models import ENCODINGS, read_spec
@@ -22,7 +22,8 @@ from posexport.models.weights import seeded_weights
 from posexport.runtimes import ort
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.torch_eager import TorchRunner
-from posexport.spec import Spec
+from posexport.spec.contract import graph_inputs
+from posexport.spec.spec import Spec
 
 HIDDEN, HEADS, THREADS = 768, 12, 2
 PAST, PLACES = 2048, 2560
@@ -54,7 +55,7 @@ FORMS = (
     ("contrib", "portable"),
 )
 EXPORTED = {18: "torch-onnx 18", 20: "torch-onnx 20", 24: "torch-onnx 24"}
-OPTIMIZED = {"ort-optimizer": peers.write_optimized, "ort-fusions": peers.write_fused}
+OPTIMIZED = {"ort-optimizer": alternatives.write_optimized, "ort-fusions": alternatives.write_fused}
 BUFFERED, OWN_GROWN = ", shared buffers", "posexport, grown caches"
 FLOOR, TORCH, COMPILED = "floor", "torch", "torch-compile"
 PEERS = (TORCH, COMPILED, *EXPORTED.values(), *OPTIMIZED)
@@ -100,7 +101,7 @@ def spec_of(encoding: str, cache: str | None) -> Spec:
     return read_spec({"encoding": parameters, **fields})
 
 
-class Shelf:
+class Programs:
     """The files and the torch blocks of one encoding, made once and used in all its scenarios."""
 
     def __init__(self, encoding: str, folder: Path) -> None:
@@ -117,7 +118,9 @@ class Shelf:
         inputs = seeded_inputs(spec, sizes, 0)
         block = self._block(cache)
         found = {
-            FLOOR: Entry(name=FLOOR, ours=False, load=lambda: floor.FloorRunner(spec, "cpu", THREADS), inputs=inputs),
+            FLOOR: Entry(
+                name=FLOOR, ours=False, load=lambda: lower_bound.FloorRunner(spec, "cpu", THREADS), inputs=inputs
+            ),
             TORCH: Entry(name=TORCH, ours=False, load=lambda: _torch(block), inputs=inputs),
         }
         if compiled:
@@ -176,7 +179,7 @@ class Shelf:
                 continue
             path = self._folder / f"torch-{opset}-{spec.kv_cache}.onnx"
             try:
-                peers.write_plain(source, path, opset)
+                alternatives.write_plain(source, path, opset)
             except RequestError as error:
                 missing[name] = str(error)
                 continue
@@ -226,7 +229,7 @@ def _buffers(spec: Spec, grown: Arrays, past: int) -> Arrays:
             found[name] = np.zeros((*array.shape[:2], PLACES, array.shape[3]), array.dtype)
             found[name][:, :, :past] = array
     found["write_indices"] = np.full((1,), past, np.int64)
-    return {name: found[name] for name in spec.inputs()}
+    return {name: found[name] for name in graph_inputs(spec)}
 
 
 def check(cell: Cell) -> dict[str, float]:
@@ -254,6 +257,6 @@ def _turn(call: Callable[[], float], burst: int) -> Callable[[], float]:
 
     def turn() -> float:
         call()
-        return timing.quantile([call() for _ in range(burst)], 0.5)
+        return statistics.quantile([call() for _ in range(burst)], 0.5)
 
     return turn

@@ -25,15 +25,15 @@ import onnxruntime
 import torch
 from peers_cells import FORMS, GROWN, HEADS, HIDDEN, PAST, PLACES, SHARED, THREADS
 
-from posexport import timing
-from posexport.artifact import write_onnx
-from posexport.bench_shapes import Sizes, seeded_inputs
+from posexport.artifact.onnx_artifact import write_onnx
+from posexport.bench import statistics
+from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.export import export
 from posexport.models import read_spec
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import ort
-from posexport.runtimes.base import Arrays
-from posexport.spec import Spec
+from posexport.runtimes.base import Arrays, timed
+from posexport.spec.spec import Spec
 
 MISSING = "onnxruntime-genai is not installed: pip install --no-deps onnxruntime-genai"
 EPS, INNER, WINDOW = 1e-6, 32, 256
@@ -122,21 +122,21 @@ def _row(scenario: str, theirs: Path, files: dict[str, tuple[Spec, Path]], quick
         calls["builder"] = _builders(theirs, shared, past)[0]
         return {name: _turn(call, burst) for name, call in calls.items()}
 
-    race = timing.interleave(turns(list(runners)), 3 if quick else 5, seed=99)
-    best = min(runners, key=lambda name: timing.ratio(race[name], race["builder"]).median)
+    race = rounds.interleave(turns(list(runners)), 3 if quick else 5, seed=99)
+    best = min(runners, key=lambda name: statistics.ratio(race[name], race["builder"]).median)
     series: dict[str, list[float]] = {best: [], "builder": []}
     for session in range(2):
-        for name, seconds in timing.interleave(turns([best]), rounds, seed=session).items():
+        for name, seconds in rounds.interleave(turns([best]), rounds, seed=session).items():
             series[name] += seconds
-    ratio = timing.ratio(series[best], series["builder"], 0.99)
-    seconds = {name: timing.quantile(values, 0.5) for name, values in series.items()}
+    ratio = statistics.ratio(series[best], series["builder"], 0.99)
+    seconds = {name: statistics.quantile(values, 0.5) for name, values in series.items()}
     return {"scenario": scenario, "best": best, "seconds": seconds, "ratio": attrs.asdict(ratio)}
 
 
 def _turn(call: Callable[[], float], burst: int) -> Callable[[], float]:
     def turn() -> float:
         call()
-        return timing.quantile([call() for _ in range(burst)], 0.5)
+        return statistics.quantile([call() for _ in range(burst)], 0.5)
 
     return turn
 
@@ -158,7 +158,7 @@ def _builders(path: Path, inputs: Arrays, past: int) -> tuple[Callable[[], float
     for name in ("inputs_embeds", "attention_mask"):
         binding.bind_ortvalue_input(name, held[name])
     binding.bind_ortvalue_output("hidden_states", held["hidden_states"])
-    run = timing.timed(lambda: session.run_with_iobinding(binding))
+    run = timed(lambda: session.run_with_iobinding(binding))
 
     def output() -> np.ndarray[Any, Any]:
         run()

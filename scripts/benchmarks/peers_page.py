@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "docs/results/peers.json", ROOT / "docs/peers.md"
 COLUMNS = (TORCH, COMPILED, *EXPORTED.values(), *OPTIMIZED, OWN_GROWN, FLOOR)
 
-PLACES = ("fastest", "equal", "can't tell")
+PLACES = ("fastest", "equal", "inconclusive")
 
 TITLES = {
     "prefill:128": "Prefill of 128 tokens",
@@ -45,11 +45,11 @@ process.
   decode step may keep its cache in a shared buffer of 2560 places, written in place; the caches of all peers grow, as
   torch's do. Where a buffer was faster, a column says by how much it beats posexport's fastest form with grown caches.
 - **Floor.** The bare matrix products of the block, or the bytes that a decode step must read, whichever takes longer
-  (`posexport.floor`). Scores count as whole rectangles: a causal kernel that skips masked keys can be faster.
+  (`lower_bound`). Scores count as whole rectangles: a causal kernel that skips masked keys can be faster.
 - **Ratios** are posexport's time over the peer's, round by round in random order with pauses, the median over all
   rounds of two sessions; in brackets the interval that holds the true median with 99 %. Below 1 posexport is faster.
 - **Verdict.** *fastest*: every peer's whole interval lies below 1. *equal*: none lies above, at least one holds 1.
-  *can't tell*: one that holds 1 reaches beyond 1.25, so that the rounds say little. *slower*: a peer's whole
+  *inconclusive*: one that holds 1 reaches beyond 1.25, so that the rounds say little. *slower*: a peer's whole
   interval lies above 1, and it is named. Goals are missed where the whole interval lies above:
   1.1 of the floor at prefill:1024, 0.35 of torch eager at decode:2048.
 
@@ -81,7 +81,7 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def _summary(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = ["| scenario | encodings | fastest | equal | can't tell | slower | goal missed |"]
+    lines = ["| scenario | encodings | fastest | equal | inconclusive | slower | goal missed |"]
     lines.append("| --- | --: | --: | --: | --: | --- | --- |")
     for scenario in SIZES:
         here = [each for each in cells if each["scenario"] == scenario]

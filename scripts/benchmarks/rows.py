@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from posexport import timing
+from posexport.bench import statistics
 
 
 @attrs.frozen(kw_only=True)
@@ -51,8 +51,11 @@ def compared(
 
     With `within_interval` the interval's lower end decides: only a ratio that is surely above the target fails.
     """
-    found = timing.ratio(ours, theirs, confidence)
-    milliseconds = {"ours_ms": timing.summarize(ours).median * 1e3, "theirs_ms": timing.summarize(theirs).median * 1e3}
+    found = statistics.ratio(ours, theirs, confidence)
+    milliseconds = {
+        "ours_ms": statistics.summarize(ours).median * 1e3,
+        "theirs_ms": statistics.summarize(theirs).median * 1e3,
+    }
     return Row(
         what=what,
         target=target,

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from rows import Row, compared, counted
 
-from posexport import timing
+from posexport.bench import rounds
+from posexport.runtimes.base import timed
 
 TARGET = 3.0
 HEAVY = ("torch", "onnx", "onnxruntime")
@@ -26,11 +27,11 @@ finally:
 def measure(quick: bool) -> list[Row]:
     """Two ratios of wall time, and the number of heavy packages that either command imports."""
     commands = {"posexport --help": ["--help"], "posexport list": ["list"]}
-    calls = {name: timing.timed(_python(_RUN, *args)) for name, args in commands.items()}
-    calls["import click"] = timing.timed(_python("import click"))
+    calls = {name: timed(_python(_RUN, *args)) for name, args in commands.items()}
+    calls["import click"] = timed(_python("import click"))
     for call in calls.values():
         call()
-    series = timing.interleave(calls, 5 if quick else 31)
+    series = rounds.interleave(calls, 5 if quick else 31)
     rows = [
         compared(f"{name}, against a bare 'import click'", series[name], series["import click"], TARGET)
         for name in commands

@@ -18,14 +18,14 @@ import click
 from tools import machine_line, versions
 from tuning_full import FRESH, SURE, full
 
+from posexport.bench.scenarios import Scenario
+from posexport.bench.tune.halving import MOST, NEAR
+from posexport.bench.tune.search import Block, Limits, Request, Store, tune
 from posexport.cli import console
 from posexport.errors import RequestError
 from posexport.files import json_bytes, staged
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.weights import seeded_weights
-from posexport.scenarios import Scenario
-from posexport.tune.race import MOST, NEAR
-from posexport.tune.tuning import Block, Limits, Request, Store, tune
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "docs/results/tuning.json", ROOT / "docs/tuning.md"
@@ -120,7 +120,7 @@ def _measure(
         "share_of_runs": share,
         "seconds": result.seconds,
         "everything_seconds": every.seconds,
-        "busy": max(result.busy, every.busy),
+        "machine_load": max(result.machine_load, every.machine_load),
         "ratios": {each: attrs.asdict(ratio) for each, ratio in every.ratios.items()},
         "state": state,
     }
@@ -161,7 +161,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 def _page(found: dict[str, Any]) -> str:
     block, rows = found["block"], found["rows"]
     passed = sum(row["state"] == "passed" for row in rows)
-    busy = max(row.get("busy", 0) for row in rows)
+    busy = max(row.get("machine_load", 0) for row in rows)
     return "\n".join(
         [
             "# What tune finds, against timing everything",

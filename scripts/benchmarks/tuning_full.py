@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from posexport import timing
-from posexport.tune.field import WARMUP
-from posexport.tune.race import GROUP, MOST, Race
-from posexport.tune.space import Candidate, Program, options_of, other_opsets, plain_options, programs
-from posexport.tune.store import Store
-from posexport.tune.tuning import Block, Request, Tuning
+from posexport.bench import statistics
+from posexport.bench.tune.fact_cache import Store
+from posexport.bench.tune.halving import GROUP, MOST, Race
+from posexport.bench.tune.measure import WARMUP
+from posexport.bench.tune.search import Block, Request, Tuning
+from posexport.bench.tune.space import Candidate, Program, options_of, other_opsets, plain_options, programs
 
 FRESH, TURNS = 7, 3
 """Pairs of fresh processes that judge a pick, and the rounds of each."""
@@ -31,13 +31,13 @@ class Full:
     asked about is timed again beside every group is no cost of theirs.
     """
 
-    ratios: dict[str, timing.Ratio]
+    ratios: dict[str, statistics.Ratio]
     best: str
-    judged: timing.Ratio | None
+    judged: statistics.Ratio | None
     runs: int
     timing_seconds: float
     seconds: float
-    busy: float
+    machine_load: float
 
     @property
     def fine(self) -> bool:
@@ -107,14 +107,14 @@ def full(
             runs=round(runs),
             timing_seconds=timing_seconds * MOST / rounds,
             seconds=seconds,
-            busy=tuning.field.busy,
+            machine_load=tuning.field.machine_load,
         )
 
 
-def _judged(tuning: Tuning, winner: str, best: str, seed: int) -> timing.Ratio:
+def _judged(tuning: Tuning, winner: str, best: str, seed: int) -> statistics.Ratio:
     """The ratio of the two with its interval over processes."""
     plays = [tuning.field.play([winner, best], TURNS, seed + number)[0] for number in range(FRESH)]
     if not all(len(one) == 2 for play in plays for one in play):
         raise RuntimeError(f"{winner} or {best} failed when they were timed again")
     ours, theirs = ([[one[name] for one in play] for play in plays] for name in (winner, best))
-    return timing.ratio_of_processes(ours, theirs, SURE)[0]
+    return statistics.ratio_of_processes(ours, theirs, SURE)[0]

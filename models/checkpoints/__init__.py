@@ -1,0 +1,127 @@
+"""Checkpoints of Hugging Face: the spec of an attention layer from a config.json, and its weights from .safetensors.
+
+A config.json is understood as a whole or refused: a key that is neither read nor known to say nothing of attention is
+an error that names it. `ARCHITECTURES` has an entry for each `model_type`, `PARTS` for models of several parts.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport.errors import RequestError, unknown
+from posexport.models import read_spec
+from posexport.models.checkpoints import decoders, encoders, fused, relative, vision
+from posexport.models.checkpoints.architecture import Architecture, Weights
+from posexport.models.checkpoints.config import FILE, open_config
+from posexport.models.checkpoints.layer_stack import stacked
+from posexport.models.checkpoints.parts import PARTS, part_of
+from posexport.models.checkpoints.tensors import Tensors
+from posexport.models.weights import TORCH_DTYPES, LazyWeights, Shapes, weight_shapes
+from posexport.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    **decoders.ARCHITECTURES,
+    **fused.ARCHITECTURES,
+    **encoders.ARCHITECTURES,
+    **relative.ARCHITECTURES,
+    **vision.ARCHITECTURES,
+}
+"""Every architecture by its `model_type`."""
+
+
+OPTIONS = ("dtype", "kv_cache", "padding_mask", "angles", "prefix_tokens")
+"""Fields of a spec that no config.json decides, but for prefix_tokens, which some do."""
+
+
+@attrs.frozen(kw_only=True)
+class Checkpoint:
+    """A block as config.json describes it, and its weights by our names in the spec's dtype, read as they are asked
+    for; None where none were asked for."""
+
+    spec: Spec
+    weights: Mapping[str, Tensor] | None
+
+
+def read_checkpoint(path: Path, layer: int | None, layers: int, options: Mapping[str, Any]) -> Checkpoint:
+    """The attention layer `layer` of the checkpoint in a folder with its weights, or a stack of `layers` from there on.
+
+    With `layer` None `path` may be the config.json itself: layers are those from the first on, and weights None.
+    `options` are fields of OPTIONS. Raises RequestError for whatever isn't understood.
+    """
+    where = str(path / FILE if path.is_dir() else path)
+    model_type, config = part_of(open_config(path), where)
+    if model_type not in ARCHITECTURES:
+        raise unknown(f"model_type in {where}", model_type, [*ARCHITECTURES, *PARTS])
+    architecture = ARCHITECTURES[model_type]
+    first, total = layer or 0, architecture.layers(config)
+    if first + layers > total:
+        raise RequestError(f"{where} describes {total} layers, 0 to {total - 1}: {first + layers - 1} is none of them.")
+    numbers = range(first, first + layers)
+    found = [architecture.spec(config, number) for number in numbers]
+    config.refuse_unread(model_type, architecture.known)
+    for name in options:
+        if name not in OPTIONS:
+            raise unknown("option beside a checkpoint", name, OPTIONS)
+        if name in found[0]:
+            raise RequestError(f"{name} was given, but {where} decides it ({found[0][name]}): drop it.")
+    spec = read_spec({**stacked(found, where), **options})
+    if layer is None:
+        return Checkpoint(spec=spec, weights=None)
+    if not path.is_dir():
+        raise RequestError(
+            f"layer {layer} was given with {str(path)!r}, a file: give the folder that has its weights too."
+        )
+    tensors = Tensors(path)
+    modules = [tensors.path(architecture.paths(config, number)) for number in numbers]
+
+    def read(index: int) -> Weights:
+        return architecture.weights(tensors, modules[index], read_spec(found[index]), config)
+
+    return Checkpoint(spec=spec, weights=_lazy(spec, read))
+
+
+def _lazy(spec: Spec, read: Callable[[int], Weights]) -> LazyWeights:
+    """Weights by their public names, in the spec's dtype. `read` gives those of a layer, which are read together, as
+    some checkpoints keep them in one tensor, and held until those of another are asked for.
+
+    What is wrong with the first layer raises RequestError now, with another once it is asked for.
+    """
+    wanted = weight_shapes(spec)
+
+    @functools.lru_cache(maxsize=1)
+    def layer(index: int) -> Weights:
+        return _fitted(spec, {_name(spec, index, name): tensor for name, tensor in read(index).items()}, wanted)
+
+    def make(name: str) -> Tensor:
+        numbered = re.match(r"layers\.(\d+)\.", name)
+        return layer(0 if numbered is None else int(numbered[1]))[name]
+
+    layer(0)
+    return LazyWeights(wanted, make)
+
+
+def _name(spec: Spec, index: int, name: str) -> str:
+    """The public name of a weight of a layer: what acts at the input is no layer's."""
+    at_input = name.startswith("encoding.") and spec.encoding.at_input
+    return name if spec.layers == 1 or at_input else f"layers.{index}.{name}"
+
+
+def _fitted(spec: Spec, weights: Weights, wanted: Shapes) -> Weights:
+    """Weights of a layer in the spec's dtype; RequestError where one overflows there."""
+    import torch
+
+    assert all(tuple(tensor.shape) == wanted[name] for name, tensor in weights.items())
+    fitted = {name: each.to(getattr(torch, TORCH_DTYPES[spec.dtype])).contiguous() for name, each in weights.items()}
+    for name, tensor in fitted.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise RequestError(f"{name} overflows in {spec.dtype}: give dtype bf16 or fp32.")
+    return fitted

@@ -1,0 +1,142 @@
+"""What an architecture is: how its config.json describes an attention layer, and where its checkpoints keep tensors.
+
+An architecture is one entry in the table of its family's file, under its `model_type`. Its functions are made of those
+below, which read what many share: sizes, causality, kinds of layers, and tensors that only have other names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport.errors import RequestError
+from posexport.models.checkpoints.config import Config, words
+from posexport.models.checkpoints.tensors import Tensors
+from posexport.models.weights import layer_shapes
+from posexport.spec.spec import ATTENTION_PROJECTIONS, Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Data = dict[str, Any]
+"""A layer as plain data that `read_spec` takes."""
+
+Weights = dict[str, "Tensor"]
+"""Our names (without `layers.N.`) to tensors."""
+
+Reader = Callable[[Tensors, str, Spec, Config], Weights]
+"""Weights of the layer that `spec` describes, from the module at a path of the checkpoint."""
+
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+
+
+@attrs.frozen(kw_only=True)
+class Architecture:
+    """One `model_type`: how many layers there are, each of them as data for a spec, the names that its attention module
+    may have in a checkpoint, its weights, and keys of config.json (apart by spaces) that say nothing of attention."""
+
+    layers: Callable[[Config], int]
+    spec: Callable[[Config, int], Data]
+    paths: Callable[[Config, int], Sequence[str]]
+    weights: Reader
+    known: frozenset[str] = attrs.field(default="", converter=words)
+
+
+def count(default: int, *names: str) -> Callable[[Config], int]:
+    """The number of layers under a key."""
+    return lambda config: config.integer(*(names or ("num_hidden_layers",)), default=default)
+
+
+def under(path: str, *roots: str) -> Callable[[Config, int], Sequence[str]]:
+    """A module with its layer's number at `{}`, by itself or below one of `roots`, as models with a head save it."""
+    return lambda config, layer: [f"{root}{path}".format(layer) for root in ("", *roots)]
+
+
+def full_heads(
+    config: Config,
+    hidden: int,
+    heads: int,
+    hidden_names: tuple[str, ...] = ("hidden_size",),
+    heads_names: tuple[str, ...] = ("num_attention_heads",),
+) -> Data:
+    """Sizes of a layer whose heads share its width, each with a key head of its own, by their defaults and names."""
+    sizes = {
+        "hidden_size": config.integer(*hidden_names, default=hidden),
+        "num_heads": config.integer(*heads_names, default=heads),
+    }
+    return {**sizes, "head_dim": _shared_width(config, sizes)}
+
+
+def grouped_heads(config: Config, hidden: int, heads: int, kv: int | None = None, head_dim: int | None = None) -> Data:
+    """Sizes of a layer with num_key_value_heads and head_dim; null and None stand for what follows from the rest."""
+    found = full_sizes(config, hidden, heads, kv)
+    width = config.optional_integer("head_dim", default=head_dim)
+    return {**found, "head_dim": width or _shared_width(config, found)}
+
+
+def full_sizes(config: Config, hidden: int, heads: int, kv: int | None) -> Data:
+    """The same without head_dim."""
+    num_heads = config.integer("num_attention_heads", default=heads)
+    return {
+        "hidden_size": config.integer("hidden_size", default=hidden),
+        "num_heads": num_heads,
+        "num_kv_heads": config.optional_integer("num_key_value_heads", default=kv) or num_heads,
+    }
+
+
+def _shared_width(config: Config, sizes: Data) -> int:
+    width, rest = divmod(sizes["hidden_size"], sizes["num_heads"])
+    if rest:
+        raise RequestError(
+            f"{config.where}: {sizes['num_heads']} heads don't divide a width of {sizes['hidden_size']}: mend one."
+        )
+    return int(width)
+
+
+def causal(config: Config, window: int | None = None, chunk: int | None = None) -> Data:
+    """What a query of a decoder sees; `is_causal` false makes it an encoder."""
+    is_causal = config.flag("is_causal", default=True)
+    if not is_causal and (window or chunk):
+        raise config.wrong("is_causal", "true for layers with a window")
+    return {"causal": is_causal, "window": window, "attention_chunk_size": chunk}
+
+
+def kind_of(config: Config, layer: int, kinds: Sequence[str], default: str) -> str:
+    """The kind of a layer from `layer_types`, or what stands for it where there is none."""
+    listed = config.value("layer_types")
+    if listed is None:
+        return default
+    if not isinstance(listed, list) or len(listed) <= layer or not all(kind in kinds for kind in listed):
+        raise config.wrong("layer_types", f"a list of {' and '.join(kinds)}, one for each layer")
+    found: str = listed[layer]
+    return found
+
+
+def renamed(names: Mapping[str, str] | None = None) -> Reader:
+    """Weights that are ours but for their names: those of `names`, where ours is another. An encoding's own are read
+    only where `names` has them."""
+    return lambda tensors, path, spec, config: read_renamed(tensors, path, spec, names or {})
+
+
+def read_renamed(tensors: Tensors, path: str, spec: Spec, names: Mapping[str, str], *others: str) -> Weights:
+    """The same, but for `others`, which stand elsewhere."""
+    found: Weights = {}
+    for name, shape in layer_shapes(spec).items():
+        stem, dot, kind = name.rpartition(".")
+        stem, ending = (stem, dot + kind) if kind in ("weight", "bias") else (name, "")
+        if stem not in others and (stem in names or not name.startswith("encoding.")):
+            found[name] = tensors(f"{path}.{names.get(stem, stem)}{ending}", shape)
+    for stem in ATTENTION_PROJECTIONS:
+        if stem not in others and stem not in spec.bias:
+            refuse_bias(tensors, f"{path}.{names.get(stem, stem)}")
+    return found
+
+
+def refuse_bias(tensors: Tensors, module: str) -> None:
+    """Refuse a bias that config.json says nothing of."""
+    if f"{module}.bias" in tensors:
+        raise RequestError(
+            f"{str(tensors.folder)!r} holds {f'{module}.bias'!r}, by config.json that projection has no bias: mend one."
+        )

@@ -1,0 +1,188 @@
+"""Decoders that keep queries, keys and values in one projection: Phi-3, GPT-NeoX, Falcon, BLOOM, MPT; and GPT-J.
+
+All are causal; a scale that isn't given is 1/sqrt(head_dim).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from posexport.models.biases import alibi_slopes
+from posexport.models.checkpoints.architecture import (
+    Architecture,
+    Data,
+    Reader,
+    Weights,
+    causal,
+    count,
+    full_heads,
+    grouped_heads,
+    read_renamed,
+    refuse_bias,
+    renamed,
+    under,
+)
+from posexport.models.checkpoints.config import COMMON, Config
+from posexport.models.checkpoints.rope import Rotary
+from posexport.models.checkpoints.tensors import Tensors
+from posexport.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+QKV = ("q_proj", "k_proj", "v_proj")
+Split = Callable[["Tensor", Spec], tuple["Tensor", ...]]
+
+
+def blocks(fused: Tensor, spec: Spec) -> tuple[Tensor, ...]:
+    """Rows of all queries, then of all keys, then of all values."""
+    keys = spec.num_kv_heads * spec.head_dim
+    return tuple(fused.split((spec.num_heads * spec.head_dim, keys, keys)))
+
+
+def groups(fused: Tensor, spec: Spec) -> tuple[Tensor, ...]:
+    """Rows of each key head together: of its queries, its key and its value. With one key head these are `blocks`."""
+    each = fused.unflatten(0, (spec.num_kv_heads, -1, spec.head_dim))
+    return each[:, :-2].flatten(0, 2), each[:, -2].flatten(0, 1), each[:, -1].flatten(0, 1)
+
+
+def fused_reader(fused: str, output: str, split: Split) -> Reader:
+    """Weights of a layer whose module `fused` holds the rows of all three, and `output` what follows attention."""
+
+    def read(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
+        rows = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        shapes = {"weight": (rows, spec.hidden_size), "bias": (rows,)}
+        if "q_proj" not in spec.bias:
+            refuse_bias(tensors, f"{path}.{fused}")
+            del shapes["bias"]
+        found = read_renamed(tensors, path, spec, {"o_proj": output}, *QKV)
+        for kind, shape in shapes.items():
+            parts = split(tensors(f"{path}.{fused}.{kind}", shape), spec)
+            found |= {f"{name}.{kind}": part.contiguous() for name, part in zip(QKV, parts, strict=True)}
+        return found
+
+    return read
+
+
+_LONG = {"default": None, "longrope": "longrope", "su": "longrope", "yarn": "longrope"}
+
+
+def phi3(config: Config, layer: int) -> Data:
+    size = grouped_heads(config, 3072, 32)
+    for key, value in (("attention_bias", False), ("full_attn_mod", 1), ("interpolate_factor", 1)):
+        config.must(key, value)
+    trained = config.integer("original_max_position_embeddings", default=4096)
+    rotary = Rotary(part=1.0, types=_LONG, trained_length=trained).read(config, size["head_dim"])
+    window = config.optional_integer("sliding_window")
+    return {**size, **causal(config, window), "encoding": {"name": "rope", "layout": "half", **rotary}}
+
+
+NEOX_ROPE = Rotary(
+    theta_names=("rotary_emb_base", "rope_theta"), part=0.25, part_names=("rotary_pct", "partial_rotary_factor")
+)
+
+
+def gpt_neox(config: Config, layer: int) -> Data:
+    size = full_heads(config, 6144, 64)
+    bias = config.flag("attention_bias", default=True)
+    rotary = NEOX_ROPE.read(config, size["head_dim"])
+    return {**size, **causal(config), "bias": bias, "encoding": {"name": "rope", "layout": "half", **rotary}}
+
+
+def gptj(config: Config, layer: int) -> Data:
+    size = full_heads(config, 4096, 16, ("n_embd", "hidden_size"), ("n_head", "num_attention_heads"))
+    config.must("rotary", True)
+    config.must("scale_attn_weights", True)
+    encoding = {"name": "rope", "layout": "interleaved", "rotary_dim": config.integer("rotary_dim", default=64)}
+    return {**size, **causal(config), "encoding": encoding}
+
+
+def falcon(config: Config, layer: int) -> Data:
+    size = full_heads(config, 4544, 71, ("hidden_size", "n_embed"))
+    grouped = config.flag("new_decoder_architecture", default=False)
+    one = config.flag("multi_query", default=True)
+    given = config.optional_integer("num_kv_heads")
+    rotary = Rotary().read(config, size["head_dim"])
+    # Its slopes are divided by sqrt(head_dim) with the logits, where others add them. transformers rounds the products
+    # of slopes and positions to bf16, which is no part of the encoding.
+    slopes = [slope * size["head_dim"] ** -0.5 for slope in alibi_slopes(size["num_heads"])]
+    rope = {"name": "rope", "layout": "half", **rotary}
+    return {
+        **size,
+        **causal(config),
+        "num_kv_heads": (given if grouped else 1 if one else None) or size["num_heads"],
+        "bias": config.flag("bias", default=False),
+        "encoding": {"name": "alibi", "slopes": slopes} if config.flag("alibi", default=False) else rope,
+    }
+
+
+def bloom(config: Config, layer: int) -> Data:
+    size = full_heads(config, 64, 8, ("hidden_size", "n_embed"), ("n_head", "num_attention_heads"))
+    return {**size, **causal(config), "bias": True, "encoding": {"name": "alibi"}}
+
+
+MPT_ATTENTION = COMMON | {"attn_pdrop", "attn_impl"}
+
+
+def mpt(config: Config, layer: int) -> Data:
+    size = full_heads(config, 2048, 16, ("d_model", "hidden_size"), ("n_heads", "num_attention_heads"))
+    given = config.table("attn_config", MPT_ATTENTION)
+    for key, value in (("alibi", True), ("alibi_bias_max", 8), ("attn_type", "multihead_attention")):
+        given.must(key, value)
+    for key in ("qk_ln", "prefix_lm", "attn_uses_sequence_id"):
+        given.must(key, False)
+    given.must("clip_qkv", None)
+    return {**size, **causal(config), "scale": given.optional_number("softmax_scale"), "encoding": {"name": "alibi"}}
+
+
+_IN_A_MODEL = "transformer."
+
+ARCHITECTURES = {
+    "phi3": Architecture(
+        layers=count(32),
+        spec=phi3,
+        paths=under("layers.{}.self_attn", "model."),
+        weights=fused_reader("qkv_proj", "o_proj", blocks),
+        known="resid_pdrop embd_pdrop mlp_bias lm_head_bias",
+    ),
+    "gpt_neox": Architecture(
+        layers=count(44),
+        spec=gpt_neox,
+        paths=under("layers.{}.attention", "gpt_neox."),
+        weights=fused_reader("query_key_value", "dense", groups),
+        known="use_parallel_residual",
+    ),
+    "gptj": Architecture(
+        layers=count(28, "n_layer", "num_hidden_layers"),
+        spec=gptj,
+        paths=under("h.{}.attn", _IN_A_MODEL),
+        weights=renamed({"o_proj": "out_proj"}),
+        known="""n_positions n_ctx n_inner activation_function resid_pdrop embd_pdrop attn_pdrop summary_activation
+        summary_first_dropout summary_proj_to_labels summary_type summary_use_proj""",
+    ),
+    "falcon": Architecture(
+        layers=count(32),
+        spec=falcon,
+        paths=under("h.{}.self_attention", _IN_A_MODEL),
+        weights=fused_reader("query_key_value", "dense", groups),
+        known="""parallel_attn num_ln_in_parallel_attn ffn_hidden_size activation
+        apply_residual_connection_post_layernorm""",
+    ),
+    "bloom": Architecture(
+        layers=count(2, "n_layer", "num_hidden_layers"),
+        spec=bloom,
+        paths=under("h.{}.self_attention", _IN_A_MODEL),
+        weights=fused_reader("query_key_value", "dense", groups),
+        known="""apply_residual_connection_post_layernorm slow_but_exact attention_softmax_in_fp32 bias_dropout_fusion
+        masked_softmax_fusion n_inner offset_alibi seq_length skip_bias_add skip_bias_add_qkv""",
+    ),
+    "mpt": Architecture(
+        layers=count(24, "n_layers", "num_hidden_layers"),
+        spec=mpt,
+        paths=under("blocks.{}.attn", _IN_A_MODEL),
+        weights=fused_reader("Wqkv", "out_proj", blocks),
+        known="""expansion_ratio max_seq_len resid_pdrop emb_pdrop learned_pos_emb init_device init_config logit_scale
+        no_bias embedding_fraction norm_type tokenizer_name verbose""",
+    ),
+}

@@ -1,0 +1,247 @@
+"""Vision: ViT, Swin in both versions, DINOv3, Pixtral's tower, V-JEPA 2's encoder and SAM 2's memory attention.
+
+All see every token (of their window, for Swin); a scale that isn't given is 1/sqrt(head_dim), or Swin v2's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from posexport.errors import RequestError
+from posexport.models.checkpoints.architecture import (
+    Architecture,
+    Data,
+    Weights,
+    count,
+    full_heads,
+    read_renamed,
+    renamed,
+    under,
+)
+from posexport.models.checkpoints.config import Config
+from posexport.models.checkpoints.rope import axial_theta
+from posexport.models.checkpoints.tensors import Tensors
+from posexport.spec.spec import Spec
+
+
+def _pair(config: Config, name: str, default: int) -> tuple[int, int]:
+    """Two sizes, given as one number where they are equal."""
+    value = config.value(name, default=default)
+    both = value if isinstance(value, list) else [value, value]
+    if len(both) != 2 or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in both):
+        raise config.wrong(name, "a whole number from 1, or two of them")
+    return both[0], both[1]
+
+
+def _grid(config: Config, image: int, patch: int) -> tuple[int, int]:
+    """Patches along both sides of an image."""
+    (height, width), (rows, columns) = _pair(config, "image_size", image), _pair(config, "patch_size", patch)
+    return height // rows, width // columns
+
+
+def _vit_rows(config: Config) -> int:
+    rows, columns = _grid(config, 224, 16)
+    return rows * columns + 1  # the class token has a row of its own
+
+
+def vit(config: Config, layer: int) -> Data:
+    """Its table is added at the input, so that layers after the first know no positions themselves."""
+    biases = ["q_proj", "k_proj", "v_proj", "o_proj"] if config.flag("qkv_bias", default=True) else ["o_proj"]
+    rows = _vit_rows(config)
+    encoding = {"name": "learned", "max_positions": rows} if layer == 0 else {"name": "none"}
+    return {**full_heads(config, 768, 12), "bias": biases, "encoding": encoding}
+
+
+VIT_NAMES = {
+    "q_proj": "attention.query",
+    "k_proj": "attention.key",
+    "v_proj": "attention.value",
+    "o_proj": "output.dense",
+}
+
+
+def vit_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
+    found = read_renamed(tensors, path, spec, VIT_NAMES)
+    if spec.encoding.at_input:
+        name = f"{path.partition('encoder.layer.')[0]}embeddings.position_embeddings"
+        found["encoding.weight"] = tensors(name, (1, _vit_rows(config), spec.hidden_size))[0]
+    return found
+
+
+def _stage(config: Config, layer: int) -> tuple[int, int]:
+    """The stage of Swin that a layer lies in, and its number there."""
+    for stage, depth in enumerate(_depths(config)):
+        if layer < depth:
+            return stage, layer
+        layer -= depth
+    raise RequestError(f"{config.where}: depths ends before that layer: give an earlier one.")
+
+
+def _depths(config: Config) -> list[int]:
+    return config.integers("depths", default=[2, 2, 6, 2]) or []
+
+
+def swin_layers(config: Config) -> int:
+    return sum(_depths(config))
+
+
+def _windowed(config: Config, layer: int) -> tuple[Data, int, int]:
+    """Sizes of a layer of Swin, its stage, and the cells along the shorter side of the stage's grid."""
+    stage, block = _stage(config, layer)
+    config.must("use_absolute_embeddings", False)
+    heads = config.integers("num_heads", default=[3, 6, 12, 24]) or []
+    if len(heads) != len(_depths(config)) or not heads[stage]:
+        raise config.wrong("num_heads", "a list of whole numbers from 1, one for each of depths")
+    width = config.integer("embed_dim", default=96) * 2**stage
+    if width % heads[stage]:
+        raise RequestError(f"{config.where}: {heads[stage]} heads don't divide the width {width} of stage {stage}.")
+    grid = _grid(config, 224, 4)
+    if any(side % 2**stage for side in grid):
+        raise config.wrong("image_size", f"such that its grid of {grid[0]} by {grid[1]} patches halves {stage} times")
+    cells = min(grid) // 2**stage
+    if block % 2 and cells > config.integer("window_size", default=7):
+        raise RequestError(
+            f"{config.where}: layer {layer} shifts its windows, and a block has no input for the mask that borders "
+            f"need: give a layer that doesn't, such as {layer - 1}."
+        )
+    return {"hidden_size": width, "num_heads": heads[stage]}, stage, cells
+
+
+def swin(config: Config, layer: int) -> Data:
+    size, stage, cells = _windowed(config, layer)
+    window = config.integer("window_size", default=7)
+    if cells < window:
+        raise RequestError(
+            f"{config.where}: the windows of stage {stage} are larger than its grid: give another layer."
+        )
+    biases = ["q_proj", "k_proj", "v_proj", "o_proj"] if config.flag("qkv_bias", default=True) else ["o_proj"]
+    return {**size, "bias": biases, "encoding": {"name": "swin", "window_size": window}}
+
+
+def swinv2(config: Config, layer: int) -> Data:
+    size, stage, cells = _windowed(config, layer)
+    window = min(cells, config.integer("window_size", default=7))
+    trained = config.integers("pretrained_window_sizes", default=[0, 0, 0, 0]) or []
+    if len(trained) <= stage:
+        raise config.wrong("pretrained_window_sizes", "a list of whole numbers, one for each of depths")
+    encoding = {"name": "swinv2", "window_size": window, "pretrained_window_size": trained[stage] or None}
+    biases = ["q_proj", "v_proj", "o_proj"] if config.flag("qkv_bias", default=True) else ["o_proj"]
+    return {**size, "bias": biases, "encoding": encoding}
+
+
+def _block_of_swin(*roots: str) -> Callable[[Config, int], Sequence[str]]:
+    def paths(config: Config, layer: int) -> Sequence[str]:
+        stage, block = _stage(config, layer)
+        return [f"{root}encoder.layers.{stage}.blocks.{block}.attention" for root in ("", *roots)]
+
+    return paths
+
+
+SWIN_NAMES = {
+    "q_proj": "self.query",
+    "k_proj": "self.key",
+    "v_proj": "self.value",
+    "o_proj": "output.dense",
+    "encoding.relative_position_bias_table": "self.relative_position_bias_table",
+    "encoding.continuous_position_bias_mlp.0": "self.continuous_position_bias_mlp.0",
+    "encoding.continuous_position_bias_mlp.2": "self.continuous_position_bias_mlp.2",
+    "encoding.logit_scale": "self.logit_scale",
+}
+
+
+def dinov3(config: Config, layer: int) -> Data:
+    """The class token and the registers stand first and have no position."""
+    flags = {"q_proj": ("query_bias", True), "k_proj": ("key_bias", False), "v_proj": ("value_bias", True)}
+    flags["o_proj"] = ("proj_bias", True)
+    return {
+        **full_heads(config, 384, 6),
+        "bias": [name for name, (key, default) in flags.items() if config.flag(key, default=default)],
+        "prefix_tokens": 1 + config.integer("num_register_tokens", default=0, at_least=0),
+        "encoding": {"name": "rope-dinov3", "theta": config.number("rope_theta", default=100.0)},
+    }
+
+
+def pixtral(config: Config, layer: int) -> Data:
+    size = full_heads(config, 1024, 16)
+    config.must("head_dim", None, size["head_dim"])
+    theta = axial_theta(config, "rope_theta")
+    axes = {"order": "yx", "spacing": "alternate", "layout": "half-head"}
+    return {**size, "encoding": {"name": "rope2d", "theta": theta, **axes}}
+
+
+def vjepa2(config: Config, layer: int) -> Data:
+    biases = ["q_proj", "k_proj", "v_proj", "o_proj"] if config.flag("qkv_bias", default=True) else ["o_proj"]
+    return {**full_heads(config, 1024, 16), "bias": biases, "encoding": {"name": "rope-vjepa2"}}
+
+
+_MEMORY = "memory_attention_"
+
+
+def sam2_video(config: Config, layer: int) -> Data:
+    """Self-attention over the tokens of a frame; cross-attention to the memory has keys of another width."""
+    size = full_heads(config, 256, 1, (f"{_MEMORY}hidden_size",), (f"{_MEMORY}num_attention_heads",))
+    narrower = config.integer(f"{_MEMORY}downsample_rate", default=1)
+    theta = axial_theta(config, f"{_MEMORY}rope_theta")
+    width = size["hidden_size"] // narrower // size["num_heads"]
+    return {**size, "head_dim": width, "bias": True, "encoding": {"name": "rope2d", "theta": theta}}
+
+
+_PIXELS = "num_channels encoder_stride drop_path_rate mlp_ratio"
+_SWIN = f"{_PIXELS} path_norm num_layers hidden_size stage_names out_features out_indices"
+
+ARCHITECTURES = {
+    "vit": Architecture(
+        layers=count(12),
+        spec=vit,
+        paths=under("encoder.layer.{}.attention", "vit."),
+        weights=vit_weights,
+        known=f"{_PIXELS} pooler_output_size pooler_act",
+    ),
+    "swin": Architecture(
+        layers=swin_layers, spec=swin, paths=_block_of_swin("swin."), weights=renamed(SWIN_NAMES), known=_SWIN
+    ),
+    "swinv2": Architecture(
+        layers=swin_layers, spec=swinv2, paths=_block_of_swin("swinv2."), weights=renamed(SWIN_NAMES), known=_SWIN
+    ),
+    "dinov3_vit": Architecture(
+        layers=count(12),
+        spec=dinov3,
+        paths=under("layer.{}.attention", "model."),
+        weights=renamed(),
+        known=f"""{_PIXELS} image_size patch_size mlp_bias layerscale_value use_gated_mlp apply_layernorm
+        pos_embed_shift pos_embed_jitter pos_embed_rescale reshape_hidden_states stage_names out_features
+        out_indices""",
+    ),
+    "pixtral": Architecture(
+        layers=count(24),
+        spec=pixtral,
+        paths=under("transformer.layers.{}.attention", "vision_tower.", "model.vision_tower.", "vision_encoder."),
+        weights=renamed(),
+        known=f"{_PIXELS} image_size patch_size is_composition",
+    ),
+    "vjepa2": Architecture(
+        layers=count(24),
+        spec=vjepa2,
+        paths=under("encoder.layer.{}.attention", "vjepa2."),
+        weights=renamed({"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "proj"}),
+        known="""patch_size crop_size image_size frames_per_clip tubelet_size in_chans drop_path_rate mlp_ratio
+        num_pooler_layers pred_hidden_size pred_num_attention_heads pred_num_hidden_layers pred_num_mask_tokens
+        pred_zero_init_mask_tokens pred_mlp_ratio use_SiLU wide_SiLU""",
+    ),
+    "sam2_video": Architecture(
+        layers=count(4, f"{_MEMORY}num_layers"),
+        spec=sam2_video,
+        paths=under("memory_attention.layers.{}.self_attn"),
+        weights=renamed(),
+        known="""vision_config prompt_encoder_config mask_decoder_config num_maskmem image_size
+        sigmoid_scale_for_mem_enc sigmoid_bias_for_mem_enc enable_occlusion_spatial_embedding multimask_output_in_sam
+        multimask_min_pt_num multimask_max_pt_num multimask_output_for_tracking max_object_pointers_in_encoder
+        max_cond_frame_num enable_temporal_pos_encoding_for_object_pointers memory_attention_dropout
+        memory_attention_feed_forward_hidden_size memory_attention_feed_forward_hidden_act
+        memory_attention_rope_feat_sizes memory_attention_rope_dropout memory_encoder_hidden_size
+        memory_encoder_output_channels mask_downsampler_embed_dim mask_downsampler_kernel_size mask_downsampler_stride
+        mask_downsampler_padding mask_downsampler_total_stride mask_downsampler_hidden_act memory_fuser_num_layers
+        memory_fuser_embed_dim memory_fuser_intermediate_dim memory_fuser_kernel_size memory_fuser_padding
+        memory_fuser_layer_scale_init_value memory_fuser_hidden_act""",
+    ),
+}

@@ -1,0 +1,193 @@
+"""Shape profiles of a plan: for each input its smallest, usual and largest shape. Imports no engine.
+
+A request names a dimension, `seq=1:1024:4096` (min:opt:max, or one number for all three), or an input,
+`position_ids=1x1,1x1024,8x4096`, whose fixed last dimensions may be left out. Dimensions are shared by name between
+inputs, so either settles the other inputs too. TensorRT knows no sums: total_seq spans those of past_seq and seq, and
+may only be asked for what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from posexport.artifact.plan import MOMENTS
+from posexport.errors import RequestError, unknown
+from posexport.spec.contract import SUMS, Shape, smallest
+
+Range = tuple[int, int, int]
+"""A dimension's smallest, usual and largest size."""
+
+DEFAULTS: Mapping[str, Range] = {
+    "batch": (1, 1, 8),
+    "seq": (1, 1024, 4096),
+    "past_seq": (0, 1024, 4096),
+    "max_seq": (1, 4096, 4096),
+    "encoder_seq": (1, 1024, 4096),
+}
+"""What a dynamic dimension spans where no request says otherwise."""
+
+_STEP = {"seq": 1}
+"""The usual size of a dimension beside a cache: most runs then add one token."""
+_BESIDES = {"seq": 0, "past_seq": 1, "max_seq": 0}
+"""The dimensions that a table of positions bounds, and how many of its rows others need at least."""
+
+_LARGEST = 2**31 - 1
+_HOW = "write it like seq=1:1024:4096 or position_ids=1x1,1x1024,8x4096"
+
+
+def profiles_of(
+    shapes: Mapping[str, Shape],
+    requests: Iterable[str] = (),
+    seq_limit: int | None = None,
+    fixed: Mapping[str, int] | None = None,
+) -> dict[str, dict[str, list[int]]]:
+    """{input: {min, opt, max}} for every input; `shapes` hold a name where a dimension is dynamic.
+
+    `seq_limit` caps the defaults of `seq` and of caches (the positions that a trained table holds), `fixed` holds the
+    sizes of dimensions that the graph fixes. Raises RequestError for a request that names nothing, isn't ordered
+    min <= opt <= max, or contradicts another one, a fixed dimension or a sum.
+    """
+    ranges: dict[str, tuple[Range, str]] = {}
+    dynamic = list(dict.fromkeys(dim for shape in shapes.values() for dim in shape if isinstance(dim, str)))
+    for request in requests:
+        name, equals, sizes = (part.strip() for part in request.partition("="))
+        if not equals or not name or not sizes:
+            raise RequestError(f"--profile {request!r} is not NAME=SIZES: {_HOW}.")
+        if name in shapes:
+            found = _by_input(request, shapes[name], sizes)
+        elif name in dynamic:
+            found = {name: _ordered(request, name, [_size(request, part) for part in _range(request, sizes)])}
+        else:
+            raise unknown("input or dimension in --profile", name, [*dynamic, *shapes])
+        for dim, wanted in found.items():
+            before, by = ranges.setdefault(dim, (wanted, request))
+            if before != wanted:
+                raise RequestError(
+                    f"--profile {request!r} gives {dim} {_text(wanted)}, --profile {by!r} gives it {_text(before)}: "
+                    "keep one of them."
+                )
+    known: dict[str, Range] = {dim: (size, size, size) for dim, size in (fixed or {}).items()}
+    beside = {*dynamic, *known}
+    known |= {
+        dim: ranges[dim][0] if dim in ranges else _default(dim, beside, seq_limit) for dim in dynamic if dim not in SUMS
+    }
+    spans = known | {dim: _sum(dim, known, *ranges.get(dim, (None, ""))) for dim in dynamic if dim in SUMS}
+    return {
+        name: {
+            moment: [spans[dim][at] if isinstance(dim, str) else dim for dim in shape]
+            for at, moment in enumerate(MOMENTS)
+        }
+        for name, shape in shapes.items()
+    }
+
+
+def check_shapes(profiles: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, Iterable[int]]) -> None:
+    """RequestError unless `shapes` has one for each input of the profiles, and no other, between its min and max."""
+    if set(shapes) != set(profiles):
+        raise RequestError(f"inputs {', '.join(sorted(shapes))} were given: the plan takes {', '.join(profiles)}.")
+    for name, given in shapes.items():
+        shape, smallest, largest = list(given), profiles[name]["min"], profiles[name]["max"]
+        if len(shape) != len(smallest) or not all(
+            least <= dim <= most for least, dim, most in zip(smallest, shape, largest, strict=True)
+        ):
+            raise RequestError(
+                f"input {name!r} has shape {shape}: the plan takes {smallest} to {largest}, so give such a shape or "
+                "compile with another --profile."
+            )
+
+
+def describe(profiles: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(input, "1x1 to 8x4096, tuned for 1x1024") for people."""
+    found = []
+    for name, shapes in profiles.items():
+        smallest, usual, largest = ("x".join(map(str, shapes[moment])) for moment in MOMENTS)
+        found.append((name, usual if smallest == largest else f"{smallest} to {largest}, tuned for {usual}"))
+    return found
+
+
+def _default(dim: str, beside: Iterable[str], seq_limit: int | None) -> Range:
+    if dim not in DEFAULTS:
+        raise RequestError(f"dimension {dim!r} has no default: give it with --profile {dim}=MIN:OPT:MAX.")
+    least, usual, largest = DEFAULTS[dim]
+    if not {"past_seq", "max_seq"}.isdisjoint(beside):
+        usual = _STEP.get(dim, usual)
+    limit = max(seq_limit - _BESIDES[dim], least) if dim in _BESIDES and seq_limit is not None else largest
+    return least, min(usual, limit), min(largest, limit)
+
+
+def _sum(dim: str, spans: Mapping[str, Range], wanted: Range | None, request: str) -> Range:
+    """The range of a sum from those of its parts; RequestError where a request `wanted` another."""
+    parts = SUMS[dim]
+    if not set(parts) <= set(spans):
+        raise RequestError(f"dimension {dim!r} is {' + '.join(parts)}, which the graph lacks: export it again.")
+    low, usual, high = (sum(spans[part][at] for part in parts) for at in range(3))
+    if wanted is not None and wanted != (low, usual, high):
+        raise RequestError(
+            f"--profile {request!r} gives {dim} {_text(wanted)}: it is {' + '.join(parts)}, which span "
+            f"{_text((low, usual, high))}, so ask for those alone."
+        )
+    return low, usual, high
+
+
+def _range(request: str, sizes: str) -> list[str]:
+    parts = sizes.split(":")
+    if len(parts) not in (1, 3):
+        raise RequestError(f"--profile {request!r} has {len(parts)} sizes, not min:opt:max or a single one: {_HOW}.")
+    return parts * 3 if len(parts) == 1 else parts
+
+
+def _by_input(request: str, shape: Shape, text: str) -> dict[str, Range]:
+    parts = text.split(",")
+    if len(parts) not in (1, 3):
+        raise RequestError(f"--profile {request!r} has {len(parts)} shapes, not min,opt,max or a single one: {_HOW}.")
+    least = max((at + 1 for at, dim in enumerate(shape) if isinstance(dim, str)), default=0)
+    columns = [_sizes(request, part) for part in (parts * 3 if len(parts) == 1 else parts)]
+    for column in columns:
+        if not least <= len(column) <= len(shape) or len(column) != len(columns[0]):
+            raise RequestError(
+                f"--profile {request!r} has a shape of {len(column)} dimensions, the input has {list(shape)}: "
+                "give each shape all of them, fixed last ones may be left out."
+            )
+    found: dict[str, Range] = {}
+    for dim, sizes in zip(shape, zip(*columns, strict=True), strict=False):
+        if isinstance(dim, str):
+            wanted = _ordered(request, dim, list(sizes))
+            if found.setdefault(dim, wanted) != wanted:
+                raise RequestError(f"--profile {request!r} gives {dim} two ranges: give it one.")
+        elif set(sizes) != {dim}:
+            raise RequestError(
+                f"--profile {request!r} gives {_text(sizes)} where the input has the fixed size {dim}: "
+                "give that size, or export with dynamic dimensions."
+            )
+    return found
+
+
+def _size(request: str, text: str) -> int:
+    text = text.strip()
+    if not (text.isascii() and text.isdecimal() and int(text) <= _LARGEST):
+        raise _no_size(request, text, 1)
+    return int(text)
+
+
+def _sizes(request: str, text: str) -> list[int]:
+    return [_size(request, part) for part in text.split("x")]
+
+
+def _ordered(request: str, dim: str, sizes: list[int]) -> Range:
+    low, usual, high = sizes
+    if min(sizes) < smallest(dim):
+        raise _no_size(request, str(min(sizes)), smallest(dim))
+    if not low <= usual <= high:
+        raise RequestError(
+            f"--profile {request!r} gives {dim} {_text(sizes)}, which is not ordered: give min <= opt <= max."
+        )
+    return low, usual, high
+
+
+def _no_size(request: str, text: str, least: int) -> RequestError:
+    return RequestError(f"--profile {request!r}: {text.strip()!r} is no size from {least} to {_LARGEST}: {_HOW}.")
+
+
+def _text(sizes: Iterable[int]) -> str:
+    return ":".join(map(str, sizes))

@@ -1,0 +1,239 @@
+"""What users have without posexport, as ONNX files: the peers that an artifact's time is held against.
+
+write_plain      torch's own exporter, called as a user calls it, on the same block with the same weights in plain
+                 torch: none of posexport's operators, scaled_dot_product_attention where it applies
+write_optimized  such a file through ONNX Runtime's transformers optimizer
+write_fused      such a file through onnxscript's fusions for ONNX Runtime, which know what torch's exporter writes
+
+All keep the artifact's inputs, outputs and dynamic dimensions, so whoever can run the artifact can run them. A peer
+that computes something else is no peer: what an optimizer breaks is refused, with how far off it is.
+
+Measured with onnxruntime 1.31 and onnxscript 0.7: the first fuses no attention in anything that torch's exporter writes
+(its patterns start at the norm behind an attention and are those of the older, TorchScript exporter), only norms and
+gelus of whole layers; the second makes MultiHeadAttention of attention without caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+
+from posexport.artifact import onnx_file
+from posexport.artifact.onnx_artifact import EXTERNAL_FROM, Artifact, read_onnx
+from posexport.bench.shapes import Sizes, seeded_inputs
+from posexport.custom_ops.operator import plain_torch
+from posexport.errors import RequestError
+from posexport.files import staged
+from posexport.models.block import build_block
+from posexport.models.weights import TORCH_DTYPES
+from posexport.spec.contract import SUMS, graph_inputs, graph_outputs
+from posexport.spec.spec import Spec
+
+OPSETS = range(18, 25)
+"""What torch's exporter writes."""
+
+MODEL_TYPES = ("bert", "gpt2", "bart", "t5", "conformer", "qwen3")
+"""The optimizer's kinds of models that could fit; `phi` fails in itself, the others are of convolutions."""
+
+_ATTENTION = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention")
+_EQUAL = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-1}
+"""Most that an optimizer may change an output, of its largest value."""
+
+_TRACED = {"batch": 2, "seq": 7, "past_seq": 5, "max_seq": 19, "encoder_seq": 11}
+
+
+def write_plain(artifact: Path, output: Path, opset: int = 20) -> None:
+    """Write the block of the ONNX artifact at `artifact` as torch's exporter writes it from plain torch, to `output`.
+
+    Weights of 1.5 GB or more go to `<output>.data`. Raises RequestError for other files and opsets, and where torch's
+    exporter can't write this block, with its reason.
+    """
+    if opset not in OPSETS:
+        raise RequestError(
+            f"opset is {opset}: torch's exporter writes {OPSETS[0]} to {OPSETS[-1]}, so give one of those."
+        )
+    found = read_onnx(artifact)
+    model = _exported(found, opset)
+    with staged() as files:
+        if sum(tensor.nbytes for tensor in onnx_file.weights_of(model).values()) >= EXTERNAL_FROM:
+            onnx_file.write_external(model, output, files)
+        else:
+            files.write(output, lambda file: onnx_file.write_inline(model, file))
+
+
+def write_optimized(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
+    """Write what ONNX Runtime's transformers optimizer makes of the file at `plain`, to `output`.
+
+    It takes the kind of model as which most is fused: attention first, then the fewest nodes. Returns how many nodes
+    of each operator of ONNX Runtime's own stand in the file; none where nothing was fused. Raises RequestError where
+    the optimizer fails, or the result is another function or can't be run to tell.
+    """
+    from onnxruntime.transformers import optimizer
+
+    found: list[onnx.ModelProto] = []
+    for kind in MODEL_TYPES:
+        with _optimizing(plain, "ONNX Runtime's transformers optimizer"):
+            made = optimizer.optimize_model(
+                str(plain), model_type=kind, num_heads=spec.num_heads, hidden_size=spec.hidden_size
+            )
+        found.append(made.model)
+    best = min(found, key=lambda model: (-sum(_own_nodes(model)[name] for name in _ATTENTION), len(model.graph.node)))
+    _write_equal(best, plain, output, spec)
+    return dict(_own_nodes(best))
+
+
+def write_fused(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
+    """Write what onnxscript's fusions for ONNX Runtime make of the file at `plain`; otherwise as `write_optimized`."""
+    from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+    with _optimizing(plain, "onnxscript's optimizer for ONNX Runtime"):
+        made, _ = optimize_for_ort(ir.from_proto(onnx.load(plain)))
+        model = ir.to_proto(made)
+    _write_equal(model, plain, output, spec)
+    return dict(_own_nodes(model))
+
+
+@contextlib.contextmanager
+def _optimizing(plain: Path, who: str) -> Iterator[None]:
+    try:
+        with _quiet():
+            yield
+    except Exception as error:  # whatever such a rewrite stumbles over
+        raise RequestError(f"{who} can't take {plain.name!r} ({_reason(error)}): leave this peer out.") from error
+
+
+def _own_nodes(model: onnx.ModelProto) -> Counter[str]:
+    """The nodes of ONNX Runtime's own domain, by operator."""
+    return Counter(node.op_type for node in model.graph.node if node.domain == "com.microsoft")
+
+
+def _write_equal(model: onnx.ModelProto, plain: Path, output: Path, spec: Spec) -> None:
+    with staged() as files:
+        files.write(output, lambda file: file.write(model.SerializeToString(deterministic=True)))
+    try:
+        _check_equal(plain, output, spec)
+    except BaseException:
+        output.unlink()
+        raise
+
+
+def _check_equal(plain: Path, optimized: Path, spec: Spec) -> None:
+    """Run both files on ONNX Runtime's CPU on seeded inputs; RequestError where an output is another one."""
+    from posexport.runtimes import ort
+
+    inputs = seeded_inputs(spec, _sizes(spec, onnx.load(plain, load_external_data=False)), 0)
+    with _optimizing(optimized, "ONNX Runtime's CPU"):
+        want, got = (ort.load(path, {}).run(inputs) for path in (plain, optimized))
+    for name, value in want.items():
+        one, two = (np.asarray(each, dtype=np.float64) for each in (value, got[name]))
+        error = float(np.abs(one - two).max()) if one.shape == two.shape else float("inf")
+        if not error <= _EQUAL[spec.dtype] * max(1.0, float(np.abs(one).max())):
+            raise RequestError(
+                f"the optimizer changed the function: {name} of {plain.name!r} is off by {error:.2g}, "
+                "so leave this peer out."
+            )
+
+
+def _sizes(spec: Spec, model: onnx.ModelProto) -> Sizes:
+    """Small sizes of the dimensions of `spec`, but for those that the file fixes."""
+    sizes: dict[str, int] = {}
+    own = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
+    for name, (shape, _) in graph_inputs(spec).items():
+        for dim, entry in zip(shape, own[name], strict=True):
+            if isinstance(dim, str) and dim not in SUMS:
+                sizes[dim] = entry.dim_value or _TRACED[dim]
+    if spec.kv_cache == "shared":
+        sizes["past_seq"] = min(_TRACED["past_seq"], sizes["max_seq"] - sizes["seq"])
+    return Sizes(**sizes)
+
+
+def _exported(artifact: Artifact, opset: int) -> ir.Model:
+    spec, inputs = artifact.spec, artifact.inputs()
+    block = build_block(spec, artifact.weights())
+    sizes = {
+        dim: size for name, (shape, _) in graph_inputs(spec).items() for dim, size in _fixed(shape, inputs[name][0])
+    }
+    sizes = {**_TRACED, **sizes}
+    sizes |= {name: sum(sizes[part] for part in parts) for name, parts in SUMS.items()}
+    example = tuple(
+        torch.zeros([sizes[dim] if isinstance(dim, str) else dim for dim in shape], dtype=_dtype(dtype))
+        for shape, dtype in graph_inputs(spec).values()
+    )
+    dynamic = tuple(
+        {axis: torch.export.Dim.DYNAMIC for axis, dim in enumerate(inputs[name][0]) if isinstance(dim, str)}
+        for name in graph_inputs(spec)
+    )
+    try:
+        with _quiet(), torch.no_grad(), plain_torch():
+            program = torch.onnx.export(
+                block,
+                example,
+                dynamo=True,
+                opset_version=opset,
+                input_names=list(graph_inputs(spec)),
+                output_names=list(graph_outputs(spec)),
+                dynamic_shapes=(dynamic,),
+                verbose=False,
+            )
+    except Exception as error:
+        raise RequestError(
+            f"torch's exporter can't write {spec.encoding.name} at opset {opset} ({_reason(error)}): "
+            "try another opset, or leave this peer out."
+        ) from error
+    assert program is not None
+    model = program.model
+    for values, named in ((model.graph.inputs, inputs), (model.graph.outputs, artifact.outputs())):
+        for value in values:  # the exporter has names of its own for the same dimensions
+            assert value.name is not None
+            value.shape = ir.Shape(named[value.name][0])
+    for node in model.graph.all_nodes():  # files and lines of the place it was made in
+        node.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    model.metadata_props.clear()
+    return model
+
+
+def _fixed(shape: tuple[str | int, ...], own: tuple[str | int, ...]) -> Iterator[tuple[str, int]]:
+    """The dimensions of a spec's input that a file has as numbers."""
+    for dim, size in zip(shape, own, strict=True):
+        if isinstance(dim, str) and isinstance(size, int):
+            yield dim, size
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, TORCH_DTYPES[name])
+    return dtype
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the first cause, which says what the outer ones only report."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200].rstrip('.')}" if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what exporters and optimizers print and log on the way."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxruntime", "onnxscript", "")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

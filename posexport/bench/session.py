@@ -1,0 +1,306 @@
+"""The candidates of one benchmark in the field: a process for each, rounds in alternation, and what came of it.
+
+A process keeps its luck for as long as it lives (where its memory lies, where its threads run), so a session opens a
+process for every candidate, times every shape and closes them; several sessions tell how much of a ratio is luck.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import attrs
+
+from posexport.bench import statistics
+from posexport.bench.candidates import AGAINST, EXPORTED, Candidate
+from posexport.bench.result import BOUND, FAILED, NOT_RUN, TIMED, Timing
+from posexport.bench.rounds import PAUSE, Others, interleave
+from posexport.bench.shapes import Sizes, Subject
+from posexport.bench.worker import LONG_RUN_SECONDS
+from posexport.processes import Worker
+from posexport.runtimes import TENSORRT
+
+BURST, MIN_BURST_SECONDS = 3, 0.01
+"""Timed runs of a turn at least, and the seconds for which they, and the untimed ones before them, go on about."""
+
+MOST_RUNS = 1000
+
+OPEN_LIMIT, RUN_LIMIT = 900.0, 300.0
+"""Seconds: to load and compile for one shape, and for one turn."""
+
+LEAST_ROUNDS = 3
+
+Turns = list[list[float]]
+"""The seconds of every timed run, by round."""
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """How everything is timed. `budget` is in seconds, for the rounds of one shape in one session."""
+
+    rounds: int
+    warmup: int
+    threads: int | None
+    cuda_graph: bool
+    seed: int
+    budget: float
+
+
+@attrs.define
+class _Series:
+    """What one candidate gave at one shape: a list of turns per process, and what each process said of itself."""
+
+    turns: list[Turns] = attrs.field(factory=list)
+    ready: list[Mapping[str, Any]] = attrs.field(factory=list)
+
+
+class BenchSession:
+    """The candidates of one benchmark: those that run have a process, the others a reason."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        candidates: Sequence[Candidate],
+        sizes: Sequence[Sizes],
+        settings: Settings,
+        earlier: Subject | None,
+        progress: Callable[[str], object],
+        ways: Mapping[tuple[str, str], str] | None = None,
+    ) -> None:
+        """`ways` says how a floor is run, by its name and the sizes; else all processes do as the first."""
+        self._ways = dict(ways or {})
+        self._subject, self._earlier, self._settings = subject, earlier, settings
+        self._candidates = {candidate.name: candidate for candidate in candidates}
+        self._sizes, self._progress = list(sizes), progress
+        self._series = [{name: _Series() for name in self._candidates} for _ in self._sizes]
+        self._out: dict[tuple[str, int | None], Timing] = {}  # at one shape, or (None) at all of them
+        self._loaded: dict[str, list[Mapping[str, Any]]] = {name: [] for name in self._candidates}
+        self._workers: dict[str, Worker] = {}
+        self._notes: dict[str, str] = {}
+        self._unmade: dict[str, Timing] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="posexport-", ignore_cleanup_errors=True)
+        self.rounds = [0] * len(self._sizes)
+        self.sessions = 0
+        self.machine_load = 0.0
+
+    def __enter__(self) -> BenchSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        self._folder.cleanup()
+
+    def session(self) -> None:
+        """Time every candidate at every shape once more, each in a new process."""
+        number = self.sessions = self.sessions + 1
+        again = f" (process {number})" if number > 1 else ""
+        for candidate in self._candidates.values():
+            if not self._gone(candidate.name):
+                self._progress(f"loading {candidate.name}{again}")
+                self._open(candidate)
+        for index, sizes in enumerate(self._sizes):
+            self._measure(index, sizes, again)
+        self._close()
+
+    def timings(self, index: int) -> tuple[Timing, ...]:
+        """Every candidate at one shape, in their order; none before the first session."""
+        if not self.sessions:
+            return ()
+        return tuple(
+            self._timing(name, index)
+            if self._whole(name, index)
+            else self._out.get((name, None)) or self._out[name, index]
+            for name in self._candidates
+        )
+
+    def _whole(self, name: str, index: int) -> bool:
+        """Whether every session timed it at this shape; what fails later stays timed at the shapes before."""
+        return len(self._series[index][name].turns) == self.sessions
+
+    def _close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+    def _gone(self, name: str, index: int | None = None) -> bool:
+        return (name, None) in self._out or (name, index) in self._out
+
+    def _open(self, candidate: Candidate) -> None:
+        name, settings = candidate.name, self._settings
+        source = self._earlier if candidate.role == AGAINST and self._earlier is not None else self._subject
+        missing = candidate.missing(source)
+        if missing is not None:
+            self._out[name, None] = Timing(runtime=name, state=NOT_RUN, reason=missing)
+            return
+        options = dict(candidate.options)
+        if settings.cuda_graph and candidate.takes("cuda_graph"):
+            options["cuda_graph"] = True
+        threads = settings.threads if candidate.takes("threads") else None
+        idle = ["--threads"] * (threads != settings.threads)
+        if settings.cuda_graph and candidate.runtime.needs_gpu and "cuda_graph" not in options:
+            idle.append("--cuda-graph")
+        self._notes[name] = "; ".join(f"{option} has no effect on it" for option in idle)
+        if candidate.runtime.module == TENSORRT and source.plan_runtime is None:
+            options["profile"] = source.profile(self._sizes)
+        path = self._path(candidate, source)
+        if path is None:
+            return
+        worker = self._workers[name] = Worker("posexport.bench.worker")
+        asked = {"runtime_name": candidate.runtime.name, "role": candidate.role, "options": options, "threads": threads}
+        reply = self._ask(worker, name, None, "open", OPEN_LIMIT, path=str(path.resolve()), **asked)
+        if reply is not None:
+            self._loaded[name].append(reply)
+
+    def _path(self, candidate: Candidate, source: Subject) -> Path | None:
+        """The file that it opens; None where it can't be made, with the reason noted."""
+        if candidate.torch_side:
+            return source.onnx
+        if candidate.role not in EXPORTED:
+            return source.path
+        made = self._made("torch-onnx", candidate.name, source=str(self._subject.onnx.resolve()))
+        if made is None or candidate.role == "torch-onnx":
+            return made
+        return self._made("ort-optimizer", candidate.name, source=str(made), spec=self._subject.spec.to_dict())
+
+    def _made(self, role: str, name: str, **fields: Any) -> Path | None:
+        """The file of a peer, made once, by a process that ends then."""
+        path = Path(self._folder.name) / f"{role}.onnx"
+        if path.exists():
+            return path
+        if role in self._unmade:
+            self._out[name, None] = attrs.evolve(self._unmade[role], runtime=name)
+            return None
+        self._progress(f"exporting {role}")
+        worker = Worker("posexport.bench.worker")
+        try:
+            reply = self._ask(worker, name, None, "make", OPEN_LIMIT, role=role, path=str(path), **fields)
+        finally:
+            worker.close()
+        if reply is None:
+            self._unmade[role] = self._out[name, None]
+            return None
+        return path
+
+    def _measure(self, index: int, sizes: Sizes, again: str) -> None:
+        settings = self._settings
+        ready: dict[str, Mapping[str, Any]] = {}
+        asked = {"spec": self._subject.spec.to_dict(), **sizes.to_dict(), "seed": settings.seed}
+        asked |= {"warmup": settings.warmup}
+        transient = 0  # bytes that a candidate before takes anew in every run
+        for name in self._candidates:
+            if self._gone(name, index):
+                continue
+            if name not in self._workers:  # it ran out of memory at another shape
+                self._open(self._candidates[name])
+            if name not in self._workers:
+                continue
+            self._progress(f"warming up {name} at {sizes}{again}")
+            more = {"keep_free": transient, "way": self._ways.get((name, str(sizes)))}
+            reply = self._ask(self._workers[name], name, index, "shape", OPEN_LIMIT, **asked, **more)
+            if reply is not None:
+                ready[name] = reply
+                if BOUND in reply["describe"]:
+                    self._ways[name, str(sizes)] = reply["describe"][BOUND]
+                transient = max(transient, reply["memory"] - reply["resident"])
+        calls = {name: self._turn(name, index, _burst(each["run_seconds"])) for name, each in ready.items()}
+        if not calls:
+            return
+        rounds = self._affordable(ready)
+        self._progress(f"timing {sizes}{again}")
+        workers = [worker.pid for worker in self._workers.values()]
+        others = Others([pid for pid in workers if pid is not None])
+        turns = interleave(
+            calls,
+            rounds,
+            seed=settings.seed + self.sessions - 1,
+            done=lambda: self._progress(f"timing {sizes}{again}"),
+        )
+        self.machine_load = max(self.machine_load, others.share())
+        self.rounds[index] += rounds
+        for name, series in turns.items():
+            if not self._gone(name, index):
+                self._series[index][name].turns.append(series)
+                self._series[index][name].ready.append(ready[name])
+
+    def _affordable(self, ready: Mapping[str, Mapping[str, Any]]) -> int:
+        """As many rounds as asked for, or as many as the budget has time for, but a few at least."""
+        one = sum(PAUSE + _turn_seconds(each["run_seconds"]) for each in ready.values())
+        return min(self._settings.rounds, max(LEAST_ROUNDS, int(self._settings.budget / one)))
+
+    def _turn(self, name: str, index: int, burst: int) -> Callable[[], list[float]]:
+        def turn() -> list[float]:
+            if self._gone(name, index):
+                return []
+            reply = self._ask(self._workers[name], name, index, "time", RUN_LIMIT, burst=burst, wake=MIN_BURST_SECONDS)
+            return [] if reply is None else list(reply["seconds"])
+
+        return turn
+
+    def _ask(
+        self, worker: Worker, name: str, index: int | None, do: str, limit: float, **fields: Any
+    ) -> Mapping[str, Any] | None:
+        """A worker's answer; None once it is out, with the reason noted. Without memory, at this shape only."""
+        found = worker.ask({"do": do, **fields}, limit)
+        if found["ok"]:
+            return found
+        kind, reason = found.get("kind"), found["error"]
+        if kind is None and "SIGKILL" in reason:  # as the kernel does where memory is short
+            kind, reason = "memory", f"{reason}, most likely for want of memory"
+        # torch.compile needs a compiler of the system's: its failure says nothing about the artifact
+        refused = kind == "refused" or (kind != "memory" and "compile" in name)
+        where = index if kind == "memory" else None
+        self._out[name, where] = Timing(runtime=name, state=NOT_RUN if refused else FAILED, reason=reason)
+        worker.close()
+        self._workers.pop(name, None)
+        return None
+
+    def _timing(self, name: str, index: int) -> Timing:
+        series, sizes, role = self._series[index][name], self._sizes[index], self._candidates[name].role
+        ratios, processes = {}, {}
+        peers = dict(self._candidates[name].peers) | {AGAINST: f"{AGAINST}:{name}"}
+        for kind, peer in peers.items():
+            if peer in self._candidates and self._whole(peer, index):
+                theirs = self._series[index][peer]
+                ratios[kind], processes[kind] = statistics.ratio_of_processes(_typical(series), _typical(theirs))
+        seconds = statistics.summarize([each for turns in series.turns for turn in turns for each in turn])
+        first = series.ready[0]
+        gpu = [each["gpu_memory"] for each in series.ready]
+        return Timing(
+            runtime=name,
+            state=TIMED,
+            note=self._notes[name],
+            seconds=seconds,
+            ratios=ratios,
+            processes=processes,
+            tokens_per_second=sizes.batch * sizes.seq / seconds.median,
+            memory=None if role == "floor" else max(each["memory"] for each in series.ready),
+            gpu_memory=None if None in gpu else max(gpu),
+            load_seconds=_middle([each["load_seconds"] for each in self._loaded[name]]),
+            build_seconds=_middle([each["build_seconds"] for each in (*self._loaded[name], *series.ready)]),
+            warmup_seconds=first["seconds"],
+            engine={**self._loaded[name][0]["describe"], **first["describe"]},
+        )
+
+
+def _burst(seconds: float) -> int:
+    """How many runs of so many seconds a turn times: the same in every turn, so that slow ones count as much."""
+    return max(BURST, min(math.ceil(MIN_BURST_SECONDS / max(seconds, 1e-9)), MOST_RUNS))
+
+
+def _turn_seconds(run: float) -> float:
+    """About how long a turn takes, with the runs that aren't timed."""
+    return run if run > LONG_RUN_SECONDS else max(run, MIN_BURST_SECONDS) + _burst(run) * run
+
+
+def _typical(series: _Series) -> list[list[float]]:
+    """The median run of each turn, by process."""
+    return [[statistics.quantile(turn, 0.5) for turn in turns] for turns in series.turns]
+
+
+def _middle(values: Sequence[float | None]) -> float | None:
+    there = [value for value in values if value is not None and math.isfinite(value)]
+    return median(there) if there else None

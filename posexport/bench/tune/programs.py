@@ -1,0 +1,228 @@
+"""The programs of a tuning on the disk: exported once, sized for the scenario, and told apart by what they compute.
+
+The store keeps what is so for good: files, sizes, graphs, and what the scenario refuses. A full disk, a crash or a time
+limit is trouble of today, and is asked about again the next time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport import __version__
+from posexport.bench.scenarios import Scenario
+from posexport.bench.tune.fact_cache import Store
+from posexport.bench.tune.space import Program, no_kernels
+from posexport.errors import RequestError
+from posexport.export import support
+from posexport.processes import Worker
+from posexport.spec.spec import Spec
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import Tensor
+
+TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
+ENGINES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx")
+LIMIT = 900.0
+"""Seconds to open or build one program."""
+
+
+@attrs.frozen(kw_only=True)
+class Block:
+    """What is tuned: its spec in every dtype that it may have, and where its weights come from.
+
+    `load` gives the spec (with the biases that a file of weights has) and the weights in a dtype; RequestError where
+    they overflow there. `source` names the weights: two blocks with the same one have the same weights. `batch`, `seq`
+    and `max_seq` are fixed sizes, as posexport.export takes them.
+    """
+
+    specs: Mapping[str, Spec]
+    load: Callable[[str], tuple[Spec, Mapping[str, Tensor]]]
+    source: str
+    fixed: Mapping[str, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class PreparedProgram:
+    """A program that can be timed: the sha256 of its file with its external data (`content`), its size in bytes, sizes
+    of the scenario, requests for a profile up to that shape and tuned for it, and its spec."""
+
+    sha256: str
+    size: int
+    sizes: Mapping[str, int]
+    profile: tuple[str, ...]
+    spec: Mapping[str, Any]
+
+
+class Programs:
+    """Programs by what they are; every question is answered from the store where it can be."""
+
+    def __init__(
+        self, block: Block, runtime: str, scenario: Scenario, store: Store, progress: Callable[[str], object]
+    ) -> None:
+        self._block, self._runtime, self._scenario, self._store = block, runtime, scenario, store
+        self._progress = progress
+        self._worker = Worker("posexport.bench.tune.worker")
+        self._made: set[Path] = set()
+        self.engines = versions(ENGINES)
+
+    def __enter__(self) -> Programs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.close()
+        self._store.clear_files()
+
+    def refusal(self, program: Program) -> str | None:
+        """Why a program can't be written or run, in one sentence without a full stop, known without exporting it."""
+        spec = self._block.specs[program.dtype]
+        return no_kernels(self._runtime, program.dtype) or support.refusal(
+            spec, program.form, program.target, program.opset
+        )
+
+    def fit(self, program: Program) -> PreparedProgram | str:
+        """The program, exported and sized; or why it can't be had."""
+        exported = self._exported(program)
+        if "refused" in exported:
+            return str(exported["refused"])
+        key = {"what": "fit", "sha256": exported["sha256"], "scenario": str(self._scenario)}
+        fitted = self._store.get({**key, "posexport": __version__}, lambda: self._fit(program))
+        if "refused" in fitted:
+            return str(fitted["refused"])
+        return PreparedProgram(**exported, **{**fitted, "profile": tuple(fitted["profile"])})
+
+    def identity(self, program: Program, fitted: PreparedProgram, level: str | None = None) -> tuple[str, str | None]:
+        """(a hash of what the runtime makes of it, None), or ("", why the runtime can't open it)."""
+        key = {"what": "identity", "sha256": fitted.sha256, "runtime": self._runtime, "level": level}
+
+        def find() -> dict[str, Any]:
+            self._progress(f"opening {program}")
+            return self.look(program, "identify", runtime_name=self._runtime, level=level)
+
+        fact = self._store.get({**key, "engines": self.engines, "posexport": __version__}, find, _answered)
+        return str(fact.get("identity", "")), fact.get("error")
+
+    def kernels(self, program: Program, fitted: PreparedProgram, profile: tuple[str, ...]) -> dict[str, Any]:
+        """What the builder chose (posexport.bench.tune.worker), or {error}."""
+        key = {"what": "kernels", "sha256": fitted.sha256, "runtime": self._runtime, "profile": list(profile)}
+
+        def find() -> dict[str, Any]:
+            self._progress(f"building {program}")
+            return self.look(program, "kernels", runtime_name=self._runtime, profile=list(profile))
+
+        return self._store.get({**key, "engines": self.engines, "posexport": __version__}, find, _answered)
+
+    def look(self, program: Program, do: str, **fields: Any) -> dict[str, Any]:
+        """What the child process says of a program: its answer, or {error}."""
+        reply = self._worker.ask({"do": do, "path": str(self.path(program).resolve()), **fields}, LIMIT)
+        if not reply["ok"]:
+            return {"error": " ".join(str(reply["error"]).split())}
+        return {name: value for name, value in reply.items() if name not in ("id", "ok")}
+
+    def path(self, program: Program) -> Path:
+        """Its file, exported where this tuning hasn't yet; RequestError where it isn't the one that is known."""
+        known, path = self._exported(program), self._path(program)
+        if path not in self._made and self._export(program).get("sha256") != known["sha256"]:
+            raise RequestError(
+                f"{program} is not the file that it was before: the weights or the cache were changed, so tune again "
+                "with --no-resume."
+            )
+        return path
+
+    def write(self, program: Program, path: Path) -> dict[str, Any]:
+        """Export it to `path` with its manifest, as `posexport export` would; returns the manifest."""
+        from posexport.artifact.onnx_artifact import write_onnx
+
+        return write_onnx(self._model(program), path)
+
+    def same_data(self, program: Program, manifest: Mapping[str, Any]) -> bool:
+        """Whether the external data that a manifest names is that of the program, whatever the files' names are."""
+        from posexport.artifact.manifest import read_manifest
+
+        known = read_manifest(self.path(program)) or {}
+        return sorted(known.get("external_data", {}).values()) == sorted(manifest["external_data"].values())
+
+    def _model(self, program: Program) -> ir.Model:
+        from posexport.export.exporter import export
+
+        spec, weights = self._block.load(program.dtype)
+        options: dict[str, Any] = {**program.export_options(), **self._block.fixed}
+        return export(spec, weights, **options)
+
+    def _path(self, program: Program) -> Path:
+        return self._store.files / f"{str(program).replace('/', '-')}.onnx"
+
+    def _exported(self, program: Program) -> dict[str, Any]:
+        return self._store.get(self._key(program), lambda: self._export(program), lambda fact: "refused" not in fact)
+
+    def _key(self, program: Program) -> dict[str, Any]:
+        return {
+            "what": "export",
+            "program": str(program),
+            "spec": self._block.specs[program.dtype].to_dict(),
+            "weights": self._block.source,
+            "fixed": dict(self._block.fixed),
+            "posexport": __version__,
+            "tools": versions(TOOLS),
+        }
+
+    def _export(self, program: Program) -> dict[str, Any]:
+        self._progress(f"exporting {program}")
+        from posexport.artifact.onnx_artifact import write_onnx
+
+        path = self._path(program)
+        try:
+            model = self._model(program)
+        except RequestError as error:
+            return {"refused": str(error).rstrip(".")}
+        manifest = write_onnx(model, path)  # where this can't be done, the tuning can't go on
+        self._made.add(path)
+        data = [path, *(path.with_name(name) for name in manifest.get("external_data", {}))]
+        return {"sha256": content(manifest), "size": sum(each.stat().st_size for each in data)}
+
+    def _fit(self, program: Program) -> dict[str, Any]:
+        from posexport.bench.shapes import read_subject
+
+        subject = read_subject(self.path(program))
+        try:
+            sizes = subject.scenario(self._scenario)
+        except RequestError as error:
+            return {"refused": str(error).rstrip(".")}
+        return {
+            "sizes": sizes.to_dict(),
+            "profile": [
+                f"{dim}={low}:{getattr(sizes, dim)}:{getattr(sizes, dim)}"
+                for dim, (low, _, high) in subject.ranges.items()
+                if low != high
+            ],
+            "spec": json.loads(subject.spec.to_json()),
+        }
+
+
+def content(manifest: Mapping[str, Any]) -> str:
+    """The sha256 of an ONNX file; where its weights lie in external data, one of both, since the file has only names of
+    them."""
+    data = manifest.get("external_data")
+    return str(manifest["sha256"]) if not data else hashlib.sha256(f"{manifest['sha256']} {data}".encode()).hexdigest()
+
+
+def _answered(fact: Mapping[str, Any]) -> bool:
+    return "error" not in fact
+
+
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """The versions of those that are installed, by name."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,159 @@
+"""What tuning chooses from: forms x targets x dtypes x opsets, and the options of the runtime. Imports no engine.
+
+A candidate is named by what it is: `native/fp32/23` is a file, `native/fp32/23 threads=1` that file run with an option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import attrs
+
+from posexport.errors import RequestError, unknown
+from posexport.export.support import default_opset, opset_refusal
+from posexport.machine import usable
+from posexport.spec.forms import FORMS, OPSETS, TARGETS
+from posexport.spec.spec import DTYPES, Spec
+
+RUNTIMES = ("ort-cpu", "ort-cuda", "tensorrt", "tensorrt-rtx")
+"""What can be tuned for."""
+
+OBJECTIVES = ("latency", "memory", "size")
+
+TARGETS_OF = {"ort-cpu": ("portable", "ort"), "ort-cuda": ("portable", "ort")}
+"""The targets that a runtime's files are written for; ("portable", "tensorrt") for the others."""
+
+_BY_NATURE = {("ort-cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 kernels"}
+"""What a runtime has no kernels for, and the sentence."""
+
+WIDE, NARROW = "wide", "scenario"
+"""Profiles of a plan: that of `posexport compile`, or one that ends at the scenario's shape and is tuned for it."""
+
+
+@attrs.frozen(kw_only=True)
+class Program:
+    """One file that `posexport export` can write."""
+
+    form: str
+    dtype: str
+    opset: int
+    target: str = "portable"
+
+    def __str__(self) -> str:
+        return f"{self.form}/{self.dtype}/{self.opset}" + ("" if self.target == "portable" else f"/{self.target}")
+
+    @property
+    def plainness(self) -> tuple[int, ...]:
+        """Smaller is simpler and more portable: the target, the form as FORMS has them, the opset, the dtype."""
+        return (
+            tuple(TARGETS).index(self.target),
+            tuple(FORMS).index(self.form),
+            self.opset,
+            DTYPES.index(self.dtype),
+        )
+
+    def export_options(self) -> dict[str, Any]:
+        """Keywords of posexport.export.export."""
+        return {"form": self.form, "target": self.target, "opset": self.opset}
+
+
+@attrs.frozen(kw_only=True)
+class Candidate:
+    """A program with options of the runtime (name to value); an option that is left out is the runtime's own choice."""
+
+    program: Program
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join((str(self.program), *(f"{name}={_word(value)}" for name, value in self.options)))
+
+    @property
+    def plainness(self) -> tuple[int, ...]:
+        """Smaller is simpler: fewer options first, then the program's."""
+        return (len(self.options), *self.program.plainness)
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """What the search is held to; empty: everything."""
+
+    forms: tuple[str, ...] = ()
+    opsets: tuple[int, ...] = ()
+    targets: tuple[str, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        for kind, given, allowed in (("form", self.forms, FORMS), ("target", self.targets, TARGETS)):
+            for name in given:
+                if name not in allowed:
+                    raise unknown(kind, name, allowed)
+        for opset in self.opsets:
+            if opset not in OPSETS:
+                raise RequestError(f"opset is {opset}: it must be a whole number from {OPSETS[0]} to {OPSETS[-1]}.")
+
+
+def check_runtime(name: str) -> None:
+    """RequestError for a runtime that can't be tuned for."""
+    if name not in RUNTIMES:
+        raise unknown("runtime in --for", name, RUNTIMES)
+
+
+def check_objective(name: str) -> None:
+    """RequestError for an objective that isn't known."""
+    if name not in OBJECTIVES:
+        raise unknown("objective", name, OBJECTIVES)
+
+
+def no_kernels(runtime: str, dtype: str) -> str | None:
+    """Why a runtime runs no file of a dtype, or None."""
+    return _BY_NATURE.get((runtime, dtype))
+
+
+def programs(runtime: str, specs: Mapping[str, Spec], limits: Limits) -> Iterator[Program]:
+    """Every form for every target in every dtype, in the lowest opset that it takes (or in all that were asked for)."""
+    targets = limits.targets or TARGETS_OF.get(runtime, ("portable", "tensorrt"))
+    for form, target, (dtype, spec) in product(limits.forms or FORMS, targets, specs.items()):
+        for opset in limits.opsets or (default_opset(form, spec),):
+            yield Program(form=form, dtype=dtype, opset=opset, target=target)
+
+
+def other_opsets(program: Program, limits: Limits) -> list[Program]:
+    """The same program in the opsets not yet tried: none where they were asked for by number."""
+    if limits.opsets:
+        return []
+    return [
+        attrs.evolve(program, opset=opset)
+        for opset in OPSETS
+        if opset > program.opset and opset_refusal(program.form, program.target, opset) is None
+    ]
+
+
+def plain_options(runtime: str) -> tuple[tuple[str, Any], ...]:
+    """The options under which programs are raced first: those of a careful deployment."""
+    return (("io_binding", True),) if runtime.startswith("ort") else ()
+
+
+def options_of(runtime: str, gpu: bool, cpus: int | None = None) -> list[tuple[tuple[str, Any], ...]]:
+    """Every combination of the runtime's options; the first of each list is the runtime's own choice, and left out."""
+    cpus = cpus or usable()
+    fewer = sorted({max(cpus // 2, 1), 1} - {cpus}, reverse=True)
+    axes: dict[str, dict[str, list[Any]]] = {
+        "ort-cpu": {"graph_level": [None, "extended", "basic"], "threads": [None, *fewer], "io_binding": [None, True]},
+        "ort-cuda": {"graph_level": [None, "extended", "basic"], "io_binding": [True], "cuda_graph": [None, True]},
+    }
+    plan: dict[str, list[Any]] = {"profile": [None, NARROW], **({"cuda_graph": [None, True]} if gpu else {})}
+    found: dict[str, list[Any]] = axes.get(runtime, plan)
+    return [
+        tuple((name, value) for name, value in zip(found, values, strict=True) if value is not None)
+        for values in product(*found.values())
+    ]
+
+
+def plainest(candidates: Sequence[Candidate]) -> Candidate:
+    """The simplest and most portable of equals."""
+    return min(candidates, key=lambda candidate: candidate.plainness)
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

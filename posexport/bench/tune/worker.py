@@ -1,0 +1,124 @@
+"""The child process that looks at programs without timing them: `python -m posexport.tune.worker`.
+
+It serves as `posexport.runtimes.worker` does, so that a file at which an engine crashes ends nothing else; a request
+names what to `do`:
+    identify  {path, runtime_name, level} -> {identity}    the graph as the runtime sees it, as a hash
+    kernels   {path, runtime_name, profile} -> {kernels, memory, size, version}    what TensorRT's builder chose
+
+Two files have the same identity where ONNX Runtime's optimizer turns them into the same graph (for TensorRT: where they
+are the same once functions are inlined): the same operators with the same attributes and constants on the same values.
+Names, the order of independent nodes, the numbers of opsets and attributes that only say the default leave it as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from posexport.processes import serve
+
+LARGEST = 1_000_000_000
+"""Bytes from which a file is not compared, since the optimizer would write it anew: it then is like itself alone."""
+
+
+def identify(path: str, runtime_name: str, level: str | None) -> dict[str, Any]:
+    """The identity of a file at a level of optimization; opens it as the runtime would."""
+    import onnx.inliner
+
+    file = Path(path)
+    size = sum(each.stat().st_size for each in (file, file.with_name(f"{file.name}.data")) if each.exists())
+    if size > LARGEST:
+        return {"identity": f"{file.name} {level}"}
+    if not runtime_name.startswith("ort"):
+        return {"identity": identity(onnx.inliner.inline_local_functions(onnx.load(file)))}
+    import onnxruntime
+
+    from posexport.runtimes import runtime
+    from posexport.runtimes.ort import GRAPH_LEVELS
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4
+    settings.graph_optimization_level = getattr(
+        onnxruntime.GraphOptimizationLevel, f"ORT_{GRAPH_LEVELS[level or 'all']}"
+    )
+    provider = f"{runtime(runtime_name).options['provider']}ExecutionProvider"
+    with tempfile.TemporaryDirectory(prefix="posexport-") as folder:
+        written = Path(folder) / "optimized.onnx"
+        settings.optimized_model_filepath = str(written)
+        onnxruntime.InferenceSession(path, settings, providers=[provider])
+        return {"identity": identity(onnx.load(written))}
+
+
+def kernels(path: str, runtime_name: str, profile: list[str]) -> dict[str, Any]:
+    """The kernel table, planned memory and size in bytes of a plan built in memory."""
+    from posexport.artifact.onnx_artifact import read_onnx
+    from posexport.runtimes.tensorrt.builder import BuildOptions, build
+
+    built = build(read_onnx(Path(path)), BuildOptions(runtime=runtime_name, profile=tuple(profile)))
+    size = memoryview(built.plan).nbytes
+    return {"kernels": built.kernels.to_dict(), "memory": built.memory, "size": size, "version": built.version}
+
+
+def identity(model: Any) -> str:
+    """A hash of what an onnx.ModelProto computes, from its inputs through every node to its outputs."""
+    graph = model.graph
+    known = {value.name: f"input {value.name}" for value in graph.input}
+    known |= {tensor.name: _tensor(tensor) for tensor in graph.initializer}
+    imported = {entry.domain: entry.version for entry in model.opset_import}
+    for node in graph.node:  # in topological order, as the standard demands
+        parts = [node.domain, node.op_type, *(known.get(name, "") for name in node.input), *_attributes(node, imported)]
+        digest = _digest(parts)
+        known |= {name: f"{digest}.{place}" for place, name in enumerate(node.output) if name}
+    return _digest(f"{value.name} {known.get(value.name)}" for value in graph.output)
+
+
+def _attributes(node: Any, imported: dict[str, int]) -> list[str]:
+    """Attributes by name, without those that say what is the default anyway."""
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(node.op_type, imported.get(node.domain, 1), node.domain)
+        usual = {name: each.default_value for name, each in schema.attributes.items() if each.default_value.type}
+    except onnx.defs.SchemaError:  # an operator of ONNX Runtime's own
+        usual = {}
+    found = []
+    for given in node.attribute:
+        value = onnx.helper.get_attribute_value(given)
+        if given.name in usual and value == onnx.helper.get_attribute_value(usual[given.name]):
+            continue
+        if given.type == onnx.AttributeProto.TENSOR:
+            value = _tensor(given.t)
+        elif given.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
+            value = given.SerializeToString(deterministic=True)
+        found.append(f"{given.name}={value!r}")
+    return sorted(found)
+
+
+def _tensor(tensor: Any) -> str:
+    from onnx import numpy_helper
+
+    array = numpy_helper.to_array(tensor)
+    return _digest([f"{tensor.data_type} {array.shape}", hashlib.sha256(array.tobytes()).hexdigest()])
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+_ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {"identify": identify, "kernels": kernels}
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    number, action = request.pop("id"), request.pop("do")
+    try:
+        return {"id": number, "ok": True, **_ACTIONS[action](**request)}
+    except Exception as error:  # the parent decides what it means
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return {"id": number, "ok": False, "error": first[:300]}
+
+
+if __name__ == "__main__":
+    serve(_answer)

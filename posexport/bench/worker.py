@@ -1,0 +1,166 @@
+"""The child process that times one artifact on one runtime: `python -m posexport.bench_worker`.
+
+It serves as `posexport.runtimes.worker` does; a request names what to `do`:
+    open   {runtime_name, role, options, path, threads} -> {describe, load_seconds, build_seconds}   loads the artifact
+    shape  {spec, seed, warmup, keep_free, way, batch, seq, ...}    binds inputs, runs up to `warmup` times; `way` is
+                                                               how the floor is run, where that is known
+           -> {seconds, run_seconds, build_seconds, memory, resident, gpu_memory, describe}
+    time   {burst[, wake]}  -> {seconds: [...]}                one untimed run, and more until `wake` seconds have
+                                                               passed, then `burst` timed ones
+    make   {role, path, source[, spec]} -> {}                  writes the file of a peer
+The `kind` of a failure is "refused" where the engine says it can't run this, "memory" where that didn't suffice, and
+"failed" for anything else.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport import machine
+from posexport.bench.shapes import Sizes, seeded_inputs
+from posexport.errors import PosexportError
+from posexport.models import read_spec
+from posexport.processes import serve
+from posexport.runtimes import TENSORRT, runtime
+from posexport.runtimes.base import Runner
+from posexport.runtimes.cuda import memory_used
+
+LONG_RUN_SECONDS = 0.25
+"""Seconds of a run from which on one is timed per turn, with none before it: threads wake within milliseconds."""
+
+WARM = 5.0
+"""Seconds after which warming up ends, though not before the second run: the first may compile."""
+
+
+class Worker:
+    """State of the child between requests."""
+
+    def __init__(self) -> None:
+        self._runner: Runner | None = None
+        self._call: Callable[[], float] | None = None
+        self._before = 0
+        self._gpu_before: int | None = None
+        self._limited = self._compiled = False
+        self._last = 0.0
+
+    def open(
+        self, runtime_name: str, options: dict[str, Any], path: str, threads: int | None, role: str = ""
+    ) -> dict[str, Any]:
+        row = runtime(runtime_name)
+        self._limited = not row.needs_gpu
+        self._compiled = options.pop("compiled", False)
+        if row.package == "torch":
+            import torch
+
+            if threads:
+                torch.set_num_threads(threads)
+        elif threads and row.package == "onnxruntime":
+            options["threads"] = threads
+        __import__(row.package)
+        self._gpu_before = _gpu_used(row.needs_gpu)  # first: it makes CUDA's context, which no engine is to answer for
+        self._before = machine.forget_peak()
+        start = time.perf_counter()
+        if role == "floor":
+            from posexport.bench import lower_bound
+
+            self._runner = lower_bound.load(Path(path), row.options["device"], threads)
+        else:
+            self._runner = attrs.evolve(row, options={**row.options, **options}).load(Path(path))
+        if self._compiled:
+            _compile(self._runner)
+        seconds = time.perf_counter() - start
+        built = row.module == TENSORRT and path.endswith(".onnx")
+        return {
+            "describe": self._runner.describe(),
+            "load_seconds": seconds,
+            "build_seconds": seconds if built else None,
+        }
+
+    def shape(
+        self, spec: dict[str, Any], seed: int, warmup: int, keep_free: int = 0, way: str | None = None, **sizes: int
+    ) -> dict[str, Any]:
+        assert self._runner is not None
+        if hasattr(self._runner, "way"):
+            vars(self._runner)["way"] = way
+        self._call = None  # the memory of the shape before
+        if self._limited:
+            machine.limit_to_what_is_free(keep_free)
+        machine.forget_peak()
+        start = time.perf_counter()
+        self._call = self._runner.prepare(seeded_inputs(read_spec(spec), Sizes(**sizes), seed))
+        before = time.perf_counter()
+        took = [self._call()]
+        built = time.perf_counter() - before
+        while len(took) < warmup and (len(took) < 2 or time.perf_counter() - start < WARM):
+            took.append(self._call())
+        self._last = took[-1]
+        gpu = _gpu_used(self._gpu_before is not None)
+        return {
+            "seconds": time.perf_counter() - start,
+            "run_seconds": self._last,
+            "build_seconds": built if self._compiled else None,
+            "memory": max(machine.peak() - self._before, 0),
+            "resident": max(machine.resident() - self._before, 0),
+            "gpu_memory": None if gpu is None or self._gpu_before is None else max(gpu - self._gpu_before, 0),
+            "describe": self._runner.describe(),
+        }
+
+    def time(self, burst: int, wake: float = 0.0) -> dict[str, Any]:
+        assert self._call is not None
+        if self._last > LONG_RUN_SECONDS:
+            return {"seconds": [self._call()]}
+        # threads sleep while others run; woken they share a CPU for some milliseconds, with runs several times slower
+        start = time.perf_counter()
+        self._call()
+        while time.perf_counter() - start < wake:
+            self._call()
+        return {"seconds": [self._call() for _ in range(burst)]}
+
+    def make(self, role: str, path: str, source: str, spec: dict[str, Any] | None = None) -> dict[str, Any]:
+        from posexport.bench import alternatives
+
+        if role == "torch-onnx":
+            alternatives.write_plain(Path(source), Path(path))
+        else:
+            alternatives.write_optimized(Path(source), Path(path), read_spec(spec or {}))
+        return {}
+
+
+def _compile(loaded: Any) -> None:
+    """Compile the block of a torch runner in place; it is specialised for each shape, as a deployment would be."""
+    import torch
+
+    torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
+    loaded._block.compile(dynamic=False)
+
+
+def _gpu_used(wanted: bool) -> int | None:
+    """Bytes in use on the GPU by everyone, or None where the driver doesn't say."""
+    try:
+        return memory_used() if wanted else None
+    except (OSError, AttributeError):  # the figure is left out, the timing stands
+        return None
+
+
+def _answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
+    number, action = request.pop("id"), request.pop("do")
+    try:
+        done: dict[str, Any] = getattr(worker, action)(**request)
+    except Exception as error:  # the parent decides what it means
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        text = first if isinstance(error, PosexportError) else f"{type(error).__name__}: {first}"
+        refused = "NOT_IMPLEMENTED" in str(error) or isinstance(error, PosexportError)
+        kind = "refused" if refused else "memory" if machine.is_short(error) else "failed"
+        said = f"out of memory: {text}" if kind == "memory" else text
+        return {"id": number, "ok": False, "error": said[:300], "kind": kind}
+    return {"id": number, "ok": True, **done}
+
+
+if __name__ == "__main__":
+    serve(functools.partial(_answer, Worker()))

@@ -1,0 +1,21 @@
+"""Whatever makes files: an ONNX graph from a block, a plan from an ONNX file, a model repository for Triton."""
+
+from typing import TYPE_CHECKING
+
+from posexport.lazy import public_names
+
+if TYPE_CHECKING:
+    from posexport.export.exporter import export as export
+    from posexport.export.exporter import export_module as export_module
+    from posexport.export.function_bodies import DOMAIN as DOMAIN
+
+__getattr__ = public_names(
+    __name__,
+    {
+        "exporter": (
+            "export",
+            "export_module",
+        ),
+        "function_bodies": ("DOMAIN",),
+    },
+)

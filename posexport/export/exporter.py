@@ -1,0 +1,231 @@
+"""The export stage: a torch block becomes an ONNX graph in one of the forms.
+
+The block calls posexport's operators; torch's exporter turns each into one node of the domain `posexport`, and this
+file attaches that node's body as a model-local function. The form `function` keeps them so; `decomposed` inlines them.
+Both are therefore the same operators in the same order. (torch's exporter inlines every function it is given, which is
+why the bodies are attached afterwards.)
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import common
+from onnxscript import optimizer
+
+from posexport import __version__
+from posexport.artifact import onnx_file
+from posexport.custom_ops import operators
+from posexport.errors import RequestError
+from posexport.export import layer_copies, support, torchlib_cache
+from posexport.export.function_bodies import Functions
+from posexport.export.initializers import Initializers, name_initializers
+from posexport.models.block import build_block
+from posexport.models.weights import TORCH_DTYPES, weight_shapes
+from posexport.spec.contract import graph_inputs, graph_outputs
+from posexport.spec.spec import Spec
+
+_TRACED = {"batch": 2, "seq": 7, "past_seq": 5, "total_seq": 12, "max_seq": 19, "encoder_seq": 11}
+"""Lengths of the traced example, where they are dynamic; nothing of them may stay."""
+
+
+def export(
+    spec: Spec,
+    weights: Mapping[str, torch.Tensor],
+    *,
+    form: str = "decomposed",
+    target: str = "portable",
+    opset: int | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    max_seq: int | None = None,
+) -> ir.Model:
+    """The block of `spec` with `weights` (by public names, in the spec's dtype) as an ONNX model with its metadata.
+
+    A weight is looked up when the model is written, so that a mapping may make each as it is asked for. `batch`, `seq`
+    and `max_seq` fix those dimensions; None leaves them dynamic, and for `opset` takes the form's own.
+    Raises RequestError for what isn't known, and for a spec that the form can't carry for the target.
+    """
+    support.check_request(form, target)
+    opset = support.default_opset(form, spec) if opset is None else opset
+    support.check(spec, form, target, opset)
+    fixed = {"batch": batch, "seq": seq, "max_seq": max_seq}
+    for name, size in fixed.items():
+        if size is not None and size < 1:
+            raise RequestError(f"{name} is {size}: a fixed size is at least 1, and None leaves it dynamic.")
+    if max_seq is not None and spec.kv_cache != "shared":
+        raise RequestError(f"max_seq is {max_seq} without shared caches: give --kv-cache shared too, or drop it.")
+    if max_seq is not None and seq is not None and max_seq < seq:
+        raise RequestError(f"max_seq is {max_seq} and seq {seq}: a buffer must hold the tokens, so raise max_seq.")
+    functions = Functions(opset, form, target)
+    model = _trace(spec, fixed, functions)
+    initializers = Initializers(spec, weights)
+    if spec.layers > 1:
+        layer_copies.instantiate(model, spec, initializers.names, initializers.tensor)
+    name_initializers(model, spec, initializers)
+    _finish(model, form)
+    _describe(model, spec, fixed)
+    model.metadata_props.update(
+        {"posexport.spec": spec.to_json(), "posexport.form": form, "posexport.version": __version__}
+    )
+    if functions.for_target_only:
+        model.metadata_props["posexport.target"] = target
+    model.producer_name, model.producer_version = "posexport", __version__
+    onnx_file.check(model)
+    return model
+
+
+def export_module(
+    module: torch.nn.Module,
+    args: tuple[torch.Tensor, ...],
+    dynamic_shapes: tuple[dict[int, Any], ...],
+    *,
+    input_names: tuple[str, ...],
+    output_names: tuple[str, ...],
+    form: str = "decomposed",
+    target: str = "portable",
+    opset: int | None = None,
+) -> ir.Model:
+    """Any module that calls posexport's operators (`posexport.custom_ops`) as an ONNX model in one of the forms.
+
+    `dynamic_shapes` holds a table per argument, from axis to torch.export.Dim, as torch.export takes it.
+    """
+    support.check_request(form, target)
+    opset = support.default_opset(form) if opset is None else opset
+    wrong = support.opset_refusal(form, target, opset)
+    if wrong is not None:
+        raise RequestError(f"{wrong}.")
+    functions = Functions(opset, form, target)
+    model = _capture(module, args, dynamic_shapes, (input_names, output_names), functions)
+    _finish(model, form)
+    return model
+
+
+def _trace(spec: Spec, fixed: Mapping[str, int | None], functions: Functions) -> ir.Model:
+    """The graph of the block; of a stack one layer of each kind, marked. Weights are there by shape alone."""
+    traced = attrs.evolve(spec, layers=len(spec.kinds()))
+    nothing = torch.zeros((), dtype=getattr(torch, TORCH_DTYPES[spec.dtype]))
+    block = build_block(traced, {name: nothing.expand(shape) for name, shape in weight_shapes(traced).items()})
+    if spec.layers > 1:
+        layer_copies.mark(block.layers)
+    inputs, outputs = (
+        tuple(name for name in values if (layer_copies.layer_of(name) or 0) < traced.layers)
+        for values in (graph_inputs(spec), graph_outputs(spec))
+    )
+    return _capture(block, _example(traced, fixed), (_dynamic(traced, fixed),), (inputs, outputs), functions)
+
+
+def _capture(
+    module: torch.nn.Module,
+    args: tuple[torch.Tensor, ...],
+    dynamic_shapes: tuple[Any, ...],
+    names: tuple[tuple[str, ...], tuple[str, ...]],
+    functions: Functions,
+) -> ir.Model:
+    """The graph as torch's exporter writes it, with every call of an operator of ours one function node."""
+    with _quiet(), torchlib_cache.read_once(), torch.no_grad():
+        try:
+            program = torch.onnx.export(
+                module,
+                args,
+                dynamo=True,
+                opset_version=functions.opset,
+                input_names=list(names[0]),
+                output_names=list(names[1]),
+                dynamic_shapes=dynamic_shapes,
+                custom_translation_table={
+                    **{op.overload: functions.translation(op) for op in operators()},
+                    **layer_copies.translations(),
+                },
+                # Its optimizer folds transposed weights into new initializers, which loses their names and layout.
+                optimize=False,
+                verbose=False,
+            )
+        except Exception as error:  # what a body raises comes wrapped in torch's own errors
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, RequestError):
+                cause = cause.__cause__
+            if cause is None:
+                raise
+            raise cause from None
+    assert program is not None
+    functions.attach(program.model)
+    return program.model
+
+
+def _example(spec: Spec, fixed: Mapping[str, int | None]) -> tuple[torch.Tensor, ...]:
+    """Inputs of the sizes to trace, whose values nobody reads: large ones are never touched, so they take no memory."""
+    example = []
+    for name, (shape, dtype) in graph_inputs(spec).items():
+        sizes = [dim if isinstance(dim, int) else fixed.get(dim) or _TRACED[dim] for dim in shape]
+        try:
+            example.append(torch.empty(sizes, dtype=getattr(torch, TORCH_DTYPES[dtype])))
+        except RuntimeError:
+            raise RequestError(
+                f"{name} of {sizes} has no place in memory: give smaller sizes, or leave them dynamic."
+            ) from None
+    return tuple(example)
+
+
+def _dynamic(spec: Spec, fixed: Mapping[str, int | None]) -> tuple[dict[int, Any], ...]:
+    names = {dim for shape, _ in graph_inputs(spec).values() for dim in shape if isinstance(dim, str)}
+    dims = {name: torch.export.Dim(name) for name in names if fixed.get(name) is None}
+    return tuple(
+        {axis: dims[dim] for axis, dim in enumerate(shape) if isinstance(dim, str) and dim in dims}
+        for shape, _ in graph_inputs(spec).values()
+    )
+
+
+def _describe(model: ir.Model, spec: Spec, fixed: Mapping[str, int | None]) -> None:
+    """Give outputs the shapes of the contract: the exporter knows sums of lengths by names of its own."""
+    for value, (shape, _) in zip(model.graph.outputs, graph_outputs(spec).values(), strict=True):
+        value.shape = ir.Shape([fixed.get(dim) or dim if isinstance(dim, str) else dim for dim in shape])
+
+
+def _finish(model: ir.Model, form: str) -> None:
+    """Bring the graph to its form, share what is computed twice, and drop names of files and lines."""
+    # Axes and scalars that the exporter computes from constants; weights stay as they are, names and layout alike.
+    optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_reads_no_initializer)
+    passes: list[ir.passes.InPlacePass] = [] if form == "function" else [common.InlinePass()]
+    passes += [
+        common.IdentityEliminationPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedFunctionsPass(),
+        common.RemoveUnusedOpsetsPass(),
+    ]
+    for each in passes:
+        each(model)
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    model.metadata_props.clear()
+
+
+def _reads_no_initializer(node: ir.Node) -> bool | None:
+    return False if any(value is not None and value.is_initializer() for value in node.inputs) else None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's exporter from warning about packages that play no part here (torchvision, deprecated internals)."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

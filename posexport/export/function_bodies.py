@@ -1,0 +1,133 @@
+"""The bodies of posexport's operators as model-local ONNX functions, built for each call's attributes and dtypes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import onnx.defs
+import onnx_ir as ir
+import onnxscript
+from onnxscript.values import Op, Opset
+
+from posexport.custom_ops.operator import Body, Operator
+from posexport.errors import RequestError
+
+DOMAIN = "posexport"
+
+
+class Functions:
+    """The function bodies that one export needs, each specialised for its attributes, dtypes and ranks.
+
+    `for_target_only` turns true once a body is another than that for all targets.
+    """
+
+    def __init__(self, opset: int, form: str, target: str) -> None:
+        self.opset, self._form, self._target = opset, form, target
+        self.for_target_only = False
+        self._calls: dict[tuple[object, ...], ir.Function] = {}
+        self._bodies: dict[tuple[str, bytes], ir.Function] = {}
+
+    def translation(self, operator: Operator) -> Callable[..., Any]:
+        """What torch's exporter calls for `operator`: it emits a node and remembers the body that the node needs."""
+
+        def translate(*args: Any) -> Any:
+            inputs = args[: len(operator.inputs)]
+            function = self._function(operator, inputs, operator.attributes(args))
+            given = [value for value in inputs if value is not None]
+            return Op(Opset(DOMAIN, 1), function.name, _schema(operator, function.name, len(given)))(*given)
+
+        parameters = inspect.signature(operator.eager).parameters
+        translate.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in parameters]
+        )
+        return translate
+
+    def _function(self, operator: Operator, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> ir.Function:
+        shapes = _shapes(inputs)
+        key = (operator.function, *shapes, *(v.dtype if v is not None else None for v in inputs), *attributes.items())
+        if key not in self._calls:
+            values = [
+                ir.Value(name=name, type=ir.TensorType(v.dtype), shape=ir.Shape(shape)) if shape is not None else None
+                for name, v, shape in zip(operator.inputs, inputs, shapes, strict=True)
+            ]
+            chosen = operator.body_for(self._form, self._target)
+            function = self._build(operator, chosen, values, attributes)
+            common = operator.body_for(self._form, "portable")
+            if chosen is not common and not self.for_target_only:
+                self.for_target_only = _differ(function, lambda: self._build(operator, common, values, attributes))
+            body = (operator.function, ir.to_proto(function).SerializeToString(deterministic=True))
+            if body not in self._bodies:  # queries and keys of other widths may still share one body
+                same = sum(name == operator.function for name, _ in self._bodies)
+                function.name = operator.function if not same else f"{operator.function}_{same + 1}"
+                self._bodies[body] = function
+            self._calls[key] = self._bodies[body]
+        return self._calls[key]
+
+    def _build(
+        self, operator: Operator, chosen: Body, values: list[ir.Value | None], attributes: dict[str, Any]
+    ) -> ir.Function:
+        # values of its own: onnxscript makes them the function's
+        values = [
+            None if value is None else ir.Value(name=value.name, type=value.type, shape=value.shape) for value in values
+        ]
+        present = [value for value in values if value is not None]
+
+        def body(op: Any, *_: ir.Value) -> Any:
+            made = chosen(op, *values, **attributes)
+            outputs = made if isinstance(made, tuple) else (made,)
+            for value, output_name in zip(outputs, operator.outputs, strict=True):
+                value.name = output_name
+            return outputs
+
+        function = onnxscript.build_function(
+            body, present, domain=DOMAIN, name=operator.function, opset_imports={"": self.opset, "com.microsoft": 1}
+        )
+        for value in (*function.inputs, *(value for node in function for value in node.outputs)):
+            value.shape = None  # shapes were for building it: one body serves every length
+        for node in function:
+            node.metadata_props.clear()
+            node.doc_string = None
+        given = ", ".join(f"{key}={value}" for key, value in attributes.items())
+        function.doc_string = f"posexport.custom_ops.{operator.name}({given})" if given else None
+        return function
+
+    def attach(self, model: ir.Model) -> None:
+        """Put the bodies into the model, in order of first use."""
+        for function in self._bodies.values():
+            model.functions[function.identifier()] = function
+        model.opset_imports[DOMAIN] = 1
+
+
+def _differ(function: ir.Function, other: Callable[[], ir.Function]) -> bool:
+    """Whether a body is another than `other` makes, or that can't be made."""
+    try:
+        made = other()
+    except RequestError:
+        return True
+    one, two = (ir.to_proto(each).SerializeToString(deterministic=True) for each in (function, made))
+    return bool(one != two)
+
+
+def _shapes(values: tuple[Any, ...]) -> list[tuple[int | str, ...] | None]:
+    """The shapes of values, None for an absent one; dimensions that vary have the same name where they vary as one."""
+    names: dict[str, str] = {}
+    return [
+        None
+        if value is None
+        else tuple(dim if isinstance(dim, int) else names.setdefault(str(dim), f"d{len(names)}") for dim in value.shape)
+        for value in values
+    ]
+
+
+def _schema(operator: Operator, name: str, inputs: int) -> onnx.defs.OpSchema:
+    make, kinds = onnx.defs.OpSchema, ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(int64)"]
+    return make(
+        name,
+        DOMAIN,
+        1,
+        inputs=[make.FormalParameter(f"in{index}", f"T{index}") for index in range(inputs)],
+        outputs=[make.FormalParameter(output, "U") for output in operator.outputs],
+        type_constraints=[(f"T{index}", kinds, "") for index in range(inputs)] + [("U", kinds, "")],
+    )

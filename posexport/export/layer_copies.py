@@ -1,0 +1,190 @@
+"""Stacks of layers: each kind of layer is traced once, and its nodes are copied for every layer of that kind.
+
+Torch's exporter takes about a second a layer, a copy milliseconds. What enters a layer while it is traced, its hidden
+states and caches, passes a mark. A node that depends on marked values or on weights of a layer is the layer's own and
+is copied; the rest (what is made of positions and masks alone) is there once for all layers. The graph is then that of
+a trace of all layers, but that names of a layer's nodes and values begin with `layers.N.`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import onnx.defs
+import onnx_ir as ir
+import torch
+from onnxscript.values import Op, Opset
+from torch import Tensor, nn
+
+from posexport.spec.spec import Spec
+
+_DOMAIN, _MARK = "posexport.trace", "Enter"
+_NAMED = re.compile(r"layers\.(?P<layer>\d+)\.(?P<weight>.+)|(?P<role>(?:past|present)_(?:key|value))\.(?P<cache>\d+)")
+_TYPES = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
+
+Make = Callable[[str], ir.TensorProtocol]
+"""The public name of a weight to its tensor."""
+
+
+@torch.library.custom_op("posexport_trace::enter", mutates_args=())
+def _enter(x: Tensor, layer: int, role: str) -> Tensor:
+    """`x` as it is: the "hidden", "past_key" or "past_value" of a layer."""
+    return x.clone()
+
+
+@_enter.register_fake
+def _(x: Tensor, layer: int, role: str) -> Tensor:
+    return torch.empty_like(x)
+
+
+def mark(layers: nn.ModuleList) -> None:
+    """Let what enters each layer pass a mark."""
+    for index, layer in enumerate(layers):
+
+        def enter(_: nn.Module, inputs: Any, index: int = index) -> Any:
+            hidden, around, past = inputs
+            if past is not None:
+                past = tuple(_enter(x, index, role) for x, role in zip(past, ("past_key", "past_value"), strict=True))
+            return _enter(hidden, index, "hidden"), around, past
+
+        layer.register_forward_pre_hook(enter)
+
+
+def translations() -> dict[Any, Callable[..., Any]]:
+    """What torch's exporter makes of marks: for its custom_translation_table."""
+    make = onnx.defs.OpSchema
+    schema = make(
+        _MARK,
+        _DOMAIN,
+        1,
+        inputs=[make.FormalParameter("x", "T")],
+        outputs=[make.FormalParameter("y", "T")],
+        type_constraints=[("T", _TYPES, "")],
+        attributes=[make.Attribute("layer", make.AttrType.INT, ""), make.Attribute("role", make.AttrType.STRING, "")],
+    )
+
+    def translate(x: Any, layer: int, role: str) -> Any:
+        return Op(Opset(_DOMAIN, 1), _MARK, schema)(x, layer=layer, role=role)
+
+    return {torch.ops.posexport_trace.enter.default: translate}
+
+
+def layer_of(name: str) -> int | None:
+    """The layer of a weight or cache by its public name in a stack; None for what belongs to none."""
+    found = _NAMED.fullmatch(name)
+    return None if found is None else int(found["layer"] or found["cache"])
+
+
+def instantiate(model: ir.Model, spec: Spec, weights: set[str], make: Make) -> None:
+    """Make of a marked graph with one layer of each kind that of all layers of `spec`, without marks.
+
+    `weights` holds the public names of all weights; `make` gives those of further layers.
+    """
+    graph = model.graph
+    marks = [node for node in graph if node.domain == _DOMAIN]
+    kinds = _kinds(graph, marks, weights)
+    for index, kind in enumerate(kinds):
+        for node in kind.nodes:
+            node.name = f"layers.{index}.{node.name}"
+            for value in node.outputs:
+                if not value.is_graph_output():
+                    value.name = f"layers.{index}.{value.name}"
+    hidden = kinds[-1].leave["hidden"]
+    for index in range(len(kinds), spec.layers):
+        hidden = _copy(graph, kinds[index % len(kinds)], index % len(kinds), index, hidden, make)
+    if hidden is not graph.outputs[0]:
+        name = graph.outputs[0].name
+        graph.outputs[0].name, hidden.name = f"layers.{len(kinds) - 1}.{name}", name
+        graph.outputs[0] = hidden
+    for node in marks:
+        node.outputs[0].replace_all_uses_with(_entering(node))
+        graph.remove(node, safe=True)
+    model.opset_imports.pop(_DOMAIN, None)
+    for name in [name for name in graph.initializers if name not in weights]:
+        graph.initializers[name] = graph.initializers.pop(name)  # constants stand behind the weights of all layers
+
+
+@attrs.frozen
+class _Kind:
+    """One kind of layer in the graph: its own nodes, and by role ("hidden", "past_key", "q_proj.weight", ...) the
+    values that enter it and those that leave it."""
+
+    nodes: list[ir.Node] = attrs.field(factory=list)
+    enter: dict[str, ir.Value] = attrs.field(factory=dict)
+    leave: dict[str, ir.Value] = attrs.field(factory=dict)
+
+
+def _kinds(graph: ir.Graph, marks: list[ir.Node], weights: set[str]) -> list[_Kind]:
+    """The layers of a marked graph, in their order."""
+    kinds = [_Kind() for node in marks if node.attributes["role"].as_string() == "hidden"]
+    owner: dict[ir.Value, int] = {}
+    for node in marks:
+        index, role = node.attributes["layer"].as_int(), node.attributes["role"].as_string()
+        owner[node.outputs[0]] = index
+        kinds[index].enter[role] = node.outputs[0]
+        if role == "hidden" and index:
+            kinds[index - 1].leave[role] = _entering(node)
+    kinds[-1].leave["hidden"] = graph.outputs[0]
+    for value in (*graph.initializers.values(), *graph.outputs):
+        found = _NAMED.fullmatch(str(value.name))
+        if found is None:
+            continue
+        if value.is_graph_output():
+            kinds[int(found["cache"])].leave[found["role"]] = value
+        elif value.name in weights:
+            owner[value] = int(found["layer"])
+            kinds[int(found["layer"])].enter[found["weight"]] = value
+    for node in graph:
+        of = {owner[value] for value in node.inputs if value in owner}
+        if node.domain == _DOMAIN or not of:
+            continue
+        (index,) = of  # nothing of another layer's reaches it but past its own marks
+        owner.update(dict.fromkeys(node.outputs, index))
+        kinds[index].nodes.append(node)
+    return kinds
+
+
+def _copy(graph: ir.Graph, kind: _Kind, traced: int, index: int, hidden: ir.Value, make: Make) -> ir.Value:
+    """Append layer `index` as a copy of layer `traced`, which is of its kind; returns its hidden states."""
+    known: dict[ir.Value, ir.Value] = {}
+    for role, value in kind.enter.items():
+        if role == "hidden":
+            known[value] = hidden
+        elif value.is_initializer():
+            name = f"layers.{index}.{role}"
+            known[value] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=make(name))
+            graph.register_initializer(known[value])
+        else:
+            cache = ir.Value(name=f"{role}.{index}", type=value.type, shape=_entering(value.producer()).shape)
+            graph.inputs.append(cache)
+            known[value] = cache
+    for node in kind.nodes:
+        outputs = []
+        for value in node.outputs:
+            name = str(value.name).removeprefix(f"layers.{traced}.")
+            known[value] = ir.Value(name=f"layers.{index}.{name}", type=value.type, shape=value.shape)
+            outputs.append(known[value])
+        copy = ir.Node(
+            node.domain,
+            node.op_type,
+            [known.get(value, value) if value is not None else None for value in node.inputs],
+            node.attributes.values(),
+            overload=node.overload,
+            outputs=outputs,
+            version=node.version,
+            name=f"layers.{index}.{str(node.name).removeprefix(f'layers.{traced}.')}",
+        )
+        graph.append(copy)
+    for role, value in kind.leave.items():
+        if role != "hidden":
+            known[value].name = f"{role}.{index}"
+            graph.outputs.append(known[value])
+    return known[kind.leave["hidden"]]
+
+
+def _entering(mark: ir.Node | None) -> ir.Value:
+    assert mark is not None and mark.inputs[0] is not None
+    return mark.inputs[0]

@@ -1,0 +1,80 @@
+"""What each form can be written in and for: opsets, targets, and one sentence for every spec that a form can't carry.
+
+Imports no engine, so that `posexport list` and the support matrix can ask; the bodies of the operators (custom_ops)
+raise the same sentences for calls outside a spec.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from posexport.custom_ops.unsupported import unsupported
+from posexport.errors import RequestError, unknown
+from posexport.spec.forms import FORMS, OPSETS, TARGETS
+from posexport.spec.spec import Spec
+
+
+@attrs.frozen(kw_only=True)
+class Form:
+    """One form: its opsets, and the one it is written in where none is asked for."""
+
+    opsets: range
+    opset: int
+
+
+_FORMS = {
+    "decomposed": Form(opsets=OPSETS, opset=18),
+    "function": Form(opsets=OPSETS, opset=18),
+    "native": Form(opsets=range(23, 25), opset=23),
+    "contrib": Form(opsets=OPSETS, opset=18),
+}
+
+
+def default_opset(form: str, spec: Spec | None = None) -> int:
+    """The opset a form is written in where none is asked for: the lowest that it has the operators in."""
+    if form == "native" and spec is not None and spec.kv_cache == "shared":
+        return 24  # TensorScatter
+    return _FORMS[form].opset
+
+
+def refusal(spec: Spec, form: str, target: str = "portable", opset: int | None = None) -> str | None:
+    """Why `form` can't carry `spec` for `target`, in one sentence without a full stop; None where it can."""
+    wrong = opset_refusal(form, target, opset)
+    if wrong is not None:
+        return wrong
+    if form == "native" and spec.kv_cache == "shared" and opset == 23:
+        return "native with shared caches is written in opset 24, which has TensorScatter: give --opset 24, or none"
+    return unsupported(
+        form,
+        target,
+        cache=spec.kv_cache,
+        softcap=spec.softcap is not None,
+        head_dim=spec.head_dim,
+        square=not spec.cross,
+    )
+
+
+def opset_refusal(form: str, target: str, opset: int | None) -> str | None:
+    """Why a form is not written in an opset for a target, or None."""
+    row = _FORMS[form]
+    if opset is not None and opset not in row.opsets:
+        return f"opset is {opset}: {form} is written in opsets {row.opsets[0]} to {row.opsets[-1]}"
+    if opset is not None and opset > 24 and target == "tensorrt":
+        return f"opset is {opset}: TensorRT takes 24 at most, so give a lower one, or --target portable"
+    return None
+
+
+def check_request(form: str, target: str) -> None:
+    """RequestError for a form or a target that isn't known."""
+    if form not in FORMS:
+        raise unknown("form", form, FORMS)
+    if target not in TARGETS:
+        raise unknown("target", target, TARGETS)
+
+
+def check(spec: Spec, form: str, target: str, opset: int) -> None:
+    """RequestError where `refusal` has a sentence."""
+    check_request(form, target)
+    wrong = refusal(spec, form, target, opset)
+    if wrong is not None:
+        raise RequestError(f"{wrong}.")

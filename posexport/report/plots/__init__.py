@@ -1,0 +1,1 @@
+"""Pictures of what encodings do: `posexport plot`."""

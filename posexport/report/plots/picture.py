@@ -1,0 +1,190 @@
+"""Panels of numbers as a PNG or SVG picture. Needs matplotlib; the same panels give the same bytes.
+
+Colours are told apart by the colour-blind too (Okabe and Ito 2008; viridis; a blue-to-red scale with white in the
+middle), and lines by their dashes as well.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import textwrap
+from typing import Any
+
+import numpy as np
+
+from posexport.errors import RequestError, RuntimeMissingError
+from posexport.report.plots.panels import Chart, Image, Panel
+
+FORMATS: dict[str, dict[str, Any]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
+"""What a picture can be, by its suffix, with what must not stand in its metadata: versions and times."""
+
+DPI = 160
+WIDTH, HEIGHT, SQUARE = 4.9, 3.5, 3.9
+"""Inches of one panel, and the width of a square image."""
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+DASHES = ("solid", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
+MARKERS = "osD^v<"
+_LETTERS = 13.8  # that an inch takes
+_HIDDEN, _INK, _FAINT = "#d9d9d9", "#222222", "#666666"
+_STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.titlesize": 10,
+    "axes.edgecolor": _FAINT,
+    "axes.labelcolor": _INK,
+    "axes.linewidth": 0.7,
+    "xtick.color": _FAINT,
+    "ytick.color": _FAINT,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "svg.hashsalt": "posexport",
+}
+
+
+def require() -> None:
+    """RuntimeMissingError where matplotlib isn't there."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise RuntimeMissingError(
+            "the picture needs matplotlib, which isn't here: pip install 'posexport[plot]'."
+        ) from None
+
+
+def check_suffix(name: str, suffix: str) -> None:
+    """RequestError for a name of a picture that ends otherwise than FORMATS."""
+    if suffix not in FORMATS:
+        allowed = " or ".join(FORMATS)
+        raise RequestError(f"output {name!r} must end in {allowed}: name it like plot.png.")
+
+
+def draw(rows: list[list[Panel]], suffix: str) -> bytes:
+    """A row of panels beside each other for each of `rows`, as a file of the format `suffix`."""
+    require()
+    import matplotlib.style
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    widths = [max(map(_width, column)) for column in itertools.zip_longest(*rows)]
+    with matplotlib.style.context(["default", _STYLE]):
+        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.04)
+        figure = Figure(figsize=(sum(widths), len(rows) * HEIGHT), layout=layout, facecolor="white")
+        FigureCanvasAgg(figure)
+        grid = figure.add_gridspec(len(rows), len(widths), width_ratios=widths)
+        for at, row in enumerate(rows):
+            for column, panel in enumerate(row):
+                axes = figure.add_subplot(grid[at, column])
+                _title(axes, panel, int(_LETTERS * widths[column]))
+                if isinstance(panel, Image):
+                    _image(axes, panel)
+                else:
+                    _chart(axes, panel)
+        file = io.BytesIO()
+        figure.savefig(file, format=suffix[1:], dpi=DPI, metadata=FORMATS[suffix])
+    return file.getvalue()
+
+
+def _width(panel: Panel | None) -> float:
+    """Inches that a panel takes: a square image needs less."""
+    return SQUARE if panel is None or (isinstance(panel, Image) and panel.square) else WIDTH
+
+
+def _title(axes: Any, panel: Panel, letters: int) -> None:
+    """The encoding in bold, and below it what is shown, `letters` to a line; the name of the only line too, which then
+    needs no legend."""
+    only = panel.lines[0].label if isinstance(panel, Chart) and len(panel.lines) == 1 else ""
+    note = "\n".join(textwrap.fill(line, letters) for line in ", ".join(filter(None, (panel.note, only))).split("\n"))
+    axes.set_title(panel.title, loc="left", weight="bold", color=_INK, pad=8 + 11 * (note.count("\n") + 1))
+    place = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
+    axes.annotate(note, (0, 1), (0, 5), color=_FAINT, **place)
+    axes.set_xlabel(panel.x)
+    axes.set_ylabel(panel.y)
+
+
+def _image(axes: Any, panel: Image) -> None:
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
+
+    values = np.array(panel.rows)
+    (left, top), (high, wide) = panel.first, values.shape
+    common: dict[str, Any] = {
+        "extent": (left - 0.5, left + wide - 0.5, top + high - 0.5, top - 0.5),
+        "aspect": "equal" if panel.square else "auto",
+    }
+    axes.set_anchor("NW")
+    axes.set_facecolor(_HIDDEN)
+    named = {} if panel.names is None else dict(zip(panel.names, (_HIDDEN, COLOURS[0]), strict=True))
+    if named:
+        axes.imshow(values, cmap=ListedColormap([*named.values()]), vmin=0, vmax=1, **common)
+    else:
+        shown = axes.imshow(values, **common, **_scale(values))
+        bar = axes.figure.colorbar(shown, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
+        bar.set_label(panel.value)
+        bar.outline.set_linewidth(0.5)
+        named = {"hidden key": _HIDDEN} if np.isnan(values).any() else {}
+    patches = [Patch(facecolor=colour, edgecolor=_FAINT, linewidth=0.5, label=name) for name, colour in named.items()]
+    if patches:
+        axes.legend(handles=patches, ncols=len(patches), **_below(axes))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+
+
+def _scale(values: Any) -> dict[str, Any]:
+    """Blue to red about zero where there are both signs, else from dark to light."""
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    if low < 0 < high:
+        reach = max(-low, high)
+        return {"cmap": "RdBu_r", "vmin": -reach, "vmax": reach}
+    return {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1}
+
+
+def _chart(axes: Any, panel: Chart) -> None:
+    looks = [line.look or (index, index) for index, line in enumerate(panel.lines)]
+    for line, (colour, dash) in zip(panel.lines, looks, strict=True):
+        style: dict[str, Any] = {"color": COLOURS[colour % len(COLOURS)], "label": line.label}
+        wider = max(looks)[0] - colour if panel.together else 0  # so that lines that fall together all show
+        if panel.dots:
+            style |= {"marker": MARKERS[colour % len(MARKERS)], "markersize": 3 + 1.8 * wider, "linewidth": 0}
+        else:
+            style |= {"linestyle": DASHES[dash % len(DASHES)], "linewidth": 1.3 + 0.9 * wider}
+        axes.plot(line.x, line.y, **style)
+    for name, scale in zip("xy", panel.scales, strict=True):
+        if isinstance(scale, str):
+            getattr(axes, f"set_{name}scale")(scale)
+        else:
+            _from_zero(axes, name, scale)
+    for mark in panel.marks:
+        axes.axhline(mark.at, color=_INK, linewidth=0.9, linestyle=(0, (1, 1.5)))
+        x, shift = (0.0, 3) if mark.end == "left" else (1.0, -3)
+        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        axes.annotate(mark.label, (x, mark.at), (shift, 3), ha=mark.end, fontsize=8, color=_INK, **place)
+    axes.grid(color="#e6e6e6", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if len(panel.lines) > 1:
+        columns = len({dash for _, dash in looks})
+        legend: dict[str, Any] = {"loc": "upper left"} if panel.rising else {**_below(axes), "ncols": min(columns, 4)}
+        axes.legend(handlelength=2.8, **legend)
+
+
+def _below(axes: Any) -> dict[str, Any]:
+    """Where a legend stands below the label of the x axis, whatever the height of the axes."""
+    from matplotlib.transforms import ScaledTranslation
+
+    lower = axes.transAxes + ScaledTranslation(0, -29 / 72, axes.figure.dpi_scale_trans)
+    return {"loc": "upper left", "bbox_to_anchor": (-0.02, 0.0), "bbox_transform": lower, "columnspacing": 1.2}
+
+
+def _from_zero(axes: Any, name: str, start: float) -> None:
+    """A logarithmic axis with 0 on it, linear up to `start`, and room between its ticks."""
+    getattr(axes, f"set_{name}scale")("symlog", linthresh=start, linscale=0.6)
+    highest = getattr(axes.dataLim, f"{name}1")
+    getattr(axes, f"set_{name}lim")(-0.2 * start, 2 * highest)
+    ticks = 10.0 ** np.arange(round(math.log10(start)), math.log10(highest), 2)
+    getattr(axes, f"set_{name}ticks")([0, *ticks])

@@ -1,0 +1,149 @@
+"""TensorRT and TensorRT for RTX, which share one Python API: which of them is here, its log, its refusals in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from posexport.errors import RequestError, RuntimeMissingError, unknown
+from posexport.runtimes import RUNTIMES, TENSORRT, Runtime, gpu_missing
+
+BUILDERS: dict[str, Runtime] = {name: row for name, row in RUNTIMES.items() if row.module == TENSORRT}
+"""The runtimes that build plans, by name, the preferred one first."""
+
+_HINTS = (
+    ("workspace limit", "raise --memory-limit"),
+    ("Plugin not found", "it has no such operator, so use standard ones as 'posexport export --form decomposed' does"),
+    ("FP32 GEMM is not supported", "export with --dtype fp16, or leave out that compute capability"),
+    (r"(?i)bf16|bfloat", "export with --dtype fp16, or leave out that compute capability"),
+    ("failed to load|one output|single context output|past_key|3D explicit", "export with --target tensorrt"),
+    ("static sequence length", "export with --max-seq, which fixes it"),
+    ("softcap", "export with --form decomposed"),
+    ("nested structures", "export with --form decomposed"),
+    ("(?i)opset|version", "export with a lower --opset"),
+    ("", "export with --form decomposed, and with --dtype fp16 where that is not enough"),
+)
+"""What to do by the first pattern that the engine's message matches."""
+
+
+def can_build(name: str) -> str | None:
+    """Why the runtime can't build plans here, in one sentence without a full stop, or None."""
+    row = BUILDERS[name]
+    if find_spec(row.package) is None:
+        return f"not installed: pip install '{row.install}'"
+    # TensorRT times kernels on the GPU that the plan is for; TensorRT for RTX leaves that to the first run.
+    return gpu_missing() if name == "tensorrt" else None
+
+
+def choose(name: str | None) -> str:
+    """The runtime that builds: the one asked for, else the first that can here.
+
+    Raises RequestError for one that builds no plans, RuntimeMissingError where none can.
+    """
+    if name is not None:
+        if name in RUNTIMES and name not in BUILDERS:
+            raise RequestError(f"runtime {name!r} builds no plans: allowed: {', '.join(BUILDERS)}.")
+        if name not in BUILDERS:
+            raise unknown("runtime", name, BUILDERS)
+        reason = can_build(name)
+        if reason is None:
+            return name
+        raise RuntimeMissingError(f"{name} can't build a plan here, {reason}.")
+    reasons = {each: can_build(each) for each in BUILDERS}
+    for each, reason in reasons.items():
+        if reason is None:
+            return each
+    listed = "; ".join(f"{each}: {reason}" for each, reason in reasons.items())
+    raise RuntimeMissingError(f"no runtime here can build a plan ({listed}): install one of them.")
+
+
+def load(name: str) -> Any:
+    """The engine's module; RuntimeMissingError where it can't be imported."""
+    row = BUILDERS[name]
+    try:
+        return import_module(row.package)
+    except Exception as error:  # a broken installation fails in many ways: libraries, drivers, versions
+        raise RuntimeMissingError(
+            f"{name} can't be imported ({error or type(error).__name__}): install it anew, pip install '{row.install}'."
+        ) from error
+
+
+def make_log(trt: Any) -> Any:
+    """A logger that keeps every message in `.messages` as (severity, text), and prints none."""
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.messages: list[tuple[Any, str]] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            self.messages.append((severity, message))
+
+        def texts(self) -> list[str]:
+            return [text for _, text in self.messages]
+
+        def errors(self) -> list[str]:
+            bad = (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
+            return [text for severity, text in self.messages if severity in bad]
+
+    return Log()
+
+
+def make_network(trt: Any, builder: Any) -> Any:
+    """An empty network, strongly typed."""
+    typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # without the flag, all networks are
+    return builder.create_network(0 if typed is None else 1 << int(typed))
+
+
+def parser_refusal(name: str, file: str, parser: Any) -> RequestError:
+    """The parser's first error as one sentence with the node, the operator and what to do."""
+    if not parser.num_errors:
+        return RequestError(f"{name} can't parse {file!r} and doesn't say why: export it again.")
+    error = parser.get_error(0)
+    quoted = re.search(r'"([^"]+)"', error.desc())
+    said = (quoted[1] if quoted else error.desc()).split(", are the plugin")[0].strip().rstrip(".?")
+    inside = "".join(f" in {call}" for call in error.local_function_stack())
+    where = f"node {error.node_name()!r} (operator {error.node_operator()}){inside}" if error.node_operator() else "it"
+    return RequestError(f"{name} can't take {file!r}, {where}: {said}; {_hint(error.desc())}.")
+
+
+def build_refusal(name: str, file: str, errors: list[str]) -> RequestError:
+    """The builder's first error as one sentence with what to do."""
+    said = errors[0] if errors else "it doesn't say why"
+    # It comes wrapped in error codes, and in files and lines of the engine's own source.
+    said = re.sub(r"^.*?Error Code \d+: (\w+ \()?", "", said)
+    said = re.sub(r"\[\w+\.cpp:\d+: ?\w*\] ?", "", said)
+    said = re.sub(r"\.? In \w+ at \S+", "", said)
+    first = said.split("; ")[0].strip().rstrip(".)")
+    return RequestError(f"{name} can't build {file!r}: {first}; {_hint(said)}.")
+
+
+def _hint(message: str) -> str:
+    return next(hint for pattern, hint in _HINTS if re.search(pattern, message))
+
+
+def capabilities(trt: Any) -> dict[str, Any]:
+    """The engine's own constants by compute capability, such as "8.9"; none where it builds for the GPU at hand."""
+    members = dict(getattr(getattr(trt, "ComputeCapability", None), "__members__", {}))
+    return {f"{key[2:-1]}.{key[-1]}": value for key, value in members.items() if re.fullmatch(r"SM\d+", key)}
+
+
+def read_capabilities(trt: Any, name: str, given: Iterable[str]) -> list[Any]:
+    """The engine's own constants for compute capabilities such as "8.9"; RequestError for what it can't target."""
+    given = list(given)
+    if given and name == "tensorrt":
+        raise RequestError(
+            "tensorrt builds for the GPU at hand only, so it takes no compute capability: drop --compute-capability, "
+            "or build with --runtime tensorrt-rtx."
+        )
+    known = capabilities(trt) if given else {}
+    for each in given:
+        if each not in known:
+            raise RequestError(
+                f"compute capability {each!r} is not one that {name} {trt.__version__} builds for: allowed: "
+                f"{', '.join(known)}."
+            )
+    return [known[each] for each in given]

@@ -1,0 +1,212 @@
+"""TensorRT and TensorRT for RTX: a plan, or a `.onnx` built on the fly, run by polygraphy's TrtRunner.
+
+Options: `module` ("tensorrt" or "tensorrt_rtx"), `profile` (requests as `posexport compile --profile` takes them, for a
+`.onnx`), `cuda_graph` (record the run once and replay it when timed).
+
+A plan is code: it is opened only when its manifest fits it and names this very runtime and version. Tensors cross as
+bytes, because numpy has no bf16.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from posexport.artifact.plan import check_builder, check_plan
+from posexport.artifact.profiles import check_shapes
+from posexport.errors import RequestError, RuntimeMissingError
+from posexport.runtimes import RUNTIMES
+from posexport.runtimes.base import Arrays, check_options
+from posexport.runtimes.cuda import by_events, captured, device, load_runtime
+from posexport.runtimes.tensorrt import api
+from posexport.runtimes.tensors import NUMPY_DTYPES
+
+if TYPE_CHECKING:
+    from posexport.artifact.onnx_artifact import Artifact
+
+_OPTIONS = ("module", "profile", "cuda_graph")
+
+
+class PlanRunner:
+    """One engine. `outputs` are dtypes by name; device memory is taken for the shapes at hand, not for the largest."""
+
+    def __init__(
+        self,
+        trt: Any,
+        plan: Any,
+        name: str,
+        profiles: Mapping[str, Mapping[str, Any]],
+        outputs: Mapping[str, str],
+        cuda_graph: bool = False,
+    ) -> None:
+        os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = str(int(name == "tensorrt-rtx"))  # read when polygraphy is imported
+        self._trt, self._name, self._cuda_graph = trt, name, cuda_graph
+        self._profiles, self._outputs = profiles, outputs
+        self._held: list[Any] = []
+        self._cache: Any = None
+        self._log = api.make_log(trt)
+        self._runtime = trt.Runtime(self._log)  # the engine needs it, and the log, for as long as it lives
+        self._engine = self._runtime.deserialize_cuda_engine(plan)
+        if self._engine is None:
+            if not _serves_gpu(trt, self._runtime, plan):
+                raise RuntimeMissingError(
+                    f"this GPU (compute capability {device()[1]}) is not one that the plan serves: {name} "
+                    f"{trt.__version__} builds for {', '.join(api.capabilities(trt))}."
+                )
+            raise RuntimeError(f"{name} can't open the plan: {'; '.join(self._log.errors()) or 'it does not say why'}")
+        self._cuda = load_runtime()
+        from polygraphy.backend.trt import TrtRunner
+
+        self._runner = TrtRunner(self._engine, allocation_strategy="runtime")
+        self._runner.activate()
+
+    def run(self, inputs: Arrays) -> Arrays:
+        from polygraphy.common import FormattedArray
+
+        check_shapes(self._profiles, {name: array.shape for name, array in inputs.items()})
+        feed = {name: FormattedArray(_bytes(array), shape=array.shape) for name, array in inputs.items()}
+        raw = self._runner.infer(feed, check_inputs=False, return_raw_buffers=True)
+        return {
+            name: np.frombuffer(raw[name].array.tobytes(), dtype=NUMPY_DTYPES[dtype]).reshape(tuple(raw[name].shape))
+            for name, dtype in self._outputs.items()
+        }
+
+    def prepare(self, inputs: Arrays) -> Callable[[], float]:
+        check_shapes(self._profiles, {name: array.shape for name, array in inputs.items()})
+        self._free()
+        context = self._context()
+        stream, raw = self._cuda.Stream(), self._cuda.DeviceArray.raw
+        held = self._held = [context, stream]  # everything that must outlive the calls
+        for name, array in inputs.items():
+            data = _bytes(array)
+            held.append(raw((data.nbytes,)).copy_from(data))
+            _done(context.set_input_shape(name, array.shape), f"set the shape of {name}")
+            _done(context.set_tensor_address(name, held[-1].ptr), f"bind {name}")
+        for name, dtype in self._outputs.items():
+            size = int(np.prod(tuple(context.get_tensor_shape(name)))) * NUMPY_DTYPES[dtype].itemsize
+            held.append(raw((size,)))
+            _done(context.set_tensor_address(name, held[-1].ptr), f"bind {name}")
+        size = context.update_device_memory_size_for_shapes()
+        held.append(raw((size,)))
+        context.set_device_memory(held[-1].ptr, size)
+
+        def enqueue() -> None:
+            assert held
+            _done(context.execute_async_v3(stream.ptr), "run the plan")
+
+        cuda = self._cuda.wrapper()
+        enqueue()  # the first run compiles kernels, which can't be recorded in a graph
+        stream.synchronize()
+        return by_events(cuda, stream.ptr, captured(cuda, stream.ptr, enqueue) if self._cuda_graph else enqueue)
+
+    def _context(self) -> Any:
+        strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if self._cache is None:
+            return self._engine.create_execution_context(strategy)
+        config, cache = self._cache
+        config.set_execution_context_allocation_strategy(strategy)
+        _done(config.set_runtime_cache(cache), "use the runtime cache")
+        return self._engine.create_execution_context(config)
+
+    def warm(self, inputs: Arrays, stored: bytes) -> bytes:
+        """Run once, and give TensorRT for RTX's cache of the kernels that it compiled for this GPU.
+
+        Those of `stored` (an earlier cache, or nothing) stay in; the engine leaves out one of another GPU or version.
+        """
+        config = self._engine.create_runtime_config()
+        self._cache = (config, config.create_runtime_cache())
+        if stored:
+            self._cache[1].deserialize(stored)
+        self.prepare(inputs)()
+        return bytes(memoryview(self._cache[1].serialize()))
+
+    def _free(self) -> None:
+        """Give back what the last `prepare` holds: polygraphy's memory and streams are freed on request only."""
+        for handle in reversed(self._held[1:]):  # all but the context, which goes with its last reference
+            handle.free()
+        self._held.clear()
+
+    def describe(self) -> dict[str, str]:
+        return {"engine": self._name, "version": self._trt.__version__, "device": device()[0]}
+
+
+def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
+    """Open a `.plan`, or build a `.onnx` artifact and open that.
+
+    Raises RequestError for a plan that isn't what its manifest says or that another runtime or version built,
+    RuntimeMissingError where the engine or a GPU is missing; nothing is deserialised then.
+    """
+    check_options("tensorrt", options, _OPTIONS)
+    name = str(options["module"]).replace("_", "-")
+    cuda_graph = bool(options.get("cuda_graph"))
+    if path.suffix != ".plan":
+        trt = _engine(name)
+        from posexport.artifact.onnx_artifact import read_onnx
+        from posexport.runtimes.tensorrt.builder import BuildOptions, build
+
+        artifact = read_onnx(path)
+        built = build(artifact, BuildOptions(runtime=name, profile=tuple(options.get("profile") or ())))
+        outputs = {key: dtype for key, (_, dtype) in artifact.outputs().items()}
+        return PlanRunner(trt, built.plan, name, built.profiles, outputs, cuda_graph)
+    manifest = check_plan(path)
+    check_builder(path, manifest, name)
+    trt = _engine(name)
+    check_builder(path, manifest, name, trt.__version__)
+    plan = path.read_bytes()
+    if hashlib.sha256(plan).hexdigest() != manifest["sha256"]:  # what is opened, not what was checked a moment ago
+        raise RequestError(f"{str(path)!r} changed while it was being opened: build it again.")
+    outputs = {entry["name"]: entry["dtype"] for entry in manifest["outputs"]}
+    return PlanRunner(trt, plan, name, manifest["profiles"], outputs, cuda_graph)
+
+
+def warm_cache(
+    name: str, plan: Any, artifact: Artifact, profiles: Mapping[str, Mapping[str, list[int]]], file: Path
+) -> bytes:
+    """The runtime cache of a plan just built, run once at the shapes it is tuned for; `file` may hold an earlier one.
+
+    Raises RuntimeMissingError where no GPU is there to compile kernels for.
+    """
+    trt = _engine(name)
+    outputs = {key: dtype for key, (_, dtype) in artifact.outputs().items()}
+    inputs = {}
+    for key, (shape, dtype) in artifact.inputs().items():
+        sizes = profiles[key]["opt"] if key in profiles else [int(size) for size in shape]
+        inputs[key] = np.zeros(sizes, NUMPY_DTYPES[dtype])
+    runner = PlanRunner(trt, plan, name, profiles, outputs)
+    return runner.warm(inputs, file.read_bytes() if file.exists() else b"")
+
+
+def _engine(name: str) -> Any:
+    missing = RUNTIMES[name].missing()
+    if missing is not None:
+        raise RuntimeMissingError(f"{name} can't run here, {missing}.")
+    return api.load(name)
+
+
+def _serves_gpu(trt: Any, runtime: Any, plan: Any) -> bool:
+    """Whether a plan that didn't open is for a GPU like this one, as far as the engine can tell."""
+    wrong = getattr(trt, "EngineInvalidityDiagnostics", None)
+    if wrong is not None and hasattr(runtime, "get_engine_validity"):
+        _, found = runtime.get_engine_validity(plan)
+        if int(found):
+            return not int(found) & int(wrong.UNSUPPORTED_CC)
+    known = api.capabilities(trt)
+    try:
+        return not known or device()[1] in known
+    except OSError:
+        return True
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The bytes of a tensor; one for an empty cache, whose input must have an address too."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else np.zeros(1, np.uint8)
+
+
+def _done(fine: bool, what: str) -> None:
+    if not fine:
+        raise RuntimeError(f"TensorRT could not {what}")

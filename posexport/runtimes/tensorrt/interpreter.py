@@ -1,0 +1,206 @@
+"""TensorRT's import of an ONNX file, evaluated on the CPU in float64: what its parser made of it, without kernels.
+
+TensorRT's own parser reads the file, and the layers of the network that it made are evaluated one by one in torch
+(`layers`). So a node that TensorRT takes for another, or an attribute that it passes over, shows
+as a wrong value on any machine. What does not show: the rounding of half precision, and faults of kernels. Only an
+overflow is kept: what a cast can't hold in its type becomes infinite there.
+
+A layer, or a mode of one, whose meaning isn't known for sure is never guessed: RuntimeMissingError names it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from posexport.errors import RequestError, RuntimeMissingError
+from posexport.runtimes.base import Arrays, check_options
+from posexport.runtimes.tensorrt import api
+from posexport.runtimes.tensorrt.layers import LAYERS
+from posexport.runtimes.tensorrt.values import DTYPES, Unsure, fits, widened
+from posexport.runtimes.tensors import to_numpy, to_torch
+
+NAME = "tensorrt-import"
+
+
+_INT32 = torch.iinfo(torch.int32)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Node:
+    """One layer: `inputs` and `outputs` are names of tensors (None for an input that isn't there).
+
+    `choice` is the condition of a layer that takes its first or its second input; the other is then not evaluated.
+    """
+
+    name: str
+    kind: str
+    layer: Any
+    inputs: tuple[str | None, ...]
+    outputs: tuple[str, ...]
+    choice: str | None = None
+
+    def unsure(self, why: str) -> RuntimeMissingError:
+        """The error for what isn't known of this layer."""
+        return RuntimeMissingError(f"{NAME} can't evaluate layer {self.name!r} ({self.kind}): {why}.")
+
+    def wanted(self, values: Mapping[str, torch.Tensor]) -> list[str]:
+        """What must be there before it can be evaluated, as far as that is known yet."""
+        if self.choice is None:
+            return [name for name in self.inputs if name is not None]
+        if self.choice not in values:
+            return [self.choice]
+        return [str(self.inputs[0 if bool(values[self.choice]) else 1])]
+
+    def evaluate(self, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Its outputs; raises RuntimeMissingError for what isn't known, RuntimeError for what TensorRT would refuse."""
+        try:
+            if self.choice is not None:
+                found: Any = values[self.wanted(values)[0]]
+            else:
+                inputs = [None if name is None else values[name] for name in self.inputs]
+                found = LAYERS[self.kind].evaluate(self.layer, inputs)
+        except Unsure as error:
+            raise self.unsure(str(error)) from None
+        except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
+            said = " ".join(str(error).split())
+            raise RuntimeError(f"layer {self.name!r} ({self.kind}) can't take its inputs: {said}") from None
+        outputs = found if isinstance(found, tuple) else (found,)
+        for index, value in enumerate(outputs):
+            said = self.layer.get_output(index)
+            if not fits(value, said):
+                raise self.unsure(
+                    f"its output came out as {value.dtype} {list(value.shape)}, and TensorRT says that it is "
+                    f"{said.dtype.name} {list(said.shape)}"
+                )
+            if said.dtype.name == "INT32" and bool(((value < _INT32.min) | (value > _INT32.max)).any()):
+                raise self.unsure("its output overflows INT32")
+        return outputs
+
+
+class ImportRunner:
+    """One parsed network. `held` are the objects that own it and its weights."""
+
+    def __init__(self, trt: Any, network: Any, *held: Any) -> None:
+        self._trt, self._network, self._held = trt, network, held
+        self._nodes = _nodes(trt, network)
+        self._producers: dict[str, Node] = {}
+        for node in self._nodes:
+            for name in node.outputs:
+                if name in self._producers:
+                    raise node.unsure(f"another layer gives a tensor {name!r} too")
+                self._producers[name] = node
+        self._outputs = [network.get_output(index) for index in range(network.num_outputs)]
+        self._inputs = [network.get_input(index) for index in range(network.num_inputs)]
+        self._uses = Counter(name for node in self._nodes for name in (*node.inputs, node.choice) if name is not None)
+
+    def run(self, inputs: Arrays) -> Arrays:
+        values: dict[str, torch.Tensor] = {}
+        for tensor in self._inputs:
+            if tensor.name not in inputs:
+                raise ValueError(f"the input {tensor.name!r} is missing")
+            values[tensor.name] = widened(to_torch(inputs[tensor.name]))
+            if not fits(values[tensor.name], tensor):
+                raise ValueError(f"the input {tensor.name!r} must be {tensor.dtype.name} {list(tensor.shape)}")
+        kept = {tensor.name: DTYPES[tensor.dtype.name] for tensor in self._outputs}
+        with torch.no_grad():
+            self._fill(values, set(kept))
+        return {name: to_numpy(values[name].to(dtype)) for name, dtype in kept.items()}
+
+    def _fill(self, values: dict[str, torch.Tensor], kept: set[str]) -> None:
+        """Evaluate what outputs and assertions need, each layer once its inputs are there; drop what isn't read again.
+
+        The order of layers in a network is not that of evaluation, and a branch that isn't taken is never evaluated.
+        """
+        unread = Counter(self._uses)
+        kept = kept | set(values)
+        stack = [node for node in self._nodes if not node.outputs and node.inputs and node.kind == "ASSERTION"]
+        stack += [self._producers[name] for name in kept if name in self._producers]
+        done: set[Node] = set()
+        while stack:
+            node = stack[-1]
+            missing = [] if node in done else [name for name in node.wanted(values) if name not in values]
+            if missing:
+                stack += [self._producers[name] for name in missing]
+                continue
+            stack.pop()
+            if node in done:
+                continue
+            done.add(node)
+            values.update(zip(node.outputs, node.evaluate(values), strict=True))
+            for name in (*node.inputs, node.choice):
+                if name is not None:
+                    unread[name] -= 1
+                    if not unread[name] and name not in kept:
+                        values.pop(name, None)
+
+    def prepare(self, inputs: Arrays) -> Callable[[], float]:
+        raise RequestError(f"{NAME} runs no kernels, so there is nothing to time: time tensorrt or tensorrt-rtx.")
+
+    def describe(self) -> dict[str, str]:
+        engine = self._trt.__name__.replace("_", "-")
+        device = "import only, evaluated in float64 on the CPU: kernels were not run"
+        return {"engine": f"{engine} parser", "version": self._trt.__version__, "device": device}
+
+
+def _nodes(trt: Any, network: Any) -> list[Node]:
+    """Every layer, downcast to its own class; RuntimeMissingError for one that isn't known."""
+    nodes = []
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        tensors = [layer.get_input(at) for at in range(layer.num_inputs)]
+        node = Node(
+            name=layer.name,
+            kind=layer.type.name,  # before the cast, since `type` of an activation is another thing
+            layer=layer,
+            inputs=tuple(None if tensor is None else str(tensor.name) for tensor in tensors),
+            outputs=tuple(str(layer.get_output(at).name) for at in range(layer.num_outputs)),
+        )
+        if node.kind not in LAYERS:
+            raise node.unsure("it is of no kind that is known")
+        for at in range(layer.num_outputs):
+            if layer.get_output(at).dtype.name not in DTYPES:
+                raise node.unsure(f"it gives {layer.get_output(at).dtype.name}")
+        layer.__class__ = getattr(trt, LAYERS[node.kind].cls)
+        nodes.append(node)
+    conditions = [(node.layer.conditional, node.inputs[0]) for node in nodes if node.kind == "CONDITION"]
+    for at, node in enumerate(nodes):
+        if node.kind == "CONDITIONAL_OUTPUT":
+            (choice,) = [name for conditional, name in conditions if conditional is node.layer.conditional]
+            nodes[at] = attrs.evolve(node, choice=choice)
+    return nodes
+
+
+def _engine() -> tuple[str, Any]:
+    """The runtime whose parser is used, and its module: TensorRT for RTX where it is there, else TensorRT."""
+    for name in ("tensorrt-rtx", "tensorrt"):
+        if find_spec(api.BUILDERS[name].package) is not None:
+            return name, api.load(name)
+    raise RuntimeMissingError(f"{NAME} can't run here, not installed: pip install 'posexport[rtx]'.")
+
+
+def load(path: Path, options: Mapping[str, Any]) -> ImportRunner:
+    """Parse the `.onnx` file at `path`, external data included; there are no options.
+
+    Raises RequestError with the parser's first error, RuntimeMissingError for a layer that can't be evaluated.
+    """
+    check_options(NAME, options, ())
+    if path.suffix != ".onnx":
+        raise RequestError(f"{NAME} reads .onnx files, not {path.name!r}: give the .onnx it came from.")
+    name, trt = _engine()
+    log = api.make_log(trt)
+    try:
+        builder = trt.Builder(log)
+    except Exception as error:  # TensorRT asks the driver for a GPU, TensorRT for RTX doesn't
+        raise RuntimeMissingError(f"{name} can't start here: {'; '.join(log.errors()) or error}.") from error
+    network = api.make_network(trt, builder)
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse_from_file(str(path)):
+        raise api.parser_refusal(NAME, str(path), parser)
+    return ImportRunner(trt, network, parser, builder, log)

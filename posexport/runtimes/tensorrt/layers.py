@@ -1,0 +1,304 @@
+"""What TensorRT's layers compute, one function for each kind, in float64.
+
+Written from NVIDIA's documentation of operators (https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators)
+and of the C++ API. A layer comes downcast to its own class, with the values of its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from posexport.runtimes.tensorrt.attention import attention, kv_cache_update, rotary_embedding
+from posexport.runtimes.tensorrt.data_movement import (
+    concatenation,
+    gather,
+    one_hot,
+    scatter,
+    shuffle,
+    slice_,
+    squeeze,
+    top_k,
+    unsqueeze,
+)
+from posexport.runtimes.tensorrt.values import Inputs, Unsure, bits, cast, ints, read_weights
+
+Tensor = torch.Tensor
+
+
+def chosen(table: Mapping[str, Callable[..., Tensor]], kind: Any) -> Callable[..., Tensor]:
+    """The function of an operation, or Unsure."""
+    if kind.name not in table:
+        raise Unsure(f"the operation {kind.name} is not known")
+    return table[kind.name]
+
+
+def constant(layer: Any, inputs: Inputs) -> Tensor:
+    """The weights themselves."""
+    return read_weights(layer.weights, tuple(layer.shape))
+
+
+def identity(layer: Any, inputs: Inputs) -> Tensor:
+    """The input, in the type of the output."""
+    return cast(inputs[0], layer.get_output(0).dtype.name)
+
+
+def cast_(layer: Any, inputs: Inputs) -> Tensor:
+    """The input in another type."""
+    return cast(inputs[0], layer.to_type.name)
+
+
+def shape_(layer: Any, inputs: Inputs) -> Tensor:
+    """The sizes of the input, [rank]."""
+    return torch.tensor(inputs[0].shape, dtype=torch.int64)
+
+
+def _quotient(a: Tensor, b: Tensor) -> Tensor:
+    return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
+
+
+BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "SUM": torch.add,
+    "PROD": torch.mul,
+    "MAX": torch.maximum,
+    "MIN": torch.minimum,
+    "SUB": torch.sub,
+    "DIV": _quotient,
+    "POW": torch.pow,
+    "FLOOR_DIV": torch.floor_divide,
+    "AND": torch.logical_and,
+    "OR": torch.logical_or,
+    "XOR": torch.logical_xor,
+    "EQUAL": torch.eq,
+    "GREATER": torch.gt,
+    "LESS": torch.lt,
+}
+
+UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    **{
+        name: getattr(torch, name.lower())
+        for name in (
+            *("EXP", "LOG", "SQRT", "ABS", "NEG", "SIN", "COS", "TAN", "SINH", "COSH", "ASIN", "ACOS", "ATAN", "ASINH"),
+            *("ACOSH", "ATANH", "CEIL", "FLOOR", "ERF", "SIGN", "ROUND", "ISINF", "ISNAN"),
+        )
+    },
+    "RECIP": torch.reciprocal,
+    "NOT": torch.logical_not,
+}
+
+ACTIVATIONS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
+    "RELU": lambda x, a, b: x.clamp(min=0),
+    "SIGMOID": lambda x, a, b: torch.sigmoid(x),
+    "TANH": lambda x, a, b: torch.tanh(x),
+    "LEAKY_RELU": lambda x, a, b: torch.where(x >= 0, x, a * x),
+    "ELU": lambda x, a, b: torch.where(x >= 0, x, a * torch.expm1(x)),
+    "SELU": lambda x, a, b: torch.where(x > 0, b * x, b * a * torch.expm1(x)),
+    "SOFTSIGN": lambda x, a, b: x / (1 + x.abs()),
+    "SOFTPLUS": lambda x, a, b: a * torch.logaddexp(b * x, torch.zeros_like(x)),
+    "CLIP": lambda x, a, b: x.clamp(max=b).clamp(min=a),
+    "HARD_SIGMOID": lambda x, a, b: (a * x + b).clamp(0, 1),
+    "SCALED_TANH": lambda x, a, b: a * torch.tanh(b * x),
+    "THRESHOLDED_RELU": lambda x, a, b: torch.where(x > a, x, torch.zeros_like(x)),
+    "GELU_ERF": lambda x, a, b: torch.nn.functional.gelu(x),
+    "GELU_TANH": lambda x, a, b: torch.nn.functional.gelu(x, approximate="tanh"),
+}
+"""Of x, and the layer's alpha and beta."""
+
+
+def elementwise(layer: Any, inputs: Inputs) -> Tensor:
+    """A binary operation; sizes are equal or 1."""
+    return chosen(BINARY, layer.op)(inputs[0], inputs[1])
+
+
+def unary(layer: Any, inputs: Inputs) -> Tensor:
+    """A function of each element."""
+    return chosen(UNARY, layer.op)(inputs[0])
+
+
+def activation(layer: Any, inputs: Inputs) -> Tensor:
+    """A function of each element, with parameters."""
+    return chosen(ACTIVATIONS, layer.type)(inputs[0], layer.alpha, layer.beta)
+
+
+def parametric_relu(layer: Any, inputs: Inputs) -> Tensor:
+    """x where it is positive, else x times its slope."""
+    return torch.where(inputs[0] >= 0, inputs[0], inputs[0] * inputs[1])
+
+
+def matrix_multiply(layer: Any, inputs: Inputs) -> Tensor:
+    """The product of matrices or vectors, each transposed where the layer says so."""
+    a, b = inputs
+    ops = [layer.op0.name, layer.op1.name]
+    a = a.transpose(-1, -2) if ops[0] == "TRANSPOSE" else a.unsqueeze(-2) if ops[0] == "VECTOR" else a
+    b = b.transpose(-1, -2) if ops[1] == "TRANSPOSE" else b.unsqueeze(-1) if ops[1] == "VECTOR" else b
+    product = torch.matmul(a, b)
+    product = product.squeeze(-2) if ops[0] == "VECTOR" else product
+    return product.squeeze(-1) if ops[1] == "VECTOR" else product
+
+
+def einsum(layer: Any, inputs: Inputs) -> Tensor:
+    """A sum of products, as the equation says."""
+    return torch.einsum(layer.equation, *inputs)
+
+
+def softmax(layer: Any, inputs: Inputs) -> Tensor:
+    """Along the one axis of the bitmask."""
+    axes = bits(layer.axes)
+    if len(axes) != 1:
+        raise Unsure(f"its axes are {axes}")
+    return torch.softmax(inputs[0], axes[0])
+
+
+def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    for axis in reversed(axes):
+        x = x.prod(axis, keepdim=keep)
+    return x
+
+
+REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
+    "SUM": lambda x, axes, keep: x.sum(axes, keepdim=keep),
+    "PROD": _product,
+    "MAX": lambda x, axes, keep: x.amax(axes, keepdim=keep),
+    "MIN": lambda x, axes, keep: x.amin(axes, keepdim=keep),
+    "AVG": lambda x, axes, keep: x.mean(axes, keepdim=keep),
+}
+
+
+def reduce(layer: Any, inputs: Inputs) -> Tensor:
+    """Over the axes of the bitmask."""
+    axes = bits(layer.axes)
+    if not axes or (layer.op.name == "AVG" and not inputs[0].is_floating_point()):
+        raise Unsure(f"it reduces {inputs[0].dtype} by {layer.op.name} over axes {axes}")
+    return chosen(REDUCTIONS, layer.op)(inputs[0], axes, layer.keep_dims)
+
+
+def select(layer: Any, inputs: Inputs) -> Tensor:
+    """The first where the condition holds, else the second."""
+    condition, first, second = inputs
+    return torch.where(condition, first, second)
+
+
+def fill(layer: Any, inputs: Inputs) -> Tensor:
+    """alpha plus, for each axis, its beta times the index; both are inputs or attributes, of integers or of floats."""
+    if layer.operation.name != "LINSPACE":
+        raise Unsure(f"the operation {layer.operation.name} is random")
+    dims, alpha, beta = (*inputs, None, None, None)[:3]
+    sizes = tuple(layer.shape) if dims is None else ints(dims)
+    dtype = torch.float64 if layer.to_type.name == "FLOAT" else torch.int64
+    if (alpha is None) != (beta is None) or (beta is None and len(sizes) != 1):
+        raise Unsure("its start and step are not both given")
+    start = torch.as_tensor(layer.alpha if alpha is None else alpha).to(dtype)
+    steps = torch.as_tensor([layer.beta] if beta is None else beta).to(dtype).reshape(-1)
+    if len(steps) != len(sizes):
+        raise Unsure(f"it has {len(steps)} steps for {len(sizes)} axes")
+    filled = start.reshape(()).expand(sizes)
+    for axis, size in enumerate(sizes):
+        along = [size if each == axis else 1 for each in range(len(sizes))]
+        filled = filled + steps[axis] * torch.arange(size).to(dtype).reshape(along)
+    return filled
+
+
+def cumulative(layer: Any, inputs: Inputs) -> Tensor:
+    """Sums up to each element along an axis, without that one where `exclusive`, from the end where `reverse`."""
+    if layer.op.name != "SUM":
+        raise Unsure(f"the operation {layer.op.name} is not known")
+    (axis,) = ints(inputs[1])
+    x: Tensor = inputs[0].flip(axis) if layer.reverse else inputs[0]
+    sums = x.cumsum(axis)
+    if layer.exclusive and x.shape[axis]:
+        sums = torch.cat((torch.zeros_like(x.narrow(axis, 0, 1)), sums.narrow(axis, 0, x.shape[axis] - 1)), axis)
+    return sums.flip(axis) if layer.reverse else sums
+
+
+def normalization(layer: Any, inputs: Inputs) -> Tensor:
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias, over the axes of the bitmask."""
+    if layer.num_groups != 1:
+        raise Unsure(f"it has {layer.num_groups} groups")
+    x: Tensor
+    x, scale, bias = inputs
+    axes = bits(layer.axes)
+    centred = x - x.mean(axes, keepdim=True)
+    normal = centred / torch.sqrt((centred**2).mean(axes, keepdim=True) + layer.epsilon)
+    return torch.addcmul(bias, normal, scale)
+
+
+def scale(layer: Any, inputs: Inputs) -> Tensor:
+    """(x * scale + shift) ^ power, with coefficients for all or for each channel."""
+    x: Tensor = inputs[0]
+    shapes: dict[str, list[int]] = {"UNIFORM": [], "CHANNEL": [-1, *[1] * (x.ndim - layer.channel_axis - 1)]}
+    if layer.mode.name not in shapes:
+        raise Unsure(f"the mode {layer.mode.name} is not known")
+    weights = [layer.scale, layer.shift, layer.power]
+    found = [read_weights(each, shapes[layer.mode.name]) if len(each) else None for each in weights]
+    x = x if found[0] is None else x * found[0]
+    x = x if found[1] is None else x + found[1]
+    return x if found[2] is None else x ** found[2]
+
+
+def non_zero(layer: Any, inputs: Inputs) -> Tensor:
+    """The indices of what isn't zero, [rank, count]."""
+    return torch.nonzero(inputs[0]).T
+
+
+def assertion(layer: Any, inputs: Inputs) -> tuple[Tensor, ...]:
+    """Nothing; RuntimeError where the input doesn't hold, as TensorRT does when it runs."""
+    if not bool(inputs[0].all()):
+        raise RuntimeError(f"an assertion of TensorRT's fails: {layer.message}")
+    return ()
+
+
+def passed_on(layer: Any, inputs: Inputs) -> Tensor:
+    """The first input as it is: the borders of a conditional and of an attention."""
+    value: Tensor = inputs[0]
+    return value
+
+
+@attrs.frozen
+class Kind:
+    """A kind of layer: its class in TensorRT, and what it computes of (layer, inputs)."""
+
+    cls: str
+    evaluate: Callable[[Any, Inputs], Tensor | tuple[Tensor, ...]]
+
+
+LAYERS: dict[str, Kind] = {
+    "ACTIVATION": Kind("IActivationLayer", activation),
+    "ASSERTION": Kind("IAssertionLayer", assertion),
+    "ATTENTION_INPUT": Kind("IAttentionInputLayer", attention),
+    "ATTENTION_OUTPUT": Kind("IAttentionOutputLayer", passed_on),
+    "CAST": Kind("ICastLayer", cast_),
+    "CONCATENATION": Kind("IConcatenationLayer", concatenation),
+    "CONDITION": Kind("IConditionLayer", passed_on),
+    "CONDITIONAL_INPUT": Kind("IIfConditionalInputLayer", passed_on),
+    "CONDITIONAL_OUTPUT": Kind("IIfConditionalOutputLayer", passed_on),
+    "CONSTANT": Kind("IConstantLayer", constant),
+    "CUMULATIVE": Kind("ICumulativeLayer", cumulative),
+    "EINSUM": Kind("IEinsumLayer", einsum),
+    "ELEMENTWISE": Kind("IElementWiseLayer", elementwise),
+    "FILL": Kind("IFillLayer", fill),
+    "GATHER": Kind("IGatherLayer", gather),
+    "IDENTITY": Kind("IIdentityLayer", identity),
+    "KV_CACHE_UPDATE": Kind("IKVCacheUpdateLayer", kv_cache_update),
+    "MATRIX_MULTIPLY": Kind("IMatrixMultiplyLayer", matrix_multiply),
+    "NON_ZERO": Kind("INonZeroLayer", non_zero),
+    "NORMALIZATION": Kind("INormalizationLayer", normalization),
+    "ONE_HOT": Kind("IOneHotLayer", one_hot),
+    "PARAMETRIC_RELU": Kind("IParametricReLULayer", parametric_relu),
+    "REDUCE": Kind("IReduceLayer", reduce),
+    "ROTARY_EMBEDDING": Kind("IRotaryEmbeddingLayer", rotary_embedding),
+    "SCALE": Kind("IScaleLayer", scale),
+    "SCATTER": Kind("IScatterLayer", scatter),
+    "SELECT": Kind("ISelectLayer", select),
+    "SHAPE": Kind("IShapeLayer", shape_),
+    "SHUFFLE": Kind("IShuffleLayer", shuffle),
+    "SLICE": Kind("ISliceLayer", slice_),
+    "SOFTMAX": Kind("ISoftMaxLayer", softmax),
+    "SQUEEZE": Kind("ISqueezeLayer", squeeze),
+    "TOPK": Kind("ITopKLayer", top_k),
+    "UNARY": Kind("IUnaryLayer", unary),
+    "UNSQUEEZE": Kind("IUnsqueezeLayer", unsqueeze),
+}
+"""Every kind of layer that is known, by the name of TensorRT's LayerType."""

@@ -1,0 +1,162 @@
+"""Cosines and sines of every encoding with angles, from plain Python numbers: what artifacts' own are held against.
+
+It stands apart from `models/` on purpose and shares no formula with it, so that a wrong frequency there shows. Python's
+floats have 53 bits: at position 2^20 an angle of theirs is off by 2e-10, a thousandth of what is measured with it.
+
+Positions are the same along every axis, so pair i has one frequency w_i. Credits stand in `models/`, at each encoding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from posexport.spec.spec import Spec
+
+Array = np.ndarray[Any, Any]
+
+
+def falling(width: int, theta: float) -> list[float]:
+    """theta^(-2i/width) for each of width/2 pairs."""
+    return [math.exp(-2 * i / width * math.log(theta)) for i in range(width // 2)]
+
+
+def _whole(spec: Spec, _: int) -> list[float]:
+    return falling(spec.hidden_size, spec.encoding.theta)  # type: ignore[attr-defined]
+
+
+def _head(spec: Spec, _: int) -> list[float]:
+    return falling(spec.head_dim, spec.encoding.theta)  # type: ignore[attr-defined]
+
+
+def _rope(spec: Spec, length: int) -> list[float]:
+    rope: Any = spec.encoding
+    width = rope.rotary_dim or spec.head_dim
+    if rope.scaling is None:
+        return falling(width, rope.theta)
+    return SCALED[rope.scaling](rope, falling(width, rope.theta), length)
+
+
+def _rope2d(spec: Spec, _: int) -> list[float]:
+    rope: Any = spec.encoding
+    if rope.spacing == "alternate":
+        every = falling(spec.head_dim, rope.theta)
+        found = every[::2] + every[1::2]
+    else:
+        bases = {"x": rope.theta, "y": rope.theta_y or rope.theta}
+        found = [w for axis in rope.order for w in falling(spec.head_dim // 2, bases[axis])]
+    return [w / rope.factor for w in found]
+
+
+def _rope3d(spec: Spec, _: int) -> list[float]:
+    rope: Any = spec.encoding
+    bases = {"x": rope.theta, "y": rope.theta_y or rope.theta, "t": rope.theta_t or rope.theta}
+    third = spec.head_dim // 6 * 2
+    widths = rope.split or (spec.head_dim - third - third, third, third)
+    return [w for axis, width in zip(rope.order, widths, strict=True) for w in falling(width, bases[axis])]
+
+
+def _vjepa2(spec: Spec, _: int) -> list[float]:
+    return 6 * falling(spec.head_dim // 6 * 2, spec.encoding.theta)  # type: ignore[attr-defined]
+
+
+FREQUENCIES: dict[str, Callable[[Spec, int], list[float]]] = {
+    "sinusoidal": _whole,
+    "relative": _whole,
+    "rope": _rope,
+    "mrope": _rope,
+    "rope2d": _rope2d,
+    "rope3d": _rope3d,
+    "rope-vjepa2": _vjepa2,
+    "rope-dinov3": lambda spec, _: 2 * falling(spec.head_dim // 2, spec.encoding.theta),  # type: ignore[attr-defined]
+    "xpos": _head,
+}
+"""Encoding to the frequency of each pair at a length; who is not here has no angles of positions."""
+
+
+def _slowed(rope: Any, plain: list[float], factor: float) -> list[float]:
+    """The frequencies of theta * factor^(d/(d-2)): the slowest pair is slower by `factor`, the fastest as it was."""
+    width = 2 * len(plain)
+    return falling(width, rope.theta * factor ** (width / (width - 2)))
+
+
+def _dynamic(rope: Any, plain: list[float], length: int) -> list[float]:
+    times = length / rope.original_max_position_embeddings
+    return plain if times <= 1 else _slowed(rope, plain, rope.factor * (times - 1) + 1)
+
+
+def _yarn(rope: Any, plain: list[float], _: int) -> list[float]:
+    def pair(turns: float) -> float:
+        """The pair, as a real number, that turns so often within the trained length."""
+        wavelength = rope.original_max_position_embeddings / turns
+        return len(plain) * math.log(wavelength / (2 * math.pi), rope.theta)
+
+    first, last = pair(rope.beta_fast), pair(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * len(plain) - 1)
+    span = last - first or 0.001
+    parts = [min(1.0, max(0.0, (i - first) / span)) for i in range(len(plain))]
+    return [w * (1 - part + part / rope.factor) for w, part in zip(plain, parts, strict=True)]
+
+
+def _llama3(rope: Any, plain: list[float], _: int) -> list[float]:
+    def one(w: float) -> float:
+        turns = w * rope.original_max_position_embeddings / (2 * math.pi)
+        kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        slowed = 1 - min(1.0, max(0.0, float(kept)))
+        return w * (1 - slowed + slowed / float(rope.factor))
+
+    return [one(w) for w in plain]
+
+
+def _longrope(rope: Any, plain: list[float], length: int) -> list[float]:
+    within = length <= rope.original_max_position_embeddings
+    return [w / by for w, by in zip(plain, rope.short_factor if within else rope.long_factor, strict=True)]
+
+
+def _proportional(rope: Any, plain: list[float], _: int) -> list[float]:
+    turning = int(len(plain) * rope.partial_rotary_factor)
+    return [w / rope.factor for w in plain[:turning]] + [0.0] * (len(plain) - turning)
+
+
+SCALED: dict[str, Callable[[Any, list[float], int], list[float]]] = {
+    "linear": lambda rope, plain, _: [w / rope.factor for w in plain],
+    "ntk": lambda rope, plain, _: _slowed(rope, plain, rope.factor),
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+    "proportional": _proportional,
+}
+
+
+def factor(spec: Spec) -> float:
+    """What cosines and sines are multiplied by: attention factors of yarn and longrope, else 1."""
+    rope: Any = spec.encoding
+    scaling = getattr(rope, "scaling", None)
+    if scaling not in ("yarn", "longrope"):
+        return 1.0
+    if rope.attention_factor:
+        return float(rope.attention_factor)
+    if scaling == "longrope":
+        return math.sqrt(1 + math.log(rope.factor, rope.original_max_position_embeddings))
+    grown = 0.1 * math.log(rope.factor)
+    return float((1 + grown * rope.mscale) / (1 + grown * rope.mscale_all_dim)) if rope.mscale else 1 + grown
+
+
+def cos_sin(spec: Spec, positions: Sequence[int]) -> tuple[Array, Array]:
+    """float64 cosines and sines [len(positions), P], the length being that up to the largest of positions."""
+    places = np.array(positions, np.float64)
+    if spec.encoding.name == "rope-dinov3":  # 2 pi times the centre of the cell, in a grid from -1 to 1
+        rows_columns = spec.encoding.grid or (places + 1, places + 1)  # type: ignore[attr-defined]
+        centres = [2 * math.pi * (2 * (places + 0.5) / size - 1) for size in rows_columns]
+        places = np.stack(centres, -1).repeat(spec.head_dim // 4, -1)  # half of the pairs turn by y, then half by x
+    else:
+        places = places[:, None]
+    frequencies = FREQUENCIES[spec.encoding.name](spec, max(positions) + 1)
+    angles = places * np.array(frequencies)
+    return factor(spec) * np.cos(angles), factor(spec) * np.sin(angles)

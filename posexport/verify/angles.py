@@ -1,0 +1,182 @@
+"""How far cosines and sines are from the truth at a position, in the artifact, on every runtime that is there.
+
+What is measured is the encoding's own: its constants (posexport.models.attention.EncodingState), and the operators that
+make cosines and sines of them, exported by themselves with `export_module` and cast to the block's dtype last, as
+`rotate` does. The truth is posexport.angle_truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from posexport.artifact import onnx_file
+from posexport.errors import RequestError
+from posexport.export.exporter import export_module
+from posexport.files import staged
+from posexport.models.angles import cos_sin
+from posexport.models.attention import EncodingState
+from posexport.models.rotary import Rotary
+from posexport.models.weights import TORCH_DTYPES
+from posexport.runtimes import INTERPRETER, ORT, REFERENCE, TORCH, Runtime
+from posexport.runtimes.pool import Answer, Pool, result
+from posexport.runtimes.tensors import to_numpy
+from posexport.spec.spec import Spec
+from posexport.verify import angle_reference
+from posexport.verify.cases import LANDMARKS
+
+POSITIONS = LANDMARKS
+"""Those that `verify` tries too."""
+
+EXACT = 2.5e-7
+"""What `--angles exact` promises up to position 2^24."""
+
+TIME_LIMIT = 120.0  # seconds for a graph of a few nodes: an engine that takes longer hangs
+_OUTPUTS = ("cos", "sin")
+
+
+def spaced(last: int) -> list[int]:
+    """Positions from 0 to `last`: those of the table of errors, and two to every doubling between."""
+    between = (round(2 ** (step / 2)) for step in range(2 * last.bit_length()))
+    return sorted(place for place in {0, last, *POSITIONS, *between} if place <= last)
+
+
+def why_none(spec: Spec) -> str | None:
+    """Why a block has no angles to measure, as the end of a sentence; None where it has."""
+    name = spec.encoding.name
+    if name not in angle_reference.FREQUENCIES:
+        return "which has no angles of positions"
+    if getattr(spec.encoding, "table", None) == "learned":
+        return "whose learned table has no angles"
+    return None
+
+
+class Angles(nn.Module):
+    """positions [B, S] or [B, S, axes] to cosines and sines [B, S, P] as the encoding makes them, in the spec's dtype;
+    with `wide` float64, everything in double precision."""
+
+    def __init__(self, spec: Spec, wide: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.dtype = wide if wide == torch.float64 else getattr(torch, TORCH_DTYPES[spec.dtype])
+        self.state = EncodingState(attrs.evolve(spec, prefix_tokens=0), wide)  # a row here is one token
+        for module in self.state.modules():  # weights make no angles, and have no values here
+            module._parameters.clear()
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        state, encoding = self.state, self.state.encoding
+        if isinstance(encoding, Rotary):
+            made = encoding.cos_sin(state, positions)
+        else:
+            made = cos_sin(positions, state["frequencies"])
+        return made[0].to(self.dtype), made[1].to(self.dtype)
+
+
+def rows(spec: Spec, positions: Iterable[int]) -> Tensor:
+    """Positions as a batch of sequences of one token, the same along every axis: no row then depends on another's."""
+    made = torch.tensor(list(positions), dtype=torch.int64)[:, None]
+    return made if spec.encoding.axes == 1 else made[..., None].repeat(1, 1, spec.encoding.axes)
+
+
+@attrs.frozen(kw_only=True)
+class Measured:
+    """The largest error of cosine and sine at each position, for one spec on one runtime; or why there is none.
+
+    `failed` tells a runtime that gave no answer, or a wrong one, from one that isn't there; `engine` is what ran.
+    """
+
+    spec: Spec
+    runtime: str
+    errors: tuple[float, ...] = ()
+    engine: str | None = None
+    reason: str | None = None
+    failed: bool = False
+
+
+def measure(
+    specs: Iterable[Spec],
+    runtimes: Mapping[str, Runtime],
+    positions: tuple[int, ...] = POSITIONS,
+    advance: Callable[[str], object] = lambda _: None,
+) -> Iterator[Measured]:
+    """Every spec on every runtime at `positions`, in order; RequestError for a spec without angles."""
+    with Pool(TIME_LIMIT) as pool:
+        here = {name: row for name, row in runtimes.items() if _missing(row) is None}
+        for row in here.values():
+            if row.module != TORCH:
+                pool.start(row.name)
+        for spec in specs:
+            why = why_none(spec)
+            if why is not None:
+                raise RequestError(f"angles were asked for with {spec.encoding.name}, {why}: give another encoding.")
+            advance(f"{spec.encoding.name}, angles {spec.angles}, {spec.dtype}")
+            yield from _measure(spec, runtimes, positions, pool)
+
+
+def _missing(row: Runtime) -> str | None:
+    """Why a runtime isn't run; engines that open whole blocks only can't run a function by itself."""
+    if (missing := row.missing()) is not None:
+        return missing
+    if row.module == INTERPRETER:
+        return "it evaluates everything in float64, so no rounding shows"
+    return None if row.module in _OPENS else "it opens whole blocks only"
+
+
+_OPENS = (TORCH, REFERENCE, ORT)
+
+
+def _measure(spec: Spec, runtimes: Mapping[str, Runtime], positions: tuple[int, ...], pool: Pool) -> Iterator[Measured]:
+    truth = angle_reference.cos_sin(spec, positions)
+    module, inputs = Angles(spec), rows(spec, positions)
+    path = pool.folder / "angles.onnx"
+    if any(_missing(row) is None and row.module != TORCH for row in runtimes.values()):
+        _write(module, spec, path)
+    asked = {
+        name: pool.submit(row, path, [{"positions": inputs.numpy()}])
+        for name, row in runtimes.items()
+        if _missing(row) is None and row.module != TORCH
+    }
+    for name, row in runtimes.items():
+        if (missing := _missing(row)) is not None:
+            yield Measured(spec=spec, runtime=name, reason=missing)
+            continue
+        answer = result(asked[name]) if name in asked else _eager(module, inputs, row.options["device"])
+        yield _judge(spec, name, answer, truth)
+
+
+def _write(module: Angles, spec: Spec, path: Path) -> None:
+    example = rows(spec, (0, 1)).repeat(1, 3, *(1,) * (spec.encoding.axes > 1))
+    dynamic = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")}
+    model = export_module(module, (example,), (dynamic,), input_names=("positions",), output_names=_OUTPUTS)
+    with staged() as files:
+        files.write(path, lambda file: onnx_file.write_inline(model, file))
+
+
+def _eager(module: Angles, inputs: Tensor, device: str) -> Answer:
+    with torch.inference_mode():
+        made = module.to(device)(inputs.to(device))
+    outputs = {name: to_numpy(value) for name, value in zip(_OUTPUTS, made, strict=True)}
+    return Answer(outputs=(outputs,), describe={"engine": "torch", "version": str(torch.__version__)})
+
+
+def _judge(spec: Spec, runtime: str, answer: Answer, truth: tuple[Any, Any]) -> Measured:
+    """The errors of an answer, or why there are none."""
+    if answer.error is not None:
+        missing = answer.kind == "RuntimeMissingError"
+        return Measured(spec=spec, runtime=runtime, reason=answer.error.rstrip("."), failed=not missing)
+    found = np.zeros(len(truth[0]))
+    for name, wanted in zip(_OUTPUTS, truth, strict=True):
+        made = np.asarray(answer.outputs[0][name], np.float64)
+        if made.shape != (len(wanted), 1, wanted.shape[1]):
+            said = f"{name} has the shape {list(made.shape)}"
+            return Measured(spec=spec, runtime=runtime, reason=said, failed=True)
+        found = np.maximum(found, np.abs(made[:, 0] - wanted).max(-1))
+    if not np.isfinite(found).all():
+        return Measured(spec=spec, runtime=runtime, reason="a cosine or sine is not finite", failed=True)
+    engine = f"{answer.describe['engine']} {answer.describe['version']}"
+    return Measured(spec=spec, runtime=runtime, errors=tuple(found.tolist()), engine=engine)

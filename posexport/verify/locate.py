@@ -1,0 +1,207 @@
+"""Where a graph departs: the first node, in topological order, that isn't what a fresh export of the same block has.
+
+Export is deterministic, so a fresh export of the artifact's spec, form, opset and weights has the same nodes under the
+same names. Two questions are asked, functions inlined in both graphs:
+
+- structure: the first node whose operator, attributes, inputs or constants differ;
+- values: with every value made an output, the first node whose output differs, both graphs run by the failing
+  runtime; and where none differs, the first that departs from onnx's reference evaluator, which puts it on the runtime.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import numpy as np
+import onnx
+import onnx.inliner
+import torch
+
+from posexport.artifact import onnx_file
+from posexport.artifact.onnx_artifact import Artifact
+from posexport.export.exporter import export
+from posexport.models.weights import TORCH_DTYPES, LazyWeights, bytes_of, weight_shapes
+from posexport.runtimes.base import Arrays
+from posexport.spec.contract import bounds_of, graph_inputs
+from posexport.spec.spec import Spec
+
+LARGEST = 1_000_000_000
+"""Bytes of weights above which a graph isn't written out again to look inside it."""
+
+FIXABLE = ("batch", "seq", "max_seq")
+"""The dimensions that an export can fix."""
+
+_REFERENCE_TOLERANCE = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 2e-1}  # of a value's largest magnitude
+
+Run = Callable[[Path], "Arrays | str"]
+"""A model file to the outputs on the failing inputs, or one sentence why there are none."""
+
+
+@attrs.frozen(kw_only=True)
+class Graphs:
+    """The artifact's graph and a fresh export's, both inlined."""
+
+    mine: onnx.ModelProto
+    fresh: onnx.ModelProto
+    weights: frozenset[str]
+    dtype: str
+
+
+def load_graphs(artifact: Artifact) -> Graphs | str:
+    """Both graphs with their weights, or one sentence why they can't be looked at."""
+    weights = artifact.weights().shapes
+    if bytes_of(artifact.spec) > LARGEST:
+        return "the weights are too large to look inside the graph"
+    bounds = bounds_of(graph_inputs(artifact.spec), artifact.inputs())
+    fixed = tuple((dim, bounds[dim][0]) for dim in FIXABLE if dim in bounds and bounds[dim][0] == bounds[dim][1])
+    mine = onnx.inliner.inline_local_functions(onnx.load(artifact.path))
+    fresh = onnx.ModelProto()
+    fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, fixed))
+    fresh.graph.initializer.extend(tensor for tensor in mine.graph.initializer if tensor.name in weights)
+    return Graphs(mine=mine, fresh=fresh, weights=frozenset(weights), dtype=artifact.spec.dtype)
+
+
+@functools.lru_cache(maxsize=8)
+def _fresh(spec: Spec, form: str, target: str, opset: int, fixed: tuple[tuple[str, int], ...]) -> onnx.ModelProto:
+    """A fresh export without its weights, on whose values the graph does not depend; kept, as many may fail alike."""
+    dtype, shapes = getattr(torch, TORCH_DTYPES[spec.dtype]), weight_shapes(spec)
+    zeros = LazyWeights(shapes, lambda name: torch.zeros(shapes[name], dtype=dtype))
+    model = onnx_file.skeleton(export(spec, zeros, form=form, target=target, opset=opset, **dict(fixed)))
+    rest = [tensor for tensor in model.graph.initializer if tensor.name not in shapes]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(rest)
+    return onnx.inliner.inline_local_functions(model)
+
+
+def structure(graphs: Graphs) -> str | None:
+    """The first node that a fresh export has otherwise, in one clause; None where the graphs are the same."""
+    mine, fresh = (_constants(model) for model in (graphs.mine, graphs.fresh))
+    for index, (node, other) in enumerate(zip(graphs.mine.graph.node, graphs.fresh.graph.node, strict=False)):
+        what = _difference(node, other) or _constant_difference(node, mine, fresh, graphs.weights)
+        if what is not None:
+            return f"{_called(node)}, node {index} of the graph, {what}"
+    have, want = graphs.mine.graph.node, graphs.fresh.graph.node
+    if len(have) > len(want):
+        return f"{_called(have[len(want)])}, node {len(want)} of the graph, comes after the last one of a fresh export"
+    if len(have) < len(want):
+        return f"the graph ends before {_called(want[len(have)])}, which a fresh export has"
+    for kind in ("input", "output"):
+        names = [[value.name for value in getattr(model.graph, kind)] for model in (graphs.mine, graphs.fresh)]
+        if names[0] != names[1]:
+            return f"the graph's {kind}s are {', '.join(names[0]) or 'none'}, a fresh export's {', '.join(names[1])}"
+    return None
+
+
+def values(graphs: Graphs, folder: Path, run: Run, reference: Run) -> tuple[str | None, str]:
+    """The first node whose output differs, in one clause, or None; and what is known where none was found.
+
+    `run` is the failing runtime, `reference` onnx's evaluator; both get the failing inputs.
+    """
+    mine, fresh = (_expose(model) for model in (graphs.mine, graphs.fresh))
+    paths = []
+    for label, model in (("mine", mine), ("fresh", fresh)):
+        paths.append(folder / f"{label}.onnx")
+        onnx.save(model, paths[-1])
+    have, exact = run(paths[0]), run(paths[1])
+    if isinstance(have, str) or isinstance(exact, str):
+        error = have if isinstance(have, str) else exact
+        return None, f"with its values as outputs it does not run: {' '.join(str(error).split())[:200].rstrip('.')}"
+    found = _first(mine, have, exact, 1e-6)
+    if found is not None:
+        return f"{found} a fresh export computes on the same runtime", ""
+    sound = reference(paths[1])
+    if isinstance(sound, str):
+        return None, "its values are those of the export on the same runtime, and onnx's reference evaluator has none"
+    found = _first(mine, have, sound, _REFERENCE_TOLERANCE[graphs.dtype])
+    if found is not None:
+        return f"{found} onnx's reference evaluator computes", ""
+    return None, "its values are right one by one: the runtime departs where it runs the graph as a whole"
+
+
+def _first(model: onnx.ModelProto, have: Arrays, want: Arrays, tolerance: float) -> str | None:
+    for node in model.graph.node:
+        for name in node.output:
+            if name not in have or name not in want:
+                continue
+            a, b = have[name], want[name]
+            if a.shape != b.shape:
+                return f"{_called(node)} gives {name!r} the shape {list(a.shape)}, not {list(b.shape)} as"
+            wide = [np.asarray(array).astype(np.float64) for array in (a, b)]
+            bad = ~np.isfinite(wide[0])
+            if bad.any() and a.dtype.kind != "b":
+                told = f"has {int(bad.sum())} values that are not finite"
+                return f"{_called(node)} is the first whose output departs: {name!r} {told}, beside what"
+            if not a.size:
+                continue
+            error, scale = float(np.abs(wide[0] - wide[1]).max()), float(np.abs(wide[1]).max())
+            if not error <= tolerance * scale:
+                told = f"is off by {error:.3g} of {scale:.3g}"
+                return f"{_called(node)} is the first whose output departs: {name!r} {told} from what"
+    return None
+
+
+def _called(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} -> {node.output[0]!r}"
+
+
+def _difference(node: onnx.NodeProto, other: onnx.NodeProto) -> str | None:
+    """How a node differs from its counterpart, its constants left out."""
+    if (node.domain, node.op_type) != (other.domain, other.op_type):
+        return f"stands where a fresh export has {_called(other)}"
+    if list(node.input) != list(other.input):
+        return f"reads {list(node.input)}, in a fresh export {list(other.input)}"
+    if list(node.output) != list(other.output):
+        return f"writes {list(node.output)}, in a fresh export {list(other.output)}"
+    mine, theirs = ({a.name: a for a in each.attribute} for each in (node, other))
+    for name in sorted({*mine, *theirs}):
+        a, b = mine.get(name), theirs.get(name)
+        if a is None or b is None or a.SerializeToString(deterministic=True) != b.SerializeToString(deterministic=True):
+            return f"has {_shown(a)}, in a fresh export {_shown(b)}"
+    return None
+
+
+def _shown(attribute: onnx.AttributeProto | None) -> str:
+    if attribute is None:
+        return "no such attribute"
+    if attribute.type == onnx.AttributeProto.TENSOR:
+        return f"{attribute.name}={onnx.numpy_helper.to_array(attribute.t).ravel()[:8].tolist()}"
+    return f"{attribute.name}={onnx.helper.get_attribute_value(attribute)}"
+
+
+def _constants(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    return {tensor.name: tensor for tensor in model.graph.initializer}
+
+
+def _constant_difference(
+    node: onnx.NodeProto, mine: dict[str, onnx.TensorProto], fresh: dict[str, onnx.TensorProto], weights: frozenset[str]
+) -> str | None:
+    """How an initializer that the node reads differs; weights are the artifact's own in both."""
+    for name in node.input:
+        if name in weights or (name not in mine and name not in fresh):
+            continue
+        if name not in mine or name not in fresh:
+            return f"reads {name!r}, which is a constant in only one of the artifact and a fresh export"
+        a, b = (onnx.numpy_helper.to_array(each[name]) for each in (mine, fresh))
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"reads {name!r} of {a.dtype}{list(a.shape)}, in a fresh export {b.dtype}{list(b.shape)}"
+        if not np.array_equal(a, b):
+            index = tuple(int(axis) for axis in np.argwhere(~(a == b))[0])
+            return f"reads {name!r}, which holds {a[index]} at {list(index)}, in a fresh export {b[index]}"
+    return None
+
+
+def _expose(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with every value of its graph as an output."""
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(model)
+    have = {value.name for value in exposed.graph.output}
+    exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in _produced(model) if name not in have)
+    return exposed
+
+
+def _produced(model: onnx.ModelProto) -> Iterator[str]:
+    for node in model.graph.node:
+        yield from (name for name in node.output if name)

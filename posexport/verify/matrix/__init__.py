@@ -1,0 +1,1 @@
+"""The support matrix: which encoding, form, dtype and runtime work together, measured."""

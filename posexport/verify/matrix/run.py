@@ -1,0 +1,204 @@
+"""Measuring the matrix: child processes side by side, each with a batch of entries, and what is done is kept at once.
+
+Everything that may crash runs in `matrix.worker`: a crash is the failure of the cells that it was about, and
+of no others.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport.machine import available, usable
+from posexport.processes import Worker
+from posexport.verify.matrix.schedule import Column, Todo, spec_hash
+from posexport.verify.matrix.table import BUILD, Cell, Entry, Matrix
+from posexport.verify.result import FAILED, NOT_RUN, PASSED
+
+WORKER = "posexport.verify.matrix.worker"
+"""The module of the child processes."""
+
+TIME_LIMIT = 300.0
+"""Seconds for one export, for one build, and for one entry on one runtime."""
+
+BATCH = 12
+"""Entries that one call of verify gets: its runtimes start once for all of them."""
+
+_MEMORY = 3 * 10**9  # bytes that one job takes, about: a worker, torch, and a process for each runtime
+_STEP = 0.25  # seconds between two looks at what is done, and for Ctrl-C
+
+Batch = list[tuple[Entry, list[str]]]
+Advance = Callable[[str, int], object]
+"""Is told what was done last, and how many steps that was, of `steps` in all."""
+
+
+def default_jobs() -> int:
+    """As many jobs as there are cores, and memory for."""
+    return max(1, min(usable(), available() // _MEMORY))
+
+
+def steps(todo: Todo) -> int:
+    """Steps of all that is to do: two for each entry, to make it and to verify it."""
+    return 2 * len(todo)
+
+
+def measure(
+    matrix: Matrix,
+    todo: Todo,
+    here: dict[str, Column],
+    *,
+    jobs: int,
+    save: Callable[[Matrix], object],
+    advance: Advance = lambda what, number: None,
+) -> None:
+    """Measure what is to do, into `matrix`. `save` is called after each batch, which an interrupt then keeps."""
+    told: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+    batches = _batches(todo, jobs)
+    workers = [Worker(WORKER) for _ in range(min(jobs, len(batches)))]
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+
+    def run(batch: Batch) -> list[Cell]:
+        worker = idle.get()
+        try:
+            with tempfile.TemporaryDirectory(prefix="posexport-matrix-", ignore_cleanup_errors=True) as folder:
+                return _Job(worker, Path(folder), matrix.target, here, lambda *step: told.put(step)).run(batch)
+        finally:
+            idle.put(worker)
+
+    executor = ThreadPoolExecutor(max_workers=max(1, len(workers)), thread_name_prefix="matrix")
+    try:
+        waiting: set[Future[list[Cell]]] = {executor.submit(run, batch) for batch in batches}
+        while waiting:
+            done, waiting = wait(waiting, timeout=_STEP, return_when=FIRST_COMPLETED)
+            while not told.empty():
+                advance(*told.get())
+            for future in done:
+                matrix.put(future.result())
+            if done:
+                save(matrix)
+    finally:
+        for worker in workers:  # first: a thread that waits then gets its answer
+            worker.close()
+        executor.shutdown(wait=True, cancel_futures=True)
+    while not told.empty():
+        advance(*told.get())
+
+
+def _batches(todo: Todo, jobs: int) -> list[Batch]:
+    """Neighbours together, as few that every job gets some."""
+    items = list(todo.items())
+    size = max(1, min(BATCH, -(-len(items) // jobs)))
+    return [items[at : at + size] for at in range(0, len(items), size)]
+
+
+@attrs.frozen
+class _Job:
+    """One batch in one child process."""
+
+    worker: Worker
+    folder: Path
+    target: str
+    here: dict[str, Column]
+    tell: Advance
+
+    def run(self, batch: Batch) -> list[Cell]:
+        cells: list[Cell] = []
+        made: Batch = []
+        for entry, columns in batch:
+            request: dict[str, Any] = {"spec": entry.spec().to_dict(), "form": entry.form, "target": self.target}
+            answer = self._ask("export", **request, path=str(self._path(entry)))
+            if not answer["ok"]:
+                why = f"it can't be exported: {answer['error']}"
+                cells += [self._cell(entry, column, FAILED, why) for column in columns]
+                self.tell(f"exported {entry.name}", 2)
+                continue
+            if BUILD in columns:
+                cells.append(self._build(entry))
+            made.append((entry, [column for column in columns if column != BUILD]))
+            self.tell(f"made {entry.name}", 1)
+        for runtimes in dict.fromkeys(tuple(columns) for _, columns in made):
+            group = [entry for entry, columns in made if tuple(columns) == runtimes]
+            cells += self._verify(group, runtimes)
+            self.tell(f"verified {group[-1].name}", len(group))
+        return cells
+
+    def _build(self, entry: Entry) -> Cell:
+        answer = self._ask("build", path=str(self._path(entry)), builder=self.here[BUILD].builder)
+        if not answer["ok"]:
+            return self._cell(entry, BUILD, FAILED, answer["error"])
+        if "not_run" in answer:
+            return self._cell(entry, BUILD, NOT_RUN, answer["not_run"], lasting=answer["lasting"])
+        return self._cell(entry, BUILD, PASSED, kernels=answer["kernels"], fused=answer["fused"])
+
+    def _verify(self, entries: Sequence[Entry], runtimes: Iterable[str]) -> list[Cell]:
+        names = list(runtimes)
+        if not names:
+            return []
+        files = {str(self._path(entry)): entry for entry in entries}
+        limit = TIME_LIMIT * (1 + len(files)) * len(names)
+        answer = self._ask("verify", limit, paths=list(files), runtimes=names, time_limit=TIME_LIMIT)
+        if not answer["ok"] and len(entries) > 1:  # one of them ended it: each alone shows which
+            return [cell for entry in entries for cell in self._verify([entry], names)]
+        if not answer["ok"]:
+            return [self._cell(entries[0], name, FAILED, answer["error"]) for name in names]
+        found = {
+            (files[each["path"]], each["runtime"]): self._cell(
+                files[each["path"]],
+                each["runtime"],
+                each["state"],
+                each["reason"],
+                error=_two(each["error"]),
+                eager=_two(each["eager"]),
+                ratio=_ratio(each["error"], each["eager"]),
+                cases=each["cases"] or None,
+                lasting=each["lasting"],
+            )
+            for each in answer["verdicts"]
+        }
+        broken = {files[path]: why for path, why in answer["broken"]}
+        return [
+            found.get((entry, name))
+            or self._cell(entry, name, FAILED, broken.get(entry, "verify gave no verdict: that is a fault of it"))
+            for entry in entries
+            for name in names
+        ]
+
+    def _cell(
+        self,
+        entry: Entry,
+        column: str,
+        state: str,
+        reason: str | None = None,
+        lasting: bool = True,
+        **numbers: Any,
+    ) -> Cell:
+        """`lasting` is false where the reason may have passed when the matrix is next measured."""
+        reason = None if reason is None else reason.replace(f"{self.folder}{os.sep}", "")
+        version = self.here[column].version if lasting else None
+        return Cell(
+            entry=entry, column=column, state=state, reason=reason, spec=spec_hash(entry), version=version, **numbers
+        )
+
+    def _ask(self, what: str, limit: float = TIME_LIMIT, **request: Any) -> dict[str, Any]:
+        return self.worker.ask({"do": what, **request}, limit)
+
+    def _path(self, entry: Entry) -> Path:
+        return self.folder / f"{entry.name}.onnx"
+
+
+def _two(number: float | None) -> float | None:
+    """A number to two significant digits."""
+    return None if number is None else float(f"{number:.1e}")
+
+
+def _ratio(error: float | None, eager: float | None) -> float | None:
+    return None if error is None or not eager else _two(error / eager)

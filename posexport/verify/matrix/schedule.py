@@ -1,0 +1,141 @@
+"""Which cells of the support matrix are to be measured, and which are known from an earlier run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+
+import attrs
+
+from posexport.errors import RequestError, unknown
+from posexport.models import ENCODINGS
+from posexport.runtimes import RUNTIMES
+from posexport.runtimes.tensorrt.api import BUILDERS, can_build
+from posexport.spec.forms import FORMS
+from posexport.spec.spec import DTYPES
+from posexport.verify.matrix.table import BUILD, COLUMNS, MODES, REFUSED, Cell, Entry, Key, Matrix, _public
+from posexport.verify.result import FAILED, NOT_RUN
+
+
+@attrs.frozen(kw_only=True)
+class Column:
+    """What judges in one column here: its `version`, or why it is `missing`."""
+
+    version: str | None = None
+    missing: str | None = None
+    builder: str | None = None
+
+
+def columns_here() -> dict[str, Column]:
+    """Every column, as it is on this machine."""
+    distributions = metadata.packages_distributions()
+
+    def version(*packages: str | None) -> str | None:
+        here = [name for name in packages if name and find_spec(name)]
+        return _public(metadata.version(distributions[here[0]][0])) if here and here[0] in distributions else None
+
+    found = {}
+    for name, row in RUNTIMES.items():
+        why = row.missing()
+        found[name] = Column(missing=why) if why else Column(version=version(row.package, row.instead))
+    reasons = {name: can_build(name) for name in BUILDERS}
+    able = [name for name, why in reasons.items() if why is None]
+    if able:
+        found[BUILD] = Column(version=f"{able[0]} {version(BUILDERS[able[0]].package)}", builder=able[0])
+    else:
+        found[BUILD] = Column(missing="; ".join(f"{name}: {why}" for name, why in reasons.items()))
+    return found
+
+
+@attrs.frozen(kw_only=True)
+class Selection:
+    """What is asked for: names of each axis, all of them where none is given."""
+
+    encoding: Sequence[str] = ()
+    form: Sequence[str] = ()
+    dtype: Sequence[str] = ()
+    mode: Sequence[str] = ()
+    runtime: Sequence[str] = ()
+
+    def __attrs_post_init__(self) -> None:
+        tables: dict[str, Iterable[str]] = {
+            "encoding": ENCODINGS, "form": FORMS, "dtype": DTYPES, "mode": MODES, "runtime": COLUMNS,
+        }  # fmt: skip
+        for kind, table in tables.items():
+            names = list(table)
+            given = getattr(self, kind)
+            for name in given:
+                if name not in names:
+                    raise unknown(kind, name, names)
+            object.__setattr__(self, kind, tuple(name for name in names if not given or name in given))
+
+    def entries(self) -> list[Entry]:
+        """The entries in order."""
+        return [
+            Entry(encoding=encoding, form=form, dtype=dtype, mode=mode)
+            for mode in self.mode
+            for encoding in self.encoding
+            for form in self.form
+            for dtype in self.dtype
+        ]
+
+    def cells(self) -> list[Key]:
+        """The cells in order."""
+        return [(entry, column) for entry in self.entries() for column in self.runtime]
+
+
+Todo = dict[Entry, list[str]]
+"""Columns in which entries are to be measured."""
+
+
+def settle(old: Matrix | None, selection: Selection, here: Mapping[str, Column], target: str) -> tuple[Matrix, Todo]:
+    """A matrix of all that need not be measured, from `old` or because nothing can be, and what is still to do.
+
+    Cells of `old` outside of the selection stay if they are current. What failed is measured again, and what could not
+    run for a reason that may have passed. A verdict from elsewhere stays where a runtime isn't here, since "not run"
+    would say less. Raises RequestError where cells would be lost that aren't asked for.
+    """
+    matrix, todo, asked = Matrix(target=target), Todo(), dict.fromkeys(selection.cells())
+    kept = {} if old is None else old.cells
+    if old is not None and not matrix.same_makers(old):
+        lost = sum(key not in asked for key in kept)
+        if lost:
+            made = ", ".join(f"{name} {version}" for name, version in old.made_by.items())
+            raise RequestError(
+                f"the folder holds {lost} cells that aren't asked for, for the target {old.target} by {made}: "
+                "give another folder, or --no-resume to drop them."
+            )
+        kept = {}
+    hashes = {entry: spec_hash(entry) for entry in dict.fromkeys(entry for entry, _ in [*kept, *asked])}
+
+    def stands(cell: Cell) -> bool:
+        if cell.state == REFUSED:
+            return cell.entry.refusal(target) == cell.reason
+        judged_by = here[cell.column].version
+        as_before = cell.state == NOT_RUN if cell.version is None else judged_by in (None, cell.version)
+        return as_before and cell.spec == hashes[cell.entry]
+
+    current = {key: cell for key, cell in kept.items() if stands(cell)}
+    matrix.put(cell for key, cell in current.items() if key not in asked)
+    for entry, column in asked:
+        cell, missing = current.get((entry, column)), here[column].missing
+        refusal = entry.refusal(target)
+        if refusal is not None:
+            matrix.put([Cell(entry=entry, column=column, state=REFUSED, reason=refusal)])
+        elif cell is not None and cell.version is not None and (cell.state != FAILED or missing is not None):
+            matrix.put([cell])
+        elif missing is not None:
+            matrix.put([Cell(entry=entry, column=column, state=NOT_RUN, reason=missing, spec=hashes[entry])])
+        else:
+            todo.setdefault(entry, []).append(column)
+    return matrix, todo
+
+
+def spec_hash(entry: Entry) -> str | None:
+    """A hash of the block of an entry; None where there is no such block."""
+    try:
+        return hashlib.sha256(entry.spec().to_json().encode()).hexdigest()[:12]
+    except RequestError:
+        return None

@@ -1,0 +1,224 @@
+"""The matrix: what works where, as data. Every encoding, form, dtype and mode is an entry; on a runtime, it is a cell.
+
+A cell passed or failed as `posexport.verify` judges it. It is refused where the form can't carry the block for the
+target, and not run where a runtime isn't there or can't take the file by its nature; both with the reason. Beside the
+runtimes there is one more column, `build`: the plan that TensorRT builds from the file, its kernels, and whether
+attention is one of them. Nothing of the machine or the time is kept, and errors have two digits, so that measuring
+again gives the same file but for a digit of an error. Imports no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport import __version__
+from posexport.errors import RequestError
+from posexport.export import support
+from posexport.files import staged
+from posexport.models import ENCODINGS, read_spec
+from posexport.runtimes import RUNTIMES
+from posexport.spec.forms import FORMS
+from posexport.spec.spec import DTYPES, Spec
+from posexport.verify.result import FAILED, NOT_RUN, PASSED
+
+REFUSED = "refused"
+STATES = (PASSED, FAILED, REFUSED, NOT_RUN)
+SIZES = {"hidden_size": 256, "num_heads": 4}
+"""The sizes of every block: four heads of 64 features."""
+
+BUILD = "build"
+COLUMNS = (*RUNTIMES, BUILD)
+_MAKERS = ("torch", "onnx", "onnxscript", "onnx-ir")  # what a file's bytes depend on, beside posexport
+
+
+@attrs.frozen(kw_only=True)
+class Mode:
+    """One way of using a block: fields of its spec, beside sizes, encoding and dtype."""
+
+    summary: str
+    fields: Mapping[str, Any]
+
+    def fields_for(self, encoding: str) -> dict[str, Any]:
+        """`fields`, and causality: positions on several axes have no order without a cache, as those of images."""
+        return {**self.fields, "causal": "kv_cache" in self.fields or ENCODINGS[encoding].axes < 2}
+
+
+MODES = {
+    "prefill": Mode(summary="a whole sequence at once, without a cache", fields={}),
+    "decode": Mode(summary="prefill, chunks and single tokens, over caches that grow", fields={"kv_cache": "concat"}),
+    "decode-shared": Mode(
+        summary="prefill, chunks and single tokens, written into shared buffers", fields={"kv_cache": "shared"}
+    ),
+    "padding": Mode(
+        summary="rows padded left, right and wholly, masks with holes", fields={"padding_mask": True}
+    ),
+}  # fmt: skip
+"""All ways of use, by name."""
+
+
+@attrs.frozen(kw_only=True)
+class Entry:
+    """One file to export and measure."""
+
+    encoding: str
+    form: str
+    dtype: str
+    mode: str
+
+    @property
+    def name(self) -> str:
+        """A name for its file."""
+        return f"{self.encoding}-{self.form}-{self.dtype}-{self.mode}"
+
+    def spec(self) -> Spec:
+        """Its block; raises RequestError where the encoding and the mode contradict each other."""
+        fields = MODES[self.mode].fields_for(self.encoding)
+        return read_spec({"encoding": {"name": self.encoding}, "dtype": self.dtype, **SIZES, **fields})
+
+    def refusal(self, target: str) -> str | None:
+        """Why it can't be exported for `target`, without a full stop, or None."""
+        try:
+            return support.refusal(self.spec(), self.form, target)
+        except RequestError as error:
+            return str(error).rstrip(".")
+
+
+@attrs.frozen(kw_only=True)
+class Cell:
+    """An entry in one column: a state, and for any state but "passed" its reason.
+
+    `error` is the largest error of the comparison that came nearest to its limit, `eager` torch eager's own there and
+    `ratio` their quotient; `kernels` and `fused` are a plan's. `spec` is a hash of the block and `version` that of the
+    runtime which judged: a cell is kept as long as both are the same. Without a version nothing was judged for good.
+    """
+
+    entry: Entry
+    column: str
+    state: str
+    reason: str | None = None
+    error: float | None = None
+    eager: float | None = None
+    ratio: float | None = None
+    cases: int | None = None
+    kernels: int | None = None
+    fused: bool | None = None
+    spec: str | None = None
+    version: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, what is not known left out."""
+        own = {key: value for key, value in attrs.asdict(self).items() if key != "entry" and value is not None}
+        return {**attrs.asdict(self.entry), **own}
+
+
+Key = tuple[Entry, str]
+
+
+@attrs.define(kw_only=True)
+class Matrix:
+    """Cells by entry and column, all made for one target by the same versions of posexport and its exporters."""
+
+    target: str = "portable"
+    made_by: Mapping[str, str] = attrs.field(factory=lambda: makers())
+    cells: dict[Key, Cell] = attrs.field(factory=dict)
+
+    def put(self, cells: Iterable[Cell]) -> None:
+        """Add cells, or replace them."""
+        self.cells.update({(cell.entry, cell.column): cell for cell in cells})
+
+    def ordered(self) -> list[Cell]:
+        """The cells in the order of the tables of modes, encodings, forms, dtypes and columns."""
+        names = (tuple(MODES), tuple(ENCODINGS), tuple(FORMS), DTYPES, COLUMNS)
+        places = [{name: at for at, name in enumerate(each)} for each in names]
+
+        def place(cell: Cell) -> tuple[int, ...]:
+            of = (cell.entry.mode, cell.entry.encoding, cell.entry.form, cell.entry.dtype, cell.column)
+            return tuple(table[name] for table, name in zip(places, of, strict=True))
+
+        return sorted(self.cells.values(), key=place)
+
+    def header(self) -> dict[str, Any]:
+        """What holds for all cells."""
+        return {
+            "made_by": dict(self.made_by),
+            "target": self.target,
+            "sizes": SIZES,
+            "modes": {name: {"summary": mode.summary, **mode.fields} for name, mode in MODES.items()},
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `read` takes it."""
+        return {**self.header(), "cells": [cell.to_dict() for cell in self.ordered()]}
+
+    def to_bytes(self) -> bytes:
+        """`to_dict` as JSON with a line per cell, so that a change of one shows as a change of one line."""
+        head = json.dumps(self.header(), indent=2).removesuffix("\n}")
+        cells = ",\n".join(f"    {json.dumps(cell.to_dict(), ensure_ascii=False)}" for cell in self.ordered())
+        return f'{head},\n  "cells": [\n{cells}\n  ]\n}}\n'.encode()
+
+    def write(self, path: Path) -> None:
+        """Write it whole or not at all; RequestError where the folder can't be written."""
+        with staged() as files:
+            files.write(path, lambda file: file.write(self.to_bytes()))
+
+    def same_makers(self, other: Matrix) -> bool:
+        """Whether cells of `other` may stand among these: what made their files is the same."""
+        return (self.target, dict(self.made_by)) == (other.target, dict(other.made_by))
+
+
+def read(path: Path) -> Matrix:
+    """The matrix in a file; cells of names that are no more are left out. RequestError where it holds none."""
+    try:
+        data = json.loads(path.read_bytes())
+        found = Matrix(target=str(data["target"]), made_by=dict(data["made_by"]))
+        found.put(_cell(each) for each in data["cells"] if _known(each))
+    except OSError as error:
+        raise RequestError(f"{str(path)!r} can't be read ({error.strerror}): give another folder.") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise RequestError(
+            f"{str(path)!r} is no matrix of posexport: give another folder, or --no-resume to write it anew."
+        ) from None
+    return found
+
+
+def _known(data: Mapping[str, Any]) -> bool:
+    tables: dict[str, Container[str]] = {
+        "encoding": ENCODINGS, "form": FORMS, "dtype": DTYPES, "mode": MODES, "column": COLUMNS,
+    }  # fmt: skip
+    return all(data[key] in table for key, table in tables.items())
+
+
+def _cell(data: Mapping[str, Any]) -> Cell:
+    names = [field.name for field in attrs.fields(Entry)]
+    cell = Cell(
+        entry=Entry(**{name: data[name] for name in names}),
+        **{key: value for key, value in data.items() if key not in names},
+    )
+    sound = all(value is None or type(value) in _KINDS.get(key, (str,)) for key, value in attrs.asdict(cell).items())
+    if cell.state not in STATES or not sound:
+        raise ValueError(data)
+    return cell
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "entry": (dict,),
+    **dict.fromkeys(("error", "eager", "ratio"), (int, float)),
+    **dict.fromkeys(("cases", "kernels"), (int,)),
+    "fused": (bool,),
+}
+"""What a value of a cell may be, text where nothing is said."""
+
+
+def makers() -> dict[str, str]:
+    """The versions of posexport and of what it exports with."""
+    return {"posexport": __version__, **{name: _public(metadata.version(name)) for name in _MAKERS}}
+
+
+def _public(version: str) -> str:
+    return version.partition("+")[0]  # torch names the CUDA of its wheel behind it

@@ -1,0 +1,101 @@
+"""The child process that measures entries of the matrix: `python -m posexport.matrix_worker`.
+
+It serves as `posexport.runtimes.worker` does; a request names what to `do`:
+    export  {spec, form, target, path}     -> {}                                     writes the file, seeded weights
+    build   {path, builder}                -> {kernels, fused} or {not_run, lasting} builds a plan in memory
+    verify  {paths, runtimes, time_limit}  -> {verdicts: [...], broken: [[path, reason], ...]}
+Each engine, here and in the children of `verify`, gets one thread: others measure beside it, and sums keep their order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there, and for every child of this process
+
+from posexport.errors import PosexportError, RuntimeMissingError
+from posexport.models import read_spec
+from posexport.processes import serve
+from posexport.runtimes import RUNTIMES
+from posexport.spec.forms import ORT_ALONE
+from posexport.verify.result import NOT_RUN, Verdict
+
+
+def export(spec: dict[str, Any], form: str, target: str, path: str) -> dict[str, Any]:
+    """Write an artifact to `path`."""
+    from posexport.artifact.onnx_artifact import write_onnx
+    from posexport.export.exporter import export as export_block
+    from posexport.models.weights import seeded_weights
+
+    block = read_spec(spec)
+    write_onnx(export_block(block, seeded_weights(block, 0), form=form, target=target), Path(path))
+    return {}
+
+
+def build(path: str, builder: str) -> dict[str, Any]:
+    """Build a plan with the profiles that `posexport compile` takes of itself, and count its kernels."""
+    from posexport.artifact.onnx_artifact import read_onnx
+    from posexport.runtimes.tensorrt.builder import BuildOptions
+    from posexport.runtimes.tensorrt.builder import build as build_plan
+
+    artifact = read_onnx(Path(path))
+    if artifact.target == "ort":
+        return {"not_run": ORT_ALONE, "lasting": True}
+    try:
+        kernels = build_plan(artifact, BuildOptions(runtime=builder)).kernels
+    except RuntimeMissingError as error:
+        return {"not_run": str(error).rstrip("."), "lasting": False}
+    if kernels.rows is None:
+        return {"not_run": f"it builds, but its kernels are not known: {kernels.unknown}", "lasting": True}
+    return {"kernels": len(kernels.rows), "fused": kernels.fused_attention}
+
+
+def verify(paths: list[str], runtimes: list[str], time_limit: float) -> dict[str, Any]:
+    """Verify artifacts on runtimes."""
+    from posexport.verify.verifier import verify as run
+
+    rows = {name: RUNTIMES[name] for name in runtimes}
+    report = run([Path(path) for path in paths], runtimes=rows, time_limit=time_limit)
+    return {
+        "verdicts": [_plain(verdict) for verdict in report.verdicts],
+        "broken": [list(b) for b in report.unreadable],
+    }
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    from posexport.verify.eligibility import is_permanent
+
+    told = [text for text in (verdict.reason, verdict.where) if text]
+    worst = verdict.worst
+    return {
+        "path": verdict.artifact,
+        "runtime": verdict.runtime,
+        "state": verdict.state,
+        "reason": "; ".join(told) or None,
+        "error": None if worst is None else worst.max_error,
+        "eager": None if worst is None else worst.torch_error,
+        "cases": verdict.cases,
+        "lasting": verdict.state != NOT_RUN or is_permanent(verdict.reason),
+    }
+
+
+ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {"export": export, "build": build, "verify": verify}
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Do what a request names; what is raised becomes one sentence."""
+    number, action = request.pop("id"), request.pop("do")
+    try:
+        return {"id": number, "ok": True, **json.loads(json.dumps(ACTIONS[action](**request)))}
+    except PosexportError as error:
+        return {"id": number, "ok": False, "error": str(error).rstrip(".")}
+    except Exception as error:  # a fault of an exporter or of an engine is a failed cell, with the reason
+        return {"id": number, "ok": False, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+
+
+if __name__ == "__main__":
+    serve(answer)

@@ -1,0 +1,359 @@
+"""What must hold of an encoding whatever the weights are, tried on an artifact in a runtime, without a reference.
+
+Each property is a few runs of the artifact on inputs that differ in one respect, and a rule for their outputs. Which
+encoding has which is data in its file (`Encoding.properties`); layers of a pattern have what all of them have.
+
+norms        turning a key keeps its length, whatever its position
+shift        moving all positions by any offset changes nothing: scores depend on relative positions only
+translate    beyond a window, tokens change nothing
+buckets      distances that share a bucket are neighbours: buckets are monotone in the distance
+permutation  tokens that trade places together with their positions trade outputs
+prefix       a longer context leaves what causal outputs were before
+finite       positions far beyond any trained length give finite outputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.tensors import NUMPY_DTYPES
+from posexport.spec.contract import Bounds, graph_inputs
+from posexport.spec.spec import Spec
+from posexport.verify.cases import FAR
+
+Array = np.ndarray[Any, Any]
+
+TOLERANCES = {"fp32": 2e-4, "fp16": 2e-2, "bf16": 1e-1}
+"""Two runs of one graph may differ by this part of the largest output: they sum in another order, and turn by other
+angles. A property that does not hold is off by much more."""
+
+TOKENS, PREFIX, OFFSETS = 24, 15, (1, 64, 1000)
+
+
+@attrs.frozen(kw_only=True)
+class Probe:
+    """Random tokens for one artifact: `seq` of them, and how inputs are made of a choice of them."""
+
+    spec: Spec
+    seq: int
+    batch: int
+    room: int | None
+    features: Array
+
+    def positions(self, start: int = 0) -> Array:
+        """[seq, axes]: consecutive, on a grid where there are several axes."""
+        steps, axes = np.arange(self.seq), max(self.spec.position_axes, 1)
+        limit = self.spec.position_limit()
+        if axes == 1:
+            return (steps + start)[:, None]
+        width = 5 if limit is None else max(2, min(5, limit // 2))
+        columns = [steps % width, steps // width % width, steps // width**2][:axes]
+        return np.stack(columns, -1) + start
+
+    def inputs(self, positions: Array, order: Sequence[int] | None = None) -> Arrays:
+        """The graph's inputs where tokens stand in `order` (default: as they are), with `positions` [tokens, axes]."""
+        chosen = list(range(self.seq)) if order is None else list(order)
+        made: Arrays = {}
+        for name, (shape, dtype) in graph_inputs(self.spec).items():
+            if name in ("hidden_states", "input_ids"):
+                made[name] = np.repeat(self.features[None, chosen], self.batch, 0)
+            elif name == "position_ids":
+                ids = positions if self.spec.position_axes > 1 else positions[:, 0]
+                made[name] = np.repeat(ids[None].astype(np.int64), self.batch, 0)
+            else:
+                sizes = {"batch": self.batch, "past_seq": 0, "max_seq": self.room, "encoder_seq": 9}
+                sizes |= {"seq": len(chosen), "total_seq": len(chosen)}
+                dims = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape)
+                fill = np.ones if name == "attention_mask" else np.zeros
+                made[name] = fill(dims, NUMPY_DTYPES[dtype])
+        return made
+
+
+def probe(spec: Spec, bounds: Bounds, seed: int) -> Probe | str:
+    """Tokens within `bounds`; or why there can be none."""
+    if spec.cross:
+        return "its keys are an encoder's, which have no positions"
+    if bounds.get("past_seq", (0, None))[0] > 0:
+        return "its cache can't be empty"
+
+    def within(size: int, bound: tuple[int, int | None]) -> int:
+        return max(bound[0], size if bound[1] is None else min(size, bound[1]))
+
+    seq = within(TOKENS, bounds["seq"])
+    limit = spec.position_limit()
+    if limit is not None and spec.position_axes == 1:
+        seq = min(seq, max(1, limit // 2))
+    room = None
+    if "max_seq" in bounds:
+        room = within(seq + 3, bounds["max_seq"])
+        seq = min(seq, room)
+    if not bounds["seq"][0] <= seq:
+        return f"it takes {bounds['seq'][0]} tokens or more, and positions or caches hold fewer"
+    rng = np.random.default_rng(seed)
+    if spec.vocab_size is not None:
+        features = rng.integers(0, spec.vocab_size, seq)
+    else:
+        features = rng.standard_normal((seq, spec.hidden_size)).astype(NUMPY_DTYPES[spec.dtype])
+    return Probe(spec=spec, seq=seq, batch=within(1, bounds["batch"]), room=room, features=features)
+
+
+def _output(out: Arrays) -> Array:
+    """The output of the first row, [tokens, hidden_size], in float64."""
+    made: Array = out["output"][0].astype(np.float64)
+    return made
+
+
+def _off(one: Array, other: Array) -> float:
+    """The largest difference, as a part of the largest value; infinite where one is not finite."""
+    difference = float(np.abs(one - other).max() / max(np.abs(other).max(), 1e-30))
+    return difference if np.isfinite(difference) else float("inf")
+
+
+Runs = Callable[[Probe], list[Arrays]]
+Rule = Callable[[Probe, Sequence[Arrays]], float]
+"""The largest error of outputs, 0 for none."""
+
+
+@attrs.frozen(kw_only=True)
+class Property:
+    """One property: in words, whether it can be one of a block, why it can't be tried on a probe (None where it can),
+    its runs, and the rule."""
+
+    summary: str
+    concerns: Callable[[Spec], bool]
+    untried: Callable[[Probe], str | None]
+    runs: Runs
+    rule: Rule
+
+
+def _few(found: Probe) -> str | None:
+    return None if found.seq >= 4 else f"its sequences are of {found.seq} tokens, it takes 4"
+
+
+def _norm_runs(found: Probe) -> list[Arrays]:
+    return [found.inputs(found.positions(37)), found.inputs(found.positions() * 0)]
+
+
+def _norm_rule(found: Probe, outs: Sequence[Arrays]) -> float:
+    keys = [name for name in outs[0] if name.startswith("present_key")][:1]  # later layers have other inputs
+    lengths = [
+        np.linalg.norm(out[name][0, :, : found.seq].astype(np.float64), axis=-1) for out in outs for name in keys
+    ]
+    return _off(*lengths)
+
+
+def _norm_untried(found: Probe) -> str | None:
+    return None if found.spec.kv_cache else "it gives no keys: export it with --kv-cache"
+
+
+def _shifts(found: Probe) -> list[int]:
+    limit = found.spec.position_limit()
+    most = FAR if limit is None else limit - 1 - int(found.positions().max())
+    return [offset for offset in OFFSETS if offset <= most]
+
+
+def _shift_runs(found: Probe) -> list[Arrays]:
+    return [found.inputs(found.positions(offset)) for offset in (0, *_shifts(found))]
+
+
+def _to_first(found: Probe, outs: Sequence[Arrays]) -> float:
+    return max(_off(_output(out), _output(outs[0])) for out in outs[1:])
+
+
+def _shift_untried(found: Probe) -> str | None:
+    return None if _shifts(found) else "its table of positions leaves no room to move"
+
+
+def _reach(found: Probe) -> int:
+    """How far back the last layer's outputs can see."""
+    return sum((found.spec.layer(index).window or 1) - 1 for index in range(found.spec.layers))
+
+
+def _translate_untried(found: Probe) -> str | None:
+    if _reach(found) + 2 > found.seq:
+        return f"{found.seq} tokens don't reach beyond its windows"
+    return _few(found)
+
+
+def _translate_runs(found: Probe) -> list[Arrays]:
+    positions, last = found.positions(), range(1, found.seq)
+    return [found.inputs(positions), found.inputs(positions[1:], last)]
+
+
+def _translate_rule(found: Probe, outs: Sequence[Arrays]) -> float:
+    whole, part = (_output(out) for out in outs)
+    reach = _reach(found)
+    return _off(part[reach:], whole[1 + reach :])
+
+
+def _bucket_distances(found: Probe) -> list[int]:
+    most = found.spec.encoding.reach() or 0
+    near = range(min(most, 40) + 1)
+    far = np.unique(np.geomspace(1, 2 * most + 2, 40).astype(int))
+    return sorted({*near, *(int(distance) for distance in far)})
+
+
+def _bucket_runs(found: Probe) -> list[Arrays]:
+    """Two tokens, or as many as there must be of which two differ, ever further apart; then the other way round."""
+    made = []
+    for sign in (1,) if found.spec.causal else (1, -1):
+        for distance in _bucket_distances(found):
+            places = np.zeros((2, 1), int)
+            places[1 if sign > 0 else 0] = distance
+            made.append(found.inputs(places, (0, 1)))
+    return made
+
+
+def _bucket_rule(found: Probe, outs: Sequence[Arrays]) -> float:
+    """A bucket that comes back after another one is an error as large as the step between the two."""
+    worst, count = 0.0, len(_bucket_distances(found))
+    for first in range(0, len(outs), count):
+        seen: list[Array] = []
+        for out in outs[first : first + count]:
+            value = _output(out)[1]
+            if seen and _off(value, seen[-1]) <= _tight(found):
+                continue
+            back = [_off(seen[-1], value) for other in seen[:-1] if _off(value, other) <= _tight(found)]
+            worst = max([worst, *back])
+            seen.append(value)
+    return worst
+
+
+def _tight(found: Probe) -> float:
+    return TOLERANCES[found.spec.dtype] / 20
+
+
+def _bucket_untried(found: Probe) -> str | None:
+    alone = found.spec.window == 1 or found.spec.attention_chunk_size == 1
+    if found.seq < 2 or found.spec.layers > 1 or alone or found.spec.dtype != "fp32":
+        return "it takes one layer of fp32 and two tokens that see each other"
+    return None
+
+
+def _order_free(spec: Spec) -> bool:
+    """Whether nothing goes by place in the sequence."""
+    kinds = spec.kinds()
+    return not spec.prefix_tokens and not any(k.causal or k.window or k.attention_chunk_size for k in kinds)
+
+
+def _order(found: Probe) -> list[int]:
+    return [int(place) for place in np.random.default_rng(1).permutation(found.seq)]
+
+
+def _permutation_runs(found: Probe) -> list[Arrays]:
+    positions, order = found.positions(), _order(found)
+    return [found.inputs(positions), found.inputs(positions[order], order)]
+
+
+def _permutation_rule(found: Probe, outs: Sequence[Arrays]) -> float:
+    return _off(_output(outs[1]), _output(outs[0])[_order(found)])
+
+
+def _prefix_length(found: Probe) -> int:
+    return min(PREFIX, found.seq - 1)
+
+
+def _prefix_runs(found: Probe) -> list[Arrays]:
+    positions, few = found.positions(), _prefix_length(found)
+    return [found.inputs(positions), found.inputs(positions[:few], range(few))]
+
+
+def _prefix_rule(found: Probe, outs: Sequence[Arrays]) -> float:
+    return _off(_output(outs[1]), _output(outs[0])[: _prefix_length(found)])
+
+
+def _finite_runs(found: Probe) -> list[Arrays]:
+    far = np.linspace(0, FAR - 1, found.seq).astype(int)
+    return [found.inputs(found.positions() + FAR - 2 * TOKENS), found.inputs(far[:, None] + found.positions() * 0)]
+
+
+def _finite_rule(found: Probe, outs: Sequence[Arrays]) -> float:
+    fine = all(np.isfinite(array.astype(np.float64)).all() for out in outs for array in out.values())
+    return 0.0 if fine else float("inf")
+
+
+def _endless(spec: Spec) -> bool:
+    return spec.position_axes > 0 and spec.position_limit() is None
+
+
+def _all_turn(spec: Spec) -> bool:
+    return not spec.prefix_tokens
+
+
+def _windowed(spec: Spec) -> bool:
+    """Whether windows are all that goes by place in the sequence: chunks and first tokens move with a token less."""
+    chunks = any(kind.attention_chunk_size for kind in spec.kinds())
+    return not chunks and not spec.prefix_tokens and all(kind.window for kind in spec.kinds())
+
+
+def _causal(spec: Spec) -> bool:
+    return spec.causal
+
+
+def _always(spec: Spec) -> bool:
+    return True
+
+
+PROPERTIES: Mapping[str, Property] = {
+    "norms": Property(
+        summary="turning a key keeps its length",
+        concerns=_always,
+        untried=_norm_untried,
+        runs=_norm_runs,
+        rule=_norm_rule,
+    ),
+    "shift": Property(
+        summary="moving all positions changes nothing",
+        concerns=_all_turn,
+        untried=_shift_untried,
+        runs=_shift_runs,
+        rule=_to_first,
+    ),
+    "translate": Property(
+        summary="tokens beyond a window change nothing",
+        concerns=_windowed,
+        untried=_translate_untried,
+        runs=_translate_runs,
+        rule=_translate_rule,
+    ),
+    "buckets": Property(
+        summary="distances of a bucket are neighbours",
+        concerns=_always,
+        untried=_bucket_untried,
+        runs=_bucket_runs,
+        rule=_bucket_rule,
+    ),
+    "permutation": Property(
+        summary="tokens that trade places with their positions trade outputs",
+        concerns=_order_free,
+        untried=_few,
+        runs=_permutation_runs,
+        rule=_permutation_rule,
+    ),
+    "prefix": Property(
+        summary="a longer context leaves earlier outputs",
+        concerns=_causal,
+        untried=_few,
+        runs=_prefix_runs,
+        rule=_prefix_rule,
+    ),
+    "finite": Property(
+        summary="far positions give finite outputs",
+        concerns=_endless,
+        untried=_few,
+        runs=_finite_runs,
+        rule=_finite_rule,
+    ),
+}
+"""Every property by name."""
+
+
+def promised(spec: Spec) -> list[str]:
+    """The properties that every layer of a spec has, in the order of the table; windows are the block's own."""
+    held = [{*kind.encoding.properties(kind), "translate"} for kind in spec.kinds()]
+    return [name for name, row in PROPERTIES.items() if row.concerns(spec) and all(name in names for names in held)]

@@ -1,0 +1,126 @@
+"""What a project's files must keep beside parity: to be there and up to date, and within their budget.
+
+Each check gives a verdict of the "runtime" `project`, so that reports hold it like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posexport.artifact.manifest import read_manifest
+from posexport.runtimes import RUNTIMES
+from posexport.runtimes.tensorrt.api import can_build
+from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, Report, Verdict, VerifyOverrides
+from posexport.workflows.project.limits import told_bytes
+from posexport.workflows.project.products import Product, out_of_date
+
+PROJECT = "project"
+"""What stands in a verdict in place of a runtime."""
+
+UP_TO_DATE = "up to date"
+
+
+def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
+    """On which of the `chosen` runtimes (none: all) parity is checked, with which numbers; a plan's is its builder."""
+    entry = product.entry
+    asked = (entry.compile.runtime,) if product.plan and entry.compile else entry.runtimes or tuple(RUNTIMES)
+    runtimes = tuple(name for name in asked if not chosen or name in chosen)
+    return VerifyOverrides(runtimes=runtimes, tolerance=entry.tolerance.given())
+
+
+def check(product: Product, source: Mapping[str, Any]) -> list[Verdict]:
+    """The verdicts on one file; `source` is what it is to be made from."""
+    if product.plan and not product.path.is_file() and (missing := can_build(source["runtime"])) is not None:
+        return [_verdict(product, UP_TO_DATE, NOT_RUN, f"{source['runtime']} can't build it here, {missing}")]
+    reason = out_of_date(product, source)
+    told = None if reason is None else f"{reason}: run 'posexport build'"
+    found = [_verdict(product, UP_TO_DATE, PASSED if told is None else FAILED, told)]
+    if product.path.is_file():
+        found += _budget(product)
+    return found
+
+
+def _budget(product: Product) -> Iterator[Verdict]:
+    budget = product.entry.budget
+    size = budget.plan_size if product.plan else budget.size
+    if size is not None:
+        have = product.bytes()
+        yield _within(product, "size", have <= size, f"{told_bytes(have)}, allowed are {told_bytes(size)}")
+    if not product.plan:
+        return
+    kernels = (read_manifest(product.path) or {}).get("kernels")
+    kernels = kernels if isinstance(kernels, dict) else {"unknown": "its manifest has no kernels"}
+    unknown = f"not known: {kernels.get('unknown', 'the builder did not say')}"
+    if budget.kernels is not None:
+        count = kernels.get("count")
+        if not isinstance(count, int):
+            yield _verdict(product, "kernels", FAILED, unknown)
+        else:
+            told = f"{count} kernels, allowed are {budget.kernels}"
+            yield _within(product, "kernels", count <= budget.kernels, told)
+    if budget.fused_attention:
+        fused = kernels.get("fused_attention")
+        told = "attention is one kernel in each layer" if fused else "attention is not one kernel in each layer"
+        yield _within(product, "fused attention", fused is True, told if fused is not None else unknown)
+
+
+def _within(product: Product, name: str, kept: bool, told: str) -> Verdict:
+    return _verdict(product, name, PASSED, None, told) if kept else _verdict(product, name, FAILED, told)
+
+
+def _verdict(product: Product, name: str, state: str, reason: str | None, *notes: str) -> Verdict:
+    return Verdict(artifact=str(product.path), runtime=PROJECT, state=state, reason=reason, notes=notes, check=name)
+
+
+def is_stale(verdicts: Sequence[Verdict]) -> bool:
+    """Whether a file is not what the project asks for."""
+    return any(each.check == UP_TO_DATE and each.state == FAILED for each in verdicts)
+
+
+def without_parity(
+    files: Sequence[Product],
+    terms: Mapping[Path, VerifyOverrides],
+    checks: Mapping[Path, Sequence[Verdict]],
+    ran: Report | None,
+) -> list[Verdict]:
+    """A verdict "not run" for each runtime of each file that is there but that parity was not told of."""
+    told = {each.artifact for each in ran.verdicts} | {file for file, _ in ran.unreadable} if ran else set()
+    found = []
+    for product in files:
+        if str(product.path) in told or not product.path.is_file():
+            continue
+        names = terms[product.path].runtimes if product.path in terms else None
+        if names:
+            same = next((other for other in terms if other != product.path and other.samefile(product.path)), None)
+            reason = f"it is the same file as {same}" if same else "the runtime took no part"
+        else:
+            stale = product.plan and is_stale(checks[product.path])
+            names = terms_of(product, ()).runtimes
+            reason = "it is out of date" if stale else "the runtime was not asked for"
+        path = str(product.path)
+        found += [Verdict(artifact=path, runtime=name, state=NOT_RUN, reason=reason) for name in names or ()]
+    return found
+
+
+def exit_code(report: Report, required: Sequence[str]) -> int:
+    """As a report's own, but nothing is proved where no runtime ran, whatever the files look like."""
+    code = report.exit_code(required)
+    ran = any(each.check == PARITY and each.state != NOT_RUN for each in report.verdicts)
+    return 3 if code == 0 and not ran else code
+
+
+def joined(
+    checks: Mapping[Path, Sequence[Verdict]], report: Report | None, unrun: Sequence[Verdict], seed: int
+) -> Report:
+    """One report of all, file by file; `report` is None where no file was there to be run."""
+    verdicts = {path: list(found) for path, found in checks.items()}
+    for verdict in (*(report.verdicts if report else ()), *unrun):
+        verdicts[Path(verdict.artifact)].append(verdict)
+    return Report(
+        verdicts=tuple(verdict for found in verdicts.values() for verdict in found),
+        unreadable=report.unreadable if report else (),
+        manifest_warnings=report.manifest_warnings if report else (),
+        seed=seed,
+    )

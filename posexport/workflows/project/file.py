@@ -1,0 +1,241 @@
+"""The project file: what a repository ships, in `[tool.posexport]` of a pyproject.toml or in a posexport.toml.
+
+Each artifact has the options of `posexport export` under the names of the command line, and what it must keep: where it
+is checked, tolerances, a budget. Paths are relative to the file. Whatever isn't known is refused. Imports no engine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+
+from posexport.errors import FieldError, RequestError, unknown
+from posexport.files import read_toml
+from posexport.spec.fields import check_types, choice, text
+from posexport.spec.forms import FORMS
+from posexport.spec.spec import Spec
+from posexport.workflows.project.limits import Budget, Latency, Plan, Tolerances, names, percent
+
+T = TypeVar("T")
+FILES = ("pyproject.toml", "posexport.toml")
+EXPORT_OPTIONS = (
+    *("config", "preset", "from", "layer", "encoding", "set"),
+    *(field.name for field in attrs.fields(Spec) if field.name != "encoding"),
+    *("target", "opset", "batch", "seq", "max_seq", "weights", "seed"),
+)
+"""The options of `posexport export` that an artifact may have, but for `form`."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+@attrs.frozen(kw_only=True)
+class Entry:
+    """One artifact of a project: `options` are those of its export, the rest what is checked of it."""
+
+    name: str = text(None, "what its files are called")
+    form: str | None = choice(None, tuple(FORMS), "its form", optional=True)
+    forms: tuple[str, ...] | None = names("several forms, a file each")
+    runtimes: tuple[str, ...] | None = names("where parity is checked and time taken")
+    compile: Plan | None = None
+    tolerance: Tolerances = attrs.field(factory=Tolerances)
+    budget: Budget = attrs.field(factory=Budget)
+    baseline: str | None = text(None, "a saved result, or a folder of them")
+    max_regression: float | None = percent("how much slower than the baseline it may be")
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def all_forms(self) -> tuple[str | None, ...]:
+        """The forms that it is written in; None for the one that its config states, or posexport's own default."""
+        return self.forms or (self.form,)
+
+
+@attrs.frozen(kw_only=True)
+class Project:
+    """A project as its file describes it; `file` says where it was read."""
+
+    file: Path
+    folder: str = text("artifacts", "the folder that artifacts are written to")
+    require: tuple[str, ...] = names("runtimes that must run", ())
+    entries: tuple[Entry, ...] = ()
+
+    @property
+    def root(self) -> Path:
+        """What all paths are relative to."""
+        return self.file.parent
+
+
+def find_project(named: str | None) -> Project:
+    """The project in the file `named`, else in the nearest one, here or above; RequestError where there is none, or
+    where two files of one folder both hold one."""
+    if named is not None:
+        path = Path(named)
+        table = _table(path, required=True)
+        assert table is not None
+        return read_project(path, table)
+    start = Path.cwd()
+    for folder in (start, *start.parents):
+        found = {file: table for name in FILES if (table := _table(file := folder / name)) is not None}
+        if len(found) > 1:
+            raise RequestError(
+                f"{' and '.join(f'{str(file)!r}' for file in found)} both describe a project: keep posexport.toml or "
+                "[tool.posexport], not both."
+            )
+        for file, table in found.items():
+            return read_project(Path(os.path.relpath(file)), table)
+    raise RequestError(
+        f"no project was found in {str(start)!r} or above: give the files that are meant, or describe those of this "
+        "repository in a posexport.toml or in [tool.posexport] of a pyproject.toml."
+    )
+
+
+def _table(path: Path, required: bool = False) -> dict[str, Any] | None:
+    """The project's table in a file, or None where the file isn't there or has none."""
+    if not path.exists():
+        if not required:
+            return None
+        raise RequestError(f"project {str(path)!r} is not there: give a pyproject.toml or a posexport.toml.")
+    data: Any = read_toml(path, "project")
+    if path.name == "pyproject.toml":
+        tool = data.get("tool")
+        found = tool.get("posexport") if isinstance(tool, dict) else None
+        if found is None and required:
+            raise RequestError(f"{str(path)!r} has no [tool.posexport]: describe the project's artifacts there.")
+        if found is None:
+            return None
+        data = found
+    if not isinstance(data, dict):
+        raise RequestError(f"{str(path)!r}: tool.posexport must be a table.")
+    return data
+
+
+def read_project(file: Path, table: Mapping[str, Any]) -> Project:
+    """A project from its table; RequestError names the file and the artifact for what can't be used."""
+    where, header = str(file), f"[[{_PLACE.get(file.name, '')}artifact]]"
+    own = ("folder", "require", "runtimes", "artifact")
+    for key in table:
+        if key.replace("-", "_") in set(_entry_keys()) - set(own):
+            raise RequestError(f"{where}: {key!r} is a key of an artifact: begin each artifact with a line {header}.")
+    data = _keys(table, where, own)
+    listed, common = data.pop("artifact", []), data.pop("runtimes", None)
+    if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
+        raise RequestError(f"{where}: it lists no artifact: add an {header} for each.")
+    usual = {} if common is None else {"runtimes": common}
+    entries = tuple(_entry({**usual, **each}, where, index) for index, each in enumerate(listed, 1))
+    project = _made(Project, {**data, "file": file, "entries": entries}, where)
+    _check_files(project)
+    return project
+
+
+_PLACE = {"pyproject.toml": "tool.posexport."}
+
+
+def _entry_keys() -> tuple[str, ...]:
+    """What an artifact may have, with `_` for `-`."""
+    return (*(field.name for field in attrs.fields(Entry) if field.name != "options"), *EXPORT_OPTIONS)
+
+
+def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
+    name = data.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RequestError(
+            f"{where}: artifact {index} has the name {name!r}: give one of letters, digits, '-', '_' and '.', such as "
+            "encoder."
+        )
+    if name.endswith((".onnx", ".plan")):
+        raise RequestError(f"{where}: artifact {index} has the name {name!r}: its files get their endings, so drop it.")
+    where = f"{where}, artifact {name!r}"
+    data = _keys(data, where, _entry_keys())
+    options = {key: data.pop(key) for key in EXPORT_OPTIONS if key in data}
+    if data.get("form") is not None and data.get("forms") is not None:
+        raise RequestError(f"{where}: both form and forms were given: drop one.")
+    if not isinstance(options.get("set", {}), dict):
+        raise RequestError(f"{where}: set must be a table of parameters, such as set = {{theta = 500000}}.")
+    for key, kind in (("compile", Plan), ("tolerance", Tolerances), ("budget", Budget)):
+        if key in data:
+            data[key] = _nested(kind, data[key], f"{where}, {key}")
+    entry = _made(Entry, {**data, "options": options}, where)
+    _check_entry(entry, where)
+    return entry
+
+
+def _check_entry(entry: Entry, where: str) -> None:
+    for form in entry.forms or ():
+        if form not in FORMS:
+            raise RequestError(f"{where}: {unknown('form', form, FORMS)}")
+    budget = entry.budget
+    for name in ("kernels", "fused_attention", "plan_size"):
+        if getattr(budget, name) is not None and entry.compile is None:
+            raise RequestError(
+                f"{where}: budget {_key(name)} is of a plan: say how it is built with compile, or drop it."
+            )
+    if budget.fused_attention is False:
+        raise RequestError(f"{where}: budget fused-attention is false, which checks nothing: give true, or drop it.")
+    if entry.max_regression is not None and entry.baseline is None:
+        raise RequestError(f"{where}: max-regression was given without a baseline: give one, or drop it.")
+    several = len(entry.all_forms) > 1 or entry.compile is not None
+    if several and entry.baseline is not None and entry.baseline.endswith(".json"):
+        raise RequestError(
+            f"{where}: baseline is one file, but it has several: give a folder, which 'posexport bench --save' fills."
+        )
+
+
+def _check_files(project: Project) -> None:
+    """No two artifacts may be written to one file (names are equal on some systems whatever their case)."""
+    seen: dict[str, str] = {}
+    for entry in project.entries:
+        for form in entry.all_forms:
+            stem = stem_of(entry, form).lower()
+            if stem in seen:
+                raise RequestError(
+                    f"{project.file}: artifacts {seen[stem]!r} and {entry.name!r} are both written to {stem}.onnx: "
+                    "give another name."
+                )
+            seen[stem] = entry.name
+
+
+def stem_of(entry: Entry, form: str | None) -> str:
+    """The name of an artifact's files without their ending: its own, and the form's where it has several."""
+    return entry.name if len(entry.all_forms) == 1 else f"{entry.name}-{form}"
+
+
+def _keys(data: Any, where: str, allowed: Sequence[str]) -> dict[str, Any]:
+    """A table with `_` for `-` in its keys; RequestError for unknown ones."""
+    if not isinstance(data, dict):
+        raise RequestError(f"{where} is {data!r}: it must be a table.")
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        name = key.replace("-", "_")
+        if name not in allowed:
+            raise unknown(f"key in {where}:", key, [_key(each) for each in allowed])
+        if name in found:
+            raise RequestError(f"{where} gives {name} twice, with '-' and with '_': drop one.")
+        found[name] = value
+    return found
+
+
+def _key(name: str) -> str:
+    """A field as it is written in a project's file."""
+    return name.replace("_", "-")
+
+
+def _nested(kind: type[T], data: Any, where: str) -> T:
+    found = _keys(data, where, [field.name for field in attrs.fields(kind)])  # type: ignore[arg-type]
+    if kind is Budget and "latency" in found:
+        listed = found["latency"] if isinstance(found["latency"], list) else [found["latency"]]
+        found["latency"] = tuple(_nested(Latency, each, f"{where}, latency") for each in listed)
+    return _made(kind, found, where)
+
+
+def _made(kind: type[T], data: Mapping[str, Any], where: str) -> T:
+    try:
+        check_types(kind, data)
+        return kind(**data)
+    except FieldError as error:
+        raise RequestError(f"{where}: {error.named(_key(error.field))}") from None
+    except RequestError as error:
+        raise RequestError(f"{where}: {error}") from None

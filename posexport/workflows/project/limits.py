@@ -1,0 +1,130 @@
+"""What an artifact of a project must keep: tolerances of its own, a budget of size, kernels and time; and its plan.
+
+All are tables of the project's file, validated here. Imports no engine.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import attrs
+
+from posexport.bench.scenarios import read_scenario
+from posexport.errors import RequestError
+from posexport.spec.fields import flag, integer, parsed, positive, text
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+OF = ("floor", "torch", "torch_compile", "torch_onnx", "ort_optimizer")
+"""What a time may be held against: the peers of `posexport bench`."""
+
+
+def names(help: str, default: tuple[str, ...] | None = None) -> Any:
+    """A list of different names."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple) or not all(isinstance(each, str) and each for each in value):
+            raise TypeError
+        if len(set(value)) != len(value) or (not value and default is None):
+            raise ValueError
+        return tuple(value)
+
+    return parsed(help, "a list of different names", read, default)
+
+
+def percent(help: str) -> Any:
+    """A share such as "5%"."""
+
+    def read(value: str) -> float:
+        share = float(value.removesuffix("%")) / 100 if str(value).endswith("%") else math.nan
+        if not 0 <= share <= 10:
+            raise ValueError
+        return share
+
+    return parsed(help, 'text such as "5%"', read)
+
+
+def amount(help: str) -> Any:
+    """Bytes, from "6 MB" (10^6) or "6 MiB" (2^20)."""
+
+    def read(value: Any) -> int:
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmg]i?|)b", str(value).strip().lower())
+        found = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+        if found < 1:
+            raise ValueError
+        return found
+
+    return parsed(help, 'a size such as "6 MB" or "6 MiB"', read)
+
+
+def told_bytes(size: int) -> str:
+    """Bytes in the largest unit that fits, so exact that no two sizes read alike."""
+    for name, unit in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= unit:
+            return f"{size / unit:.12g} {name}"
+    return f"{size} bytes"
+
+
+@attrs.frozen(kw_only=True)
+class Tolerances:
+    """The numbers of `posexport.verify.parity.Tolerance` that a project states itself; None leaves posexport's own."""
+
+    multiple: float | None = positive(None, "times torch eager's error", optional=True)
+    floor: float | None = positive(None, "part of the outputs' rms", optional=True)
+    ceiling: float | None = positive(None, "part of the outputs' rms", optional=True)
+
+    def given(self) -> dict[str, float]:
+        """Those that are stated."""
+        return {name: value for name, value in attrs.asdict(self).items() if value is not None}
+
+
+@attrs.frozen(kw_only=True)
+class Latency:
+    """How long one scenario may take on `runtime` (None: on each that is timed), as parts of the time of a peer."""
+
+    scenario: str = text(None, "what is timed")
+    runtime: str | None = text(None, "the runtime that it holds for")
+    of_floor: float | None = positive(None, "times the floor", optional=True)
+    of_torch: float | None = positive(None, "times torch eager", optional=True)
+    of_torch_compile: float | None = positive(None, "times torch.compile", optional=True)
+    of_torch_onnx: float | None = positive(None, "times torch's own export", optional=True)
+    of_ort_optimizer: float | None = positive(None, "times ONNX Runtime's optimizer", optional=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.scenario is None:
+            raise RequestError("it has no scenario: give one with its size, such as prefill:512.")
+        found = read_scenario(self.scenario)
+        if len(found) != 1 or ":" not in self.scenario:
+            raise RequestError(f"scenario is {self.scenario!r}: give one with its size, such as prefill:512.")
+        object.__setattr__(self, "scenario", str(found[0]))  # the name under which it is timed
+        if not self.limits():
+            told = ", ".join(f"of-{peer.replace('_', '-')}" for peer in OF)
+            raise RequestError(f"latency {self.scenario} has no limit: give one or more of {told}.")
+
+    def limits(self) -> dict[str, float]:
+        """The largest allowed ratio by peer, under the names of `posexport bench`."""
+        found = {peer.replace("_", "-"): getattr(self, f"of_{peer}") for peer in OF}
+        return {peer: value for peer, value in found.items() if value is not None}
+
+
+@attrs.frozen(kw_only=True)
+class Budget:
+    """What each file may take: bytes of the ONNX file with its weights and of the plan, kernels of the plan, time."""
+
+    size: int | None = amount("the ONNX file, external data included")
+    plan_size: int | None = amount("the plan")
+    kernels: int | None = integer(None, "kernels of the plan", optional=True)
+    fused_attention: bool | None = flag(None, "each layer's attention is one kernel of the plan")
+    latency: tuple[Latency, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """How `posexport compile` builds an artifact's plan: its options by their names."""
+
+    runtime: str = text("tensorrt-rtx", "what builds it")
+    profile: tuple[str, ...] = names("shapes to build for", ())
+    compute_capability: tuple[str, ...] = names("GPUs to build for", ())
+    memory_limit: str | None = text(None, "scratch that a kernel may take")
+    tf32: bool = flag(False, "let fp32 products round their inputs")

@@ -1,0 +1,268 @@
+"""Artifacts on disk: whole or not at all, the same bytes for the same command, weights inside or beside the file."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from helpers import cli, exported, inputs_for, refused, run_ort, small_spec, tree, weights_for
+
+from posexport import __version__, files
+from posexport.artifact import onnx_artifact
+from posexport.artifact.loaded import manifest_fault
+from posexport.artifact.manifest import matches_manifest
+from posexport.artifact.onnx_artifact import read_onnx, write_onnx
+from posexport.bench.shapes import load_artifact
+from posexport.errors import RequestError
+from posexport.spec.contract import graph_inputs, graph_outputs
+
+SPEC = small_spec("rope", bias=True, num_kv_heads=2)
+
+
+def test_reads_back_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "block.onnx"
+    manifest = write_onnx(exported(SPEC, "function"), path)
+    found = read_onnx(path)
+    assert (found.spec, found.form, found.opset, found.version) == (SPEC, "function", 18, __version__)
+    weights = found.weights()
+    assert list(weights) == list(weights_for(SPEC))
+    assert all(torch.equal(weights[name], tensor) for name, tensor in weights_for(SPEC).items())
+    assert found.inputs() == graph_inputs(SPEC)
+    assert found.outputs() == graph_outputs(SPEC)
+    assert found.manifest() == manifest == json.loads((tmp_path / "block.onnx.json").read_bytes())
+    assert manifest["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert matches_manifest(path)
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+    assert sorted(tree(tmp_path)) == ["block.onnx", "block.onnx.json"]
+
+
+def test_manifest_says_what_the_contract_lists(tmp_path: Path) -> None:
+    manifest = write_onnx(exported(SPEC, "function"), tmp_path / "block.onnx")
+    assert list(manifest) == [
+        "file", "sha256", "version", "form", "spec", "inputs", "outputs", "opset", "domains", "tools",
+    ]  # fmt: skip
+    assert manifest["inputs"] == [
+        {"name": "hidden_states", "shape": ["batch", "seq", 32], "dtype": "fp32"},
+        {"name": "position_ids", "shape": ["batch", "seq"], "dtype": "int64"},
+    ]
+    assert manifest["outputs"] == [{"name": "output", "shape": ["batch", "seq", 32], "dtype": "fp32"}]
+    assert manifest["domains"] == {"": 18, "posexport": 1}
+    assert set(manifest["tools"]) == {"torch", "onnx", "onnxscript", "onnx-ir"}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_external_data(tmp_path: Path, dtype: str) -> None:
+    spec = small_spec("relative", dtype=dtype, layers=2)
+    inside, beside = tmp_path / "inside.onnx", tmp_path / "beside.onnx"
+    write_onnx(exported(spec), inside)
+    manifest = write_onnx(exported(spec), beside, external_from=0)
+    data = tmp_path / "beside.onnx.data"
+    assert manifest["external_data"] == {data.name: hashlib.sha256(data.read_bytes()).hexdigest()}
+    assert beside.stat().st_size < data.stat().st_size
+    inputs = inputs_for(spec, 2, 5)
+    assert np.array_equal(run_ort(beside, inputs)["output"], run_ort(inside, inputs)["output"])
+    ours, weights = read_onnx(beside).weights(), weights_for(spec)
+    assert all(torch.equal(ours[name], weights[name]) for name in weights)
+    onnx.checker.check_model(str(beside), full_check=True)
+    assert {t.name for t in onnx.load(beside).graph.initializer} == {
+        t.name for t in onnx.load(inside).graph.initializer
+    }
+
+
+def test_external_data_from_the_limit_on(tmp_path: Path) -> None:
+    size = sum(tensor.nbytes for tensor in weights_for(small_spec("none")).values())
+    model = exported(small_spec("none"))
+    assert "external_data" in write_onnx(model, tmp_path / "at.onnx", external_from=size)
+    assert "external_data" not in write_onnx(model, tmp_path / "below.onnx", external_from=size + 1)
+    assert onnx_artifact.EXTERNAL_FROM == 1_500_000_000
+
+
+def test_data_of_an_earlier_file_goes_with_it_if_its_manifest_names_it(tmp_path: Path) -> None:
+    path, data = tmp_path / "block.onnx", tmp_path / "block.onnx.data"
+    data.write_bytes(b"the user's own")
+    model = exported(SPEC)
+    write_onnx(model, path)
+    assert data.read_bytes() == b"the user's own"
+    assert json.loads(cli("inspect", path, "--json").stdout)["bytes"] == path.stat().st_size
+    write_onnx(model, path, external_from=0)
+    write_onnx(model, path)
+    assert not data.exists()
+
+
+def test_damage_after_writing_shows_in_the_manifest(tmp_path: Path) -> None:
+    path = tmp_path / "block.onnx"
+    assert write_onnx(exported(SPEC), path)["sha256"]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert matches_manifest(path) is False
+    told = cli("inspect", path)
+    assert told.exit_code == 0
+    assert re.match(r"  manifest +does not match the file$", told.stdout.splitlines()[1])
+    assert told.stderr == f"Warning: {path}: {manifest_fault(read_onnx(path))}.\n"
+    (tmp_path / "block.onnx.json").unlink()
+    assert matches_manifest(path) is None
+
+
+EDITS: dict[str, Any] = {
+    "spec": lambda manifest: manifest["spec"].update(hidden_size=65),
+    "inputs": lambda manifest: manifest["inputs"].pop(),
+    "outputs": lambda manifest: manifest["outputs"][0].update(dtype="fp16"),
+    "form": lambda manifest: manifest.update(form="native"),
+    "opset": lambda manifest: manifest.update(opset=19),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_manifest_that_was_edited_does_not_match(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "block.onnx"
+    manifest = write_onnx(exported(SPEC), path)
+    assert manifest_fault(read_onnx(path)) is None
+    EDITS[name](manifest)
+    (tmp_path / "block.onnx.json").write_text(json.dumps(manifest))
+    fault = f"its manifest block.onnx.json says otherwise than the file of its {name}"
+    assert manifest_fault(read_onnx(path)) == fault
+    assert load_artifact(path).manifest_warnings == (f"{path}: {fault}",)
+    told = cli("inspect", path, "--json")
+    assert json.loads(told.stdout)["manifest"] == "does not match the file"
+    assert told.stderr == f"Warning: {path}: {fault}.\n"
+
+
+def test_a_manifest_that_lacks_what_has_a_default_since_matches(tmp_path: Path) -> None:
+    path = tmp_path / "block.onnx"
+    manifest = write_onnx(exported(SPEC), path)
+    del manifest["spec"]["softcap"]
+    (tmp_path / "block.onnx.json").write_text(json.dumps(manifest))
+    assert manifest_fault(read_onnx(path)) is None
+
+
+def test_files_have_the_users_own_permissions(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_onnx(exported(SPEC), tmp_path / "block.onnx")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "block.onnx").stat().st_mode) == 0o640
+
+
+def test_two_exports_are_the_same_bytes(tmp_path: Path) -> None:
+    """In other folders, with other hash seeds, in other processes."""
+    made = []
+    for seed in ("1", "77"):
+        folder = tmp_path / f"folder-{seed}" / "deeper"
+        folder.mkdir(parents=True)
+        command = [sys.executable, "-c", "from posexport.cli import main; main()", "export", "--encoding", "relative"]
+        sizes = [
+            "--form",
+            "function",
+            "--hidden-size",
+            "32",
+            "--num-heads",
+            "4",
+            "--block",
+            "transformer",
+            "--dtype",
+            "fp16",
+        ]
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run([*command, *sizes, "-o", str(folder / "block.onnx")], env=env, check=True, capture_output=True)
+        made.append(tree(folder))
+    assert made[0] == made[1]
+    assert sorted(made[0]) == ["block.onnx", "block.onnx.json"]
+    for content in made[0].values():
+        assert str(tmp_path).encode() not in content
+
+
+def raising(error: BaseException, after: int) -> Callable[..., int]:
+    """A write that works `after` times and then fails."""
+    left = [after]
+
+    def write(self: Any, data: bytes) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise error
+        self.sha256.update(data)
+        self.size += len(data)
+        return int(self._file.write(data))
+
+    return write
+
+
+FAILURES = {
+    "full disk": (OSError(errno.ENOSPC, "No space left on device"), RequestError),
+    "interrupt": (KeyboardInterrupt(), KeyboardInterrupt),
+}
+
+
+@pytest.mark.parametrize("external_from", [0, onnx_artifact.EXTERNAL_FROM])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failed_write_leaves_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str, external_from: int
+) -> None:
+    error, expected = FAILURES[failure]
+    path = tmp_path / "block.onnx"
+    write_onnx(exported(small_spec("none")), path, external_from=external_from)
+    before = tree(tmp_path)
+    writes = 0
+    while True:  # fail at the first write, at the second, and so on, until one run gets through
+        with monkeypatch.context() as patch:
+            patch.setattr(files.HashingFile, "write", raising(error, writes))
+            try:
+                write_onnx(exported(SPEC), path, external_from=external_from)
+                break
+            except expected:
+                assert tree(tmp_path) == before
+        writes += 1
+    assert writes >= 4
+    assert tree(tmp_path) != before
+
+
+def test_a_failed_rename_or_sync_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    for owner, name in ((os, "fsync"), (Path, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fail)
+            with pytest.raises(RequestError, match="can't write the output"):
+                write_onnx(exported(SPEC), tmp_path / "block.onnx")
+        assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_the_command_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str) -> None:
+    path = tmp_path / "block.onnx"
+    path.write_bytes(b"the old file")
+    monkeypatch.setattr(files.HashingFile, "write", raising(FAILURES[failure][0], 2))
+    result = cli("export", "--encoding", "none", "--hidden-size", "32", "--num-heads", "4", "-o", path)
+    if failure == "full disk":
+        refused(result, "can't write the output (No space left on device)")
+    else:
+        assert (result.exit_code, result.stdout) == (130, "")
+        said = "Error: interrupted: no file is half-written; those written before stay."
+        assert result.stderr.strip() == said  # click ends the line of ^C
+    assert tree(tmp_path) == {"block.onnx": b"the old file"}
+
+
+def test_json_is_written_whole_too(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    files.write_json(path, {"b": 1, "a": "ä"})
+    assert path.read_text() == '{\n  "b": 1,\n  "a": "ä"\n}\n'
+    with pytest.raises(TypeError):
+        files.write_json(path, {"b": object()})
+    assert list(tree(tmp_path)) == ["report.json"]
+    with pytest.raises(RequestError, match="can't write to the folder"):
+        files.write_json(tmp_path / "nowhere" / "report.json", {})

@@ -1,0 +1,244 @@
+"""What must hold before a plan is opened: its manifest fits it, is complete, and names this runtime and version."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import cli, refused
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from posexport.artifact.plan import check_builder, check_plan, onnx_of
+from posexport.errors import RequestError, RuntimeMissingError
+from posexport.files import sha256_of
+from posexport.models import read_spec
+from posexport.runtimes import RUNTIMES, gpu_missing
+from posexport.runtimes.tensorrt import api, engine
+
+no_gpu = pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU here")
+
+
+def made(folder: Path) -> Path:
+    """A plan that no engine ever saw, with a manifest that fits it, and the ONNX file it names."""
+    plan, onnx, data = folder / "block.plan", folder / "block.onnx", folder / "block.onnx.data"
+    plan.write_bytes(b"code" * 300)
+    onnx.write_bytes(b"graph")
+    data.write_bytes(b"weights")
+    shape, profile = ["batch", "seq", 256], {"min": [1, 1, 256], "opt": [1, 7, 256], "max": [2, 9, 256]}
+    manifest: dict[str, Any] = {
+        "file": plan.name,
+        "sha256": sha256_of(plan),
+        "form": "decomposed",
+        "spec": read_spec({"encoding": {"name": "none"}, "hidden_size": 256, "num_heads": 4}).to_dict(),
+        "inputs": [{"name": "hidden_states", "shape": shape, "dtype": "fp32"}],
+        "outputs": [{"name": "output", "shape": shape, "dtype": "fp32"}],
+        "onnx": {"file": onnx.name, "sha256": sha256_of(onnx), "external_data": {data.name: sha256_of(data)}},
+        "runtime": {"name": "tensorrt-rtx", "version": "1.2.3"},
+        "profiles": {"hidden_states": profile},
+    }
+    write(plan, manifest)
+    return plan
+
+
+def write(plan: Path, manifest: Any) -> None:
+    plan.with_name(plan.name + ".json").write_text(json.dumps(manifest))
+
+
+def test_a_sound_plan_gives_its_manifest(tmp_path: Path) -> None:
+    plan = made(tmp_path)
+    manifest = check_plan(plan)
+    assert manifest["sha256"] == sha256_of(plan)
+    assert onnx_of(plan, manifest) == tmp_path / "block.onnx"
+    check_builder(plan, manifest, "tensorrt-rtx", "1.2.3")
+    check_builder(plan, manifest, "tensorrt-rtx")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda plan: plan.unlink(), "is not there"),
+        (lambda plan: plan.with_name("block.plan.json").unlink(), "has no manifest block.plan.json"),
+        (lambda plan: plan.with_name("block.plan.json").write_text("{"), "is no JSON object"),
+        (lambda plan: plan.with_name("block.plan.json").write_bytes(b"\xff\xfe\x00"), "is no JSON object"),
+        (lambda plan: plan.with_name("block.plan.json").write_text("[" * 100_000), "is no JSON object"),
+        (lambda plan: write(plan, []), "is no JSON object"),
+        (lambda plan: write(plan, {}), "lacks 'sha256'"),
+        (lambda plan: plan.write_bytes(plan.read_bytes() + b"x"), "their sha256 differ"),
+        (lambda plan: plan.write_bytes(plan.read_bytes()[:-1]), "their sha256 differ"),
+        (lambda plan: plan.write_bytes(b""), "their sha256 differ"),
+        (lambda plan: plan.write_bytes(b"Code" + plan.read_bytes()[4:]), "their sha256 differ"),
+        (lambda plan: shutil.rmtree(plan.parent), "is not there"),
+    ],
+)
+def test_anything_amiss_is_refused(tmp_path: Path, spoil: Callable[[Path], object], says: str) -> None:
+    plan = made(tmp_path)
+    spoil(plan)
+    with pytest.raises(RequestError, match=says):
+        check_plan(plan)
+
+
+KEYS = ("sha256", "form", "spec", "inputs", "outputs", "onnx", "runtime", "profiles")
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("value", [None, 3, "", [3], {"x": 3}])
+def test_a_manifest_with_a_wrong_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    plan = made(tmp_path)
+    manifest = check_plan(plan)
+    write(plan, {**manifest, key: value})
+    another_file = key == "sha256" and isinstance(value, str)
+    with pytest.raises(RequestError, match="their sha256 differ" if another_file else f" has a '{key}' that can't be"):
+        check_plan(plan)
+    del manifest[key]
+    write(plan, manifest)
+    with pytest.raises(RequestError, match=f"lacks '{key}'"):
+        check_plan(plan)
+
+
+@pytest.mark.parametrize("name", ["../block.onnx", "/etc/passwd", "a/b", "..", "", "c:x", "a\\b", 3])
+def test_no_file_outside_the_folder_can_be_meant(tmp_path: Path, name: Any) -> None:
+    plan = made(tmp_path)
+    manifest = check_plan(plan)
+    write(plan, {**manifest, "onnx": {**manifest["onnx"], "file": name}})
+    with pytest.raises(RequestError, match="'onnx' that can't be used"):
+        check_plan(plan)
+    if isinstance(name, str):
+        write(plan, {**manifest, "onnx": {**manifest["onnx"], "external_data": {name: "0"}}})
+        with pytest.raises(RequestError, match="'onnx' that can't be used"):
+            check_plan(plan)
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        {},
+        {"min": [1]},
+        {"min": [1], "opt": [1], "max": ["1"]},
+        {"min": [-1], "opt": [1], "max": [1]},
+        {"min": [1, 0, 256], "opt": [1, 7, 256], "max": [2, 9, 256]},  # only a cache may be empty
+    ],
+)
+def test_profiles_must_be_shapes_of_the_inputs(tmp_path: Path, profile: Any) -> None:
+    plan = made(tmp_path)
+    manifest = check_plan(plan)
+    write(plan, {**manifest, "profiles": {"hidden_states": profile}})
+    with pytest.raises(RequestError, match="'profiles' that can't be used"):
+        check_plan(plan)
+    write(plan, {**manifest, "profiles": {**manifest["profiles"], "more": manifest["profiles"]["hidden_states"]}})
+    with pytest.raises(RequestError, match="profiles that are not those of its inputs"):
+        check_plan(plan)
+
+
+@pytest.mark.parametrize("ranks", [(1, 1, 1), (2, 2, 2), (3, 3, 4), (0, 0, 0)])
+def test_profiles_must_have_the_rank_of_their_inputs(tmp_path: Path, ranks: tuple[int, int, int]) -> None:
+    plan = made(tmp_path)
+    profile = {moment: [1] * rank for moment, rank in zip(("min", "opt", "max"), ranks, strict=True)}
+    write(plan, {**check_plan(plan), "profiles": {"hidden_states": profile}})
+    with pytest.raises(RequestError, match="profiles that are not those of its inputs"):
+        check_plan(plan)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=st.sampled_from(KEYS), value=JSON)
+def test_no_manifest_ends_in_a_traceback(tmp_path: Path, key: str, value: Any) -> None:
+    plan = made(tmp_path)
+    write(plan, {**check_plan(plan), key: value})
+    with pytest.raises(RequestError):
+        check_plan(plan)
+
+
+def test_the_source_must_be_there_and_unchanged(tmp_path: Path) -> None:
+    plan = made(tmp_path)
+    manifest = check_plan(plan)
+    for name in ("block.onnx", "block.onnx.data"):
+        before = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(before + b"x")
+        with pytest.raises(RequestError, match=f"{name}' is not what block.plan was built from"):
+            onnx_of(plan, manifest)
+        (tmp_path / name).unlink()
+        with pytest.raises(RequestError, match=f"built from {name}, which is not beside it"):
+            onnx_of(plan, manifest)
+        (tmp_path / name).write_bytes(before)
+
+
+def test_inspect_says_first_that_a_plan_is_not_that_of_its_manifest(tmp_path: Path) -> None:
+    plan = made(tmp_path)
+    assert cli("inspect", plan).stderr == ""
+    plan.write_bytes(b"Code" + plan.read_bytes()[4:])
+    told = cli("inspect", plan)
+    assert told.exit_code == 0
+    assert told.stdout.splitlines()[1].split(maxsplit=1) == ["manifest", "does not match the file"]
+    assert told.stderr.startswith(f"Warning: {plan}: the file is not the one that its manifest block.plan.json")
+    write(plan, {"sha256": "0"})
+    refused(cli("inspect", plan), "lacks 'form'")
+
+
+@pytest.mark.parametrize(("name", "version"), [("tensorrt", "1.2.3"), ("tensorrt-rtx", "1.2.4"), ("tensorrt", None)])
+def test_only_its_builder_opens_a_plan(tmp_path: Path, name: str, version: str | None) -> None:
+    plan = made(tmp_path)
+    with pytest.raises(RequestError, match=r"built by tensorrt-rtx 1\.2\.3 and runs on nothing else"):
+        check_builder(plan, check_plan(plan), name, version)
+
+
+@pytest.mark.parametrize("runtime", ["tensorrt", "tensorrt-rtx"])
+def test_the_runtime_refuses_before_it_opens(tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*_: Any) -> Any:
+        raise AssertionError("the plan was opened")
+
+    monkeypatch.setattr("posexport.runtimes.tensorrt.engine.PlanRunner", opened)
+    plan = made(tmp_path)
+    plan.write_bytes(b"other code")
+    with pytest.raises(RequestError, match="their sha256 differ"):
+        RUNTIMES[runtime].load(plan)
+    plan.with_name("block.plan.json").unlink()
+    with pytest.raises(RequestError, match="has no manifest"):
+        RUNTIMES[runtime].load(plan)
+    plan = made(tmp_path)
+    if runtime == "tensorrt":
+        with pytest.raises(RequestError, match="built by tensorrt-rtx"):
+            RUNTIMES[runtime].load(plan)
+
+
+@no_gpu
+@pytest.mark.skipif(api.can_build("tensorrt-rtx") is not None, reason="tensorrt-rtx is not installed")
+def test_without_a_gpu_the_runtime_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeMissingError, match="no GPU"):
+        RUNTIMES["tensorrt-rtx"].load(made(tmp_path))
+    with pytest.raises(RuntimeMissingError, match="no GPU"):
+        RUNTIMES["tensorrt-rtx"].load(tmp_path / "block.onnx")
+
+
+def test_a_plan_of_another_version_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Engine:
+        __version__ = "1.2.4"
+
+    monkeypatch.setattr("posexport.runtimes.tensorrt.engine._engine", lambda name: Engine)
+    with pytest.raises(RequestError, match=r"not on tensorrt-rtx 1\.2\.4"):
+        RUNTIMES["tensorrt-rtx"].load(made(tmp_path))
+
+
+def test_unknown_options_are_refused(tmp_path: Path) -> None:
+    options = {**RUNTIMES["tensorrt-rtx"].options, "cuda_grap": True}
+    with pytest.raises(RequestError, match="unknown option of tensorrt 'cuda_grap': did you mean 'cuda_graph'"):
+        engine.load(made(tmp_path), options)
+
+
+def test_checking_a_plan_loads_no_engine() -> None:
+    heavy = ["torch", "onnx", "numpy", "tensorrt", "tensorrt_rtx", "polygraphy"]
+    code = f"import sys, posexport.plan, posexport.profiles; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

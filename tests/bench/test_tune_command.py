@@ -1,0 +1,186 @@
+"""`posexport tune` with real files and engines: what it refuses, and (slow) what it writes, resumes and finds wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+import onnx
+import onnx_ir as ir
+import pytest
+from helpers import cli, refused, small_spec
+
+from posexport import runtimes
+from posexport.bench import rounds
+from posexport.bench.scenarios import Scenario
+from posexport.bench.tune.search import Block, Limits, Request, Store, tune
+from posexport.models.weights import seeded_weights
+from posexport.runtimes import RUNTIMES
+from posexport.runtimes.ort import load
+
+SMALL = ("--hidden-size", "32", "--num-heads", "4", "--dtype", "fp32")
+
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "encoding": (("--encoding", "rop"), "unknown encoding 'rop': did you mean 'rope'?"),
+    "runtime": (("--encoding", "rope", "--for", "torch"), "unknown runtime in --for 'torch'"),
+    "objective": (("--encoding", "rope", "--objective", "speed"), "unknown objective 'speed'"),
+    "decode": (("--encoding", "rope", "--scenario", "decode:9"), "this block has none: give --kv-cache too"),
+    "sweep": (("--encoding", "rope", "--scenario", "prefill"), "is 7 sizes: tune for one, such as prefill:512"),
+    "several": (("--encoding", "rope", "--scenario", "batch:2,4"), "is 2 sizes: tune for one"),
+    "scenario": (("--encoding", "rope", "--scenario", "prompt:9"), "unknown scenario 'prompt'"),
+    "opset": (("--encoding", "rope", "--opset", "99"), "opset is '99': it must be a whole number from 18 to 25"),
+    "form": (("--encoding", "rope", "--form", "nat"), "unknown form 'nat'"),
+    "target": (("--encoding", "rope", "--target", "gpu"), "unknown target 'gpu'"),
+    "dtype": (("--encoding", "rope", "--dtype", "fp8"), "unknown dtype 'fp8'"),
+    "ending": (("--encoding", "rope", "-o", "x.plan"), "must end in .onnx for ort-cpu"),
+    "plan": (("--encoding", "rope", "--for", "tensorrt-rtx", "-o", "x.onnx"), "must end in .plan for tensorrt-rtx"),
+    "folder": (("--encoding", "rope", "-o", "no/x.onnx"), "give a file in a folder that is there"),
+    "save": (("--encoding", "rope", "--save", "x.onnx"), "must end in .json"),
+    "manifest": (("--encoding", "rope", "-o", "x.onnx", "--save", "x.onnx.json"), "is the manifest of the output"),
+    "layer": (("--encoding", "rope", "--layer", "1"), "layer was given without from"),
+    "weights": (("--encoding", "rope", "--weights", "a", "--seed", "1"), "both weights and seed were given"),
+    "preset": (("--preset", "llama-2-7b", "--encoding", "rope"), "both preset and encoding were given"),
+    "bf16": (("--encoding", "rope", "--dtype", "bf16"), "ONNX Runtime's CPU provider has no bf16 kernels"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses_in_one_sentence_and_writes_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("posexport.bench.tune.search.check_there", lambda runtime: False)
+    given, sentence = REFUSED[name]
+    result = cli("tune", *given)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert sentence in result.stderr and result.stderr.count("\n") == 1
+    assert not [path for path in tmp_path.iterdir() if path.name != ".posexport-tune"]
+
+
+def test_a_config_may_hold_its_options_and_no_others(tmp_path: Path) -> None:
+    config = tmp_path / "block.toml"
+    config.write_text('encoding = "rope"\nform = ["native", "nat"]\nfor = "ort-cpu"\n')
+    assert "unknown form 'nat'" in cli("tune", "--config", str(config)).stderr
+    config.write_text('encoding = "rope"\nspeed = 1\n')
+    assert "unknown key in config" in cli("tune", "--config", str(config)).stderr
+
+
+def test_a_runtime_that_is_not_there_is_exit_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "gpu_missing", lambda: "no GPU: there is no NVIDIA driver")
+    result = cli("tune", "--encoding", "rope", "--for", "ort-cuda")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "ort-cuda can't be tuned for here" in result.stderr
+
+
+def test_graph_level_and_plain_calls_are_options_of_onnxruntime(tmp_path: Path) -> None:
+    from helpers import inputs_for, weights_for
+
+    from posexport.artifact.onnx_artifact import write_onnx
+    from posexport.errors import RequestError
+    from posexport.export import export
+
+    spec = small_spec("none")
+    path = tmp_path / "none.onnx"
+    write_onnx(export(spec, weights_for(spec)), path)
+    runner = load(path, {"graph_level": "basic", "io_binding": False})
+    assert runner.prepare(inputs_for(spec, 1, 3))() > 0
+    with pytest.raises(RequestError, match="unknown graph_level of onnxruntime 'full'"):
+        load(path, {"graph_level": "full"})
+
+
+@pytest.mark.slow
+def test_the_winner_is_the_file_that_export_writes_and_its_manifest_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rounds.Others, "share", lambda self: 0.0)  # rounds on a busy machine aren't kept
+    given = ("--encoding", "rope", *SMALL, "--form", "native", "--form", "contrib", "--scenario", "prefill:16")
+    result = cli("tune", *given, "--save", "tune.json", "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data == json.loads(Path("tune.json").read_bytes())
+    winner = data["winner"]
+    made = ("--form", winner["form"], "--opset", str(winner["opset"]), "--target", winner["target"])
+    assert cli("export", "--encoding", "rope", *SMALL, *made, "-o", "same.onnx").exit_code == 0
+    assert Path("same.onnx").read_bytes() == Path("rope.onnx").read_bytes()
+    manifest = json.loads(Path("rope.onnx.json").read_bytes())
+    assert manifest["tune"]["options"] == winner["settings"]
+    assert manifest["tune"]["candidates"] == data["candidates"]
+    assert "timed once" in str(data["candidates"])
+    assert winner["verified"] == "ort-cpu"
+    assert not list(Path(".posexport-tune").glob("programs-*"))
+    again = json.loads(cli("tune", *given, "--json").stdout)
+    assert again["candidates"] == data["candidates"]
+    assert again["cost"]["known_before"] > 5 and data["cost"]["known_before"] == 0
+    assert re.search(r"wrote rope\.onnx\n +winner", cli("tune", *given).stdout)
+    assert cli("verify", "rope.onnx", "--runtime", "ort-cpu").exit_code == 0
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """From now on that form is exported with a wrong, and faster, graph: its output is its input."""
+    from posexport.export import exporter as stage
+
+    true = stage.export
+
+    def wrong(*args: Any, **options: Any) -> ir.Model:
+        model = true(*args, **options)
+        if options["form"] == form:
+            last = model.graph.outputs[0].producer()
+            assert last is not None
+            node = ir.node("Identity", [model.graph.inputs[0]])
+            last.graph.append(node) if last.graph is not None else None
+            node.outputs[0].name, model.graph.outputs[0].name = model.graph.outputs[0].name, "unused"
+            node.outputs[0].shape, node.outputs[0].type = model.graph.outputs[0].shape, model.graph.outputs[0].type
+            model.graph.outputs[0] = node.outputs[0]
+        return model
+
+    monkeypatch.setattr(stage, "export", wrong)
+
+
+@pytest.mark.slow
+def test_a_fast_graph_that_is_wrong_never_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, "native")
+    spec = small_spec("rope")
+    block = Block(specs={"fp32": spec}, load=lambda dtype: (spec, seeded_weights(spec, 0)), source="seed 0")
+    limits = Limits(forms=("native", "contrib"), targets=("portable",), opsets=(23,))
+    request = Request(scenario=Scenario("prefill", 256), limits=limits)
+    result = tune(block, request, tmp_path / "x.onnx", Store(tmp_path / "cache"))
+    assert result.winner is not None and result.winner["form"] == "contrib"
+    assert any("did not verify" in row.reason for row in result.candidates)
+    alone = attrs.evolve(request, limits=attrs.evolve(limits, forms=("native",)))
+    assert tune(block, alone, tmp_path / "y.onnx", Store(tmp_path / "cache")).winner is None
+    assert not (tmp_path / "y.onnx").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(RUNTIMES["tensorrt-import"].missing() is not None, reason="no TensorRT")
+def test_a_plan_is_chosen_by_kernels_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if RUNTIMES["tensorrt-rtx"].missing() is None:
+        pytest.skip("there is a GPU: plans are raced")
+    monkeypatch.chdir(tmp_path)
+    given = (
+        "--encoding",
+        "rope",
+        "--hidden-size",
+        "64",
+        "--num-heads",
+        "2",
+        "--form",
+        "decomposed",
+        "--form",
+        "native",
+    )
+    result = cli("tune", *given, "--for", "tensorrt-rtx", "--dtype", "fp16", "--dtype", "fp32")
+    assert result.exit_code == 0, result.stderr
+    assert "by kernel table: no GPU" in result.stdout
+    manifest = json.loads(Path("rope.plan.json").read_bytes())
+    assert manifest["tune"]["winner"]["dtype"] == "fp16"
+    assert manifest["tune"]["winner"]["verified"] == "tensorrt-import"
+    assert manifest["kernels"]["fused_attention"] is True
+    onnx.checker.check_model(onnx.load("rope.onnx"))
+    assert cli("inspect", "rope.plan").exit_code == 0
+
+
+def test_two_scenarios_are_refused() -> None:
+    refused(cli("tune", "--encoding", "rope", "--scenario", "prefill:16", "--scenario", "batch:2"), "given 2 times")

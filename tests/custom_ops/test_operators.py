@@ -1,0 +1,239 @@
+"""Each operator by itself: its torch body, its fake and its ONNX body are one function under a name of its own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import oracles
+import pytest
+import torch
+from helpers import run_ort
+from operator_calls import CALLS, DYNAMIC, MASKS, B, H, S, T, normal
+
+from posexport import custom_ops
+from posexport.custom_ops.unsupported import unsupported
+from posexport.errors import RequestError
+from posexport.export.exporter import export_module
+from posexport.export.function_bodies import DOMAIN
+
+
+class Call(torch.nn.Module):
+    """One call of an operator, with its tensors as inputs."""
+
+    def __init__(self, operator: Callable[..., Any], arguments: list[Any]) -> None:
+        super().__init__()
+        self.operator, self.arguments = operator, arguments
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        left = list(tensors)
+        out = self.operator(*(left.pop(0) if isinstance(a, torch.Tensor) else a for a in self.arguments))
+        return out if isinstance(out, tuple) else (out,)
+
+
+def tensors(arguments: list[Any]) -> list[torch.Tensor]:
+    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+
+
+def written(name: str, form: str, target: str = "portable") -> ir.Model:
+    """A call as a graph, all its lengths dynamic."""
+    operator, arguments, dims = CALLS[name]
+    given = tensors(arguments)
+    return export_module(
+        Call(operator, arguments).eval(),
+        tuple(given),
+        (tuple({axis: DYNAMIC[dim] for axis, dim in each.items()} for each in dims[: len(given)]),),  # type: ignore[arg-type]
+        input_names=tuple(f"in{index}" for index in range(len(given))),
+        output_names=tuple(f"out{index}" for index in range(len(operator.outputs))),
+        form=form,
+        target=target,
+        opset=24 if form == "native" else None,  # which has TensorScatter
+    )
+
+
+def check_on_ort(name: str, model: ir.Model) -> None:
+    """The graph of a call gives what its torch body gives."""
+    _, arguments, _ = CALLS[name]
+    given = tensors(arguments)
+    made = run_ort(model, {f"in{index}": tensor.numpy() for index, tensor in enumerate(given)})
+    check_outputs(name, list(made.values()))
+
+
+def check_outputs(name: str, made: list[Any]) -> None:
+    """Outputs of a call are what its torch body gives, in shapes and dtypes that its fake knows."""
+    operator, arguments, _ = CALLS[name]
+    given = tensors(arguments)
+    wanted = Call(operator, arguments)(*given)
+    fake = Call(operator.fake, arguments)(*given)
+    for output, tensor, shaped in zip(made, wanted, fake, strict=True):
+        assert (tensor.shape, tensor.dtype) == (shaped.shape, shaped.dtype)
+        np.testing.assert_allclose(output, tensor.numpy(), atol=2e-6 * max(1.0, float(tensor.abs().max())), rtol=0)
+
+
+TOGETHER = (
+    *("by-heads", "rotate-runs", "rotate-own", "rotate-features", "exact", "exact-2-axes", "by-length", "ntk", "grid"),
+    *("grid-given", "powers", "temperature", "prefix", "alibi_bias", "alibi-ahead", "grid-bias", "kerple", "cosine"),
+    *("fire", "window", "window-table", "cosine-heads", "offset-score", "disentangled", "contextual"),
+)
+"""Calls that are put into one graph, since an export takes longer than they do."""
+
+
+class Calls(torch.nn.Module):
+    """Several calls beside each other, with the tensors of all as inputs."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.calls = torch.nn.ModuleList([Call(*CALLS[name][:2]) for name in names])
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        left, out = list(tensors), []
+        for call in self.calls:
+            count = sum(isinstance(each, torch.Tensor) for each in call.arguments)  # type: ignore[attr-defined]
+            out += call(*(left.pop(0) for _ in range(count)))
+        return tuple(out)
+
+
+@functools.cache
+def together() -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """The outputs of each call, and its function's name in the graph."""
+    given, dims, outputs, operators = [], [], [], {}
+    for name in TOGETHER:
+        operator, arguments, its = CALLS[name]
+        own = tensors(arguments)
+        given += own
+        dims += its[: len(own)]
+        outputs += [f"{name}/{output}" for output in operator.outputs]
+        operators[name] = operator.function
+    names = tuple(f"in{index}" for index in range(len(given)))
+    model = export_module(
+        Calls(TOGETHER).eval(),
+        tuple(given),
+        (tuple({axis: DYNAMIC[dim] for axis, dim in each.items()} for each in dims),),  # type: ignore[arg-type]
+        input_names=names,
+        output_names=tuple(outputs),
+        form="function",
+    )
+    found = run_ort(model, dict(zip(names, (tensor.numpy() for tensor in given), strict=True)))
+    by_call = {name: [made for key, made in found.items() if key.split("/")[0] == name] for name in TOGETHER}
+    assert {node.op_type.partition("_")[0] for node in model.graph if node.domain == DOMAIN} == set(operators.values())
+    return by_call, operators
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_onnx_body_of_a_small_operator_equals_torch_body(name: str) -> None:
+    check_outputs(name, together()[0][name])
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in TOGETHER])
+def test_onnx_body_equals_torch_body(name: str) -> None:
+    model = written(name, "function")
+    assert [node.op_type for node in model.graph if node.domain == DOMAIN] == [CALLS[name][0].function]
+    check_on_ort(name, model)
+
+
+HOWS = [(form, target) for form in ("native", "contrib") for target in ("portable", "ort")]
+WITH_FORMS = [
+    (name, *how)
+    for at, name in enumerate(name for name, (operator, _, _) in CALLS.items() if operator.forms)
+    for how in (HOWS[(at + at // 4) % 4],)
+]
+"""Calls of operators that a form has others for, each in one way by turns."""
+
+
+@pytest.mark.parametrize(("name", "form", "target"), dict.fromkeys(WITH_FORMS))
+def test_body_of_a_form_equals_torch_body(name: str, form: str, target: str) -> None:
+    operator, arguments, _ = CALLS[name]
+    attributes = dict(
+        zip(reversed(list(inspect.signature(operator.eager).parameters)), reversed(arguments), strict=False)
+    )
+    why = None
+    if operator in (custom_ops.attend, custom_ops.attend_cached, custom_ops.attend_shared):
+        cache = {"attend": None, "attend_cached": "concat", "attend_shared": "shared"}[operator.name]
+        why = unsupported(form, target, cache=cache, softcap=attributes["softcap"] > 0, head_dim=H, square=S == T)
+    if why is not None:
+        with pytest.raises(RequestError, match=re.escape(why)):
+            written(name, form, target)
+        return
+    model = written(name, form, target)
+    assert not model.functions
+    assert "Softmax" not in {node.op_type for node in model.graph}
+    check_on_ort(name, model)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name.startswith(("attend-", "relative", "alibi"))])
+def test_a_cache_of_earlier_keys_changes_no_query(name: str) -> None:
+    """The last queries beside all keys give the last rows of the whole: what a cache relies on."""
+    operator, arguments, dims = CALLS[name]
+    position = {id(argument): each for argument, each in zip(tensors(arguments), dims, strict=False)}
+    full = []
+    for argument in arguments:
+        if not isinstance(argument, torch.Tensor):
+            full.append(argument)
+            continue
+        axis = next((axis for axis, dim in position[id(argument)].items() if dim == "seq"), None)
+        full.append(argument if axis is None else torch.cat([argument.narrow(axis, 0, T - S), argument], axis))
+    whole_made, cut = operator(*full), operator(*arguments)
+    axis = 1 if operator is custom_ops.attend else 2
+    torch.testing.assert_close(whole_made.narrow(axis, T - S, S), cut, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("causal", "window"), MASKS)
+def test_which_keys_a_query_sees(causal: bool, window: int) -> None:
+    """Uniform weights over one-hot values show the mask itself."""
+    zeros = torch.zeros(1, T, T)
+    for bias in (None, torch.zeros(1, 1, T, T)):
+        seen = (
+            custom_ops.attend(zeros, zeros, torch.eye(T)[None], bias, None, None, 1, 1, 1.0, causal, window, 0, 0.0)[0]
+            > 0
+        )
+        assert np.array_equal(seen.numpy(), oracles.visible(T, causal, window or None))
+
+
+def test_no_function_is_named_like_an_operator_of_onnx() -> None:
+    """A runtime may take its own operator of that name, whatever the domain (TensorRT does)."""
+    standard = {schema.name for schema in onnx.defs.get_all_schemas_with_history()}
+    taken = standard | {
+        "MultiHeadAttention",
+        "GroupQueryAttention",
+        "RelativePositionBias",
+        "GatedRelativePositionBias",
+    }
+    names = [operator.function for operator in custom_ops.operators()]
+    assert len(set(names)) == len(names)
+    assert not taken & set(names)
+
+
+def test_operators_are_registered_with_torch() -> None:
+    for operator in custom_ops.operators():
+        overload = operator.overload
+        assert overload.name() == f"posexport::{operator.name}"
+        assert getattr(custom_ops, operator.name) is operator
+    with pytest.raises(AttributeError, match="no attribute 'rotat'"):
+        custom_ops.rotat  # noqa: B018
+
+
+def test_one_function_for_equal_calls_and_another_for_others() -> None:
+    """Bodies are specialised for attributes: equal ones are shared, others get a number."""
+
+    class Twice(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            pairs = custom_ops.pair_features
+            return pairs(a, b, True), pairs(b, a, True), pairs(a, b, False)
+
+    batch, seq = torch.export.Dim("batch"), torch.export.Dim("seq")
+    made: ir.Model = export_module(
+        Twice(),
+        (normal(B, S, 3), normal(B, S, 4)[..., :3]),
+        ({0: batch, 1: seq}, {0: batch, 1: seq}),
+        input_names=("a", "b"),
+        output_names=("x", "y", "z"),
+        form="function",
+    )
+    assert [node.op_type for node in made.graph] == ["PairFeatures", "PairFeatures", "PairFeatures_2"]
+    assert len(made.functions) == 2

@@ -1,0 +1,286 @@
+"""What keeps the design: who imports whom, what loads when, sizes of files, names and options that pipelines use."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import cli
+
+from posexport.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+HOMES = {
+    "posexport": ROOT / "posexport",
+    "posexport.models": ROOT / "models",
+    "posexport.custom_ops": ROOT / "custom_ops",
+}
+HEAVY = {"torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "tensorrt", "tensorrt_rtx", "polygraphy"}
+HEAVY |= {"transformers", "matplotlib", "numpy", "safetensors"}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of ours by its import name."""
+    found = {}
+    for package, folder in HOMES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            found[".".join((package, *(part for part in parts if part != "__init__")))] = path
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports, at whatever depth; those for type checkers only are left out."""
+    found: set[str] = set()
+
+    def walk(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in modules() else str(node.module))
+        for child in ast.iter_child_nodes(node):
+            walk(child)
+
+    walk(ast.parse(path.read_text()))
+    return found
+
+
+def ours(names: set[str]) -> set[str]:
+    return {name for name in names if name.split(".")[0] == "posexport"}
+
+
+ROOMS = (
+    r"posexport(\.(errors|files|lazy|machine|processes|progress))?",
+    r"posexport\.spec",
+    r"posexport\.custom_ops",
+    r"posexport\.models",
+    r"posexport\.artifact",
+    r"posexport\.runtimes",
+    r"posexport\.export",
+    r"posexport\.verify",
+    r"posexport\.bench",
+    r"posexport\.(report|workflows)",
+    r"posexport\.(cli|__main__)",
+)
+"""The rooms from the ground up: a module imports from its own room and from those above it here."""
+
+
+def room(name: str) -> int:
+    """The number of the room that a module is in."""
+    (number,) = (at for at, pattern in enumerate(ROOMS) if re.match(pattern + (r"$" if at == 0 else r"(\.|$)"), name))
+    return number
+
+
+@pytest.mark.parametrize("name", modules())
+def test_no_import_runs_up(name: str) -> None:
+    for imported in ours(imports(modules()[name])):
+        assert room(imported) <= room(name), f"{name} imports {imported}"
+        if room(imported) == room(name) == len(ROOMS) - 2:
+            assert name.split(".")[1] == imported.split(".")[1], f"{name} imports {imported}"
+        if room(name) == 2:
+            assert imported.startswith(("posexport.custom_ops", "posexport.errors")), f"{name} imports {imported}"
+
+
+def test_no_import_circle() -> None:
+    graph = {name: ours(imports(path)) - {name} for name, path in modules().items()}
+    graph = {name: {other for other in others if other in graph} for name, others in graph.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_few_files_lie_outside_the_rooms() -> None:
+    assert len(list((ROOT / "posexport").glob("*.py"))) <= 8
+
+
+def test_only_the_command_line_knows_the_command_line() -> None:
+    for name, path in modules().items():
+        if not name.startswith(("posexport.cli", "posexport.__main__")):
+            assert not [other for other in imports(path) if other.startswith(("posexport.cli", "click", "rich"))], name
+
+
+def test_nobody_imports_the_folders_by_their_own_names() -> None:
+    for path in (*modules().values(), *sorted((ROOT / "tests").rglob("*.py"))):
+        assert not [name for name in imports(path) if name.split(".")[0] in ("models", "custom_ops")], path
+
+
+def test_the_oracle_stands_apart() -> None:
+    for name in ("oracles", "oracle_rotations", "oracle_scores"):
+        allowed = {"__future__", "math", "typing", "numpy", "oracle_rotations", "oracle_scores"}
+        assert imports(ROOT / "tests" / "models" / f"{name}.py") <= allowed, name
+
+
+def test_engines_load_in_functions_only_where_start_up_counts() -> None:
+    """The table of encodings, the table of runtimes and the commands import no engine at their top."""
+    for name, path in modules().items():
+        encodings = r"posexport\.models\.(?!(attention|block|streamed|weights)$).*"
+        start = name in ("posexport.runtimes", "posexport.models", "posexport.spec")
+        if name.startswith(("posexport.cli", "posexport.models.checkpoints")) or start or re.fullmatch(encodings, name):
+            body = ast.parse(path.read_text()).body
+            top = {a.name.split(".")[0] for node in body if isinstance(node, ast.Import) for a in node.names}
+            top |= {str(node.module).split(".")[0] for node in body if isinstance(node, ast.ImportFrom)}
+            assert not top & (HEAVY | {"rich"}), name
+
+
+def loaded(*arguments: str) -> set[str]:
+    """The packages that one command line loads, in a process of its own."""
+    code = (
+        "import sys\nfrom posexport.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as done:\n"
+        "    assert not done.code, done.code\n"
+        "print('\\n'.join(sorted({name.partition('.')[0] for name in sys.modules})), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def test_help_and_list_load_no_engine() -> None:
+    assert not loaded("--help") & (HEAVY | {"rich"})
+    assert not loaded("list") & HEAVY
+    assert not loaded("list", "--presets") & HEAVY
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_loads_no_engine(command: str) -> None:
+    assert not loaded(command, "--help") & (HEAVY | {"rich"})
+
+
+@pytest.mark.parametrize(
+    "path", sorted({*modules().values(), *(ROOT / "tests").rglob("*.py")}), ids=lambda path: path.name
+)
+def test_files_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        return [path for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_path_of_one_machine_in_the_source() -> None:
+    place = re.compile(r"(?<![\w.])/(work|root|home|tmp|Users)/\w")
+    for path in tracked():
+        if path.suffix in (".py", ".toml", ".md", ".json", ".txt", "") and path != Path(__file__):
+            found = place.search(path.read_text(errors="replace"))
+            assert not found, f"{path.relative_to(ROOT)}: {found}"
+
+
+def test_help_names_every_command() -> None:
+    result = cli("--help")
+    assert result.exit_code == 0
+    for name, summary in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(summary)}", result.stdout, re.MULTILINE), name
+    bare = cli()
+    assert (bare.exit_code, bare.stdout) == (2, "")
+    assert "Commands:" in bare.stderr
+
+
+FLAGS: dict[str, list[str]] = {
+    "list": ["--presets", "--json"],
+    "inspect": ["--json", "FILE"],
+    "export": [
+        "--config", "--preset", "--from", "--layer", "--encoding", "--set",
+        "--hidden-size", "--num-heads", "--num-kv-heads", "--head-dim", "--scale",
+        "--causal/--no-causal", "--window", "--attention-chunk-size", "--bias/--no-bias",
+        "--angles", "--prefix-tokens", "--qk-norm-type", "--layer-pattern",
+        "--kv-cache", "--padding-mask/--no-padding-mask", "--cross/--no-cross",
+        "--qk-norm/--no-qk-norm", "--softcap", "--sinks/--no-sinks",
+        "--block", "--norm", "--norm-type", "--norm-eps", "--mlp", "--intermediate-size", "--layers",
+        "--vocab-size", "--scale-embedding/--no-scale-embedding", "--dtype",
+        "--form", "--target", "--opset", "--batch", "--seq", "--max-seq", "--weights", "--seed", "--output/-o",
+        "--json",
+    ],
+    "compile": [
+        "FILE", "--output/-o", "--runtime", "--profile", "--compute-capability", "--memory-limit/--workspace",
+        "--timing-cache", "--runtime-cache", "--tf32", "--require-fused-attention", "--json",
+    ],
+    "verify": [
+        "PATHS", "--project", "--runtime", "--require", "--inputs", "--properties", "--seed", "--time-limit", "--junit",
+        "--markdown", "--json",
+    ],
+    "build": ["NAMES", "--project", "--check", "--force", "--json"],
+    "tune": [
+        "--config", "--preset", "--from", "--layer", "--encoding", "--set",
+        "--for", "--scenario", "--objective", "--form", "--target", "--opset",
+        "--hidden-size", "--num-heads", "--num-kv-heads", "--head-dim", "--scale",
+        "--causal/--no-causal", "--window", "--attention-chunk-size", "--bias/--no-bias",
+        "--angles", "--prefix-tokens", "--qk-norm-type", "--layer-pattern",
+        "--kv-cache", "--padding-mask/--no-padding-mask", "--cross/--no-cross",
+        "--qk-norm/--no-qk-norm", "--softcap", "--sinks/--no-sinks",
+        "--block", "--norm", "--norm-type", "--norm-eps", "--mlp", "--intermediate-size", "--layers",
+        "--vocab-size", "--scale-embedding/--no-scale-embedding", "--dtype",
+        "--batch", "--seq", "--max-seq", "--weights", "--seed", "--output/-o",
+        "--save", "--cache", "--resume/--no-resume", "--json",
+    ],
+    "positions": ["--grid", "--frames", "--prefix-tokens", "--batch", "--output/-o", "--json"],
+    "plot": [
+        "ENCODINGS", "--what", "--set", "--hidden-size", "--num-heads", "--head-dim", "--scale", "--causal/--no-causal",
+        "--window", "--attention-chunk-size", "--angles", "--prefix-tokens", "--seq", "--seed", "--runtime",
+        "--output/-o", "--json",
+    ],
+    "package": [
+        "FILE", "--triton", "--output/-o", "--name", "--version", "--instances", "--max-batch-size", "--gpu/--cpu",
+        "--force", "--json",
+    ],
+    "report": ["RESULTS", "--output/-o", "--markdown", "--title", "--json"],
+    "bench": [
+        "FILE", "--project", "--runtime", "--scenario", "--shape", "--peers", "--rounds", "--seconds", "--warmup",
+        "--threads", "--processes", "--seed", "--cuda-graph", "--save", "--baseline", "--against",
+        "--max-regression", "--strict", "--require", "--json",
+    ],
+    "sweep": [
+        "FILE", "--job", "--output/-o", "--ray", "--workers", "--tries", "--time-limit", "--dry-run", "--json",
+    ],
+}  # fmt: skip
+"""Frozen: pipelines have written these down. A new option is added here; one that goes is a breaking change."""
+
+
+def flags(command: Any) -> list[str]:
+    return [
+        "/".join((*parameter.opts, *parameter.secondary_opts))
+        if parameter.opts[0].startswith("-")
+        else parameter.name.upper()
+        for parameter in command.params
+    ]
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_options_are_frozen(name: str) -> None:
+    assert sorted(flags(main.get_command(None, name))) == sorted(FLAGS[name])  # type: ignore[arg-type]
+
+
+PUBLIC: dict[str, list[str]] = {
+    "posexport.errors": ["PosexportError", "RequestError", "RuntimeMissingError", "unknown"],
+    "posexport.spec": ["DTYPES", "EncodingParams", "FORMS", "OPSETS", "Spec"],
+    "posexport.models": ["ENCODINGS", "read_encoding", "read_spec"],
+    "posexport.models.checkpoints": ["ARCHITECTURES", "Checkpoint", "read_checkpoint"],
+    "posexport.models.block": ["Block", "build_block", "inner_name"],
+    "posexport.models.weights": ["read_weights", "seeded_weights", "weight_shapes"],
+    "posexport.export": ["DOMAIN", "export", "export_module"],
+    "posexport.artifact": ["Artifact", "manifest_path", "matches_manifest", "read_manifest", "read_onnx", "write_onnx"],
+    "posexport.custom_ops": [
+        "alibi_bias", "attend", "attend_cached", "attend_shared", "head_norm", "key_positions", "pair_features",
+        "relative_bias", "relative_score", "relative_table_score", "rotate", "sinusoids",
+    ],
+    "posexport.files": ["json_bytes", "sha256_of", "staged", "write_json"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_stay(name: str) -> None:
+    module = __import__(name, fromlist=["_"])
+    for public in PUBLIC[name]:
+        assert getattr(module, public) is not None
+        assert getattr(getattr(module, public), "__doc__", "") is not None, f"{name}.{public} says nothing of itself"

@@ -1,0 +1,75 @@
+"""docs/fleet.md: its commands run, its table of kinds is that of the code, its arithmetic is right."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from helpers import cli
+
+from posexport.bench.scenarios import SWEEPS
+from posexport.spec.forms import FORMS
+from posexport.spec.spec import DTYPES
+from posexport.workflows.sweep.kinds import KINDS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, flags=re.DOTALL)
+
+
+def test_the_table_of_kinds_is_that_of_the_code() -> None:
+    rows = {row[0]: row for row in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", TEXT, re.MULTILINE)}
+    assert list(rows) == list(KINDS)
+    for name, (_, axes, options, takes) in rows.items():
+        kind = KINDS[name]
+        said = set(re.findall(r"`([\w-]+)`", f"{axes} {options}"))
+        sizes = {"num-heads", "num-kv-heads", "head-dim", "window"} if name == "tune" else set()
+        assert said | sizes == set(kind.keys()), name
+        assert set(re.findall(r"`([\w-]+)`", axes)) == {*kind.axes, *(["artifact"] if kind.artifact else [])}, name
+        assert takes == ("1 CPU" if kind.cpus == 1 else "a machine"), name
+
+
+def test_its_numbers() -> None:
+    from posexport.verify.matrix.schedule import Selection
+
+    entries = Selection().entries()
+    refused = sum(entry.refusal("portable") is not None for entry in entries)
+    assert f"{len(entries):,} entries, {refused} of them refused" in TEXT
+    assert f"{len(entries) - refused:,} jobs of about" in TEXT
+    encodings = len({entry.encoding for entry in entries})
+    scenarios = sum(len(sizes) for sizes in SWEEPS.values())
+    jobs = encodings * len(FORMS) * len(DTYPES) * scenarios
+    assert f"{encodings} encodings × {len(FORMS)} forms × {len(DTYPES)} dtypes × {scenarios} scenarios are" in TEXT
+    assert f"scenarios are {jobs:,} jobs for each type of GPU" in TEXT
+    assert f"that is {jobs * 60 / 3600:.0f} hours of work" in TEXT
+    assert f"| 125 | {jobs / 125:.0f} min | {round(jobs * 8 / 60, -1):.0f} |" in TEXT
+    assert f"| 1,000 | {-(-jobs // 1000)} min | {jobs / 60:.0f} |" in TEXT
+
+
+@pytest.mark.slow
+def test_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind, text in BLOCKS:
+        if kind == "toml":
+            (tmp_path / text.split()[1]).write_text(text)
+    lines = [line for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
+    assert len(lines) == 6
+    for line in lines:
+        words = shlex.split(line)
+        if words[0] == "mkdir":
+            Path(words[1]).mkdir()
+            continue
+        assert words[0] == "posexport"
+        result = cli(*words[1:])
+        assert result.exit_code == 0, f"{line}\n{result.output}"
+    records = [json.loads(path.read_text()) for path in Path("sweep/.state/jobs").glob("*.json")]
+    assert sorted(record["label"] for record in records) == [
+        "bench models/rope.onnx prefill:16",
+        "bench models/rope.onnx prefill:64",
+        "matrix alibi native fp32 prefill",
+        "matrix rope native fp32 prefill",
+        "verify models/rope.onnx",
+    ]
+    assert {record["state"] for record in records} == {"passed"}

@@ -1,0 +1,150 @@
+"""`--from` with tensors: what is refused by its name, and `export --from` from the command line to a verified file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_files import LLAMA, llama_tensors, refusal, written
+from helpers import cli, refused
+from safetensors.torch import save_file
+from torch import Tensor
+
+from posexport.artifact.onnx_artifact import read_onnx
+from posexport.models.checkpoints import read_checkpoint
+from posexport.models.weights import seeded_weights
+
+Q = "model.layers.1.self_attn.q_proj.weight"
+SPOILT: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
+    (lambda held: held.pop(Q), f"lacks the tensor {Q!r} [32, 32]"),
+    (
+        lambda held: held.update({Q: held[Q][:-1].clone()}),
+        f"{Q!r} has shape [31, 32], by config.json it must have [32, 32]",
+    ),
+    (lambda held: held.update({Q: held[Q].to(torch.float8_e4m3fn)}), f"{Q!r} is torch.float8_e4m3fn"),
+    (lambda held: held.update({Q: held[Q] * float("nan")}), f"{Q!r} holds NaN or Inf"),
+    (lambda held: held.update({Q: held[Q] * 1e6}), "q_proj.weight overflows in fp16"),
+    (
+        lambda held: [held.pop(name) for name in list(held) if "layers.1.self_attn" in name],
+        "no tensor below layers.1.self_attn or model.layers.1.self_attn",
+    ),
+]
+
+
+@pytest.mark.parametrize(("spoil", "said"), SPOILT, ids=[said[:30] for _, said in SPOILT])
+def test_a_spoilt_tensor_is_named(spoil: Callable[[dict[str, Tensor]], Any], said: str, tmp_path: Path) -> None:
+    held = llama_tensors()
+    written(tmp_path, **LLAMA)
+    save_file(held, tmp_path / "model.safetensors")
+    read_checkpoint(tmp_path, 1, 1, {"dtype": "fp16"})
+    spoil(held)
+    save_file(held, tmp_path / "model.safetensors")
+    assert said in refusal(tmp_path, 1, dtype="fp16")
+
+
+def test_a_bias_that_config_denies_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, **{**LLAMA, "attention_bias": False})
+    save_file(llama_tensors(), tmp_path / "model.safetensors")
+    assert "holds 'model.layers.1.self_attn.q_proj.bias', by config.json that projection has no" in refusal(tmp_path, 1)
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {"a": "../b"}}', '{"weight_map": {"a": 3}}'])
+def test_a_folder_without_tensors_is_refused(index: str, tmp_path: Path) -> None:
+    written(tmp_path, **LLAMA)
+    assert "holds neither model.safetensors nor model.safetensors.index.json" in refusal(tmp_path, 1)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert "is no index of shards" in refusal(tmp_path, 1)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {Q: "gone.safetensors"}}))
+    assert "gone.safetensors' can't be read as .safetensors" in refusal(tmp_path, 1)
+    (tmp_path / "model.safetensors").write_bytes(b"none")
+    assert "model.safetensors' can't be read as .safetensors" in refusal(tmp_path, 1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a checkpoint in `llama` and one whose layers differ in `gemma`."""
+    monkeypatch.chdir(tmp_path)
+    norms = {
+        f"model.layers.{layer}.self_attn.{name}_norm.weight": torch.randn(8) for layer in range(3) for name in "qk"
+    }
+    gemma = {**LLAMA, "model_type": "gemma3_text", "head_dim": 8, "sliding_window": 3, "sliding_window_pattern": 2}
+    for name, data, more in (("llama", LLAMA, {}), ("gemma", gemma, norms)):
+        (tmp_path / name).mkdir()
+        written(
+            tmp_path / name, **{key: value for key, value in data.items() if name == "llama" or key != "rope_theta"}
+        )
+        save_file({**llama_tensors(), **more}, tmp_path / name / "model.safetensors")
+    return tmp_path
+
+
+def test_a_layer_with_its_weights(folder: Path) -> None:
+    result = cli("export", "--from", "llama", "--layer", 1, "--kv-cache", "--padding-mask", "-o", "llama.onnx")
+    assert (result.exit_code, result.stderr) == (0, "")
+    found, tensors = read_onnx(folder / "llama.onnx"), llama_tensors()
+    assert found.spec == read_checkpoint(Path("llama"), 1, 1, {"kv_cache": True, "padding_mask": True}).spec
+    assert (found.spec.encoding.name, found.spec.num_kv_heads, found.spec.causal) == ("rope", 2, True)
+    for name, tensor in found.weights().items():
+        assert torch.equal(tensor, tensors[f"model.layers.1.self_attn.{name}"])
+    verified = cli("verify", "llama.onnx", "--runtime", "ort-cpu")
+    assert verified.exit_code == 0, verified.output
+
+
+def test_a_stack_with_its_weights(folder: Path) -> None:
+    (folder / "more.toml").write_text("layers = 2\ndtype = 'fp16'\nform = 'function'\nfrom = 'gemma'")
+    result = cli("export", "--config", "more.toml", "--layer", "1", "-o", "gemma.onnx", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = read_onnx(folder / "gemma.onnx")
+    assert [found.spec.layer(index).window for index in (0, 1)] == [None, 3]
+    theirs = llama_tensors()["model.layers.2.self_attn.o_proj.weight"]
+    assert torch.equal(found.weights()["layers.1.o_proj.weight"], theirs.half())
+    verified = cli("verify", "gemma.onnx", "--runtime", "ort-cpu")
+    assert verified.exit_code == 0, verified.output
+
+
+def test_a_config_alone(folder: Path) -> None:
+    """The first layer's shape, and weights from a seed."""
+    (folder / "c.json").write_text((folder / "llama" / "config.json").read_text())
+    assert cli("export", "--from", "c.json", "--seed", "3", "-o", "c.onnx").exit_code == 0
+    found = read_onnx(folder / "c.onnx")
+    assert found.spec == read_checkpoint(Path("llama"), None, 1, {}).spec
+    seeded = seeded_weights(found.spec, 3)
+    assert all(torch.equal(tensor, seeded[name]) for name, tensor in found.weights().items())
+
+
+DECIDED = "was given with from: config.json decides it, so drop it."
+BESIDE: list[tuple[tuple[str, ...], str]] = [
+    (("--encoding", "rope"), f"encoding {DECIDED}"),
+    (("--set", "theta=3"), f"set {DECIDED}"),
+    (("--hidden-size", "32"), f"hidden_size {DECIDED}"),
+    (("--no-causal",), f"causal {DECIDED}"),
+    (("--bias",), f"bias {DECIDED}"),
+    (("--qk-norm",), f"qk_norm {DECIDED}"),
+    (("--window", "3"), f"window {DECIDED}"),
+    (("--block", "transformer"), f"block {DECIDED}"),
+    (("--layer-pattern", "rope"), f"layer_pattern {DECIDED}"),
+    (("--layer", "1", "--seed", "0"), "both layer and seed were given"),
+    (("--layer", "1", "--weights", "w.safetensors"), "both from and weights were given"),
+    (("--preset", "llama-2-7b"), "both preset and from were given"),
+    (("--layer", "-1"), "layer is '-1': it must be a whole number from 0"),
+    (("--layer", "3"), "describes 3 layers, 0 to 2: 3 is none of them"),
+    (("--layer", "2", "--layers", "2"), "describes 3 layers, 0 to 2: 3 is none of them"),
+    (("--layers", "0"), "layers is '0'"),
+    (("--prefix-tokens", "3", "--kv-cache"), "prefix_tokens and kv_cache were both given"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), BESIDE, ids=lambda value: str(value)[:40])
+def test_what_may_not_stand_beside_from(options: tuple[str, ...], said: str, folder: Path) -> None:
+    refused(cli("export", "--from", "llama", *options), said)
+    assert not list(folder.glob("*.onnx*"))
+
+
+def test_layer_needs_from(folder: Path) -> None:
+    refused(cli("export", "--encoding", "rope", "--layer", "1"), "layer was given without from")
+    refused(cli("export", "--from", "lama"), "'lama' can't be read (No such file or directory)")
+    (folder / "set.toml").write_text("from = 'llama'\n[set]\ntheta = 3")
+    refused(cli("export", "--config", "set.toml"), f"set {DECIDED}")

@@ -1,0 +1,184 @@
+"""Small results of every kind for the tests of the report page, made by the classes that write the real ones."""
+
+from __future__ import annotations
+
+import copy
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from test_matrix_files import small
+from test_report import REPORT
+
+from posexport.bench.regression import Change, Gate
+from posexport.bench.result import Benchmark, Shape, Timing
+from posexport.bench.shapes import Sizes
+from posexport.bench.statistics import Ratio, Summary
+from posexport.bench.tune.result import Result, Row
+from posexport.bench.tune.space import Candidate, Program
+from posexport.report.page.page import make_page, to_html
+from posexport.report.plots.panels import Absent, Chart, Line, Mark
+from posexport.report.verdicts import to_dict
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def summary(median: float) -> Summary:
+    return Summary(median=median, p10=0.9 * median, p90=1.2 * median, p99=1.5 * median, count=60)
+
+
+def ratio(median: float) -> Ratio:
+    return Ratio(median=median, low=0.95 * median, high=1.05 * median, confidence=0.95)
+
+
+def timed(runtime: str, seconds: float, torch: float, floor: float) -> Timing:
+    return Timing(
+        runtime=runtime, state="timed", seconds=summary(seconds), memory=50_000_000, load_seconds=0.2,
+        ratios={"torch": ratio(seconds / torch), "floor": ratio(seconds / floor)},
+    )  # fmt: skip
+
+
+def shape(scenario: str | None, seq: int, best: float = 0.006) -> Shape:
+    times = {"floor": 0.005, "torch": 0.01, "ort-cpu": best}
+    rows = [timed(name, seconds * seq / 128, 0.01 * seq / 128, 0.005 * seq / 128) for name, seconds in times.items()]
+    rows.append(Timing(runtime="ort-cuda", state="not run", reason="no GPU: there is no NVIDIA driver"))
+    return Shape(scenario=scenario, sizes=Sizes(batch=1, seq=seq), rounds=20, results=tuple(rows))
+
+
+def bench(form: str = "native", shapes: tuple[Shape, ...] = (), **over: Any) -> dict[str, Any]:
+    """A benchmark with the given shapes, or of one prefill of 128."""
+    fields = {
+        "file": f"rope-{form}.onnx", "sha256": f"{form:0<64}", "encoding": "rope", "form": form, "opset": 23,
+        "dtype": "fp32", "spec": {"hidden_size": 64, "layers": 1}, "rounds": 20, "burst": 3, "processes": 5, "seed": 0,
+        "machine_load": 0.01, "machine": {"cpu": "a processor", "cores": 2, "turbo": True, "gpu": None},
+        "threads": None,
+        "shapes": shapes or (shape("prefill:128", 128),), **over,
+    }  # fmt: skip
+    return Benchmark(**fields).to_dict()
+
+
+def gate(state: str, change: float | None = 1.12) -> dict[str, Any]:
+    """What `--baseline` adds to a benchmark."""
+    found = Change(
+        runtime="ort-cpu", shape="prefill:128", state=state, by="floor", before=1.2, now=1.35, change=change,
+        low=None if change is None else change - 0.03, high=None if change is None else change + 0.03,
+        reason="" if change else "too few processes",
+    )  # fmt: skip
+    return Gate(allowed=0.05, confidence=0.99, changes=(found,), notes=("The machines differ.",)).to_dict()
+
+
+def tune() -> dict[str, Any]:
+    programs = [Program(form=form, dtype="fp32", opset=23) for form in ("native", "contrib", "decomposed", "function")]
+    won, raced, dropped, refused = (Candidate(program=program) for program in programs)
+    rows = (
+        Row(
+            candidate=won,
+            state="won",
+            reason="the fastest",
+            rounds=20,
+            seconds=summary(0.006),
+            ratio=ratio(1.0),
+            size=9000,
+            verified="ort-cpu",
+        ),
+        Row(candidate=raced, state="raced", rounds=20, seconds=summary(0.007), ratio=ratio(1.16)),
+        Row(candidate=dropped, state="dropped", reason="1.9x of native", rounds=5, seconds=summary(0.012)),
+        Row(candidate=refused, state="refused", reason="the form has no cache"),
+    )
+    return Result(
+        encoding="rope", target="ort-cpu", scenario="prefill:128", objective="latency", method="raced on the runtime",
+        winner={**rows[0].to_dict(), "file": "tuned.onnx", "sha256": "7" * 64}, candidates=rows,
+        seconds=12.0, runs=45, everything=120, known=0, machine_load=0.0,
+        machine={"cpu": "a processor"},
+    ).to_dict()  # fmt: skip
+
+
+def plot() -> dict[str, Any]:
+    chart = Chart(
+        title="rope", note="largest error", x="position", y="absolute error", scales=(1.0, 1e-8),
+        lines=(
+            Line(label="parity, torch", x=(0, 10, 1000), y=(0.0, 1e-6, 1e-3), look=(0, 0)),
+            Line(label="exact, torch", x=(0, 10, 1000), y=(0.0, float("nan"), 1e-7), look=(0, 1)),
+        ),
+        marks=(Mark(label="what exact promises", at=2.5e-7, end="right"),),
+        absent=(Absent(name="ort-cuda", reason="no GPU: there is none", failed=False),),
+    )  # fmt: skip
+    return {"file": "rope.png", "rows": [[chart.to_dict()]]}
+
+
+def angles() -> dict[str, Any]:
+    data = json.loads((DOCS / "angles.json").read_bytes())
+    return {**data, "rows": [row for row in data["rows"] if row["encoding"] == "rope"]}
+
+
+def everything() -> dict[str, dict[str, Any]]:
+    """One file of each kind, by name."""
+    return copy.deepcopy(
+        {
+            "verify": to_dict(REPORT),
+            "bench": bench(shapes=tuple(shape(f"prefill:{seq}", seq) for seq in (16, 128, 1024))),
+            "bench-contrib": {**bench("contrib", (shape("prefill:128", 128, 0.008),)), "gate": gate("slower")},
+            "tune": tune(),
+            "matrix": small().to_dict(),
+            "angles": angles(),
+            "plot": plot(),
+        }
+    )
+
+
+def write_all(folder: Path, files: dict[str, Any]) -> list[Path]:
+    """The data as JSON files."""
+    paths = [folder / f"{name}.json" for name in files]
+    for path, data in zip(paths, files.values(), strict=True):
+        path.write_text(json.dumps(data), encoding="utf-8")
+    return paths
+
+
+def html_of(folder: Path, files: dict[str, Any]) -> str:
+    """The page of these results."""
+    return to_html(make_page(write_all(folder, files)))
+
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """The page as a list of elements (tag, attributes) and the text in each; unbalanced tags are an error."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[tuple[str, ...], str]] = []
+        self.feed(page)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs), (tag, attrs)
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((tuple(self.open), " ".join(data.split())))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        """The attributes of every element of a tag."""
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def text(self, *tags: str) -> str:
+        """The text inside elements of these tags, or all of it but styles and scripts."""
+        return " ".join(
+            text for path, text in self.texts
+            if (set(tags) & set(path) if tags else not {"style", "script"} & set(path))
+        )  # fmt: skip

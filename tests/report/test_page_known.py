@@ -1,0 +1,138 @@
+"""Which artifact a result is about: by its bytes where both say them, else by its name; what is missing or stale."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import cli, refused
+from page_helpers import bench, tune, write_all
+from test_page_links import box, page_of, part, verdict
+
+from posexport.report.page import verdicts
+from posexport.report.page.blocks import Page, Table
+from posexport.report.page.evidence import same
+from posexport.report.page.results import Result
+from posexport.report.page.sources import read_sources
+from posexport.report.page.subjects import section, subjects
+from posexport.report.page.summary import boxes
+
+
+def known(page: Page) -> dict[str, tuple[str, str]]:
+    """What the table of artifacts says: verified, timed."""
+    (table,) = part(page, "artifacts").blocks
+    assert isinstance(table, Table)
+    return {row[0].text: (row[1].text, row[2].text) for row in table.rows}
+
+
+def hashed(state: str, sha256: str | None, **over: Any) -> dict[str, Any]:
+    """A verdict on these bytes."""
+    data = verdict(state, **over)
+    data["verdicts"][0]["sha256"] = sha256
+    return data
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (("a.onnx", "1"), ("b.onnx", "1"), True),
+        (("a.onnx", "1"), ("a.onnx", "2"), False),
+        (("out/a.onnx", ""), ("a.onnx", "2"), True),
+        (("a.onnx", ""), ("b.onnx", "2"), False),
+    ],
+    ids=["bytes", "other-bytes", "name", "other-name"],
+)
+def test_bytes_count_where_both_are_known_and_names_otherwise(
+    one: tuple[str, str], other: tuple[str, str], expected: bool
+) -> None:
+    assert same(*one, *other) is expected
+    assert same(*other, *one) is expected
+
+
+def test_what_nobody_verified_or_timed_is_said_and_stands_beside_it(tmp_path: Path) -> None:
+    files = {"b": bench(), "v": verdict("failed", "other.onnx"), "w": verdict("not run", "idle.plan"), "t": tune()}
+    page = page_of(tmp_path, files)
+    assert known(page) == {
+        "rope-native.onnx": ("· no result on this page", "6.00 ms (ort-cpu, prefill:128)"),
+        "tuned.onnx": ("✓ ort-cpu (by tune)", "6.00 ms (ort-cpu, prefill:128, by tune)"),
+        "other.onnx": ("✗ failed on ort-cpu", "· no result on this page"),
+        "idle.plan": ("· not run on ort-cpu", "· no result on this page"),
+    }
+    told = [(each.head, each.text) for each in box(page, "not-run").points]
+    assert ("rope-native.onnx", "no verdict on this page") in told
+    assert ("other.onnx", "no timing on this page") in told
+    assert ("idle.plan", "no verdict and no timing on this page") in told
+    assert not [head for head, _ in told if "tuned" in head]
+
+
+def test_a_verdict_belongs_to_the_bytes_that_it_is_of(tmp_path: Path) -> None:
+    of = bench()["sha256"]
+    files = {"b": bench(), "v": hashed("passed", of, artifact="copy.onnx"), "w": hashed("failed", "5" * 64)}
+    page = page_of(tmp_path, files)
+    assert known(page) == {
+        "rope-native.onnx (native00)": ("✓ ort-cpu", "6.00 ms (ort-cpu, prefill:128)"),
+        "rope-native.onnx (55555555)": ("✗ failed on ort-cpu", "⚠ stale: b.json is of other bytes"),
+    }
+    assert box(page, "fastest").points[0].text.endswith("; ✓ verified")
+
+
+def test_a_verdict_of_other_bytes_than_the_file_here_is_stale(tmp_path: Path) -> None:
+    def marks(sha256: str) -> list[Any]:
+        (tmp_path / "rope-native.onnx").write_bytes(b"x")
+        write_all(tmp_path, {"v": hashed("passed", sha256), "b": bench(sha256=sha256)})
+        found = {each.kind: each for each in read_sources([tmp_path]).results}
+        return [found["verify"].data["verdicts"][0]["stale"], found["bench"].stale]
+
+    own = hashlib.sha256(b"x").hexdigest()
+    assert marks(own) == [False, False]
+    assert marks("5" * 64) == [True, True]
+    sources = read_sources([tmp_path])
+    (subject,) = [each for each in subjects(sources.results, sources.sha256) if each.name == "rope-native.onnx"]
+    assert subject.words == "Verified: ⚠ stale: v.json is of other bytes. Timed: ⚠ stale: b.json is of other bytes."
+    reasons = [each.reason for each in section([subject])[1].findings]
+    assert reasons == [
+        "its verdict in v.json is of other bytes (stale): verify it again",
+        "its timing in b.json is of other bytes (stale): time it again",
+    ]
+
+
+def test_stale_verdicts_prove_nothing() -> None:
+    def wrong(state: str) -> tuple[str, list[str]]:
+        data = hashed(state, "5" * 64)
+        data["verdicts"][0]["stale"] = True
+        _, found = verdicts.section([Result(kind="verify", name="v.json", data=data)])
+        made = boxes([found])[1]
+        return made.verdict, [f"{each.label}: {each.text}" for each in made.points]
+
+    uncounted = "1 stale verdict not counted, of other bytes than the file here."
+    assert wrong("passed") == (f"Nothing was checked here, so nothing is known to be wrong; {uncounted}", [])
+    said, (told,) = wrong("failed")
+    assert said == f"1 result failed; {uncounted}"
+    assert told.startswith("rope-native.onnx (stale): ") and told.endswith("; stale: of other bytes than the file here")
+
+
+def test_tune_s_own_checks_count(tmp_path: Path) -> None:
+    found = box(page_of(tmp_path, {"t": tune()}), "wrong")
+    assert found.verdict == "Nothing: the one check that ran passed, by tune itself."
+    both = box(page_of(tmp_path, {"t": tune(), "v": verdict("passed")}), "wrong")
+    assert both.verdict == "Nothing: all 2 checks that ran passed, 1 of them by tune itself."
+    assert box(page_of(tmp_path, {"t": tune()}), "fastest").points[0].text.endswith("; ✓ verified by tune on ort-cpu")
+
+
+def test_the_manifest_of_a_tuned_artifact_tells_of_its_tuning_once(tmp_path: Path) -> None:
+    def kinds(manifest: dict[str, Any]) -> list[str]:
+        (tmp_path / "tuned.onnx.json").write_text(json.dumps(manifest))
+        return [each.name for each in read_sources([tmp_path]).results]
+
+    (tmp_path / "tuned.onnx").write_bytes(b"x")
+    told = {key: value for key, value in tune().items() if key not in ("kind", "version")}
+    write_all(tmp_path, {"b": bench()})
+    assert kinds({"sha256": "7" * 64, "tune": told}) == ["b.json", "tuned.onnx.json"]
+    assert kinds({"sha256": "7" * 64}) == ["b.json"]
+    (tmp_path / "tuned.onnx.json").write_text(json.dumps({"sha256": "7" * 64, "tune": {"winner": 3}}))
+    refused(cli("report", tmp_path, "-o", tmp_path / "r.html"), "tuned.onnx.json", "is damaged", "tune again")
+    write_all(tmp_path, {"t": tune()})
+    assert kinds({"sha256": "7" * 64, "tune": told}) == ["b.json", "t.json"]

@@ -1,0 +1,130 @@
+"""What a report reads: every kind of result by its own signs, folders, and one sentence for whatever can't be used."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import cli, refused, tree
+from page_helpers import bench, everything, write_all
+
+from posexport.report.page.check import SHAPES, complaint
+from posexport.report.page.sources import read_sources
+
+
+def test_every_kind_is_told_by_itself_or_by_its_keys(tmp_path: Path) -> None:
+    files = everything()
+    for data in files.values():
+        data.pop("kind", None)
+    found = read_sources(write_all(tmp_path, files))
+    assert [result.kind for result in found.results] == [name.removesuffix("-contrib") for name in files]
+
+
+def test_a_folder_gives_what_it_holds_once_and_names_what_it_leaves(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    paths = write_all(tmp_path, everything())
+    (tmp_path / "more" / "package.json").write_text('{"name": "something"}')
+    (tmp_path / "more" / "list.json").write_text("[1, 2]")
+    (tmp_path / "a.onnx.json").write_text("{}")
+    (tmp_path / "a.onnx").write_bytes(b"")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "x.json").write_text("{")
+    (tmp_path / "notes.txt").write_text("none")
+    found = read_sources([tmp_path, paths[0], tmp_path / "more"])
+    assert sorted(result.name for result in found.results) == sorted(path.name for path in paths)
+    assert [name for _, name in found.artifacts] == ["a.onnx"]
+    assert sorted(found.left) == ["list.json", "package.json"]
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        write_all(tmp_path / folder, {"bench": bench()})
+    found = read_sources([tmp_path])
+    assert [result.name for result in found.results] == ["one/bench.json", "two/bench.json"]
+
+
+def damaged(kind: str, path: str, value: Any) -> dict[str, Any]:
+    """A result with one place changed, `path` being keys and indices with dots between."""
+    data: Any = copy.deepcopy(everything()[kind])
+    *way, last = (int(part) if part.isdecimal() else part for part in path.split("."))
+    place = data
+    for part in way:
+        place = place[part]
+    if value is KeyError:
+        del place[last]
+    else:
+        place[last] = value
+    assert isinstance(data, dict)
+    return data
+
+
+DAMAGE: list[tuple[str, str, Any, str]] = [
+    ("verify", "verdicts", {}, "verdicts is no list"),
+    ("verify", "verdicts.0.state", "great", "verdicts[0].state is 'great', not one of passed, failed, not run"),
+    ("verify", "verdicts.1.worst.max_error", float("nan"), "verdicts[1].worst.max_error is nan, not a number"),
+    ("bench", "shapes.0.results.0.runtime", KeyError, "shapes[0].results[0].runtime is missing"),
+    ("bench", "shapes.0.results.1.seconds.median", 0, "seconds.median is 0, not a number above 0"),
+    ("bench", "shapes.0.results.1.seconds", None, "torch is timed without seconds"),
+    ("bench", "shapes.0.seq", "many", "shapes[0].seq is 'many', not a whole number"),
+    ("bench-contrib", "gate.changes.0.state", 1, "gate.changes[0].state is 1"),
+    ("bench", "version", 2, "version is 2, this posexport reads 1"),
+    ("tune", "candidates.0", [], "candidates[0] is no object"),
+    ("tune", "candidates.1.ratio.low", "low", "candidates[1].ratio.low is 'low'"),
+    ("matrix", "cells.0.fused", "yes", "cells[0].fused is 'yes', not true or false"),
+    ("angles", "rows.0.errors", [1.0], "a row of rope has not one error for each position"),
+    ("plot", "rows.0.0.lines.0.y", [1.0], "line 'parity, torch' has not one number for each x"),
+    ("plot", "rows.0.0.scales", ["sideways", "log"], "a scale is 'sideways'"),
+    ("plot", "rows.0.0.lines.0.look", "red", "line 'parity, torch' has a look that isn't two numbers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "path", "value", "said"), DAMAGE, ids=[f"{kind}-{path}" for kind, path, *_ in DAMAGE])
+def test_damaged_results_are_refused_by_name_and_place(
+    kind: str, path: str, value: Any, said: str, tmp_path: Path
+) -> None:
+    (file,) = write_all(tmp_path, {kind: damaged(kind, path, value)})
+    refused(cli("report", file, "-o", tmp_path / "r.html"), str(file), said)
+    assert list(tree(tmp_path)) == [file.name]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.json", "{", "is no whole JSON"),
+        ("a.json", "[" * 100_000, "is no whole JSON"),
+        ("a.json", "\x00", "is no whole JSON"),
+        ("a.json", '{"name": 1}', "holds no results of posexport"),
+        ("a.json", '{"kind": "else", "verdicts": []}', "holds no results of posexport"),
+        ("a.json", "3", "holds no results of posexport"),
+        ("a.txt", "x", "is neither .json nor .onnx nor .plan nor a folder"),
+        ("a.onnx", "x", "a.onnx"),
+        ("a.plan", "x", "has no manifest a.plan.json"),
+    ],
+)
+def test_files_that_hold_no_results_are_refused(name: str, text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    refused(cli("report", tmp_path / name, "-o", tmp_path / "r.html"), str(tmp_path / name), said)
+    assert list(tree(tmp_path)) == [name]
+
+
+def test_an_empty_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    refused(cli("report", tmp_path), "holds no results and no artifacts")
+    refused(cli("report", tmp_path / "none.json"), "is not there")
+    (tmp_path / "broken.json").write_text("{")
+    refused(cli("report", tmp_path), "broken.json", "is no whole JSON")
+
+
+def test_a_manifest_that_is_no_plans_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.plan").write_bytes(b"x")
+    (tmp_path / "a.plan.json").write_text(json.dumps({"file": "a.plan"}))
+    refused(cli("report", tmp_path), "the manifest of", "form is missing")
+
+
+def test_shapes_of_result_files_are_those_that_the_commands_write() -> None:
+    for name, data in everything().items():
+        plain = json.loads(json.dumps(data))
+        assert complaint(plain, SHAPES[name.removesuffix("-contrib")]) is None, name

@@ -1,0 +1,40 @@
+"""A child of the matrix that answers by names alone and runs nothing, for the tests of what is made of its answers.
+
+export fails for native, build crashes for function, and verify crashes where contrib is among the files.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from posexport.processes import serve
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    done: dict[str, Any] = {"id": request["id"], "ok": True}
+    names = [Path(path).stem for path in request.get("paths", [request.get("path", "")])]
+    folder = str(Path(request.get("paths", [request.get("path")])[0]).parent)
+    if request["do"] == "export" and request["form"] == "native":
+        return {"id": request["id"], "ok": False, "error": f"ValueError: no such {folder}{os.sep}thing"}
+    if request["do"] == "build":
+        if "function" in names[0]:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return {**done, "kernels": 6, "fused": "fp16" in names[0]}
+    if request["do"] == "verify":
+        if any("contrib" in name for name in names):
+            os.kill(os.getpid(), signal.SIGABRT)
+        verdicts = [
+            {"path": path, "runtime": runtime, "state": "passed", "reason": None, "error": 1.234e-6, "eager": 1e-6,
+             "cases": 8, "lasting": True}
+            for path in request["paths"]
+            for runtime in request["runtimes"]
+        ]  # fmt: skip
+        return {**done, "verdicts": verdicts, "broken": []}
+    return done
+
+
+if __name__ == "__main__":
+    serve(answer)

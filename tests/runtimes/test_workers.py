@@ -1,0 +1,150 @@
+"""Engines in child processes: crashes, hangs and noise end in an answer, and no process outlives posexport."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import psutil
+import pytest
+from helpers import case
+from verify_helpers import write
+
+from posexport.runtimes import RUNTIMES, Runtime
+from posexport.runtimes.pool import Answer, Pool, result
+from posexport.runtimes.transport import load_arrays, save_arrays
+from posexport.verify import verify
+from posexport.verify.result import FAILED, PASSED
+
+ROOT = Path(__file__).parent
+INPUTS = {"x": np.arange(6.0).reshape(2, 3), "half": np.ones((1, 0), ml_dtypes.bfloat16), "a/b": np.array(3)}
+
+
+def faulty(how: str) -> Runtime:
+    """A row for an engine of the tests."""
+    return Runtime(
+        name=f"faulty-{how}", summary="", module="engines.faulty", package="os", install="", options={"how": how}
+    )
+
+
+@pytest.fixture(autouse=True)
+def _findable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    with Pool(time_limit=20) as made:
+        yield made
+
+
+def ask(pool: Pool, how: str, key: str = "one") -> Answer:
+    return result(pool.submit(faulty(how), Path("x.onnx"), [INPUTS], key=key))
+
+
+def test_arrays_of_any_name_and_dtype_survive_the_trip(tmp_path: Path) -> None:
+    arrays = {**INPUTS, "names": np.array([True, False]), "b": np.array([1.5, -0.0, np.nan], ml_dtypes.bfloat16)}
+    save_arrays(tmp_path / "a.npz", arrays)
+    found = load_arrays(tmp_path / "a.npz")
+    assert list(found) == list(arrays)
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        assert found[name].shape == array.shape
+        assert found[name].tobytes() == array.tobytes()
+
+
+def test_a_worker_is_reused_and_started_again_after_a_crash(pool: Pool) -> None:
+    first, second = ask(pool, "none"), ask(pool, "none")
+    assert first.error is None
+    assert first.describe["process"] == second.describe["process"]
+    crashed = ask(pool, "segfault")
+    assert crashed.outputs == ()
+    assert crashed.error is not None
+    assert "killed by SIGSEGV" in crashed.error
+    third = ask(pool, "none")
+    assert third.error is None
+    assert third.describe["process"] != first.describe["process"]
+
+
+def test_an_exit_is_told_with_its_code_and_last_words(pool: Pool) -> None:
+    error = ask(pool, "exit").error
+    assert error is not None
+    assert "exit code 7" in error
+    assert "out of luck" in error
+
+
+def test_an_exception_is_one_line_and_the_worker_lives_on(pool: Pool) -> None:
+    before = ask(pool, "none").describe["process"]
+    assert ask(pool, "raise").error == "ValueError: no such kernel"
+    assert ask(pool, "none").describe["process"] == before
+
+
+def test_what_an_engine_prints_does_not_reach_the_answers(pool: Pool) -> None:
+    answer = ask(pool, "noise")
+    assert answer.error is None
+    np.testing.assert_array_equal(answer.outputs[0]["x"], INPUTS["x"])
+
+
+def test_a_hang_ends_at_the_limit() -> None:
+    with Pool(time_limit=1.5) as pool:
+        assert ask(pool, "sleep").error == "no answer within 1.5 s"
+        assert pool.submit(faulty("sleep"), Path("x"), [], key="two") is not None  # closing doesn't wait for it
+
+
+def test_closing_the_pool_leaves_no_process(pool: Pool) -> None:
+    process = int(ask(pool, "none").describe["process"])
+    pool.__exit__(None, None, None)
+    assert not psutil.pid_exists(process)
+    assert not pool.folder.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_when_the_parent_does(end: signal.Signals) -> None:
+    script = (
+        "import sys; from pathlib import Path; from test_workers import *\n"
+        "with Pool(time_limit=60) as pool:\n"
+        "    print(ask(pool, 'none').describe['process'], flush=True)\n"
+        "    ask(pool, 'sleep')\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.send_signal(end)
+        parent.wait(20)
+    until = time.monotonic() + 10
+    while _alive(worker) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _alive(worker)
+
+
+def _alive(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_verify_tells_a_crash_a_hang_and_zeros_apart_and_judges_the_rest(tmp_path: Path) -> None:
+    path = write(tmp_path, "rope", case("rope"))
+    rows = {f"faulty-{how}": faulty(how) for how in ("segfault", "zeros", "raise")}
+    report = verify([path], runtimes={**rows, "ort-cpu": RUNTIMES["ort-cpu"]}, time_limit=60)
+    found = {verdict.runtime: verdict for verdict in report.verdicts}
+    assert {name: verdict.state for name, verdict in found.items()} == {
+        "faulty-segfault": FAILED,
+        "faulty-zeros": FAILED,
+        "faulty-raise": FAILED,
+        "ort-cpu": PASSED,
+    }
+    assert "SIGSEGV" in str(found["faulty-segfault"].reason)
+    assert "off by" in str(found["faulty-zeros"].reason)
+    assert "no such kernel" in str(found["faulty-raise"].reason)
+    assert report.exit_code() == 1

@@ -1,0 +1,176 @@
+"""The numbers that "equal" stands on: frozen, exact at the edge, bounded from above, and told with their place."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posexport.verify import parity
+from posexport.verify.parity import TOLERANCES, compare, judge, tolerance_at, worst_of
+from posexport.verify.result import FAILED, PASSED, Comparison, Tolerance
+
+Array = np.ndarray[Any, Any]
+NUMPY = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+TRUTH = np.random.default_rng(5).standard_normal((3, 7, 16))
+RMS = float(np.sqrt(np.mean(TRUTH**2)))
+
+
+def one(got: Array, eager: Array, truth: Array = TRUTH, dtype: str = "fp32") -> Comparison:
+    (found,) = compare("c", {"output": truth}, {"output": eager}, {"output": got}, {"output": dtype}, dtype)
+    return found
+
+
+def off_by(error: float, dtype: str, index: tuple[int, ...] = (1, 2, 3)) -> tuple[Array, float]:
+    """The truth rounded, but for one value that is off by `error`, and by how much that one is off once rounded."""
+    wrong = TRUTH.copy()
+    wrong[index] += error
+    rounded = wrong.astype(NUMPY[dtype])
+    return rounded, float(abs(float(rounded[index]) - TRUTH[index]))
+
+
+def test_the_numbers_are_those_that_were_measured() -> None:
+    """Runtimes were at most 3.6 times eager's error, so the multiple is 4; the floor is an ulp of the dtype (8 in fp32,
+    whose eager is often exact), the ceiling ten times the worst error that eager has (three times that of the keys of
+    a cache far out). Widening one hides a fault that
+    the planted ones of test_verify_faults (a slope off by 1e-3, a bucket off by one) stand for: measure again first.
+    """
+    assert {
+        "fp32": Tolerance(multiple=8.0, floor=2.0**-20, ceiling=0.06),
+        "fp16": Tolerance(multiple=8.0, floor=2.0**-10, ceiling=0.06),
+        "bf16": Tolerance(multiple=8.0, floor=2.0**-7, ceiling=0.5),
+    } == TOLERANCES
+    for tolerance in TOLERANCES.values():
+        assert 0 < tolerance.floor < tolerance.ceiling < 1  # at 1, zeros would pass
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("part", "state"), [(0.9, PASSED), (1.1, FAILED)])
+def test_the_edge_is_where_the_formula_puts_it(dtype: str, part: float, state: str) -> None:
+    tolerance = TOLERANCES[dtype]
+    eager, torch_error = off_by(0.3 * tolerance.ceiling / tolerance.multiple * RMS, dtype, (0, 0, 0))
+    torch_error = max(torch_error, float(np.abs(eager.astype(np.float64) - TRUTH).max()))
+    allowed = tolerance.multiple * torch_error + tolerance.floor * RMS
+    assert allowed < tolerance.ceiling * RMS
+    got, error = off_by(part * allowed, dtype)
+    found = one(got, eager, dtype=dtype)
+    assert found.state == state
+    assert found.limit == pytest.approx(allowed, rel=1e-12)
+    assert found.torch_error == pytest.approx(torch_error, rel=1e-12)
+    if found.index == (1, 2, 3):  # elsewhere only where rounding alone is worse
+        assert found.max_error == error
+    assert found.severity == pytest.approx(float(found.max_error or 0) / allowed)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@given(scale=st.floats(1, 1e30))
+def test_the_ceiling_holds_however_wrong_eager_is(dtype: str, scale: float) -> None:
+    ceiling = TOLERANCES[dtype].ceiling * RMS
+    eager = (TRUTH * (1 + min(scale, 1e4))).astype(NUMPY[dtype])
+    near, _ = off_by(0.9 * ceiling, dtype)
+    beyond, _ = off_by(1.1 * ceiling, dtype)
+    passed, failed = one(near, eager, dtype=dtype), one(beyond, eager, dtype=dtype)
+    assert passed.limit == failed.limit == pytest.approx(ceiling)
+    assert (passed.state, failed.state) == (PASSED, FAILED)
+    assert one(eager, eager, dtype=dtype).state == FAILED  # eager itself gets no pass for being the yardstick
+
+
+@given(index=st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(0, 15)), sign=st.sampled_from([-1, 1]))
+def test_the_worst_value_is_named_with_both_numbers(index: tuple[int, ...], sign: int) -> None:
+    got, error = off_by(sign * 0.7, "fp32", index)
+    found = one(got, TRUTH.astype(np.float32))
+    assert found.state == FAILED
+    assert found.index == index
+    assert found.max_error == error
+    assert found.got == float(got[index])
+    assert found.truth == TRUTH[index]
+    assert found.rms_error == pytest.approx(0.7 / math.sqrt(TRUTH.size), rel=1e-3)
+    assert found.reason is not None
+    assert f"at {list(index)}" in found.reason
+
+
+@given(power=st.integers(-30, 30))
+def test_the_verdict_does_not_depend_on_the_unit(power: int) -> None:
+    unit = 2.0**power
+    for part, state in ((0.9, PASSED), (1.1, FAILED)):
+        floor = TOLERANCES["fp32"].floor * RMS
+        got = TRUTH.astype(np.float32).astype(np.float64)
+        wrong = got.copy()
+        wrong[1, 2, 3] = TRUTH[1, 2, 3] + part * (8 * float(np.abs(got - TRUTH).max()) + floor)
+        found = one((wrong * unit).astype(np.float32), (got * unit).astype(np.float32), TRUTH * unit)
+        assert found.state == state
+
+
+@pytest.mark.parametrize("who", ["truth", "eager", "got"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_fails_wherever_it_is(who: str, value: float) -> None:
+    arrays = {"truth": TRUTH.copy(), "eager": TRUTH.astype(np.float32), "got": TRUTH.astype(np.float32)}
+    arrays[who][2, 3, 4] = value
+    found = one(**arrays)
+    assert found.state == FAILED
+    assert found.index == (2, 3, 4)
+    assert found.max_error is None
+    assert found.severity == math.inf
+    name = {"truth": "the truth itself", "eager": "torch eager", "got": "output 'output'"}[who]
+    assert found.reason == f"{name} has 1 of {TRUTH.size} values not finite, the first at [2, 3, 4]"
+
+
+def test_a_yardstick_of_another_shape_or_none_at_all_is_no_yardstick() -> None:
+    got = TRUTH.astype(np.float32)
+    assert one(got, got[:1]).state == FAILED  # it would broadcast
+    assert one(got, got[:, :1]).state == FAILED
+    (found,) = compare("c", {"output": TRUTH}, {}, {"output": got}, {"output": "fp32"}, "fp32")
+    assert found.state == FAILED
+    assert "torch eager gave no output" in str(found.reason)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.complex64, np.bool_, "U4"])
+def test_an_output_of_another_dtype_fails_unseen(dtype: Any) -> None:
+    found = one(np.zeros(TRUTH.shape, dtype), TRUTH.astype(np.float32))
+    assert found.state == FAILED
+    assert "it must be fp32" in str(found.reason)
+
+
+def test_zero_is_equal_to_zero_and_to_nothing_else() -> None:
+    nought = np.zeros((2, 3))
+    flat = nought.astype(np.float32)
+    assert one(flat, flat, nought).state == PASSED
+    wrong = flat.copy()
+    wrong[1, 1] = 1e-30
+    found = one(wrong, flat, nought)
+    assert (found.state, found.severity) == (FAILED, math.inf)
+
+
+def test_the_worst_is_a_failure_before_any_pass_and_then_the_nearest_to_one() -> None:
+    passed = [Comparison(case=str(n), output="o", state=PASSED, max_error=n / 10, limit=1.0) for n in range(9)]
+    assert worst_of(passed).case == "8"
+    failed = Comparison(case="f", output="o", state=FAILED, max_error=1.01, limit=1.0, reason="off")
+    missing = Comparison(case="m", output="o", state=FAILED, reason="missing")
+    assert worst_of([*passed, failed]) == failed
+    assert worst_of([missing, *passed, failed]) == missing
+    verdict = judge("a", "r", [*passed, failed], 10, notes=("n",), tolerance=TOLERANCES["fp16"])
+    assert verdict == parity.Verdict(
+        artifact="a", runtime="r", state=FAILED, reason="off (inputs: f)", worst=failed, cases=10, notes=("n",),
+        tolerance=TOLERANCES["fp16"],
+    )  # fmt: skip
+    assert judge("a", "r", [*passed, attrs.evolve(failed, state=PASSED)], 10).reason is None
+    nothing = judge("a", "r", [], 0)
+    assert (nothing.state, nothing.reason) == (FAILED, "nothing was compared")
+
+
+@pytest.mark.parametrize("position", [2**20, 2**27, 2**40])
+def test_no_position_is_so_far_that_anything_passes(position: int) -> None:
+    """Eager is off by as much as the truth is large there, and that excuses nobody."""
+    tolerance = tolerance_at("fp32", position)
+    assert (tolerance.floor, tolerance.ceiling) <= (2.0**-4 + 2.0**-20, 1.0)
+    wide = TRUTH.astype(np.float32)
+    found = compare(
+        "far", {"output": TRUTH}, {"output": -wide}, {"output": -wide}, {"output": "fp32"}, "fp32", tolerance
+    )
+    assert [each.state for each in found] == [FAILED]

@@ -1,0 +1,63 @@
+"""No false alarm: sound blocks of every kind, form, target and dtype pass on every runtime that takes them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import attrs
+import pytest
+from form_helpers import ROWS, spec_of
+from helpers import CASES, case, weights_for
+
+from posexport.artifact.onnx_artifact import Artifact, read_onnx, write_onnx
+from posexport.export import export
+from posexport.runtimes import RUNTIMES
+from posexport.spec.forms import FORMS
+from posexport.spec.spec import DTYPES
+from posexport.verify import verify
+from posexport.verify.result import PASSED
+
+ENGINES = tuple(
+    name for name in ("torch", "ort-cpu", "onnx-reference", "tensorrt-import") if RUNTIMES[name].missing() is None
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every case in every dtype, forms by turns, and all pairs of options, dtypes by turns."""
+    made = tmp_path_factory.mktemp("sound")
+    forms = itertools.cycle([*FORMS, FORMS_AGAIN])
+    for name, dtype in itertools.product(CASES, DTYPES):
+        spec, form = case(name, dtype=dtype), next(forms)
+        write_onnx(export(spec, weights_for(spec), form=form), made / f"{name}-{form}-{dtype}.onnx")
+    for index, (row, dtype) in enumerate(zip(ROWS, itertools.cycle(DTYPES), strict=False)):
+        spec, (form, target) = attrs.evolve(spec_of(row), dtype=dtype), row["how"]
+        write_onnx(export(spec, weights_for(spec), form=form, target=target), made / f"pairs-{index}.onnx")
+    return made
+
+
+FORMS_AGAIN = "decomposed"
+"""A fifth turn, so that a case meets other forms in its three dtypes than the case before."""
+
+
+def _takes(artifact: Artifact, runtime: str) -> bool:
+    dtype, form = artifact.spec.dtype, artifact.form
+    if runtime == "ort-cpu":
+        return dtype != "bf16"  # which its CPU provider has no kernels for
+    if runtime == "onnx-reference":  # which has no operators of com.microsoft, and sums Attention in half precision
+        return form != "contrib" and (form != "native" or dtype == "fp32")
+    return runtime != "tensorrt-import" or artifact.target != "ort"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sound_artifacts_pass_whatever_the_seed(folder: Path, seed: int) -> None:
+    report = verify([folder], runtimes={name: RUNTIMES[name] for name in ENGINES}, seed=seed)
+    assert report.unreadable == ()
+    failed = [(each.artifact, each.runtime, each.reason) for each in report.verdicts if each.state == "failed"]
+    assert failed == []
+    artifacts = {str(path): read_onnx(path) for path in sorted(folder.glob("*.onnx"))}
+    assert len(report.verdicts) == len(artifacts) * len(ENGINES)
+    unrun = {(each.artifact, each.runtime) for each in report.verdicts if each.state != PASSED}
+    assert unrun == {(path, name) for path, one in artifacts.items() for name in ENGINES if not _takes(one, name)}

@@ -1,0 +1,174 @@
+"""The project's file: where it is found, what it may hold, and what is refused in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from posexport.cli import main
+from posexport.errors import RequestError
+from posexport.workflows.project.file import EXPORT_OPTIONS, find_project
+from posexport.workflows.project.limits import Tolerances
+
+ONE = '[[artifact]]\nname = "one"\nencoding = "rope"\n'
+
+
+def read(folder: Path, text: str) -> Exception | None:
+    """The error that a posexport.toml of this text gives, or None."""
+    file = folder / "posexport.toml"
+    file.write_text(text)
+    try:
+        find_project(str(file))
+    except RequestError as error:
+        return error
+    return None
+
+
+def test_all_of_a_project_is_read(tmp_path: Path) -> None:
+    text = """
+folder = "out"
+require = ["ort-cpu"]
+runtimes = ["ort-cpu", "torch"]
+
+[[artifact]]
+name = "encoder"
+preset = "vit-base"
+forms = ["decomposed", "native"]
+compile = {profile = ["batch=1:1:8"], compute-capability = ["8.9"]}
+tolerance = {multiple = 2, floor = 1e-6}
+budget = {size = "6 MB", plan-size = "1 MiB", kernels = 8, fused-attention = true, latency = [
+    {scenario = "prefill:512", of-torch = 0.6, of-ort-optimizer = 1}, {scenario = "batch:8", of-floor = 2}]}
+baseline = "bench"
+max-regression = "5%"
+
+[[artifact]]
+name = "small"
+encoding = "rope"
+set = {theta = 500}
+hidden-size = 64
+form = "contrib"
+runtimes = ["torch"]
+"""
+    (tmp_path / "posexport.toml").write_text(text)
+    project = find_project(str(tmp_path / "posexport.toml"))
+    one, two = project.entries
+    assert (project.folder, project.require, project.root) == ("out", ("ort-cpu",), tmp_path)
+    assert one.all_forms == ("decomposed", "native")
+    assert one.runtimes == ("ort-cpu", "torch")
+    assert one.options == {"preset": "vit-base"}
+    assert one.compile is not None
+    assert (one.compile.runtime, one.compile.profile) == ("tensorrt-rtx", ("batch=1:1:8",))
+    assert one.tolerance == Tolerances(multiple=2.0, floor=1e-6)
+    assert (one.budget.size, one.budget.plan_size, one.budget.kernels) == (6_000_000, 2**20, 8)
+    assert [each.limits() for each in one.budget.latency] == [{"torch": 0.6, "ort-optimizer": 1.0}, {"floor": 2.0}]
+    assert one.max_regression == pytest.approx(0.05)
+    assert (two.all_forms, two.runtimes) == (("contrib",), ("torch",))
+    assert two.options == {"encoding": "rope", "set": {"theta": 500}, "hidden_size": 64}
+
+
+WRONG = {
+    "no artifact": ("folder = 'x'", "lists no artifact"),
+    "no [[artifact]] line": (
+        "name = 'b'\nencoding = 'rope'",
+        "'name' is a key of an artifact: begin each artifact with",
+    ),
+    "an unknown key": ("foldr = 'x'\n" + ONE, "did you mean 'folder'"),
+    "an unknown key of an artifact": (ONE + "hidden-sise = 64", "did you mean 'hidden-size'"),
+    "an unknown key of a budget": (ONE + "budget = {sice = '1 MB'}", "did you mean 'size'"),
+    "an unknown key of a tolerance": (ONE + "tolerance = {flor = 1}", "did you mean 'floor'"),
+    "output": (ONE + "output = 'x.onnx'", "unknown key"),
+    "both spellings": (ONE + "max-seq = 1\nmax_seq = 1", "twice"),
+    "a nameless artifact": ("[[artifact]]\nencoding = 'rope'", "has the name None"),
+    "an ending in a name": ("[[artifact]]\nname = 'x.onnx'", "drop it"),
+    "fusion that must not be": (ONE + "compile = {}\nbudget = {fused-attention = false}", "checks nothing"),
+    "a path for a name": ("[[artifact]]\nname = '../x'", "'../x'"),
+    "one name twice": (ONE + ONE, "both written to one.onnx"),
+    "names that meet": (
+        ONE + "[[artifact]]\nname='tw'\nforms=['native','contrib']\n[[artifact]]\nname='tw-NATIVE'",
+        "both written to tw-native.onnx",
+    ),
+    "form and forms": (ONE + "form = 'native'\nforms = ['native']", "both form and forms"),
+    "an unknown form": (ONE + "forms = ['natif']", "did you mean 'native'"),
+    "a form twice": (ONE + "forms = ['native', 'native']", "different names"),
+    "a size without a unit": (ONE + "budget = {size = 6}", "6 MB"),
+    "a size of nothing": (ONE + "budget = {size = '0 MB'}", "6 MB"),
+    "kernels without a plan": (ONE + "budget = {kernels = 8}", "compile"),
+    "a scenario without end": (
+        ONE + f"budget = {{latency = {{scenario = 'prefill:{'9' * 5000}', of-torch = 1}}}}",
+        "whole numbers from 1",
+    ),
+    "a latency without a limit": (ONE + "budget = {latency = {scenario = 'prefill:8'}}", "of-floor"),
+    "a whole sweep": (ONE + "budget = {latency = {scenario = 'prefill', of-torch = 1}}", "prefill:512"),
+    "an unknown scenario": (
+        ONE + "budget = {latency = {scenario = 'prefil:8', of-torch = 1}}",
+        "did you mean 'prefill'",
+    ),
+    "a negative limit": (ONE + "budget = {latency = {scenario = 'prefill:8', of-torch = -1}}", "of-torch is -1"),
+    "a regression without a baseline": (ONE + "max-regression = '5%'", "without a baseline"),
+    "a regression that is no share": (ONE + "baseline = 'b'\nmax-regression = 5", "5%"),
+    "one baseline for two files": (ONE + "forms = ['native', 'contrib']\nbaseline = 'b.json'", "give a folder"),
+    "a tolerance of 0": (ONE + "tolerance = {floor = 0}", "floor is 0"),
+    "a tolerance in quotes": (ONE + "tolerance = {multiple = '2'}", "multiple is '2': it must be a number from"),
+    "kernels in quotes": (ONE + "compile = {}\nbudget = {kernels = '8'}", "without quotes"),
+    "true in quotes": (ONE + "compile = {tf32 = 'true'}", "tf32 is 'true': it must be true or false, without quotes"),
+    "a latency without a scenario": (ONE + "budget = {latency = {of-torch = 1}}", "latency: it has no scenario"),
+    "a table that is none": (ONE + "budget = 'none'", "must be a table"),
+    "set that is no table": (ONE + "set = 'theta=1'", "set must be a table"),
+    "no TOML": ("folder = ", "is not TOML"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    text, said = WRONG[name]
+    error = read(tmp_path, text)
+    assert error is not None
+    assert said in str(error)
+    assert "posexport.toml" in str(error)
+    assert "\n" not in str(error)
+
+
+def test_it_is_found_here_or_above_and_a_pyproject_without_the_table_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text('[[tool.posexport.artifact]]\nname = "one"\nencoding = "rope"\n')
+    (tmp_path / "a" / "pyproject.toml").write_text("[tool.other]\n")
+    monkeypatch.chdir(below)
+    project = find_project(None)
+    assert project.file == Path("../../pyproject.toml")
+    assert project.entries[0].name == "one"
+    (tmp_path / "a" / "posexport.toml").write_text(ONE.replace("one", "two"))
+    assert find_project(None).entries[0].name == "two"
+
+
+def test_two_files_in_one_folder_are_an_error_that_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.posexport]\n")
+    (tmp_path / "posexport.toml").write_text(ONE)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match=r"pyproject\.toml.*posexport\.toml.*not both"):
+        find_project(None)
+    named = find_project("posexport.toml")
+    assert named.entries[0].name == "one"
+
+
+def test_without_a_project_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match="describe those of this repository"):
+        find_project(None)
+    (tmp_path / "pyproject.toml").write_text("[tool.other]\n")
+    (tmp_path / "latin.toml").write_bytes(b"folder = '\xe9'")
+    with pytest.raises(RequestError, match=r"project 'latin.toml' is not TOML, whose text is UTF-8"):
+        find_project("latin.toml")
+    for name, said in (("pyproject.toml", r"no \[tool.posexport\]"), ("posexport.toml", "is not there")):
+        with pytest.raises(RequestError, match=said):
+            find_project(name)
+
+
+def test_options_are_those_of_the_command_line() -> None:
+    command = main.get_command(None, "export")  # type: ignore[arg-type]
+    assert command is not None
+    names = {parameter.name for parameter in command.params} - {"output", "as_json", "form"}
+    assert {"set" if name == "parameters" else name for name in names} == set(EXPORT_OPTIONS)

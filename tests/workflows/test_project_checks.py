@@ -1,0 +1,210 @@
+"""What is checked of a project's files beside parity, on files that were never run: a fault planted for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from posexport import __version__
+from posexport.files import sha256_of
+from posexport.verify.result import Report, Verdict, VerifyOverrides
+from posexport.workflows.project.checks import check, without_parity
+from posexport.workflows.project.file import find_project
+from posexport.workflows.project.products import Product, out_of_date, products, stamp
+
+ONNX = {"form": "decomposed", "spec": {"hidden_size": 64, "window": None}, "weights": {"seed": 0}}
+PLAN = {"runtime": "tensorrt-rtx", "profile": [], "tf32": False}
+TEXT = """
+[[artifact]]
+name = "one"
+encoding = "rope"
+compile = {}
+budget = {size = "1 kB", plan-size = "2 kB", kernels = 8, fused-attention = true}
+"""
+
+
+def make(folder: Path) -> tuple[Product, Product]:
+    """An ONNX file and its plan as far as their manifests go, up to date and within their budget."""
+    (folder / "posexport.toml").write_text(TEXT)
+    onnx, plan = products(find_project(str(folder / "posexport.toml")))
+    onnx.path.parent.mkdir()
+    tools = {name: metadata.version(name) for name in ("torch", "onnx", "onnxscript", "onnx-ir")}
+    tools["torch"] = tools["torch"].partition("+")[0] + "+else"  # another build of the same version
+    rtx = next((metadata.version(name) for name in ("tensorrt-rtx",) if _installed(name)), "1.0")
+    for product, size, more in (
+        (onnx, 1000, {"tools": tools}),
+        (plan, 2000, {"tools": {"onnx": tools["onnx"], "tensorrt-rtx": rtx}}),
+    ):
+        product.path.write_bytes(b"x" * size)
+        manifest: dict[str, Any] = {"sha256": sha256_of(product.path), "version": __version__, **more}
+        if product.plan:
+            manifest["onnx"] = {"sha256": sha256_of(onnx.path)}
+            manifest["kernels"] = {"count": 8, "fused_attention": True}
+        write(product, manifest)
+        stamp(product.path, PLAN if product.plan else ONNX)
+    return onnx, plan
+
+
+def _installed(name: str) -> bool:
+    try:
+        return bool(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def write(product: Product, manifest: dict[str, Any]) -> None:
+    product.path.with_name(product.path.name + ".json").write_text(json.dumps(manifest))
+
+
+def change(product: Product, edit: Callable[[dict[str, Any]], object]) -> None:
+    manifest = json.loads(product.path.with_name(product.path.name + ".json").read_text())
+    edit(manifest)
+    write(product, manifest)
+
+
+def add_data(onnx: Product, data: bytes = b"x") -> dict[str, str]:
+    """Give an ONNX file external data, and its manifest their sha256."""
+    file = onnx.path.with_name("one.onnx.data")
+    file.write_bytes(data)
+    named = {file.name: sha256_of(file)}
+    change(onnx, lambda manifest: manifest.update(external_data=named))
+    return named
+
+
+def test_a_plan_is_stale_with_the_weights_beside_its_onnx_file(tmp_path: Path) -> None:
+    onnx, plan = make(tmp_path)
+    named = add_data(onnx)
+    assert "other weights" in str(out_of_date(plan, PLAN))
+    change(plan, lambda manifest: manifest["onnx"].update(external_data=named))
+    assert out_of_date(plan, PLAN) is None
+    add_data(onnx, b"other")
+    assert out_of_date(onnx, ONNX) is None
+    assert "other weights" in str(out_of_date(plan, PLAN))
+
+
+def test_every_file_that_is_there_gets_a_verdict_of_parity(tmp_path: Path) -> None:
+    onnx, plan = make(tmp_path)
+    checks = {onnx.path: check(onnx, ONNX), plan.path: check(plan, {**PLAN, "profile": ["seq=8"]})}
+    rows = without_parity([onnx, plan], {}, checks, None)
+    assert {(Path(each.artifact).name, each.state) for each in rows} == {
+        ("one.onnx", "not run"),
+        ("one.plan", "not run"),
+    }
+    assert {each.reason for each in rows} == {"the runtime was not asked for", "it is out of date"}
+    link = attrs.evolve(onnx, path=onnx.path.with_name("two.onnx"))
+    link.path.symlink_to(onnx.path)
+    terms = {each.path: VerifyOverrides(runtimes=("ort-cpu",)) for each in (onnx, link)}
+    told = Verdict(artifact=str(onnx.path), runtime="ort-cpu", state="passed")
+    (row,) = without_parity([onnx, link], terms, checks, Report(verdicts=(told,), unreadable=(), seed=0))
+    assert (row.artifact, row.runtime, row.state) == (str(link.path), "ort-cpu", "not run")
+    assert "the same file" in str(row.reason)
+
+
+def test_what_is_as_it_must_be_passes(tmp_path: Path) -> None:
+    onnx, plan = make(tmp_path)
+    onnx.path.with_name("one.onnx.data").write_bytes(b"x" * 9000)  # left over: no manifest names it
+    found = [*check(onnx, ONNX), *check(plan, PLAN)]
+    assert [(Path(each.artifact).name, each.check, each.state) for each in found] == [
+        ("one.onnx", "up to date", "passed"),
+        ("one.onnx", "size", "passed"),
+        ("one.plan", "up to date", "passed"),
+        ("one.plan", "size", "passed"),
+        ("one.plan", "kernels", "passed"),
+        ("one.plan", "fused attention", "passed"),
+    ]
+    assert {each.runtime for each in found} == {"project"}
+
+
+STALE: dict[str, tuple[Callable[[Product], object], str]] = {
+    "gone": (lambda one: one.path.unlink(), "not there"),
+    "no manifest": (lambda one: one.path.with_name("one.onnx.json").unlink(), "manifest"),
+    "a broken manifest": (lambda one: one.path.with_name("one.onnx.json").write_text("{"), "JSON"),
+    "other bytes": (lambda one: one.path.write_bytes(b"y"), "sha256 differ"),
+    "another spec": (
+        lambda one: change(one, lambda data: data["request"]["spec"].update(hidden_size=32)),
+        "its spec hidden_size is 32, asked for is 64",
+    ),
+    "other weights": (
+        lambda one: change(one, lambda data: data["request"].update(weights={"file_sha256": "0"})),
+        "weights",
+    ),
+    "more in the request": (lambda one: change(one, lambda data: data["request"].update(opset=20)), "opset"),
+    "made by export": (lambda one: change(one, lambda data: data.pop("request")), "posexport build"),
+    "another posexport": (lambda one: change(one, lambda data: data.update(version="0.0.0")), "posexport 0.0.0"),
+    "another torch": (lambda one: change(one, lambda data: data["tools"].update(torch="1.0")), "torch 1.0"),
+}
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_a_stale_file_fails_and_the_reason_names_the_fault(name: str, tmp_path: Path) -> None:
+    onnx, _ = make(tmp_path)
+    fault, said = STALE[name]
+    fault(onnx)
+    verdict = check(onnx, ONNX)[0]
+    assert (verdict.check, verdict.state) == ("up to date", "failed")
+    assert said in str(verdict.reason)
+    assert "posexport build" in str(verdict.reason)
+
+
+def test_a_plan_is_stale_with_its_onnx_file_its_options_or_its_builder(tmp_path: Path) -> None:
+    onnx, plan = make(tmp_path)
+    assert out_of_date(plan, PLAN) is None
+    assert "its profile is [], asked for is ['seq=8']" in str(out_of_date(plan, {**PLAN, "profile": ["seq=8"]}))
+    if _installed("tensorrt-rtx"):
+        before = plan.path.with_name("one.plan.json").read_text()
+        change(plan, lambda data: data["tools"].update({"tensorrt-rtx": "0.1"}))
+        assert "tensorrt-rtx 0.1" in str(out_of_date(plan, PLAN))
+        plan.path.with_name("one.plan.json").write_text(before)
+    onnx.path.write_bytes(b"another")
+    assert "another one.onnx" in str(out_of_date(plan, PLAN))
+
+
+OVER: dict[str, tuple[Callable[[Product, Product], object], tuple[str, str, str]]] = {
+    "size": (lambda onnx, plan: onnx.path.write_bytes(b"x" * 1001), ("size", "failed", "1.001 kB, allowed are 1 kB")),
+    "external data": (
+        lambda onnx, plan: add_data(onnx),
+        ("size", "failed", "1.001 kB, allowed are 1 kB"),
+    ),
+    "the plan's size": (
+        lambda onnx, plan: plan.path.write_bytes(b"x" * 2001),
+        ("size", "failed", "2.001 kB, allowed are 2 kB"),
+    ),
+    "kernels": (
+        lambda onnx, plan: change(plan, lambda data: data["kernels"].update(count=9)),
+        ("kernels", "failed", "9 kernels, allowed are 8"),
+    ),
+    "unknown kernels": (
+        lambda onnx, plan: change(plan, lambda data: data.update(kernels={"unknown": "no table"})),
+        ("kernels", "failed", "no table"),
+    ),
+    "fusion": (
+        lambda onnx, plan: change(plan, lambda data: data["kernels"].update(fused_attention=False)),
+        ("fused attention", "failed", "not one kernel"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVER)
+def test_what_is_over_its_budget_fails(name: str, tmp_path: Path) -> None:
+    onnx, plan = make(tmp_path)
+    fault, (what, state, said) = OVER[name]
+    fault(onnx, plan)
+    found = [*check(onnx, ONNX), *check(plan, PLAN)]
+    assert [each for each in found if (each.check, each.state) == (what, state) and said in str(each.reason)]
+
+
+def test_a_plan_that_nothing_here_can_build_is_not_run_while_one_that_can_be_built_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, plan = make(tmp_path)
+    plan.path.unlink()
+    for missing, state in (("not installed", "not run"), (None, "failed")):
+        monkeypatch.setattr("posexport.workflows.project.checks.can_build", lambda name, missing=missing: missing)
+        (verdict,) = check(plan, PLAN)
+        assert verdict.state == state

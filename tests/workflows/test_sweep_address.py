@@ -1,0 +1,136 @@
+"""Addresses of Ray clusters: what is none, and one where nothing answers, told at once; Ray itself is a stand-in."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import types
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from helpers import cli, refused
+
+from posexport.errors import RuntimeMissingError
+from posexport.workflows.sweep import address
+from posexport.workflows.sweep.address import check_address, check_answers
+
+BAD = (
+    "foo",
+    "head:",
+    ":6379",
+    "head:0",
+    "head:65536",
+    "head:port",
+    "http://head:6379",
+    "10.0.0.1:6379/x",
+    "::1:63",
+)
+JOB = ("sweep", "--job", "matrix encoding=none", "--ray")
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, find: Any = None) -> MagicMock:
+    """A module `ray` whose `auto` is what `find` says."""
+    ray, services = MagicMock(), types.ModuleType("ray._private.services")
+    services.get_ray_address_from_environment = find  # type: ignore[attr-defined]
+    for name, module in {"ray": ray, "ray._private": ray._private, services.__name__: services}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return ray
+
+
+@pytest.fixture
+def silent() -> str:
+    """An address of this machine at which nothing listens."""
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{opened.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("given", BAD)
+def test_what_is_no_address_is_refused_before_anything_is_made(given: str, tmp_path: Path) -> None:
+    refused(
+        cli(*JOB, given, "-o", tmp_path / "out"), f"--ray is {given!r}: give the host and port of the cluster's head"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_addresses() -> None:
+    for given in ("auto", "local", "head:6379", "10.0.0.1:1", "[fe80::1]:65535", "head.example.org:6379"):
+        check_address(given)
+
+
+def test_a_head_that_is_gone_is_told_and_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silent: str
+) -> None:
+    ray = stand_in(monkeypatch)
+    monkeypatch.setenv("RAY_ADDRESS", silent)
+    found = cli(*JOB, "auto", "-o", tmp_path / "out")
+    assert (found.exit_code, found.stdout) == (3, "")
+    assert found.stderr == (
+        f"Error: no Ray cluster answers at '{silent}', the address in RAY_ADDRESS (Connection refused): start one with "
+        "'ray start --head', give --ray the host and port of one that runs, or leave --ray out to run here.\n"
+    )
+    assert not (tmp_path / "out").exists()
+    ray.init.assert_not_called()
+    monkeypatch.setenv("RAY_ADDRESS", "foo")
+    refused(cli(*JOB, "auto", "-o", tmp_path / "out"), "RAY_ADDRESS is 'foo': give the host and port")
+
+
+def test_auto_is_what_ray_says(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+    def none(asked: str, folder: None) -> str:
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    stand_in(monkeypatch, lambda asked, folder: silent)
+    with pytest.raises(RuntimeMissingError, match=f"at '{silent}', the last one that was started on this machine"):
+        check_answers("auto")
+    stand_in(monkeypatch, none)
+    with pytest.raises(RuntimeMissingError, match=r"at 'auto' \(none runs on this machine\): start one with"):
+        check_answers("auto")
+    del sys.modules["ray._private.services"].get_ray_address_from_environment
+    check_answers("auto")  # then Ray finds out by itself
+
+
+def test_the_wait_for_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(where: tuple[str, int], timeout: float) -> socket.socket:
+        raise TimeoutError(f"{where}: {timeout:g} s")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with pytest.raises(RuntimeMissingError, match=rf"the address given \(\('fe80::1', 6379\): {address.ANSWER:g} s\)"):
+        check_answers("[fe80::1]:6379")
+
+
+def test_one_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as opened:
+        check_answers(f"127.0.0.1:{opened.getsockname()[1]}")
+    check_answers("local")
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    found = cli(*JOB, "auto", "-o", tmp_path / "out")
+    assert found.exit_code == 3
+    assert found.stderr == (
+        "Error: --ray needs Ray, which is not installed: pip install 'posexport[ray]', or leave --ray out to run "
+        "here.\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_ray_still_says_which_cluster_auto_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silent: str) -> None:
+    """With the real one: of a head that was killed, the file with its address stays."""
+    pytest.importorskip("ray")
+    from ray._private import services
+
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(silent)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(services, "find_gcs_addresses", frozenset)
+    with pytest.raises(RuntimeMissingError, match=f"at '{silent}', the last one that was started on this machine"):
+        check_answers("auto")

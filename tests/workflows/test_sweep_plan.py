@@ -1,0 +1,219 @@
+"""From tables to jobs: what they become, when two are the same, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import cli, refused
+
+from posexport.cli import main
+from posexport.errors import RequestError
+from posexport.verify.matrix.table import Entry
+from posexport.workflows.sweep.job_plan import Plan, plan, read_tables, read_text
+from posexport.workflows.sweep.jobs import JobResources
+from posexport.workflows.sweep.kinds import KINDS
+
+
+def planned(folder: Path = Path(), **said: Any) -> Plan:
+    return plan([(said, folder)])
+
+
+def artifact(folder: Path, name: str = "a.onnx", content: bytes = b"graph", **manifest: Any) -> Path:
+    """A file with a manifest; what is in it, the command would judge."""
+    path = folder / name
+    path.write_bytes(content)
+    path.with_name(f"{name}.json").write_text(json.dumps(manifest))
+    return path
+
+
+def test_a_matrix_is_a_job_for_each_entry_that_is_not_refused() -> None:
+    axes = {
+        "encoding": ["rope", "swin"],
+        "form": ["native", "contrib"],
+        "dtype": ["fp32"],
+        "mode": ["prefill", "decode"],
+    }
+    found = planned(kind="matrix", runtime=["ort-cpu", "build"], **axes)
+    entries = [Entry(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+    assert any(entry.refusal("portable") for entry in entries), "none is refused, so that shows nothing"
+    kept = [entry for entry in entries if entry.refusal("portable") is None]
+    assert [job.label for job in found.jobs] == [f"matrix {e.encoding} {e.form} {e.dtype} {e.mode}" for e in kept]
+    assert len(found.refused) == len(entries) - len(kept)
+    assert found.jobs[0].arguments[-4:] == ("--runtime", "ort-cpu", "--runtime", "build")
+    assert found.jobs[0].needs == JobResources(cpus=1)
+
+
+def test_a_matrix_without_names_is_all_of_it() -> None:
+    found = planned(kind="matrix", encoding="none", form="decomposed")
+    assert len(found.jobs) + len(found.refused) == 3 * 4  # dtypes, modes
+
+
+def test_an_id_is_of_what_is_done_and_with_what(tmp_path: Path) -> None:
+    artifact(tmp_path)
+    first = planned(tmp_path, kind="verify", artifact="a.onnx").jobs[0]
+    assert first.id == planned(tmp_path, artifact=["*.onnx"], kind="verify").jobs[0].id
+    others = [
+        planned(tmp_path, kind="verify", artifact="a.onnx", seed=1),
+        planned(tmp_path, kind="verify", artifact="a.onnx", runtime="ort-cpu"),
+        planned(tmp_path, kind="verify", artifact="a.onnx", gpu="H100"),
+        planned(tmp_path, kind="bench", artifact="a.onnx"),
+    ]
+    artifact(tmp_path, content=b"other")
+    others.append(planned(tmp_path, kind="verify", artifact="a.onnx"))
+    assert len({first.id, *(each.jobs[0].id for each in others)}) == 6
+
+
+def test_ids_stay_from_process_to_process() -> None:
+    job = planned(kind="tune", preset="llama-3.1-8b", scenario="prefill:512").jobs[0]
+    code = (
+        "from pathlib import Path; from posexport.sweep.plan import plan, read_text;"
+        "print(plan([(read_text('tune preset=llama-3.1-8b scenario=prefill:512'), Path())]).jobs[0].id)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == job.id
+
+
+def test_the_same_job_twice_is_one() -> None:
+    said = {"kind": "matrix", "encoding": "rope", "form": "native", "dtype": "fp32"}
+    assert [job.label for job in plan([(said, Path()), (said, Path())]).jobs] == [
+        job.label for job in plan([(said, Path())]).jobs
+    ]
+
+
+def test_an_artifact_takes_what_belongs_to_it(tmp_path: Path) -> None:
+    artifact(tmp_path, "big.onnx", external_data={"big.onnx.data": "0", "../elsewhere": "0"})
+    (tmp_path / "big.onnx.data").write_bytes(b"weights")
+    artifact(tmp_path, "big.plan", onnx={"file": "big.onnx", "sha256": "0"})
+    artifact(tmp_path, "odd.onnx").with_name("odd.onnx.json").write_text("no JSON")
+    jobs = {job.arguments[0]: job for job in planned(tmp_path, kind="bench", artifact=".").jobs}
+    names = {name: {file.name for file in job.files} for name, job in jobs.items()}
+    assert names["big.onnx"] == {"big.onnx", "big.onnx.json", "big.onnx.data"}
+    assert names["big.plan"] == {"big.plan", "big.plan.json"} | names["big.onnx"]
+    assert names["odd.onnx"] == {"odd.onnx", "odd.onnx.json"}
+    assert jobs["big.onnx"].needs.alone
+
+
+def test_files_are_looked_for_beside_the_table(tmp_path: Path) -> None:
+    artifact(tmp_path)
+    (tmp_path / "x.npz").write_bytes(b"inputs")
+    path = tmp_path / "sweep.toml"
+    path.write_text('[[job]]\nkind = "verify"\nartifact = "a.onnx"\ninputs = "x.npz"\nproperties = true\ngpu = "L4"\n')
+    job = plan([(said, tmp_path) for said in read_tables(path)]).jobs[0]
+    assert job.arguments == ("a.onnx", "--properties", "--inputs", "x.npz")
+    assert job.needs == JobResources(cpus=1, gpu="L4", gpus=1)
+    as_json = tmp_path / "sweep.json"
+    table = {"kind": "verify", "artifact": "a.onnx", "inputs": ["x.npz"], "gpu": "L4", "properties": "true"}
+    as_json.write_text(json.dumps({"job": [table]}))
+    assert plan([(said, tmp_path) for said in read_tables(as_json)]).jobs[0].id == job.id
+
+
+def test_words_are_a_table_too() -> None:
+    said = read_text("bench artifact='my model.onnx' scenario=prefill:8 scenario=decode:9 cpus=all")
+    assert said == {
+        "kind": "bench", "artifact": ["my model.onnx"], "scenario": ["prefill:8", "decode:9"], "cpus": ["all"],
+    }  # fmt: skip
+
+
+BAD = {
+    "kind": ("matrx", {}, "unknown kind 'matrx': did you mean 'matrix'?"),
+    "no kind": (None, {}, "a job says no kind: give one of matrix, verify"),
+    "key": ("matrix", {"encodings": "rope"}, "unknown key of a matrix job 'encodings': did you mean 'encoding'?"),
+    "name": ("matrix", {"encoding": "rop"}, "unknown encoding 'rop': did you mean 'rope'?"),
+    "empty": ("matrix", {"encoding": []}, "encoding is an empty list: leave it out, or give it a value."),
+    "number": ("verify", {"artifact": "a.onnx", "seed": -1}, "seed is -1: it must be a whole number from 0."),
+    "truth": ("verify", {"artifact": "a.onnx", "seed": True}, "seed is True: it must be a whole number from 0."),
+    "flag": ("verify", {"artifact": "a.onnx", "properties": "yes"}, "properties is 'yes': it must be true or false."),
+    "scenario": ("tune", {"encoding": "rope", "scenario": "decod:9"}, "unknown scenario 'decod': did you mean"),
+    "nothing": ("bench", {}, "a bench job says no artifact: give artifact = ['model.onnx']."),
+    "missing": ("bench", {"artifact": "b.onnx"}, "b.onnx' is not there: give the path of a file."),
+    "pattern": ("bench", {"artifact": "*.plan"}, "artifact '*.plan' finds no .onnx or .plan"),
+    "ending": ("bench", {"artifact": "a.onnx.json"}, "a.onnx.json' is neither .onnx nor .plan"),
+    "cpus": ("matrix", {"cpus": 0}, "cpus is 0: it must be a whole number from 1."),
+    "gpu": ("matrix", {"gpu": 1}, "gpu is 1: give the name of a type, such as 'H100'."),
+    "gpus": ("matrix", {"gpus": 2}, "gpus is 2 without a type: say gpu = 'H100' too."),
+    "value": ("bench", {"artifact": "a.onnx", "runtime": [["x"]]}, "runtime is ['x']: it must be text or a number."),
+    "path": ("verify", {"artifact": [3]}, "artifact is 3: it must be the path of a file."),
+    "twice": ("verify", {"artifact": "a.onnx", "seed": [1, 2]}, "seed is given 2 times, 1, 2: a job takes one"),
+    "files": ("verify", {"artifact": "a.onnx", "inputs": ["x", "y"]}, "inputs is given 2 times, x, y: a job takes one"),
+    "long": ("matrix", {"cpus": "9" * 5000}, "cpus has 5000 characters: it must be a whole number below 2**63."),
+    "large": ("matrix", {"cpus": 10**30}, "cpus is too large: it must be a whole number below 2**63."),
+    "all refused": ("matrix", {"encoding": "swin", "mode": "decode"}, "its forms refuse all that it asks for"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refusals(name: str, tmp_path: Path) -> None:
+    artifact(tmp_path)
+    kind, said, sentence = BAD[name]
+    with pytest.raises(RequestError) as error:
+        planned(tmp_path, **({} if kind is None else {"kind": kind}), **said)
+    assert sentence in str(error.value)
+    assert str(error.value).endswith(".")
+
+
+def test_artifacts_of_one_name_are_told_apart_and_brackets_are_no_pattern(tmp_path: Path) -> None:
+    (folder := tmp_path / "run[1]").mkdir()
+    for place in ("a", "b"):
+        (folder / place).mkdir()
+        artifact(folder / place, content=place.encode())
+    for given in (["a", "b"], "*/a.onnx", str(folder / "?" / "a.onnx").replace("[", "[[]")):
+        jobs = planned(folder, kind="verify", artifact=given).jobs
+        assert [job.label for job in jobs] == ["verify a/a.onnx", "verify b/a.onnx"], given
+        assert {job.arguments[0] for job in jobs} == {"a.onnx"}
+    assert len(planned(tmp_path, kind="verify", artifact="run[1]/a/a.onnx").jobs) == 1
+
+
+def test_a_switch_is_said_either_way() -> None:
+    words = {said: planned(kind="tune", encoding="rope", causal=said).jobs[0].arguments for said in (True, "false")}
+    assert words == {True: ("--encoding", "rope", "--causal"), "false": ("--encoding", "rope", "--no-causal")}
+
+
+@pytest.mark.parametrize("key", ["weights", "from", "layer", "output"])
+def test_a_config_names_no_other_files(key: str, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("encoding = 'rope'\n")
+    assert planned(tmp_path, kind="tune", config="c.toml").jobs[0].arguments == ("--config", "c.toml")
+    (tmp_path / "c.toml").write_text(f"encoding = 'rope'\n{key} = 'x'\n")
+    with pytest.raises(RequestError, match=f"has '{key}', which doesn't travel with a job"):
+        planned(tmp_path, kind="tune", config="c.toml")
+
+
+FILES = {
+    "job = 3": "has no jobs: write at least one [[job]] table",
+    "": "has no jobs",
+    "[[jobs]]\nkind = 'matrix'": "unknown key of sweep.toml 'jobs': did you mean 'job'?",
+    "[[job]\n": "is not TOML",
+}
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_files_that_hold_no_jobs(text: str, tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text(text)
+    refused(cli("sweep", tmp_path / "sweep.toml", "-o", tmp_path / "out"), FILES[text])
+    assert not (tmp_path / "out").exists()
+
+
+def test_requests_that_are_no_sweep(tmp_path: Path) -> None:
+    out = ("-o", tmp_path / "out")
+    refused(cli("sweep", *out), "there are no jobs: give a TOML file, or --job")
+    refused(cli("sweep", tmp_path / "none.toml", *out), "can't be read (No such file or directory)")
+    refused(cli("sweep", "--job", "matrix rope", *out), "has 'rope': give a kind and then key=value")
+    refused(cli("sweep", "--job", "matrix 'rope", *out), "can't be read (No closing quotation): close its quotes.")
+    refused(cli("sweep", "--job", "matrix", "--workers", 0, *out), "workers is '0': it must be a whole number from 1")
+    refused(cli("sweep", "--job", "matrix", "--workers", 1, "--ray", "auto", *out), "give one.")
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_key_of_a_kind_is_an_option_of_its_command() -> None:
+    for name, kind in KINDS.items():
+        command = main.get_command(None, name)  # type: ignore[arg-type]
+        named = {option: each for each in command.params for option in (*each.opts, *each.secondary_opts)}
+        known = set(named)
+        assert set(kind.several) == {key for key in kind.options if named[f"--{key}"].multiple}, name  # type: ignore[attr-defined]
+        assert {*kind.switches} == {k for k in (*kind.flags, *kind.switches) if f"--no-{k}" in known}, name
+        keys = {f"--{key}" for key in (*kind.axes, *kind.options, *kind.flags, *kind.switches, *kind.files)}
+        assert keys | {word for word in kind.always if word.startswith("--")} <= known, name

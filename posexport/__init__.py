@@ -1,3 +1,25 @@
 """posexport: ship attention with positional encodings on ONNX Runtime and TensorRT, and prove that it is the same."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+
+
+def public_names(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
+    """A package's `__getattr__` that imports the file of a public name when the name is first used.
+
+    `modules` holds, for each file of the package, the names that it defines. `--help`, `list` and the reading of
+    results must not load torch or onnx, which plain imports in `__init__` would do.
+    """
+    homes = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(homes[name]), name)
+
+    return find

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from posexport.lazy import public_names
+from posexport import public_names
 
 if TYPE_CHECKING:
     from posexport.bench.benchmark import bench as bench

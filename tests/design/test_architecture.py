@@ -63,7 +63,7 @@ def ours(names: set[str]) -> set[str]:
 
 
 ROOMS = (
-    r"posexport(\.(errors|files|lazy|machine|processes|progress))?",
+    r"posexport(\.(errors|files|jsondata|machine|processes|progress))?",
     r"posexport\.spec",
     r"posexport\.custom_ops",
     r"posexport\.models",

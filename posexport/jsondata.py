@@ -1,0 +1,172 @@
+"""Results and manifests as attrs classes: plain JSON data in and out, with the types checked.
+
+A class is the schema. Its annotations say what a file may hold: `Literal["timed", "failed"]`, `int | None`,
+`Mapping[str, Ratio]`, `tuple[Row, ...]`; validators say the rest. Keys that the class doesn't have are not read. A
+number may be written as an integer where a float is wanted; nothing else is converted. cattrs does the work and loads
+when it is first used, because start-up counts.
+
+A class must be importable at run time: names in its annotations can't come from a TYPE_CHECKING block.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import attrs
+
+if TYPE_CHECKING:
+    import cattrs
+
+T = TypeVar("T")
+
+LARGEST = 10**300
+"""Numbers beyond it are no measurement, and overflow a float."""
+
+OMITTED = "posexport.omitted"
+"""Metadata of a field that is written only where it differs from its default: `metadata={OMITTED: True}`."""
+
+
+class DataError(ValueError):
+    """Data that is not what its class says; the text names the place: `shapes[0].state is 'x', not one of ...`."""
+
+
+def structure(data: Any, kind: type[T]) -> T:
+    """An instance of the attrs class `kind` from plain data; DataError names the first place that doesn't fit."""
+    try:
+        return _converter().structure(data, kind)
+    except Exception as error:  # cattrs groups errors by place; validators raise what they like
+        raise DataError(_first(error)) from None
+
+
+def unstructure(value: Any) -> Any:
+    """Plain data that `json` can write: classes as tables in the order of their fields, tuples as lists."""
+    return _converter().unstructure(value)
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; DataError where it is no JSON, OSError where it can't be read."""
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise DataError("it is not JSON") from None
+
+
+@functools.cache
+def _converter() -> cattrs.Converter:
+    import cattrs
+    from cattrs import cols, gen
+
+    converter = cattrs.Converter()
+
+    def strictly(kind: type, *accepted: type) -> None:
+        def read(value: Any, _: Any) -> Any:
+            if type(value) not in (kind, *accepted):
+                raise ValueError(f"is {_shown(value)}, not {_KINDS[kind]}")
+            if kind in (int, float) and not (abs(value) < LARGEST):
+                raise ValueError(f"is {_shown(value)}, not a finite number")
+            return kind(value) if kind is float and isinstance(value, int) else value
+
+        converter.register_structure_hook(kind, read)
+
+    strictly(str)
+    strictly(bool)
+    strictly(int)
+    strictly(float, int)
+
+    def table(kind: Any) -> Any:
+        names = {field.name for field in attrs.fields(kind)}
+        read = gen.make_dict_structure_fn(kind, converter)
+
+        def checked(value: Any, type_: Any) -> Any:
+            if not isinstance(value, Mapping):
+                raise ValueError(f"is {_shown(value)}, not an object")
+            lacking = [
+                f.name for f in attrs.fields(kind) if f.init and f.default is attrs.NOTHING and f.name not in value
+            ]
+            if lacking:
+                raise ValueError(f"lacks {lacking[0]!r}")
+            return read({key: item for key, item in value.items() if key in names}, type_)
+
+        return checked
+
+    def written(kind: Any) -> Any:
+        omitted = {
+            field.name: gen.override(omit_if_default=True)
+            for field in attrs.fields(kind)
+            if field.metadata.get(OMITTED)
+        }
+        return gen.make_dict_unstructure_fn(kind, converter, **omitted)
+
+    def choice(kind: Any) -> Any:
+        allowed = typing.get_args(kind)
+
+        def read(value: Any, _: Any) -> Any:
+            if not any(value == item and type(value) is type(item) for item in allowed):
+                raise ValueError(f"is {_shown(value)}, not one of {', '.join(map(str, allowed))}")
+            return value
+
+        return read
+
+    def sequence(kind: Any) -> Any:
+        read = cols.list_structure_factory(list[typing.get_args(kind)[0]], converter)  # type: ignore[misc]
+
+        def checked(value: Any, type_: Any) -> Any:
+            if not isinstance(value, list | tuple):
+                raise ValueError(f"is {_shown(value)}, not a list")
+            return tuple(read(value, type_))
+
+        return checked
+
+    def mapping(kind: Any) -> Any:
+        read = cols.mapping_structure_factory(dict[typing.get_args(kind)], converter)  # type: ignore[misc]
+
+        def checked(value: Any, type_: Any) -> Any:
+            if not isinstance(value, Mapping):
+                raise ValueError(f"is {_shown(value)}, not an object")
+            return read(value, type_)
+
+        return checked
+
+    converter.register_structure_hook_factory(lambda kind: typing.get_origin(kind) is Literal, choice)
+    converter.register_structure_hook_factory(_is_sequence, sequence)
+    converter.register_structure_hook_factory(lambda kind: typing.get_origin(kind) in (dict, Mapping), mapping)
+    converter.register_structure_hook_factory(attrs.has, table)
+    converter.register_unstructure_hook_factory(attrs.has, written)
+    converter.register_unstructure_hook(tuple, lambda value: [converter.unstructure(item) for item in value])
+    return converter
+
+
+def _is_sequence(kind: Any) -> bool:
+    """Whether it is `tuple[X, ...]` or `list[X]`."""
+    arguments = typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    return origin is list or (origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis)
+
+
+_KINDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def _shown(value: Any) -> str:
+    text = "NaN" if isinstance(value, float) and math.isnan(value) else repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _first(error: BaseException, place: str = "") -> str:
+    """The first error of a group with its place, as a clause."""
+    if isinstance(error, BaseExceptionGroup):
+        inner = error.exceptions[0]
+        for note in getattr(inner, "__notes__", ()):
+            name, index = getattr(note, "name", None), getattr(note, "index", None)
+            if name is not None:
+                place = f"{place}.{name}" if place else str(name)
+            elif index is not None:
+                place = f"{place}[{index}]"
+        return _first(inner, place)
+    text = str(error) if not isinstance(error, KeyError) else f"lacks {error}"
+    return f"{place or 'it'} {text}"

@@ -5,6 +5,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+import attrs
+
+
+@attrs.frozen
+class Reason:
+    """Why something failed or was not run: `code` is for code, `text` for people (a sentence without its full stop).
+
+    Codes are short, in kebab-case, and constants beside whatever gives the reason. Nothing compares or searches texts.
+    """
+
+    code: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
 
 class PosexportError(Exception):
     """Base of all errors that posexport raises on purpose; its text is one sentence."""

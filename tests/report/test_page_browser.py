@@ -1,6 +1,7 @@
 """The report page in a real browser: quiet, asking for nothing, fitting every screen, in both colours and on paper.
 
-Each check has a page with a planted fault that it must catch. `scripts/environment.sh` gets a Chromium; without one, nothing here is run.
+Each check has a page with a planted fault that it must catch. `scripts/environment.sh` gets a Chromium; without one,
+nothing here is run.
 """
 
 from __future__ import annotations

@@ -89,13 +89,12 @@ def plot(
     path = Path(output or "-".join(dict.fromkeys(spec.encoding.name for spec, _ in given)) + ".png")
     with console.progress("loading torch") as (bar, task):
         from posexport.files import check_writable, staged
-        from posexport.report.plots.picture import check_suffix, draw, require
+        from posexport.report.plots.picture import check_suffix, draw
 
         check_suffix(str(path), path.suffix)
         if not path.parent.is_dir():
             raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
         check_writable(path)
-        require()
 
         from posexport.report.plots.kinds import panels
         from posexport.report.plots.probe import ProbeTarget

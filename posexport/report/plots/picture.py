@@ -61,7 +61,7 @@ def _title(axes: Axes, panel: Panel, letters: int) -> None:
     only = panel.lines[0].label if isinstance(panel, Chart) and len(panel.lines) == 1 else ""
     note = "\n".join(textwrap.fill(line, letters) for line in ", ".join(filter(None, (panel.note, only))).split("\n"))
     axes.set_title(panel.title, loc="left", weight="bold", color=INK, pad=8 + 11 * (note.count("\n") + 1))
-    place = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
     axes.annotate(note, (0, 1), (0, 5), color=FAINT, **place)
     axes.set_xlabel(panel.x)
     axes.set_ylabel(panel.y)
@@ -120,7 +120,7 @@ def draw_chart(axes: Axes, panel: Chart) -> None:
     for mark in panel.marks:
         axes.axhline(mark.at, color=INK, linewidth=0.9, linestyle=(0, (1, 1.5)))
         x, shift = (0.0, 3) if mark.end == "left" else (1.0, -3)
-        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
         axes.annotate(mark.label, (x, mark.at), (shift, 3), ha=mark.end, fontsize=8, color=INK, **place)
     axes.grid(color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)

@@ -114,8 +114,8 @@ def _converter() -> cattrs.Converter:
         return read
 
     def sequence(kind: Any) -> Any:
-        items: Any = list[typing.get_args(kind)[0]]  # type: ignore[misc]
-        read = cols.list_structure_factory(items, converter)
+        item: Any = list[typing.get_args(kind)[0]]  # type: ignore[misc]
+        read = cols.list_structure_factory(item, converter)
 
         def checked(value: Any, type_: Any) -> Any:
             if not isinstance(value, list | tuple):
@@ -125,8 +125,8 @@ def _converter() -> cattrs.Converter:
         return checked
 
     def mapping(kind: Any) -> Any:
-        entries: Any = dict[typing.get_args(kind)]  # type: ignore[misc]
-        read: Any = cols.mapping_structure_factory(entries, converter)
+        kinds: Any = dict[typing.get_args(kind)]  # type: ignore[misc]
+        read: Any = cols.mapping_structure_factory(kinds, converter)
 
         def checked(value: Any, type_: Any) -> Any:
             if not isinstance(value, Mapping):
@@ -135,30 +135,25 @@ def _converter() -> cattrs.Converter:
 
         return checked
 
-    converter.register_structure_hook_factory(_is_choice, choice)
+    converter.register_structure_hook_factory(lambda kind: _origin(kind) is Literal, choice)
     converter.register_structure_hook_factory(_is_sequence, sequence)
-    converter.register_structure_hook_factory(_is_mapping, mapping)
+    converter.register_structure_hook_factory(lambda kind: _origin(kind) in (dict, Mapping), mapping)
     converter.register_structure_hook_factory(attrs.has, table)
     converter.register_unstructure_hook_factory(attrs.has, written)
     converter.register_unstructure_hook(tuple, lambda value: [converter.unstructure(item) for item in value])
     return converter
 
 
-def _is_choice(kind: Any) -> bool:
-    origin: Any = typing.get_origin(kind)
-    return origin is Literal
-
-
 def _is_sequence(kind: Any) -> bool:
     """Whether it is `tuple[X, ...]` or `list[X]`."""
     arguments = typing.get_args(kind)
-    origin: Any = typing.get_origin(kind)
+    origin = _origin(kind)
     return origin is list or (origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis)
 
 
-def _is_mapping(kind: Any) -> bool:
-    origin: Any = typing.get_origin(kind)
-    return origin in (dict, Mapping)
+def _origin(kind: Any) -> Any:
+    """`dict` for `dict[str, int]`; None for a kind without parameters."""
+    return typing.get_origin(kind)
 
 
 _KINDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}

@@ -71,7 +71,7 @@ def matrix(
     if target not in TARGETS:
         raise unknown("target", target, TARGETS)
     folder = _folder(output)
-    with console.progress("looking at what is here") as (bar, task):
+    with console.steps("looking at what is here") as progress:
         from posexport.verify.matrix.run import default_jobs, measure, steps
         from posexport.verify.matrix.schedule import Selection, columns_here, settle
         from posexport.verify.matrix.table import read
@@ -82,7 +82,7 @@ def matrix(
         here = columns_here()
         found, todo = settle(old, chosen, here, target)
         folder.mkdir(exist_ok=True)
-        bar.update(task, description="measuring", total=steps(todo), completed=0)
+        progress.update("measuring", total=steps(todo), completed=0)
         try:
             measure(
                 found,
@@ -90,9 +90,9 @@ def matrix(
                 here,
                 jobs=options.jobs or default_jobs(),
                 save=lambda so_far: so_far.write(file),
-                advance=lambda what, number: bar.update(task, description=what, advance=number),
+                advance=lambda what, number: progress.update(what, advance=number),
             )
-            bar.update(task, description="drawing")
+            progress.update("drawing")
             _write(found, folder, picture)
         except KeyboardInterrupt:
             left = sum((entry, column) not in found.cells for entry, columns in todo.items() for column in columns)

@@ -111,7 +111,7 @@ def tune(
         raise RequestError(f"--save {save!r} is the manifest of the output: name it otherwise, like tune.json.")
     for path in (output, *([saved] if saved else [])):
         check_writable(path)
-    with console.progress("loading torch") as (bar, task):
+    with console.steps("loading torch") as progress:
         from posexport.bench.tune.search import Request, Store
         from posexport.bench.tune.search import tune as run
         from posexport.files import write_json
@@ -120,7 +120,7 @@ def tune(
         _check_there(request)
         block = _block(options, encoding_set, rest, specs)
         store = Store(output.parent if cache is None else Path(cache), resume)
-        result = run(block, request, output, store, lambda step: bar.update(task, description=step))
+        result = run(block, request, output, store, progress)
     try:
         if as_json:
             console.show_json(result.to_dict())

@@ -22,7 +22,7 @@ from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.space import Program, no_kernels
 from posexport.errors import RequestError
 from posexport.export import support
-from posexport.processes import Worker
+from posexport.processes import Worker, failure_of
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -125,9 +125,10 @@ class Programs:
     def look(self, program: Program, do: str, **fields: Any) -> dict[str, Any]:
         """What the child process says of a program: its answer, or {error}."""
         reply = self._worker.ask({"do": do, "path": str(self.path(program).resolve()), **fields}, LIMIT)
-        if not reply["ok"]:
-            return {"error": " ".join(str(reply["error"]).split())}
-        return {name: value for name, value in reply.items() if name not in ("id", "ok")}
+        reason = failure_of(reply)
+        if reason is not None:
+            return {"error": reason.text}
+        return {name: value for name, value in reply.items() if name != "ok"}
 
     def path(self, program: Program) -> Path:
         """Its file, exported where this tuning hasn't yet; RequestError where it isn't the one that is known."""

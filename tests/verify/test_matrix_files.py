@@ -148,8 +148,8 @@ def test_the_picture_names_its_axes_and_what_was_not_run(tmp_path: Path, monkeyp
 def test_page_and_picture_are_made_of_the_file_alone(tmp_path: Path) -> None:
     small().write(tmp_path / "matrix.json")
     code = (
-        "import sys; from pathlib import Path; from posexport.matrix import read\n"
-        "from posexport.matrix_picture import draw; from posexport.matrix_report import to_markdown\n"
+        "import sys; from pathlib import Path; from posexport.verify.matrix.table import read\n"
+        "from posexport.report.matrix_picture import draw; from posexport.report.matrix_markdown import to_markdown\n"
         "matrix = read(Path('matrix.json')); Path('a.png').write_bytes(draw(matrix)); assert to_markdown(matrix)\n"
         "assert not {'torch', 'onnx', 'onnxruntime', 'tensorrt_rtx'} & set(sys.modules)"
     )

@@ -69,7 +69,7 @@ RUNTIMES: dict[str, Runtime] = {
     row.name: row
     for row in (
         _row("torch", "PyTorch eager on the CPU", TORCH, "torch", "torch", device="cpu"),
-        _row("torch-cuda", "PyTorch eager on the GPU", TORCH, "torch", "torch", gpu=True, device="cuda"),
+        _row("torch-cuda", "PyTorch eager on the GPU", TORCH, "torch", "torch", True, device="cuda"),
         _row("onnx-reference", "onnx's ReferenceEvaluator (numpy)", REFERENCE, "onnx", "onnx"),
         _row("ort-cpu", "ONNX Runtime, CPU provider", ORT, "onnxruntime", "onnxruntime", provider="CPU"),
         _row("ort-cuda", "ONNX Runtime, CUDA provider", ORT, "onnxruntime", "onnxruntime-gpu", True, provider="CUDA"),

@@ -8,6 +8,10 @@ from collections.abc import Iterable
 import attrs
 
 
+ERROR_FILE = "POSEXPORT_ERROR_FILE"
+"""The environment variable that names a file: the command line writes its error there too, as `{"error": "..."}`."""
+
+
 @attrs.frozen
 class Reason:
     """Why something failed or was not run: `code` is for code, `text` for people (a sentence without its full stop).

@@ -26,7 +26,7 @@ from posexport.verify import eligibility, verify
 
 ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference")
 VERDICT = {
-    "artifact", "sha256", "runtime", "check", "state", "reason", "worst", "tolerance", "cases", "notes", "where",
+    "artifact", "sha256", "runtime", "check", "state", "reason", "worst", "tolerance", "cases", "notes", "where", "departure", "measured", "limit_text",
     "describe",
 }  # fmt: skip
 COMPARISON = {

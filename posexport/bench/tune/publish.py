@@ -129,7 +129,7 @@ def _verify(path: Path, row: Runtime) -> tuple[str, str]:
 
     report = verify([path], runtimes={row.name: row})
     if report.unreadable:
-        return FAILED, report.unreadable[0][1]
+        return FAILED, report.unreadable[0].error
     return report.verdicts[0].state, report.verdicts[0].reason or "its outputs differ"
 
 

@@ -17,13 +17,25 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO, Any, Final
 
-_LAST_WORDS = 4096  # bytes at the end of what a worker wrote to stderr; an engine may have written millions
+from posexport.errors import Reason
 
+TIMEOUT: Final = "timeout"
+KILLED: Final = "killed"
+CRASHED: Final = "crashed"
+EXITED: Final = "exit"
+STOPPED: Final = "stopped"
+REFUSED: Final = "refused"
+MEMORY: Final = "memory"
+FAILED: Final = "failed"
+"""Codes of answers that are none. Of how the process ended: it gave no answer in time; SIGKILL ended it, as the kernel
+does where memory is short; another signal did; it ended by itself; the parent stopped it. Of what a child answers: the
+engine can't run this; memory did not suffice; anything else."""
+
+_TAIL = 4096  # bytes at the end of what a worker wrote to stderr; an engine may have written millions
 
 _LOOK = 1.0  # seconds for what a process wrote to arrive once it has ended
-
 
 _STEP = 0.25  # seconds between two looks at whether a silent process still lives, and for Ctrl-C (see `result`)
 
@@ -70,7 +82,7 @@ class Worker:
             self._reader.start()
 
     def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
-        """The worker's answer; where none comes, {ok: false, error} with how the process ended."""
+        """The worker's answer; where none comes, {ok: false, error, code} with how the process ended."""
         self.start()
         process, lines = self._process, self._lines
         assert process is not None and process.stdin is not None
@@ -82,39 +94,40 @@ class Worker:
             line = _next(lines, process, time_limit)
         except queue.Empty:
             self.stop()
-            return {"ok": False, "error": f"no answer within {time_limit:g} s"}
+            return {"ok": False, "error": f"no answer within {time_limit:g} s", "code": TIMEOUT}
         except (OSError, ValueError):  # it died, or the pool was closed, before it could read
             line = None
         if line is None:
             ended = self._how_it_ended(process)
             self.stop()
-            return {"ok": False, "error": ended}
-        found: dict[str, Any] = json.loads(line)  # whole: an answer cut short by a crash has no end of line
-        if found["id"] != request["id"]:
-            raise AssertionError(f"worker answered request {found['id']}, asked was {request['id']}")
-        return found
+            return {"ok": False, "error": ended.text, "code": ended.code}
+        answer: dict[str, Any] = json.loads(line)  # whole: an answer cut short by a crash has no end of line
+        if answer["id"] != request["id"]:
+            raise AssertionError(f"worker answered request {answer['id']}, asked was {request['id']}")
+        return answer
 
-    def _how_it_ended(self, process: subprocess.Popen[str]) -> str:
+    def _how_it_ended(self, process: subprocess.Popen[str]) -> Reason:
         if self._closed:
-            return "stopped"
+            return Reason(STOPPED, "stopped")
         try:
             code = process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            return "crashed: the process answers no more"
+            return Reason(CRASHED, "crashed: the process answers no more")
         if code < 0:
             try:
                 name = signal.Signals(-code).name
             except ValueError:
                 name = f"signal {-code}"
-            return f"crashed: the process was killed by {name}{self._last_words()}"
-        return f"crashed: the process ended with exit code {code}{self._last_words()}"
+            ended_by = KILLED if name == "SIGKILL" else CRASHED
+            return Reason(ended_by, f"crashed: the process was killed by {name}{self._last_line()}")
+        return Reason(EXITED, f"crashed: the process ended with exit code {code}{self._last_line()}")
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         assert self._errors is not None
-        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _LAST_WORDS))
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _TAIL))
         lines = self._errors.read().decode(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
-        return f" ({said[-1][:200]})" if said else ""
+        lines = [line.strip() for line in lines if line.strip()]
+        return f" ({lines[-1][:200]})" if lines else ""
 
     def stop(self) -> None:
         """Kill the process; the next request starts a new one."""

@@ -8,8 +8,7 @@ It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     time   {burst[, wake]}  -> {seconds: [...]}                one untimed run, and more until `wake` seconds have
                                                                passed, then `burst` timed ones
     make   {role, path, source[, spec]} -> {}                  writes the file of a peer
-The `kind` of a failure is "refused" where the engine says it can't run this, "memory" where that didn't suffice, and
-"failed" for anything else.
+Failures have the codes of `posexport.processes`.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from posexport import machine
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.errors import PosexportError
 from posexport.models import read_spec
-from posexport.processes import serve
+from posexport.processes import MEMORY, serve
 from posexport.runtimes import TENSORRT, runtime
-from posexport.runtimes.base import Runner
+from posexport.runtimes.base import Runner, failure_code
 from posexport.runtimes.cuda import memory_used
 
 LONG_RUN_SECONDS = 0.25
@@ -155,10 +154,9 @@ def _answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # the parent decides what it means
         first = next((line for line in str(error).splitlines() if line.strip()), "")
         text = first if isinstance(error, PosexportError) else f"{type(error).__name__}: {first}"
-        refused = "NOT_IMPLEMENTED" in str(error) or isinstance(error, PosexportError)
-        kind = "refused" if refused else "memory" if machine.is_short(error) else "failed"
-        said = f"out of memory: {text}" if kind == "memory" else text
-        return {"id": number, "ok": False, "error": said[:300], "kind": kind}
+        code = failure_code(error)
+        message = f"out of memory: {text}" if code == MEMORY else text
+        return {"id": number, "ok": False, "error": message[:300], "code": code}
     return {"id": number, "ok": True, **done}
 
 

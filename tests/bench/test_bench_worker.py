@@ -32,7 +32,7 @@ def test_an_engine_that_refuses_is_told_from_one_that_fails() -> None:
             ]
 
     answers = [_answer(Refusing(), {"id": 7, "do": "time", "burst": burst}) for burst in range(3)]
-    assert [(each["id"], each["ok"], each["kind"], each["error"]) for each in answers] == [
+    assert [(each["id"], each["ok"], each["code"], each["error"]) for each in answers] == [
         (7, False, "refused", "no such file."),
         (7, False, "refused", "ValueError: [NOT_IMPLEMENTED] no bf16"),
         (7, False, "failed", "ValueError:  no"),
@@ -145,7 +145,7 @@ def test_memory_that_did_not_suffice_is_told_from_other_failures(error: Exceptio
             raise error
 
     found = _answer(Short(), {"id": 1, "do": "time", "burst": 1})
-    assert found["kind"] == "memory" and found["error"].startswith("out of memory: ")
+    assert found["code"] == "memory" and found["error"].startswith("out of memory: ")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")

@@ -1,4 +1,4 @@
-"""The child process that looks at programs without timing them: `python -m posexport.tune.worker`.
+"""The child process that looks at programs without timing them: `python -m posexport.bench.tune.worker`.
 
 It serves as `posexport.runtimes.worker` does, so that a file at which an engine crashes ends nothing else; a request
 names what to `do`:
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from posexport.processes import serve
+from posexport.runtimes.base import failure_code
 
 LARGEST = 1_000_000_000
 """Bytes from which a file is not compared, since the optimizer would write it anew: it then is like itself alone."""
@@ -117,7 +118,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"id": number, "ok": True, **_ACTIONS[action](**request)}
     except Exception as error:  # the parent decides what it means
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return {"id": number, "ok": False, "error": first[:300]}
+        return {"id": number, "ok": False, "error": first[:300], "code": failure_code(error)}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     time   {burst[, wake]}  -> {seconds: [...]}                one untimed run, and more until `wake` seconds have
                                                                passed, then `burst` timed ones
     make   {role, path, source[, spec]} -> {}                  writes the file of a peer
-Failures have the codes of `posexport.processes`.
+The code of a failure is "refused" where the engine says it can't run this, "memory" where that didn't suffice, and
+"failed" for anything else.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import attrs
 
 from posexport import machine
 from posexport.bench.shapes import Sizes, seeded_inputs
-from posexport.errors import PosexportError
+from posexport.errors import PosexportError, Reason
 from posexport.models import read_spec
 from posexport.processes import MEMORY, serve
 from posexport.runtimes import TENSORRT, runtime
@@ -148,17 +149,17 @@ def _gpu_used(wanted: bool) -> int | None:
 
 
 def _answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
-    number, action = request.pop("id"), request.pop("do")
-    try:
-        done: dict[str, Any] = getattr(worker, action)(**request)
-    except Exception as error:  # the parent decides what it means
-        first = next((line for line in str(error).splitlines() if line.strip()), "")
-        text = first if isinstance(error, PosexportError) else f"{type(error).__name__}: {first}"
-        code = failure_code(error)
-        message = f"out of memory: {text}" if code == MEMORY else text
-        return {"id": number, "ok": False, "error": message[:300], "code": code}
-    return {"id": number, "ok": True, **done}
+    done: dict[str, Any] = getattr(worker, request.pop("do"))(**request)
+    return done
+
+
+def _explain(error: Exception) -> Reason:
+    """The code of an error and its first line; the parent decides what it means."""
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    text = first if isinstance(error, PosexportError) else f"{type(error).__name__}: {first}"
+    code = failure_code(error)
+    return Reason(code, (f"out of memory: {text}" if code == MEMORY else text)[:300])
 
 
 if __name__ == "__main__":
-    serve(functools.partial(_answer, Worker()))
+    serve(functools.partial(_answer, Worker()), _explain)

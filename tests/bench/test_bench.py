@@ -14,6 +14,7 @@ from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench import benchmark as benching
 from posexport.bench import candidates, session
 from posexport.bench.candidates import CANDIDATES
+from posexport.bench.result import Benchmark
 from posexport.cli import main
 from posexport.export import export
 from posexport.models.weights import seeded_weights

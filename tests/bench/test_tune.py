@@ -5,6 +5,7 @@ Files, engines and verification are replaced; tests/test_tune_command.py has the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from posexport.bench.tune.search import Block, Limits, Request, Store, Tuning
 from posexport.bench.tune.space import Program
 from posexport.cli import tune_command
 from posexport.errors import Reason, RequestError, RuntimeMissingError
+from posexport.jsondata import structure
 
 TIMES = {"decomposed": 3.0, "native": 2.0, "contrib": 1.0}
 """Seconds by form; a function runs as it does decomposed."""
@@ -190,7 +192,12 @@ def test_the_search_is_held_to_what_was_asked_for(tmp_path: Path, world: World) 
 
 
 def test_the_result_is_plain_data_with_every_candidate_and_the_cost(tmp_path: Path, world: World) -> None:
-    data = run(tmp_path).to_dict()
+    result = run(tmp_path)
+    data = result.to_dict()
+    assert structure(json.loads(json.dumps(data)), Result) == result
+    codes = {row["name"]: row.get("reason_code") for row in data["candidates"]}
+    assert codes["function/fp32/18 io_binding=true"] == "same-graph"
+    assert "fastest" in codes.values() and codes["native/fp32/23 io_binding=true"] == "slower"
     assert (data["kind"], data["version"], data["target"], data["scenario"]) == ("tune", 1, "ort-cpu", "prefill:8")
     assert sum(row["state"] == "won" for row in data["candidates"]) == 1
     assert {row["state"] for row in data["candidates"]} <= {"won", "raced", "dropped", "failed", "refused", "not run"}

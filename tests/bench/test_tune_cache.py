@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import onnx_ir as ir
 import pytest
-from helpers import exported, small_spec
+from helpers import CHILD_PATH, exported, small_spec
 
 from posexport.artifact import onnx_artifact
 from posexport.artifact.onnx_artifact import write_onnx
@@ -112,7 +112,7 @@ def test_a_winner_is_verified_under_its_own_options(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 def test_a_winner_whose_bound_runs_are_wrong_is_no_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_onnx(exported(small_spec("none")), tmp_path / "none.onnx")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", CHILD_PATH)
     monkeypatch.setattr(Programs, "path", lambda *args: tmp_path / "none.onnx")
     faulty = attrs.evolve(publish.RUNTIMES["ort-cpu"], module="engines.bound")
     monkeypatch.setattr(publish, "RUNTIMES", {**publish.RUNTIMES, "ort-cpu": faulty})

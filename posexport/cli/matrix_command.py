@@ -10,7 +10,7 @@ import attrs
 import click
 
 from posexport.cli import console
-from posexport.errors import RequestError, RuntimeMissingError, unknown
+from posexport.errors import RequestError, unknown
 from posexport.files import check_writable
 from posexport.spec.fields import integer
 from posexport.spec.forms import TARGETS
@@ -96,8 +96,7 @@ def matrix(
             _write(found, folder, picture)
         except KeyboardInterrupt:
             left = sum((entry, column) not in found.cells for entry, columns in todo.items() for column in columns)
-            click.echo(f"Error: interrupted: {left} cells are left, so run it again to go on from {file}.", err=True)
-            return 130
+            return console.fail(f"interrupted: {left} cells are left, so run it again to go on from {file}.", 130)
     asked = [found.cells[key] for key in chosen.cells()]
     if as_json:
         console.show_json(found.to_dict())
@@ -118,18 +117,15 @@ def _folder(output: str) -> Path:
 
 
 def _write(found: Matrix, folder: Path, drawn: bool) -> None:
-    """All files; a picture that can't be drawn is told and no error, since the data stand."""
+    """Write the matrix, its Markdown and, with `drawn`, its picture; without it an old picture is removed."""
     from posexport.files import staged
     from posexport.report.matrix_markdown import to_markdown
     from posexport.report.matrix_picture import draw
 
     files: dict[str, bytes] = {"matrix.json": found.to_bytes(), "matrix.md": to_markdown(found).encode()}
     picture = folder / "matrix.png"
-    try:
-        if drawn:
-            files[picture.name] = draw(found)
-    except RuntimeMissingError as error:
-        click.echo(f"not drawn: {error}", err=True)
+    if drawn:
+        files[picture.name] = draw(found)
     with staged() as stage:
         for name, content in files.items():
             stage.write(folder / name, methodcaller("write", content))

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 @click.option("--time-limit", metavar="SECONDS", help="for one job  [default: 3600]")
 @click.option("--dry-run", is_flag=True, help="only show the jobs, and which are done; refuse those that can't work")
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
-def sweep(
-    file: str | None, texts: tuple[str, ...], output: str, dry_run: bool, as_json: bool, **options: Any
-) -> int:
+def sweep(file: str | None, texts: tuple[str, ...], output: str, dry_run: bool, as_json: bool, **options: Any) -> int:
     """Run matrix, verify, bench and tune jobs, those of a TOML file or of --job, on many machines or on this one.
 
     Results are kept as they come; the same command again continues a sweep that was stopped. Exits 1 where a job failed,

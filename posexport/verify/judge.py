@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.errors import PosexportError
+from posexport.errors import RequestError
+from posexport.processes import INVALID, MISSING
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility as limits
@@ -18,7 +19,7 @@ from posexport.verify.cases import Case
 from posexport.verify.caveats import notes_on
 from posexport.verify.parity import TOLERANCES, compare, inconclusive_reason, judge, tolerance_at
 from posexport.verify.property_runs import Trials
-from posexport.verify.result import _ANY, FAILED, NOT_RUN, Tolerance, Verdict, VerifyOverrides
+from posexport.verify.result import _ANY, FAILED, NOT_RUN, State, Tolerance, Verdict, VerifyOverrides
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
@@ -58,8 +59,8 @@ def _judge_all(job: _Job, pool: Pool, runtimes: Mapping[str, Runtime]) -> list[V
     nothing = Answer()
     truth = nothing if job.truth is None else result(job.truth)
     eager = nothing if job.eager is None else result(job.eager)
-    if truth.kind is not None:
-        raise _error(truth)
+    if truth.failure is not None and truth.failure.code in (INVALID, MISSING):
+        raise RequestError(truth.failure.text)
     found = [_judge_one(job, name, pool, runtimes[name], truth, eager) for name in runtimes if _concerns(job, name)]
     found += [] if job.trials is None else job.trials.verdicts(str(job.subject.path))
     return [attrs.evolve(verdict, sha256=job.sha256) for verdict in found]
@@ -71,25 +72,20 @@ def _concerns(job: _Job, name: str) -> bool:
     return told or name in job.runs or name in job.skipped
 
 
-def _error(answer: Answer) -> PosexportError:
-    from posexport.errors import RequestError
-
-    return RequestError(answer.error or "the truth could not be computed.")
-
-
 def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, eager: Answer) -> Verdict:
     artifact, subject = str(job.subject.path), job.subject
 
-    def verdict(state: str, reason: str | None, **rest: Any) -> Verdict:
+    def verdict(state: State, reason: str | None, **rest: Any) -> Verdict:
         return Verdict(artifact=artifact, runtime=name, state=state, reason=reason, **rest)
 
     if name in job.skipped:
         return verdict(NOT_RUN, job.skipped[name])
     if subject.contract_violation is not None:
-        return verdict(FAILED, subject.contract_violation, notes=job.notes, where=_where(job, name, pool, row, None))
+        where, departure = _where(job, name, pool, row, None)
+        return verdict(FAILED, subject.contract_violation, notes=job.notes, where=where, departure=departure)
     for who, answer in (("the truth", truth), ("torch eager", eager)):
-        if answer.error is not None:
-            return verdict(FAILED, f"{who} could not be computed: {answer.error}", notes=job.notes)
+        if answer.failure is not None:
+            return verdict(FAILED, f"{who} could not be computed: {answer.failure}", notes=job.notes)
     future, chosen = job.runs[name]
     answer, notes = result(future), job.notes
     if len(chosen) < len(job.cases):
@@ -97,12 +93,13 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
         notes = (*notes, f"slow, so only {some}: at most {most:.0e} multiply-adds")
     told = notes_on(subject.spec, [job.cases[index] for index in chosen], [truth.outputs[index] for index in chosen])
     notes = (*notes, *told, *([] if row.note is None else [row.note]))
-    if answer.kind == "RuntimeMissingError":
-        return verdict(NOT_RUN, answer.error, notes=notes)
-    if answer.kind == "RequestError" and subject.required_runtime is not None:
-        raise _error(answer)  # a plan that is not this runtime's to open
-    if answer.error is not None:
-        return verdict(FAILED, answer.error, notes=notes, where=_where(job, name, pool, row, None))
+    if answer.failure is not None:
+        if answer.failure.code == MISSING:
+            return verdict(NOT_RUN, answer.failure.text, notes=notes)
+        if answer.failure.code == INVALID and subject.required_runtime is not None:
+            raise RequestError(answer.failure.text)  # a plan that is not this runtime's to open
+        where, departure = _where(job, name, pool, row, None)
+        return verdict(FAILED, answer.failure.text, notes=notes, where=where, departure=departure)
     own = job.terms.tolerance
     tolerances = {case.name: attrs.evolve(_tolerance(subject.spec, case), **own) for case in job.cases}
     comparisons = [
@@ -124,23 +121,26 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
     if found.state != FAILED or found.worst is None:
         return found
     case = next(case for case in job.cases if case.name == found.worst.case)
-    return attrs.evolve(found, where=_where(job, name, pool, row, case, inconclusive_reason(found.worst, stated)))
+    where, departure = _where(job, name, pool, row, case, inconclusive_reason(found.worst, stated))
+    return attrs.evolve(found, where=where, departure=departure)
 
 
 def _where(
     job: _Job, name: str, pool: Pool, row: Runtime, case: Case | None, inconclusive_reason: str | None = None
-) -> str | None:
-    """Where the graph departs, as far as it can be found; never the end of a report. `inconclusive_reason` is why the
-    case tells
-    nothing of the runtime: then values don't either."""
+) -> tuple[str | None, str | None]:
+    """Where the graph departs, as far as that can be found, and the first node that departs; never raises.
+
+    `inconclusive_reason` is why the case tells nothing of the runtime: then values tell nothing either.
+    """
     from posexport.verify import locate
 
     try:
         if job.graphs is None:
             job.graphs = locate.load_graphs(job.subject.source)
         if isinstance(job.graphs, str):
-            return job.graphs if inconclusive_reason is None else f"{inconclusive_reason}; {job.graphs}"
-        found, rest = [locate.structure(job.graphs), inconclusive_reason], ""
+            return job.graphs if inconclusive_reason is None else f"{inconclusive_reason}; {job.graphs}", None
+        departure = locate.structure(job.graphs)
+        found, rest = [departure, inconclusive_reason], ""
         if case is not None and inconclusive_reason is None:
             graph_runs = name != _TORCH and job.subject.path.suffix == ".onnx"
             first = row if graph_runs else RUNTIMES["onnx-reference"]
@@ -148,7 +148,7 @@ def _where(
             def run(by: Runtime) -> locate.Run:
                 def once(path: Path) -> Any:
                     answer = result(pool.submit(by, path, [case.arrays]))
-                    return answer.error if answer.error is not None else answer.outputs[0]
+                    return answer.outputs[0] if answer.failure is None else answer.failure.text
 
                 return once
 
@@ -158,7 +158,7 @@ def _where(
                 found.append(departs)
         told = [each for each in found if each is not None]
         if case is None:  # nothing was compared, so there is no more to say of its values
-            return "; ".join(told) or None
-        return "; ".join(told) or f"the graph is that of a fresh export; {rest}"
+            return "; ".join(told) or None, departure
+        return "; ".join(told) or f"the graph is that of a fresh export; {rest}", departure
     except Exception as error:  # a damaged graph may break any tool that looks into it
-        return f"could not be found ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        return f"could not be found ({type(error).__name__}: {' '.join(str(error).split())[:200]})", None

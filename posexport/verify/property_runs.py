@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from posexport.processes import MISSING
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, result
 from posexport.verify.properties import PROPERTIES, TOLERANCES, Probe, probe, promised
-from posexport.verify.result import FAILED, NOT_RUN, PASSED, Comparison, Verdict
+from posexport.verify.result import FAILED, NOT_RUN, PASSED, Comparison, State, Verdict
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
@@ -82,7 +83,7 @@ class Trials:
         ]
 
     def _verdict(self, artifact: str, runtime: str, name: str, future: Future[Answer] | None) -> Verdict:
-        def verdict(state: str, reason: str | None, worst: Comparison | None = None, cases: int = 0) -> Verdict:
+        def verdict(state: State, reason: str | None, worst: Comparison | None = None, cases: int = 0) -> Verdict:
             return Verdict(
                 artifact=artifact, runtime=runtime, state=state, reason=reason, worst=worst, cases=cases, check=name
             )
@@ -92,10 +93,8 @@ class Trials:
         if future is None or self.probe is None:
             return verdict(NOT_RUN, SLOW)
         answer = result(future)
-        if answer.kind == "RuntimeMissingError":
-            return verdict(NOT_RUN, answer.error)
-        if answer.error is not None:
-            return verdict(FAILED, answer.error)
+        if answer.failure is not None:
+            return verdict(NOT_RUN if answer.failure.code == MISSING else FAILED, answer.failure.text)
         first = 0
         for each, made in self.runs.items():
             if each == name:

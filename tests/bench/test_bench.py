@@ -14,6 +14,7 @@ from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench import benchmark as benching
 from posexport.bench import candidates, session
 from posexport.bench.candidates import CANDIDATES
+from posexport.bench.result import Benchmark
 from posexport.cli import main
 from posexport.export import export
 from posexport.models.weights import seeded_weights
@@ -112,12 +113,16 @@ class Crashing:
         pass
 
 
+def states(found: Benchmark, name: str) -> set[str]:
+    return {timing.state for timing in found.timings if timing.runtime == name}
+
+
 def crash() -> dict[str, Any]:
-    return {"ok": False, "error": "crashed: the process was killed by SIGSEGV"}
+    return {"ok": False, "error": "crashed: the process was killed by SIGSEGV", "code": "crashed"}
 
 
 def refuse() -> dict[str, Any]:
-    return {"ok": False, "error": "NotImplemented: no bf16", "kind": "refused"}
+    return {"ok": False, "error": "NotImplemented: no bf16", "code": "refused"}
 
 
 @pytest.mark.parametrize(("how", "state", "code"), [(crash, "failed", 1), (refuse, "not run", 0)])
@@ -144,7 +149,7 @@ def test_a_peer_that_fails_is_not_the_artifacts_fault_unless_it_was_named(
         def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
             self.role = request.get("role", getattr(self, "role", ""))
             if self.role == "torch" and request["do"] == "shape":
-                return {"ok": False, "error": "out of memory", "kind": "memory"}
+                return {"ok": False, "error": "out of memory", "code": "memory"}
             self.runtime = "torch"  # never crashes
             return super().ask(request | {"runtime_name": "torch"}, time_limit)
 
@@ -158,13 +163,13 @@ def test_a_failed_compilation_is_not_the_artifacts_fault(block: Path, monkeypatc
     class NoCompiler(Crashing):
         def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
             if request.get("options", {}).get("compiled"):
-                return {"ok": False, "error": "InductorError: no C++ compiler"}
+                return {"ok": False, "error": "InductorError: no C++ compiler", "code": "failed"}
             return super().ask(request, time_limit)
 
     monkeypatch.setattr(session, "Worker", lambda module: NoCompiler(crash))
     found = benching.bench(block, runtimes=["torch"], shapes=["seq=5"], rounds=1)
-    assert found.states("torch-compile") == {"not run"}
-    assert found.states("torch") == {"timed"}
+    assert states(found, "torch-compile") == {"not run"}
+    assert states(found, "torch") == {"timed"}
 
 
 def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
@@ -284,4 +289,4 @@ def test_torch_compile_is_timed_where_there_is_a_compiler(block: Path) -> None:
     if not (shutil.which("c++") or shutil.which("g++")):
         pytest.skip("no C++ compiler")
     found = benching.bench(block, runtimes=["ort-cpu"], shapes=["seq=5", "seq=6"], rounds=2)
-    assert found.states("torch-compile") == {"timed"}
+    assert states(found, "torch-compile") == {"timed"}

@@ -12,11 +12,10 @@ import pytest
 from helpers import cli, refused
 
 from posexport.bench.result import Benchmark, Shape, Timing
-from posexport.bench.shapes import Sizes
 from posexport.bench.statistics import Ratio
 from posexport.cli.bench_project import _warn
 from posexport.errors import RequestError
-from posexport.workflows.project.bench import Timed, _exit_code
+from posexport.workflows.project.bench import Timed, exit_code
 from posexport.workflows.project.file import find_project
 from posexport.workflows.project.latency import asked_of, baseline_of, broken, judge, timed_on
 from posexport.workflows.project.products import Product, products
@@ -30,7 +29,7 @@ def product(folder: Path, more: str) -> Product:
 
 
 def measured(*results: Timing) -> Benchmark:
-    shape = Shape(scenario="prefill:8", sizes=Sizes(batch=1, seq=8), rounds=5, results=results)
+    shape = Shape(scenario="prefill:8", batch=1, seq=8, rounds=5, results=results)
     told: dict[str, Any] = {"file": "one.onnx", "sha256": "0", "encoding": "rope", "form": "native", "opset": 23}
     told |= {"dtype": "fp32", "spec": {}, "rounds": 5, "burst": 3, "processes": 1, "seed": 0, "machine_load": 0.0}
     return Benchmark(**told, machine={}, threads=None, shapes=(shape,))
@@ -54,7 +53,7 @@ def test_a_limit_is_judged_with_the_interval(
         runtime="torch", state="timed", ratios={"torch": Ratio(median=1.0, low=1.0, high=1.0, confidence=0.95)}
     )
     (kept,) = judge(one, measured(torch, timed(low, median, high)))
-    assert (kept.runtime, kept.peer, kept.state, kept.ratio) == ("ort-cpu", "torch", state, median)
+    assert (kept.runtime, kept.reference, kept.state, kept.ratio) == ("ort-cpu", "torch", state, median)
     assert broken([kept], strict=False) is (state == "slower")
     assert broken([kept], strict=True) is (state != "fine")
 
@@ -109,9 +108,9 @@ def test_limits_of_a_plan_are_told_also_where_it_was_not_timed(tmp_path: Path) -
 def test_nothing_timed_is_exit_3(tmp_path: Path) -> None:
     one = product(tmp_path, "")
     gone = measured(Timing(runtime="ort-cuda", state="not run", reason="no GPU"), timed(1, 1, 1, "torch"))
-    assert _exit_code([Timed(product=one, found=gone)], (), (), False)[0] == 3
-    assert _exit_code([Timed(product=one, found=gone)], ("torch",), (), False)[0] == 0
-    assert _exit_code([Timed(product=one, found=measured(timed(1, 1, 1)))], (), (), False)[0] == 0
+    assert exit_code([Timed(product=one, found=gone)], (), (), False)[0] == 3
+    assert exit_code([Timed(product=one, found=gone)], ("torch",), (), False)[0] == 0
+    assert exit_code([Timed(product=one, found=measured(timed(1, 1, 1)))], (), (), False)[0] == 0
 
 
 def test_a_baseline_of_one_file_is_made_as_the_error_says(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from helpers import cli, refused
 
 from posexport.errors import RuntimeMissingError
+from posexport.runtimes.installation import install_command
 from posexport.workflows.sweep import address
 from posexport.workflows.sweep.address import check_address, check_answers
 
@@ -101,7 +102,9 @@ def test_the_wait_for_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         raise TimeoutError(f"{where}: {timeout:g} s")
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    with pytest.raises(RuntimeMissingError, match=rf"the address given \(\('fe80::1', 6379\): {address.ANSWER:g} s\)"):
+    with pytest.raises(
+        RuntimeMissingError, match=rf"the address given \(\('fe80::1', 6379\): {address.CONNECT_SECONDS:g} s\)"
+    ):
         check_answers("[fe80::1]:6379")
 
 
@@ -116,8 +119,8 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = cli(*JOB, "auto", "-o", tmp_path / "out")
     assert found.exit_code == 3
     assert found.stderr == (
-        "Error: --ray needs Ray, which is not installed: pip install 'posexport[ray]', or leave --ray out to run "
-        "here.\n"
+        f"Error: --ray needs Ray, which is not installed: {install_command('posexport[ray]')}, or leave --ray out to "
+        "run here.\n"
     )
     assert not (tmp_path / "out").exists()
 

@@ -20,6 +20,7 @@ from unittest.mock import MagicMock
 import attrs
 import psutil
 import pytest
+from helpers import CHILD_PATH
 from sweep_fake import job
 
 from posexport.errors import RuntimeMissingError
@@ -71,7 +72,7 @@ def machines() -> Iterator[Machines]:
     root = logging.getLogger()
     before = root.level, list(root.handlers)
     patch = pytest.MonkeyPatch()
-    patch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    patch.setenv("PYTHONPATH", f"{CHILD_PATH}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     patch.setattr(subprocess_job, "CHILD", "sweep_fake")
     cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, **STORE})
@@ -213,11 +214,13 @@ def test_what_has_no_machine_any_more_is_lost_and_a_silent_cluster_is_one_senten
 def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
     """Ctrl-C on the command itself; the second run does only what is left, on the cluster or here."""
     code = (
-        "import sys; from posexport.sweep import work; subprocess_job.CHILD = 'sweep_fake';"
+        "import sys; from posexport.workflows.sweep import subprocess_job; subprocess_job.CHILD = 'sweep_fake';"
         "from posexport.cli import main; main(sys.argv[1:])"
     )
     place, jobs = tmp_path / "place", tmp_path / "s" / ".state" / "jobs"
-    texts = ("--job", "tune encoding=rope cpus=1", "--job", f"tune encoding=alibi cpus=1 set=once={place}")
+    (tmp_path / "a.onnx").write_bytes(b"")
+    text = f"bench artifact={tmp_path / 'a.onnx'} cpus=1"
+    texts = ("--job", text, "--job", f"{text} max-regression=once={place}")
     arguments = [sys.executable, "-c", code, "sweep", *texts, "-o", str(tmp_path / "s"), "--ray"]
     arguments.append(machines.cluster.address)
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -228,7 +231,7 @@ def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (
         130,
-        "Error: interrupted: 1 of 2 jobs are left, so run it again to go on.\n",
+        "Error: interrupted: 1 of 2 jobs are left, so run it again to continue.\n",
     )
     (first,) = jobs.glob("*.json")
     before = first.stat().st_mtime_ns
@@ -244,7 +247,7 @@ def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
 
 
 def test_another_version_does_nothing() -> None:
-    order = subprocess_job.JobCommand.of(job("x"), 60)
-    outcome = task("0.0.1", order, [])
+    command = subprocess_job.JobCommand.of(job("x"), 60)
+    outcome = task("0.0.1", command, [])
     assert (outcome.state, outcome.result) == ("lost", None)
     assert "the sweep is of 0.0.1" in (outcome.reason or "")

@@ -1,4 +1,4 @@
-"""The child process that looks at programs without timing them: `python -m posexport.tune.worker`.
+"""The child process that looks at programs without timing them: `python -m posexport.bench.tune.worker`.
 
 It serves as `posexport.runtimes.worker` does, so that a file at which an engine crashes ends nothing else; a request
 names what to `do`:
@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from posexport.errors import Reason
 from posexport.processes import serve
+from posexport.runtimes.base import failure_code
 
 LARGEST = 1_000_000_000
 """Bytes from which a file is not compared, since the optimizer would write it anew: it then is like itself alone."""
@@ -112,13 +114,14 @@ _ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {"identify": identify, "ker
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    number, action = request.pop("id"), request.pop("do")
-    try:
-        return {"id": number, "ok": True, **_ACTIONS[action](**request)}
-    except Exception as error:  # the parent decides what it means
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return {"id": number, "ok": False, "error": first[:300]}
+    return _ACTIONS[request.pop("do")](**request)
+
+
+def _explain(error: Exception) -> Reason:
+    """The code of an error and its first line."""
+    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return Reason(failure_code(error), first[:300])
 
 
 if __name__ == "__main__":
-    serve(_answer)
+    serve(_answer, _explain)

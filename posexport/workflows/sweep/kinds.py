@@ -16,8 +16,8 @@ from posexport.bench.scenarios import read_scenario
 from posexport.bench.tune.space import OBJECTIVES
 from posexport.bench.tune.space import RUNTIMES as TUNED_FOR
 from posexport.errors import RequestError
+from posexport.export.block_options import BlockOptions, merge_options, spec_of
 from posexport.export.layer_pattern import parameters_of
-from posexport.export.request import BlockOptions, gather, spec_of
 from posexport.models import ENCODINGS
 from posexport.runtimes import RUNTIMES
 from posexport.spec.fields import integer, positive
@@ -114,7 +114,7 @@ def _check_block(values: Values) -> None:
         read_scenario(scenario)
     stated = {name: value for name, value in _first_values(values).items() if name in _BLOCK_KEYS and name != "dtype"}
     (config, preset), texts = (values.get(name, [None])[0] for name in ("config", "preset")), values.get("set", ())
-    options, parameters = gather(config, preset, parameters_of(tuple(texts)), stated, _CONFIG_KEYS)
+    options, parameters = merge_options(config, preset, parameters_of(tuple(texts)), stated, _CONFIG_KEYS)
     _fields_of(BlockOptions, options)
     dtypes = values.get("dtype") or options.get("dtype") or DTYPES
     errors = []

@@ -1,9 +1,9 @@
 """Jobs on a Ray cluster: one task each, placed by what it needs. All use of Ray by a sweep is in this file.
 
-Files go through Ray's object store, in chunks and once for each content, so no file system is shared; Ray copies a chunk
-once to each machine that reads it, and spills chunks to disk where they don't fit. A job that takes a whole machine is
-given to an idle one, with all its CPUs. Ray retries nothing: attempts are counted in one place (`run`), whatever ended
-them.
+Files go through Ray's object store, in chunks and once for each content, so no file system is shared; Ray copies a
+chunk once to each machine that reads it, and spills chunks to disk where they don't fit. A job that takes a whole
+machine is given to an idle one, with all its CPUs. Ray retries nothing: attempts are counted in one place (`run`),
+whatever ended them.
 
 Source: https://docs.ray.io/en/latest/ray-core/scheduling/index.html
 """
@@ -23,6 +23,7 @@ import attrs
 
 from posexport import __version__
 from posexport.errors import PosexportError, RuntimeMissingError
+from posexport.runtimes.installation import install_command
 from posexport.workflows.sweep.address import check_address, check_answers, no_cluster
 from posexport.workflows.sweep.job_files import chunks, write_chunks
 from posexport.workflows.sweep.jobs import FAILED, LOST, File, Job, JobResources, Outcome
@@ -68,7 +69,8 @@ def connect(address: str) -> Any:
         import ray
     except ImportError:
         raise RuntimeMissingError(
-            "--ray needs Ray, which is not installed: pip install 'posexport[ray]', or leave --ray out to run here."
+            f"--ray needs Ray, which is not installed: {install_command('posexport[ray]')}, or leave --ray out to run "
+            "here."
         ) from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # each job sets its GPUs; Ray warns otherwise

@@ -170,9 +170,9 @@ def _outputs(folder: Path, staged: Container[Path]) -> dict[str, bytes]:
 
 
 def _judge(end: _End, command: JobCommand) -> Outcome:
-    """The outcome by the exit code of the contract, with the reason; any other end is a crash, so the attempt is lost.
+    """The outcome by the exit code of the contract, with the reason; any other end is a crash: the attempt is lost.
 
-    A job that names a runtime which was not there is not run, though its command succeeded: another machine may have it.
+    A job that names a runtime that was not there is not run, though its command succeeded: another machine may have it.
     """
     code, error = end.code, end.error
     details = error or end.last_line
@@ -203,8 +203,8 @@ def _judge(end: _End, command: JobCommand) -> Outcome:
 
 
 def _missing(result: Any, asked: Sequence[str]) -> str | None:
-    """The first of the named runtimes that is "not run" wherever the result mentions it, with the reason; None where all
-    ran.
+    """The first of the named runtimes that is "not run" wherever the result mentions it, with the reason; None where
+    all ran.
 
     A cell of the matrix that has a version is final: the runtime is there, and doesn't take such a graph.
     """

@@ -44,8 +44,8 @@ class SweepOptions:
 
 @attrs.frozen(kw_only=True)
 class SweepResult:
-    """The records of a sweep's jobs in the order of its plan. `done_before` of them were there when it began, and `left`
-    are not there because it was interrupted."""
+    """The records of a sweep's jobs in the order of its plan. `done_before` of them were there when it began, and
+    `left` are missing because it was interrupted."""
 
     plan: Plan
     folder: Path

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import attrs
 
-
 ERROR_FILE = "POSEXPORT_ERROR_FILE"
 """The environment variable that names a file: the command line writes its error there too, as `{"error": "..."}`."""
 

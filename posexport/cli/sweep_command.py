@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 def sweep(file: str | None, texts: tuple[str, ...], output: str, dry_run: bool, as_json: bool, **options: Any) -> int:
     """Run matrix, verify, bench and tune jobs, those of a TOML file or of --job, on many machines or on this one.
 
-    Results are kept as they come; the same command again continues a sweep that was stopped. Exits 1 where a job failed,
-    3 where a required runtime, or every job, was not run.
+    Results are kept as they come; the same command again continues a sweep that was stopped. Exits 1 where a job
+    failed, 3 where a required runtime, or every job, was not run.
     """
     with console.steps("reading the jobs") as progress:
         from pathlib import Path

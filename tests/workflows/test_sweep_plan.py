@@ -72,8 +72,8 @@ def test_an_id_is_of_what_is_done_and_with_what(tmp_path: Path) -> None:
 def test_ids_stay_from_process_to_process() -> None:
     job = planned(kind="tune", preset="llama-3.1-8b", scenario="prefill:512").jobs[0]
     code = (
-        "from pathlib import Path; from posexport.workflows.sweep.job_plan import plan, read_text;"
-        "print(plan([(read_text('tune preset=llama-3.1-8b scenario=prefill:512'), Path())]).jobs[0].id)"
+        "from posexport.cli.sweep_command import _options_of; from posexport.workflows.sweep.job_plan import *;"
+        "print(plan([read_text('tune preset=llama-3.1-8b scenario=prefill:512')], _options_of).jobs[0].id)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == job.id
 
@@ -124,7 +124,7 @@ BAD = {
     "key": ("matrix", {"encodings": "rope"}, "unknown key of a matrix job 'encodings': did you mean 'encoding'?"),
     "name": ("matrix", {"encoding": "rop"}, "unknown encoding 'rop': did you mean 'rope'?"),
     "empty": ("matrix", {"encoding": []}, "encoding is an empty list: leave it out, or give it a value."),
-    "number": ("verify", {"artifact": "a.onnx", "seed": -1}, "seed is -1: it must be a whole number from 0 to"),
+    "number": ("verify", {"artifact": "a.onnx", "seed": -1}, "seed is '-1': it must be a whole number from 0 to"),
     "truth": ("verify", {"artifact": "a.onnx", "seed": True}, "seed is True: it must be text or a number."),
     "flag": ("verify", {"artifact": "a.onnx", "properties": "yes"}, "properties is 'yes': it must be true or false."),
     "scenario": ("tune", {"encoding": "rope", "scenario": "decod:9"}, "unknown scenario 'decod': did you mean"),

@@ -167,7 +167,7 @@ def _stated(keys: Mapping[str, Any], kind: Kind, options: Options) -> dict[str, 
 
 
 def _flags(keys: Mapping[str, Any], options: Options) -> dict[str, list[str]]:
-    """The flags that are stated, each as "true" or "false"; false stands for the default where there is no --no-NAME."""
+    """The flags that are stated, each as "true" or "false"; a false one without --no-NAME is left out."""
     flags = {}
     for key, option in options.items():
         if not option.flag or key not in keys:

@@ -126,6 +126,6 @@ class Record:
 
     @property
     def final(self) -> bool:
-        """Whether the next run of the sweep keeps it: it passed, or failed with a result. Jobs that crashed or could not
-        run are tried again."""
+        """Whether the next run of the sweep keeps it: it passed, or failed with a result. Jobs that crashed or could
+        not run are tried again."""
         return self.state == PASSED or (self.state == FAILED and self.result is not None)

@@ -29,8 +29,8 @@ from posexport.verify.matrix.table import COLUMNS, MODES, Entry
 
 @attrs.frozen(kw_only=True)
 class CommandOption:
-    """One option of a command: `name` without its dashes, and whether the command takes it several times (`repeatable`),
-    without a value (`flag`), or as `--no-NAME` too (`switch`)."""
+    """One option of a command: `name` without its dashes, and whether the command takes it several times
+    (`repeatable`), without a value (`flag`), or as `--no-NAME` too (`switch`)."""
 
     name: str
     repeatable: bool = False
@@ -62,17 +62,18 @@ class Numbers:
 class Kind:
     """One kind of job: `posexport <name>`.
 
-    axes             options of which each value is a job; those of `whole` stand for all their values where none is given
-    names            options whose values are names, to those names
-    files            options whose value is a file that travels with the job
-    excluded         options of the command that a job can't state: they name files that do not travel
-    artifact         whether it is about an artifact, the key `artifact`: one job for each
-    cpus             CPUs of each job, None for a whole machine
-    always           what else the command is called with on the machine that runs it
-    refusal          why a combination of axes is no job, or None
-    check            raises RequestError for values that can't work
-    writes           whether the files that the command writes are results too
-    parts            whether its results are parts of one file, which the sweep puts together
+    axes        options of which each value is a job
+    whole       the axes that take all these values where none is given
+    names       options whose values are names, to those names
+    files       options whose value is a file that travels with the job
+    excluded    options of the command that a job can't state: they name files that do not travel
+    artifact    whether it is about an artifact, the key `artifact`: one job for each
+    cpus        CPUs of each job, None for a whole machine
+    always      what else the command is called with on the machine that runs it
+    refusal     why a combination of axes is no job, or None
+    check       raises RequestError for values that can't work
+    writes      whether the files that the command writes are results too
+    parts       whether its results are parts of one file, which the sweep puts together
     """
 
     axes: Sequence[str] = ()

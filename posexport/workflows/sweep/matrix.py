@@ -15,11 +15,11 @@ Refused = tuple[Mapping[str, str], str]
 
 
 def merged(results: Iterable[Path], refused: Iterable[Refused]) -> tuple[dict[str, Matrix], int]:
-    """Matrices by target from files of results, and how many files were left out because other versions of the exporters
-    made them than made the first.
+    """Matrices by target from files of results, and how many files were left out because other versions of the
+    exporters made them than made the first.
 
-    Of two cells for the same entry and runtime, such as from machines with a GPU and without, one that failed wins, else
-    one that ran.
+    Of two cells for the same entry and runtime, such as from machines with a GPU and without, one that failed wins,
+    else one that ran.
     """
     matrices: dict[str, Matrix] = {}
     left_out = 0

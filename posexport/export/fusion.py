@@ -35,11 +35,12 @@ def unfused_reason(spec: Spec, form: str, kernels: Kernels) -> Reason | None:
         )
     scoring = [name for kind in spec.kinds() if (name := _scores_with_content(kind))]
     if scoring and form in ("decomposed", "function"):
-        other = "native" if unsupported_reason(spec, "native", "tensorrt") is None else "contrib"
+        others = [name for name in ("native", "contrib") if unsupported_reason(spec, name, "tensorrt") is None]
+        advice = f"export with --form {others[0]}" if others else "no other form can carry this block for TensorRT"
         return Reason(
             SCORES,
             f"{scoring[0]} computes scores from positions and content together, which the builder does not fuse with "
-            f"the rest of attention in the form {form}: export with --form {other}",
+            f"attention in the form {form}: {advice}",
         )
     return Reason(BUILDER, "the builder chose several kernels for it: compare forms with 'posexport tune'")
 

@@ -99,7 +99,7 @@ def export_module(
     """
     support.check_request(form, target)
     opset = support.default_opset(form) if opset is None else opset
-    wrong = support.opset_refusal(form, target, opset)
+    wrong = support.unsupported_opset(form, target, opset)
     if wrong is not None:
         raise RequestError(f"{wrong}.")
     functions = Functions(opset, form, target)

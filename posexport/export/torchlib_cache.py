@@ -1,7 +1,7 @@
-"""torch's exporter reads the sources of all operators that it can translate at every export: here it does so once.
+"""A cache for torch's exporter, which parses the sources of all operators that it can translate at every export.
 
-That is about 0.4 s of each export of a block, a third of it. The list depends on the installed torch and onnxscript
-only. Where another torch keeps it elsewhere, exports are as right as before, and as slow.
+That takes about 0.4 s, a third of the export of a block. The list depends on the installed torch and onnxscript only. A
+version of torch that keeps it elsewhere is slower, and exports the same graphs.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def _operators(apis: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def read_once() -> Iterator[None]:
-    """While this is open, torch's exporter is given the list that was read first."""
+    """Within this context, torch's exporter uses the list that was read first."""
     try:
         from torch.onnx._internal.exporter import _registration
 
         apis: Any = vars(_registration)["onnxscript_apis"]
-        found = _operators(apis)
+        operators = _operators(apis)
     except (ImportError, AttributeError, KeyError):
         yield
         return
     before = vars(apis).get(NAME)  # None where the module is loaded lazily, through another object
-    vars(apis)[NAME] = lambda: found
+    vars(apis)[NAME] = lambda: operators
     try:
         yield
     finally:

@@ -55,8 +55,8 @@ def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
     rows = list(rows_of(results))
     lead = (
         "Bars end at the median, whiskers span the middle 80 % of all runs, and the dashed line is the lower bound: "
-        "the bare matrix products of the same block; › goes on beyond the drawing. Ratios are taken round by round against "
-        "what ran beside it: a steady slowdown cancels out, a busy machine widens their intervals."
+        "the bare matrix products of the same block; › goes on beyond the drawing. Ratios are taken round by round "
+        "against what ran beside it: a steady slowdown cancels out, a busy machine widens their intervals."
     )
     return Section(id="latency", title="Latency", lead=lead, blocks=tuple(blocks)), Found(
         findings=tuple(_findings(results, found)),

@@ -130,7 +130,7 @@ def _capture(
     functions: Functions,
 ) -> ir.Model:
     """The graph as torch's exporter writes it, with one function node for each call of a posexport operator."""
-    with _quiet(), torchlib_cache.read_once(), torch.no_grad():
+    with _quiet(), torchlib_cache.built_once(), torch.no_grad():
         try:
             program = torch.onnx.export(
                 module,

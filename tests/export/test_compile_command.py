@@ -16,13 +16,14 @@ from posexport.artifact.onnx_artifact import write_onnx
 from posexport.artifact.plan import check_plan, onnx_of
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.export import export
-from posexport.export.compile import BuildOptions, compile_plan
+from posexport.export.compile import compile_plan
 from posexport.files import sha256_of
 from posexport.models import read_spec
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.installation import install_command
 from posexport.runtimes.tensorrt import api
+from posexport.runtimes.tensorrt.options import BuildOptions
 
 no_gpu = pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU here")
 

@@ -72,7 +72,8 @@ def make(product: Product, request: Any, source: dict[str, Any], reason: str, pr
 def _compile(product: Product, source: dict[str, Any], progress: Progress) -> None:
     name = source["runtime"]
     progress(f"loading {name}")
-    from posexport.export.compile import BuildOptions, compile_plan
+    from posexport.export.compile import compile_plan
+    from posexport.runtimes.tensorrt.options import BuildOptions
 
     compile_plan(
         product.source,

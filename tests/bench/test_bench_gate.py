@@ -320,8 +320,8 @@ def test_a_planted_graph_computes_the_same(tmp_path: Path) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Every command of docs/bench.md, in order."""
-    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
+    """Every command of docs/guide/bench.md, in order."""
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "bench.md").read_text()
     blocks = re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     return [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
 

@@ -1,4 +1,4 @@
-"""docs/deployment.md: its commands run in order; its examples compute what torch computes, where their engines are."""
+"""docs/guide/deployment.md: its commands run in order; its examples compute what torch computes, where their engines are."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_made_up_inputs_keep_the_contract() -> None:
 
 COMMANDS = [
     line
-    for kind, text in re.findall(r"```(\w+)\n(.*?)```", (DOCS / "deployment.md").read_text(), flags=re.DOTALL)
+    for kind, text in re.findall(r"```(\w+)\n(.*?)```", (DOCS / "guide" / "deployment.md").read_text(), flags=re.DOTALL)
     for line in text.splitlines()
     if kind == "bash"
 ]

@@ -1,4 +1,4 @@
-"""docs/ci.md and its examples: the workflow's commands exist and, in the project of the example, do what it says."""
+"""docs/guide/ci.md and its examples: the workflow's commands exist and, in the project of the example, do what it says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posexport.workflows.project.file import Entry, Project, find_project
 from posexport.workflows.project.limits import Budget, Latency, Plan, Tolerances
 
 DOCS = Path(__file__).parents[2] / "docs"
-TEXT = (DOCS / "ci.md").read_text()
+TEXT = (DOCS / "guide" / "ci.md").read_text()
 WORKFLOW = yaml.safe_load((DOCS / "examples" / "github-workflow.yml").read_text())
 STEPS = WORKFLOW["jobs"]["verify"]["steps"]
 QUICK = {"bench": ["--rounds", "2", "--processes", "2", "--seconds", "5"]}

@@ -1,4 +1,4 @@
-"""docs/fleet.md: its commands run, its table of kinds is that of the code, its arithmetic is right."""
+"""docs/guide/fleet.md: its commands run, its table of kinds is that of the code, its arithmetic is right."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posexport.spec.forms import FORMS
 from posexport.spec.spec import DTYPES
 from posexport.workflows.sweep.kinds import KINDS
 
-TEXT = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "guide" / "fleet.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, flags=re.DOTALL)
 
 

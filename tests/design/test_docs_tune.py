@@ -1,4 +1,4 @@
-"""docs/tune.md: its commands run in order in one folder, and its Python runs behind them."""
+"""docs/guide/tune.md: its commands run in order in one folder, and its Python runs behind them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from helpers import cli
 
 from posexport.runtimes import RUNTIMES
 
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (Path(__file__).parents[2] / "docs/tune.md").read_text(), flags=re.DOTALL)
+BLOCKS = re.findall(
+    r"```(\w+)\n(.*?)```", (Path(__file__).parents[2] / "docs/guide/tune.md").read_text(), flags=re.DOTALL
+)
 
 
 @pytest.mark.slow
@@ -21,7 +23,7 @@ def test_the_commands_and_the_snippet(tmp_path: Path, monkeypatch: pytest.Monkey
     for kind, text in BLOCKS:
         if kind == "python":
             names: dict[str, object] = {}
-            exec(compile(text, "docs/tune.md", "exec"), names)
+            exec(compile(text, "docs/guide/tune.md", "exec"), names)
             assert getattr(names["output"], "shape", None) == (1, 32, 64)
             continue
         for line in text.splitlines():

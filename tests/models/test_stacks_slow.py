@@ -109,7 +109,7 @@ def test_a_stack_with_outside_weights_compiles(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_commands_of_the_docs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[2] / "docs/stacks.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs/guide/stacks.md").read_text(encoding="utf-8")
     commands = "\n".join(re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).replace("\\\n", " ")
     monkeypatch.chdir(tmp_path)
     assert len(commands.splitlines()) >= 3

@@ -2,7 +2,7 @@
 
 For each encoding, one after the other in one run: `posexport.tune` of a block, and then every distinct program under
 every combination of options at full rounds (tuning_full). Tune's pick is right where it is no slower than the
-best of all, within the interval over fresh processes. Writes docs/results/tuning.json and docs/results/tuning.md, and exits 1
+best of all, within the interval over fresh processes. Writes docs/results/tuning.json and tuning.md, and exits 1
 where a pick is slower, or costs more than its share.
 """
 

@@ -1,4 +1,4 @@
-"""docs/guide/deployment.md: its commands run in order; its examples compute what torch computes, where their engines are."""
+"""docs/examples compute what torch computes, where their engines are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/guide/ci.md and its examples: the workflow's commands exist and, in the project of the example, do what it says."""
+"""docs/guide/ci.md and its examples: the workflow's commands exist and do what the page says."""
 
 from __future__ import annotations
 

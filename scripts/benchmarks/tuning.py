@@ -67,11 +67,11 @@ def main(
     }
     rows = {} if dry else _stored(found)
     failed = False
-    with console.progress("tuning", total=len(only or ENCODINGS)) as (bar, task):
+    with console.steps("tuning", total=len(only or ENCODINGS)) as progress:
         for name in only or ENCODINGS:
             row = rows[name] = _measure(name, hidden_size, tokens, rounds, dtypes, Limits(forms=forms))
             failed |= row["state"] == "failed"
-            bar.advance(task)
+            progress.update(advance=1)
             click.echo("  ".join(_cells(row)))
             if not dry:
                 _write({**found, "rows": [rows[each] for each in ENCODINGS if each in rows]})

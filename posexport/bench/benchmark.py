@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from posexport.bench.candidates import choose, earlier
-from posexport.bench.result import HIGH_MACHINE_LOAD, Benchmark, Shape, differing
+from posexport.bench.result import HIGH_MACHINE_LOAD, Benchmark, LeftOut, Shape, differing
 from posexport.bench.scenarios import Scenario, read_scenario
 from posexport.bench.session import BURST, BenchSession, Settings
 from posexport.bench.shapes import Sizes, Subject, read_sizes, read_subject
@@ -115,7 +115,7 @@ def bench(
                     Shape(
                         scenario=names_of[0] if names_of else None,
                         also=names_of[1:],
-                        sizes=each,
+                        **each.to_dict(),
                         rounds=field.rounds[index],
                         results=field.timings(index) if field.sessions else (),
                     )
@@ -145,7 +145,7 @@ def _check_early(path: Path, against: Path | None, scenarios: Sequence[str], sha
 
 def _points(
     subject: Subject, shapes: Sequence[str], scenarios: Sequence[str]
-) -> tuple[list[Sizes], list[tuple[str, ...]], tuple[dict[str, str], ...]]:
+) -> tuple[list[Sizes], list[tuple[str, ...]], tuple[LeftOut, ...]]:
     """The sizes to time with the scenarios of each, and what of whole sweeps the artifact can't take."""
     asked: dict[Scenario, Scenario] = {}
     for scenario in (each for text in scenarios for each in read_scenario(text)):
@@ -161,9 +161,9 @@ def _points(
         except RequestError as error:
             if not scenario.swept:
                 raise
-            left_out.append({"scenario": str(scenario), "reason": str(error).rstrip(".")})
+            left_out.append(LeftOut(scenario=str(scenario), reason=str(error).rstrip(".")))
     if asked and not found:
-        raise RequestError(f"nothing of the sweep can be timed: {left_out[0]['reason']}.")
+        raise RequestError(f"nothing of the sweep can be timed: {left_out[0].reason}.")
     if shapes or not asked:
         found |= {each: () for each in subject.sizes(shapes) if each not in found}
     return list(found), list(found.values()), tuple(left_out)

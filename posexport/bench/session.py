@@ -244,14 +244,14 @@ class BenchSession:
         self, worker: Worker, name: str, index: int | None, do: str, limit: float, **fields: Any
     ) -> Mapping[str, Any] | None:
         """A worker's answer; None once it is out, with the reason noted. Without memory, at this shape only."""
-        found = worker.ask({"do": do, **fields}, limit)
-        if found["ok"]:
-            return found
-        code, reason = found["code"], found["error"]
+        answer = worker.ask({"do": do, **fields}, limit)
+        if answer["ok"]:
+            return answer
+        code, reason = answer["code"], answer["error"]
         if code == KILLED:  # as the kernel does where memory is short
             code, reason = MEMORY, f"{reason}, most likely for want of memory"
         # torch.compile needs a compiler of the system's: its failure says nothing about the artifact
-        refused = code == REFUSED or (code != MEMORY and "compile" in name)
+        refused = code == REFUSED or (code != MEMORY and self._candidates[name].role == "torch-compile")
         where = index if code == MEMORY else None
         self._out[name, where] = Timing(runtime=name, state=NOT_RUN if refused else FAILED, reason=reason)
         worker.close()

@@ -26,9 +26,9 @@ from posexport import machine
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.errors import PosexportError, Reason
 from posexport.models import read_spec
-from posexport.processes import FAILED, MEMORY, REFUSED, serve
+from posexport.processes import MEMORY, serve
 from posexport.runtimes import TENSORRT, runtime
-from posexport.runtimes.base import Runner
+from posexport.runtimes.base import Runner, failure_code
 from posexport.runtimes.cuda import memory_used
 
 LONG_RUN_SECONDS = 0.25
@@ -157,9 +157,8 @@ def _explain(error: Exception) -> Reason:
     """The code of an error and its first line; the parent decides what it means."""
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     text = first if isinstance(error, PosexportError) else f"{type(error).__name__}: {first}"
-    if isinstance(error, PosexportError) or "NOT_IMPLEMENTED" in str(error):  # ONNX Runtime has no code for it
-        return Reason(REFUSED, text[:300])
-    return Reason(MEMORY, f"out of memory: {text}"[:300]) if machine.is_short(error) else Reason(FAILED, text[:300])
+    code = failure_code(error)
+    return Reason(code, (f"out of memory: {text}" if code == MEMORY else text)[:300])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from posexport.errors import RequestError
 from posexport.spec.fields import integer, positive
 
 if TYPE_CHECKING:
-    from posexport.bench.regression import Gate
     from posexport.bench.result import Benchmark
 
 _ALLOWED = "5%"
@@ -142,13 +141,12 @@ def bench(
             "peers": peers,
             "progress": progress,
         }
-        gate = None
         base = None if baseline is None else read_benchmark(Path(baseline))
         if base is not None:
             check_named(base, runtimes)
         if gated:
             asked |= {"baseline": base, "against": against and Path(against)}
-            found, gate = bench_gated(
+            found = bench_gated(
                 Path(file),
                 allowed=allowed,
                 processes=options.processes,
@@ -160,15 +158,15 @@ def bench(
             found = bench_to_keep(Path(file), processes=options.processes, **asked)
         else:
             found = run(Path(file), processes=options.processes or 1, **asked)
-    _give(found, gate, save, peers, as_json)
-    return _exit_code(found, runtimes, required) or (0 if gate is None else gate.exit_code(strict))
+    _give(found, save, peers, as_json)
+    return _exit_code(found, runtimes, required) or (0 if found.gate is None else found.gate.exit_code(strict))
 
 
-def _give(found: Benchmark, gate: Gate | None, save: str | None, peers: bool, as_json: bool) -> None:
+def _give(found: Benchmark, save: str | None, peers: bool, as_json: bool) -> None:
     from posexport.cli.bench_tables import show_benchmark, show_gate
     from posexport.files import write_json
 
-    data = found.to_dict() | ({} if gate is None else {"gate": gate.to_dict()})
+    data = found.to_dict()
     for doubt in found.manifest_warnings:
         console.warn(f"{doubt}.")
     try:
@@ -176,8 +174,8 @@ def _give(found: Benchmark, gate: Gate | None, save: str | None, peers: bool, as
             console.show_json(data)
         else:
             show_benchmark(found, peers)
-            if gate is not None:
-                show_gate(gate)
+            if found.gate is not None:
+                show_gate(found.gate)
     finally:  # last, and whatever became of stdout: each is kept where the other fails
         if save is not None:
             write_json(Path(save), data)
@@ -188,7 +186,7 @@ def _give(found: Benchmark, gate: Gate | None, save: str | None, peers: bool, as
 def _exit_code(found: Benchmark, runtimes: tuple[str, ...], required: tuple[str, ...]) -> int:
     from posexport.bench.candidates import CANDIDATES, is_peer
 
-    results = [result for shape in found.shapes for result in shape.results]
+    results = found.timings
     for name in required:
         results_of = [result for result in results if result.runtime == name]
         missing = next((result for result in results_of if result.state == "not run"), None)

@@ -102,8 +102,9 @@ def share(plain: Path, planted: Path, scenario: str) -> dict[str, float]:
 
 def held(block: Path, base: Benchmark) -> dict[str, Any]:
     """One build held against a baseline, as plain data."""
-    found, gate = bench_gated(block, baseline=base, allowed=ALLOWED)
-    (change,) = gate.changes
+    found = bench_gated(block, baseline=base, allowed=ALLOWED)
+    assert found.gate is not None
+    (change,) = found.gate.changes
     return {**attrs.asdict(change), "processes": found.processes, "machine_load": found.machine_load}
 
 

@@ -37,7 +37,7 @@ def result(floor: Sequence[float], torch: Sequence[float] | None = None, **over:
         processes=processes,
     )
     peer = Timing(runtime="torch", state="timed", seconds=statistics.summarize([1.0]), processes={"torch": (1.0,) * 5})
-    shape = Shape(scenario="prefill:128", sizes=Sizes(), rounds=30, results=(peer, timed))
+    shape = Shape(scenario="prefill:128", **Sizes().to_dict(), rounds=30, results=(peer, timed))
     spec = small_spec("rope")
     head: dict[str, Any] = {
         "file": "block.onnx",
@@ -148,9 +148,9 @@ def test_a_slower_machine_is_no_regression() -> None:
 
 def test_the_steadier_yardstick_is_taken() -> None:
     wild = (1.0, 2.0, 0.5, 1.0, 3.0)
-    assert only(regression.compare(result(STEADY, wild), result(STEADY, wild), 0.05)).by == "floor"
-    assert only(regression.compare(result(wild, STEADY), result(wild, STEADY), 0.05)).by == "torch"
-    assert only(regression.compare(result(wild, STEADY), result(STEADY), 0.05)).by == "floor"  # it is in both
+    assert only(regression.compare(result(STEADY, wild), result(STEADY, wild), 0.05)).reference == "floor"
+    assert only(regression.compare(result(wild, STEADY), result(wild, STEADY), 0.05)).reference == "torch"
+    assert only(regression.compare(result(wild, STEADY), result(STEADY), 0.05)).reference == "floor"  # it is in both
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "threads": ({"threads": 1}, "the threads of the baseline are 1"),
     "graphs": ({"cuda_graph": True}, "the baseline has --cuda-graph, the run has not"),
     "nothing": (
-        {"shapes": (Shape(scenario="prefill:128", sizes=Sizes(), rounds=1, results=()),)},
+        {"shapes": (Shape(scenario="prefill:128", **Sizes().to_dict(), rounds=1, results=()),)},
         "the baseline timed nothing that runs the artifact",
     ),
     "shapes": (
-        {"shapes": (Shape(scenario=None, sizes=Sizes(seq=7), rounds=1, results=()),)},
+        {"shapes": (Shape(scenario=None, **Sizes(seq=7).to_dict(), rounds=1, results=()),)},
         "batch=1,seq=128 is in this run only",
     ),
 }
@@ -238,7 +238,7 @@ def test_an_earlier_artifact_in_the_same_rounds(factor: float, state: str) -> No
     new = attrs.evolve(shape.results[1], processes={"against": parts})
     found = attrs.evolve(found, shapes=(attrs.evolve(shape, results=(shape.results[0], new, old)),))
     change = only(regression.compare_earlier(found, 0.05))
-    assert (change.state, change.by) == (state, "the earlier artifact")
+    assert (change.state, change.reference) == (state, "the earlier artifact")
     none = attrs.evolve(found, shapes=(attrs.evolve(shape, results=(attrs.evolve(new, processes={}),)),))
     assert only(regression.compare_earlier(none, 0.05)).state == "not run"
 
@@ -332,8 +332,8 @@ def test_floors_that_were_run_in_other_ways_are_no_yardstick() -> None:
     series = {"floor": [2.0, 2.01, 2.02] * 3, "torch": [0.5, 0.6, 0.4] * 3}
     base = floored("products by torch", **series)
     assert base.floor_ways() == {("floor", str(Sizes())): "products by torch"}
-    assert only(regression.compare(floored("products by torch", **series), base, 0.05)).by == "floor"
-    assert only(regression.compare(floored("products by onnxruntime", **series), base, 0.05)).by == "torch"
+    assert only(regression.compare(floored("products by torch", **series), base, 0.05)).reference == "floor"
+    assert only(regression.compare(floored("products by onnxruntime", **series), base, 0.05)).reference == "torch"
     alone = {"floor": series["floor"]}
     found = only(regression.compare(floored("another", **alone), floored("one", **alone), 0.05))
     assert (found.state, found.reason) == (

@@ -175,7 +175,7 @@ def test_the_gate_is_in_the_json(block: Path, bench: Callable[..., Result], base
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert json.loads(saved.read_text()) == found
-    assert found["gate"]["allowed"] == 0.05
+    assert found["gate"]["limit"] == 0.05
     assert [change["state"] for change in found["gate"]["changes"]] == ["slower", "slower"]
 
 
@@ -346,12 +346,12 @@ def test_the_commands_of_the_page_run_on_engines(tmp_path: Path, monkeypatch: py
 
 def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     from posexport.bench import gate
-    from posexport.bench.regression import Change, Gate
+    from posexport.bench.result import Change, Gate
 
     clock = iter([0.0, 1.0, gate.GATE_TIMEOUT + 1.0])
     monkeypatch.setattr(gate.time, "monotonic", lambda: next(clock))
     unsure = Gate(
-        allowed=0.05, confidence=0.99, changes=(Change(runtime="a", shape="b", state="inconclusive", more=True),)
+        limit=0.05, confidence=0.99, changes=(Change(runtime="a", shape="b", state="inconclusive", more=True),)
     )
     enough = gate._in_time(lambda found: unsure, keep=False)
     assert [enough(None) for _ in range(3)] == [False, False, True]  # type: ignore[arg-type]

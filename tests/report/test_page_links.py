@@ -107,7 +107,7 @@ def test_what_a_sweep_refused_is_told_once(tmp_path: Path) -> None:
 
 
 def limit(state: str, ratio: float | None = 2.0) -> dict[str, Any]:
-    return {"runtime": "ort-cpu", "scenario": "prefill:128", "peer": "floor", "limit": 1.5, "state": state,
+    return {"runtime": "ort-cpu", "scenario": "prefill:128", "reference": "floor", "limit": 1.5, "state": state,
             "reason": "", "ratio": ratio, "low": None, "high": None}  # fmt: skip
 
 

@@ -12,7 +12,6 @@ import pytest
 from helpers import cli, refused
 
 from posexport.bench.result import Benchmark, Shape, Timing
-from posexport.bench.shapes import Sizes
 from posexport.bench.statistics import Ratio
 from posexport.cli.bench_project import _warn
 from posexport.errors import RequestError
@@ -30,7 +29,7 @@ def product(folder: Path, more: str) -> Product:
 
 
 def measured(*results: Timing) -> Benchmark:
-    shape = Shape(scenario="prefill:8", sizes=Sizes(batch=1, seq=8), rounds=5, results=results)
+    shape = Shape(scenario="prefill:8", batch=1, seq=8, rounds=5, results=results)
     told: dict[str, Any] = {"file": "one.onnx", "sha256": "0", "encoding": "rope", "form": "native", "opset": 23}
     told |= {"dtype": "fp32", "spec": {}, "rounds": 5, "burst": 3, "processes": 1, "seed": 0, "machine_load": 0.0}
     return Benchmark(**told, machine={}, threads=None, shapes=(shape,))
@@ -54,7 +53,7 @@ def test_a_limit_is_judged_with_the_interval(
         runtime="torch", state="timed", ratios={"torch": Ratio(median=1.0, low=1.0, high=1.0, confidence=0.95)}
     )
     (kept,) = judge(one, measured(torch, timed(low, median, high)))
-    assert (kept.runtime, kept.peer, kept.state, kept.ratio) == ("ort-cpu", "torch", state, median)
+    assert (kept.runtime, kept.reference, kept.state, kept.ratio) == ("ort-cpu", "torch", state, median)
     assert broken([kept], strict=False) is (state == "slower")
     assert broken([kept], strict=True) is (state != "fine")
 

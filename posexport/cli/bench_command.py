@@ -192,8 +192,7 @@ def _exit_code(found: Benchmark, runtimes: tuple[str, ...], required: tuple[str,
         missing = next((result for result in results_of if result.state == "not run"), None)
         if missing is not None or not results_of:
             why = "nothing was timed on it" if missing is None else missing.reason
-            click.echo(f"Error: required runtime {name} was not run: {why}.", err=True)
-            return 3
+            return console.fail(f"required runtime {name} was not run: {why}.", 3)
     # a peer that nobody named says nothing about the artifact by failing
     excused = {name for name in CANDIDATES if is_peer(name)} - {*runtimes, *required}
     return int(any(result.state == "failed" and result.runtime not in excused for result in results))

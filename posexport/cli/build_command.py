@@ -55,8 +55,7 @@ def build(names: tuple[str, ...], project_file: str | None, check: bool, force: 
         _show(f"Artifacts of {project.file}", found)
     missing = next((each for each in found if each.state == NOT_RUN), None)
     if missing is not None:
-        click.echo(f"Error: {missing.file} was not built: {missing.reason}.", err=True)
-        return 3
+        return console.fail(f"{missing.file} was not built: {missing.reason}.", 3)
     return int(any(each.state == STALE for each in found))
 
 

@@ -99,7 +99,7 @@ def export_module(
     """
     support.check_request(form, target)
     opset = support.default_opset(form) if opset is None else opset
-    wrong = support.opset_refusal(form, target, opset)
+    wrong = support.unsupported_opset(form, target, opset)
     if wrong is not None:
         raise RequestError(f"{wrong}.")
     functions = Functions(opset, form, target)
@@ -130,7 +130,7 @@ def _capture(
     functions: Functions,
 ) -> ir.Model:
     """The graph as torch's exporter writes it, with every call of an operator of ours one function node."""
-    with _quiet(), torchlib_cache.read_once(), torch.no_grad():
+    with _quiet(), torchlib_cache.built_once(), torch.no_grad():
         try:
             program = torch.onnx.export(
                 module,

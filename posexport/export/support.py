@@ -37,9 +37,9 @@ def default_opset(form: str, spec: Spec | None = None) -> int:
     return _FORMS[form].opset
 
 
-def refusal(spec: Spec, form: str, target: str = "portable", opset: int | None = None) -> str | None:
+def unsupported_reason(spec: Spec, form: str, target: str = "portable", opset: int | None = None) -> str | None:
     """Why `form` can't carry `spec` for `target`, in one sentence without a full stop; None where it can."""
-    wrong = opset_refusal(form, target, opset)
+    wrong = unsupported_opset(form, target, opset)
     if wrong is not None:
         return wrong
     if form == "native" and spec.kv_cache == "shared" and opset == 23:
@@ -54,7 +54,7 @@ def refusal(spec: Spec, form: str, target: str = "portable", opset: int | None =
     )
 
 
-def opset_refusal(form: str, target: str, opset: int | None) -> str | None:
+def unsupported_opset(form: str, target: str, opset: int | None) -> str | None:
     """Why a form is not written in an opset for a target, or None."""
     row = _FORMS[form]
     if opset is not None and opset not in row.opsets:
@@ -73,8 +73,8 @@ def check_request(form: str, target: str) -> None:
 
 
 def check(spec: Spec, form: str, target: str, opset: int) -> None:
-    """RequestError where `refusal` has a sentence."""
+    """RequestError where `unsupported_reason` has a sentence."""
     check_request(form, target)
-    wrong = refusal(spec, form, target, opset)
+    wrong = unsupported_reason(spec, form, target, opset)
     if wrong is not None:
         raise RequestError(f"{wrong}.")

@@ -11,6 +11,7 @@ import pytest
 from helpers import cli
 
 from posexport.bench.scenarios import SWEEPS
+from posexport.cli.sweep_command import _options_of as options_of
 from posexport.spec.forms import FORMS
 from posexport.spec.spec import DTYPES
 from posexport.workflows.sweep.kinds import KINDS
@@ -24,9 +25,9 @@ def test_the_table_of_kinds_is_that_of_the_code() -> None:
     assert list(rows) == list(KINDS)
     for name, (_, axes, options, takes) in rows.items():
         kind = KINDS[name]
-        said = set(re.findall(r"`([\w-]+)`", f"{axes} {options}"))
-        sizes = {"num-heads", "num-kv-heads", "head-dim", "window"} if name == "tune" else set()
-        assert said | sizes == set(kind.keys()), name
+        named = set(re.findall(r"`([\w-]+)`", f"{axes} {options}"))
+        known = {*kind.options(options_of(name)), *(["artifact"] if kind.artifact else [])}
+        assert named == known if name != "tune" else named < known, name
         assert set(re.findall(r"`([\w-]+)`", axes)) == {*kind.axes, *(["artifact"] if kind.artifact else [])}, name
         assert takes == ("1 CPU" if kind.cpus == 1 else "a machine"), name
 

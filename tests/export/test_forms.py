@@ -25,7 +25,7 @@ from posexport.custom_ops.unsupported import REFUSALS
 from posexport.errors import RequestError
 from posexport.export import export
 from posexport.export.exporter import export_module
-from posexport.export.support import default_opset, refusal
+from posexport.export.support import default_opset, unsupported_reason
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.spec import Spec
 
@@ -66,7 +66,7 @@ def test_a_spec_that_a_form_cannot_carry_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     spec, why = small_spec("none", **over), _why(form, target, what)
-    assert refusal(spec, form, target) == why
+    assert unsupported_reason(spec, form, target) == why
     with pytest.raises(RequestError, match=f"^{re.escape(why)}[.]$"):
         export(spec, weights_for(spec), form=form, target=target)
     sizes = ("--hidden-size", "32", "--num-heads", "4")

@@ -100,7 +100,7 @@ def make_network(trt: Any, builder: Any) -> Any:
     return builder.create_network(0 if typed is None else 1 << int(typed))
 
 
-def parser_refusal(name: str, file: str, parser: Any) -> RequestError:
+def parser_error(name: str, file: str, parser: Any) -> RequestError:
     """The parser's first error as one sentence with the node, the operator and what to do."""
     if not parser.num_errors:
         return RequestError(f"{name} can't parse {file!r} and doesn't say why: export it again.")
@@ -112,7 +112,7 @@ def parser_refusal(name: str, file: str, parser: Any) -> RequestError:
     return RequestError(f"{name} can't take {file!r}, {where}: {said}; {_hint(error.desc())}.")
 
 
-def build_refusal(name: str, file: str, errors: list[str]) -> RequestError:
+def build_error(name: str, file: str, errors: list[str]) -> RequestError:
     """The builder's first error as one sentence with what to do."""
     said = errors[0] if errors else "it doesn't say why"
     # It comes wrapped in error codes, and in files and lines of the engine's own source.

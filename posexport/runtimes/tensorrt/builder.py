@@ -84,7 +84,7 @@ def _build(
     parser = trt.OnnxParser(network, log)
     _check_functions(name, artifact, parser)
     if not parser.parse_from_file(file):
-        raise api.parser_refusal(name, file, parser)
+        raise api.parser_error(name, file, parser)
     own = _allow_decomposing(trt, network)
     profile = builder.create_optimization_profile()
     for key, dims in profiles.items():
@@ -94,7 +94,7 @@ def _build(
     plan = builder.build_serialized_network(network, config)
     seconds = time.perf_counter() - start
     if plan is None:
-        raise api.build_refusal(name, file, log.errors())
+        raise api.build_error(name, file, log.errors())
     kernels = read_kernels(log.texts(), artifact.spec.layers)
     if kernels.rows is None and gpu_missing() is None:  # some versions log no table, but show it of an opened plan
         kernels = read_kernels(_inspected(trt, log, plan), artifact.spec.layers)

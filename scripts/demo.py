@@ -1,6 +1,7 @@
 """The main job on real input: export a ViT-B/16-sized block with rope2d, verify it on a photograph, build a plan.
 
-Each step is the command that it shows; files go to demo-output/. `scripts/demo --readme` writes the table into README.md.
+Each step is the command that it shows; files go to demo-output/. `scripts/demo --readme` also writes the table into
+README.md.
 """
 
 from __future__ import annotations

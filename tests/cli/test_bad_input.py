@@ -61,7 +61,7 @@ REQUESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "softcap beyond fp32": ((*ROPE, "--softcap", "1e39"), ("softcap is '1e39'", "a number from 1e-30 to 1e+30")),
     "a sequence larger than memory": (
         (*ROPE, "--batch", "2000000000", "--seq", "2000000000"),
-        ("has no place in memory", "leave them dynamic"),
+        ("does not fit in memory", "leave them dynamic"),
     ),
     "theta text": ((*ROPE, "--set", "theta=big"), ("theta is 'big'", "a number from 1e-30 to 1e+30")),
     "theta 2d": (("--encoding", "rope2d", *SMALL, "--set", "theta=-2"), ("theta is '-2'",)),

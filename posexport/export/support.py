@@ -43,7 +43,7 @@ def unsupported_reason(spec: Spec, form: str, target: str = "portable", opset: i
     if reason is not None:
         return reason
     if form == "native" and spec.kv_cache == "shared" and opset == 23:
-        return "native with shared caches is written in opset 24, which has TensorScatter: give --opset 24, or none"
+        return "native with shared caches is written in opset 24, which has TensorScatter: give opset 24, or none"
     return unsupported(
         form,
         target,
@@ -60,7 +60,7 @@ def unsupported_opset(form: str, target: str, opset: int | None) -> str | None:
     if opset is not None and opset not in row.opsets:
         return f"opset is {opset}: {form} is written in opsets {row.opsets[0]} to {row.opsets[-1]}"
     if opset is not None and opset > 24 and target == "tensorrt":
-        return f"opset is {opset}: TensorRT takes 24 at most, so give a lower one, or --target portable"
+        return f"opset is {opset}: TensorRT takes 24 at most, so give a lower one, or target portable"
     return None
 
 

@@ -121,7 +121,7 @@ OPSETS: list[tuple[dict[str, str], str]] = [
     ({"opset": "22", "form": "native"}, "opset is 22: native is written in opsets 23 to 24"),
     (
         {"opset": "23", "form": "native", "kv-cache": "shared"},
-        "native with shared caches is written in opset 24, which has TensorScatter: give --opset 24, or none.",
+        "native with shared caches is written in opset 24, which has TensorScatter: give opset 24, or none.",
     ),
     ({"form": "natives"}, "unknown form 'natives': did you mean 'native'?"),
     ({"target": "tensort"}, "unknown target 'tensort': did you mean 'tensorrt'?"),

@@ -1,9 +1,9 @@
 """Results and manifests as attrs classes: plain JSON data in and out, with the types checked.
 
 A class is the schema. Its annotations say what a file may hold: `Literal["timed", "failed"]`, `int | None`,
-`Mapping[str, Ratio]`, `tuple[Row, ...]`; validators say the rest. Keys that the class doesn't have are not read. A
-number may be written as an integer where a float is wanted; nothing else is converted. cattrs does the work and loads
-when it is first used, because start-up counts.
+`int | str`, `Mapping[str, Ratio]`, `tuple[Row, ...]`; validators say the rest. Keys that the class doesn't have are not
+read. A number may be written as an integer where a float is wanted; nothing else is converted. cattrs does the work and
+loads when it is first used, because start-up counts.
 
 A class must be importable at run time: names in its annotations can't come from a TYPE_CHECKING block.
 """
@@ -78,6 +78,13 @@ def _converter() -> cattrs.Converter:
     strictly(bool)
     strictly(int)
     strictly(float, int)
+
+    def size_or_name(value: Any, _: Any) -> int | str:
+        if type(value) not in (int, str):
+            raise ValueError(f"is {_shown(value)}, neither a whole number nor text")
+        return value
+
+    converter.register_structure_hook_func(lambda kind: kind == int | str, size_or_name)
 
     def table(kind: Any) -> Any:
         names = {field.name for field in attrs.fields(kind)}

@@ -79,7 +79,7 @@ def _converter() -> cattrs.Converter:
     strictly(int)
     strictly(float, int)
 
-    def size_or_name(value: Any, _: Any) -> int | str:
+    def size_or_name(value: Any, _: Any) -> Any:
         if type(value) not in (int, str):
             raise ValueError(f"is {_shown(value)}, neither a whole number nor text")
         return value
@@ -108,7 +108,14 @@ def _converter() -> cattrs.Converter:
             for field in attrs.fields(kind)
             if field.metadata.get(OMITTED)
         }
-        return gen.make_dict_unstructure_fn(kind, converter, **omitted)
+        write = gen.make_dict_unstructure_fn(kind, converter, **omitted)
+        names = [field.name for field in attrs.fields(kind)]
+
+        def in_order(value: Any) -> dict[str, Any]:  # cattrs puts what may be omitted behind everything else
+            data = write(value)
+            return {name: data[name] for name in names if name in data}
+
+        return in_order if omitted else write
 
     def choice(kind: Any) -> Any:
         allowed = typing.get_args(kind)

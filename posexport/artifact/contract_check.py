@@ -37,7 +37,7 @@ def _fits(actual: int | str, expected: int | str) -> bool:
 
 
 def _dimension_violation(spec: Spec, values: Values) -> str | None:
-    """A dimension with two sizes (or fixed in one value and free in another), or a sum that is not that of its parts."""
+    """A dimension with two sizes, or fixed in one value and free in another; or a sum that is not that of its parts."""
     sizes: dict[str, tuple[str, int | str]] = {}
     for name, (shape, _) in {**graph_inputs(spec), **graph_outputs(spec)}.items():
         for dim, actual in zip(shape, values[name][0], strict=True):

@@ -1,4 +1,4 @@
-"""Artifacts read and checked from their files, `.onnx` or `.plan`, with everything that verify and bench ask of them."""
+"""Artifacts read from their files, `.onnx` or `.plan`, and checked, with what verify and bench need of them."""
 
 from __future__ import annotations
 

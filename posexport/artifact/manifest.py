@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
+from posexport.artifact.weight_source import WeightSource
 from posexport.errors import RequestError
 from posexport.files import json_bytes, sha256_of
 from posexport.jsondata import OMITTED, DataError, read_json, structure, unstructure
@@ -27,8 +28,6 @@ Profiles = Mapping[str, Mapping[str, tuple[int, ...]]]
 """{input: {min, opt, max}}, the shapes that a plan takes."""
 
 M = TypeVar("M", bound="Manifest")
-
-_OPTIONAL = {"default": None, "metadata": {OMITTED: True}}
 
 
 def _file_name(instance: object, field: attrs.Attribute[str], value: str) -> None:
@@ -56,11 +55,7 @@ def _spec(instance: object, field: attrs.Attribute[Any], value: Mapping[str, Any
 
 def _some(instance: object, field: attrs.Attribute[Any], value: tuple[Tensor, ...]) -> None:
     if not value:
-        raise ValueError("has no inputs")
-
-
-def _external_data() -> Any:
-    return attrs.field(factory=dict, validator=_file_names, metadata={OMITTED: True})
+        raise ValueError(f"has no {field.name}")
 
 
 @attrs.frozen(kw_only=True)
@@ -83,22 +78,6 @@ def values_of(tensors: Iterable[Tensor]) -> Values:
 
 
 @attrs.frozen(kw_only=True)
-class WeightsSource:
-    """Where the weights of a file come from.
-
-    random      made from `seed`
-    file        read from a .safetensors file of this `sha256`
-    checkpoint  read from a checkpoint whose files have this `sha256`, from its layer or layers `layer`
-    """
-
-    source: Literal["random", "file", "checkpoint"]
-    seed: int | None = attrs.field(**_OPTIONAL)
-    sha256: str | None = attrs.field(**_OPTIONAL)
-    model_type: str | None = attrs.field(**_OPTIONAL)
-    layer: str | None = attrs.field(**_OPTIONAL)
-
-
-@attrs.frozen(kw_only=True)
 class Manifest:
     """What the manifests of ONNX files and of plans have in common.
 
@@ -108,13 +87,14 @@ class Manifest:
 
     file: str = attrs.field(validator=_file_name)
     sha256: str
-    external_data: Mapping[str, str] = _external_data()
+    external_data: Mapping[str, str] = attrs.field(factory=dict, validator=_file_names, metadata={OMITTED: True})
     version: str
     form: str = attrs.field(validator=_form)
-    target: str | None = attrs.field(**_OPTIONAL)
+    target: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    weights: WeightSource | None = attrs.field(default=None, metadata={OMITTED: True})
     spec: Mapping[str, Any] = attrs.field(validator=_spec)
     inputs: tuple[Tensor, ...] = attrs.field(validator=_some)
-    outputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...] = attrs.field(validator=_some)
     opset: int
     domains: Mapping[str, int]
     tools: Mapping[str, str]
@@ -132,9 +112,8 @@ class Manifest:
 class OnnxManifest(Manifest):
     """The manifest of an ONNX file; `request` is what a project's entry asked for, `tune` the tuning that chose it."""
 
-    weights: WeightsSource | None = attrs.field(**_OPTIONAL)
-    request: Mapping[str, Any] | None = attrs.field(**_OPTIONAL)
-    tune: Mapping[str, Any] | None = attrs.field(**_OPTIONAL)
+    request: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
+    tune: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
 
 
 @attrs.frozen(kw_only=True)
@@ -144,7 +123,7 @@ class PlanSource:
     file: str = attrs.field(validator=_file_name)
     sha256: str
     version: str
-    external_data: Mapping[str, str] = _external_data()
+    external_data: Mapping[str, str] = attrs.field(factory=dict, validator=_file_names, metadata={OMITTED: True})
 
 
 @attrs.frozen(kw_only=True)
@@ -174,7 +153,7 @@ class PlanKernels:
     attention_layers: int
     host_steps: int | None
     decomposed_attention: int = attrs.field(default=0, metadata={OMITTED: True})
-    unknown: str | None = attrs.field(**_OPTIONAL)
+    unknown: str | None = attrs.field(default=None, metadata={OMITTED: True})
     rows: tuple[KernelRow, ...]
 
 
@@ -187,7 +166,8 @@ def _profiles(instance: PlanManifest, field: attrs.Attribute[Any], value: Profil
         raise ValueError("has profiles that are not those of its inputs")
     for tensor in instance.inputs:
         for shape in value[tensor.name].values():
-            if any(size < (smallest(dim) if isinstance(dim, str) else 0) for dim, size in zip(tensor.shape, shape)):
+            least = (smallest(dim) if isinstance(dim, str) else 0 for dim in tensor.shape)
+            if any(size < minimum for size, minimum in zip(shape, least, strict=True)):
                 raise ValueError(f"has a size of {tensor.name!r} that is too small")
 
 
@@ -203,8 +183,8 @@ class PlanManifest(Manifest):
     memory_limit: int | None
     sizes: Mapping[str, int | None]
     kernels: PlanKernels
-    request: Mapping[str, Any] | None = attrs.field(**_OPTIONAL)
-    tune: Mapping[str, Any] | None = attrs.field(**_OPTIONAL)
+    request: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
+    tune: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
 
 
 def manifest_path(path: Path) -> Path:
@@ -242,7 +222,7 @@ def _read(path: Path, kind: type[M]) -> M | None:
 
 
 def external_data(path: Path) -> Mapping[str, str]:
-    """The sha256 of each file of weights that the manifest of the artifact at `path` names; none without a usable one."""
+    """The sha256 of each file of weights beside the artifact at `path`, by name; none without a usable manifest."""
     try:
         manifest = read_manifest(path)
     except RequestError:

@@ -20,12 +20,12 @@ import onnx
 from posexport.artifact import onnx_file
 from posexport.artifact.manifest import (
     OnnxManifest,
-    WeightsSource,
     external_data,
     manifest_path,
     read_onnx_manifest,
     tensors_of,
 )
+from posexport.artifact.weight_source import WeightSource
 from posexport.errors import RequestError
 from posexport.files import sha256_of, staged
 from posexport.models import read_spec
@@ -116,13 +116,14 @@ class Artifact:
 
 
 def write_onnx(
-    model: ir.Model, path: Path, external_from: int = EXTERNAL_FROM, *, weights: WeightsSource | None = None
+    model: ir.Model, path: Path, external_from: int = EXTERNAL_FROM, weights: WeightSource | None = None
 ) -> OnnxManifest:
     """Write a model that `export` made, and its manifest; returns the manifest.
 
-    Weights of `external_from` bytes or more in all go to `<file>.data`. Such a file of an earlier artifact is removed
-    where it is no longer needed and that artifact's manifest names it. `weights` says where the weights come from.
-    Raises RequestError where the folder can't be written; every file is then as it was.
+    The manifest says where the `weights` come from, unless they are the caller's own. Weights of `external_from` bytes
+    or more in all go to `<file>.data`; such a file of an earlier artifact is removed where it is no longer needed and
+    that artifact's manifest names it. Raises RequestError where the folder can't be written; every file is then as it
+    was.
     """
     spec = read_spec(json.loads(model.metadata_props["posexport.spec"]))
     data = onnx_file.data_path(path)
@@ -187,7 +188,7 @@ def read_onnx(path: Path) -> Artifact:
             raise RequestError("it is not a table.")
         spec = read_spec(data)
         if properties["posexport.form"] not in FORMS:
-            raise RequestError(f"its form is {found['posexport.form']!r}, known are {', '.join(FORMS)}.")
+            raise RequestError(f"its form is {properties['posexport.form']!r}, known are {', '.join(FORMS)}.")
         target = properties.get("posexport.target", "portable")
         if target not in TARGETS:
             raise RequestError(f"its target is {target!r}, known are {', '.join(TARGETS)}.")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA = 7, 5, 9
 _INLINE = 1024  # bytes up to which an initializer stays in the graph's own message
 _ALIGN = 4096  # of a tensor in an external file, so that it can be mapped into memory
-_TORCH = {
+_TORCH: dict[int, tuple[str, int]] = {
     onnx.TensorProto.FLOAT: ("float32", 4),
     onnx.TensorProto.FLOAT16: ("float16", 2),
     onnx.TensorProto.BFLOAT16: ("bfloat16", 2),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from posexport.cli import console
 from posexport.errors import RequestError
 from posexport.files import check_artifact, check_writable
+from posexport.jsondata import unstructure
 from posexport.runtimes.tensorrt.options import capabilities, memory_size
+
+if TYPE_CHECKING:
+    from posexport.artifact.manifest import PlanManifest
 
 _NODES, _ROWS = 4, 40  # names of nodes per kernel, and kernels, that people are shown; the manifest has all
 
@@ -71,7 +75,8 @@ def compile(
         "tf32": tf32,
     }
     manifest_warnings: list[str] = []
-    manifest, seconds = _compile(path, target, runtime, options, manifest_warnings)
+    made, seconds = _compile(path, target, runtime, options, manifest_warnings)
+    manifest = unstructure(made)
     kernels = manifest["kernels"]
     if as_json:
         console.show_json({**manifest, "build_seconds": round(seconds, 3)})
@@ -94,7 +99,7 @@ def compile(
 
 def _compile(
     path: Path, target: Path, runtime: str | None, options: dict[str, Any], manifest_warnings: list[str]
-) -> tuple[dict[str, Any], float]:
+) -> tuple[PlanManifest, float]:
     from posexport.runtimes.tensorrt import api
 
     name = api.choose(runtime)

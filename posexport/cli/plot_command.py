@@ -13,8 +13,8 @@ import click
 from posexport.cli import console
 from posexport.cli.spec_options import field_options
 from posexport.errors import RequestError
+from posexport.export.block_options import spec_of
 from posexport.export.layer_pattern import parameters_of
-from posexport.export.request import spec_of
 from posexport.report.plots.panels import WHAT
 from posexport.runtimes import RUNTIMES, runtime
 from posexport.spec.fields import integer

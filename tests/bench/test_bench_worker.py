@@ -202,7 +202,7 @@ def test_threads_are_woken_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     worker.open("ort-cpu", {}, "block.onnx", None)
     worker.shape(small_spec("none").to_dict(), batch=1, seq=5, seed=0, warmup=2)
     before = runner.runs
-    monkeypatch.setattr(worker.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(bench_worker.time, "perf_counter", lambda: next(clock))
     assert worker.time(5, wake=1.0) == {"seconds": [0.001] * 5}
     assert runner.runs - before == 1 + 3 + 5  # untimed ones until 0.25, 0.5, 0.75 and 1 s
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from helpers import case
+from helpers import CHILD_PATH, case
 from verify_helpers import write
 
 from posexport.errors import Reason, RequestError
@@ -73,7 +73,7 @@ def wrong(how: str, **options: Any) -> Runtime:
 @pytest.fixture(autouse=True, scope="module")
 def _findable() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("PYTHONPATH", CHILD_PATH)
         yield
 
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import psutil
 import pytest
-from helpers import case
+from helpers import CHILD_PATH, case
 from verify_helpers import write
 
 from posexport.errors import Reason
@@ -23,7 +23,6 @@ from posexport.runtimes.transport import load_arrays, save_arrays
 from posexport.verify import verify
 from posexport.verify.result import FAILED, PASSED
 
-ROOT = Path(__file__).parent
 INPUTS = {"x": np.arange(6.0).reshape(2, 3), "half": np.ones((1, 0), ml_dtypes.bfloat16), "a/b": np.array(3)}
 
 
@@ -36,7 +35,7 @@ def faulty(how: str) -> Runtime:
 
 @pytest.fixture(autouse=True)
 def _findable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", CHILD_PATH)
 
 
 @pytest.fixture

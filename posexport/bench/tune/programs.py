@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport import __version__
+from posexport.artifact.manifest import OnnxManifest
+from posexport.artifact.weight_source import WeightSource
 from posexport.bench.scenarios import Scenario
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.space import Program, no_kernels
@@ -39,13 +41,15 @@ class Block:
     """What is tuned: its spec in every dtype that it may have, and where its weights come from.
 
     `load` gives the spec (with the biases that a file of weights has) and the weights in a dtype; RequestError where
-    they overflow there. `source` names the weights: two blocks with the same one have the same weights. `batch`, `seq`
+    they overflow there. `source` names the weights: two blocks with the same one have the same weights.
+    `weight_source` is what a manifest says of them. `batch`, `seq`
     and `max_seq` are fixed sizes, as posexport.export takes them.
     """
 
     specs: Mapping[str, Spec]
     load: Callable[[str], tuple[Spec, Mapping[str, Tensor]]]
     source: str
+    weight_source: WeightSource | None = None
     fixed: Mapping[str, int] = attrs.field(factory=dict)
 
 
@@ -137,18 +141,18 @@ class Programs:
             )
         return path
 
-    def write(self, program: Program, path: Path) -> dict[str, Any]:
+    def write(self, program: Program, path: Path) -> OnnxManifest:
         """Export it to `path` with its manifest, as `posexport export` would; returns the manifest."""
         from posexport.artifact.onnx_artifact import write_onnx
 
-        return write_onnx(self._model(program), path)
+        return write_onnx(self._model(program), path, weights=self._block.weight_source)
 
-    def same_data(self, program: Program, manifest: Mapping[str, Any]) -> bool:
+    def same_data(self, program: Program, manifest: OnnxManifest) -> bool:
         """Whether the external data that a manifest names is that of the program, whatever the files' names are."""
-        from posexport.artifact.manifest import read_manifest
+        from posexport.artifact.manifest import external_data
 
-        known = read_manifest(self.path(program)) or {}
-        return sorted(known.get("external_data", {}).values()) == sorted(manifest["external_data"].values())
+        known = external_data(self.path(program))
+        return sorted(known.values()) == sorted(manifest.external_data.values())
 
     def _model(self, program: Program) -> ir.Model:
         from posexport.export.exporter import export
@@ -185,7 +189,7 @@ class Programs:
             return {"refused": str(error).rstrip(".")}
         manifest = write_onnx(model, path)  # where this can't be done, the tuning can't go on
         self._made.add(path)
-        data = [path, *(path.with_name(name) for name in manifest.get("external_data", {}))]
+        data = [path, *(path.with_name(name) for name in manifest.external_data)]
         return {"sha256": content(manifest), "size": sum(each.stat().st_size for each in data)}
 
     def _fit(self, program: Program) -> dict[str, Any]:
@@ -207,11 +211,12 @@ class Programs:
         }
 
 
-def content(manifest: Mapping[str, Any]) -> str:
+def content(manifest: OnnxManifest) -> str:
     """The sha256 of an ONNX file; where its weights lie in external data, one of both, since the file has only names of
     them."""
-    data = manifest.get("external_data")
-    return str(manifest["sha256"]) if not data else hashlib.sha256(f"{manifest['sha256']} {data}".encode()).hexdigest()
+    if not manifest.external_data:
+        return manifest.sha256
+    return hashlib.sha256(f"{manifest.sha256} {dict(manifest.external_data)}".encode()).hexdigest()
 
 
 def _answered(fact: Mapping[str, Any]) -> bool:

@@ -37,10 +37,9 @@ def outcome(product: Product, state: str, reason: str) -> Outcome:
     file, name = str(product.path), product.entry.name
     if state not in (FRESH, MADE):
         return Outcome(file=file, artifact=name, state=state, reason=reason)
-    manifest = read_manifest(product.path) or {}
-    return Outcome(
-        file=file, artifact=name, state=state, reason=reason, sha256=manifest.get("sha256"), size=product.bytes()
-    )
+    manifest = read_manifest(product.path)
+    sha256 = None if manifest is None else manifest.sha256
+    return Outcome(file=file, artifact=name, state=state, reason=reason, sha256=sha256, size=product.bytes())
 
 
 def make(product: Product, request: Any, source: dict[str, Any], reason: str, progress: Progress) -> Outcome:

@@ -27,7 +27,7 @@ from posexport.verify import eligibility, verify
 ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference")
 VERDICT = {
     "artifact", "sha256", "runtime", "check", "state", "reason", "worst", "tolerance", "cases", "notes", "where",
-    "describe",
+    "departure", "describe", "measured", "limit_text",
 }  # fmt: skip
 COMPARISON = {
     "case", "output", "state", "reason", "max_error", "rms_error", "torch_error", "limit", "index", "got", "truth",

@@ -1,4 +1,4 @@
-"""The child process that looks at programs without timing them: `python -m posexport.tune.worker`.
+"""The child process that looks at programs without timing them: `python -m posexport.bench.tune.worker`.
 
 It serves as `posexport.runtimes.worker` does, so that a file at which an engine crashes ends nothing else; a request
 names what to `do`:
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from posexport.errors import Reason
-from posexport.processes import explain, serve
+from posexport.processes import serve
+from posexport.runtimes.base import failure_code
 
 LARGEST = 1_000_000_000
 """Bytes from which a file is not compared, since the optimizer would write it anew: it then is like itself alone."""
@@ -119,7 +120,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 def _explain(error: Exception) -> Reason:
     """The code of an error and its first line."""
     first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return Reason(explain(error).code, first[:300])
+    return Reason(failure_code(error), first[:300])
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def verify(paths: list[str], runtimes: list[str], time_limit: float) -> dict[str
     report = run([Path(path) for path in paths], runtimes=rows, time_limit=time_limit)
     return {
         "verdicts": [_plain(verdict) for verdict in report.verdicts],
-        "broken": [list(b) for b in report.unreadable],
+        "broken": [[file.artifact, file.error] for file in report.unreadable],
     }
 
 

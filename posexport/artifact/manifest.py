@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import attrs
 
 from posexport.artifact.weight_source import WeightSource
-from posexport.errors import RequestError
+from posexport.errors import Reason, RequestError
 from posexport.files import json_bytes, sha256_of
 from posexport.jsondata import OMITTED, DataError, read_json, structure, unstructure
 from posexport.models import read_spec
@@ -145,7 +145,10 @@ class KernelRow:
 
 @attrs.frozen(kw_only=True)
 class PlanKernels:
-    """The kernels of a plan; None, with the reason in `unknown`, where the builder did not list them."""
+    """The kernels of a plan; None, with the reason in `unknown`, where the builder did not list them.
+
+    `unfused` is why attention is not one fused kernel in each layer, where that is known.
+    """
 
     count: int | None
     fused_attention: bool | None
@@ -154,6 +157,7 @@ class PlanKernels:
     host_steps: int | None
     decomposed_attention: int = attrs.field(default=0, metadata={OMITTED: True})
     unknown: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    unfused: Reason | None = attrs.field(default=None, metadata={OMITTED: True})
     rows: tuple[KernelRow, ...]
 
 

@@ -117,7 +117,7 @@ def make_winner(
         return "exported again it is another file than the one that was verified: its weights were changed meanwhile"
     if output.suffix == ".plan":
         from posexport.export.compile import compile_plan
-        from posexport.runtimes.tensorrt.builder import BuildOptions
+        from posexport.runtimes.tensorrt.options import BuildOptions
 
         plan = folder / output.name
         manifest, _ = compile_plan(onnx, plan, BuildOptions(runtime=runtime, profile=tuple(options["profile"])))

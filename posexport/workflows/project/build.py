@@ -128,7 +128,8 @@ def _make(
 def _compile(product: Product, source: dict[str, Any], progress: Progress) -> None:
     name = source["runtime"]
     progress(f"loading {name}")
-    from posexport.export.compile import BuildOptions, compile_plan
+    from posexport.export.compile import compile_plan
+    from posexport.runtimes.tensorrt.options import BuildOptions
 
     compile_plan(
         product.source,

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from posexport.custom_ops.buffers import grown_onnx, heads_onnx, repeated_onnx, written_onnx
 from posexport.custom_ops.operator import Body, cast, constant
-from posexport.custom_ops.unsupported import GROUPED_WIDTH, unsupported
+from posexport.custom_ops.unsupported import GROUPED_WIDTH, AttentionCall, unsupported_reason
 from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visible_onnx
 from posexport.errors import RequestError
 
@@ -292,16 +292,12 @@ def bodies(pasts: int, writes: bool) -> dict[str, Body]:
             caches = (past[0], past[1]) if past[0:1] and past[0] is not None and past[1] is not None else None
             bias, mask, sinks = rest[pasts + writes :]
             call = Call(op, q, k, v, caches, write_indices, bias, mask, sinks, heads)
-            why = unsupported(
-                form,
-                target,
-                cache="shared" if writes else "concat" if pasts else None,
-                softcap=heads.softcap > 0,
-                head_dim=call.head_dim,
-                square=call.square,
+            cache = "shared" if writes else "concat" if pasts else None
+            reason = unsupported_reason(
+                form, target, AttentionCall(cache, heads.softcap > 0, call.head_dim, call.square)
             )
-            if why is not None:
-                raise RequestError(f"{why}.")
+            if reason is not None:
+                raise RequestError(f"{reason}.")
             made = _native(call, target == "ort") if form == "native" else _contrib(call, target)
             return made if pasts else made[0]
 

@@ -29,11 +29,8 @@ from posexport.export.function_bodies import Functions
 from posexport.export.initializers import Initializers, name_initializers
 from posexport.models.block import build_block
 from posexport.models.weights import TORCH_DTYPES, weight_shapes
-from posexport.spec.contract import graph_inputs, graph_outputs
+from posexport.spec.contract import TRACED_SIZES, graph_inputs, graph_outputs
 from posexport.spec.spec import Spec
-
-_TRACED = {"batch": 2, "seq": 7, "past_seq": 5, "total_seq": 12, "max_seq": 19, "encoder_seq": 11}
-"""Lengths of the traced example, where they are dynamic; nothing of them may stay."""
 
 
 def export(
@@ -110,7 +107,7 @@ def export_module(
 
 def _trace(spec: Spec, fixed: Mapping[str, int | None], functions: Functions) -> ir.Model:
     """The graph of the block; of a stack one layer of each kind, marked. Weights are there by shape alone."""
-    traced = attrs.evolve(spec, layers=len(spec.kinds()))
+    traced = attrs.evolve(spec, layers=len(spec.distinct_layers()))
     nothing = torch.zeros((), dtype=getattr(torch, TORCH_DTYPES[spec.dtype]))
     block = build_block(traced, {name: nothing.expand(shape) for name, shape in weight_shapes(traced).items()})
     if spec.layers > 1:
@@ -164,7 +161,7 @@ def _example(spec: Spec, fixed: Mapping[str, int | None]) -> tuple[torch.Tensor,
     """Inputs of the sizes to trace, whose values nobody reads: large ones are never touched, so they take no memory."""
     example = []
     for name, (shape, dtype) in graph_inputs(spec).items():
-        sizes = [dim if isinstance(dim, int) else fixed.get(dim) or _TRACED[dim] for dim in shape]
+        sizes = [dim if isinstance(dim, int) else fixed.get(dim) or TRACED_SIZES[dim] for dim in shape]
         try:
             example.append(torch.empty(sizes, dtype=getattr(torch, TORCH_DTYPES[dtype])))
         except RuntimeError:

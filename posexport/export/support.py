@@ -1,15 +1,15 @@
-"""What each form can be written in and for: opsets, targets, and one sentence for every spec that a form can't carry.
+"""What each form can be written in and for: opsets, targets, and the reason why it can't express a spec.
 
 Imports no engine, so that `posexport list` and the support matrix can ask; the bodies of the operators (custom_ops)
-raise the same sentences for calls outside a spec.
+raise the same reasons for calls outside a spec.
 """
 
 from __future__ import annotations
 
 import attrs
 
-from posexport.custom_ops.unsupported import unsupported
-from posexport.errors import RequestError, unknown
+from posexport.custom_ops.unsupported import AttentionCall, unsupported_reason
+from posexport.errors import Reason, RequestError, unknown
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
 from posexport.spec.spec import Spec
 
@@ -37,30 +37,29 @@ def default_opset(form: str, spec: Spec | None = None) -> int:
     return _FORMS[form].opset
 
 
-def refusal(spec: Spec, form: str, target: str = "portable", opset: int | None = None) -> str | None:
-    """Why `form` can't carry `spec` for `target`, in one sentence without a full stop; None where it can."""
-    wrong = opset_refusal(form, target, opset)
-    if wrong is not None:
-        return wrong
+def refusal(spec: Spec, form: str, target: str = "portable", opset: int | None = None) -> Reason | None:
+    """Why `form` can't express `spec` for `target`; None where it can."""
+    reason = opset_refusal(form, target, opset)
+    if reason is not None:
+        return reason
     if form == "native" and spec.kv_cache == "shared" and opset == 23:
-        return "native with shared caches is written in opset 24, which has TensorScatter: give --opset 24, or none"
-    return unsupported(
-        form,
-        target,
-        cache=spec.kv_cache,
-        softcap=spec.softcap is not None,
-        head_dim=spec.head_dim,
-        square=not spec.cross,
-    )
+        return Reason(
+            "opset",
+            "native with shared caches is written in opset 24, which has TensorScatter: give --opset 24, or none",
+        )
+    call = AttentionCall(spec.kv_cache, spec.softcap is not None, spec.head_dim, not spec.cross)
+    return unsupported_reason(form, target, call)
 
 
-def opset_refusal(form: str, target: str, opset: int | None) -> str | None:
+def opset_refusal(form: str, target: str, opset: int | None) -> Reason | None:
     """Why a form is not written in an opset for a target, or None."""
     row = _FORMS[form]
     if opset is not None and opset not in row.opsets:
-        return f"opset is {opset}: {form} is written in opsets {row.opsets[0]} to {row.opsets[-1]}"
+        return Reason("opset", f"opset is {opset}: {form} is written in opsets {row.opsets[0]} to {row.opsets[-1]}")
     if opset is not None and opset > 24 and target == "tensorrt":
-        return f"opset is {opset}: TensorRT takes 24 at most, so give a lower one, or --target portable"
+        return Reason(
+            "opset", f"opset is {opset}: TensorRT takes 24 at most, so give a lower one, or --target portable"
+        )
     return None
 
 
@@ -73,8 +72,8 @@ def check_request(form: str, target: str) -> None:
 
 
 def check(spec: Spec, form: str, target: str, opset: int) -> None:
-    """RequestError where `refusal` has a sentence."""
+    """RequestError where `refusal` gives a reason."""
     check_request(form, target)
-    wrong = refusal(spec, form, target, opset)
-    if wrong is not None:
-        raise RequestError(f"{wrong}.")
+    reason = refusal(spec, form, target, opset)
+    if reason is not None:
+        raise RequestError(f"{reason}.")

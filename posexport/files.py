@@ -121,6 +121,15 @@ def check_writable(target: Path) -> None:
         ) from None
 
 
+def check_output(target: Path, ending: str) -> None:
+    """RequestError unless a file of this ending, such as ".onnx", can be written at `target`."""
+    if target.suffix != ending:
+        raise RequestError(f"output {str(target)!r} must end in {ending}: name it like {target.stem}{ending}.")
+    if not target.parent.is_dir():
+        raise RequestError(f"output folder {str(target.parent)!r} is not there: make it first, or give another.")
+    check_writable(target)
+
+
 def check_artifact(path: Path) -> None:
     """RequestError unless `path` is a file with the name of an artifact: told before any engine loads."""
     maker = {".onnx": "export", ".plan": "compile"}.get(path.suffix)

@@ -96,7 +96,7 @@ def _converter() -> cattrs.Converter:
         return checked
 
     def written(kind: Any) -> Any:
-        omitted = {
+        omitted: dict[str, Any] = {
             field.name: gen.override(omit_if_default=True)
             for field in attrs.fields(kind)
             if field.metadata.get(OMITTED)
@@ -114,7 +114,8 @@ def _converter() -> cattrs.Converter:
         return read
 
     def sequence(kind: Any) -> Any:
-        read = cols.list_structure_factory(list[typing.get_args(kind)[0]], converter)  # type: ignore[misc]
+        item: Any = list[typing.get_args(kind)[0]]  # type: ignore[misc]
+        read = cols.list_structure_factory(item, converter)
 
         def checked(value: Any, type_: Any) -> Any:
             if not isinstance(value, list | tuple):
@@ -124,7 +125,8 @@ def _converter() -> cattrs.Converter:
         return checked
 
     def mapping(kind: Any) -> Any:
-        read = cols.mapping_structure_factory(dict[typing.get_args(kind)], converter)  # type: ignore[misc]
+        kinds: Any = dict[typing.get_args(kind)]  # type: ignore[misc]
+        read: Any = cols.mapping_structure_factory(kinds, converter)
 
         def checked(value: Any, type_: Any) -> Any:
             if not isinstance(value, Mapping):
@@ -133,9 +135,9 @@ def _converter() -> cattrs.Converter:
 
         return checked
 
-    converter.register_structure_hook_factory(lambda kind: typing.get_origin(kind) is Literal, choice)
+    converter.register_structure_hook_factory(lambda kind: _origin(kind) is Literal, choice)
     converter.register_structure_hook_factory(_is_sequence, sequence)
-    converter.register_structure_hook_factory(lambda kind: typing.get_origin(kind) in (dict, Mapping), mapping)
+    converter.register_structure_hook_factory(lambda kind: _origin(kind) in (dict, Mapping), mapping)
     converter.register_structure_hook_factory(attrs.has, table)
     converter.register_unstructure_hook_factory(attrs.has, written)
     converter.register_unstructure_hook(tuple, lambda value: [converter.unstructure(item) for item in value])
@@ -145,8 +147,13 @@ def _converter() -> cattrs.Converter:
 def _is_sequence(kind: Any) -> bool:
     """Whether it is `tuple[X, ...]` or `list[X]`."""
     arguments = typing.get_args(kind)
-    origin = typing.get_origin(kind)
+    origin = _origin(kind)
     return origin is list or (origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis)
+
+
+def _origin(kind: Any) -> Any:
+    """`dict` for `dict[str, int]`; None for a kind without parameters."""
+    return typing.get_origin(kind)
 
 
 _KINDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}

@@ -1,6 +1,7 @@
 """One child process that answers requests, one JSON object a line, and both ends of that conversation.
 
-The parent holds a `Worker`; the child calls `serve`. A crash of the child is an answer that says how it ended.
+The parent holds a `Worker`; the child calls `serve`. A reply is `{"ok": true, ...}` with the fields of the answer, or
+`{"ok": false, "error": text, "code": code}` with one of the codes below. A crash of the child is a reply too.
 """
 
 from __future__ import annotations
@@ -16,16 +17,64 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-_LAST_WORDS = 4096  # bytes at the end of what a worker wrote to stderr; an engine may have written millions
+from posexport import machine
+from posexport.errors import PosexportError, Reason, RuntimeMissingError
+
+KILLED = "killed"
+"""The process was ended by SIGKILL, as the kernel does where memory runs out."""
+
+CRASHED = "crashed"
+"""The process was ended by another signal, or answers no more."""
+
+EXITED = "exited"
+"""The process ended with an exit code."""
+
+TIMED_OUT = "timeout"
+"""There was no answer within the time limit."""
+
+STOPPED = "stopped"
+"""The pool was closed before there was an answer."""
+
+MEMORY = "memory"
+"""The work raised an error that says that memory ran out."""
+
+REFUSED = "refused"
+"""The engine says that it can't run this."""
+
+MISSING = "runtime-missing"
+"""The work raised RuntimeMissingError."""
+
+INVALID = "invalid-request"
+"""The work raised another error of posexport's own."""
+
+FAILED = "failed"
+"""The work raised any other error."""
+
+POLL_SECONDS = 0.25
+"""Seconds between two looks at whether a silent process still lives, and for Ctrl-C."""
+
+_STDERR_TAIL = 4096  # bytes at the end of a worker's stderr that are read; an engine may have written millions
+_DRAIN_SECONDS = 1.0  # for what a process wrote to arrive once it has ended
 
 
-_LOOK = 1.0  # seconds for what a process wrote to arrive once it has ended
+def failure(code: str, text: str) -> dict[str, Any]:
+    """The reply of a request that failed."""
+    return {"ok": False, "error": text, "code": code}
 
 
-_STEP = 0.25  # seconds between two looks at whether a silent process still lives, and for Ctrl-C (see `result`)
+def failure_of(reply: Mapping[str, Any]) -> Reason | None:
+    """Why a request failed, on one line; None where it succeeded."""
+    return None if reply["ok"] else Reason(reply["code"], " ".join(str(reply["error"]).split()))
+
+
+def explain(error: Exception) -> Reason:
+    """The code and the text of an error that a request's work raised."""
+    if isinstance(error, PosexportError):
+        return Reason(MISSING if isinstance(error, RuntimeMissingError) else INVALID, str(error))
+    return Reason(MEMORY if machine.is_short(error) else FAILED, f"{type(error).__name__}: {error}")
 
 
 class Worker:
@@ -70,7 +119,7 @@ class Worker:
             self._reader.start()
 
     def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
-        """The worker's answer; where none comes, {ok: false, error} with how the process ended."""
+        """The worker's reply; where none comes within `time_limit` seconds, a failure that says how it ended."""
         self.start()
         process, lines = self._process, self._lines
         assert process is not None and process.stdin is not None
@@ -82,39 +131,43 @@ class Worker:
             line = _next(lines, process, time_limit)
         except queue.Empty:
             self.stop()
-            return {"ok": False, "error": f"no answer within {time_limit:g} s"}
+            return failure(TIMED_OUT, f"no answer within {time_limit:g} s")
         except (OSError, ValueError):  # it died, or the pool was closed, before it could read
             line = None
         if line is None:
-            ended = self._how_it_ended(process)
+            ending = self._ending(process)
             self.stop()
-            return {"ok": False, "error": ended}
-        found: dict[str, Any] = json.loads(line)  # whole: an answer cut short by a crash has no end of line
-        if found["id"] != request["id"]:
-            raise AssertionError(f"worker answered request {found['id']}, asked was {request['id']}")
-        return found
+            return ending
+        reply: dict[str, Any] = json.loads(line)  # complete: a line that a crash cut short is dropped
+        if reply.pop("id") != self._requests:
+            raise AssertionError(f"the worker answered another request than number {self._requests}")
+        return reply
 
-    def _how_it_ended(self, process: subprocess.Popen[str]) -> str:
+    def _ending(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        """The reply that says how the process ended."""
         if self._closed:
-            return "stopped"
+            return failure(STOPPED, "stopped")
         try:
-            code = process.wait(timeout=10)
+            status = process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            return "crashed: the process answers no more"
-        if code < 0:
-            try:
-                name = signal.Signals(-code).name
-            except ValueError:
-                name = f"signal {-code}"
-            return f"crashed: the process was killed by {name}{self._last_words()}"
-        return f"crashed: the process ended with exit code {code}{self._last_words()}"
+            return failure(CRASHED, "crashed: the process answers no more")
+        if status >= 0:
+            return failure(EXITED, f"crashed: the process ended with exit code {status}{self._last_line()}")
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        code = KILLED if name == "SIGKILL" else CRASHED
+        return failure(code, f"crashed: the process was killed by {name}{self._last_line()}")
 
-    def _last_words(self) -> str:
-        assert self._errors is not None
-        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _LAST_WORDS))
-        lines = self._errors.read().decode(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
-        return f" ({said[-1][:200]})" if said else ""
+    def _last_line(self) -> str:
+        """The last line that the process wrote to stderr, in brackets."""
+        if self._errors is None:
+            return ""
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _STDERR_TAIL))
+        text = self._errors.read().decode(errors="replace")
+        lines = [line.strip() for line in text.split("\n") if line.strip()]
+        return f" ({lines[-1][:200]})" if lines else ""
 
     def stop(self) -> None:
         """Kill the process; the next request starts a new one."""
@@ -128,7 +181,7 @@ class Worker:
         process.kill()
         process.wait()
         assert process.stdin is not None and self._reader is not None
-        self._reader.join(timeout=_LOOK)  # it reads on where a child of the engine's own still holds the pipe
+        self._reader.join(timeout=_DRAIN_SECONDS)  # it reads on where a child of the engine's own still holds the pipe
         with contextlib.suppress(OSError):
             process.stdin.close()
         if self._errors is not None:
@@ -145,11 +198,11 @@ def _next(lines: queue.SimpleQueue[str | None], process: subprocess.Popen[str], 
     until = time.monotonic() + time_limit
     while True:
         try:
-            return lines.get(timeout=max(0.0, min(_STEP, until - time.monotonic())))
+            return lines.get(timeout=max(0.0, min(POLL_SECONDS, until - time.monotonic())))
         except queue.Empty:
             if process.poll() is not None:
                 with contextlib.suppress(queue.Empty):
-                    return lines.get(timeout=_LOOK)
+                    return lines.get(timeout=_DRAIN_SECONDS)
                 return None
             if time.monotonic() >= until:
                 raise
@@ -179,8 +232,13 @@ def end_with_parent() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported; it leaves no core file behind
 
 
-def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer requests until the input ends."""
+def serve(
+    answer: Callable[[dict[str, Any]], Mapping[str, Any]], explain: Callable[[Exception], Reason] = explain
+) -> None:
+    """Answer requests until the input ends; the fields of an answer are JSON, and `explain` describes what is raised.
+
+    Engines write to stdout as they please: file descriptor 1 becomes stderr, and replies go through a copy of the old.
+    """
     end_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
@@ -195,4 +253,11 @@ def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     while True:
-        answers.write(json.dumps(answer(json.loads(waiting.get()))) + "\n")
+        request = json.loads(waiting.get())
+        number = request.pop("id")
+        try:
+            line = json.dumps({"id": number, "ok": True, **answer(request)})
+        except Exception as error:
+            reason = explain(error)
+            line = json.dumps({"id": number, **failure(reason.code, reason.text)})
+        answers.write(line + "\n")

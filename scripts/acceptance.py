@@ -126,11 +126,11 @@ def main(
     if not target.parent.is_dir():
         raise click.UsageError(f"the folder {str(target.parent)!r} is not there: make it first, or give another.")
     results: list[Result] = []
-    with tempfile.TemporaryDirectory() as folder, console.progress("acceptance", len(cells)) as (bar, task):
+    with tempfile.TemporaryDirectory() as folder, console.steps("acceptance", len(cells)) as progress:
         for cell in cells:
-            bar.update(task, description=str(cell))
+            progress.update(str(cell))
             results += _measure(cell, names, missing, Path(folder), quick, cuda_graph)
-            bar.advance(task)
+            progress.update(advance=1)
             data = {"device": device, "quick": quick, "cuda_graph": cuda_graph, "versions": versions()}
             write_json(target, {**data, "results": [attrs.asdict(result) for result in results]})
     console.show_table(f"Acceptance on {device}", COLUMNS, map(_row, results))

@@ -119,8 +119,8 @@ def _line(cells: list[str]) -> str:
 def main() -> None:
     """Measure, and write docs/angles.json and docs/angles.md; exits 1 where a runtime failed."""
     found, refused = specs()
-    with console.progress("measuring", total=len(found)) as (bar, task):
-        measured = list(measure(found, RUNTIMES, advance=lambda what: bar.update(task, description=what, advance=1)))
+    with console.steps("measuring", total=len(found)) as progress:
+        measured = list(measure(found, RUNTIMES, advance=lambda what: progress.update(what, advance=1)))
     failed = [each for each in measured if each.failed]
     for each in failed:
         click.echo(f"failed: {found[each.spec]}, {each.spec.angles}, on {each.runtime}: {each.reason}", err=True)

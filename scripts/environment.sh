@@ -28,6 +28,50 @@ make_environment() {
     unset PYTHONDONTWRITEBYTECODE
 }
 
+# A Chromium for the browser tests: one of the system, else from npm into .venv, else (as root) from apt. Without any
+# of them those tests are "not run". What is missing is looked for once: delete .venv/chromium to try again.
+find_chromium() {
+    local name folder=$PWD/.venv/chromium
+    for name in chromium chromium-browser google-chrome google-chrome-stable chrome; do
+        if command -v "$name" >/dev/null; then return; fi
+    done
+    if [ -d "$folder" ]; then return; fi
+    mkdir -p "$folder"
+    echo "getting a Chromium for the browser tests ..." >&2
+    chromium_from_npm "$folder" || chromium_from_apt || echo "found no Chromium: browser tests are not run" >&2
+}
+
+# @sparticuz/chromium holds a headless Chromium for x86-64 Linux and the libraries that it needs.
+chromium_from_npm() {
+    local folder=$1 part
+    [ "$(uname -sm)" = "Linux x86_64" ] && command -v npm node tar timeout >/dev/null || return 1
+    timeout 120 npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$folder" \
+        @sparticuz/chromium@153.0.0 >/dev/null 2>&1 || return 1
+    for part in chromium al2023.tar swiftshader.tar fonts.tar; do
+        node -e 'const [from, to] = process.argv.slice(1), fs = require("fs")
+            fs.writeFileSync(to, require("zlib").brotliDecompressSync(fs.readFileSync(from)))' \
+            "$folder/node_modules/@sparticuz/chromium/bin/$part.br" "$folder/$part" 2>/dev/null || return 1
+    done
+    for part in al2023 swiftshader fonts; do
+        tar -xf "$folder/$part.tar" -C "$folder" && rm "$folder/$part.tar" || return 1
+    done
+    rm -r "$folder/node_modules"
+    chmod +x "$folder/chromium"
+    cat >.venv/bin/chromium <<EOF
+#!/bin/sh
+[ -e /etc/fonts/fonts.conf ] || export XDG_DATA_HOME="$folder"
+LD_LIBRARY_PATH="$folder/lib" exec "$folder/chromium" "\$@"
+EOF
+    chmod +x .venv/bin/chromium
+    .venv/bin/chromium --version >/dev/null 2>&1 || { rm .venv/bin/chromium && return 1; }
+}
+
+chromium_from_apt() {
+    [ "$(id -u)" = 0 ] && command -v apt-get timeout >/dev/null || return 1
+    DEBIAN_FRONTEND=noninteractive timeout 300 sh -c \
+        'apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium' >/dev/null 2>&1 || return 1
+}
+
 # mypy can't follow package-dir in pyproject.toml: it gets a tree of links that looks like the installed package.
 make_typing_tree() {
     rm -rf .typing

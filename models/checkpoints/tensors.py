@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
+_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
+
+
+def has_weights(path: Path) -> bool:
+    """Whether the checkpoint at `path` is a folder that holds files of weights, of any format."""
+    return path.is_dir() and any(next(path.glob(pattern), None) for pattern in _WEIGHT_FILES)
+
+
 class Tensors:
     """Name to tensor. Raises RequestError that names the file or the tensor where one isn't what it must be."""
 
@@ -29,7 +37,10 @@ class Tensors:
         elif (folder / INDEX).is_file():
             self._files = self._index()
         else:
-            raise RequestError(f"{str(folder)!r} holds neither {SINGLE} nor {INDEX}: give a folder with .safetensors.")
+            raise RequestError(
+                f"{str(folder)!r} holds neither {SINGLE} nor {INDEX}: give a folder with .safetensors, "
+                "or its config.json for the shape alone."
+            )
 
     def __contains__(self, name: str) -> bool:
         return name in self._files

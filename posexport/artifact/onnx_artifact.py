@@ -18,8 +18,10 @@ import onnx_ir as ir
 
 from posexport.artifact import onnx_file
 from posexport.artifact.manifest import external_of, manifest_path, read_manifest
+from posexport.artifact.weight_source import WeightSource
 from posexport.errors import RequestError
 from posexport.files import json_bytes, staged
+from posexport.jsondata import unstructure
 from posexport.models import read_spec
 from posexport.models.weights import LazyWeights, weight_shapes
 from posexport.spec.forms import FORMS, TARGETS
@@ -86,9 +88,12 @@ class Artifact:
         return read_manifest(self.path)
 
 
-def write_onnx(model: ir.Model, path: Path, external_from: int = EXTERNAL_FROM) -> dict[str, Any]:
+def write_onnx(
+    model: ir.Model, path: Path, external_from: int = EXTERNAL_FROM, weights: WeightSource | None = None
+) -> dict[str, Any]:
     """Write a model that `export` made, and its manifest; returns the manifest.
 
+    The manifest says where the `weights` come from; it lacks that key where they are of the caller's own making.
     Weights of `external_from` bytes or more in all go to `<file>.data`; one of an earlier file, which is no longer
     needed, is removed where that file's manifest names it. Raises RequestError where the folder can't be
     written; every file is then as it was.
@@ -113,6 +118,7 @@ def write_onnx(model: ir.Model, path: Path, external_from: int = EXTERNAL_FROM) 
             "version": model.metadata_props["posexport.version"],
             "form": model.metadata_props["posexport.form"],
             **({"target": target} if (target := model.metadata_props.get("posexport.target")) else {}),
+            **({"weights": unstructure(weights)} if weights is not None else {}),
             "spec": spec.to_dict(),
             "inputs": [_entry(value) for value in graph.input],
             "outputs": [_entry(value) for value in graph.output],

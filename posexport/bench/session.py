@@ -21,7 +21,7 @@ from posexport.bench.result import BOUND, FAILED, NOT_RUN, TIMED, Timing
 from posexport.bench.rounds import PAUSE, Others, interleave
 from posexport.bench.shapes import Sizes, Subject
 from posexport.bench.worker import LONG_RUN_SECONDS
-from posexport.processes import Worker
+from posexport.processes import KILLED, MEMORY, REFUSED, Worker
 from posexport.runtimes import TENSORRT
 
 BURST, MIN_BURST_SECONDS = 3, 0.01
@@ -247,12 +247,12 @@ class BenchSession:
         found = worker.ask({"do": do, **fields}, limit)
         if found["ok"]:
             return found
-        kind, reason = found.get("kind"), found["error"]
-        if kind is None and "SIGKILL" in reason:  # as the kernel does where memory is short
-            kind, reason = "memory", f"{reason}, most likely for want of memory"
+        code, reason = found["code"], found["error"]
+        if code == KILLED:  # as the kernel does where memory is short
+            code, reason = MEMORY, f"{reason}, most likely for want of memory"
         # torch.compile needs a compiler of the system's: its failure says nothing about the artifact
-        refused = kind == "refused" or (kind != "memory" and "compile" in name)
-        where = index if kind == "memory" else None
+        refused = code == REFUSED or (code != MEMORY and "compile" in name)
+        where = index if code == MEMORY else None
         self._out[name, where] = Timing(runtime=name, state=NOT_RUN if refused else FAILED, reason=reason)
         worker.close()
         self._workers.pop(name, None)

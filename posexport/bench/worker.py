@@ -8,7 +8,7 @@ It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     time   {burst[, wake]}  -> {seconds: [...]}                one untimed run, and more until `wake` seconds have
                                                                passed, then `burst` timed ones
     make   {role, path, source[, spec]} -> {}                  writes the file of a peer
-The `kind` of a failure is "refused" where the engine says it can't run this, "memory" where that didn't suffice, and
+The code of a failure is "refused" where the engine says it can't run this, "memory" where that didn't suffice, and
 "failed" for anything else.
 """
 
@@ -24,9 +24,9 @@ import attrs
 
 from posexport import machine
 from posexport.bench.shapes import Sizes, seeded_inputs
-from posexport.errors import PosexportError
+from posexport.errors import PosexportError, Reason
 from posexport.models import read_spec
-from posexport.processes import serve
+from posexport.processes import FAILED, MEMORY, REFUSED, serve
 from posexport.runtimes import TENSORRT, runtime
 from posexport.runtimes.base import Runner
 from posexport.runtimes.cuda import memory_used
@@ -149,18 +149,18 @@ def _gpu_used(wanted: bool) -> int | None:
 
 
 def _answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
-    number, action = request.pop("id"), request.pop("do")
-    try:
-        done: dict[str, Any] = getattr(worker, action)(**request)
-    except Exception as error:  # the parent decides what it means
-        first = next((line for line in str(error).splitlines() if line.strip()), "")
-        text = first if isinstance(error, PosexportError) else f"{type(error).__name__}: {first}"
-        refused = "NOT_IMPLEMENTED" in str(error) or isinstance(error, PosexportError)
-        kind = "refused" if refused else "memory" if machine.is_short(error) else "failed"
-        said = f"out of memory: {text}" if kind == "memory" else text
-        return {"id": number, "ok": False, "error": said[:300], "kind": kind}
-    return {"id": number, "ok": True, **done}
+    done: dict[str, Any] = getattr(worker, request.pop("do"))(**request)
+    return done
+
+
+def _explain(error: Exception) -> Reason:
+    """The code of an error and its first line; the parent decides what it means."""
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    text = first if isinstance(error, PosexportError) else f"{type(error).__name__}: {first}"
+    if isinstance(error, PosexportError) or "NOT_IMPLEMENTED" in str(error):  # ONNX Runtime has no code for it
+        return Reason(REFUSED, text[:300])
+    return Reason(MEMORY, f"out of memory: {text}"[:300]) if machine.is_short(error) else Reason(FAILED, text[:300])
 
 
 if __name__ == "__main__":
-    serve(functools.partial(_answer, Worker()))
+    serve(functools.partial(_answer, Worker()), _explain)

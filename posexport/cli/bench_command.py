@@ -123,7 +123,7 @@ def bench(
     for name, given in (("--max-regression", max_regression is not None), ("--strict", strict)):
         if given and not gated:
             raise RequestError(f"{name} was given without something to compare with: give --baseline or --against too.")
-    with console.progress("reading the artifact") as (bar, task):
+    with console.steps("reading the artifact") as progress:
         from posexport.bench.benchmark import bench as run
         from posexport.bench.candidates import choose
         from posexport.bench.gate import bench_gated, bench_to_keep
@@ -140,7 +140,7 @@ def bench(
             "scenarios": scenarios,
             "shapes": shapes,
             "peers": peers,
-            "progress": lambda step: bar.update(task, description=step, advance=0),
+            "progress": progress,
         }
         gate = None
         base = None if baseline is None else read_benchmark(Path(baseline))

@@ -39,7 +39,7 @@ def bench_project(
     project = open_project(named)
     choose((*runtimes, *required))  # a misspelt name is told before anything loads
     folder = results_folder(save)
-    with console.progress("loading torch"):
+    with console.steps("loading torch"):
         from posexport.bench.regression import read_allowed
         from posexport.bench.result import check_place
         from posexport.workflows.project import latency as project_bench

@@ -1,4 +1,4 @@
-"""What `export` and `tune` share: what a block has beside its spec, and all that was said of it, put together."""
+"""Options of a block beside its spec, which `export` and `tune` share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 def block_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each of BlockOptions but the output; those not given arrive as None."""
     for option in (
-        click.option("--seed", metavar="N", help="seed of the random weights  [default: 0]"),
-        click.option("--weights", metavar="FILE", help="take weights from a .safetensors file  [default: from --seed]"),
+        click.option("--seed", metavar="N", help="make random weights from this seed  [default: 0]"),
+        click.option("--weights", metavar="FILE", help="take weights from a .safetensors file  [default: random]"),
         click.option("--max-seq", metavar="N", help="fix the length of shared caches  [default: dynamic]"),
         click.option("--seq", metavar="N", help="fix the sequence length  [default: dynamic]"),
         click.option("--batch", metavar="N", help="fix the batch size  [default: dynamic]"),

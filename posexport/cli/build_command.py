@@ -30,7 +30,7 @@ def build(names: tuple[str, ...], project_file: str | None, check: bool, force: 
         raise RequestError("both --check and --force were given: the one writes nothing, the other all; drop one.")
     project = open_project(project_file)
     chosen = chosen_names(project, names)
-    with console.progress("loading torch"):
+    with console.steps("loading torch"):
         from posexport.workflows.project.products import out_of_date, products
     files = products(project, chosen)
     sources, requests = wanted(project, files)

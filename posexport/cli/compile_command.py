@@ -98,14 +98,14 @@ def _compile(
     from posexport.runtimes.tensorrt import api
 
     name = api.choose(runtime)
-    with console.progress(f"loading {name}") as (bar, task):
+    with console.steps(f"loading {name}") as progress:
         from posexport.export.compile import BuildOptions, compile_plan
 
         return compile_plan(
             path,
             target,
             BuildOptions(runtime=name, **options),
-            lambda phase: bar.update(task, description=f"{path.name}: {phase}"),
+            lambda phase: progress.update(f"{path.name}: {phase}"),
             manifest_warnings.append,
         )
 

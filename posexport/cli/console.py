@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,11 @@ import click
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from posexport.progress import Progress
+Clock = Callable[[], float]
+"""Gives the seconds since some moment in the past."""
+
+MINUTE = 60.0
+_STARTED = "posexport.cli.started"  # the key in click's context of the time at which the command began
 
 _LAYER = re.compile(r"\.(\d+)(?=\.|$)")
 
@@ -74,30 +80,70 @@ def runs(facts: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}", value) for names, value in rows]
 
 
-@contextmanager
-def progress(description: str, total: int | None = None) -> Iterator[tuple[Bar, Any]]:
-    """A progress bar on stderr, shown on a terminal only; yields (bar, task) to advance."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+class Steps:
+    """What a command is doing now: called with the step that begins, as a `posexport.progress.Progress` is."""
 
-    columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24)]
-    if total is not None:
-        columns.append(MofNCompleteColumn())
-    console = Console(stderr=True)
-    bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal)
-    task = bar.add_task(description, total=total)
-    if not console.is_terminal:  # some versions of rich end even a disabled bar with an empty line
-        yield bar, task
+    def __init__(self, step: str, total: int | None = None, bar: Bar | None = None) -> None:
+        self.step, self.total, self.completed = step, total, 0
+        self._bar = bar
+        self._task = None if bar is None else bar.add_task(step, total=total)
+
+    def __call__(self, step: str) -> None:
+        self.update(step)
+
+    def update(
+        self, step: str | None = None, *, advance: int = 0, completed: int | None = None, total: int | None = None
+    ) -> None:
+        """Change the step, and how many parts of the `total` are complete; None leaves a value as it is."""
+        self.step = self.step if step is None else step
+        self.total = self.total if total is None else total
+        self.completed = (self.completed if completed is None else completed) + advance
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=str(self), total=self.total, completed=self.completed)
+
+    def __str__(self) -> str:
+        return self.step if self.total is None else f"{self.step} ({self.completed} of {self.total} done)"
+
+
+@contextmanager
+def steps(step: str, total: int | None = None, clock: Clock = time.monotonic) -> Iterator[Steps]:
+    """Show on stderr what a long piece of work does; yields what is called with each step that begins.
+
+    A terminal gets a bar, which counts parts where `total` is given. Elsewhere, such as in a CI, each full minute since
+    the command began gets one line: "still running, 3 min: timing batch=1,seq=128".
+    """
+    if not sys.stderr.isatty():
+        current = Steps(step, total)
+        with _line_a_minute(current, clock):
+            yield current
         return
-    with bar:
-        yield bar, task
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    described = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), described, BarColumn(bar_width=24), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield Steps(step, total, bar)
 
 
 @contextmanager
-def steps(description: str) -> Iterator[Progress]:
-    """Show the steps of one long piece of work: yields what it calls with each step that begins."""
-    with progress(description) as (bar, task):
-        yield lambda step: bar.update(task, description=step)
+def _line_a_minute(current: Steps, clock: Clock) -> Iterator[None]:
+    context = click.get_current_context(silent=True)
+    start = clock() if context is None else context.find_root().meta.setdefault(_STARTED, clock())
+    ended = threading.Event()
+    lines = threading.Thread(target=write_lines, args=(current, start, clock, ended.wait), daemon=True)
+    lines.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        lines.join()
+
+
+def write_lines(current: Steps, start: float, clock: Clock, wait: Callable[[float], bool]) -> None:
+    """Write a line on stderr at each full minute after `start`, until `wait`, called with seconds, returns True."""
+    while not wait(MINUTE - (clock() - start) % MINUTE):
+        click.echo(f"still running, {round((clock() - start) / MINUTE)} min: {current}", err=True)
 
 
 def megabytes(size: int) -> str:

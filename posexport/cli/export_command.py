@@ -11,10 +11,9 @@ import click
 from posexport.cli import console
 from posexport.cli.block_options import block_options
 from posexport.cli.spec_options import spec_options
-from posexport.errors import RequestError
 from posexport.export.layer_pattern import parameters_of
-from posexport.export.request import read_request, write
-from posexport.files import check_writable
+from posexport.export.request import Request, read_request, write
+from posexport.files import check_output
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
 
 
@@ -26,9 +25,9 @@ from posexport.spec.forms import FORMS, OPSETS, TARGETS
 @click.option(
     "--from",
     metavar="PATH",
-    help="a layer of a Hugging Face checkpoint: its folder, or its config.json for the shape alone",
+    help="a layer of a Hugging Face checkpoint: its folder with its weights, or its config.json for the shape alone",
 )
-@click.option("--layer", metavar="N", help="with --from, take that layer's weights too  [default: from --seed]")
+@click.option("--layer", metavar="N", help="with --from FOLDER, the layer whose weights are taken  [default: 0]")
 @spec_options
 @click.option("--form", metavar="NAME", help=f"one of: {', '.join(FORMS)}  [default: decomposed]")
 @click.option("--target", metavar="NAME", help=f"one of: {', '.join(TARGETS)}  [default: portable]")
@@ -40,31 +39,46 @@ def export(config: str | None, preset: str | None, parameters: tuple[str, ...], 
     """Write an attention block as an ONNX file, with its manifest <file>.json."""
     with console.steps("reading the options") as progress:
         request = read_request(config, preset, parameters_of(parameters), given, progress=progress)
-    spec, rest = request.spec, request.options
-    path = Path(f"{preset or spec.encoding.name}.onnx" if rest.output is None else rest.output)
-    if path.suffix != ".onnx":
-        raise RequestError(f"output {str(path)!r} must end in .onnx: name it like {path.stem}.onnx.")
-    if not path.parent.is_dir():
-        raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
-    check_writable(path)
+    name = preset or request.spec.encoding.name
+    path = Path(f"{name}.onnx" if request.options.output is None else request.options.output)
+    check_output(path, ".onnx")
     with console.steps("loading torch") as progress:
         manifest = write(request, path, progress)
     if as_json:
         console.show_json(manifest)
-        return
+    else:
+        _show(request, path, manifest)
+
+
+def _show(request: Request, path: Path, manifest: Mapping[str, Any]) -> None:
     files = (path, *(path.with_name(name) for name in manifest.get("external_data", ())))
     console.show_facts(
         f"wrote {path}",
         [
-            ("encoding", spec.encoding.name),
-            ("form", f"{rest.form}, opset {manifest['opset']}, {spec.dtype}"),
-            *((f"{kind} {name}", said) for kind in ("input", "output") for name, said in _tensors(manifest, kind)),
+            ("encoding", request.spec.encoding.name),
+            ("form", f"{request.options.form}, opset {manifest['opset']}, {request.spec.dtype}"),
+            ("weights", _weights(request)),
+            *((f"{kind} {name}", text) for kind in ("input", "output") for name, text in _tensors(manifest, kind)),
             ("size", console.megabytes(sum(file.stat().st_size for file in files))),
             ("manifest", f"{path}.json"),
         ],
     )
 
 
+def _weights(request: Request) -> str:
+    """Where the weights come from, and how to get others where nobody chose them."""
+    given = request.given
+    if request.checkpoint is not None:
+        return f"{request.checkpoint}" + ("" if "layer" in given else "; give --layer for another")
+    if request.options.weights is not None:
+        return f"file {Path(request.options.weights).name}"
+    seed = f"random, seed {request.options.seed or 0}"
+    if "seed" in given:
+        return seed
+    other = "the checkpoint's folder to --from" if "from" in given else "--weights or --from"
+    return f"{seed}; give {other} for trained ones"
+
+
 def _tensors(manifest: Mapping[str, Any], kind: str) -> list[tuple[str, str]]:
     """The graph's inputs or outputs by name, with dtype and shape."""
-    return console.runs((each["name"], f"{each['dtype']} {each['shape']}") for each in manifest[f"{kind}s"])
+    return console.runs((tensor["name"], f"{tensor['dtype']} {tensor['shape']}") for tensor in manifest[f"{kind}s"])

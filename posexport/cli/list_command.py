@@ -9,7 +9,7 @@ import click
 
 from posexport.cli import console
 from posexport.custom_ops.unsupported import REFUSALS
-from posexport.export.request import preset_options, spec_of
+from posexport.export.block_options import preset_options, spec_of
 from posexport.models import ENCODINGS
 from posexport.models.scaling import NEEDED, SCALINGS
 from posexport.models.scaling import parameters as scaling_parameters

@@ -10,7 +10,7 @@ import attrs
 import click
 
 from posexport.cli import console
-from posexport.errors import RequestError, RuntimeMissingError, unknown
+from posexport.errors import RequestError, unknown
 from posexport.files import check_writable
 from posexport.spec.fields import integer
 from posexport.spec.forms import TARGETS
@@ -71,7 +71,7 @@ def matrix(
     if target not in TARGETS:
         raise unknown("target", target, TARGETS)
     folder = _folder(output)
-    with console.progress("looking at what is here") as (bar, task):
+    with console.steps("looking at what is here") as progress:
         from posexport.verify.matrix.run import default_jobs, measure, steps
         from posexport.verify.matrix.schedule import Selection, columns_here, settle
         from posexport.verify.matrix.table import read
@@ -82,7 +82,7 @@ def matrix(
         here = columns_here()
         found, todo = settle(old, chosen, here, target)
         folder.mkdir(exist_ok=True)
-        bar.update(task, description="measuring", total=steps(todo), completed=0)
+        progress.update("measuring", total=steps(todo), completed=0)
         try:
             measure(
                 found,
@@ -90,9 +90,9 @@ def matrix(
                 here,
                 jobs=options.jobs or default_jobs(),
                 save=lambda so_far: so_far.write(file),
-                advance=lambda what, number: bar.update(task, description=what, advance=number),
+                advance=lambda what, number: progress.update(what, advance=number),
             )
-            bar.update(task, description="drawing")
+            progress.update("drawing")
             _write(found, folder, picture)
         except KeyboardInterrupt:
             left = sum((entry, column) not in found.cells for entry, columns in todo.items() for column in columns)
@@ -118,18 +118,15 @@ def _folder(output: str) -> Path:
 
 
 def _write(found: Matrix, folder: Path, drawn: bool) -> None:
-    """All files; a picture that can't be drawn is told and no error, since the data stand."""
+    """Write the matrix, its Markdown and, with `drawn`, its picture; without it an old picture is removed."""
     from posexport.files import staged
     from posexport.report.matrix_markdown import to_markdown
     from posexport.report.matrix_picture import draw
 
     files: dict[str, bytes] = {"matrix.json": found.to_bytes(), "matrix.md": to_markdown(found).encode()}
     picture = folder / "matrix.png"
-    try:
-        if drawn:
-            files[picture.name] = draw(found)
-    except RuntimeMissingError as error:
-        click.echo(f"not drawn: {error}", err=True)
+    if drawn:
+        files[picture.name] = draw(found)
     with staged() as stage:
         for name, content in files.items():
             stage.write(folder / name, methodcaller("write", content))

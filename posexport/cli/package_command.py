@@ -33,12 +33,12 @@ def package(
     path, repository = Path(file), Path("model_repository" if output is None else output)
     if not triton:
         raise RequestError("what to package for was not given: give --triton, the only server so far.")
-    with console.progress("loading") as (bar, task):
+    with console.steps("loading") as progress:
         from posexport.export.triton.package import PackageOptions, package_triton
 
         numbers = {name: value for name, value in given.items() if value is not None}
         options = PackageOptions(gpu=gpu, force=force, **numbers)
-        done = package_triton(path, repository, options, lambda text: bar.update(task, description=text))
+        done = package_triton(path, repository, options, progress)
     if as_json:
         console.show_json(done)
     else:

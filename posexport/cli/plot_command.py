@@ -13,8 +13,8 @@ import click
 from posexport.cli import console
 from posexport.cli.spec_options import field_options
 from posexport.errors import RequestError
+from posexport.export.block_options import spec_of
 from posexport.export.layer_pattern import parameters_of
-from posexport.export.request import spec_of
 from posexport.report.plots.panels import WHAT
 from posexport.runtimes import RUNTIMES, runtime
 from posexport.spec.fields import integer
@@ -87,26 +87,25 @@ def plot(
     rows = {name: runtime(name) for name in runtimes} or RUNTIMES
     given = [_read(text, parameters, block) for text in encodings]
     path = Path(output or "-".join(dict.fromkeys(spec.encoding.name for spec, _ in given)) + ".png")
-    with console.progress("loading torch") as (bar, task):
+    with console.steps("loading torch") as progress:
         from posexport.files import check_writable, staged
-        from posexport.report.plots.picture import check_suffix, draw, require
+        from posexport.report.plots.picture import check_suffix, draw
 
         check_suffix(str(path), path.suffix)
         if not path.parent.is_dir():
             raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
         check_writable(path)
-        require()
 
         from posexport.report.plots.kinds import panels
         from posexport.report.plots.probe import ProbeTarget
 
         def advance(text: str) -> None:
-            bar.update(task, description=f"measuring {text}")
+            progress.update(f"measuring {text}")
 
         common = {**attrs.asdict(options), "runtimes": rows, "advance": advance}
-        bar.update(task, description="asking the encodings")
+        progress.update("asking the encodings")
         made = panels([ProbeTarget(spec=spec, given=said, **common) for spec, said in given], what)
-        bar.update(task, description="drawing")
+        progress.update("drawing")
         picture = draw(made, path.suffix)
         with staged() as files:
             files.write(path, methodcaller("write", picture))

@@ -37,13 +37,13 @@ def report(results: tuple[str, ...], output: str, markdown: str | None, title: s
     summary_file = None if markdown is None else _target("--markdown", markdown, ())
     if summary_file is not None and summary_file.resolve() == page_file.resolve():
         raise RequestError(f"{output!r} can't hold both the page and the Markdown: name two files.")
-    with console.progress("reading results") as (bar, task):
+    with console.steps("reading results") as progress:
         from posexport.files import staged
         from posexport.report.page.markdown import to_markdown
         from posexport.report.page.page import make_page, to_html
 
-        page = make_page(paths, title, lambda name: bar.update(task, description=f"reading {name}"))
-        bar.update(task, description="writing")
+        page = make_page(paths, title, lambda name: progress.update(f"reading {name}"))
+        progress.update("writing")
         with staged() as files:
             files.write(page_file, lambda file: file.write(to_html(page).encode()))
             if summary_file is not None:

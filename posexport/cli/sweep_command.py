@@ -66,7 +66,7 @@ def sweep(
         raise RequestError(f"--workers {options.workers} is for this machine and --ray {ray} for a cluster: give one.")
     if ray is not None:
         check_address(ray)
-    with console.progress("reading the jobs") as (bar, task):
+    with console.steps("reading the jobs") as progress:
         from posexport.workflows.sweep.folder import Folder
         from posexport.workflows.sweep.job_plan import plan, read_tables, read_text
         from posexport.workflows.sweep.run import drive, left
@@ -80,17 +80,17 @@ def sweep(
         if dry_run:
             _show_plan(planned, folder, as_json)
             return 0
-        bar.update(task, description="starting", total=len(planned.jobs))
+        progress.update("starting", total=len(planned.jobs))
         with closing(_executor(ray, planned, folder, options)) as executor, folder.hold():
             before = folder.judged()
             todo = left(planned.jobs, before)
             records = {job.id: before[job.id] for job in planned.jobs if job.id in before}
             known = len(records)
-            bar.update(task, completed=known)
+            progress.update(completed=known)
 
             def finish(job: Job, outcome: Any, attempts: int) -> None:
                 records[job.id] = folder.keep(job, outcome, attempts)
-                bar.update(task, description=f"{outcome.state}: {job.label}", advance=1)
+                progress.update(f"{outcome.state}: {job.label}", advance=1)
 
             try:
                 folder.tell(planned.jobs, records, planned.refused)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from posexport.artifact.weight_source import checkpoint_weights, file_weights, random_weights
 from posexport.bench.result import HIGH_MACHINE_LOAD
 from posexport.bench.scenarios import Scenario, read_scenario
 from posexport.bench.tune.result import TWIN
@@ -17,8 +18,9 @@ from posexport.cli import console
 from posexport.cli.block_options import block_options
 from posexport.cli.spec_options import field_options
 from posexport.errors import RequestError
+from posexport.export.block_options import BlockOptions, merge_options, spec_of, weights_of
+from posexport.export.checkpoint_options import checkpoint_of, takes_weights
 from posexport.export.layer_pattern import parameters_of
-from posexport.export.request import BlockOptions, checkpoint_of, gather, spec_of, weights_of
 from posexport.files import check_writable
 from posexport.models import ENCODINGS
 from posexport.spec.fields import integer, text
@@ -48,7 +50,7 @@ class TuneOptions(BlockOptions):
 @click.option("--config", metavar="FILE", help="read options from a TOML file; those on the command line win")
 @click.option("--preset", metavar="NAME", help="a layer of a public model; 'posexport list --presets' shows them")
 @click.option("--from", metavar="PATH", help="a layer of a Hugging Face checkpoint: its folder, or its config.json")
-@click.option("--layer", metavar="N", help="with --from, take that layer's weights too  [default: from --seed]")
+@click.option("--layer", metavar="N", help="with --from FOLDER, the layer whose weights are taken  [default: 0]")
 @click.option("--encoding", metavar="NAME", help="one of: " + ", ".join(ENCODINGS))
 @click.option("--for", "runtime", metavar="NAME", help=f"one of: {', '.join(RUNTIMES)}  [default: ort-cpu]")
 @click.option("--scenario", metavar="NAME:SIZE", help="prefill:512, decode:2048 (tokens in the cache) or batch:8")
@@ -79,7 +81,7 @@ def tune(
     Exits 1 where nothing that was tried is verified; then nothing is written.
     """
     known = ["for" if name == "runtime" else name for name in given]
-    options, encoding_set = gather(config, preset, parameters_of(parameters), given, known)
+    options, encoding_set = merge_options(config, preset, parameters_of(parameters), given, known)
     if "for" in options:
         options.setdefault("runtime", options.pop("for"))
     names = {field.name for field in attrs.fields(TuneOptions)}
@@ -109,7 +111,7 @@ def tune(
         raise RequestError(f"--save {save!r} is the manifest of the output: name it otherwise, like tune.json.")
     for path in (output, *([saved] if saved else [])):
         check_writable(path)
-    with console.progress("loading torch") as (bar, task):
+    with console.steps("loading torch") as progress:
         from posexport.bench.tune.search import Request, Store
         from posexport.bench.tune.search import tune as run
         from posexport.files import write_json
@@ -118,7 +120,7 @@ def tune(
         _check_there(request)
         block = _block(options, encoding_set, rest, specs)
         store = Store(output.parent if cache is None else Path(cache), resume)
-        result = run(block, request, output, store, lambda step: bar.update(task, description=step))
+        result = run(block, request, output, store, progress)
     try:
         if as_json:
             console.show_json(result.to_dict())
@@ -146,7 +148,7 @@ def _several(options: Mapping[str, Any], name: str) -> tuple[Any, ...]:
 
 def _spec(options: Mapping[str, Any], encoding_set: Mapping[str, Any], dtype: str) -> Spec:
     asked = {**options, "dtype": dtype}
-    checkpoint = checkpoint_of({**asked, "layer": None}, encoding_set)
+    checkpoint = checkpoint_of(asked, encoding_set, weights=False)
     return spec_of(asked, encoding_set) if checkpoint is None else checkpoint.spec
 
 
@@ -173,19 +175,21 @@ def _block(
 ) -> Block:
     """What is tuned; weights are loaded when a program is exported, in the dtype of that."""
     from posexport.bench.tune.search import Block
-    from posexport.files import sha256_of
     from posexport.models.weights import digest_of, read_weights, seeded_weights
 
-    source, from_layer = f"seed {rest.seed or 0}", options.get("layer") is not None
+    source, from_layer = f"seed {rest.seed or 0}", takes_weights(options)
+    weight_source = random_weights(rest.seed or 0)
     if rest.weights is not None:
         spec, _ = weights_of(rest.weights, next(iter(specs.values())), "bias" in options)
         specs = {dtype: attrs.evolve(each, bias=spec.bias) for dtype, each in specs.items()}
-        source = f"file {sha256_of(Path(rest.weights))}"
+        weight_source = file_weights(Path(rest.weights))
+        source = f"file {weight_source.sha256}"
     elif from_layer:
         dtype = next(iter(specs))
         found = checkpoint_of({**options, "dtype": dtype}, encoding_set)
         assert found is not None and found.weights is not None
         source = f"layer {digest_of(found.weights)} as {dtype}"
+        weight_source = checkpoint_weights(Path(options["from"]), int(options.get("layer") or 0))
 
     def load(dtype: str) -> tuple[Spec, Mapping[str, Tensor]]:
         if rest.weights is not None:
@@ -197,7 +201,7 @@ def _block(
         return specs[dtype], seeded_weights(specs[dtype], rest.seed or 0)
 
     fixed = {name: size for name in ("batch", "seq", "max_seq") if (size := getattr(rest, name)) is not None}
-    return Block(specs=specs, load=load, source=source, fixed=fixed)
+    return Block(specs=specs, load=load, source=source, weight_source=weight_source, fixed=fixed)
 
 
 def _scenario(rest: TuneOptions, spec: Spec) -> Scenario:

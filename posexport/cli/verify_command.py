@@ -108,7 +108,7 @@ def verify(
 
 def _verify(paths: list[Path], rows: Mapping[str, Runtime], **asked: Any) -> Report:
     """Run the stage with a bar that counts artifacts."""
-    with console.progress("loading torch", total=len(paths)) as (bar, task):
+    with console.steps("loading torch", total=len(paths)) as progress:
         from posexport.verify.verifier import verify as run
 
         done = 0
@@ -116,9 +116,9 @@ def _verify(paths: list[Path], rows: Mapping[str, Runtime], **asked: Any) -> Rep
         def advance(name: str, total: int) -> None:
             nonlocal done
             done += 1
-            bar.update(task, description=f"verified {name}", completed=done, total=total)
+            progress.update(f"verified {name}", completed=done, total=total)
 
-        bar.update(task, description="verifying")
+        progress.update("verifying")
         return run(paths, runtimes=rows, advance=advance, **asked)
 
 
@@ -126,7 +126,7 @@ def _verify_project(
     project: Project, chosen: Sequence[str], required: Sequence[str], asked: dict[str, Any]
 ) -> tuple[Report, int]:
     """Every file of the project: what it must keep beside parity, then parity of those that are there."""
-    with console.progress("loading torch"):
+    with console.steps("loading torch"):
         from posexport.workflows.project import checks as project_checks
         from posexport.workflows.project.products import products
     files = products(project)

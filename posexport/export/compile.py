@@ -38,8 +38,10 @@ def compile_plan(
     RuntimeMissingError where the runtime can't be loaded. Every file is then as it was.
     """
     artifact = read_onnx(path)
-    if (fault := manifest_fault(artifact)) is not None:
+    fault = manifest_fault(artifact)
+    if fault is not None:
         doubt(fault)
+    onnx_manifest = {} if fault is not None else artifact.manifest() or {}
     source = _source(artifact)
     _check_runtime_cache(options)
     built = build(artifact, options, phase)
@@ -60,6 +62,7 @@ def compile_plan(
             "sha256": sha256,
             "version": __version__,
             "form": artifact.form,
+            **{key: onnx_manifest[key] for key in ("weights",) if key in onnx_manifest},
             "spec": artifact.spec.to_dict(),
             **described,
             "opset": artifact.opset,

@@ -15,7 +15,7 @@ def check_layers_follow(options: Mapping[str, Any], given: Mapping[str, Any]) ->
     pattern = options.get("layer_pattern")
     if pattern is None or "layer_pattern" in given:
         return
-    own = {key for part in _pattern_parts(pattern) for key in _read_layer(part)[1]}
+    own = {key for part in pattern_parts(pattern) for key in read_layer(part)[1]}
     for name in given:
         if name in own:
             raise RequestError(
@@ -37,11 +37,11 @@ def parameters_of(pairs: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _check_reach(
+def check_reach(
     layers: list[dict[str, Any]], sizes: Mapping[str, Any], parts: list[str], parameters: Mapping[str, Any]
 ) -> None:
     """RequestError for what is given for all layers where each has it otherwise."""
-    given = [_read_layer(part)[1] for part in parts]
+    given = [read_layer(part)[1] for part in parts]
     lost = [name for name in LAYER_FIELDS if name in sizes and all(name in layer for layer in layers)]
     lost += [name for name in parameters if all(name in own for own in given)]
     if lost:
@@ -57,8 +57,8 @@ def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
     An encoding of the same name as `base` has its parameters too, where it gives no others.
     """
     layers: list[dict[str, Any]] = []
-    for part in _pattern_parts(value):
-        name, given, count = _read_layer(part)
+    for part in pattern_parts(value):
+        name, given, count = read_layer(part)
         if name not in ENCODINGS:
             raise unknown("encoding in layer_pattern", name, ENCODINGS)
         own = {key: given.pop(key) for key in LAYER_FIELDS if key in given}
@@ -67,14 +67,14 @@ def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
     return layers
 
 
-def _pattern_parts(value: Any) -> list[str]:
+def pattern_parts(value: Any) -> list[str]:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list) or not parts or not all(isinstance(part, str) for part in parts):
         raise RequestError(f"layer_pattern is {value!r}: it must be names of encodings, such as rope*3,none.")
     return parts
 
 
-def _read_layer(part: str) -> tuple[str, dict[str, str], int]:
+def read_layer(part: str) -> tuple[str, dict[str, str], int]:
     """The name of a part of a pattern, what it gives behind colons, and how often it stands."""
     text, star, count = part.strip().partition("*")
     name, *pairs = text.split(":")

@@ -1,18 +1,20 @@
-"""A matrix as a picture: a row per mode and encoding, columns per form, runtime and dtype. Needs matplotlib."""
+"""A matrix as a picture: a row per mode and encoding, columns per form, runtime and dtype."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 from typing import Any
 
-from posexport.errors import RuntimeMissingError
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from posexport.report.drawing import encode, figure
 from posexport.report.matrix_markdown import MARKS, idle, judged
 from posexport.verify.matrix.table import BUILD, REFUSED, Cell, Entry, Matrix
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
-WIDTH = 10.0
-"""Inches of a whole matrix, 100 pixels each where a README shows it; twice as many in the file."""
+WIDTH, DPI = 10.0, 200
+"""The inches of a whole matrix and the pixels of an inch; a README shows half as many."""
 
 _CELL, _HIGH = 0.172, 0.165  # inches of a cell
 _LEFT, _HEAD, _FOOT = 1.15, 0.85, 0.86  # inches beside, above and below the cells
@@ -31,35 +33,25 @@ def digest(matrix: Matrix) -> str:
 
 
 def draw(matrix: Matrix) -> bytes:
-    """It as a PNG file; raises RuntimeMissingError where matplotlib isn't there.
+    """The picture as a PNG file.
 
     torch eager is the measure, so it has no column unless it failed; a runtime that judged nothing has none either.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RuntimeMissingError(
-            "the picture needs matplotlib, which isn't here: pip install 'posexport[plot]'."
-        ) from None
     cells = {(cell.entry, cell.column): cell for cell in matrix.ordered()}
     plan = _Plan(list(cells.values()))
-    figure = Figure(figsize=(plan.width, plan.height), facecolor="white")
-    FigureCanvasAgg(figure)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_xlim(0, plan.width)
-    axes.set_ylim(plan.height, 0)
-    axes.axis("off")
-    _headings(axes, plan)
-    for (mode, encoding), y in plan.rows.items():
-        for (form, column, dtype), x in plan.columns.items():
-            cell = cells.get((Entry(encoding=encoding, form=form, dtype=dtype, mode=mode), column))
-            if cell is not None:
-                _draw(axes, cell, x, y)
-    _legend(axes, plan, idle(cells.values()))
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=200, metadata={"Software": None, "Source": digest(matrix)})
-    return image.getvalue()
+    with figure(plan.width, plan.height) as drawn:
+        axes = drawn.add_axes((0, 0, 1, 1))
+        axes.set_xlim(0, plan.width)
+        axes.set_ylim(plan.height, 0)
+        axes.axis("off")
+        _headings(axes, plan)
+        for (mode, encoding), y in plan.rows.items():
+            for (form, column, dtype), x in plan.columns.items():
+                cell = cells.get((Entry(encoding=encoding, form=form, dtype=dtype, mode=mode), column))
+                if cell is not None:
+                    _draw(axes, cell, x, y)
+        _legend(axes, plan, idle(cells.values()))
+        return encode(drawn, ".png", DPI, Source=digest(matrix))
 
 
 class _Plan:
@@ -114,13 +106,11 @@ def look(cell: Cell) -> tuple[Any, str, str]:
     return fill, "white" if part > 0.55 else "#16324f", ratio
 
 
-def _draw(axes: Any, cell: Cell, x: float, y: float) -> None:
+def _draw(axes: Axes, cell: Cell, x: float, y: float) -> None:
     _box(axes, x, y, *look(cell))
 
 
-def _box(axes: Any, x: float, y: float, fill: Any, ink: str, text: str) -> None:
-    from matplotlib.patches import Rectangle
-
+def _box(axes: Axes, x: float, y: float, fill: Any, ink: str, text: str) -> None:
     edge = "#bbbbbb" if fill == FILL["unfused"] else fill
     axes.add_patch(
         Rectangle((x + 0.006, y + 0.006), _CELL - 0.012, _HIGH - 0.012, facecolor=fill, edgecolor=edge, linewidth=0.4)
@@ -128,7 +118,7 @@ def _box(axes: Any, x: float, y: float, fill: Any, ink: str, text: str) -> None:
     axes.text(x + _CELL / 2, y + _HIGH / 2 + 0.003, text, ha="center", va="center_baseline", fontsize=_SMALL, color=ink)
 
 
-def _headings(axes: Any, plan: _Plan) -> None:
+def _headings(axes: Axes, plan: _Plan) -> None:
     for kind, name, start, end in plan.spans:
         middle = (start + end) / 2
         if kind == "form":
@@ -147,7 +137,7 @@ def _headings(axes: Any, plan: _Plan) -> None:
         axes.text(_LEFT - 0.07, y + _HIGH / 2, encoding, ha="right", va="center", fontsize=_TEXT + 0.5)
 
 
-def _legend(axes: Any, plan: _Plan, away: dict[str, str]) -> None:
+def _legend(axes: Axes, plan: _Plan, away: dict[str, str]) -> None:
     y = plan.bottom + 0.06
     entry = Entry(encoding="", form="", dtype="", mode="")
     shades = [Cell(entry=entry, column="", state=PASSED, ratio=ratio) for ratio in (0.3, 1.0, 2.0, 4.0)]
@@ -162,7 +152,8 @@ def _legend(axes: Any, plan: _Plan, away: dict[str, str]) -> None:
                 _draw(axes, cell, x, top)
                 x += _CELL
             said = axes.text(x + 0.06, top + _HIGH / 2, label, ha="left", va="center", fontsize=_TEXT)
-            x += 0.06 + said.get_window_extent().width / axes.figure.dpi + 0.25
+            width = said.get_window_extent().transformed(axes.transData.inverted()).width
+            x += 0.06 + width + 0.25
     if away:
         text = "Not run at all: " + ", ".join(away)
         axes.text(_LEFT, y + 0.57, text, ha="left", va="center", fontsize=_TEXT, color="#666666")

@@ -58,7 +58,8 @@ def rows(report: Report) -> list[tuple[str, ...]]:
 def _row(verdict: Verdict) -> tuple[str, ...]:
     worst = verdict.worst
     numbers = (None, None, None) if worst is None else (worst.max_error, worst.torch_error, worst.limit)
-    told = [text for text in (verdict.reason, verdict.where, *verdict.notes) if text]
+    measured = f"{verdict.measured}, limit {verdict.limit_text}" if verdict.measured and not verdict.reason else None
+    told = [text for text in (verdict.reason, measured, verdict.where, *verdict.notes) if text]
     return (
         verdict.artifact,
         verdict.label,
@@ -108,6 +109,8 @@ def to_junit(report: Report) -> bytes:
         elif verdict.state == NOT_RUN:
             ElementTree.SubElement(case, "skipped", message=_text(verdict.reason or "not run"))
         told = f"error {error}, torch eager's {eager}, allowed {allowed}, sets of inputs {cases}"
+        if verdict.measured is not None:
+            told = f"{verdict.measured}, limit {verdict.limit_text}"
         ElementTree.SubElement(case, "system-out").text = told
     for artifact, error in report.unreadable:
         case = ElementTree.SubElement(suite, "testcase", classname=_text(artifact), name="read")

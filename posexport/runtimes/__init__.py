@@ -19,6 +19,7 @@ import attrs
 
 from posexport.errors import unknown
 from posexport.runtimes.base import Runner
+from posexport.runtimes.installation import install_command
 
 TORCH = "posexport.runtimes.torch_eager"
 REFERENCE = "posexport.runtimes.onnx_reference"
@@ -47,7 +48,7 @@ class Runtime:
     def missing(self) -> str | None:
         """Why it can't run here, in one sentence without a full stop; None where it is there."""
         if not any(importlib.util.find_spec(name) for name in (self.package, self.instead) if name):
-            return f"not installed: pip install '{self.install}'"
+            return f"not installed: {install_command(self.install)}"
         return gpu_missing() if self.needs_gpu else None
 
     def load(self, path: Path) -> Runner:
@@ -68,7 +69,7 @@ RUNTIMES: dict[str, Runtime] = {
     row.name: row
     for row in (
         _row("torch", "PyTorch eager on the CPU", TORCH, "torch", "torch", device="cpu"),
-        _row("torch-cuda", "PyTorch eager on the GPU", TORCH, "torch", "torch", gpu=True, device="cuda"),
+        _row("torch-cuda", "PyTorch eager on the GPU", TORCH, "torch", "torch", True, device="cuda"),
         _row("onnx-reference", "onnx's ReferenceEvaluator (numpy)", REFERENCE, "onnx", "onnx"),
         _row("ort-cpu", "ONNX Runtime, CPU provider", ORT, "onnxruntime", "onnxruntime", provider="CPU"),
         _row("ort-cuda", "ONNX Runtime, CUDA provider", ORT, "onnxruntime", "onnxruntime-gpu", True, provider="CUDA"),

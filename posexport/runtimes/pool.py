@@ -18,8 +18,8 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import RequestError
-from posexport.processes import _STEP, Worker
+from posexport.errors import Reason, RequestError
+from posexport.processes import POLL_SECONDS, Worker, failure_of
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.transport import load_arrays, save_arrays
@@ -27,21 +27,20 @@ from posexport.runtimes.transport import load_arrays, save_arrays
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """What one runtime made of one artifact: outputs for each of the inputs, or the reason why there are none.
+    """What one runtime made of one artifact: outputs for each of the inputs, or why there are none.
 
-    `kind` names the class of the error where it is one of posexport's own.
+    The codes of `failure` are those of posexport.processes.
     """
 
     outputs: tuple[Arrays, ...] = ()
-    error: str | None = None
-    kind: str | None = None
+    failure: Reason | None = None
     describe: Mapping[str, str] = attrs.field(factory=dict)
 
 
 def result(future: Future[Answer]) -> Answer:
     """Wait for an answer in short steps: the kernel may hand Ctrl-C to any thread, and a main thread that waits without
     end would then sleep on."""
-    while not wait((future,), timeout=_STEP).done:
+    while not wait((future,), timeout=POLL_SECONDS).done:
         pass
     return future.result()
 
@@ -109,11 +108,12 @@ class Pool:
             for path, arrays in zip(request["inputs"], inputs, strict=True):
                 save_arrays(Path(path), arrays)
             with self._slots:
-                found = worker.ask(request, self.time_limit)
-            if not found["ok"]:
-                return Answer(error=" ".join(found["error"].split()), kind=found.get("kind"))
+                reply = worker.ask(request, self.time_limit)
+            failure = failure_of(reply)
+            if failure is not None:
+                return Answer(failure=failure)
             outputs = tuple(load_arrays(Path(path)) for path in request["outputs"])
-            return Answer(outputs=outputs, describe=found["describe"])
+            return Answer(outputs=outputs, describe=reply["describe"])
         except OSError as error:
             raise RequestError(
                 f"can't run engines, with files in {str(self.folder)!r} ({error.strerror}): free some space."

@@ -24,6 +24,7 @@ from posexport.models.angles import cos_sin
 from posexport.models.attention import EncodingState
 from posexport.models.rotary import Rotary
 from posexport.models.weights import TORCH_DTYPES
+from posexport.processes import MISSING
 from posexport.runtimes import INTERPRETER, ORT, REFERENCE, TORCH, Runtime
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.runtimes.tensors import to_numpy
@@ -166,9 +167,9 @@ def _eager(module: Angles, inputs: Tensor, device: str) -> Answer:
 
 def _judge(spec: Spec, runtime: str, answer: Answer, truth: tuple[Any, Any]) -> Measured:
     """The errors of an answer, or why there are none."""
-    if answer.error is not None:
-        missing = answer.kind == "RuntimeMissingError"
-        return Measured(spec=spec, runtime=runtime, reason=answer.error.rstrip("."), failed=not missing)
+    if answer.failure is not None:
+        failed = answer.failure.code != MISSING
+        return Measured(spec=spec, runtime=runtime, reason=answer.failure.text.rstrip("."), failed=failed)
     found = np.zeros(len(truth[0]))
     for name, wanted in zip(_OUTPUTS, truth, strict=True):
         made = np.asarray(answer.outputs[0][name], np.float64)

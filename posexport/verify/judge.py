@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.errors import PosexportError
+from posexport.errors import RequestError
+from posexport.processes import INVALID, MISSING
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility as limits
@@ -58,8 +59,8 @@ def _judge_all(job: _Job, pool: Pool, runtimes: Mapping[str, Runtime]) -> list[V
     nothing = Answer()
     truth = nothing if job.truth is None else result(job.truth)
     eager = nothing if job.eager is None else result(job.eager)
-    if truth.kind is not None:
-        raise _error(truth)
+    if truth.failure is not None and truth.failure.code in (INVALID, MISSING):
+        raise RequestError(truth.failure.text)
     found = [_judge_one(job, name, pool, runtimes[name], truth, eager) for name in runtimes if _concerns(job, name)]
     found += [] if job.trials is None else job.trials.verdicts(str(job.subject.path))
     return [attrs.evolve(verdict, sha256=job.sha256) for verdict in found]
@@ -69,12 +70,6 @@ def _concerns(job: _Job, name: str) -> bool:
     """Whether the artifact gets a verdict of that runtime; one whose graph breaks the contract fails without a run."""
     told = job.subject.contract_violation is not None and job.subject.required_runtime in (None, name)
     return told or name in job.runs or name in job.skipped
-
-
-def _error(answer: Answer) -> PosexportError:
-    from posexport.errors import RequestError
-
-    return RequestError(answer.error or "the truth could not be computed.")
 
 
 def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, eager: Answer) -> Verdict:
@@ -88,8 +83,8 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
     if subject.contract_violation is not None:
         return verdict(FAILED, subject.contract_violation, notes=job.notes, where=_where(job, name, pool, row, None))
     for who, answer in (("the truth", truth), ("torch eager", eager)):
-        if answer.error is not None:
-            return verdict(FAILED, f"{who} could not be computed: {answer.error}", notes=job.notes)
+        if answer.failure is not None:
+            return verdict(FAILED, f"{who} could not be computed: {answer.failure}", notes=job.notes)
     future, chosen = job.runs[name]
     answer, notes = result(future), job.notes
     if len(chosen) < len(job.cases):
@@ -97,12 +92,12 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
         notes = (*notes, f"slow, so only {some}: at most {most:.0e} multiply-adds")
     told = notes_on(subject.spec, [job.cases[index] for index in chosen], [truth.outputs[index] for index in chosen])
     notes = (*notes, *told, *([] if row.note is None else [row.note]))
-    if answer.kind == "RuntimeMissingError":
-        return verdict(NOT_RUN, answer.error, notes=notes)
-    if answer.kind == "RequestError" and subject.required_runtime is not None:
-        raise _error(answer)  # a plan that is not this runtime's to open
-    if answer.error is not None:
-        return verdict(FAILED, answer.error, notes=notes, where=_where(job, name, pool, row, None))
+    if answer.failure is not None:
+        if answer.failure.code == MISSING:
+            return verdict(NOT_RUN, answer.failure.text, notes=notes)
+        if answer.failure.code == INVALID and subject.required_runtime is not None:
+            raise RequestError(answer.failure.text)  # a plan that is not this runtime's to open
+        return verdict(FAILED, answer.failure.text, notes=notes, where=_where(job, name, pool, row, None))
     own = job.terms.tolerance
     tolerances = {case.name: attrs.evolve(_tolerance(subject.spec, case), **own) for case in job.cases}
     comparisons = [
@@ -148,7 +143,7 @@ def _where(
             def run(by: Runtime) -> locate.Run:
                 def once(path: Path) -> Any:
                     answer = result(pool.submit(by, path, [case.arrays]))
-                    return answer.error if answer.error is not None else answer.outputs[0]
+                    return answer.outputs[0] if answer.failure is None else answer.failure.text
 
                 return once
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from posexport.processes import MISSING
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, result
 from posexport.verify.properties import PROPERTIES, TOLERANCES, Probe, probe, promised
@@ -92,10 +93,8 @@ class Trials:
         if future is None or self.probe is None:
             return verdict(NOT_RUN, SLOW)
         answer = result(future)
-        if answer.kind == "RuntimeMissingError":
-            return verdict(NOT_RUN, answer.error)
-        if answer.error is not None:
-            return verdict(FAILED, answer.error)
+        if answer.failure is not None:
+            return verdict(NOT_RUN if answer.failure.code == MISSING else FAILED, answer.failure.text)
         first = 0
         for each, made in self.runs.items():
             if each == name:

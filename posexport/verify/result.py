@@ -58,7 +58,9 @@ class Verdict:
     """What is known of one artifact on one runtime: passed, failed, or not run with its reason.
 
     `sha256` is that of the artifact's file, `worst` the comparison that failed most or came nearest to it, `cases` how
-    many sets of inputs were compared, `where` what was found about the place where the graph departs.
+    many sets of inputs were compared, `where` what was found about the place where the graph departs. A check that is
+    no comparison of outputs, such as a file's size, states its value as `measured` and the largest that passes as
+    `limit_text`, both with their unit.
     """
 
     artifact: str
@@ -73,6 +75,8 @@ class Verdict:
     where: str | None = None
     describe: Mapping[str, str] = attrs.field(factory=dict)
     check: str = PARITY
+    measured: str | None = None
+    limit_text: str | None = None
 
     @property
     def label(self) -> str:

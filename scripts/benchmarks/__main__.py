@@ -49,7 +49,7 @@ def main(only: tuple[str, ...], quick: bool) -> None:
             continue
         others = rounds.Others()
         measure: Callable[[bool], list[Row]] = import_module(home).measure
-        with console.progress(title):
+        with console.steps(title):
             rows = measure(quick)
         part = {"title": title, "machine_load": round(others.share(), 2), "rows": [row.data() for row in rows]}
         stored[name] = {"machine": machine_line(), "versions": versions(), **part}

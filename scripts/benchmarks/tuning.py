@@ -19,7 +19,7 @@ from tools import machine_line, versions
 from tuning_full import FRESH, SURE, full
 
 from posexport.bench.scenarios import Scenario
-from posexport.bench.tune.halving import MOST, NEAR
+from posexport.bench.tune.halving import MAX_ROUNDS, NEAR
 from posexport.bench.tune.search import Block, Limits, Request, Store, tune
 from posexport.cli import console
 from posexport.errors import RequestError
@@ -44,7 +44,9 @@ SETS: dict[str, dict[str, Any]] = {
 @click.option("--only", multiple=True, type=click.Choice(list(ENCODINGS)), help="this encoding, repeatable")
 @click.option("--hidden-size", default=512, help="width of the block  [default: 512]")
 @click.option("--tokens", default=512, help="tokens of the prompt  [default: 512]")
-@click.option("--rounds", default=10, help=f"rounds of timing everything  [default: 10; tune itself has up to {MOST}]")
+@click.option(
+    "--rounds", default=10, help=f"rounds of timing everything  [default: 10; tune itself has up to {MAX_ROUNDS}]"
+)
 @click.option("--dtype", "dtypes", multiple=True, default=("fp32",), help="repeatable  [default: fp32]")
 @click.option("--form", "forms", multiple=True, help="only this form, repeatable  [default: all]")
 @click.option("--dry", is_flag=True, help="write nothing")
@@ -67,11 +69,11 @@ def main(
     }
     rows = {} if dry else _stored(found)
     failed = False
-    with console.progress("tuning", total=len(only or ENCODINGS)) as (bar, task):
+    with console.steps("tuning", total=len(only or ENCODINGS)) as progress:
         for name in only or ENCODINGS:
             row = rows[name] = _measure(name, hidden_size, tokens, rounds, dtypes, Limits(forms=forms))
             failed |= row["state"] == "failed"
-            bar.advance(task)
+            progress.update(advance=1)
             click.echo("  ".join(_cells(row)))
             if not dry:
                 _write({**found, "rows": [rows[each] for each in ENCODINGS if each in rows]})
@@ -175,7 +177,7 @@ def _page(found: dict[str, Any]) -> str:
             f"pairs of processes, with its {SURE:.1%} interval over them, so that all rows hold with 95 %: a pick",
             f"is right where that reaches 1. (Of programs within {NEAR:.0%} of each other tune takes the simplest.)",
             "",
-            f'"Runs" and "time" are what tune took of timing everything at {MOST} rounds: time with exports and',
+            f'"Runs" and "time" are what tune took of timing everything at {MAX_ROUNDS} rounds: time with exports and',
             "opening of the programs, and for tune with verification and writing.",
             "",
             f"**{passed} of {len(rows)}** picks are no slower than the best, at {SHARE:.0%} of the runs or less.",

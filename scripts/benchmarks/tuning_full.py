@@ -9,7 +9,7 @@ import attrs
 
 from posexport.bench import statistics
 from posexport.bench.tune.fact_cache import Store
-from posexport.bench.tune.halving import GROUP, MOST, Race
+from posexport.bench.tune.halving import GROUP, MAX_ROUNDS, Race
 from posexport.bench.tune.measure import WARMUP
 from posexport.bench.tune.search import Block, Request, Tuning
 from posexport.bench.tune.space import Candidate, Program, options_of, other_opsets, plain_options, programs
@@ -58,7 +58,7 @@ def full(
     winner: str,
     store: Store,
     *,
-    rounds: int = MOST,
+    rounds: int = MAX_ROUNDS,
     progress: Callable[[str], object] = lambda step: None,
 ) -> Full:
     """Time every distinct program under every combination of options, all against `winner`, a candidate's name.
@@ -93,10 +93,10 @@ def full(
             found.failed |= failed
             counted = len(group) - (at > 0)  # the winner's part counts once
             warmups = WARMUP * len(group)
-            runs += (warmups + (cost.runs - before.runs - warmups) * MOST / rounds) * counted / len(group)
+            runs += (warmups + (cost.runs - before.runs - warmups) * MAX_ROUNDS / rounds) * counted / len(group)
             timing_seconds += (cost.seconds - before.seconds) * counted / len(group)
         ratios = {name: ratio for name in names if (ratio := found.ratio(name, winner)) is not None}
-        seconds = time.perf_counter() - start - cost.seconds + timing_seconds * MOST / rounds
+        seconds = time.perf_counter() - start - cost.seconds + timing_seconds * MAX_ROUNDS / rounds
         best, judged = min(ratios, key=lambda name: ratios[name].median), None
         if best != winner:
             judged = _judged(tuning, winner, best, len(names))
@@ -105,7 +105,7 @@ def full(
             best=best,
             judged=judged,
             runs=round(runs),
-            timing_seconds=timing_seconds * MOST / rounds,
+            timing_seconds=timing_seconds * MAX_ROUNDS / rounds,
             seconds=seconds,
             machine_load=tuning.field.machine_load,
         )

@@ -239,6 +239,7 @@ def test_unknown_options_are_refused(tmp_path: Path) -> None:
 
 def test_checking_a_plan_loads_no_engine() -> None:
     heavy = ["torch", "onnx", "numpy", "tensorrt", "tensorrt_rtx", "polygraphy"]
-    code = f"import sys, posexport.plan, posexport.profiles; print([m for m in {heavy} if m in sys.modules])"
+    code = "import sys, posexport.artifact.plan, posexport.artifact.profiles\n"
+    code += f"print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

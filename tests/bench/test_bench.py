@@ -113,11 +113,11 @@ class Crashing:
 
 
 def crash() -> dict[str, Any]:
-    return {"ok": False, "error": "crashed: the process was killed by SIGSEGV"}
+    return {"ok": False, "error": "crashed: the process was killed by SIGSEGV", "code": "crashed"}
 
 
 def refuse() -> dict[str, Any]:
-    return {"ok": False, "error": "NotImplemented: no bf16", "kind": "refused"}
+    return {"ok": False, "error": "NotImplemented: no bf16", "code": "refused"}
 
 
 @pytest.mark.parametrize(("how", "state", "code"), [(crash, "failed", 1), (refuse, "not run", 0)])
@@ -144,7 +144,7 @@ def test_a_peer_that_fails_is_not_the_artifacts_fault_unless_it_was_named(
         def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
             self.role = request.get("role", getattr(self, "role", ""))
             if self.role == "torch" and request["do"] == "shape":
-                return {"ok": False, "error": "out of memory", "kind": "memory"}
+                return {"ok": False, "error": "out of memory", "code": "memory"}
             self.runtime = "torch"  # never crashes
             return super().ask(request | {"runtime_name": "torch"}, time_limit)
 
@@ -158,7 +158,7 @@ def test_a_failed_compilation_is_not_the_artifacts_fault(block: Path, monkeypatc
     class NoCompiler(Crashing):
         def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
             if request.get("options", {}).get("compiled"):
-                return {"ok": False, "error": "InductorError: no C++ compiler"}
+                return {"ok": False, "error": "InductorError: no C++ compiler", "code": "failed"}
             return super().ask(request, time_limit)
 
     monkeypatch.setattr(session, "Worker", lambda module: NoCompiler(crash))

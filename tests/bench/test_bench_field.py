@@ -110,9 +110,9 @@ def test_every_session_has_processes_of_its_own(run: Callable[..., BenchSession]
 
 
 def test_what_fails_at_a_shape_stays_timed_before_and_failed_after(run: Callable[..., BenchSession]) -> None:
-    world = World({("ort-cpu", "time", 6): {"error": "crashed: the process was killed by SIGSEGV"}})
+    world = World({("ort-cpu", "time", 6): {"error": "crashed: the process was killed by SIGSEGV", "code": "crashed"}})
     assert states(run(world, "ort-cpu"), "ort-cpu") == ["timed", "failed"]
-    world = World({("ort-cpu", "time", 5): {"error": "crashed: the process was killed by SIGSEGV"}})
+    world = World({("ort-cpu", "time", 5): {"error": "crashed: the process was killed by SIGSEGV", "code": "crashed"}})
     field = run(world, "ort-cpu")
     assert states(field, "ort-cpu") == ["failed", "failed"]
     assert states(field, "torch") == ["timed", "timed"]
@@ -121,8 +121,8 @@ def test_what_fails_at_a_shape_stays_timed_before_and_failed_after(run: Callable
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ({"error": "out of memory: bad_alloc", "kind": "memory"}, "out of memory: bad_alloc"),
-        ({"error": "crashed: the process was killed by SIGKILL"}, "most likely for want of memory"),
+        ({"error": "out of memory: bad_alloc", "code": "memory"}, "out of memory: bad_alloc"),
+        ({"error": "crashed: the process was killed by SIGKILL", "code": "killed"}, "most likely for want of memory"),
     ],
 )
 @pytest.mark.parametrize("do", ["shape", "time"])
@@ -140,7 +140,7 @@ def test_a_failure_in_a_later_process_is_not_hidden_by_the_first(run: Callable[.
     class Later(World):
         def worker(self, module: str) -> Any:
             if self.count("ort-cpu", "open") == 1:
-                self.faults = {("ort-cpu", "shape", None): {"error": "ValueError: no", "kind": "failed"}}
+                self.faults = {("ort-cpu", "shape", None): {"error": "ValueError: no", "code": "failed"}}
             return super().worker(module)
 
     field = run(Later(), "ort-cpu", sessions=2)
@@ -174,7 +174,7 @@ def test_peers_that_are_files_are_made_once_and_run_by_onnxruntime(run: Callable
 
 
 def test_a_peer_that_cannot_be_made_is_not_run_with_the_reason(run: Callable[..., BenchSession]) -> None:
-    fault = {"error": "torch's exporter can't write this block.", "kind": "refused"}
+    fault = {"error": "torch's exporter can't write this block.", "code": "refused"}
     world = World({("torch-onnx", "make", None): fault})
     field = run(world, "ort-cpu", peers=True)
     assert states(field, "torch-onnx") == states(field, "ort-optimizer") == ["not run", "not run"]

@@ -17,9 +17,9 @@ from helpers import small_spec
 
 from posexport import files, runtimes
 from posexport.artifact.onnx_artifact import write_onnx
-from posexport.bench import rounds as rounds_module
 from posexport.bench import session
 from posexport.bench.result import read_benchmark
+from posexport.bench.rounds import interleave
 from posexport.cli import main
 from posexport.errors import RequestError
 from posexport.export import export
@@ -60,8 +60,7 @@ class Speeds:
                 }
                 return {"ok": True, **done[request["do"]]}
 
-            def close(self) -> None:
-                pass
+            def close(self) -> None: ...
 
         return Scripted()
 
@@ -69,7 +68,7 @@ class Speeds:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setattr(runtimes, "gpu_missing", lambda: "no GPU")
-    monkeypatch.setattr(session, "interleave", partial(rounds_module.interleave, pause=0.0))
+    monkeypatch.setattr(session, "interleave", partial(interleave, pause=0.0))
 
     def run(*arguments: object, luck: float = 0.004, **factors: float) -> Result:
         speeds = Speeds({name.replace("_", "-"): factor for name, factor in factors.items()}, luck)
@@ -389,7 +388,7 @@ def test_a_floor_is_run_as_in_the_first_process_and_as_in_the_baseline(
             made.ask = ask
             return made
 
-    monkeypatch.setattr(session, "interleave", partial(rounds_module.interleave, pause=0.0))
+    monkeypatch.setattr(session, "interleave", partial(interleave, pause=0.0))
     monkeypatch.setattr(session, "Worker", Floors({}).worker)
     options = ["bench", str(block), "--runtime", "ort-cpu", "--scenario", "prefill:5", "--rounds", "3"]
     base = tmp_path / "base.json"

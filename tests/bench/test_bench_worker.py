@@ -13,8 +13,8 @@ from helpers import small_spec
 
 from posexport import machine
 from posexport.bench import worker as bench_worker
-from posexport.bench.worker import Worker, _answer
-from posexport.errors import RequestError
+from posexport.bench.worker import Worker, _answer, _explain
+from posexport.errors import Reason, RequestError
 from posexport.runtimes import Runtime, cuda
 
 
@@ -31,11 +31,15 @@ def test_an_engine_that_refuses_is_told_from_one_that_fails() -> None:
                 burst
             ]
 
-    answers = [_answer(Refusing(), {"id": 7, "do": "time", "burst": burst}) for burst in range(3)]
-    assert [(each["id"], each["ok"], each["kind"], each["error"]) for each in answers] == [
-        (7, False, "refused", "no such file."),
-        (7, False, "refused", "ValueError: [NOT_IMPLEMENTED] no bf16"),
-        (7, False, "failed", "ValueError:  no"),
+    reasons = []
+    for burst in range(3):
+        with pytest.raises((RequestError, ValueError)) as raised:
+            _answer(Refusing(), {"do": "time", "burst": burst})
+        reasons.append(_explain(raised.value))
+    assert reasons == [
+        Reason("refused", "no such file."),
+        Reason("refused", "ValueError: [NOT_IMPLEMENTED] no bf16"),
+        Reason("failed", "ValueError:  no"),
     ]
 
 
@@ -140,12 +144,9 @@ def test_without_a_driver_the_figure_is_left_out(fresh: None, monkeypatch: pytes
     ids=["python", "C++", "torch", "onnxruntime", "cuda"],
 )
 def test_memory_that_did_not_suffice_is_told_from_other_failures(error: Exception) -> None:
-    class Short(Worker):
-        def time(self, burst: int) -> dict[str, Any]:
-            raise error
-
-    found = _answer(Short(), {"id": 1, "do": "time", "burst": 1})
-    assert found["kind"] == "memory" and found["error"].startswith("out of memory: ")
+    reason = _explain(error)
+    assert reason.code == "memory"
+    assert reason.text.startswith("out of memory: ")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")
@@ -201,7 +202,7 @@ def test_threads_are_woken_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     worker.open("ort-cpu", {}, "block.onnx", None)
     worker.shape(small_spec("none").to_dict(), batch=1, seq=5, seed=0, warmup=2)
     before = runner.runs
-    monkeypatch.setattr(worker.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(bench_worker.time, "perf_counter", lambda: next(clock))
     assert worker.time(5, wake=1.0) == {"seconds": [0.001] * 5}
     assert runner.runs - before == 1 + 3 + 5  # untimed ones until 0.25, 0.5, 0.75 and 1 s
 

@@ -122,7 +122,7 @@ def test_no_rounds_are_refused() -> None:
 
 def test_the_share_of_others_leaves_out_what_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     busy, own, clock = iter([10.0, 18.0]), iter([1.0, 3.0]), iter([0.0, 4.0])
-    monkeypatch.setattr(statistics, "_busy", lambda: next(busy))
+    monkeypatch.setattr(rounds_module, "_busy", lambda: next(busy))
     monkeypatch.setattr(rounds_module.os, "times", lambda: (next(own), 0.0, 0.0, 0.0))
     monkeypatch.setattr(rounds_module.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(rounds_module.psutil, "cpu_count", lambda: 2)

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import onnx_ir as ir
 import pytest
-from helpers import exported, small_spec
+from helpers import CHILD_PATH, exported, small_spec
 
 from posexport.artifact import onnx_artifact
 from posexport.artifact.onnx_artifact import write_onnx
@@ -110,7 +110,7 @@ def test_a_winner_is_verified_under_its_own_options(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 def test_a_winner_whose_bound_runs_are_wrong_is_no_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_onnx(exported(small_spec("none")), tmp_path / "none.onnx")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", CHILD_PATH)
     monkeypatch.setattr(Programs, "fit", lambda *args: FITTED)
     monkeypatch.setattr(Programs, "path", lambda *args: tmp_path / "none.onnx")
     faulty = attrs.evolve(publish.RUNTIMES["ort-cpu"], module="engines.bound")
@@ -126,13 +126,13 @@ def test_a_winner_whose_bound_runs_are_wrong_is_no_winner(tmp_path: Path, monkey
     ("machine_load", "failed", "kept"), [(0.1, None, True), (0.3, None, False), (0.1, "crashed", False)]
 )
 def test_rounds_beside_other_work_and_failures_are_timed_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: float, failed: str | None, kept: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine_load: float, failed: str | None, kept: bool
 ) -> None:
     seeds: list[int] = []
 
     def time(field: CandidateTimer, names: list[str], rounds: int, seed: int) -> dict[str, Any]:
         seeds.append(seed)
-        fact = {"rounds": [[1.0]] * rounds, "failed": [failed], "memory": [9], "machine_load": busy}
+        fact = {"rounds": [[1.0]] * rounds, "failed": [failed], "memory": [9], "machine_load": machine_load}
         return {**fact, "runs": 1, "turn": 1, "seconds": 1.0}
 
     monkeypatch.setattr(CandidateTimer, "_time", time)

@@ -11,6 +11,7 @@ from helpers import cli, small_spec, tree, weights_for
 from safetensors.torch import save_file
 
 from posexport.artifact.onnx_artifact import read_onnx
+from posexport.files import sha256_of
 from posexport.models import ENCODINGS, read_encoding
 from posexport.runtimes import RUNTIMES
 from posexport.spec.forms import FORMS, TARGETS
@@ -32,6 +33,7 @@ def test_writes_the_file_and_its_manifest(folder: Path) -> None:
         "wrote rope.onnx",
         "  encoding             rope",
         "  form                 decomposed, opset 18, fp32",
+        "  weights              random, seed 0; give --weights or --from for trained ones",
         "  input hidden_states  fp32 ['batch', 'seq', 32]",
         "  input position_ids   int64 ['batch', 'seq']",
         "  output output        fp32 ['batch', 'seq', 32]",
@@ -111,12 +113,22 @@ def test_weights_from_a_file(folder: Path) -> None:
     assert all(torch.equal(tensor, weights[name]) for name, tensor in found.weights().items())
     assert cli("export", *arguments, "--dtype", "bf16").exit_code == 0
     rounded = read_onnx(folder / "relative.onnx").weights()
+    manifest = json.loads((folder / "relative.onnx.json").read_bytes())
+    assert manifest["weights"] == {
+        "source": "file",
+        "file": "w.safetensors",
+        "sha256": sha256_of(Path("w.safetensors")),
+    }
     assert all(torch.equal(tensor, weights[name].bfloat16()) for name, tensor in rounded.items())
 
 
 def test_seeds_make_different_weights(folder: Path) -> None:
     for seed in ("0", "1"):
         assert cli("export", "--encoding", "none", *SMALL, "--seed", seed, "-o", f"{seed}.onnx").exit_code == 0
+        assert json.loads((folder / f"{seed}.onnx.json").read_bytes())["weights"] == {
+            "source": "random",
+            "seed": int(seed),
+        }
     files = tree(folder)
     assert len(files["0.onnx"]) == len(files["1.onnx"])
     assert files["0.onnx"] != files["1.onnx"]

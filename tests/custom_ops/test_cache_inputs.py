@@ -11,7 +11,7 @@ from helpers import Array, small_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posexport.artifact.contract_check import _broken
+from posexport.artifact.contract_check import contract_violation
 from posexport.artifact.loaded import LoadedArtifact, _profiled
 from posexport.artifact.profiles import check_shapes, profiles_of
 from posexport.errors import RequestError
@@ -270,7 +270,7 @@ FIXED: dict[str, tuple[Spec, dict[str, int], str | None]] = {
 def test_what_a_graph_fixes_must_add_up(name: str) -> None:
     spec, sizes, said = FIXED[name]
     inputs, outputs = _graph(spec, **sizes)
-    found = _broken(spec, inputs, outputs)
+    found = contract_violation(spec, inputs, outputs)
     assert found == said if said is None else said in (found or ""), found
     bounds = bounds_of(graph_inputs(spec), inputs)
     assert {dim: low for dim, (low, high) in bounds.items() if low == high} == {
@@ -281,4 +281,6 @@ def test_what_a_graph_fixes_must_add_up(name: str) -> None:
 def test_one_buffer_of_another_size_is_uneven() -> None:
     inputs, outputs = _graph(SHARED, max_seq=64)
     inputs["attention_mask"] = (("batch", 65), "int64")
-    assert "max_seq is 65 in 'attention_mask' and 64 in 'past_key'" in (_broken(SHARED, inputs, outputs) or "")
+    assert "max_seq is 65 in 'attention_mask' and 64 in 'past_key'" in (
+        contract_violation(SHARED, inputs, outputs) or ""
+    )

@@ -25,7 +25,7 @@ def test_every_source_file_is_expected(wheel):
     assert wheel.problems(wheel.expected()) == []
 
 
-@pytest.mark.parametrize("name", ["posexport/models/rotary.py", "posexport/presets/gpt-oss-20b.toml"])
+@pytest.mark.parametrize("name", ["posexport/models/rotary.py", "posexport/spec/preset_files/gpt-oss-20b.toml"])
 def test_a_forgotten_file_is_noticed(wheel, name):
     assert wheel.problems(wheel.expected() - {name}) == [f"the wheel lacks {name}"]
 

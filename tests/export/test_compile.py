@@ -213,10 +213,14 @@ def test_a_block_with_a_cache_becomes_a_plan_that_takes_an_empty_one(tmp_path: P
     path = copied(exported("rope", form=form, kv_cache=kind, causal=True, padding_mask=True), tmp_path)
     compile_plan(path, tmp_path / "block.plan", BuildOptions(runtime=RTX, profile=("batch=1:1:2", "seq=1:1:64")))
     plan = load_artifact(tmp_path / "block.plan")
-    assert plan.broken is None
+    assert plan.contract_violation is None
     grown = {"past_seq": (0, 4096)} if kind == "concat" else {"max_seq": (1, 4096)}
     assert plan.bounds == {"batch": (1, 2), "seq": (1, 64), **grown}
-    assert plan.tuned == {"batch": 1, "seq": 1, **({"past_seq": 1024} if kind == "concat" else {"max_seq": 4096})}
+    assert plan.optimal_sizes == {
+        "batch": 1,
+        "seq": 1,
+        **({"past_seq": 1024} if kind == "concat" else {"max_seq": 4096}),
+    }
 
 
 def test_a_builder_that_gives_up_says_what_to_do() -> None:

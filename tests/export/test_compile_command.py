@@ -21,6 +21,7 @@ from posexport.files import sha256_of
 from posexport.models import read_spec
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import gpu_missing
+from posexport.runtimes.installation import install_command
 from posexport.runtimes.tensorrt import api
 
 no_gpu = pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU here")
@@ -231,8 +232,10 @@ def test_only_onnx_files_are_compiled(tmp_path: Path) -> None:
 
 def test_without_a_builder_it_says_how_to_install_one(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "find_spec", lambda name: None)
-    refused(posexport("compile", block), "pip install 'posexport[rtx]'", "pip install 'posexport[tensorrt]'", code=3)
-    refused(posexport("compile", block, "--runtime", RTX), "pip install 'posexport[rtx]'", code=3)
+    refused(
+        posexport("compile", block), install_command("posexport[rtx]"), install_command("posexport[tensorrt]"), code=3
+    )
+    refused(posexport("compile", block, "--runtime", RTX), install_command("posexport[rtx]"), code=3)
     assert left(block.parent) == {"block.onnx"}
 
 

@@ -66,13 +66,13 @@ def test_a_note_says_where_all_tokens_are_alike() -> None:
 
 def test_what_torch_itself_is_too_far_off_for_tells_nothing_of_a_runtime() -> None:
     worst = Comparison(
-        case="c", output="o", state=FAILED, max_error=2.0, torch_error=1.7, reference_rms=1.0, allowed=0.06
+        case="c", output="o", state=FAILED, max_error=2.0, torch_error=1.7, reference_rms=1.0, limit=0.06
     )
     said = inconclusive_reason(worst, TOLERANCES["fp32"])
     assert said is not None
     assert said.startswith("torch eager itself is off by 1.7 in 'o', and nobody may be off by more than 0.06:")
     near = Comparison(
-        case="c", output="o", state=FAILED, max_error=2.0, torch_error=0.05, reference_rms=1.0, allowed=0.06
+        case="c", output="o", state=FAILED, max_error=2.0, torch_error=0.05, reference_rms=1.0, limit=0.06
     )
     assert inconclusive_reason(near, TOLERANCES["fp32"]) is None
     assert inconclusive_reason(Comparison(case="c", output="o", state=FAILED), TOLERANCES["fp32"]) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from posexport.export.triton import config as triton_config
 from posexport.export.triton.batching import batching_of
 from posexport.export.triton.config import Served, config_of, read_config, schema, text_of
 from posexport.export.triton.rules import problems
+from posexport.runtimes.installation import install_command
 from posexport.spec.contract import graph_inputs, graph_outputs
 from posexport.spec.spec import Spec
 
@@ -204,5 +206,5 @@ def test_without_tritonclient_it_says_what_to_install(monkeypatch: pytest.Monkey
         return whole(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(RuntimeMissingError, match=r"pip install 'posexport\[triton\]'"):
+    with pytest.raises(RuntimeMissingError, match=re.escape(install_command("posexport[triton]"))):
         triton_config.schema()

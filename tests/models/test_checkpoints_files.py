@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from posexport.artifact.onnx_artifact import read_onnx
+from posexport.files import sha256_of
 from posexport.models.checkpoints import read_checkpoint
 from posexport.models.weights import seeded_weights
 
@@ -113,6 +114,42 @@ def test_a_config_alone(folder: Path) -> None:
     assert found.spec == read_checkpoint(Path("llama"), None, 1, {}).spec
     seeded = seeded_weights(found.spec, 3)
     assert all(torch.equal(tensor, seeded[name]) for name, tensor in found.weights().items())
+
+
+def weights_row(stdout: str) -> str:
+    """What the summary of an export says of weights."""
+    return next(line.split(maxsplit=1)[1] for line in stdout.splitlines() if line.startswith("  weights "))
+
+
+def test_a_folder_with_weights_gives_them_without_a_layer(folder: Path) -> None:
+    """Layer 0, and the summary and the manifest say so; random weights for such a folder need a seed."""
+    result = cli("export", "--from", "llama", "-o", "first.onnx")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert weights_row(result.stdout) == "checkpoint llama, layer 0; give --layer for another"
+    tensors = llama_tensors()
+    for name, tensor in read_onnx(folder / "first.onnx").weights().items():
+        assert torch.equal(tensor, tensors[f"model.layers.0.self_attn.{name}"])
+    config = sha256_of(folder / "llama" / "config.json")
+    source = {"source": "checkpoint", "folder": "llama", "config_sha256": config, "layer": 0}
+    assert json.loads((folder / "first.onnx.json").read_bytes())["weights"] == source
+    result = cli("export", "--from", "./llama", "--layer", "2", "-o", "third.onnx")
+    assert weights_row(result.stdout) == "checkpoint llama, layer 2"
+    assert json.loads((folder / "third.onnx.json").read_bytes())["weights"] == {**source, "layer": 2}
+    result = cli("export", "--from", "llama", "--seed", "3", "-o", "random.onnx")
+    assert weights_row(result.stdout) == "random, seed 3"
+    random = read_onnx(folder / "random.onnx")
+    seeded = seeded_weights(random.spec, 3)
+    assert all(torch.equal(tensor, seeded[name]) for name, tensor in random.weights().items())
+
+
+def test_a_shape_alone_says_that_its_weights_are_random(folder: Path) -> None:
+    hint = "random, seed 0; give the checkpoint's folder to --from for trained ones"
+    assert weights_row(cli("export", "--from", "llama/config.json").stdout) == hint
+    (folder / "llama" / "model.safetensors").unlink()
+    assert weights_row(cli("export", "--from", "llama").stdout) == hint
+    (folder / "llama" / "pytorch_model.bin").write_bytes(b"")  # weights that can't be read are not replaced silently
+    refused(cli("export", "--from", "llama"), "holds neither model.safetensors", "config.json for the shape alone")
+    assert cli("export", "--from", "llama", "--seed", "0").exit_code == 0
 
 
 DECIDED = "was given with from: config.json decides it, so drop it."

@@ -1,12 +1,15 @@
 """The report page in a real browser: quiet, asking for nothing, fitting every screen, in both colours and on paper.
 
-Each check has a page with a planted fault that it must catch. Where there is no Chromium, none of it is run.
+Each check has a page with a planted fault that it must catch. `scripts/environment.sh` gets a Chromium; without one,
+nothing here is run.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,9 @@ from posexport.report.page.page import FOLDER
 
 sync = pytest.importorskip("playwright.sync_api", reason="not run: playwright is not installed")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FOUND = next((path for name in NAMES if (path := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(FOUND is None, reason=f"not run: no Chromium (looked for {', '.join(NAMES)})")
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name, path=PATH))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"not run: no Chromium (looked for {', '.join(NAMES)})")
 
 WIDTHS = {"phone": 375, "desk": 1280}
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -28,7 +32,7 @@ OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clie
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with sync.sync_playwright() as play:
-        one = play.chromium.launch(executable_path=FOUND, args=["--no-sandbox"])
+        one = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield one
         one.close()
 

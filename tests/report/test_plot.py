@@ -261,14 +261,6 @@ def test_a_runtime_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, tm
     assert tree(tmp_path) == before
 
 
-def test_without_matplotlib_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = cli("plot", "rope", "-o", tmp_path / "rope.png")
-    assert (result.exit_code, result.stdout) == (3, "")
-    assert result.stderr == "Error: the picture needs matplotlib, which isn't here: pip install 'posexport[plot]'.\n"
-    assert tree(tmp_path) == {}
-
-
 def test_a_picture_that_breaks_off_leaves_the_old_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "rope.png"
     file.write_bytes(b"old")

@@ -49,7 +49,7 @@ def test_json_holds_everything_under_names_that_stay() -> None:
     verdict = found["verdicts"][1]
     assert list(verdict) == [
         "artifact", "sha256", "runtime", "state", "reason", "worst", "tolerance", "cases", "notes", "where", "describe",
-        "check",
+        "check", "measured", "limit_text",
     ]  # fmt: skip
     assert list(verdict["worst"]) == [
         "case", "output", "state", "reason", "max_error", "rms_error", "torch_error", "limit", "reference_rms",

@@ -55,7 +55,7 @@ def _runs(pool: Pool, folder: Path, name: str, spec: Spec, **how: Any) -> str | 
     write_onnx(export(spec, weights_for(spec), **how), path)
     cases = make_cases(spec, 0, bounds_of(graph_inputs(spec), read_onnx(path).inputs()))[:3]
     answer: Answer = pool.submit(RUNTIMES["ort-cpu"], path, [case.arrays for case in cases], {"threads": 1}).result()
-    return None if answer.error is None else f"{name}: {answer.error}"
+    return None if answer.failure is None else f"{name}: {answer.failure}"
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])

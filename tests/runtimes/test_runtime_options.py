@@ -22,6 +22,7 @@ from posexport import runtimes
 from posexport.bench import worker
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.runtimes import ORT, RUNTIMES, TENSORRT, Runtime, gpu_missing, onnx_reference, ort, runtime, torch_eager
+from posexport.runtimes.installation import install_command
 from posexport.runtimes.tensors import BF16, NUMPY_DTYPES, dtype_name, to_numpy, to_torch
 from posexport.runtimes.transport import load_arrays, save_arrays
 from posexport.verify.parity import TOLERANCES
@@ -192,7 +193,7 @@ def test_the_driver_is_asked_whether_there_is_a_gpu(
 
 def test_a_row_says_what_is_missing() -> None:
     gone = Runtime(name="x", summary="", module=ORT, package="no_such_package", install="posexport[x]")
-    assert gone.missing() == "not installed: pip install 'posexport[x]'"
+    assert gone.missing() == f"not installed: {install_command('posexport[x]')}"
     assert RUNTIMES["torch"].missing() is None
     assert RUNTIMES["torch-cuda"].missing() == gpu_missing()
     with pytest.raises(RequestError, match="did you mean 'ort-cpu'"):

@@ -20,6 +20,7 @@ from posexport.bench.candidates import CANDIDATES, DEFAULT
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.report.verdicts import to_markdown
 from posexport.runtimes import ORT, RUNTIMES, Runtime
+from posexport.runtimes.installation import install_command
 from posexport.runtimes.tensorrt import interpreter
 from posexport.spec.forms import FORMS
 from posexport.spec.spec import DTYPES, Spec
@@ -267,7 +268,8 @@ def test_bench_does_not_time_it(tmp_path: Path) -> None:
 def test_either_package_will_do() -> None:
     row = Runtime(name="x", summary="", module=ORT, package="no_such_package", install="posexport[x]", instead="onnx")
     assert row.missing() is None
-    assert attrs.evolve(row, instead="no_such_package_either").missing() == "not installed: pip install 'posexport[x]'"
+    missing = attrs.evolve(row, instead="no_such_package_either").missing()
+    assert missing == f"not installed: {install_command('posexport[x]')}"
     assert {RUNTIMES[IMPORT].package, RUNTIMES[IMPORT].instead} == {"tensorrt", "tensorrt_rtx"}
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from helpers import case
+from helpers import CHILD_PATH, case
 from verify_helpers import write
 
-from posexport.errors import RequestError
+from posexport.errors import Reason, RequestError
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import verify
@@ -73,7 +73,7 @@ def wrong(how: str, **options: Any) -> Runtime:
 @pytest.fixture(autouse=True, scope="module")
 def _findable() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("PYTHONPATH", CHILD_PATH)
         yield
 
 
@@ -90,7 +90,7 @@ def ask(pool: Pool, how: str, **options: Any) -> Answer:
 def answers(pool: Pool) -> None:
     """The next request is answered, as if nothing had been."""
     found = ask(pool, "echo")
-    assert found.error is None
+    assert found.failure is None
     np.testing.assert_array_equal(found.outputs[0]["hidden_states"], HIDDEN["hidden_states"])
 
 
@@ -98,7 +98,9 @@ def answers(pool: Pool) -> None:
 def test_an_engine_that_ends_its_process(pool: Pool, how: str) -> None:
     found = ask(pool, how)
     assert found.outputs == ()
-    assert str(found.error).startswith(ENDS[how])
+    assert found.failure is not None
+    assert found.failure.code == ("crashed" if how == "abort" else "exited")
+    assert found.failure.text.startswith(ENDS[how])
     answers(pool)
 
 
@@ -106,22 +108,23 @@ def test_an_engine_that_ends_its_process(pool: Pool, how: str) -> None:
 def test_an_engine_that_raises_or_answers_with_what_no_tensor_is(pool: Pool, how: str) -> None:
     found = ask(pool, how)
     assert found.outputs == ()
-    assert str(found.error).startswith(ANSWERS[how]) or ANSWERS[how] in str(found.error)
-    assert "\n" not in str(found.error)
-    assert found.kind is None  # none of posexport's own errors: it stays a failure
+    assert str(found.failure).startswith(ANSWERS[how]) or ANSWERS[how] in str(found.failure)
+    assert "\n" not in str(found.failure)
+    assert found.failure is not None
+    assert found.failure.code == ("memory" if how == "memory" else "failed")
     answers(pool)
 
 
 def test_a_description_that_is_no_text_is_told(pool: Pool) -> None:
-    assert "not JSON serializable" in str(ask(pool, "echo", bad_describe=True).error)
+    assert "not JSON serializable" in str(ask(pool, "echo", bad_describe=True).failure)
     answers(pool)
 
 
 def test_megabytes_of_noise_neither_block_nor_reach_the_answer(pool: Pool) -> None:
     found = ask(pool, "shout")
-    assert found.error is None
+    assert found.failure is None
     assert list(found.outputs[0]) == ["hidden_states"]
-    ended = str(ask(pool, "exit").error)
+    ended = str(ask(pool, "exit").failure)
     assert ended.startswith(ENDS["exit"])
     assert len(ended) < 300
     answers(pool)
@@ -129,7 +132,7 @@ def test_megabytes_of_noise_neither_block_nor_reach_the_answer(pool: Pool) -> No
 
 def test_a_module_that_is_not_there_is_an_error(pool: Pool) -> None:
     row = Runtime(name="gone", summary="", module="engines.gone", package="os", install="")
-    assert "ModuleNotFoundError" in str(result(pool.submit(row, Path("x"), [HIDDEN], key="one")).error)
+    assert "ModuleNotFoundError" in str(result(pool.submit(row, Path("x"), [HIDDEN], key="one")).failure)
     answers(pool)
 
 
@@ -153,7 +156,7 @@ def test_a_full_disk_is_one_sentence(pool: Pool, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_child_of_the_engines_own_that_outlives_it_does_not_block() -> None:
     with Pool(time_limit=20) as pool:
-        assert ask(pool, "grandchild").error == "crashed: the process was killed by SIGKILL"
+        assert ask(pool, "grandchild").failure == Reason("killed", "crashed: the process was killed by SIGKILL")
         answers(pool)
 
 

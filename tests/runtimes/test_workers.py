@@ -13,16 +13,16 @@ import ml_dtypes
 import numpy as np
 import psutil
 import pytest
-from helpers import case
+from helpers import CHILD_PATH, case
 from verify_helpers import write
 
+from posexport.errors import Reason
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.runtimes.transport import load_arrays, save_arrays
 from posexport.verify import verify
 from posexport.verify.result import FAILED, PASSED
 
-ROOT = Path(__file__).parent
 INPUTS = {"x": np.arange(6.0).reshape(2, 3), "half": np.ones((1, 0), ml_dtypes.bfloat16), "a/b": np.array(3)}
 
 
@@ -35,7 +35,7 @@ def faulty(how: str) -> Runtime:
 
 @pytest.fixture(autouse=True)
 def _findable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", CHILD_PATH)
 
 
 @pytest.fixture
@@ -61,39 +61,36 @@ def test_arrays_of_any_name_and_dtype_survive_the_trip(tmp_path: Path) -> None:
 
 def test_a_worker_is_reused_and_started_again_after_a_crash(pool: Pool) -> None:
     first, second = ask(pool, "none"), ask(pool, "none")
-    assert first.error is None
+    assert first.failure is None
     assert first.describe["process"] == second.describe["process"]
     crashed = ask(pool, "segfault")
     assert crashed.outputs == ()
-    assert crashed.error is not None
-    assert "killed by SIGSEGV" in crashed.error
+    assert crashed.failure == Reason("crashed", "crashed: the process was killed by SIGSEGV")
     third = ask(pool, "none")
-    assert third.error is None
+    assert third.failure is None
     assert third.describe["process"] != first.describe["process"]
 
 
 def test_an_exit_is_told_with_its_code_and_last_words(pool: Pool) -> None:
-    error = ask(pool, "exit").error
-    assert error is not None
-    assert "exit code 7" in error
-    assert "out of luck" in error
+    failure = ask(pool, "exit").failure
+    assert failure == Reason("exited", "crashed: the process ended with exit code 7 (out of luck)")
 
 
 def test_an_exception_is_one_line_and_the_worker_lives_on(pool: Pool) -> None:
     before = ask(pool, "none").describe["process"]
-    assert ask(pool, "raise").error == "ValueError: no such kernel"
+    assert ask(pool, "raise").failure == Reason("failed", "ValueError: no such kernel")
     assert ask(pool, "none").describe["process"] == before
 
 
 def test_what_an_engine_prints_does_not_reach_the_answers(pool: Pool) -> None:
     answer = ask(pool, "noise")
-    assert answer.error is None
+    assert answer.failure is None
     np.testing.assert_array_equal(answer.outputs[0]["x"], INPUTS["x"])
 
 
 def test_a_hang_ends_at_the_limit() -> None:
     with Pool(time_limit=1.5) as pool:
-        assert ask(pool, "sleep").error == "no answer within 1.5 s"
+        assert ask(pool, "sleep").failure == Reason("timeout", "no answer within 1.5 s")
         assert pool.submit(faulty("sleep"), Path("x"), [], key="two") is not None  # closing doesn't wait for it
 
 

@@ -18,7 +18,7 @@ from helpers import Array, cli, exported, inputs_for, open_ort, refused, run_blo
 
 from posexport.artifact.onnx_artifact import read_onnx
 from posexport.errors import RequestError
-from posexport.export.request import preset_options, spec_of
+from posexport.export.block_options import preset_options, spec_of
 from posexport.models import read_spec
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import can_build

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -254,3 +255,7 @@ def refused(result: Result, *said: str) -> str:
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file under a folder, hidden ones too, with its bytes."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+CHILD_PATH = os.pathsep.join(str(folder) for folder in sorted(Path(__file__).parents[1].iterdir()) if folder.is_dir())
+"""The PYTHONPATH with which a child process finds the helpers and engines of the tests."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
-from helpers import cli, refused
+from helpers import CHILD_PATH, cli, refused
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.errors import RequestError, RuntimeMissingError
@@ -29,7 +29,7 @@ AWAY = Column(missing="no GPU: there is none")
 
 @pytest.fixture
 def _engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", CHILD_PATH)
 
 
 def passed(entry: Entry, column: str, **over: Any) -> Cell:

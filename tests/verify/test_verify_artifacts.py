@@ -15,7 +15,6 @@ from trt_helpers import RTX, needs_rtx
 from trt_helpers import exported as exported_file
 from verify_helpers import write
 
-import posexport.verify_limits
 from posexport.artifact.loaded import find_artifacts, load_artifact
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.errors import RequestError
@@ -23,7 +22,7 @@ from posexport.export.compile import BuildOptions, compile_plan
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt import api
 from posexport.spec.spec import Spec
-from posexport.verify import verify
+from posexport.verify import eligibility, verify
 
 ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference")
 VERDICT = {
@@ -83,11 +82,11 @@ def test_a_slow_runtime_takes_small_inputs_and_says_so(
     assert verdicts["fixed", "onnx-reference"]["cases"] == 8
     assert verdicts["gathers", "onnx-reference"]["state"] == "passed"  # onnx's own GatherElements fails there
     path = write(tmp_path, "rope", case("rope"))
-    monkeypatch.setattr(posexport.verify.eligibility, "WORK", {"onnx-reference": 2e6})
+    monkeypatch.setattr(eligibility, "WORK", {"onnx-reference": 2e6})
     (some,) = verify([path], runtimes={"onnx-reference": RUNTIMES["onnx-reference"]}).verdicts
     assert (some.state, 0 < some.cases < 8) == ("passed", True)
     assert f"only {some.cases} of 8 sets of inputs" in some.notes[0]
-    monkeypatch.setattr(posexport.verify.eligibility, "WORK", {"onnx-reference": 1.0})
+    monkeypatch.setattr(eligibility, "WORK", {"onnx-reference": 1.0})
     (none,) = verify([path], runtimes={"onnx-reference": RUNTIMES["onnx-reference"]}).verdicts
     assert none.state == "not run"
     assert "multiply-adds" in (none.reason or "")
@@ -253,10 +252,10 @@ def test_a_dimension_without_a_name_is_free_and_one_of_zero_breaks_the_contract(
         model.graph.input[1].type.tensor_type.shape.dim[0].dim_value = 1
 
     uneven = load_artifact(_edited(write(tmp_path, "uneven", case("rope")), fixed))
-    assert uneven.broken is not None
-    assert "batch is free in 'hidden_states' and 1 in 'position_ids'" in uneven.broken
+    assert uneven.contract_violation is not None
+    assert "batch is free in 'hidden_states' and 1 in 'position_ids'" in uneven.contract_violation
     free = load_artifact(_edited(write(tmp_path, "free", case("none")), nameless))
-    assert free.broken is None
+    assert free.contract_violation is None
     assert free.bounds["seq"] == (1, None)
     path = _edited(write(tmp_path, "zero", case("none")), zero)
     result = cli("verify", path, "--runtime", "torch")

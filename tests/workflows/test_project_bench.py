@@ -16,7 +16,7 @@ from posexport.bench.shapes import Sizes
 from posexport.bench.statistics import Ratio
 from posexport.cli.bench_project import _warn
 from posexport.errors import RequestError
-from posexport.workflows.project.bench import Timed, _exit_code
+from posexport.workflows.project.bench import Timed, exit_code
 from posexport.workflows.project.file import find_project
 from posexport.workflows.project.latency import asked_of, baseline_of, broken, judge, timed_on
 from posexport.workflows.project.products import Product, products
@@ -109,9 +109,9 @@ def test_limits_of_a_plan_are_told_also_where_it_was_not_timed(tmp_path: Path) -
 def test_nothing_timed_is_exit_3(tmp_path: Path) -> None:
     one = product(tmp_path, "")
     gone = measured(Timing(runtime="ort-cuda", state="not run", reason="no GPU"), timed(1, 1, 1, "torch"))
-    assert _exit_code([Timed(product=one, found=gone)], (), (), False)[0] == 3
-    assert _exit_code([Timed(product=one, found=gone)], ("torch",), (), False)[0] == 0
-    assert _exit_code([Timed(product=one, found=measured(timed(1, 1, 1)))], (), (), False)[0] == 0
+    assert exit_code([Timed(product=one, found=gone)], (), (), False)[0] == 3
+    assert exit_code([Timed(product=one, found=gone)], ("torch",), (), False)[0] == 0
+    assert exit_code([Timed(product=one, found=measured(timed(1, 1, 1)))], (), (), False)[0] == 0
 
 
 def test_a_baseline_of_one_file_is_made_as_the_error_says(tmp_path: Path) -> None:

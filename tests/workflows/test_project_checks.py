@@ -119,6 +119,14 @@ def test_what_is_as_it_must_be_passes(tmp_path: Path) -> None:
         ("one.plan", "fused attention", "passed"),
     ]
     assert {each.runtime for each in found} == {"project"}
+    assert [(each.measured, each.limit_text) for each in found] == [
+        (None, None),
+        ("1 kB", "1 kB"),
+        (None, None),
+        ("2 kB", "2 kB"),
+        ("8 kernels", "8"),
+        ("one kernel in each layer", "one kernel in each layer"),
+    ]
 
 
 STALE: dict[str, tuple[Callable[[Product], object], str]] = {
@@ -166,18 +174,18 @@ def test_a_plan_is_stale_with_its_onnx_file_its_options_or_its_builder(tmp_path:
 
 
 OVER: dict[str, tuple[Callable[[Product, Product], object], tuple[str, str, str]]] = {
-    "size": (lambda onnx, plan: onnx.path.write_bytes(b"x" * 1001), ("size", "failed", "1.001 kB, allowed are 1 kB")),
+    "size": (lambda onnx, plan: onnx.path.write_bytes(b"x" * 1001), ("size", "failed", "1.001 kB, limit 1 kB")),
     "external data": (
         lambda onnx, plan: add_data(onnx),
-        ("size", "failed", "1.001 kB, allowed are 1 kB"),
+        ("size", "failed", "1.001 kB, limit 1 kB"),
     ),
     "the plan's size": (
         lambda onnx, plan: plan.path.write_bytes(b"x" * 2001),
-        ("size", "failed", "2.001 kB, allowed are 2 kB"),
+        ("size", "failed", "2.001 kB, limit 2 kB"),
     ),
     "kernels": (
         lambda onnx, plan: change(plan, lambda data: data["kernels"].update(count=9)),
-        ("kernels", "failed", "9 kernels, allowed are 8"),
+        ("kernels", "failed", "9 kernels, limit 8"),
     ),
     "unknown kernels": (
         lambda onnx, plan: change(plan, lambda data: data.update(kernels={"unknown": "no table"})),
@@ -196,7 +204,10 @@ def test_what_is_over_its_budget_fails(name: str, tmp_path: Path) -> None:
     fault, (what, state, said) = OVER[name]
     fault(onnx, plan)
     found = [*check(onnx, ONNX), *check(plan, PLAN)]
-    assert [each for each in found if (each.check, each.state) == (what, state) and said in str(each.reason)]
+    (verdict,) = [each for each in found if (each.check, each.state) == (what, state)]
+    assert said in str(verdict.reason)
+    if name != "unknown kernels":
+        assert verdict.reason == f"{verdict.measured}, limit {verdict.limit_text}"
 
 
 def test_a_plan_that_nothing_here_can_build_is_not_run_while_one_that_can_be_built_fails(

@@ -13,6 +13,7 @@ import pytest
 from helpers import cli, refused
 
 from posexport.errors import RuntimeMissingError
+from posexport.runtimes.installation import install_command
 from posexport.workflows.sweep import address
 from posexport.workflows.sweep.address import check_address, check_answers
 
@@ -116,8 +117,8 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = cli(*JOB, "auto", "-o", tmp_path / "out")
     assert found.exit_code == 3
     assert found.stderr == (
-        "Error: --ray needs Ray, which is not installed: pip install 'posexport[ray]', or leave --ray out to run "
-        "here.\n"
+        f"Error: --ray needs Ray, which is not installed: {install_command('posexport[ray]')}, or leave --ray out to "
+        "run here.\n"
     )
     assert not (tmp_path / "out").exists()
 

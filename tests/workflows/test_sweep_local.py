@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import cli, refused
+from helpers import CHILD_PATH, cli, refused
 from sweep_fake import job
 
 from posexport.cli import sweep_command
@@ -34,7 +34,7 @@ LINUX = hasattr(os, "sched_setaffinity")
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess_job, "CHILD", "sweep_fake")
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", f"{CHILD_PATH}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
 def done(jobs: Sequence[Job], workers: int = 2, time_limit: float = 60) -> dict[str, tuple[Outcome, int]]:

@@ -72,7 +72,7 @@ def test_an_id_is_of_what_is_done_and_with_what(tmp_path: Path) -> None:
 def test_ids_stay_from_process_to_process() -> None:
     job = planned(kind="tune", preset="llama-3.1-8b", scenario="prefill:512").jobs[0]
     code = (
-        "from pathlib import Path; from posexport.sweep.plan import plan, read_text;"
+        "from pathlib import Path; from posexport.workflows.sweep.job_plan import plan, read_text;"
         "print(plan([(read_text('tune preset=llama-3.1-8b scenario=prefill:512'), Path())]).jobs[0].id)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == job.id

@@ -20,6 +20,7 @@ from unittest.mock import MagicMock
 import attrs
 import psutil
 import pytest
+from helpers import CHILD_PATH
 from sweep_fake import job
 
 from posexport.errors import RuntimeMissingError
@@ -71,7 +72,7 @@ def machines() -> Iterator[Machines]:
     root = logging.getLogger()
     before = root.level, list(root.handlers)
     patch = pytest.MonkeyPatch()
-    patch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    patch.setenv("PYTHONPATH", f"{CHILD_PATH}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     patch.setattr(subprocess_job, "CHILD", "sweep_fake")
     cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, **STORE})
@@ -213,7 +214,7 @@ def test_what_has_no_machine_any_more_is_lost_and_a_silent_cluster_is_one_senten
 def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
     """Ctrl-C on the command itself; the second run does only what is left, on the cluster or here."""
     code = (
-        "import sys; from posexport.sweep import work; subprocess_job.CHILD = 'sweep_fake';"
+        "import sys; from posexport.workflows.sweep import subprocess_job; subprocess_job.CHILD = 'sweep_fake';"
         "from posexport.cli import main; main(sys.argv[1:])"
     )
     place, jobs = tmp_path / "place", tmp_path / "s" / ".state" / "jobs"

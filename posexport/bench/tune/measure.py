@@ -17,7 +17,7 @@ from posexport.bench.tune.halving import Round
 from posexport.bench.tune.programs import LIMIT, PreparedProgram, Programs
 from posexport.bench.tune.space import NARROW, Candidate
 from posexport.machine import SAME
-from posexport.processes import Worker
+from posexport.processes import Worker, failure_of
 
 BURST, WARMUP = 3, 2
 """Timed runs per turn, and untimed ones once a process is up."""
@@ -117,9 +117,10 @@ class CandidateTimer:
 
         def ask(name: str, do: str, **fields: Any) -> Mapping[str, Any] | None:
             reply = workers[name].ask({"do": do, **fields}, LIMIT)
-            if reply["ok"]:
+            reason = failure_of(reply)
+            if reason is None:
                 return reply
-            failed[name] = " ".join(str(reply["error"]).split())
+            failed[name] = reason.text
             workers[name].close()
             return None
 

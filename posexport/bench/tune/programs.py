@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport import __version__
+from posexport.artifact.weight_source import WeightSource
 from posexport.bench.scenarios import Scenario
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.space import Program, no_kernels
 from posexport.errors import RequestError
 from posexport.export import support
-from posexport.processes import Worker
+from posexport.processes import Worker, failure_of
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -39,13 +40,15 @@ class Block:
     """What is tuned: its spec in every dtype that it may have, and where its weights come from.
 
     `load` gives the spec (with the biases that a file of weights has) and the weights in a dtype; RequestError where
-    they overflow there. `source` names the weights: two blocks with the same one have the same weights. `batch`, `seq`
+    they overflow there. `source` names the weights: two blocks with the same one have the same weights.
+    `weight_source` is what a manifest says of them. `batch`, `seq`
     and `max_seq` are fixed sizes, as posexport.export takes them.
     """
 
     specs: Mapping[str, Spec]
     load: Callable[[str], tuple[Spec, Mapping[str, Tensor]]]
     source: str
+    weight_source: WeightSource | None = None
     fixed: Mapping[str, int] = attrs.field(factory=dict)
 
 
@@ -121,9 +124,10 @@ class Programs:
     def look(self, program: Program, do: str, **fields: Any) -> dict[str, Any]:
         """What the child process says of a program: its answer, or {error}."""
         reply = self._worker.ask({"do": do, "path": str(self.path(program).resolve()), **fields}, LIMIT)
-        if not reply["ok"]:
-            return {"error": " ".join(str(reply["error"]).split())}
-        return {name: value for name, value in reply.items() if name not in ("id", "ok")}
+        reason = failure_of(reply)
+        if reason is not None:
+            return {"error": reason.text}
+        return {name: value for name, value in reply.items() if name != "ok"}
 
     def path(self, program: Program) -> Path:
         """Its file, exported where this tuning hasn't yet; RequestError where it isn't the one that is known."""
@@ -139,7 +143,7 @@ class Programs:
         """Export it to `path` with its manifest, as `posexport export` would; returns the manifest."""
         from posexport.artifact.onnx_artifact import write_onnx
 
-        return write_onnx(self._model(program), path)
+        return write_onnx(self._model(program), path, weights=self._block.weight_source)
 
     def same_data(self, program: Program, manifest: Mapping[str, Any]) -> bool:
         """Whether the external data that a manifest names is that of the program, whatever the files' names are."""

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from posexport.processes import serve
+from posexport.errors import Reason
+from posexport.processes import explain, serve
 
 LARGEST = 1_000_000_000
 """Bytes from which a file is not compared, since the optimizer would write it anew: it then is like itself alone."""
@@ -112,13 +113,14 @@ _ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {"identify": identify, "ker
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    number, action = request.pop("id"), request.pop("do")
-    try:
-        return {"id": number, "ok": True, **_ACTIONS[action](**request)}
-    except Exception as error:  # the parent decides what it means
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return {"id": number, "ok": False, "error": first[:300]}
+    return _ACTIONS[request.pop("do")](**request)
+
+
+def _explain(error: Exception) -> Reason:
+    """The code of an error and its first line."""
+    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return Reason(explain(error).code, first[:300])
 
 
 if __name__ == "__main__":
-    serve(_answer)
+    serve(_answer, _explain)

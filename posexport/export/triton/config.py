@@ -1,6 +1,6 @@
 """config.pbtxt of a model in a Triton repository, built in Triton's own protobuf classes and written as their text.
 
-tritonclient brings the classes (`pip install 'posexport[triton]'`) and is imported when it is needed only.
+tritonclient brings the classes (the extra `triton`) and is imported when it is needed only.
 Source: model_config.proto, https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto
 """
 
@@ -13,6 +13,7 @@ import attrs
 
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.export.triton.batching import Batching
+from posexport.runtimes.installation import install_command
 from posexport.spec.contract import Values
 
 BACKENDS = {"onnxruntime": ("onnxruntime_onnx", "model.onnx"), "tensorrt": ("tensorrt_plan", "model.plan")}
@@ -46,7 +47,7 @@ def schema() -> tuple[Any, Any]:
         from tritonclient.grpc import model_config_pb2
     except ImportError as error:
         raise RuntimeMissingError(
-            f"Triton's schema is not installed ({error}): pip install 'posexport[triton]'."
+            f"Triton's schema is not installed ({error}): {install_command('posexport[triton]')}."
         ) from None
     return model_config_pb2, text_format
 

@@ -1,57 +1,29 @@
-"""Panels of numbers as a PNG or SVG picture. Needs matplotlib; the same panels give the same bytes.
-
-Colours are told apart by the colour-blind too (Okabe and Ito 2008; viridis; a blue-to-red scale with white in the
-middle), and lines by their dashes as well.
-"""
+"""Panels of numbers as a PNG or SVG picture; the same panels give the same bytes."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import textwrap
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 
-from posexport.errors import RequestError, RuntimeMissingError
+from posexport.errors import RequestError
+from posexport.report.drawing import COLOURS, DASHES, FAINT, FORMATS, GRID, INK, MARKERS, encode, figure
 from posexport.report.plots.panels import Chart, Image, Panel
 
-FORMATS: dict[str, dict[str, Any]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
-"""What a picture can be, by its suffix, with what must not stand in its metadata: versions and times."""
-
-DPI = 160
 WIDTH, HEIGHT, SQUARE = 4.9, 3.5, 3.9
-"""Inches of one panel, and the width of a square image."""
+"""The inches of one panel, and the width of a square image."""
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-DASHES = ("solid", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
-MARKERS = "osD^v<"
-_LETTERS = 13.8  # that an inch takes
-_HIDDEN, _INK, _FAINT = "#d9d9d9", "#222222", "#666666"
-_STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8.5,
-    "axes.titlesize": 10,
-    "axes.edgecolor": _FAINT,
-    "axes.labelcolor": _INK,
-    "axes.linewidth": 0.7,
-    "xtick.color": _FAINT,
-    "ytick.color": _FAINT,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "svg.hashsalt": "posexport",
-}
-
-
-def require() -> None:
-    """RuntimeMissingError where matplotlib isn't there."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise RuntimeMissingError(
-            "the picture needs matplotlib, which isn't here: pip install 'posexport[plot]'."
-        ) from None
+_LETTERS_PER_INCH = 13.8
+_HIDDEN = "#d9d9d9"
 
 
 def check_suffix(name: str, suffix: str) -> None:
@@ -63,29 +35,19 @@ def check_suffix(name: str, suffix: str) -> None:
 
 def draw(rows: list[list[Panel]], suffix: str) -> bytes:
     """A row of panels beside each other for each of `rows`, as a file of the format `suffix`."""
-    require()
-    import matplotlib.style
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     widths = [max(map(_width, column)) for column in itertools.zip_longest(*rows)]
-    with matplotlib.style.context(["default", _STYLE]):
-        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.04)
-        figure = Figure(figsize=(sum(widths), len(rows) * HEIGHT), layout=layout, facecolor="white")
-        FigureCanvasAgg(figure)
-        grid = figure.add_gridspec(len(rows), len(widths), width_ratios=widths)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.04)
+    with figure(sum(widths), len(rows) * HEIGHT, layout=layout) as drawn:
+        grid = drawn.add_gridspec(len(rows), len(widths), width_ratios=widths)
         for at, row in enumerate(rows):
             for column, panel in enumerate(row):
-                axes = figure.add_subplot(grid[at, column])
-                _title(axes, panel, int(_LETTERS * widths[column]))
+                axes = drawn.add_subplot(grid[at, column])
+                _title(axes, panel, int(_LETTERS_PER_INCH * widths[column]))
                 if isinstance(panel, Image):
-                    _image(axes, panel)
+                    _draw_image(axes, panel)
                 else:
-                    _chart(axes, panel)
-        file = io.BytesIO()
-        figure.savefig(file, format=suffix[1:], dpi=DPI, metadata=FORMATS[suffix])
-    return file.getvalue()
+                    draw_chart(axes, panel)
+        return encode(drawn, suffix)
 
 
 def _width(panel: Panel | None) -> float:
@@ -93,23 +55,19 @@ def _width(panel: Panel | None) -> float:
     return SQUARE if panel is None or (isinstance(panel, Image) and panel.square) else WIDTH
 
 
-def _title(axes: Any, panel: Panel, letters: int) -> None:
+def _title(axes: Axes, panel: Panel, letters: int) -> None:
     """The encoding in bold, and below it what is shown, `letters` to a line; the name of the only line too, which then
     needs no legend."""
     only = panel.lines[0].label if isinstance(panel, Chart) and len(panel.lines) == 1 else ""
     note = "\n".join(textwrap.fill(line, letters) for line in ", ".join(filter(None, (panel.note, only))).split("\n"))
-    axes.set_title(panel.title, loc="left", weight="bold", color=_INK, pad=8 + 11 * (note.count("\n") + 1))
-    place = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
-    axes.annotate(note, (0, 1), (0, 5), color=_FAINT, **place)
+    axes.set_title(panel.title, loc="left", weight="bold", color=INK, pad=8 + 11 * (note.count("\n") + 1))
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
+    axes.annotate(note, (0, 1), (0, 5), color=FAINT, **place)
     axes.set_xlabel(panel.x)
     axes.set_ylabel(panel.y)
 
 
-def _image(axes: Any, panel: Image) -> None:
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-    from matplotlib.ticker import MaxNLocator
-
+def _draw_image(axes: Axes, panel: Image) -> None:
     values = np.array(panel.rows)
     (left, top), (high, wide) = panel.first, values.shape
     common: dict[str, Any] = {
@@ -127,7 +85,7 @@ def _image(axes: Any, panel: Image) -> None:
         bar.set_label(panel.value)
         bar.outline.set_linewidth(0.5)
         named = {"hidden key": _HIDDEN} if np.isnan(values).any() else {}
-    patches = [Patch(facecolor=colour, edgecolor=_FAINT, linewidth=0.5, label=name) for name, colour in named.items()]
+    patches = [Patch(facecolor=colour, edgecolor=FAINT, linewidth=0.5, label=name) for name, colour in named.items()]
     if patches:
         axes.legend(handles=patches, ncols=len(patches), **_below(axes))
     for axis in (axes.xaxis, axes.yaxis):
@@ -143,7 +101,8 @@ def _scale(values: Any) -> dict[str, Any]:
     return {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1}
 
 
-def _chart(axes: Any, panel: Chart) -> None:
+def draw_chart(axes: Axes, panel: Chart) -> None:
+    """Lines, marks, axes and a legend; the title and the names of the axes are left to the caller."""
     looks = [line.look or (index, index) for index, line in enumerate(panel.lines)]
     for line, (colour, dash) in zip(panel.lines, looks, strict=True):
         style: dict[str, Any] = {"color": COLOURS[colour % len(COLOURS)], "label": line.label}
@@ -159,11 +118,11 @@ def _chart(axes: Any, panel: Chart) -> None:
         else:
             _from_zero(axes, name, scale)
     for mark in panel.marks:
-        axes.axhline(mark.at, color=_INK, linewidth=0.9, linestyle=(0, (1, 1.5)))
+        axes.axhline(mark.at, color=INK, linewidth=0.9, linestyle=(0, (1, 1.5)))
         x, shift = (0.0, 3) if mark.end == "left" else (1.0, -3)
-        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        axes.annotate(mark.label, (x, mark.at), (shift, 3), ha=mark.end, fontsize=8, color=_INK, **place)
-    axes.grid(color="#e6e6e6", linewidth=0.6)
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        axes.annotate(mark.label, (x, mark.at), (shift, 3), ha=mark.end, fontsize=8, color=INK, **place)
+    axes.grid(color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -173,15 +132,13 @@ def _chart(axes: Any, panel: Chart) -> None:
         axes.legend(handlelength=2.8, **legend)
 
 
-def _below(axes: Any) -> dict[str, Any]:
+def _below(axes: Axes) -> dict[str, Any]:
     """Where a legend stands below the label of the x axis, whatever the height of the axes."""
-    from matplotlib.transforms import ScaledTranslation
-
     lower = axes.transAxes + ScaledTranslation(0, -29 / 72, axes.figure.dpi_scale_trans)
     return {"loc": "upper left", "bbox_to_anchor": (-0.02, 0.0), "bbox_transform": lower, "columnspacing": 1.2}
 
 
-def _from_zero(axes: Any, name: str, start: float) -> None:
+def _from_zero(axes: Axes, name: str, start: float) -> None:
     """A logarithmic axis with 0 on it, linear up to `start`, and room between its ticks."""
     getattr(axes, f"set_{name}scale")("symlog", linthresh=start, linscale=0.6)
     highest = getattr(axes.dataLim, f"{name}1")

@@ -10,6 +10,7 @@ from typing import Any
 
 from posexport.errors import RequestError, RuntimeMissingError, unknown
 from posexport.runtimes import RUNTIMES, TENSORRT, Runtime, gpu_missing
+from posexport.runtimes.installation import install_command
 
 BUILDERS: dict[str, Runtime] = {name: row for name, row in RUNTIMES.items() if row.module == TENSORRT}
 """The runtimes that build plans, by name, the preferred one first."""
@@ -33,7 +34,7 @@ def can_build(name: str) -> str | None:
     """Why the runtime can't build plans here, in one sentence without a full stop, or None."""
     row = BUILDERS[name]
     if find_spec(row.package) is None:
-        return f"not installed: pip install '{row.install}'"
+        return f"not installed: {install_command(row.install)}"
     # TensorRT times kernels on the GPU that the plan is for; TensorRT for RTX leaves that to the first run.
     return gpu_missing() if name == "tensorrt" else None
 
@@ -67,7 +68,8 @@ def load(name: str) -> Any:
         return import_module(row.package)
     except Exception as error:  # a broken installation fails in many ways: libraries, drivers, versions
         raise RuntimeMissingError(
-            f"{name} can't be imported ({error or type(error).__name__}): install it anew, pip install '{row.install}'."
+            f"{name} can't be imported ({error or type(error).__name__}): install it anew, "
+            f"{install_command(row.install)}."
         ) from error
 
 

@@ -21,6 +21,7 @@ import torch
 
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.runtimes.base import Arrays, check_options
+from posexport.runtimes.installation import install_command
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.layers import LAYERS
 from posexport.runtimes.tensorrt.values import DTYPES, Unsure, fits, widened
@@ -182,7 +183,7 @@ def _engine() -> tuple[str, Any]:
     for name in ("tensorrt-rtx", "tensorrt"):
         if find_spec(api.BUILDERS[name].package) is not None:
             return name, api.load(name)
-    raise RuntimeMissingError(f"{NAME} can't run here, not installed: pip install 'posexport[rtx]'.")
+    raise RuntimeMissingError(f"{NAME} can't run here, not installed: {install_command('posexport[rtx]')}.")
 
 
 def load(path: Path, options: Mapping[str, Any]) -> ImportRunner:

@@ -16,8 +16,9 @@ from typing import Any
 
 import attrs
 
+from posexport.errors import Reason
 from posexport.machine import available, usable
-from posexport.processes import Worker
+from posexport.processes import Worker, failure_of
 from posexport.verify.matrix.schedule import Column, Todo, spec_hash
 from posexport.verify.matrix.table import BUILD, Cell, Entry, Matrix
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
@@ -115,9 +116,9 @@ class _Job:
         made: Batch = []
         for entry, columns in batch:
             request: dict[str, Any] = {"spec": entry.spec().to_dict(), "form": entry.form, "target": self.target}
-            answer = self._ask("export", **request, path=str(self._path(entry)))
-            if not answer["ok"]:
-                why = f"it can't be exported: {answer['error']}"
+            reason = failure_of(self._ask("export", **request, path=str(self._path(entry))))
+            if reason is not None:
+                why = f"it can't be exported: {_short(reason)}"
                 cells += [self._cell(entry, column, FAILED, why) for column in columns]
                 self.tell(f"exported {entry.name}", 2)
                 continue
@@ -133,8 +134,8 @@ class _Job:
 
     def _build(self, entry: Entry) -> Cell:
         answer = self._ask("build", path=str(self._path(entry)), builder=self.here[BUILD].builder)
-        if not answer["ok"]:
-            return self._cell(entry, BUILD, FAILED, answer["error"])
+        if (reason := failure_of(answer)) is not None:
+            return self._cell(entry, BUILD, FAILED, _short(reason))
         if "not_run" in answer:
             return self._cell(entry, BUILD, NOT_RUN, answer["not_run"], lasting=answer["lasting"])
         return self._cell(entry, BUILD, PASSED, kernels=answer["kernels"], fused=answer["fused"])
@@ -146,10 +147,11 @@ class _Job:
         files = {str(self._path(entry)): entry for entry in entries}
         limit = TIME_LIMIT * (1 + len(files)) * len(names)
         answer = self._ask("verify", limit, paths=list(files), runtimes=names, time_limit=TIME_LIMIT)
-        if not answer["ok"] and len(entries) > 1:  # one of them ended it: each alone shows which
+        reason = failure_of(answer)
+        if reason is not None and len(entries) > 1:  # one of them ended the process: each alone shows which
             return [cell for entry in entries for cell in self._verify([entry], names)]
-        if not answer["ok"]:
-            return [self._cell(entries[0], name, FAILED, answer["error"]) for name in names]
+        if reason is not None:
+            return [self._cell(entries[0], name, FAILED, _short(reason)) for name in names]
         found = {
             (files[each["path"]], each["runtime"]): self._cell(
                 files[each["path"]],
@@ -193,6 +195,11 @@ class _Job:
 
     def _path(self, entry: Entry) -> Path:
         return self.folder / f"{entry.name}.onnx"
+
+
+def _short(reason: Reason) -> str:
+    """A failure as the reason of a cell; engines write errors of any length."""
+    return reason.text[:350].rstrip(".")
 
 
 def _two(number: float | None) -> float | None:

@@ -9,7 +9,6 @@ Each engine, here and in the children of `verify`, gets one thread: others measu
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there, and for every child of this process
 
-from posexport.errors import PosexportError, RuntimeMissingError
+from posexport.errors import RuntimeMissingError
 from posexport.models import read_spec
 from posexport.processes import serve
 from posexport.runtimes import RUNTIMES
@@ -87,14 +86,8 @@ ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {"export": export, "build": 
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Do what a request names; what is raised becomes one sentence."""
-    number, action = request.pop("id"), request.pop("do")
-    try:
-        return {"id": number, "ok": True, **json.loads(json.dumps(ACTIONS[action](**request)))}
-    except PosexportError as error:
-        return {"id": number, "ok": False, "error": str(error).rstrip(".")}
-    except Exception as error:  # a fault of an exporter or of an engine is a failed cell, with the reason
-        return {"id": number, "ok": False, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    """Do what a request names. What it raises makes the cell a failed one, with the reason."""
+    return ACTIONS[request.pop("do")](**request)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from posexport.artifact.manifest import read_manifest
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import can_build
 from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, Report, Verdict, VerifyOverrides
-from posexport.workflows.project.limits import told_bytes
+from posexport.workflows.project.limits import size_text
 from posexport.workflows.project.products import Product, out_of_date
 
 PROJECT = "project"
@@ -43,35 +45,40 @@ def check(product: Product, source: Mapping[str, Any]) -> list[Verdict]:
 
 
 def _budget(product: Product) -> Iterator[Verdict]:
+    """The verdicts on the file's size and, for a plan, its kernels; those without a limit are left out."""
     budget = product.entry.budget
-    size = budget.plan_size if product.plan else budget.size
-    if size is not None:
-        have = product.bytes()
-        yield _within(product, "size", have <= size, f"{told_bytes(have)}, allowed are {told_bytes(size)}")
+    size_limit = budget.plan_size if product.plan else budget.size
+    if size_limit is not None:
+        size = product.bytes()
+        yield _limited(product, "size", size <= size_limit, size_text(size), size_text(size_limit))
     if not product.plan:
         return
     kernels = (read_manifest(product.path) or {}).get("kernels")
     kernels = kernels if isinstance(kernels, dict) else {"unknown": "its manifest has no kernels"}
-    unknown = f"not known: {kernels.get('unknown', 'the builder did not say')}"
+    unknown = f"unknown: {kernels.get('unknown', 'the builder did not report it')}"
     if budget.kernels is not None:
         count = kernels.get("count")
-        if not isinstance(count, int):
-            yield _verdict(product, "kernels", FAILED, unknown)
+        if isinstance(count, int):
+            yield _limited(product, "kernels", count <= budget.kernels, f"{count} kernels", str(budget.kernels))
         else:
-            told = f"{count} kernels, allowed are {budget.kernels}"
-            yield _within(product, "kernels", count <= budget.kernels, told)
+            yield _verdict(product, "kernels", FAILED, unknown)
     if budget.fused_attention:
         fused = kernels.get("fused_attention")
-        told = "attention is one kernel in each layer" if fused else "attention is not one kernel in each layer"
-        yield _within(product, "fused attention", fused is True, told if fused is not None else unknown)
+        if fused is None:
+            yield _verdict(product, "fused attention", FAILED, unknown)
+        else:
+            measured = "one kernel in each layer" if fused else "not one kernel in each layer"
+            yield _limited(product, "fused attention", fused is True, measured, "one kernel in each layer")
 
 
-def _within(product: Product, name: str, kept: bool, told: str) -> Verdict:
-    return _verdict(product, name, PASSED, None, told) if kept else _verdict(product, name, FAILED, told)
+def _limited(product: Product, name: str, passed: bool, measured: str, limit: str) -> Verdict:
+    reason = None if passed else f"{measured}, limit {limit}"
+    verdict = _verdict(product, name, PASSED if passed else FAILED, reason)
+    return attrs.evolve(verdict, measured=measured, limit_text=limit)
 
 
-def _verdict(product: Product, name: str, state: str, reason: str | None, *notes: str) -> Verdict:
-    return Verdict(artifact=str(product.path), runtime=PROJECT, state=state, reason=reason, notes=notes, check=name)
+def _verdict(product: Product, name: str, state: str, reason: str | None) -> Verdict:
+    return Verdict(artifact=str(product.path), runtime=PROJECT, state=state, reason=reason, check=name)
 
 
 def is_stale(verdicts: Sequence[Verdict]) -> bool:

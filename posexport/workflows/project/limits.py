@@ -58,7 +58,7 @@ def amount(help: str) -> Any:
     return parsed(help, 'a size such as "6 MB" or "6 MiB"', read)
 
 
-def told_bytes(size: int) -> str:
+def size_text(size: int) -> str:
     """Bytes in the largest unit that fits, so exact that no two sizes read alike."""
     for name, unit in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= unit:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posexport.errors import FieldError, PosexportError, RequestError, RuntimeMissingError, unknown
-from posexport.export import support as forms
-from posexport.export.request import CheckpointOptions, ExportOptions, Request, read_request
+from posexport.export.checkpoint_options import CheckpointOptions
+from posexport.export.request import ExportOptions, Request, read_request
+from posexport.export.support import default_opset
 from posexport.files import sha256_of
 from posexport.runtimes import runtime
 from posexport.runtimes.tensorrt.api import BUILDERS
@@ -101,7 +102,7 @@ def made_from(request: Request) -> dict[str, Any]:
         weights = {"checkpoint_sha256": digest_of(request.weights)}
     else:
         weights = {"seed": options.seed or 0}
-    opset = options.opset or forms.default_opset(options.form, request.spec)
+    opset = options.opset or default_opset(options.form, request.spec)
     sizes = {name: getattr(options, name) for name in ("batch", "seq", "max_seq")}
     head = {"form": options.form, "target": options.target, "opset": opset, **sizes, "weights": weights}
     found: dict[str, Any] = json.loads(json.dumps({**head, "spec": request.spec.to_dict()}))

@@ -24,6 +24,7 @@ import attrs
 
 from posexport import __version__
 from posexport.errors import PosexportError, RuntimeMissingError
+from posexport.runtimes.installation import install_command
 from posexport.workflows.sweep.address import check_address, check_answers, silent
 from posexport.workflows.sweep.job_files import Store, pieces
 from posexport.workflows.sweep.jobs import FAILED, LOST, File, Job, JobResources, Outcome
@@ -70,7 +71,8 @@ def connect(address: str) -> Any:
         import ray
     except ImportError:
         raise RuntimeMissingError(
-            "--ray needs Ray, which is not installed: pip install 'posexport[ray]', or leave --ray out to run here."
+            f"--ray needs Ray, which is not installed: {install_command('posexport[ray]')}, or leave --ray out to run "
+            "here."
         ) from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # said for each job; Ray warns else

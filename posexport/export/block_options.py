@@ -1,0 +1,138 @@
+"""Options of a block from every source: the command line, a TOML file, a preset. They become a spec and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport.errors import RequestError, unknown
+from posexport.export.layer_pattern import check_layers_follow, check_reach, pattern_parts, read_layer, read_pattern
+from posexport.files import read_toml
+from posexport.models import ENCODINGS, read_spec
+from posexport.spec.fields import integer, text
+from posexport.spec.presets import read_preset
+from posexport.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HERE = Path()
+
+
+@attrs.frozen(kw_only=True)
+class BlockOptions:
+    """Options of a block that are no part of its spec, validated wherever they come from."""
+
+    batch: int | None = integer(None, "fixed batch size", optional=True)
+    seq: int | None = integer(None, "fixed sequence length", optional=True)
+    max_seq: int | None = integer(None, "fixed length of shared caches", optional=True)
+    seed: int | None = integer(None, "seed of the weights", at_least=0, optional=True)
+    weights: str | None = text(None, "a .safetensors file")
+    output: str | None = text(None, "the file to write")
+
+    def __attrs_post_init__(self) -> None:
+        if self.weights is not None and self.seed is not None:
+            raise RequestError(
+                "both weights and seed were given: weights come from a file or from a seed, so drop one."
+            )
+        if self.weights is not None and not Path(self.weights).is_file():
+            wrong = "no file" if Path(self.weights).exists() else "not there"
+            raise RequestError(f"weights {self.weights!r} can't be read, they are {wrong}: give a .safetensors file.")
+
+
+def merge_options(
+    config: str | None,
+    preset: str | None,
+    given_set: Mapping[str, Any],
+    given: Mapping[str, Any],
+    known: Collection[str],
+    folder: Path = HERE,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(all options, parameters of the encoding). Options that are `given` win over those of a preset or a config file.
+
+    A config file may hold the `known` options. None and () mean "not given".
+    """
+    options: dict[str, Any] = {}
+    if preset is not None:
+        for name, value in (("config", config), ("encoding", given.get("encoding")), ("from", given.get("from"))):
+            if value is not None:
+                raise RequestError(
+                    f"both preset and {name} were given: a preset is a whole block, so drop one of them."
+                )
+        options = preset_options(preset)
+    elif config is not None:
+        options = read_config(folder / config, known)
+    overrides = {name: value for name, value in given.items() if value is not None and value != ()}
+    check_layers_follow(options, {**overrides, **given_set})
+    parameters = {**options.pop("set", {}), **given_set}
+    return {**options, **overrides}, parameters
+
+
+def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
+    """The options in a TOML file, named as on the command line (`-` or `_`), with `[set]` as a table.
+
+    Raises RequestError for unknown options.
+    """
+    return known_options(read_toml(path, "config"), f"config {str(path)!r}", known)
+
+
+def known_options(data: Mapping[str, Any], where: str, known: Collection[str]) -> dict[str, Any]:
+    """The options of a file, whose name in messages is `where`; RequestError for unknown ones."""
+    options: dict[str, Any] = {}
+    for key, value in data.items():
+        name = key.replace("-", "_")
+        if name not in known and name != "set":
+            raise unknown(f"key in {where}", key, [*known, "set"])
+        if name in options:
+            raise RequestError(f"{where} gives {name} twice, with '-' and with '_': drop one.")
+        options[name] = value
+    if not isinstance(options.get("set", {}), dict):
+        raise RequestError(f"{where}: set must be a table of parameters, such as [set] theta = 500000.")
+    return options
+
+
+def preset_options(name: str) -> dict[str, Any]:
+    """The options that a preset stands for: fields of a spec, and `set`."""
+    return known_options(read_preset(name).options, f"preset {name!r}", [field.name for field in attrs.fields(Spec)])
+
+
+def spec_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
+    """The spec that the options describe; None means "not given"."""
+    encoding = options.get("encoding")
+    if encoding is None and options.get("layer_pattern") is not None:
+        encoding = read_layer(pattern_parts(options["layer_pattern"])[0])[0]
+    if encoding is None:
+        raise RequestError(f"no encoding was given: add --encoding with one of {', '.join(ENCODINGS)}.")
+    if "name" in parameters:
+        raise unknown(f"parameter of {encoding}", "name", [])
+    names = (field.name for field in attrs.fields(Spec) if field.name != "encoding")
+    sizes = {name: options[name] for name in names if options.get(name) is not None}
+    data = {"encoding": {"name": encoding, **parameters}, **sizes}
+    if "layer_pattern" in sizes:
+        layers = data["layer_pattern"] = read_pattern(sizes["layer_pattern"], data["encoding"])
+        if encoding not in {layer["encoding"]["name"] for layer in layers}:
+            raise RequestError(
+                f"encoding {encoding} was given, but no layer of layer_pattern has it: drop one of them."
+            )
+        check_reach(layers, sizes, pattern_parts(options["layer_pattern"]), parameters)
+        data["encoding"] = layers[0]["encoding"]
+    return read_spec(data)
+
+
+def weights_of(path: str, spec: Spec, bias_given: bool) -> tuple[Spec, Mapping[str, Tensor]]:
+    """The spec with the biases that the file at `path` has, and the file's weights in the spec's dtype.
+
+    Raises RequestError where `bias_given` and the file has other biases than the spec.
+    """
+    from posexport.models.weights import read_weights
+
+    file_spec, weights = read_weights(Path(path), spec)
+    if bias_given and file_spec.bias != spec.bias:
+        raise RequestError(
+            f"bias was given but {path!r} has biases for {', '.join(file_spec.bias) or 'no projection'}: with weights "
+            "the file decides, so drop bias."
+        )
+    return file_spec, weights

@@ -1,0 +1,109 @@
+"""Drawings with matplotlib: one style, and how a figure becomes a PNG or SVG file or an `<svg>` element of the page.
+
+The same figure gives the same bytes: no version, time, path or random id is written. Colours can be told apart by the
+colour-blind too (Okabe and Ito, 2008), and lines differ by their dashes as well.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import matplotlib.style
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+FORMATS: dict[str, dict[str, Any]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
+"""The formats of a file by suffix, with the metadata to leave out: versions and times."""
+
+DPI = 160
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+DASHES = ("solid", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
+MARKERS = "osD^v<"
+INK, FAINT, GRID = "#222222", "#666666", "#e6e6e6"
+BEST, OURS, ALTERNATIVE, BOUND, GROUND = "#0a7a55", "#3579bd", "#8a93a3", "#b3261e", "#ffffff"
+
+VARIABLES = {
+    **{colour: f"c{at}" for at, colour in enumerate(COLOURS)},
+    **{INK: "ink", FAINT: "soft", GRID: "line", GROUND: "card"},
+    **{BEST: "bar-best", OURS: "bar-ours", ALTERNATIVE: "bar-alternative", BOUND: "bound"},
+}
+"""The variable of the page's style sheet for each colour, which has a light and a dark value."""
+
+_STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.titlesize": 10,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "svg.hashsalt": "posexport",
+}
+_GENERATED = re.compile(r"[\w.]*_\d+|[a-z][0-9a-f]{10}")
+_SVG, _HREF = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+
+
+@contextmanager
+def figure(width: float, height: float, **options: Any) -> Iterator[Figure]:
+    """A white figure of so many inches; draw and encode it inside the context."""
+    with matplotlib.style.context(["default", _STYLE]):
+        made = Figure(figsize=(width, height), facecolor="white", **options)
+        FigureCanvasAgg(made)
+        yield made
+
+
+def encode(made: Figure, suffix: str, dpi: int = DPI, **metadata: str) -> bytes:
+    """The figure as a file in the format of `suffix`, one of FORMATS."""
+    file = io.BytesIO()
+    made.savefig(file, format=suffix[1:], dpi=dpi, metadata={**FORMATS[suffix], **metadata})
+    return file.getvalue()
+
+
+def inline(made: Figure, name: str, description: str) -> str:
+    """The figure as an `<svg>` element with letters as text, in colours of the page's style sheet, without ids.
+
+    Screen readers read the name and the description. An artist's gid becomes its class.
+    """
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        root = ElementTree.fromstring(encode(made, ".svg"))
+    shapes = {f"#{element.get('id')}": element for element in root.iter()}
+    drawn = _plain(root, shapes)
+    drawn.attrib.clear()
+    box = root.get("viewBox", "")
+    drawn.attrib |= {"class": "chart", "role": "img", "viewBox": box, "aria-label": f"{name}. {description}"}
+    drawn[:0] = [_text("title", name), _text("desc", description)]
+    markup = ElementTree.tostring(drawn, encoding="unicode").replace("'DejaVu Sans'", "system-ui, sans-serif")
+    return re.sub("#[0-9a-f]{6}", lambda found: _variable(found[0]), markup)
+
+
+def _plain(element: ElementTree.Element, shapes: Mapping[str, ElementTree.Element]) -> ElementTree.Element:
+    """A copy without namespaces, ids, definitions and references: what is used stands where it is used."""
+    attributes = {name: text for name, text in element.items() if name not in ("id", "clip-path")}
+    if element.tag == f"{_SVG}use":
+        place = {"transform": f"translate({element.get('x')} {element.get('y')})", "style": element.get("style", "")}
+        element = shapes[element.get(_HREF, "")]
+        attributes = {"d": element.get("d", ""), **place}
+    elif not _GENERATED.fullmatch(element.get("id", "_1")):
+        attributes["class"] = element.get("id", "")
+    made = _text(element.tag.removeprefix(_SVG), (element.text or "").strip(), attributes)
+    made.extend(_plain(each, shapes) for each in element if each.tag not in (f"{_SVG}defs", f"{_SVG}metadata"))
+    return made
+
+
+def _text(tag: str, text: str, attributes: Mapping[str, str] = MappingProxyType({})) -> ElementTree.Element:
+    element = ElementTree.Element(tag, dict(attributes))
+    element.text = text or None
+    return element
+
+
+def _variable(colour: str) -> str:
+    return f"var(--{VARIABLES[colour]})" if colour in VARIABLES else colour

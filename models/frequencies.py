@@ -2,8 +2,9 @@
 
 omega_i = 1 / theta^(2i/dim) for i = 0 ... dim/2 - 1 (Vaswani et al. 2017, section 3.5; Su et al. 2021, eq. 15).
 
-It is evaluated in the given dtype, float32 for graphs and float64 for the reference, with the same operations as in
-transformers: an error of one unit in the last place of a frequency is an error of 6e-3 in the angle at position 100,000.
+It is evaluated in the given dtype, float32 for graphs and float64 for the reference, with the operations of
+transformers: an error of one unit in the last place of a frequency gives an error of 6e-3 in the angle at position
+100,000.
 """
 
 from __future__ import annotations

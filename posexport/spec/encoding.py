@@ -1,8 +1,8 @@
 """The base class of all positional encodings: parameters, owned weights, constants, and the hooks that a block calls.
 
-An encoding overrides the hooks that it uses; every other hook does nothing. The classes are pure data until a hook runs:
-importing them must not import torch, so a hook reaches tensors only through `posexport.custom_ops`, which loads on first
-use, and through the methods of its arguments.
+An encoding overrides the hooks that it uses; every other hook does nothing. The classes are pure data until a hook
+runs: importing them must not import torch, so a hook reaches tensors only through `posexport.custom_ops`, which loads
+on first use, and through the methods of its arguments.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Encoding:
         return self.base_properties
 
     def uses_fp32_products(self) -> bool:
-        """Whether its angles are fp32 products of positions and frequencies, which lose precision at large positions."""
+        """Whether its angles are fp32 products of positions and frequencies, inexact at large positions."""
         return False
 
     def saturation_distance(self) -> int | None:

@@ -291,7 +291,8 @@ class Spec:
         if not self.encoding.in_cross:
             raise RequestError(
                 f"cross was given with {self.encoding.name}, which relates positions of queries to positions of keys: "
-                "an encoder's keys have none, so use learned, sinusoidal, t5 (whose cross-attention has no bias) or none."
+                "an encoder's keys have none here, so use learned, sinusoidal, t5 (whose cross-attention has no bias) "
+                "or none."
             )
 
     def _check_encoding(self) -> None:
@@ -307,8 +308,8 @@ class Spec:
             )
         if self.prefix_tokens and self.kv_cache:
             raise RequestError(
-                "prefix_tokens and kv_cache were both given: prefix tokens belong to a whole image, which has no cache, "
-                "so drop one of them."
+                "prefix_tokens and kv_cache were both given: prefix tokens belong to a whole image, which has no "
+                "cache, so drop one of them."
             )
         if self.kv_cache and self.encoding.no_cache_reason:
             raise RequestError(f"kv_cache was given with {name}: {self.encoding.no_cache_reason}, so drop it.")

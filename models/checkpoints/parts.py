@@ -12,8 +12,8 @@ from posexport.models.checkpoints.config import COMMON, Config, words
 
 @attrs.frozen(kw_only=True)
 class Part:
-    """The `table` of a model's config.json that is read, and its `model_type`. `whole`: without such a table, as in older
-    versions, the whole file is read."""
+    """The `table` of a model's config.json that is read, and its `model_type`. `whole`: without such a table, as in
+    older versions, the whole file is read."""
 
     table: str
     model_type: str

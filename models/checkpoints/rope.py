@@ -110,8 +110,8 @@ def _length(config: Config, kind: str) -> int:
 
 @attrs.frozen(kw_only=True)
 class ByKind:
-    """Rotary parameters for each kind of layer. `scaled` are the kinds to which the `rope_scaling` of older versions, one
-    for the whole model, applies."""
+    """Rotary parameters for each kind of layer. `scaled` are the kinds to which `rope_scaling` applies, the table of
+    older versions for the whole model."""
 
     kinds: Mapping[str, Rotary]
     scaled: tuple[str, ...]

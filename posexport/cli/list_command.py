@@ -125,7 +125,7 @@ def _everything() -> dict[str, Any]:
         "forms": dict(FORMS),
         "targets": dict(TARGETS),
         "refusals": [
-            {"form": row.form, "targets": list(row.targets), "what": row.feature, "why": f"{row.reason}."}
+            {"form": row.form, "targets": [*row.targets], "what": row.feature, "why": f"{row.reason}."}
             for row in REFUSALS
         ],
         "runtimes": {name: {"summary": row.summary, "missing": row.missing()} for name, row in RUNTIMES.items()},

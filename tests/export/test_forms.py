@@ -102,7 +102,7 @@ def test_a_module_of_ones_own_is_refused_too(form: str, target: str, what: str, 
     writes = [torch.zeros(2, dtype=torch.int64)] if spec.kv_cache == "shared" else []
     tokens = [torch.zeros(2, 3, width), *(torch.zeros(2, 4 if spec.cross else 3, width) for _ in range(2))]
     args = (*tokens, *caches, *writes)
-    with pytest.raises(RequestError, match=f"^{re.escape(_why(form, target, what))}[.]$"):
+    with pytest.raises(RequestError, match=f"^{re.escape(_why(form, target, what).text)}[.]$"):
         export_module(
             _Attention(spec),
             args,

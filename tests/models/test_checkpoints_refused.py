@@ -81,7 +81,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor is 0.5"),
     (
         {"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
-        "max_position_embeddings is not",
+        "max_position_embeddings is missing",
     ),
     ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: it must be null or 1"),
     (

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
+from posexport.files import read_bytes
+
 if TYPE_CHECKING:
     import cattrs
 
@@ -52,7 +54,7 @@ def unstructure(value: Any) -> Any:
 def read_json(path: Path) -> Any:
     """What a JSON file holds; DataError where it is no JSON, OSError where it can't be read."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path))
     except (ValueError, RecursionError):
         raise DataError("it is not JSON") from None
 

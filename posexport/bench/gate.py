@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from posexport.bench.benchmark import PROCESSES, bench
 from posexport.bench.candidates import CANDIDATES
-from posexport.bench.regression import MOST_PROCESSES, Gate, compare, compare_earlier, is_steady, notes_on
-from posexport.bench.result import TIMED, Benchmark
+from posexport.bench.regression import MOST_PROCESSES, compare, compare_earlier, is_steady, notes_on
+from posexport.bench.result import TIMED, Benchmark, Gate
 from posexport.machine import differences, machine
 
 GATE_TIMEOUT = 300.0
@@ -37,8 +39,8 @@ def bench_gated(
     keep: bool = False,
     tell: Callable[[str], object] = lambda note: None,
     **options: Any,
-) -> tuple[Benchmark, Gate]:
-    """Time the artifact at `path` and judge it by the saved result `baseline`, or by the earlier artifact `against`.
+) -> Benchmark:
+    """Time the artifact at `path`, with a gate by the saved result `baseline` or the earlier artifact `against`.
 
     `options` are those of `bench`; what isn't given of scenarios, shapes, runtimes, threads and CUDA graphs is as
     in the baseline. `allowed` is a share: 0.05 lets it be 5 % slower. With `keep` it goes on until the result is steady
@@ -53,7 +55,7 @@ def bench_gated(
             return compare_earlier(found, allowed, named)
 
         found = bench(path, against=against, enough=_in_time(judge, keep), **options)
-        return found, judge(found)
+        return attrs.evolve(found, gate=judge(found))
     base = baseline  # no longer None, also inside what follows
 
     def check(head: Benchmark) -> None:
@@ -64,10 +66,10 @@ def bench_gated(
         path,
         check=check,
         enough=_in_time(lambda found: compare(found, base, allowed), keep),
-        ways={} if differences(dict(base.machine), machine()) else base.floor_ways(),
+        methods={} if differences(dict(base.machine), machine()) else base.bound_methods(),
         **_as_in(base, options),
     )
-    return found, compare(found, base, allowed)
+    return attrs.evolve(found, gate=compare(found, base, allowed))
 
 
 def _in_time(judge: Callable[[Benchmark], Gate] | None, keep: bool) -> Callable[[Benchmark], bool]:

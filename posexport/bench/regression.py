@@ -1,8 +1,8 @@
 """The gate: what got slower since a saved result, or than an earlier artifact timed in the same rounds.
 
-Two runs are compared by the ratio of a candidate's time to that of a yardstick in the same rounds (the floor, or torch
-eager), so that a slower machine is no regression. The change is r' / r; with d the mean of log r' less that of log r
-over the processes of each run,
+Two runs are compared by the ratio of a candidate's time to that of a reference in the same rounds (the lower bound,
+or torch eager), so that a slower machine is no regression. The change is r' / r; with d the mean of log r' less that of
+log r over the processes of each run,
 
     var(d) = v' + v + 2 DRIFT^2,   d +- t sqrt(var(d))
 
@@ -18,10 +18,22 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
-
 from posexport.bench.candidates import AGAINST, is_peer
-from posexport.bench.result import HIGH_MACHINE_LOAD, TIMED, Benchmark, Shape, Timing, differing
+from posexport.bench.result import (
+    FINE,
+    HIGH_MACHINE_LOAD,
+    INCONCLUSIVE,
+    NOT_RUN,
+    SLOWER,
+    TIMED,
+    Benchmark,
+    Change,
+    Gate,
+    Judgement,
+    Shape,
+    Timing,
+    differing,
+)
 from posexport.bench.statistics import ENOUGH_PROCESSES, Trimmed, student, trimmed
 from posexport.errors import RequestError
 from posexport.machine import differences
@@ -36,53 +48,8 @@ _LEAST_SHARE = 0.2
 STEADY = 0.02
 """The standard error of a ratio (of its logarithm) up to which a result is known well enough for a baseline."""
 
-YARDSTICKS = ("floor", "torch")
+REFERENCES = ("lower_bound", "torch")
 MOST_PROCESSES = 20
-FINE, SLOWER, UNSURE, NOT_RUN = "fine", "slower", "inconclusive", "not run"
-
-
-@attrs.frozen(kw_only=True)
-class Change:
-    """One runtime at one shape: `change` is new over old time (1.05 is 5 % slower) with its interval.
-
-    `by` names the yardstick; `reason` says why a change isn't known; `more` whether more processes could tell it.
-    """
-
-    runtime: str
-    shape: str
-    state: str
-    by: str = ""
-    before: float | None = None
-    now: float | None = None
-    change: float | None = None
-    low: float | None = None
-    high: float | None = None
-    reason: str = ""
-    more: bool = False
-
-
-@attrs.frozen(kw_only=True)
-class Gate:
-    """Every change, what was allowed, and sentences on what makes the comparison less sure."""
-
-    allowed: float
-    confidence: float
-    changes: tuple[Change, ...]
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return attrs.asdict(self)
-
-    def exit_code(self, strict: bool) -> int:
-        """1 where something got slower; with `strict` also where it can't be told, or was not run."""
-        bad = (SLOWER, UNSURE, NOT_RUN) if strict else (SLOWER,)
-        return int(any(change.state in bad for change in self.changes))
-
-    @property
-    def settled(self) -> bool:
-        """Whether more processes inconclusive more."""
-        return not any(change.state == UNSURE and change.more for change in self.changes)
 
 
 def read_allowed(text: str) -> float:
@@ -172,13 +139,13 @@ def compare(found: Benchmark, base: Benchmark, allowed: float) -> Gate:
     """Every runtime that the baseline timed, at every shape; RequestError for a baseline that doesn't fit."""
     notes = notes_on(base, found)
     shapes = {str(shape.sizes): shape for shape in found.shapes}
-    ways, earlier = found.floor_ways(), base.floor_ways()
-    unlike = {sizes for (name, sizes), way in earlier.items() if ways.get((name, sizes), way) != way}
+    methods, earlier = found.bound_methods(), base.bound_methods()
+    unlike = {sizes for (name, sizes), method in earlier.items() if methods.get((name, sizes), method) != method}
     changes = [
-        _changed(before, shapes[str(shape.sizes)], allowed, ("floor",) if str(shape.sizes) in unlike else ())
+        _changed(before, shapes[str(shape.sizes)], allowed, ("lower_bound",) if str(shape.sizes) in unlike else ())
         for before, shape in ours(base)
     ]
-    return Gate(allowed=allowed, confidence=CONFIDENCE, changes=tuple(changes), notes=notes)
+    return Gate(limit=allowed, confidence=CONFIDENCE, changes=tuple(changes), notes=notes)
 
 
 def compare_earlier(found: Benchmark, allowed: float, named: Sequence[str] = ()) -> Gate:
@@ -187,7 +154,7 @@ def compare_earlier(found: Benchmark, allowed: float, named: Sequence[str] = ())
     both = [(each, shape) for shape in found.shapes for each in shape.results if not is_peer(each.runtime)]
     ran = [(each, shape) for each, shape in both if each.runtime in named or not _ran_neither(each, shape)]
     changes = [_beside(result, shape, allowed) for result, shape in ran or both]
-    return Gate(allowed=allowed, confidence=CONFIDENCE, changes=tuple(changes))
+    return Gate(limit=allowed, confidence=CONFIDENCE, changes=tuple(changes))
 
 
 def _ran_neither(result: Timing, shape: Shape) -> bool:
@@ -196,38 +163,34 @@ def _ran_neither(result: Timing, shape: Shape) -> bool:
     return result.state == NOT_RUN and (old is None or old.state == NOT_RUN)
 
 
-def _title(shape: Shape) -> str:
-    return shape.scenario or str(shape.sizes)
-
-
 def _changed(before: Timing, shape: Shape, allowed: float, unlike: Sequence[str]) -> Change:
-    """`unlike` names yardsticks that are not the same in both runs."""
+    """`unlike` names references that are not the same in both runs."""
     now = shape.timing(before.runtime)
-    whole: dict[str, Any] = {"runtime": before.runtime, "shape": _title(shape)}
+    whole: dict[str, Any] = {"runtime": before.runtime, "shape": shape.title}
     if now is None or now.state != TIMED:
         why = "it is not among the runtimes of this run" if now is None else f"{now.state}: {now.reason}"
         return Change(**whole, state=NOT_RUN, reason=why)
     by = _steadier(before, now, unlike)
     if by is None:
-        why = "neither torch nor the same floor was timed beside it in both runs"
+        why = "neither torch nor the same lower bound was timed beside it in both runs"
         return Change(**whole, state=NOT_RUN, reason=why)
     old, new = before.processes[by], now.processes[by]
-    told: dict[str, Any] = {"by": by, "before": _middle(old), "now": _middle(new)}
+    told: dict[str, Any] = {"reference": by, "before": _middle(old), "now": _middle(new)}
     if min(len(old), len(new)) < ENOUGH_PROCESSES:
         why = f"it needs {ENOUGH_PROCESSES} processes of each, there are {len(old)} and {len(new)}"
-        return Change(**whole, **told, state=UNSURE, reason=why, more=len(old) >= ENOUGH_PROCESSES)
+        return Change(**whole, **told, state=INCONCLUSIVE, reason=why, more=len(old) >= ENOUGH_PROCESSES)
     return _judged(whole | told, _logs(old), _logs(new), allowed)
 
 
 def _beside(result: Timing, shape: Shape, allowed: float) -> Change:
-    whole: dict[str, Any] = {"runtime": result.runtime, "shape": _title(shape)}
+    whole: dict[str, Any] = {"runtime": result.runtime, "shape": shape.title}
     parts = result.processes.get(AGAINST, ())
     if result.state != TIMED or not parts:
         return Change(**whole, state=NOT_RUN, reason=result.reason or "the earlier artifact was not timed")
-    told: dict[str, Any] = {"by": "the earlier artifact", "before": 1.0, "now": _middle(parts)}
+    told: dict[str, Any] = {"reference": "the earlier artifact", "before": 1.0, "now": _middle(parts)}
     if len(parts) < ENOUGH_PROCESSES:
         why = f"it needs {ENOUGH_PROCESSES} processes, there are {len(parts)}"
-        return Change(**whole, **told, state=UNSURE, reason=why, more=True)
+        return Change(**whole, **told, state=INCONCLUSIVE, reason=why, more=True)
     return _judged(whole | told, None, _logs(parts), allowed)
 
 
@@ -242,15 +205,15 @@ def _judged(told: dict[str, Any], old: Sequence[float] | None, new: Sequence[flo
         spread = sum(each.variance**2 / each.freedom for each in (now, before))
         reach = student(CONFIDENCE, round(whole**2 / spread, 1) if spread else math.inf) * math.sqrt(whole)
     low, high = math.exp(middle - reach), math.exp(middle + reach)
-    state = SLOWER if low > 1 + allowed else FINE if high <= 1 + allowed else UNSURE
+    state: Judgement = SLOWER if low > 1 + allowed else FINE if high <= 1 + allowed else INCONCLUSIVE
     more = now.variance > _LEAST_SHARE * whole
     return Change(**told, state=state, change=math.exp(middle), low=low, high=high, more=more)
 
 
 def unsteadiness(found: Benchmark) -> float:
-    """The largest standard error of a runtime's ratio to a yardstick. Both count: by which of them a later run is
+    """The largest standard error of a runtime's ratio to a reference. Both count: by which of them a later run is
     compared depends on that run too."""
-    known = [_variance(each, by) for each, _ in ours(found) for by in YARDSTICKS if each.processes.get(by)]
+    known = [_variance(each, by) for each, _ in ours(found) for by in REFERENCES if each.processes.get(by)]
     return math.sqrt(max(known, default=0.0))
 
 
@@ -260,8 +223,8 @@ def is_steady(found: Benchmark) -> bool:
 
 
 def _steadier(before: Timing, now: Timing, unlike: Sequence[str]) -> str | None:
-    """The yardstick by which the change is known best: that of the smaller variance over both runs."""
-    both = [by for by in YARDSTICKS if before.processes.get(by) and now.processes.get(by)]
+    """The reference by which the change is known best: that of the smaller variance over both runs."""
+    both = [by for by in REFERENCES if before.processes.get(by) and now.processes.get(by)]
     there = [by for by in both if by not in unlike]
     return min(there, key=lambda by: _variance(before, by) + _variance(now, by), default=None)
 

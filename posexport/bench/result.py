@@ -1,42 +1,64 @@
-"""The result of a benchmark as data: every candidate at every shape, to JSON and back."""
+"""The schema of a benchmark's result: every candidate at every shape, the gate, and a project's limits.
+
+The classes are what the JSON files hold (`posexport.jsondata`). Times are in seconds and memory in bytes throughout.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import attrs
 
 from posexport.bench import statistics
 from posexport.bench.shapes import Sizes
-from posexport.errors import PosexportError, RequestError
-from posexport.files import check_writable, read_bytes
+from posexport.errors import RequestError
+from posexport.files import check_writable
+from posexport.jsondata import OMITTED, DataError, read_json, structure, unstructure
 
 KIND, VERSION = "bench", 1
-TIMED, FAILED, NOT_RUN = "timed", "failed", "not run"
+TIMED: Final = "timed"
+FAILED: Final = "failed"
+NOT_RUN: Final = "not run"
+FINE: Final = "fine"
+SLOWER: Final = "slower"
+INCONCLUSIVE: Final = "inconclusive"
+OUT_OF_DATE: Final = "out of date"
 
-BOUND = "bound"
-"""Under which the engine of a floor says how it was run."""
+State = Literal["timed", "failed", "not run"]
+Judgement = Literal["fine", "slower", "inconclusive", "not run"]
+
+METHOD = "method"
+"""The key under which the engine of a lower bound says how it was run."""
+
+HIGH_MACHINE_LOAD = 0.2
+"""The share of the CPU that other work may take: above it, times mean little."""
+
+
+def _check_ratios(_: object, field: attrs.Attribute[Any], value: Mapping[str, tuple[float, ...]]) -> None:
+    for name, ratios in value.items():
+        if not all(0 < ratio < math.inf for ratio in ratios):
+            raise ValueError(f"{field.name} of {name} holds a ratio that is not above 0")
 
 
 @attrs.frozen(kw_only=True)
 class Timing:
     """One candidate at one shape: `state` is timed, failed or not run, with the reason for the last two.
 
-    `ratios` holds, by peer (`floor`, `torch`, `torch-compile`, `torch-onnx`, `ort-optimizer`, `against`), this
-    candidate's time over the peer's on the same device; `processes` the median of that ratio in each process.
-    `note` says which options had no effect on it. Seconds and bytes throughout.
+    `ratios` holds, by reference (`lower_bound`, `torch`, `torch-compile`, `torch-onnx`, `ort-optimizer`, `against`),
+    this candidate's time over the reference's on the same device; `processes` the median of that ratio in each process.
+    `note` says which options had no effect on it.
     """
 
     runtime: str
-    state: str
+    state: State
     reason: str = ""
     note: str = ""
     seconds: statistics.Summary | None = None
     ratios: Mapping[str, statistics.Ratio] = attrs.field(factory=dict)
-    processes: Mapping[str, tuple[float, ...]] = attrs.field(factory=dict)
+    processes: Mapping[str, tuple[float, ...]] = attrs.field(factory=dict, validator=_check_ratios)
     tokens_per_second: float | None = None
     memory: int | None = None
     gpu_memory: int | None = None
@@ -54,31 +76,110 @@ class Shape:
     """
 
     scenario: str | None
-    also: tuple[str, ...] = ()
-    sizes: Sizes
+    also: tuple[str, ...] = attrs.field(default=(), metadata={OMITTED: True})
+    batch: int
+    seq: int
+    past_seq: int | None = attrs.field(default=None, metadata={OMITTED: True})
+    max_seq: int | None = attrs.field(default=None, metadata={OMITTED: True})
+    encoder_seq: int | None = attrs.field(default=None, metadata={OMITTED: True})
     rounds: int
     results: tuple[Timing, ...]
+
+    @property
+    def sizes(self) -> Sizes:
+        """Its sizes, by dimension."""
+        return Sizes(**{field.name: getattr(self, field.name) for field in attrs.fields(Sizes)})
 
     @property
     def scenarios(self) -> tuple[str, ...]:
         """All scenarios that have these sizes."""
         return () if self.scenario is None else (self.scenario, *self.also)
 
+    @property
+    def title(self) -> str:
+        """Its scenario, or else its sizes."""
+        return self.scenario or str(self.sizes)
+
     def timing(self, runtime: str) -> Timing | None:
         """The result of one candidate."""
-        return next((each for each in self.results if each.runtime == runtime), None)
+        return next((timing for timing in self.results if timing.runtime == runtime), None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, sizes beside the rest."""
-        results = [attrs.asdict(each) for each in self.results]
-        names = {"scenario": self.scenario, **({"also": list(self.also)} if self.also else {})}
-        return {**names, **self.sizes.to_dict(), "rounds": self.rounds, "results": results}
+
+@attrs.frozen(kw_only=True)
+class LeftOut:
+    """A point of a whole sweep that the artifact can't take."""
+
+    scenario: str
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class Change:
+    """One runtime at one shape: `change` is new over old time (1.05 is 5 % slower) with its interval.
+
+    `reference` names what both times were divided by; `reason` says why a change isn't known; `more` whether more
+    processes could tell it.
+    """
+
+    runtime: str
+    shape: str
+    state: Judgement
+    reference: str = ""
+    before: float | None = None
+    now: float | None = None
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+    more: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Gate:
+    """Every change, the largest one that is no regression (0.05 is 5 %), and notes on what makes the comparison less
+    certain."""
+
+    limit: float
+    confidence: float
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...] = ()
+
+    def exit_code(self, strict: bool) -> int:
+        """1 where something got slower; with `strict` also where a change is inconclusive, or was not run."""
+        bad = (SLOWER, INCONCLUSIVE, NOT_RUN) if strict else (SLOWER,)
+        return int(any(change.state in bad for change in self.changes))
+
+    @property
+    def settled(self) -> bool:
+        """Whether more processes would tell nothing more."""
+        return not any(change.state == INCONCLUSIVE and change.more for change in self.changes)
+
+
+@attrs.frozen(kw_only=True)
+class LimitResult:
+    """One limit of a project on one runtime: its state, and the ratio to the reference with its interval.
+
+    `there` is set where it was not measured though its runtime is there.
+    """
+
+    runtime: str
+    scenario: str
+    reference: str
+    limit: float
+    state: Judgement
+    reason: str = ""
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    there: bool = False
 
 
 @attrs.frozen(kw_only=True)
 class Benchmark:
     """The result: every candidate at every shape, and what it was measured with."""
 
+    kind: Literal["bench"] = "bench"
+    version: Literal[1] = 1
     file: str
     sha256: str
     encoding: str
@@ -98,52 +199,64 @@ class Benchmark:
     threads: int | None
     cuda_graph: bool = False
     """Whether runs were captured as CUDA graphs, where a runtime can."""
-    left_out: tuple[Mapping[str, str], ...] = ()
-    """Points of whole sweeps that the artifact can't take: {scenario, reason}."""
-    manifest_warnings: tuple[str, ...] = ()
+    manifest_warnings: tuple[str, ...] = attrs.field(default=(), metadata={OMITTED: True})
     """Why a manifest is not of the file that was timed, where it isn't."""
+    left_out: tuple[LeftOut, ...] = ()
     shapes: tuple[Shape, ...]
+    limits: tuple[LimitResult, ...] = attrs.field(default=(), metadata={OMITTED: True})
+    """The limits of a project that it was judged by."""
+    gate: Gate | None = attrs.field(default=None, metadata={OMITTED: True})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; times in seconds, memory in bytes."""
-        head = {f.name: getattr(self, f.name) for f in attrs.fields(Benchmark) if f.name in _HEAD}
-        head |= {"manifest_warnings": list(self.manifest_warnings)} if self.manifest_warnings else {}
-        shapes = [shape.to_dict() for shape in self.shapes]
-        return {"kind": KIND, "version": VERSION, **head, "left_out": list(self.left_out), "shapes": shapes}
+        """Plain data for JSON."""
+        data: dict[str, Any] = unstructure(self)
+        return data
 
-    def floor_ways(self) -> dict[tuple[str, str], str]:
-        """How each floor was run, by its name and the sizes as text."""
+    @property
+    def timings(self) -> tuple[Timing, ...]:
+        """Every result at every shape."""
+        return tuple(timing for shape in self.shapes for timing in shape.results)
+
+    def bound_methods(self) -> dict[tuple[str, str], str]:
+        """How each lower bound was run, by its name and the sizes as text."""
         return {
-            (each.runtime, str(shape.sizes)): each.engine[BOUND]
+            (timing.runtime, str(shape.sizes)): timing.engine[METHOD]
             for shape in self.shapes
-            for each in shape.results
-            if BOUND in each.engine
+            for timing in shape.results
+            if METHOD in timing.engine
         }
 
-    def states(self, name: str) -> set[str]:
-        """The states of one candidate over all shapes."""
-        return {result.state for shape in self.shapes for result in shape.results if result.runtime == name}
+
+@attrs.frozen(kw_only=True)
+class FileResult:
+    """One file of a project: its result, or why there is none."""
+
+    file: str
+    artifact: str
+    state: Literal["timed", "not run", "out of date"]
+    reason: str = ""
+    limits: tuple[LimitResult, ...] = ()
+    result: Benchmark | None = None
 
 
-_HEAD: dict[str, Any] = {
-    **dict.fromkeys(("file", "sha256", "encoding", "form", "dtype"), str),
-    **dict.fromkeys(("opset", "rounds", "burst", "processes", "seed"), int),
-    **{"machine_load": float | int, "spec": dict, "machine": dict, "threads": int | None, "cuda_graph": bool},
-}
-_TIMING: dict[str, Any] = {
-    **dict.fromkeys(("runtime", "state", "reason", "note"), str),
-    **dict.fromkeys(("ratios", "processes", "engine"), dict),
-    "seconds": dict | None,
-}
+@attrs.frozen(kw_only=True)
+class ProjectBenchmark:
+    """What `posexport bench --json` prints for a project."""
 
-HIGH_MACHINE_LOAD = 0.2
+    kind: Literal["bench-project"] = "bench-project"
+    version: Literal[1] = 1
+    project: str
+    exit_code: int
+    files: tuple[FileResult, ...]
+
+
 _ARTIFACT = (".onnx", ".plan", ".data")
 
 
 def check_place(path: Path, baseline: Path | None = None) -> None:
     """RequestError where a result can't be saved at `path`, or would replace an artifact or the `baseline`.
 
-    Minutes of timing are not to end so.
+    It is called before minutes of timing.
     """
     if path.is_dir() or not path.parent.is_dir():
         raise RequestError(f"--save is {str(path)!r}: give the name of a file in a folder that is there.")
@@ -163,78 +276,19 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def read_benchmark(path: Path) -> Benchmark:
     """The result saved at `path`; RequestError where it is none, or of another version."""
+    shown, save = repr(str(path)), "give a file that `posexport bench --save` wrote."
     try:
-        data = json.loads(read_bytes(path))
-    except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no JSON"
-        raise RequestError(
-            f"can't read {str(path)!r} ({why}): give a file that `posexport bench --save` wrote."
-        ) from None
+        data = read_json(path)
+    except (OSError, DataError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"can't read {shown} ({cause}): {save}") from None
     if not isinstance(data, dict) or data.get("kind") != KIND:
-        raise RequestError(
-            f"{str(path)!r} is no result of a benchmark: give a file that `posexport bench --save` wrote."
-        )
+        raise RequestError(f"{shown} is no result of a benchmark: {save}")
     if data.get("version") != VERSION:
         raise RequestError(
-            f"{str(path)!r} has version {data.get('version')!r}, this posexport reads {VERSION}: save it anew."
+            f"{shown} has version {data.get('version')!r}, this posexport reads {VERSION}: save it anew."
         )
     try:
-        return benchmark_from(data)
-    except (KeyError, TypeError, ValueError, AttributeError, PosexportError) as error:
-        said = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise RequestError(f"{str(path)!r} is a damaged result of a benchmark ({said}): save it anew.") from None
-
-
-def benchmark_from(data: Mapping[str, Any]) -> Benchmark:
-    """The result that `to_dict` made plain data of; raises whatever damaged data leads to."""
-    head = {name: _typed(name, data[name], kind) for name, kind in _HEAD.items()}
-    shapes = tuple(_shape(each) for each in data["shapes"])
-    left_out = tuple({str(name): str(text) for name, text in each.items()} for each in data["left_out"])
-    manifest_warnings = tuple(str(each) for each in data.get("manifest_warnings", ()))
-    return Benchmark(**head, left_out=left_out, manifest_warnings=manifest_warnings, shapes=shapes)
-
-
-def _shape(data: Mapping[str, Any]) -> Shape:
-    sizes = Sizes(**{f.name: data[f.name] for f in attrs.fields(Sizes) if f.name in data})
-    return Shape(
-        scenario=_typed("scenario", data["scenario"], str | None),
-        also=tuple(_typed("also", each, str) for each in data.get("also", ())),
-        sizes=sizes,
-        rounds=_typed("rounds", data["rounds"], int),
-        results=tuple(_timing(each) for each in data["results"]),
-    )
-
-
-def _timing(data: Mapping[str, Any]) -> Timing:
-    if data["state"] not in (TIMED, FAILED, NOT_RUN):
-        raise ValueError(f"state {data['state']!r}")
-    plain = {
-        f.name: _typed(f.name, data[f.name], _TIMING.get(f.name, float | int | None)) for f in attrs.fields(Timing)
-    }
-    plain |= {
-        "seconds": None if data["seconds"] is None else statistics.Summary(**_numbers(data["seconds"])),
-        "ratios": _each(data["ratios"], lambda value: statistics.Ratio(**_numbers(value))),
-        "processes": _each(data["processes"], lambda values: tuple(_positive(value) for value in values)),
-    }
-    return Timing(**plain)
-
-
-def _typed(name: str, value: Any, kind: Any) -> Any:
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"{name} is {value!r}")
-    return value
-
-
-def _numbers(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _typed(name, value, float | int) for name, value in data.items()}
-
-
-def _each(data: Mapping[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:
-    return {str(name): read(value) for name, value in data.items()}
-
-
-def _positive(value: Any) -> float:
-    number = float(value)
-    if not 0 < number < float("inf"):
-        raise ValueError(f"the ratio {value!r}")
-    return number
+        return structure(data, Benchmark)
+    except DataError as error:
+        raise RequestError(f"{shown} is a damaged result of a benchmark ({error}): save it anew.") from None

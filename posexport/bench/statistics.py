@@ -1,8 +1,9 @@
 """Fair timing: everything is measured in alternation, and only ratios within one round are compared.
 
 A machine's speed drifts, and a neighbour's spinning threads slow whoever comes next. So each round calls every
-candidate once, in a fresh random order with a short pause before each, and a ratio is the median over rounds of the
+candidate once, in a new random order with a short pause before each, and a ratio is the median over rounds of the
 ratio within a round. Its interval is that of order statistics: it assumes no distribution, only independent rounds.
+scipy loads when a number is first computed, since readers of results need the classes only.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from statistics import NormalDist, fmean, variance
+from statistics import fmean, variance
 
 import attrs
 
-SURE = 0.95
-"""The probability with which an interval holds the truth, unless another is asked for."""
+CONFIDENCE = 0.95
+"""The probability with which an interval holds the true value, unless another is asked for."""
 
 
 @attrs.frozen(kw_only=True)
@@ -33,7 +34,7 @@ class Summary:
 class Ratio:
     """The median of per-round ratios and the interval that holds the true median with probability `confidence`.
 
-    With few rounds no interval reaches 95 %: it then spans all rounds, and `confidence` says what that is worth.
+    With few rounds no interval reaches 95 %: it then spans all rounds, and `confidence` is what that reaches.
     """
 
     median: float
@@ -44,11 +45,9 @@ class Ratio:
 
 def quantile(values: Sequence[float], fraction: float) -> float:
     """The value below which `fraction` (0 to 1) of a series lies, linear between neighbours."""
-    ordered = _finite(values)
-    place = fraction * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    import numpy as np
+
+    return float(np.quantile(_finite(values), fraction))
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -57,7 +56,7 @@ def summarize(values: Sequence[float]) -> Summary:
     return Summary(median=median, p10=p10, p90=p90, p99=p99, count=len(values))
 
 
-def ratio(series: Sequence[float], baseline: Sequence[float], confidence: float = SURE) -> Ratio:
+def ratio(series: Sequence[float], baseline: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
     """`series` over `baseline`, round by round; both hold one positive value per round, in the same order."""
     if len(series) != len(baseline):
         raise ValueError(f"{len(series)} rounds against {len(baseline)}: ratios need both in every round")
@@ -73,26 +72,26 @@ ENOUGH_PROCESSES = 3
 
 
 def ratio_of_processes(
-    series: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], confidence: float = SURE
+    series: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], confidence: float = CONFIDENCE
 ) -> tuple[Ratio, tuple[float, ...]]:
     """`series` over `baseline`, each a list of rounds per process; and the median ratio of every process.
 
-    A process keeps its luck (where its memory lies, where its threads run) for as long as it lives, so its rounds are
-    no independent samples. From `ENOUGH_PROCESSES` on the interval is that of the trimmed mean of the logarithms of the
-    processes' medians; with fewer it is that of `ratio`, which holds for these processes only.
+    Memory placement and thread affinity bias a process for life, so its rounds are no independent samples. From
+    `ENOUGH_PROCESSES` on the interval is that of the trimmed mean of the logarithms of the processes' medians; with
+    fewer it is that of `ratio`, which holds for these processes only.
     """
-    parts = tuple(
+    medians = tuple(
         quantile([one / other for one, other in zip(ours, theirs, strict=True)], 0.5)
         for ours, theirs in zip(series, baseline, strict=True)
     )
-    whole = ratio([each for part in series for each in part], [each for part in baseline for each in part], confidence)
-    if len(parts) < ENOUGH_PROCESSES:
-        return whole, parts
-    found = trimmed([math.log(part) for part in parts])
-    reach = student(confidence, found.freedom) * math.sqrt(found.variance)
-    low, high = math.exp(found.middle - reach), math.exp(found.middle + reach)
+    whole = ratio([run for part in series for run in part], [run for part in baseline for run in part], confidence)
+    if len(medians) < ENOUGH_PROCESSES:
+        return whole, medians
+    mean = trimmed([math.log(median) for median in medians])
+    reach = student(confidence, mean.freedom) * math.sqrt(mean.variance)
+    low, high = math.exp(mean.middle - reach), math.exp(mean.middle + reach)
     median = min(max(whole.median, low), high)  # it lies between them in all but the oddest series
-    return Ratio(median=median, low=low, high=high, confidence=confidence), parts
+    return Ratio(median=median, low=low, high=high, confidence=confidence), medians
 
 
 TRIMMED = 7
@@ -109,55 +108,40 @@ class Trimmed:
 
 
 def trimmed(values: Sequence[float]) -> Trimmed:
-    """Tukey and McLaughlin's: the mean without the smallest and largest fifth, its variance from a series in which
-    those count as the next value inwards. A process that something disturbed then moves little and hides little. Below
-    `TRIMMED` values none is left out: what is lost in degrees of freedom is more."""
+    """Tukey and McLaughlin's trimmed mean: without the smallest and largest fifth, with the winsorized variance.
+
+    One disturbed process then moves the mean little and widens it little. Below `TRIMMED` values none is left out:
+    what is lost in degrees of freedom is more. (scipy.stats.trim_mean has the mean, nothing has its variance.)
+    """
     ordered, cut = sorted(values), len(values) // 5 if len(values) >= TRIMMED else 0
     kept = ordered[cut : len(ordered) - cut]
-    drawn_in = [min(max(value, kept[0]), kept[-1]) for value in ordered]
+    winsorized = [min(max(value, kept[0]), kept[-1]) for value in ordered]
     freedom = len(kept) - 1
-    return Trimmed(fmean(kept), (len(ordered) - 1) * variance(drawn_in) / (len(kept) * freedom), freedom)
+    return Trimmed(fmean(kept), (len(ordered) - 1) * variance(winsorized) / (len(kept) * freedom), freedom)
 
 
 @lru_cache(maxsize=1024)
 def student(confidence: float, freedom: float) -> float:
-    """The t with P(|T| <= t) = `confidence` for Student's distribution with `freedom` degrees, fractional ones too.
+    """The t with P(|T| <= t) = `confidence` for Student's distribution with `freedom` degrees, fractional ones too."""
+    from scipy import stats
 
-    With t = sqrt(v) tan(a) the probability is an integral of cos(a)^(v-1), which Simpson's rule takes to ten digits.
-    """
-    if freedom > 400:  # the normal distribution, to a third of a percent
-        return NormalDist().inv_cdf((1 + confidence) / 2)
-    factor = 2 / math.sqrt(math.pi) * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
-    low, high = 0.0, math.pi / 2
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if factor * _simpson(middle, freedom - 1) < confidence else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
+    return float(stats.t.ppf((1 + confidence) / 2, freedom))
 
 
-def _simpson(angle: float, power: float, steps: int = 128) -> float:
-    """The integral of cos(a)^power from 0 to `angle` (at most pi / 2)."""
-    width = angle / steps
-    values: list[float] = [math.cos(index * width) ** power for index in range(steps)]
-    values.append(max(math.cos(angle), 0.0) ** power)
-    return width / 3 * (values[0] + values[-1] + 4 * sum(values[1:-1:2]) + 2 * sum(values[2:-1:2]))
-
-
+@lru_cache(maxsize=1024)
 def _rank(count: int, confidence: float) -> tuple[int, float]:
     """The largest r for which [r-th, r-th from above] (from 0) holds the median that surely, and its probability.
 
-    The interval misses the median when at most r of `count` fair coins fall on one side.
+    The interval misses the median when at most r of `count` fair coins fall on one side. (scipy.stats.quantile_test
+    gives no interval where there are few rounds, and not what it reaches.)
     """
-    rank, reached = 0, 1 - 2.0 ** (1 - count)
-    tail, term = 0.0, 2.0**-count
-    for candidate in range((count + 1) // 2):
-        tail += term
-        term *= (count - candidate) / (candidate + 1)
-        covered = 1 - 2 * tail
-        if covered < confidence:
-            break
-        rank, reached = candidate, covered
-    return rank, max(reached, 0.0)
+    from scipy import stats
+
+    coins = stats.binom(count, 0.5)
+    rank = int(coins.ppf((1 - confidence) / 2))
+    if 1 - 2 * coins.cdf(rank) < confidence:
+        rank = max(rank - 1, 0)
+    return rank, max(float(1 - 2 * coins.cdf(rank)), 0.0)
 
 
 def _finite(values: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""`posexport bench`: latency of an artifact on what runtimes there are, beside torch and the floor; and the gate."""
+"""`posexport bench`: latency of an artifact on the runtimes that are there, beside torch and the lower bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from posexport.errors import RequestError
 from posexport.spec.fields import integer, positive
 
 if TYPE_CHECKING:
-    from posexport.bench.regression import Gate
     from posexport.bench.result import Benchmark
 
 _ALLOWED = "5%"
@@ -83,7 +82,7 @@ def bench(
     as_json: bool,
     **numbers: Any,
 ) -> int:
-    """Time an artifact (.onnx or .plan) on the runtimes that are there, in alternation with torch and the floor.
+    """Time an artifact (.onnx or .plan) on the runtimes that are there, in alternation with torch and the lower bound.
 
     Without FILE, those of the project (posexport.toml, or [tool.posexport] of a pyproject.toml), each at the scenarios
     of its budget, which must be kept, and beside its baseline; --save then names a folder.
@@ -142,13 +141,12 @@ def bench(
             "peers": peers,
             "progress": progress,
         }
-        gate = None
         base = None if baseline is None else read_benchmark(Path(baseline))
         if base is not None:
             check_named(base, runtimes)
         if gated:
             asked |= {"baseline": base, "against": against and Path(against)}
-            found, gate = bench_gated(
+            found = bench_gated(
                 Path(file),
                 allowed=allowed,
                 processes=options.processes,
@@ -160,15 +158,15 @@ def bench(
             found = bench_to_keep(Path(file), processes=options.processes, **asked)
         else:
             found = run(Path(file), processes=options.processes or 1, **asked)
-    _give(found, gate, save, peers, as_json)
-    return _exit_code(found, runtimes, required) or (0 if gate is None else gate.exit_code(strict))
+    _give(found, save, peers, as_json)
+    return _exit_code(found, runtimes, required) or (0 if found.gate is None else found.gate.exit_code(strict))
 
 
-def _give(found: Benchmark, gate: Gate | None, save: str | None, peers: bool, as_json: bool) -> None:
+def _give(found: Benchmark, save: str | None, peers: bool, as_json: bool) -> None:
     from posexport.cli.bench_tables import show_benchmark, show_gate
     from posexport.files import write_json
 
-    data = found.to_dict() | ({} if gate is None else {"gate": gate.to_dict()})
+    data = found.to_dict()
     for doubt in found.manifest_warnings:
         console.warn(f"{doubt}.")
     try:
@@ -176,8 +174,8 @@ def _give(found: Benchmark, gate: Gate | None, save: str | None, peers: bool, as
             console.show_json(data)
         else:
             show_benchmark(found, peers)
-            if gate is not None:
-                show_gate(gate)
+            if found.gate is not None:
+                show_gate(found.gate)
     finally:  # last, and whatever became of stdout: each is kept where the other fails
         if save is not None:
             write_json(Path(save), data)
@@ -188,14 +186,13 @@ def _give(found: Benchmark, gate: Gate | None, save: str | None, peers: bool, as
 def _exit_code(found: Benchmark, runtimes: tuple[str, ...], required: tuple[str, ...]) -> int:
     from posexport.bench.candidates import CANDIDATES, is_peer
 
-    results = [result for shape in found.shapes for result in shape.results]
+    results = found.timings
     for name in required:
         results_of = [result for result in results if result.runtime == name]
         missing = next((result for result in results_of if result.state == "not run"), None)
         if missing is not None or not results_of:
             why = "nothing was timed on it" if missing is None else missing.reason
-            click.echo(f"Error: required runtime {name} was not run: {why}.", err=True)
-            return 3
+            return console.fail(f"required runtime {name} was not run: {why}.", 3)
     # a peer that nobody named says nothing about the artifact by failing
     excused = {name for name in CANDIDATES if is_peer(name)} - {*runtimes, *required}
     return int(any(result.state == "failed" and result.runtime not in excused for result in results))

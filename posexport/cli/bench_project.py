@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from posexport.cli import console
@@ -13,8 +14,8 @@ from posexport.workflows.project.bench import Timed, exit_code, results_folder, 
 from posexport.workflows.project.requests import open_project, wanted
 
 if TYPE_CHECKING:
+    from posexport.bench.result import FileResult, LimitResult
     from posexport.workflows.project.file import Project
-    from posexport.workflows.project.latency import LimitResult
     from posexport.workflows.project.products import Product
 
 _COLUMNS = ("file", "runtime", "at", "times", "of", "95 % interval", "allowed", "state")
@@ -83,24 +84,22 @@ def bench_project(
                 product, bases[product.path], allowed, processes, target is not None, asked, progress, console.warn
             )
         timed.limits = project_bench.judge(product, timed.found, names)
-        result = timed.result()
-        if target is not None and result is not None:
+        if timed.found is not None:
+            timed.found = attrs.evolve(timed.found, limits=tuple(timed.limits))
+        if target is not None and timed.found is not None:
             from posexport.files import write_json
 
-            write_json(target, result)
+            write_json(target, timed.found.to_dict())
             timed.saved = target
         done.append(timed)
     code, why = exit_code(done, runtimes, required, strict)
     if as_json:
-        rows = [each.to_dict() for each in done]
-        console.show_json({**_head(project, code), "files": rows})
+        console.show_json(_as_json(project, code, [timed.result() for timed in done]))
     else:
         _show(done, peers, str(project.file))
     for each in done:
         _warn(each)
-    if why:
-        click.echo(f"Error: {why}.", err=True)
-    return code
+    return console.fail(f"{why}.", code) if why else code
 
 
 def _warn(each: Timed) -> None:
@@ -115,30 +114,35 @@ def _warn(each: Timed) -> None:
             console.warn(f"{each.saved} is saved, but is no fit baseline: {'; '.join(faults)}.")
 
 
-def _head(project: Project, code: int) -> dict[str, Any]:
-    return {"kind": "bench-project", "version": 1, "project": str(project.file), "exit_code": code}
+def _as_json(project: Project, code: int, files: Sequence[FileResult]) -> Any:
+    from posexport.bench.result import ProjectBenchmark
+    from posexport.jsondata import unstructure
+
+    return unstructure(ProjectBenchmark(project=str(project.file), exit_code=code, files=tuple(files)))
 
 
 def _show_stale(
     project: Project, files: Sequence[tuple[Product, str | None]], stale: Mapping[Path, str], as_json: bool
 ) -> None:
     """Why nothing is timed: every file, those that are out of date and those that wait for them."""
+    from posexport.bench.result import FileResult
+
     rows = [
-        {
-            "file": str(product.path),
-            "artifact": product.entry.name,
-            "state": "out of date" if product.path in stale else "not run",
-            "reason": stale.get(product.path) or reason or "other files are out of date",
-        }
+        FileResult(
+            file=str(product.path),
+            artifact=product.entry.name,
+            state="out of date" if product.path in stale else "not run",
+            reason=stale.get(product.path) or reason or "other files are out of date",
+        )
         for product, reason in files
     ]
     if as_json:
-        console.show_json({**_head(project, 1), "files": rows})
+        console.show_json(_as_json(project, 1, rows))
     else:
-        table = [(row["file"], row["state"], row["reason"]) for row in rows]
+        table = [(row.file, row.state, row.reason) for row in rows]
         console.show_table(f"Files of {project.file}", ("file", "state", "why"), table)
     told = f"nothing is timed while files are out of date ({len(stale)} of {len(rows)}): run 'posexport build'."
-    click.echo(f"Error: {told}", err=True)
+    console.fail(told, 1)
 
 
 def _show(done: Sequence[Timed], peers: bool, project: str) -> None:
@@ -147,8 +151,8 @@ def _show(done: Sequence[Timed], peers: bool, project: str) -> None:
     for each in done:
         if each.found is not None:
             show_benchmark(each.found, peers)
-        if each.gate is not None:
-            show_gate(each.gate)
+        if each.found is not None and each.found.gate is not None:
+            show_gate(each.found.gate)
     rows = [_row(each.product.path.name, limit) for each in done for limit in each.limits]
     if rows:
         console.show_table(f"Budget of {project}", _COLUMNS, rows, right=("times", "allowed"))
@@ -164,4 +168,4 @@ def _row(file: str, each: LimitResult) -> tuple[str, ...]:
     known = each.ratio is not None
     interval = f"{each.low:.2f} to {each.high:.2f}" if known else "-"
     ratio = f"{each.ratio:.2f}" if known else "-"
-    return (file, each.runtime, each.scenario, ratio, each.peer, interval, f"{each.limit:g}", each.state)
+    return (file, each.runtime, each.scenario, ratio, each.reference, interval, f"{each.limit:g}", each.state)

@@ -9,11 +9,10 @@ import click
 from posexport.cli import console
 
 if TYPE_CHECKING:
-    from posexport.bench.regression import Change, Gate
-    from posexport.bench.result import Benchmark, Shape, Timing
+    from posexport.bench.result import Benchmark, Change, Gate, Shape, Timing
     from posexport.bench.statistics import Ratio
 
-_COLUMNS = ("runtime", "median ms", "p10 - p90", "x floor", "x torch eager", "tokens/s", "memory", "state")
+_COLUMNS = ("runtime", "median ms", "p10 - p90", "x lower bound", "x torch eager", "tokens/s", "memory", "state")
 _OTHERS = {"torch-compile": "x torch.compile", "torch-onnx": "x torch's export", "ort-optimizer": "x ORT's optimizer"}
 _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "state")
 
@@ -29,9 +28,9 @@ def show_benchmark(found: Benchmark, peers: bool) -> None:
             right = tuple(_OTHERS.values())
             rows = [_others(each) for each in shape.results if each.seconds is not None]
             console.show_table("beside other ways to run it", ("runtime", *_OTHERS.values()), rows, right)
-    results = [result for shape in found.shapes for result in shape.results]
+    results = found.timings
     said = dict.fromkeys(f"{each.runtime}: {text}" for each in results if (text := each.reason or each.note))
-    said |= dict.fromkeys(f"{each['scenario']}: left out, {each['reason']}" for each in found.left_out)
+    said |= dict.fromkeys(f"{each.scenario}: left out, {each.reason}" for each in found.left_out)
     for line in said:
         click.echo(line)
     _say_if_short(found)
@@ -53,7 +52,7 @@ def show_gate(gate: Gate) -> None:
     """The changes, those that got slower first, and what makes them less sure."""
     order = ("slower", "inconclusive", "not run", "fine")
     changes = sorted(gate.changes, key=lambda change: order.index(change.state))
-    title = f"got slower by more than {gate.allowed:.1%}?"
+    title = f"got slower by more than {gate.limit:.1%}?"
     console.show_table(title, _GATED, [_change(change) for change in changes], right=_GATED[2:4] + _GATED[5:7])
     for line in dict.fromkeys(f"{each.runtime} at {each.shape}: {each.reason}" for each in changes if each.reason):
         click.echo(line)
@@ -78,12 +77,12 @@ def _row(result: Timing) -> tuple[str, ...]:
     if result.seconds is None:
         return (result.runtime, *["-"] * 6, result.state)
     seconds = result.seconds
-    floor = result.ratios.get("floor")
+    bound = result.ratios.get("lower_bound")
     return (
         result.runtime,
         f"{seconds.median * 1e3:.3f}",
         f"{seconds.p10 * 1e3:.3f} - {seconds.p90 * 1e3:.3f}",
-        "-" if floor is None else _times(floor.median),
+        "-" if bound is None else _times(bound.median),
         _with_interval(result.ratios.get("torch")),
         _rate(result.tokens_per_second or 0),
         _memory(result),
@@ -103,11 +102,11 @@ def _memory(result: Timing) -> str:
 
 
 def _with_interval(ratio: Ratio | None) -> str:
-    from posexport.bench.statistics import SURE
+    from posexport.bench.statistics import CONFIDENCE
 
     if ratio is None:
         return "-"
-    sure = f"{_times(ratio.low)} to {_times(ratio.high)}" if ratio.confidence >= SURE else "few rounds"
+    sure = f"{_times(ratio.low)} to {_times(ratio.high)}" if ratio.confidence >= CONFIDENCE else "few rounds"
     return f"{_times(ratio.median)} ({sure})"
 
 
@@ -127,7 +126,7 @@ def _change(change: Change) -> tuple[str, ...]:
         change.shape,
         f"{change.change - 1:+.1%}" if change.change is not None else "-",
         f"{change.low - 1:+.1%} to {change.high - 1:+.1%}" if known and change.low and change.high else "-",
-        change.by or "-",
+        change.reference or "-",
         "-" if change.before is None else f"{change.before:.3f}",
         "-" if change.now is None else f"{change.now:.3f}",
         change.state,

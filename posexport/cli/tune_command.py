@@ -12,7 +12,7 @@ import click
 from posexport.artifact.weight_source import checkpoint_weights, file_weights, random_weights
 from posexport.bench.result import HIGH_MACHINE_LOAD
 from posexport.bench.scenarios import Scenario, read_scenario
-from posexport.bench.tune.result import TWIN
+from posexport.bench.tune.result import SAME_GRAPH
 from posexport.bench.tune.space import OBJECTIVES, RUNTIMES, Limits, check_objective, check_runtime
 from posexport.cli import console
 from posexport.cli.block_options import block_options
@@ -130,8 +130,7 @@ def tune(
         if saved is not None:
             write_json(saved, result.to_dict())
     if result.winner is None:
-        click.echo("Error: nothing that was tried is verified, so nothing was written: see the reasons.", err=True)
-        return 1
+        return console.fail("nothing that was tried is verified, so nothing was written: see the reasons.", 1)
     return 0
 
 
@@ -263,9 +262,9 @@ def _show(result: Result, output: Path) -> None:
     counted = any(row.kernels is not None for row in result.candidates)
     columns, cells = (_COUNTED, _counted) if counted else (_TIMED, _timed)
     rows = [
-        (str(row.candidate), row.state, *cells(row), _space(row, result.objective), row.reason)
+        (row.name, row.state, *cells(row), _space(row, result.objective), row.reason)
         for row in sorted(result.candidates, key=_order)
-        if not row.reason.endswith(TWIN)
+        if row.reason_code != SAME_GRAPH
     ]
     space = "size" if result.objective == "size" else "planned memory" if counted else "memory"
     twins = len(result.candidates) - len(rows)
@@ -276,20 +275,21 @@ def _show(result: Result, output: Path) -> None:
         right=[name for name in (*columns, space) if name not in ("attention", "interval")],
     )
     if twins:
-        click.echo(f"{twins} more are the same graph as one of these, and were {TWIN}; --json lists them\n")
-    share = f" ({result.runs / result.everything:.0%} of timing everything)" if result.everything else ""
-    known = f"; {result.known} facts were in the cache" if result.known else ""
-    cost = f"{result.seconds:.1f} s, {result.runs} runs{share}{known}"
+        click.echo(f"{twins} more are the same graph as one of these, and were timed once; --json lists them\n")
+    cost = result.cost
+    share = f" ({cost.timed_runs / cost.everything_runs:.0%} of timing everything)" if cost.everything_runs else ""
+    known = f"; {cost.known_before} facts were in the cache" if cost.known_before else ""
+    took = f"{cost.seconds:.1f} s, {cost.timed_runs} runs{share}{known}"
     if result.winner is not None:
-        ready = " ".join(f"{name}={value}" for name, value in result.winner["settings"].items())
+        ready = " ".join(f"{name}={value}" for name, value in (result.winner.settings or {}).items())
         console.show_facts(
             f"wrote {output}",
             [
-                ("winner", result.winner["name"]),
-                ("why", result.winner["reason"]),
-                ("verified on", result.winner["verified"]),
+                ("winner", result.winner.name),
+                ("why", result.winner.reason),
+                ("verified on", result.winner.verified or ""),
                 ("run it with", ready),
-                ("cost", cost),
+                ("cost", took),
                 ("manifest", f"{output}.json"),
             ],
         )

@@ -95,15 +95,13 @@ def verify(
         console.show_json({**to_dict(report, required), **told, "exit_code": code})
     elif report.verdicts:
         _show(report, title)
-    unreadable = {artifact for artifact, _ in report.unreadable}
+    unreadable = {file.artifact for file in report.unreadable}
     for artifact, fault in report.manifest_warnings:
         if artifact not in unreadable:  # whose error says enough
             console.warn(f"{artifact}: {fault}.")
-    for _, error in report.unreadable:
-        click.echo(f"Error: {' '.join(error.split())}", err=True)
-    if code == 3:
-        click.echo(f"Error: {_not_there(report, required)}", err=True)
-    return code
+    for file in report.unreadable:
+        console.fail(file.error, code)
+    return console.fail(_not_there(report, required), code) if code == 3 else code
 
 
 def _verify(paths: list[Path], rows: Mapping[str, Runtime], **asked: Any) -> Report:

@@ -1,6 +1,6 @@
-"""Verdicts as others read them: JSON for machines, JUnit XML for a CI, Markdown for a job's summary.
+"""Verdicts as JSON for machines, JUnit XML for a CI, and Markdown for a job's summary.
 
-"Not run" is a state of its own in each: skipped with its reason in JUnit, never among the passed.
+"Not run" is a state of its own: JUnit has it as skipped with its reason, never among the passed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from posexport.errors import RequestError
 from posexport.files import staged
 from posexport.verify.result import FAILED, NOT_RUN, PASSED, Report, Verdict
 
-COLUMNS = ("artifact", "runtime", "state", "error", "eager's", "allowed", "cases", "note")
+COLUMNS = ("artifact", "runtime", "state", "error", "torch error", "limit", "cases", "note")
 """The columns of `rows`."""
 
 VERSION = 1
@@ -27,7 +27,7 @@ _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]"
 
 
 def to_dict(report: Report, required: Sequence[str] = ()) -> dict[str, Any]:
-    """Everything that is known, as plain data; errors are absolute, in the output's own unit."""
+    """The report as plain data; errors are absolute, in the unit of the output."""
     return {
         "kind": "verify",
         "version": VERSION,
@@ -35,19 +35,19 @@ def to_dict(report: Report, required: Sequence[str] = ()) -> dict[str, Any]:
         "seed": report.seed,
         "counts": counts(report),
         "verdicts": [attrs.asdict(verdict) for verdict in report.verdicts],
-        "unreadable": [{"artifact": artifact, "error": error} for artifact, error in report.unreadable],
+        "unreadable": [attrs.asdict(file) for file in report.unreadable],
     }
 
 
 def counts(report: Report) -> dict[str, int]:
     """How many verdicts are in each state."""
-    return {state: sum(each.state == state for each in report.verdicts) for state in (PASSED, FAILED, NOT_RUN)}
+    return {state: sum(verdict.state == state for verdict in report.verdicts) for state in (PASSED, FAILED, NOT_RUN)}
 
 
 def summary(report: Report) -> str:
     """How many verdicts are in each state, in words; what could not be read is counted too."""
-    said = [f"{number} {state}" for state, number in counts(report).items()]
-    return ", ".join(said + ([f"{len(report.unreadable)} unreadable"] if report.unreadable else []))
+    texts = [f"{number} {state}" for state, number in counts(report).items()]
+    return ", ".join(texts + ([f"{len(report.unreadable)} unreadable"] if report.unreadable else []))
 
 
 def rows(report: Report) -> list[tuple[str, ...]]:
@@ -59,24 +59,23 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     worst = verdict.worst
     numbers = (None, None, None) if worst is None else (worst.max_error, worst.torch_error, worst.limit)
     measured = f"{verdict.measured}, limit {verdict.limit_text}" if verdict.measured and not verdict.reason else None
-    told = [text for text in (verdict.reason, measured, verdict.where, *verdict.notes) if text]
+    notes = [text for text in (verdict.reason, measured, verdict.where, *verdict.notes) if text]
     return (
         verdict.artifact,
         verdict.label,
         verdict.state,
         *("-" if number is None else f"{number:.2e}" for number in numbers),
         str(verdict.cases or "-"),
-        "; ".join(told),
+        "; ".join(notes),
     )
 
 
 def to_markdown(report: Report) -> str:
     """A table for a job's summary, with what could not be read below it."""
-    said = summary(report)
-    lines = [f"### posexport verify: {said}", ""]
+    lines = [f"### posexport verify: {summary(report)}", ""]
     lines += [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
     lines += [_line(row) for row in rows(report)]
-    lines += [f"\n**Unreadable:** {_escaped(error)}" for _, error in report.unreadable]
+    lines += [f"\n**Unreadable:** {_escaped(file.error)}" for file in report.unreadable]
     return "\n".join(lines) + "\n"
 
 
@@ -92,29 +91,29 @@ def _escaped(text: str) -> str:
 
 def to_junit(report: Report) -> bytes:
     """JUnit XML: a suite per run, a test per artifact and runtime, an error per artifact that can't be read."""
-    found = counts(report)
+    number = counts(report)
     suite = ElementTree.Element(
         "testsuite",
         name="posexport verify",
         tests=str(len(report.verdicts) + len(report.unreadable)),
-        failures=str(found[FAILED]),
+        failures=str(number[FAILED]),
         errors=str(len(report.unreadable)),
-        skipped=str(found[NOT_RUN]),
+        skipped=str(number[NOT_RUN]),
     )
     for verdict in report.verdicts:
         case = ElementTree.SubElement(suite, "testcase", classname=_text(verdict.artifact), name=verdict.label)
-        _, _, _, error, eager, allowed, cases, note = _row(verdict)
+        _, _, _, error, torch_error, limit, cases, note = _row(verdict)
         if verdict.state == FAILED:
             ElementTree.SubElement(case, "failure", message=_text(verdict.reason or "failed")).text = _text(note)
         elif verdict.state == NOT_RUN:
             ElementTree.SubElement(case, "skipped", message=_text(verdict.reason or "not run"))
-        told = f"error {error}, torch eager's {eager}, allowed {allowed}, sets of inputs {cases}"
+        numbers = f"error {error}, torch error {torch_error}, limit {limit}, sets of inputs {cases}"
         if verdict.measured is not None:
-            told = f"{verdict.measured}, limit {verdict.limit_text}"
-        ElementTree.SubElement(case, "system-out").text = told
-    for artifact, error in report.unreadable:
-        case = ElementTree.SubElement(suite, "testcase", classname=_text(artifact), name="read")
-        ElementTree.SubElement(case, "error", message=_text(error))
+            numbers = f"{verdict.measured}, limit {verdict.limit_text}"
+        ElementTree.SubElement(case, "system-out").text = numbers
+    for file in report.unreadable:
+        case = ElementTree.SubElement(suite, "testcase", classname=_text(file.artifact), name="read")
+        ElementTree.SubElement(case, "error", message=_text(file.error))
     ElementTree.indent(suite)
     return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
 
@@ -125,7 +124,7 @@ def _text(text: str) -> str:
 
 
 def write_reports(report: Report, junit: Path | None, markdown: Path | None) -> None:
-    """Write the reports that were asked for, both or none; RequestError where they can't be written."""
+    """Write the reports with a path, both or none; RequestError where one can't be written."""
     if junit is not None and markdown is not None and junit.resolve() == markdown.resolve():
         raise RequestError(f"{str(junit)!r} can't hold both the JUnit and the Markdown report: name two files.")
     with staged() as files:

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from posexport.errors import unknown
+from posexport.errors import PosexportError, unknown
+from posexport.machine import is_short
+from posexport.processes import FAILED, MEMORY, REFUSED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +38,13 @@ def check_options(engine: str, options: Mapping[str, Any], allowed: Iterable[str
     for name in options:
         if name not in (known := tuple(allowed)):
             raise unknown(f"option of {engine}", name, known)
+
+
+def failure_code(error: BaseException) -> str:
+    """Whether an engine's error says that it can't run this, that memory did not suffice, or anything else."""
+    if isinstance(error, PosexportError) or type(error).__name__ == "NotImplemented":  # onnxruntime's exception
+        return REFUSED
+    return MEMORY if is_short(error) else FAILED
 
 
 def timed(call: Callable[[], object]) -> Callable[[], float]:

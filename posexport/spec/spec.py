@@ -206,7 +206,7 @@ class Spec:
         if not given_scale and len(set(scales.values())) > 1:
             listed = ", ".join(f"{name} {scale:.4g}" for name, scale in scales.items())
             raise RequestError(
-                f"layer_pattern mixes encodings with different scales ({listed}), but layers share one: give --scale."
+                f"layer_pattern mixes encodings with different scales ({listed}), but layers share one: give scale."
             )
         if self.encoding != self.layer_pattern[0].encoding:
             raise RequestError(

@@ -19,7 +19,7 @@ from posexport.verify.cases import Case
 from posexport.verify.caveats import notes_on
 from posexport.verify.parity import TOLERANCES, compare, inconclusive_reason, judge, tolerance_at
 from posexport.verify.property_runs import Trials
-from posexport.verify.result import _ANY, FAILED, NOT_RUN, Tolerance, Verdict, VerifyOverrides
+from posexport.verify.result import _ANY, FAILED, NOT_RUN, State, Tolerance, Verdict, VerifyOverrides
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
@@ -75,13 +75,14 @@ def _concerns(job: _Job, name: str) -> bool:
 def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, eager: Answer) -> Verdict:
     artifact, subject = str(job.subject.path), job.subject
 
-    def verdict(state: str, reason: str | None, **rest: Any) -> Verdict:
+    def verdict(state: State, reason: str | None, **rest: Any) -> Verdict:
         return Verdict(artifact=artifact, runtime=name, state=state, reason=reason, **rest)
 
     if name in job.skipped:
         return verdict(NOT_RUN, job.skipped[name])
     if subject.contract_violation is not None:
-        return verdict(FAILED, subject.contract_violation, notes=job.notes, where=_where(job, name, pool, row, None))
+        where, departure = _where(job, name, pool, row, None)
+        return verdict(FAILED, subject.contract_violation, notes=job.notes, where=where, departure=departure)
     for who, answer in (("the truth", truth), ("torch eager", eager)):
         if answer.failure is not None:
             return verdict(FAILED, f"{who} could not be computed: {answer.failure}", notes=job.notes)
@@ -97,7 +98,8 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
             return verdict(NOT_RUN, answer.failure.text, notes=notes)
         if answer.failure.code == INVALID and subject.required_runtime is not None:
             raise RequestError(answer.failure.text)  # a plan that is not this runtime's to open
-        return verdict(FAILED, answer.failure.text, notes=notes, where=_where(job, name, pool, row, None))
+        where, departure = _where(job, name, pool, row, None)
+        return verdict(FAILED, answer.failure.text, notes=notes, where=where, departure=departure)
     own = job.terms.tolerance
     tolerances = {case.name: attrs.evolve(_tolerance(subject.spec, case), **own) for case in job.cases}
     comparisons = [
@@ -119,23 +121,26 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
     if found.state != FAILED or found.worst is None:
         return found
     case = next(case for case in job.cases if case.name == found.worst.case)
-    return attrs.evolve(found, where=_where(job, name, pool, row, case, inconclusive_reason(found.worst, stated)))
+    where, departure = _where(job, name, pool, row, case, inconclusive_reason(found.worst, stated))
+    return attrs.evolve(found, where=where, departure=departure)
 
 
 def _where(
     job: _Job, name: str, pool: Pool, row: Runtime, case: Case | None, inconclusive_reason: str | None = None
-) -> str | None:
-    """Where the graph departs, as far as it can be found; never the end of a report. `inconclusive_reason` is why the
-    case tells
-    nothing of the runtime: then values don't either."""
+) -> tuple[str | None, str | None]:
+    """Where the graph departs, as far as that can be found, and the first node that departs; never raises.
+
+    `inconclusive_reason` is why the case tells nothing of the runtime: then values tell nothing either.
+    """
     from posexport.verify import locate
 
     try:
         if job.graphs is None:
             job.graphs = locate.load_graphs(job.subject.source)
         if isinstance(job.graphs, str):
-            return job.graphs if inconclusive_reason is None else f"{inconclusive_reason}; {job.graphs}"
-        found, rest = [locate.structure(job.graphs), inconclusive_reason], ""
+            return job.graphs if inconclusive_reason is None else f"{inconclusive_reason}; {job.graphs}", None
+        departure = locate.structure(job.graphs)
+        found, rest = [departure, inconclusive_reason], ""
         if case is not None and inconclusive_reason is None:
             graph_runs = name != _TORCH and job.subject.path.suffix == ".onnx"
             first = row if graph_runs else RUNTIMES["onnx-reference"]
@@ -153,7 +158,7 @@ def _where(
                 found.append(departs)
         told = [each for each in found if each is not None]
         if case is None:  # nothing was compared, so there is no more to say of its values
-            return "; ".join(told) or None
-        return "; ".join(told) or f"the graph is that of a fresh export; {rest}"
+            return "; ".join(told) or None, departure
+        return "; ".join(told) or f"the graph is that of a fresh export; {rest}", departure
     except Exception as error:  # a damaged graph may break any tool that looks into it
-        return f"could not be found ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        return f"could not be found ({type(error).__name__}: {' '.join(str(error).split())[:200]})", None

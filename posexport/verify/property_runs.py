@@ -12,7 +12,7 @@ from posexport.processes import MISSING
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, result
 from posexport.verify.properties import PROPERTIES, TOLERANCES, Probe, probe, promised
-from posexport.verify.result import FAILED, NOT_RUN, PASSED, Comparison, Verdict
+from posexport.verify.result import FAILED, NOT_RUN, PASSED, Comparison, State, Verdict
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
@@ -83,7 +83,7 @@ class Trials:
         ]
 
     def _verdict(self, artifact: str, runtime: str, name: str, future: Future[Answer] | None) -> Verdict:
-        def verdict(state: str, reason: str | None, worst: Comparison | None = None, cases: int = 0) -> Verdict:
+        def verdict(state: State, reason: str | None, worst: Comparison | None = None, cases: int = 0) -> Verdict:
             return Verdict(
                 artifact=artifact, runtime=runtime, state=state, reason=reason, worst=worst, cases=cases, check=name
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
 import attrs
 
@@ -12,7 +13,14 @@ PARITY = "parity"
 """The check of a verdict that holds outputs against the truth; others are names of properties."""
 
 
-PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+PROJECT = "project"
+"""The runtime of a verdict on a project's own check, such as a file's size: no runtime is involved."""
+
+PASSED: Final = "passed"
+FAILED: Final = "failed"
+NOT_RUN: Final = "not run"
+
+State = Literal["passed", "failed", "not run"]
 
 
 @attrs.frozen(kw_only=True)
@@ -34,7 +42,7 @@ class Comparison:
 
     case: str
     output: str
-    state: str
+    state: State
     reason: str | None = None
     max_error: float | None = None
     rms_error: float | None = None
@@ -58,21 +66,23 @@ class Verdict:
     """What is known of one artifact on one runtime: passed, failed, or not run with its reason.
 
     `sha256` is that of the artifact's file, `worst` the comparison that failed most or came nearest to it, `cases` how
-    many sets of inputs were compared, `where` what was found about the place where the graph departs. A check that is
-    no comparison of outputs, such as a file's size, states its value as `measured` and the largest that passes as
+    many sets of inputs were compared, `where` what was found about the place where the graph departs; `departure` is
+    the first node that a fresh export has otherwise, in one clause. A check that is no
+    comparison of outputs, such as a file's size, states its value as `measured` and the largest that passes as
     `limit_text`, both with their unit.
     """
 
     artifact: str
     sha256: str | None = None
     runtime: str
-    state: str
+    state: State
     reason: str | None = None
     worst: Comparison | None = None
     tolerance: Tolerance | None = None
     cases: int = 0
     notes: tuple[str, ...] = ()
     where: str | None = None
+    departure: str | None = None
     describe: Mapping[str, str] = attrs.field(factory=dict)
     check: str = PARITY
     measured: str | None = None
@@ -84,13 +94,21 @@ class Verdict:
         return self.runtime if self.check == PARITY else f"{self.runtime}: {self.check}"
 
 
+@attrs.frozen
+class Unreadable:
+    """An artifact that could not be read, with the reason."""
+
+    artifact: str
+    error: str
+
+
 @attrs.frozen(kw_only=True)
 class Report:
     """All verdicts, in the order of artifacts and runtimes, the artifacts that could not be read, with why, and those
     whose manifest is not of them (`manifest_warnings`), with what is wrong."""
 
     verdicts: tuple[Verdict, ...]
-    unreadable: tuple[tuple[str, str], ...]
+    unreadable: tuple[Unreadable, ...]
     manifest_warnings: tuple[tuple[str, str], ...] = ()
     seed: int
 

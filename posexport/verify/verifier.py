@@ -19,7 +19,7 @@ from posexport.verify import eligibility as limits
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.judge import _TORCH, _Job, _judge_all
 from posexport.verify.property_runs import Trials
-from posexport.verify.result import _ANY, Report, Verdict, VerifyOverrides
+from posexport.verify.result import _ANY, Report, Unreadable, Verdict, VerifyOverrides
 from posexport.verify.user_inputs import fit_inputs, read_arrays
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def verify(
         files = find_artifacts(paths)
         waiting: deque[_Job] = deque()
         verdicts: list[Verdict] = []
-        broken: list[tuple[str, str]] = []
+        broken: list[Unreadable] = []
         manifest_warnings: list[tuple[str, str]] = []
 
         def judge_first() -> None:
@@ -69,7 +69,7 @@ def verify(
             try:
                 verdicts.extend(_judge_all(job, pool, job.terms.among(runtimes)))
             except PosexportError as error:
-                broken.append((str(job.subject.path), _about(job.subject.path, str(error))))
+                broken.append(Unreadable(str(job.subject.path), _about(job.subject.path, str(error))))
             advance(job.subject.path.name, len(files))
 
         for file in files:
@@ -85,7 +85,7 @@ def verify(
                 waiting.append(_start(subject, pool, asked.among(runtimes), there, cases, found))
                 waiting[-1].terms = asked
             except PosexportError as error:
-                broken.append((str(file), _about(file, str(error))))
+                broken.append(Unreadable(str(file), _about(file, str(error))))
                 advance(file.name, len(files))
             if len(waiting) > MAX_QUEUED:
                 judge_first()

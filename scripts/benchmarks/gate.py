@@ -102,8 +102,9 @@ def share(plain: Path, planted: Path, scenario: str) -> dict[str, float]:
 
 def held(block: Path, base: Benchmark) -> dict[str, Any]:
     """One build held against a baseline, as plain data."""
-    found, gate = bench_gated(block, baseline=base, allowed=ALLOWED)
-    (change,) = gate.changes
+    found = bench_gated(block, baseline=base, allowed=ALLOWED)
+    assert found.gate is not None
+    (change,) = found.gate.changes
     return {**attrs.asdict(change), "processes": found.processes, "machine_load": found.machine_load}
 
 
@@ -130,7 +131,7 @@ def main() -> int:
     if asked.runs < 1:
         options.error("--runs must be above 0")
     shuffle = random.Random(0)
-    head = {"machine": machine_line(), "scenario": asked.scenario, "allowed": ALLOWED, "steady": STEADY}
+    head = {"machine": machine_line(), "scenario": asked.scenario, "limit": ALLOWED, "steady": STEADY}
     head |= {"planted": {kind: attrs.asdict(each) | {"perm": list(each.perm)} for kind, each in PLANTS.items()}}
     known = _known(asked.save, head)
     shares, runs = known.get("shares", {}), list(known.get("runs", ()))

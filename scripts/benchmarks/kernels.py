@@ -16,8 +16,9 @@ from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.export import export, support
 from posexport.models.weights import seeded_weights
 from posexport.runtimes.tensorrt import api
-from posexport.runtimes.tensorrt.builder import BuildOptions, build
+from posexport.runtimes.tensorrt.builder import build
 from posexport.runtimes.tensorrt.kernels import Kernels
+from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.spec.spec import Spec
 
 HIDDEN, HEADS = 256, 4
@@ -64,7 +65,7 @@ def measure(quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         for name, (spec, limit) in list(_blocks().items())[: 2 if quick else None]:
             for pair, above in PAIRS.items():
-                able = [form for form in pair if support.refusal(spec, form) is None]
+                able = [form for form in pair if support.unsupported_reason(spec, form) is None]
                 what = f"fp16 kernels of {name}, {' and '.join(able)}"
                 if not able:
                     continue

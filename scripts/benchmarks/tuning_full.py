@@ -9,7 +9,7 @@ import attrs
 
 from posexport.bench import statistics
 from posexport.bench.tune.fact_cache import Store
-from posexport.bench.tune.halving import GROUP, MAX_ROUNDS, Race
+from posexport.bench.tune.halving import GROUP, MAX_ROUNDS, Halving
 from posexport.bench.tune.measure import WARMUP
 from posexport.bench.tune.search import Block, Request, Tuning
 from posexport.bench.tune.space import Candidate, Program, options_of, other_opsets, plain_options, programs
@@ -76,19 +76,19 @@ def full(
             levels: dict[str, str | None] = {}  # the first level that makes a graph
             for options in (*options_of(request.runtime, gpu=True), plain_options(request.runtime)):
                 level = dict(options).get("graph_level")
-                identity, error = tuning.shelf.identity(program, tuning.fitted[program], level)
+                identity, error = tuning.programs.identity(program, tuning.prepared[program], level)
                 name = str(candidate := Candidate(program=program, options=options))
                 if error is None and levels.setdefault(identity, level) == level and name not in names:
-                    tuning.field.add(candidate, tuning.fitted[program])
+                    tuning.timer.add(candidate, tuning.prepared[program])
                     names.append(name)
         if winner not in names:
             raise ValueError(f"{winner} is none of {', '.join(names)}")
-        found, rest = Race(), [name for name in names if name != winner]
-        cost, runs, timing_seconds = tuning.field.cost, 0.0, 0.0
+        found, rest = Halving(), [name for name in names if name != winner]
+        cost, runs, timing_seconds = tuning.timer.cost, 0.0, 0.0
         for at in range(0, max(len(rest), 1), GROUP - 1):
             group = [winner, *rest[at : at + GROUP - 1]]
             before = attrs.evolve(cost)
-            timed, failed = tuning.field.play(group, rounds, at)
+            timed, failed = tuning.timer.time_rounds(group, rounds, at)
             found.rounds += timed
             found.failed |= failed
             counted = len(group) - (at > 0)  # the winner's part counts once
@@ -107,13 +107,13 @@ def full(
             runs=round(runs),
             timing_seconds=timing_seconds * MAX_ROUNDS / rounds,
             seconds=seconds,
-            machine_load=tuning.field.machine_load,
+            machine_load=tuning.timer.machine_load,
         )
 
 
 def _judged(tuning: Tuning, winner: str, best: str, seed: int) -> statistics.Ratio:
     """The ratio of the two with its interval over processes."""
-    plays = [tuning.field.play([winner, best], TURNS, seed + number)[0] for number in range(FRESH)]
+    plays = [tuning.timer.time_rounds([winner, best], TURNS, seed + number)[0] for number in range(FRESH)]
     if not all(len(one) == 2 for play in plays for one in play):
         raise RuntimeError(f"{winner} or {best} failed when they were timed again")
     ours, theirs = ([[one[name] for one in play] for play in plays] for name in (winner, best))

@@ -14,6 +14,7 @@ from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench import benchmark as benching
 from posexport.bench import candidates, session
 from posexport.bench.candidates import CANDIDATES
+from posexport.bench.result import Benchmark
 from posexport.cli import main
 from posexport.export import export
 from posexport.models.weights import seeded_weights
@@ -63,10 +64,10 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
     for shape in found["shapes"]:
         results = {each["runtime"]: each for each in shape["results"]}
         assert {name: each["state"] for name, each in results.items()} == {
-            "floor": "timed",
+            "lower_bound": "timed",
             "torch": "timed",
             "torch-compile": "not run",
-            "floor-cuda": "not run",
+            "lower_bound-cuda": "not run",
             "torch-cuda": "not run",
             "torch-compile-cuda": "not run",
             "ort-cpu": "timed",
@@ -75,9 +76,9 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
         assert "no-such-compiler" in results["torch-compile"]["reason"]
         assert results["ort-cuda"]["reason"] == NO_GPU
         assert results["torch"]["ratios"]["torch"] == {"median": 1, "low": 1, "high": 1, "confidence": 0.75}
-        assert results["floor"]["engine"]["bound"].startswith(("products by ", "bytes by "))
+        assert results["lower_bound"]["engine"]["bound"].startswith(("products by ", "bytes by "))
         timed = results["ort-cpu"]
-        assert set(timed["ratios"]) == {"floor", "torch"}
+        assert set(timed["ratios"]) == {"lower_bound", "torch"}
         assert timed["tokens_per_second"] == shape["batch"] * shape["seq"] / timed["seconds"]["median"]
         assert timed["load_seconds"] > 0 and timed["build_seconds"] is None
         assert timed["engine"]["engine"] == "onnxruntime"
@@ -89,7 +90,7 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
 
 
 class Crashing:
-    """A worker of which every one but torch's own, and the floor, ends in a crash, or fails as the engine would."""
+    """Workers that end in a crash, or fail as the engine would, but for torch's and the lower bound's."""
 
     def __init__(self, how: Callable[[], dict[str, Any]]) -> None:
         self._how, self.runtime = how, ""
@@ -110,6 +111,10 @@ class Crashing:
 
     def close(self) -> None:
         pass
+
+
+def states(found: Benchmark, name: str) -> set[str]:
+    return {timing.state for timing in found.timings if timing.runtime == name}
 
 
 def crash() -> dict[str, Any]:
@@ -163,8 +168,8 @@ def test_a_failed_compilation_is_not_the_artifacts_fault(block: Path, monkeypatc
 
     monkeypatch.setattr(session, "Worker", lambda module: NoCompiler(crash))
     found = benching.bench(block, runtimes=["torch"], shapes=["seq=5"], rounds=1)
-    assert found.states("torch-compile") == {"not run"}
-    assert found.states("torch") == {"timed"}
+    assert states(found, "torch-compile") == {"not run"}
+    assert states(found, "torch") == {"timed"}
 
 
 def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
@@ -172,7 +177,7 @@ def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
 ) -> None:
     pytest.importorskip("tensorrt_rtx")
     from posexport.export.compile import compile_plan
-    from posexport.runtimes.tensorrt.builder import BuildOptions
+    from posexport.runtimes.tensorrt.options import BuildOptions
 
     plan = block.with_suffix(".plan")
     compile_plan(block, plan, BuildOptions(runtime="tensorrt-rtx", profile=("seq=4:16:64", "batch=2:2:2")))
@@ -259,7 +264,7 @@ def test_options_go_to_the_engines_that_have_them_and_the_others_say_so(
     (timings,) = (shape.results for shape in found.shapes)
     threads, graph = "--threads has no effect on it", "--cuda-graph has no effect on it"
     assert {timing.runtime: timing.note for timing in timings if timing.note} == {
-        "floor-cuda": graph,
+        "lower_bound-cuda": graph,
         "torch-cuda": graph,
         "torch-compile-cuda": graph,
         "onnx-reference": threads,
@@ -284,4 +289,4 @@ def test_torch_compile_is_timed_where_there_is_a_compiler(block: Path) -> None:
     if not (shutil.which("c++") or shutil.which("g++")):
         pytest.skip("no C++ compiler")
     found = benching.bench(block, runtimes=["ort-cpu"], shapes=["seq=5", "seq=6"], rounds=2)
-    assert found.states("torch-compile") == {"timed"}
+    assert states(found, "torch-compile") == {"timed"}

@@ -5,6 +5,7 @@ Files, engines and verification are replaced; tests/test_tune_command.py has the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from posexport.bench.tune.result import Result
 from posexport.bench.tune.search import Block, Limits, Request, Store, Tuning
 from posexport.bench.tune.space import Program
 from posexport.cli import tune_command
-from posexport.errors import RequestError, RuntimeMissingError
+from posexport.errors import Reason, RequestError, RuntimeMissingError
+from posexport.jsondata import structure
 
 TIMES = {"decomposed": 3.0, "native": 2.0, "contrib": 1.0}
 """Seconds by form; a function runs as it does decomposed."""
@@ -38,31 +40,33 @@ class World:
         self.sizes: Callable[[Program], int] = lambda program: 1000
         self.memory: Callable[[str], int] = lambda name: 1000
         self.verified: list[str] = []
-        self.played: list[str] = []
-        self.plays = 0
+        self.timed: list[str] = []
+        self.calls = 0
 
-    def fit(self, shelf: Any, program: Program) -> PreparedProgram:
+    def prepare(self, programs: Any, program: Program) -> PreparedProgram:
         name = str(program).removesuffix("/ort")
         return PreparedProgram(sha256=name, size=self.sizes(program), sizes={"seq": 8}, profile=("seq=1:8:8",), spec={})
 
     def identity(
-        self, shelf: Any, program: Program, fitted: PreparedProgram, level: str | None = None
-    ) -> tuple[str, str | None]:
+        self, programs: Any, program: Program, prepared: PreparedProgram, level: str | None = None
+    ) -> tuple[str, Reason | None]:
         form = program.form.replace("function", "decomposed")
         return f"{form} {program.dtype} {'basic' if level == 'basic' else 'all'}", None
 
-    def play(
-        self, field: CandidateTimer, names: Sequence[str], rounds: int, seed: int
+    def time_rounds(
+        self, timer: CandidateTimer, names: Sequence[str], rounds: int, seed: int
     ) -> tuple[list[Round], Mapping[str, str]]:
-        self.played += names
-        self.plays += 1
-        field.memory |= {name: self.memory(name) for name in names}
-        field.cost.runs += 4 * rounds * len(names)
-        field.cost.turn = 4
+        self.timed += names
+        self.calls += 1
+        timer.memory |= {name: self.memory(name) for name in names}
+        timer.cost.runs += 4 * rounds * len(names)
+        timer.cost.turn = 4
         failed = {name: self.failing[name] for name in names if name in self.failing}
         return [{name: self.times(name) for name in names if name not in failed}] * rounds, failed
 
-    def verify(self, shelf: Any, store: Any, runtime: str, candidate: Any, by_kernels: bool) -> tuple[str | None, str]:
+    def verify(
+        self, programs: Any, store: Any, runtime: str, candidate: Any, prepared: Any, by_kernels: bool
+    ) -> tuple[str | None, str]:
         self.verified.append(str(candidate))
         return ("outputs differ" if candidate.program.form in self.wrong else None), runtime
 
@@ -70,9 +74,9 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
-    monkeypatch.setattr(Programs, "fit", lambda shelf, program: made.fit(shelf, program))
-    monkeypatch.setattr(Programs, "identity", lambda shelf, *args: made.identity(shelf, *args))
-    monkeypatch.setattr(CandidateTimer, "play", lambda field, *args: made.play(field, *args))
+    monkeypatch.setattr(Programs, "prepare", lambda programs, program: made.prepare(programs, program))
+    monkeypatch.setattr(Programs, "identity", lambda programs, *args: made.identity(programs, *args))
+    monkeypatch.setattr(CandidateTimer, "time_rounds", lambda timer, *args: made.time_rounds(timer, *args))
     monkeypatch.setattr(stage, "verified", made.verify)
     monkeypatch.setattr(stage, "options_of", lambda *args: OPTIONS)
     return made
@@ -90,7 +94,7 @@ def run(tmp_path: Path, dtypes: Sequence[str] = ("fp32",), **fields: Any) -> Res
 
 
 def states(result: Result) -> dict[str, str]:
-    return {str(row.candidate): row.state for row in result.candidates}
+    return {row.name: row.state for row in result.candidates}
 
 
 def test_the_planted_best_wins_with_the_options_that_are_fastest_on_it(tmp_path: Path, world: World) -> None:
@@ -98,10 +102,10 @@ def test_the_planted_best_wins_with_the_options_that_are_fastest_on_it(tmp_path:
     world.times = lambda name: times(name) * (0.5 if name.endswith("threads=1") else 1)
     result = run(tmp_path)
     assert result.winner is not None
-    assert (result.winner["name"], result.winner["state"]) == ("contrib/fp32/18 threads=1", "won")
+    assert (result.winner.name, result.winner.state) == ("contrib/fp32/18 threads=1", "won")
     assert world.verified == ["contrib/fp32/18 threads=1"]
-    assert result.winner["verified"] == "ort-cpu"
-    native = next(row for row in result.candidates if str(row.candidate) == "native/fp32/23 io_binding=true")
+    assert result.winner.verified == "ort-cpu"
+    native = next(row for row in result.candidates if row.name == "native/fp32/23 io_binding=true")
     assert (native.state, native.rounds) == ("dropped", 4)
     assert "2.00x of contrib/fp32/18" in native.reason
 
@@ -109,18 +113,18 @@ def test_the_planted_best_wins_with_the_options_that_are_fastest_on_it(tmp_path:
 def test_equal_candidates_give_the_simplest(tmp_path: Path, world: World) -> None:
     world.times = lambda name: 1.0
     result = run(tmp_path)
-    assert result.winner is not None and result.winner["name"] == "decomposed/fp32/18"
-    assert "the simplest of them" in result.winner["reason"]
+    assert result.winner is not None and result.winner.name == "decomposed/fp32/18"
+    assert "the simplest of them" in result.winner.reason
 
 
 def test_what_is_the_same_graph_is_timed_once_and_says_so(tmp_path: Path, world: World) -> None:
     result = run(tmp_path)
-    rows = {str(row.candidate): row for row in result.candidates}
-    assert not [name for name in world.played if name.startswith("function") or "/ort" in name]
+    rows = {row.name: row for row in result.candidates}
+    assert not [name for name in world.timed if name.startswith("function") or "/ort" in name]
     assert rows["function/fp32/18 io_binding=true"].reason == "the same graph as decomposed/fp32/18: timed once"
     assert rows["contrib/fp32/18/ort io_binding=true"].reason == "the same file as contrib/fp32/18: timed once"
     assert rows["contrib/fp32/25 io_binding=true"].reason == "the same graph as contrib/fp32/18: timed once"
-    assert result.everything == 3 * len(OPTIONS) * (2 + 20 * 4)
+    assert result.cost.everything_runs == 3 * len(OPTIONS) * (2 + 20 * 4)
 
 
 def test_everything_counts_each_distinct_candidate_once(
@@ -143,7 +147,7 @@ def test_everything_counts_each_distinct_candidate_once(
 def test_a_winner_that_does_not_verify_is_out_and_the_next_is_raced_for(tmp_path: Path, world: World) -> None:
     world.wrong = {"contrib"}
     result = run(tmp_path)
-    assert result.winner is not None and result.winner["form"] == "native"
+    assert result.winner is not None and result.winner.form == "native"
     assert states(result)["contrib/fp32/18 io_binding=true"] == "failed"
     assert any("did not verify on ort-cpu: outputs differ" in row.reason for row in result.candidates)
     world.wrong = set(TIMES)
@@ -153,8 +157,8 @@ def test_a_winner_that_does_not_verify_is_out_and_the_next_is_raced_for(tmp_path
 def test_what_fails_or_is_refused_tells_why_and_the_rest_goes_on(tmp_path: Path, world: World) -> None:
     world.failing = {"contrib/fp32/18 io_binding=true": "crashed: the process was killed by SIGSEGV"}
     result = run(tmp_path, ("fp32", "bf16"))
-    rows = {str(row.candidate): row for row in result.candidates}
-    assert result.winner is not None and result.winner["form"] == "native"
+    rows = {row.name: row for row in result.candidates}
+    assert result.winner is not None and result.winner.form == "native"
     assert rows["contrib/fp32/18 io_binding=true"].state == "failed"
     assert "SIGSEGV" in rows["contrib/fp32/18 io_binding=true"].reason
     refused = rows["native/bf16/23 io_binding=true"]
@@ -173,10 +177,10 @@ def test_size_and_memory_come_before_speed(
     world.sizes = lambda program: 500 if program.form == "native" else 1000
     world.memory = lambda name: 500 if name.startswith("native") else 1000
     result = run(tmp_path, objective=objective)
-    assert result.winner is not None and result.winner["form"] == "native"
-    contrib = next(row for row in result.candidates if str(row.candidate) == "contrib/fp32/18 io_binding=true")
+    assert result.winner is not None and result.winner.form == "native"
+    contrib = next(row for row in result.candidates if row.name == "contrib/fp32/18 io_binding=true")
     assert (contrib.state, contrib.reason) == ("dropped", "takes 1,000 bytes, the least is 500")
-    assert result.winner["reason"].startswith("takes 500 bytes; of those within 2% of the least, ")
+    assert result.winner.reason.startswith("takes 500 bytes; of those within 2% of the least, ")
     tune_command._show(attrs.evolve(result, winner=None), Path("rope.onnx"))
     assert ("500 B" if objective == "size" else "0.00 MB") in capsys.readouterr().out
 
@@ -184,11 +188,16 @@ def test_size_and_memory_come_before_speed(
 def test_the_search_is_held_to_what_was_asked_for(tmp_path: Path, world: World) -> None:
     result = run(tmp_path, limits=Limits(forms=("native",), opsets=(24,), targets=("portable",)))
     assert {name.split()[0] for name in states(result)} == {"native/fp32/24"}
-    assert world.plays == 1, "one program alone is raced with its options only"
+    assert world.calls == 1, "one program alone is raced with its options only"
 
 
 def test_the_result_is_plain_data_with_every_candidate_and_the_cost(tmp_path: Path, world: World) -> None:
-    data = run(tmp_path).to_dict()
+    result = run(tmp_path)
+    data = result.to_dict()
+    assert structure(json.loads(json.dumps(data)), Result) == result
+    codes = {row["name"]: row.get("reason_code") for row in data["candidates"]}
+    assert codes["function/fp32/18 io_binding=true"] == "same-graph"
+    assert codes["contrib/fp32/18"] == "simplest" and codes["native/fp32/23 io_binding=true"] == "slower"
     assert (data["kind"], data["version"], data["target"], data["scenario"]) == ("tune", 1, "ort-cpu", "prefill:8")
     assert sum(row["state"] == "won" for row in data["candidates"]) == 1
     assert {row["state"] for row in data["candidates"]} <= {"won", "raced", "dropped", "failed", "refused", "not run"}
@@ -201,7 +210,7 @@ def test_the_result_is_plain_data_with_every_candidate_and_the_cost(tmp_path: Pa
 def test_plans_are_ranked_by_kernel_tables_and_the_result_says_so(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kernels(shelf: Any, program: Program, fitted: PreparedProgram, profile: tuple[str, ...]) -> dict[str, Any]:
+    def kernels(programs: Any, program: Program, prepared: PreparedProgram, profile: tuple[str, ...]) -> dict[str, Any]:
         if program.form == "contrib":
             return {"error": "Plugin not found"}
         count = {"decomposed": 5, "native": 6}[program.form]
@@ -213,29 +222,29 @@ def test_plans_are_ranked_by_kernel_tables_and_the_result_says_so(
     monkeypatch.setattr(stage, "check_there", lambda name: True)
     result = run(tmp_path, ("fp32", "fp16", "bf16"), runtime="tensorrt-rtx")
     assert result.method == "by kernel table: no GPU"
-    assert result.winner is not None and result.winner["name"] == "decomposed/fp16/18"
-    assert result.winner["kernels"]["count"] == 5
-    assert (result.runs, result.everything, world.played) == (0, 0, [])
-    assert result.winner["reason"].endswith("5 kernels and 0 host steps, 10 bytes planned, a plan of 7 bytes")
-    rows = {str(row.candidate): row for row in result.candidates}
+    assert result.winner is not None and result.winner.name == "decomposed/fp16/18"
+    assert result.winner.kernels["count"] == 5
+    assert (result.cost.timed_runs, result.cost.everything_runs, world.timed) == (0, 0, [])
+    assert result.winner.reason.endswith("5 kernels and 0 host steps, 10 bytes planned, a plan of 7 bytes")
+    rows = {row.name: row for row in result.candidates}
     assert (rows["contrib/fp16/18"].state, rows["contrib/fp16/18"].reason) == ("failed", "Plugin not found")
     assert rows["function/fp16/18"].reason.endswith("timed once") and rows["function/fp16/18"].size is None
     small = run(tmp_path, ("fp16",), runtime="tensorrt-rtx", objective="size")
     assert small.winner is not None
-    assert small.winner["reason"].startswith("by kernel table: no GPU: a plan of 7 bytes, fused attention")
+    assert small.winner.reason.startswith("by kernel table: no GPU: a plan of 7 bytes, fused attention")
 
 
 def test_the_size_of_plans_that_are_raced_is_the_plans_own(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kernels(shelf: Any, program: Program, fitted: PreparedProgram, profile: tuple[str, ...]) -> dict[str, Any]:
+    def kernels(programs: Any, program: Program, prepared: PreparedProgram, profile: tuple[str, ...]) -> dict[str, Any]:
         return {"error": "no kernel"} if program.form == "contrib" else {"size": 7 if program.form == "native" else 9}
 
     monkeypatch.setattr(Programs, "kernels", kernels)
     monkeypatch.setattr(stage, "check_there", lambda name: False)
     world.sizes = lambda program: 500 if program.form == "decomposed" else 1000
     result = run(tmp_path, runtime="tensorrt-rtx", objective="size")
-    assert result.winner is not None and (result.winner["form"], result.winner["size"]) == ("native", 7)
+    assert result.winner is not None and (result.winner.form, result.winner.size) == ("native", 7)
     reasons = {row.candidate.program.form: row.reason for row in reversed(result.candidates)}
     assert reasons["decomposed"] == "takes 9 bytes, the least is 7" and reasons["contrib"] == "no kernel"
 

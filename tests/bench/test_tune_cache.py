@@ -19,16 +19,16 @@ from posexport.bench.tune import publish
 from posexport.bench.tune.fact_cache import FOLDER, Store
 from posexport.bench.tune.measure import CandidateTimer
 from posexport.bench.tune.programs import Block, PreparedProgram, Programs, content
-from posexport.bench.tune.result import Result, Row
+from posexport.bench.tune.result import Cost, Result, Row
 from posexport.bench.tune.space import Candidate, Program
-from posexport.errors import RequestError
+from posexport.errors import Reason, RequestError
 
 PROGRAM = Program(form="decomposed", dtype="fp32", opset=18)
 CANDIDATE = Candidate(program=PROGRAM, options=())
-FITTED = PreparedProgram(sha256="a", size=1, sizes={"seq": 8}, profile=(), spec={})
+PREPARED = PreparedProgram(sha256="a", size=1, sizes={"seq": 8}, profile=(), spec={})
 
 
-def shelf(store: Store, runtime: str = "ort-cpu") -> Programs:
+def programs(store: Store, runtime: str = "ort-cpu") -> Programs:
     spec = small_spec("none")
     block = Block(specs={"fp32": spec}, load=lambda dtype: (spec, {}), source="seed 0")
     return Programs(block, runtime, Scenario("prefill", 8), store, lambda step: None)
@@ -51,22 +51,26 @@ def test_two_tunings_in_one_folder_keep_their_programs(tmp_path: Path) -> None:
     one, other = Store(tmp_path), Store(tmp_path)
     (one.files / "program.onnx").write_text("one")
     (other.files / "program.onnx").write_text("other")
-    with pytest.raises(KeyboardInterrupt), shelf(other):
+    with pytest.raises(KeyboardInterrupt), programs(other):
         raise KeyboardInterrupt
     assert (one.files / "program.onnx").read_text() == "one"
     assert len(list((tmp_path / FOLDER).glob("programs-*"))) == 1
 
 
 def test_trouble_of_today_is_asked_about_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[dict[str, Any]] = [{"error": "crashed: out of memory"}, {"identity": "graph"}, {"identity": "never"}]
-    monkeypatch.setattr(Programs, "look", lambda *args, **fields: answers[0])
+    answers: list[dict[str, Any]] = [
+        {"error": "crashed: out of memory", "code": "memory"},
+        {"identity": "graph"},
+        {"identity": "never"},
+    ]
+    monkeypatch.setattr(Programs, "ask", lambda *args, **fields: answers[0])
     found = []
     for _ in range(3):
-        with shelf(Store(tmp_path)) as each:
-            found.append(each.identity(PROGRAM, FITTED))
-            assert each.identity(PROGRAM, FITTED) == found[-1]
+        with programs(Store(tmp_path)) as each:
+            found.append(each.identity(PROGRAM, PREPARED))
+            assert each.identity(PROGRAM, PREPARED) == found[-1]
         del answers[0]
-    assert found == [("", "crashed: out of memory"), ("graph", None), ("graph", None)]
+    assert found == [("", Reason("memory", "crashed: out of memory")), ("graph", None), ("graph", None)]
 
 
 def test_a_file_that_cannot_be_written_is_no_refusal_of_the_form(
@@ -77,33 +81,31 @@ def test_a_file_that_cannot_be_written_is_no_refusal_of_the_form(
 
     monkeypatch.setattr(Programs, "_model", lambda *args: None)
     monkeypatch.setattr(onnx_artifact, "write_onnx", full)
-    with shelf(Store(tmp_path)) as each, pytest.raises(RequestError, match="No space left"):
-        each.fit(PROGRAM)
+    with programs(Store(tmp_path)) as each, pytest.raises(RequestError, match="No space left"):
+        each.prepare(PROGRAM)
     assert not list((tmp_path / FOLDER).glob("*.json"))
 
 
 @pytest.mark.parametrize("state", ["passed", "failed", "not run"])
 def test_only_a_passed_verdict_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(Programs, "fit", lambda *args: FITTED)
     monkeypatch.setattr(Programs, "path", lambda *args: tmp_path)
     monkeypatch.setattr(publish, "_verify", lambda *args: (asked.append(args), (state, "why"))[1])
     for _ in range(2):
-        with shelf(store := Store(tmp_path)) as each:
-            reason, _runtime = publish.verified(each, store, "ort-cpu", CANDIDATE, False)
+        with programs(store := Store(tmp_path)) as each:
+            reason, _runtime = publish.verified(each, store, "ort-cpu", CANDIDATE, PREPARED, False)
             assert reason == (None if state == "passed" else "why")
     assert len(asked) == (1 if state == "passed" else 2)
 
 
 def test_a_winner_is_verified_under_its_own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[Any] = []
-    monkeypatch.setattr(Programs, "fit", lambda *args: FITTED)
     monkeypatch.setattr(Programs, "path", lambda *args: tmp_path)
     monkeypatch.setattr(publish, "_verify", lambda path, row: (rows.append(row), ("passed", ""))[1])
     options = {"graph_level": "basic", "threads": 1, "io_binding": True}
     won = Candidate(program=PROGRAM, options=(*options.items(), ("cuda_graph", True)))
-    with shelf(store := Store(tmp_path)) as each:
-        publish.verified(each, store, "ort-cpu", won, False)
+    with programs(store := Store(tmp_path)) as each:
+        publish.verified(each, store, "ort-cpu", won, PREPARED, False)
     assert rows[0].options == {"provider": "CPU", **options}
 
 
@@ -111,14 +113,13 @@ def test_a_winner_is_verified_under_its_own_options(tmp_path: Path, monkeypatch:
 def test_a_winner_whose_bound_runs_are_wrong_is_no_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_onnx(exported(small_spec("none")), tmp_path / "none.onnx")
     monkeypatch.setenv("PYTHONPATH", CHILD_PATH)
-    monkeypatch.setattr(Programs, "fit", lambda *args: FITTED)
     monkeypatch.setattr(Programs, "path", lambda *args: tmp_path / "none.onnx")
     faulty = attrs.evolve(publish.RUNTIMES["ort-cpu"], module="engines.bound")
     monkeypatch.setattr(publish, "RUNTIMES", {**publish.RUNTIMES, "ort-cpu": faulty})
-    with shelf(store := Store(tmp_path)) as each:
+    with programs(store := Store(tmp_path)) as each:
         for options in ((), (("io_binding", True),)):
             won = Candidate(program=PROGRAM, options=options)
-            reason, _runtime = publish.verified(each, store, "ort-cpu", won, False)
+            reason, _runtime = publish.verified(each, store, "ort-cpu", won, PREPARED, False)
             assert (reason is None) == (not options)
 
 
@@ -137,11 +138,11 @@ def test_rounds_beside_other_work_and_failures_are_timed_anew(
 
     monkeypatch.setattr(CandidateTimer, "_time", time)
     for _ in range(2):
-        with shelf(store := Store(tmp_path)) as each:
-            field = CandidateTimer(each, store, "ort-cpu", {}, 0, lambda step: None)
-            field.add(CANDIDATE, FITTED)
-            for _ in range(2):  # two plays of one tuning are never the same rounds
-                field.play([str(CANDIDATE)], 4, 0)
+        with programs(store := Store(tmp_path)) as each:
+            timer = CandidateTimer(each, store, "ort-cpu", {}, 0, lambda step: None)
+            timer.add(CANDIDATE, PREPARED)
+            for _ in range(2):  # two calls of one tuning are never the same rounds
+                timer.time_rounds([str(CANDIDATE)], 4, 0)
     assert len(seeds) == (2 if kept else 4)
     assert len(set(seeds)) == 2
 
@@ -173,11 +174,11 @@ def winner(
     monkeypatch.setattr(publish, "RUNTIMES", {**publish.RUNTIMES, "tensorrt-rtx": there})
     monkeypatch.setattr(publish, "_verify", lambda path, row: (state, f"{path.read_text()} is wrong"))
     store = Store(tmp_path / "cache")
-    row = Row(candidate=CANDIDATE, state="won")
-    fitted = attrs.evolve(FITTED, sha256=hashlib.sha256(verified.encode()).hexdigest())
+    row = attrs.evolve(Row.of(CANDIDATE), state="won")
+    fitted = attrs.evolve(PREPARED, sha256=hashlib.sha256(verified.encode()).hexdigest())
     runtime = "ort-cpu" if ending == ".onnx" else "tensorrt-rtx"
     (tmp_path / f"x{ending}").write_text("before")
-    return publish.make_winner(shelf(store), store, row, runtime, fitted, tmp_path / f"x{ending}")
+    return publish.make_winner(programs(store), store, row, runtime, fitted, tmp_path / f"x{ending}")
 
 
 def test_only_the_bytes_that_were_verified_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,9 +187,10 @@ def test_only_the_bytes_that_were_verified_are_published(tmp_path: Path, monkeyp
     assert (tmp_path / "x.onnx").read_text() == "before"
     result = Result(
         encoding="none", target="ort-cpu", scenario="prefill:8", objective="latency", method="", winner=None,
-        candidates=(), seconds=1, runs=1, everything=1, known=0, machine_load=0, machine={},
+        candidates=(), machine_load=0, machine={},
+        cost=Cost(seconds=1, timed_runs=1, everything_runs=1, known_before=0),
     )  # fmt: skip
-    assert made.publish(result)["file"] == "x.onnx"
+    assert made.publish(result).file == "x.onnx"
     assert (tmp_path / "x.onnx").read_text() == "made"
     manifest = json.loads((tmp_path / "x.onnx.json").read_bytes())
     assert manifest["tune"]["winner"]["name"] == str(CANDIDATE)

@@ -19,10 +19,11 @@ from posexport.artifact.loaded import load_artifact
 from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.errors import RequestError
 from posexport.export import export
-from posexport.export.compile import BuildOptions, build, compile_plan
+from posexport.export.compile import compile_plan
 from posexport.models import ENCODINGS
 from posexport.runtimes.tensorrt import api
-from posexport.runtimes.tensorrt.builder import _configure
+from posexport.runtimes.tensorrt.builder import _configure, build
+from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.spec.forms import FORMS, OPSETS
 
 pytestmark = needs_rtx

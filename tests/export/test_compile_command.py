@@ -16,13 +16,14 @@ from posexport.artifact.onnx_artifact import write_onnx
 from posexport.artifact.plan import check_plan, onnx_of
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.export import export
-from posexport.export.compile import BuildOptions, compile_plan
+from posexport.export.compile import compile_plan
 from posexport.files import sha256_of
 from posexport.models import read_spec
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.installation import install_command
 from posexport.runtimes.tensorrt import api
+from posexport.runtimes.tensorrt.options import BuildOptions
 
 no_gpu = pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU here")
 
@@ -48,6 +49,7 @@ def test_the_plan_lies_beside_the_onnx_file_with_its_manifest(block: Path) -> No
     printed = json.loads(result.stdout)
     seconds = printed.pop("build_seconds")
     assert seconds > 0
+    assert printed.pop("warnings") == []
     assert printed == manifest
     assert onnx_of(plan, manifest) == block
     assert manifest["onnx"]["sha256"] == sha256_of(block)
@@ -99,18 +101,40 @@ def test_the_table_names_kernels_nodes_and_fusion(block: Path) -> None:
     for part in ("_gemm_mha_v2", "node_linear_3", "Softmax", "yes, one kernel in 1 layer", "8.9, 12.0", "tf32", "off"):
         assert part in result.stdout, part
     assert result.stderr == ""
+    assert result.stdout.startswith("wrote ")  # the summary, then the kernels
+    assert result.stdout.index("build time") < result.stdout.index("Kernels of")
     assert "[" not in result.stdout.split("wrote")[1].splitlines()[0]
 
 
 @needs_rtx
 def test_unfused_attention_exits_1_where_it_is_required_and_the_plan_stays(tmp_path: Path) -> None:
     source = copied(exported("rope", dtype="fp32"), tmp_path)
-    assert posexport("compile", source).exit_code == 0
-    result = posexport("compile", source, "--require-fused-attention")
+    result = posexport("compile", source, "--profile", "batch=1", "--require-fused-attention")
     assert result.exit_code == 1
-    assert "fp32 has none" in result.stderr
+    text = "fp32 has no fused attention kernel: export with --dtype fp16 or bf16"
+    assert f"no, 0 fused kernels in 1 layer; {text}" in result.stdout
+    assert text in result.stderr
     assert "is written" in result.stderr
-    assert check_plan(tmp_path / "block.plan")["kernels"]["fused_attention"] is False
+    kernels = check_plan(tmp_path / "block.plan")["kernels"]
+    assert (kernels["fused_attention"], kernels["unfused"]) == (False, {"code": "fp32", "text": text})
+
+
+@needs_rtx
+def test_much_scratch_memory_is_a_warning_that_names_the_profile(tmp_path: Path) -> None:
+    source = copied(exported("rope", dtype="fp32"), tmp_path)
+    result = posexport("compile", source, "--json")
+    assert result.exit_code == 0
+    (warning,) = json.loads(result.stdout)["warnings"]
+    scratch = check_plan(tmp_path / "block.plan")["sizes"]["scratch"]
+    assert scratch > 1e9
+    assert warning["code"] == "scratch-memory"
+    assert warning["text"] == (
+        f"scratch memory is {scratch / 1e9:.1f} GB for the profile batch=1:1:8 seq=1:1024:4096: give a lower largest "
+        "batch or seq with --profile"
+    )
+    assert result.stderr == f"Warning: {source}: {warning['text']}.\n"
+    small = posexport("compile", source, "--profile", "seq=1:64:128", "--json")
+    assert (json.loads(small.stdout)["warnings"], small.stderr) == ([], "")
 
 
 @needs_rtx

@@ -8,15 +8,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import attrs
 from test_matrix_files import small
 from test_report import REPORT
 
-from posexport.bench.regression import Change, Gate
-from posexport.bench.result import Benchmark, Shape, Timing
-from posexport.bench.shapes import Sizes
+from posexport.bench.result import Benchmark, Change, Gate, Shape, Timing
 from posexport.bench.statistics import Ratio, Summary
-from posexport.bench.tune.result import Result, Row
+from posexport.bench.tune.result import Cost, Result, Row
 from posexport.bench.tune.space import Candidate, Program
+from posexport.jsondata import unstructure
 from posexport.report.page.page import make_page, to_html
 from posexport.report.plots.panels import Absent, Chart, Line, Mark
 from posexport.report.verdicts import to_dict
@@ -35,15 +35,15 @@ def ratio(median: float) -> Ratio:
 def timed(runtime: str, seconds: float, torch: float, floor: float) -> Timing:
     return Timing(
         runtime=runtime, state="timed", seconds=summary(seconds), memory=50_000_000, load_seconds=0.2,
-        ratios={"torch": ratio(seconds / torch), "floor": ratio(seconds / floor)},
+        ratios={"torch": ratio(seconds / torch), "lower_bound": ratio(seconds / floor)},
     )  # fmt: skip
 
 
 def shape(scenario: str | None, seq: int, best: float = 0.006) -> Shape:
-    times = {"floor": 0.005, "torch": 0.01, "ort-cpu": best}
+    times = {"lower_bound": 0.005, "torch": 0.01, "ort-cpu": best}
     rows = [timed(name, seconds * seq / 128, 0.01 * seq / 128, 0.005 * seq / 128) for name, seconds in times.items()]
     rows.append(Timing(runtime="ort-cuda", state="not run", reason="no GPU: there is no NVIDIA driver"))
-    return Shape(scenario=scenario, sizes=Sizes(batch=1, seq=seq), rounds=20, results=tuple(rows))
+    return Shape(scenario=scenario, batch=1, seq=seq, rounds=20, results=tuple(rows))
 
 
 def bench(form: str = "native", shapes: tuple[Shape, ...] = (), **over: Any) -> dict[str, Any]:
@@ -60,36 +60,32 @@ def bench(form: str = "native", shapes: tuple[Shape, ...] = (), **over: Any) -> 
 
 def gate(state: str, change: float | None = 1.12) -> dict[str, Any]:
     """What `--baseline` adds to a benchmark."""
-    found = Change(
-        runtime="ort-cpu", shape="prefill:128", state=state, by="floor", before=1.2, now=1.35, change=change,
+    row = Change(
+        runtime="ort-cpu", shape="prefill:128", state=state, reference="lower_bound", before=1.2, now=1.35,
+        change=change,
         low=None if change is None else change - 0.03, high=None if change is None else change + 0.03,
         reason="" if change else "too few processes",
     )  # fmt: skip
-    return Gate(allowed=0.05, confidence=0.99, changes=(found,), notes=("The machines differ.",)).to_dict()
+    made = Gate(limit=0.05, confidence=0.99, changes=(row,), notes=("The machines differ.",))
+    data: dict[str, Any] = unstructure(made)
+    return data
 
 
 def tune() -> dict[str, Any]:
     programs = [Program(form=form, dtype="fp32", opset=23) for form in ("native", "contrib", "decomposed", "function")]
     won, raced, dropped, refused = (Candidate(program=program) for program in programs)
     rows = (
-        Row(
-            candidate=won,
-            state="won",
-            reason="the fastest",
-            rounds=20,
-            seconds=summary(0.006),
-            ratio=ratio(1.0),
-            size=9000,
-            verified="ort-cpu",
-        ),
-        Row(candidate=raced, state="raced", rounds=20, seconds=summary(0.007), ratio=ratio(1.16)),
-        Row(candidate=dropped, state="dropped", reason="1.9x of native", rounds=5, seconds=summary(0.012)),
-        Row(candidate=refused, state="refused", reason="the form has no cache"),
-    )
+        attrs.evolve(Row.of(won), state="won", reason="the fastest", reason_code="fastest", rounds=20,
+                     seconds=summary(0.006), ratio=ratio(1.0), size=9000, verified="ort-cpu"),
+        attrs.evolve(Row.of(raced), state="raced", rounds=20, seconds=summary(0.007), ratio=ratio(1.16)),
+        attrs.evolve(Row.of(dropped), state="dropped", reason="1.9x of native", reason_code="slower", rounds=5,
+                     seconds=summary(0.012)),
+        attrs.evolve(Row.of(refused), state="refused", reason="the form has no cache", reason_code="unsupported"),
+    )  # fmt: skip
     return Result(
         encoding="rope", target="ort-cpu", scenario="prefill:128", objective="latency", method="raced on the runtime",
-        winner={**rows[0].to_dict(), "file": "tuned.onnx", "sha256": "7" * 64}, candidates=rows,
-        seconds=12.0, runs=45, everything=120, known=0, machine_load=0.0,
+        winner=attrs.evolve(rows[0], file="tuned.onnx", sha256="7" * 64), candidates=rows,
+        cost=Cost(seconds=12.0, timed_runs=45, everything_runs=120, known_before=0), machine_load=0.0,
         machine={"cpu": "a processor"},
     ).to_dict()  # fmt: skip
 

@@ -104,6 +104,6 @@ def test_a_truncated_file_is_unreadable_and_the_others_are_still_told(
 ) -> None:
     found = report[0]
     assert len(found.unreadable) == 1
-    assert "truncated.onnx" in found.unreadable[0][0]
+    assert "truncated.onnx" in found.unreadable[0].artifact
     assert len(found.verdicts) == 2 * (len(FAULTS) + 2)
     assert found.exit_code() == 2

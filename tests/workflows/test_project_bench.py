@@ -12,7 +12,6 @@ import pytest
 from helpers import cli, refused
 
 from posexport.bench.result import Benchmark, Shape, Timing
-from posexport.bench.shapes import Sizes
 from posexport.bench.statistics import Ratio
 from posexport.cli.bench_project import _warn
 from posexport.errors import RequestError
@@ -30,7 +29,7 @@ def product(folder: Path, more: str) -> Product:
 
 
 def measured(*results: Timing) -> Benchmark:
-    shape = Shape(scenario="prefill:8", sizes=Sizes(batch=1, seq=8), rounds=5, results=results)
+    shape = Shape(scenario="prefill:8", batch=1, seq=8, rounds=5, results=results)
     told: dict[str, Any] = {"file": "one.onnx", "sha256": "0", "encoding": "rope", "form": "native", "opset": 23}
     told |= {"dtype": "fp32", "spec": {}, "rounds": 5, "burst": 3, "processes": 1, "seed": 0, "machine_load": 0.0}
     return Benchmark(**told, machine={}, threads=None, shapes=(shape,))
@@ -54,7 +53,7 @@ def test_a_limit_is_judged_with_the_interval(
         runtime="torch", state="timed", ratios={"torch": Ratio(median=1.0, low=1.0, high=1.0, confidence=0.95)}
     )
     (kept,) = judge(one, measured(torch, timed(low, median, high)))
-    assert (kept.runtime, kept.peer, kept.state, kept.ratio) == ("ort-cpu", "torch", state, median)
+    assert (kept.runtime, kept.reference, kept.state, kept.ratio) == ("ort-cpu", "torch", state, median)
     assert broken([kept], strict=False) is (state == "slower")
     assert broken([kept], strict=True) is (state != "fine")
 
@@ -77,12 +76,14 @@ def test_what_was_not_timed_is_not_run_with_its_reason(tmp_path: Path) -> None:
     (unmet,) = judge(other, measured(timed(0.1, 0.2, 0.3)))
     assert unmet.state == "not run"
     assert broken([unmet], strict=False)  # ort-cpu is here, so that it could have been measured
-    unheld = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-floor = 1}}")
-    assert [each.reason for each in judge(unheld, measured(timed(0.1, 0.2, 0.3)))] == ["floor was not timed beside it"]
+    unheld = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-lower-bound = 1}}")
+    assert [each.reason for each in judge(unheld, measured(timed(0.1, 0.2, 0.3)))] == [
+        "lower_bound was not timed beside it"
+    ]
 
 
 def test_what_is_timed_is_what_the_budget_needs(tmp_path: Path) -> None:
-    latency = "[{scenario = 'decode:8', of-torch = 1}, {scenario = 'decode:8', of-floor = 1}]"
+    latency = "[{scenario = 'decode:8', of-torch = 1}, {scenario = 'decode:8', of-lower-bound = 1}]"
     one = product(tmp_path, f"runtimes = ['torch', 'ort-cpu', 'tensorrt-import']\nbudget = {{latency = {latency}}}")
     assert timed_on(one, ()) == (("ort-cpu",), None)
     assert asked_of(one) == {"scenarios": ("decode:8",), "peers": False, "compiled": False}
@@ -197,7 +198,7 @@ def test_files_that_are_missing_stand_in_a_table_with_those_that_wait(
 
 @pytest.mark.slow
 def test_a_project_is_timed_saved_and_gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    latency = "{scenario = 'prefill:8', of-floor = 1e6}, {scenario = 'prefill:8', of-torch = 1e-6}"
+    latency = "{scenario = 'prefill:8', of-lower-bound = 1e6}, {scenario = 'prefill:8', of-torch = 1e-6}"
     product(tmp_path, f"runtimes = ['ort-cpu']\nbaseline = 'bench'\nbudget = {{latency = [{latency}]}}")
     monkeypatch.chdir(tmp_path)
     assert cli("build").exit_code == 0

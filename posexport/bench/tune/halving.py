@@ -1,10 +1,10 @@
-"""Successive halving: few rounds for all, and more only for those that are still equal to the best. Imports no engine.
+"""Successive halving: few rounds for all candidates, more only for those that may still be the fastest.
 
-A step times a group of candidates in interleaved rounds, each in a fresh process (`rounds` says why), and drops
-those whose interval of ratios to the group's fastest lies wholly above 1 (clearly so, where it is one of few rounds);
-of those that stand then, the slower half is dropped too, so that a noisy machine makes a race less sharp, not long.
-What stands is timed again, until one stands, until all that stand are equal, or until each had all its rounds. A step
-never holds more than `GROUP` processes: larger fields are timed in groups, and the fastest so far is in each of them.
+A step times a group of candidates in interleaved rounds, each in a new process (`rounds` says why), and drops those
+whose interval of ratios to the group's fastest lies wholly above 1 (clearly so, after few rounds). Of the others the
+slower half is dropped too, so that a noisy machine makes the result less sharp but takes no longer. The rest is timed
+again until one is left, until all that are left are equal, or until each had all its rounds. A step holds at most
+`GROUP` processes: more candidates are timed in groups that share the fastest so far. No engine is imported here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from statistics import median
 import attrs
 
 from posexport.bench import statistics
+from posexport.bench.statistics import CONFIDENCE
 
 GROUP = 6
 """Processes that live side by side."""
@@ -26,167 +27,159 @@ FIRST, MAX_ROUNDS = 4, 20
 """Rounds of the first step, and of all steps together."""
 
 LAST = 2
-"""So many are never halved."""
+"""So many candidates are never halved."""
 
 EQUAL = 0.03
 """Two candidates are equal where the interval of their ratio lies within 1 +- this."""
 
 NEAR = 0.01
-"""Of those that stand, a simpler one is preferred where its median is no further behind."""
-
-SURE = 0.95
-"""An interval of less confidence (one of few rounds) only drops what it puts further behind than `EQUAL`."""
+"""Of the candidates that are left, a simpler one is preferred where its median is no further behind."""
 
 Round = Mapping[str, float]
 """Seconds of one round by candidate."""
 
-Play = Callable[[Sequence[str], int, int], tuple[list[Round], Mapping[str, str]]]
+TimeRounds = Callable[[Sequence[str], int, int], tuple[list[Round], Mapping[str, str]]]
 """(names, rounds, seed) -> the rounds, and the reasons of those that failed."""
 
 
 @attrs.define(kw_only=True)
-class Race:
-    """What is known so far. `dropped` maps a name to (the one it was slower than, the ratio to it), `halved` to how
-    many times slower it was in the median, where its interval alone did not drop it."""
+class Halving:
+    """The state of one search. `dropped` maps a name to (the one it was slower than, the ratio to it), `halved` to (the
+    fastest, how many times slower it was in the median) where its interval alone did not drop it."""
 
     rounds: list[Round] = attrs.field(factory=list)
     dropped: dict[str, tuple[str, statistics.Ratio]] = attrs.field(factory=dict)
     halved: dict[str, tuple[str, float]] = attrs.field(factory=dict)
     failed: dict[str, str] = attrs.field(factory=dict)
-    standing: list[str] = attrs.field(factory=list)
+    remaining: list[str] = attrs.field(factory=list)
     known: int = 0
-    """How many of the rounds are those of earlier races."""
+    """How many of the rounds are those of earlier searches."""
 
     def ratio(self, name: str, other: str) -> statistics.Ratio | None:
         """One over the other, in the rounds that hold both; None where none does."""
-        both = [each for each in self.rounds if name in each and other in each]
+        both = [seconds for seconds in self.rounds if name in seconds and other in seconds]
         if not both:
             return None
-        return statistics.ratio([each[name] for each in both], [each[other] for each in both])
+        return statistics.ratio([seconds[name] for seconds in both], [seconds[other] for seconds in both])
 
     def seconds(self, name: str) -> list[float]:
         """Its time in every round that it took part in."""
-        return [each[name] for each in self.rounds if name in each]
+        return [seconds[name] for seconds in self.rounds if name in seconds]
 
     def fastest(self, names: Sequence[str]) -> str:
         """The fastest of some by the rounds that all of them share, or else by `speeds`."""
-        shared = [each for each in self.rounds if all(name in each for name in names)]
+        shared = [seconds for seconds in self.rounds if all(name in seconds for name in names)]
         if shared:
-            return min(names, key=lambda name: median(each[name] for each in shared))
+            return min(names, key=lambda name: median(seconds[name] for seconds in shared))
         speeds = self.speeds()
         return min(names, key=lambda name: speeds.get(name, math.inf))
 
     def speeds(self, start: str | None = None) -> dict[str, float]:
-        """Median times relative to `start` (or to the one with most rounds), of all that rounds connect with it.
+        """Median times relative to `start` (or to the one with most rounds).
 
-        Those that share no round with it are compared through one that shares rounds with both, such as the leader
-        that two groups had in common: seconds of different minutes say little, and count only where nothing connects.
+        A candidate that shares no round with it is compared through one that shares rounds with both, such as the
+        fastest that two groups had in common. Seconds of different minutes count only where nothing connects the two.
         """
-        count = Counter(name for each in self.rounds for name in each)
+        count = Counter(name for seconds in self.rounds for name in seconds)
         if not count:
             return {}
         start = start or count.most_common(1)[0][0]
-        found, reached = {start: 1.0}, [start]
-        for one in reached:  # grows as it goes: the shortest way to each
+        speeds, reached = {start: 1.0}, [start]
+        for other in reached:  # grows as it goes: the shortest way to each
             for name in count:
-                if name not in found and (ratio := self.ratio(name, one)) is not None:
-                    found[name] = found[one] * ratio.median
+                if name not in speeds and (ratio := self.ratio(name, other)) is not None:
+                    speeds[name] = speeds[other] * ratio.median
                     reached.append(name)
-        zero = self.seconds(start)
-        return {name: median(self.seconds(name)) / median(zero) for name in count if zero} | found
+        base = self.seconds(start)
+        return {name: median(self.seconds(name)) / median(base) for name in count if base} | speeds
 
     def behind(self, name: str, best: str) -> float:
-        """How many times the best's its time is, as `speeds` has it."""
+        """How many times the best's time its own is, as `speeds` has it."""
         return self.speeds(best).get(name, math.inf)
 
     def equals(self, behind: float = NEAR) -> list[str]:
-        """Those that stand and are at most `behind` slower than the fastest in the median."""
-        best = self.fastest(self.standing)
-        found = []
-        for name in self.standing:
-            ratio = self.ratio(name, best)
-            if name == best or (ratio is not None and ratio.median <= 1 + behind):
-                found.append(name)
-        return found
+        """The remaining candidates that are at most `behind` slower than the fastest in the median."""
+        best = self.fastest(self.remaining)
+        ratios = {name: self.ratio(name, best) for name in self.remaining}
+        return [name for name, ratio in ratios.items() if name == best or (ratio and ratio.median <= 1 + behind)]
 
 
-def race(
+def successive_halving(
     names: Sequence[str],
-    play: Play,
+    time_rounds: TimeRounds,
     *,
     first: int = FIRST,
     most: int = MAX_ROUNDS,
     seed: int = 0,
     known: Sequence[Round] = (),
-) -> Race:
-    """Race the named candidates, the preferred among equals first.
+) -> Halving:
+    """Search the named candidates for the fastest, given with the preferred among equals first.
 
-    What stands at the end is in `standing`, which is empty only where all failed. `known` holds rounds of earlier
-    races: they count as evidence, but not towards `most`.
+    What is left at the end is in `remaining`, which is empty only where all failed. `known` holds rounds of earlier
+    searches: they count as evidence, but not towards `most`.
     """
-    before = [{name: each[name] for name in names if name in each} for each in known]
-    found = Race(standing=list(names), rounds=[each for each in before if len(each) > 1])
-    found.known = len(found.rounds)
+    before = [{name: seconds[name] for name in names if name in seconds} for seconds in known]
+    search = Halving(remaining=list(names), rounds=[seconds for seconds in before if len(seconds) > 1])
+    search.known = len(search.rounds)
     done, step = 0, min(first, most)
-    while found.standing and done < most and (done == 0 or len(found.standing) > 1):
-        _step(found, play, step, seed + done)
+    while search.remaining and done < most and (done == 0 or len(search.remaining) > 1):
+        _step(search, time_rounds, step, seed + done)
         done += step
-        if _settled(found) or done >= most:
+        if _settled(search) or done >= most:
             break
-        _halve(found)
+        _halve(search)
         step = min(done, most - done)
-    return found
+    return search
 
 
-def _step(found: Race, play: Play, rounds: int, seed: int) -> None:
-    """One step for all that stand, in groups that share the fastest so far."""
-    waiting = list(found.standing)
+def _step(search: Halving, time_rounds: TimeRounds, rounds: int, seed: int) -> None:
+    """One step for all that remain, in groups that share the fastest so far."""
+    waiting = list(search.remaining)
     random.Random(seed).shuffle(waiting)
-    leader = found.fastest(waiting) if found.rounds else waiting[0]
+    leader = search.fastest(waiting) if search.rounds else waiting[0]
     waiting.remove(leader)
     while True:
         group = [leader, *waiting[: GROUP - 1]]
         del waiting[: GROUP - 1]
-        timed, failed = play(group, rounds, seed)
-        found.rounds += timed
-        found.failed |= failed
-        left = [name for name in group if name not in found.failed]
-        found.standing = [name for name in found.standing if name not in found.failed]
-        if left:
-            leader = found.fastest(left)
-            _drop(found, left, leader)
-            if not waiting:
-                return
-        elif not waiting:
+        timed, failed = time_rounds(group, rounds, seed)
+        search.rounds += timed
+        search.failed |= failed
+        ran = [name for name in group if name not in search.failed]
+        search.remaining = [name for name in search.remaining if name not in search.failed]
+        if ran:
+            leader = search.fastest(ran)
+            _drop(search, ran, leader)
+        if not waiting:
             return
-        else:  # all failed: the next one leads, and is timed even where it is alone
+        if not ran:  # all failed: the next one leads, and is timed even where it is alone
             leader = waiting.pop(0)
 
 
-def _drop(found: Race, group: Sequence[str], leader: str) -> None:
+def _drop(search: Halving, group: Sequence[str], leader: str) -> None:
+    """Drop what is slower by its interval; by more than `EQUAL` where few rounds make the interval uncertain."""
     for name in group:
-        ratio = None if name == leader else found.ratio(name, leader)
-        if ratio is not None and ratio.low > (1 if ratio.confidence >= SURE else 1 + EQUAL):
-            found.dropped[name] = (leader, ratio)
-            found.standing.remove(name)
+        ratio = None if name == leader else search.ratio(name, leader)
+        if ratio is not None and ratio.low > (1 if ratio.confidence >= CONFIDENCE else 1 + EQUAL):
+            search.dropped[name] = (leader, ratio)
+            search.remaining.remove(name)
 
 
-def _halve(found: Race) -> None:
-    """Drop the slower half of many that stand; of those that are equal in the median, the preferred ones stay."""
-    best = found.fastest(found.standing)
-    speeds = found.speeds(best)
-    behind = {name: speeds.get(name, math.inf) for name in found.standing}
-    order = sorted(found.standing, key=lambda name: max(behind[name], 1 + EQUAL))
+def _halve(search: Halving) -> None:
+    """Drop the slower half; of those that are equal in the median, the preferred ones stay."""
+    best = search.fastest(search.remaining)
+    speeds = search.speeds(best)
+    behind = {name: speeds.get(name, math.inf) for name in search.remaining}
+    order = sorted(search.remaining, key=lambda name: max(behind[name], 1 + EQUAL))
     for name in order[max(LAST, math.ceil(len(order) / 2)) :]:
         if name != best:
-            found.halved[name] = (best, behind[name])
-            found.standing.remove(name)
+            search.halved[name] = (best, behind[name])
+            search.remaining.remove(name)
 
 
-def _settled(found: Race) -> bool:
-    """Whether all that stand are known to be equal."""
-    if len(found.standing) < 2:
+def _settled(search: Halving) -> bool:
+    """Whether all that remain are known to be equal."""
+    if len(search.remaining) < 2:
         return True
-    best = found.fastest(found.standing)
-    ratios = [found.ratio(name, best) for name in found.standing if name != best]
-    return all(each is not None and each.high <= 1 + EQUAL and each.low >= 1 - EQUAL for each in ratios)
+    best = search.fastest(search.remaining)
+    ratios = [search.ratio(name, best) for name in search.remaining if name != best]
+    return all(ratio is not None and ratio.high <= 1 + EQUAL and ratio.low >= 1 - EQUAL for ratio in ratios)

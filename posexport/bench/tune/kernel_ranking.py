@@ -1,4 +1,4 @@
-"""Choosing a plan by what TensorRT's builder chose, where there is no GPU to time it on.
+"""Ranking plans by what TensorRT's builder chose, where there is no GPU to time it on.
 
 The order of merit is fused attention first, then the number of kernels and host steps, then planned memory, then the
 size of the plan: each kernel reads and writes its tensors in full, and fused attention never writes the scores at all.
@@ -45,11 +45,11 @@ def summary(fact: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: kernels[name] for name in names}, "planned_memory": planned(fact)}
 
 
-def words(fact: Mapping[str, Any], objective: str) -> str:
+def describe_plan(fact: Mapping[str, Any], objective: str) -> str:
     """One plan in a few words, the objective first."""
     kernels = fact["kernels"]
     fused = "fused attention" if kernels["fused_attention"] else "attention not fused"
     speed = f"{fused}, {kernels['count']} kernels and {kernels['host_steps']} host steps"
     memory, size = f"{planned(fact):,} bytes planned", f"a plan of {fact['size']:,} bytes"
-    said = {"latency": (speed, memory, size), "memory": (memory, speed, size), "size": (size, speed, memory)}
-    return ", ".join(said[objective])
+    order = {"latency": (speed, memory, size), "memory": (memory, speed, size), "size": (size, speed, memory)}
+    return ", ".join(order[objective])

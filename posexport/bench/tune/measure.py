@@ -18,13 +18,14 @@ from posexport.bench.tune.programs import LIMIT, PreparedProgram, Programs
 from posexport.bench.tune.space import NARROW, Candidate
 from posexport.machine import SAME
 from posexport.processes import Worker, failure_of
+from posexport.progress import Progress
 
 BURST, WARMUP = 3, 2
 """Timed runs per turn, and untimed ones once a process is up."""
 
 
-PLAY = 1000
-"""How far the seeds of two plays are apart at least: more than a race adds to its own."""
+SEED_STEP = 1000
+"""How far the seeds of two sets of rounds are apart at least: more than successive halving adds to its own."""
 
 
 @attrs.define(kw_only=True)
@@ -37,75 +38,75 @@ class Cost:
 
 
 class CandidateTimer:
-    """The candidates of a tuning, by name; `play` is what posexport.tune.race asks for.
+    """Times the candidates of a tuning, by name.
 
-    `busy` is the largest share of the CPU that other work took, `memory` the bytes that a process took at most.
+    `machine_load` is the largest share of the CPU that other work took, `memory` the bytes that a process took at most.
     """
 
     def __init__(
         self,
-        shelf: Programs,
+        programs: Programs,
         store: Store,
         runtime: str,
         machine: Mapping[str, Any],
         seed: int,
-        progress: Callable[[str], object],
+        progress: Progress,
     ) -> None:
-        self._shelf, self._store, self._runtime, self._seed = shelf, store, runtime, seed
+        self._programs, self._store, self._runtime, self._seed = programs, store, runtime, seed
         self._machine = {name: machine.get(name) for name in SAME}
         self._progress = progress
         self._entries: dict[str, tuple[Candidate, PreparedProgram]] = {}
-        self._plays = 0
+        self._calls = 0
         self.cost, self.machine_load = Cost(), 0.0
         self.memory: dict[str, int] = {}
 
-    def add(self, candidate: Candidate, fitted: PreparedProgram) -> None:
+    def add(self, candidate: Candidate, prepared: PreparedProgram) -> None:
         """A candidate that may be asked for from now on."""
-        self._entries[str(candidate)] = (candidate, fitted)
+        self._entries[str(candidate)] = (candidate, prepared)
 
-    def play(self, names: Sequence[str], rounds: int, seed: int) -> tuple[list[Round], Mapping[str, str]]:
+    def time_rounds(self, names: Sequence[str], rounds: int, seed: int) -> tuple[list[Round], Mapping[str, str]]:
         """Time them in interleaved rounds: the seconds of each round, and why some have none.
 
-        Each play of a tuning has its number, so that no rounds count twice. What was timed beside other work, and what
-        failed, is timed anew by the next tuning.
+        Each call has its number, so that no rounds count twice. What was timed beside other work, and what failed, is
+        timed anew by the next tuning.
         """
-        self._plays += 1
-        seed += PLAY * self._plays
+        self._calls += 1
+        seed += SEED_STEP * self._calls
         entries = [self._entries[name] for name in names]
         key = {
             "what": "rounds",
-            "entries": [[fitted.sha256, self._options(*each)] for each in entries for fitted in [each[1]]],
-            "sizes": [dict(fitted.sizes) for _, fitted in entries],
+            "entries": [[prepared.sha256, self._options(candidate, prepared)] for candidate, prepared in entries],
+            "sizes": [dict(prepared.sizes) for _, prepared in entries],
             "runtime": self._runtime,
             "rounds": rounds,
             "seeds": [seed, self._seed],
             "settings": [BURST, WARMUP],
             "machine": self._machine,
-            "engines": self._shelf.engines,
+            "engines": self._programs.engines,
             "posexport": __version__,
         }
-        fact = self._store.get(key, lambda: self._time(list(names), rounds, seed), _stands)
+        fact = self._store.get(key, lambda: self._time(list(names), rounds, seed), _is_reusable)
         self.cost.seconds += fact["seconds"]
         self.cost.runs += fact["runs"]
         self.cost.turn = max(self.cost.turn, fact["turn"])
         self.machine_load = max(self.machine_load, fact["machine_load"])
-        for place, size in enumerate(fact["memory"]):
+        for name, size in zip(names, fact["memory"], strict=True):
             if size is not None:
-                self.memory[names[place]] = max(size, self.memory.get(names[place], 0))
-        failed = {names[place]: why for place, why in enumerate(fact["failed"]) if why is not None}
-        found: list[Round] = [
-            {names[place]: seconds for place, seconds in enumerate(each) if names[place] not in failed}
-            for each in fact["rounds"]
+                self.memory[name] = max(size, self.memory.get(name, 0))
+        failed = {name: reason for name, reason in zip(names, fact["failed"], strict=True) if reason is not None}
+        timed: list[Round] = [
+            {name: seconds for name, seconds in zip(names, row, strict=True) if name not in failed}
+            for row in fact["rounds"]
         ]
-        return found, failed
+        return timed, failed
 
-    def _options(self, candidate: Candidate, fitted: PreparedProgram) -> dict[str, Any]:
+    def _options(self, candidate: Candidate, prepared: PreparedProgram) -> dict[str, Any]:
         """The options that the engine is opened with."""
         options = dict(candidate.options)
         if self._runtime.startswith("ort"):
             return {"io_binding": False, **options}
         if options.pop("profile", None) == NARROW:
-            options["profile"] = list(fitted.profile)
+            options["profile"] = list(prepared.profile)
         return options
 
     def _time(self, names: list[str], rounds: int, seed: int) -> dict[str, Any]:
@@ -139,13 +140,13 @@ class CandidateTimer:
         try:
             for name in names:
                 self._progress(f"loading {name}")
-                candidate, fitted = self._entries[name]
-                path = str(self._shelf.path(candidate.program).resolve())
-                options = self._options(candidate, fitted)
+                candidate, prepared = self._entries[name]
+                path = str(self._programs.path(candidate.program).resolve())
+                options = self._options(candidate, prepared)
                 opened = ask(name, "open", runtime_name=self._runtime, options=options, path=path, threads=None)
                 if opened is None:
                     continue
-                asked = {"spec": fitted.spec, "seed": self._seed, "warmup": WARMUP, **fitted.sizes}
+                asked = {"spec": prepared.spec, "seed": self._seed, "warmup": WARMUP, **prepared.sizes}
                 ready = ask(name, "shape", **asked)
                 if ready is not None:
                     memory[name] = ready["memory"] if ready["gpu_memory"] is None else ready["gpu_memory"]
@@ -154,7 +155,7 @@ class CandidateTimer:
             self._progress(f"timing {len(calls)} candidates")
             others = Others([pid for worker in workers.values() if (pid := worker.pid) is not None])
             series = interleave(calls, rounds, seed=seed) if calls else {}
-            busy = others.share()
+            machine_load = others.share()
         finally:
             for worker in workers.values():
                 worker.close()
@@ -167,10 +168,10 @@ class CandidateTimer:
             "memory": [memory.get(name) for name in names],
             "runs": runs,
             "turn": turn_runs,
-            "machine_load": busy,
+            "machine_load": machine_load,
             "seconds": time.perf_counter() - start,
         }
 
 
-def _stands(fact: Mapping[str, Any]) -> bool:
+def _is_reusable(fact: Mapping[str, Any]) -> bool:
     return bool(fact["machine_load"] <= HIGH_MACHINE_LOAD and not any(fact["failed"]))

@@ -6,6 +6,7 @@ limit is trouble of today, and is asked about again the next time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -20,9 +21,10 @@ from posexport.artifact.weight_source import WeightSource
 from posexport.bench.scenarios import Scenario
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.space import Program, no_kernels
-from posexport.errors import RequestError
+from posexport.errors import Reason, RequestError
 from posexport.export import support
 from posexport.processes import Worker, failure_of
+from posexport.progress import Progress
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -67,9 +69,7 @@ class PreparedProgram:
 class Programs:
     """Programs by what they are; every question is answered from the store where it can be."""
 
-    def __init__(
-        self, block: Block, runtime: str, scenario: Scenario, store: Store, progress: Callable[[str], object]
-    ) -> None:
+    def __init__(self, block: Block, runtime: str, scenario: Scenario, store: Store, progress: Progress) -> None:
         self._block, self._runtime, self._scenario, self._store = block, runtime, scenario, store
         self._progress = progress
         self._worker = Worker("posexport.bench.tune.worker")
@@ -86,47 +86,50 @@ class Programs:
     def refusal(self, program: Program) -> str | None:
         """Why a program can't be written or run, in one sentence without a full stop, known without exporting it."""
         spec = self._block.specs[program.dtype]
-        reason = support.refusal(spec, program.form, program.target, program.opset)
+        reason = support.unsupported_reason(spec, program.form, program.target, program.opset)
         return no_kernels(self._runtime, program.dtype) or (None if reason is None else reason.text)
 
-    def fit(self, program: Program) -> PreparedProgram | str:
+    def prepare(self, program: Program) -> PreparedProgram | str:
         """The program, exported and sized; or why it can't be had."""
         exported = self._exported(program)
         if "refused" in exported:
             return str(exported["refused"])
         key = {"what": "fit", "sha256": exported["sha256"], "scenario": str(self._scenario)}
-        fitted = self._store.get({**key, "posexport": __version__}, lambda: self._fit(program))
-        if "refused" in fitted:
-            return str(fitted["refused"])
-        return PreparedProgram(**exported, **{**fitted, "profile": tuple(fitted["profile"])})
+        sized = self._store.get({**key, "posexport": __version__}, lambda: self._prepare(program))
+        if "refused" in sized:
+            return str(sized["refused"])
+        return PreparedProgram(**exported, **{**sized, "profile": tuple(sized["profile"])})
 
-    def identity(self, program: Program, fitted: PreparedProgram, level: str | None = None) -> tuple[str, str | None]:
+    def identity(
+        self, program: Program, prepared: PreparedProgram, level: str | None = None
+    ) -> tuple[str, Reason | None]:
         """(a hash of what the runtime makes of it, None), or ("", why the runtime can't open it)."""
-        key = {"what": "identity", "sha256": fitted.sha256, "runtime": self._runtime, "level": level}
+        key = {"what": "identity", "sha256": prepared.sha256, "runtime": self._runtime, "level": level}
 
         def find() -> dict[str, Any]:
             self._progress(f"opening {program}")
-            return self.look(program, "identify", runtime_name=self._runtime, level=level)
+            return self.ask(program, "identify", runtime_name=self._runtime, level=level)
 
-        fact = self._store.get({**key, "engines": self.engines, "posexport": __version__}, find, _answered)
-        return str(fact.get("identity", "")), fact.get("error")
+        fact = self._store.get({**key, "engines": self.engines, "posexport": __version__}, find, _has_answer)
+        error = Reason(fact["code"], fact["error"]) if "error" in fact else None
+        return str(fact.get("identity", "")), error
 
-    def kernels(self, program: Program, fitted: PreparedProgram, profile: tuple[str, ...]) -> dict[str, Any]:
+    def kernels(self, program: Program, prepared: PreparedProgram, profile: tuple[str, ...]) -> dict[str, Any]:
         """What the builder chose (posexport.bench.tune.worker), or {error}."""
-        key = {"what": "kernels", "sha256": fitted.sha256, "runtime": self._runtime, "profile": list(profile)}
+        key = {"what": "kernels", "sha256": prepared.sha256, "runtime": self._runtime, "profile": list(profile)}
 
         def find() -> dict[str, Any]:
             self._progress(f"building {program}")
-            return self.look(program, "kernels", runtime_name=self._runtime, profile=list(profile))
+            return self.ask(program, "kernels", runtime_name=self._runtime, profile=list(profile))
 
-        return self._store.get({**key, "engines": self.engines, "posexport": __version__}, find, _answered)
+        return self._store.get({**key, "engines": self.engines, "posexport": __version__}, find, _has_answer)
 
-    def look(self, program: Program, do: str, **fields: Any) -> dict[str, Any]:
-        """What the child process says of a program: its answer, or {error}."""
+    def ask(self, program: Program, do: str, **fields: Any) -> dict[str, Any]:
+        """The child process's answer about a program, or {error, code}."""
         reply = self._worker.ask({"do": do, "path": str(self.path(program).resolve()), **fields}, LIMIT)
         reason = failure_of(reply)
         if reason is not None:
-            return {"error": reason.text}
+            return {"error": reason.text, "code": reason.code}
         return {name: value for name, value in reply.items() if name != "ok"}
 
     def path(self, program: Program) -> Path:
@@ -190,7 +193,7 @@ class Programs:
         data = [path, *(path.with_name(name) for name in manifest.get("external_data", {}))]
         return {"sha256": content(manifest), "size": sum(each.stat().st_size for each in data)}
 
-    def _fit(self, program: Program) -> dict[str, Any]:
+    def _prepare(self, program: Program) -> dict[str, Any]:
         from posexport.bench.shapes import read_subject
 
         subject = read_subject(self.path(program))
@@ -216,16 +219,14 @@ def content(manifest: Mapping[str, Any]) -> str:
     return str(manifest["sha256"]) if not data else hashlib.sha256(f"{manifest['sha256']} {data}".encode()).hexdigest()
 
 
-def _answered(fact: Mapping[str, Any]) -> bool:
+def _has_answer(fact: Mapping[str, Any]) -> bool:
     return "error" not in fact
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """The versions of those that are installed, by name."""
-    found = {}
+    installed = {}
     for name in packages:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
+    return installed

@@ -17,6 +17,7 @@ from posexport.bench.tune.programs import TOOLS, PreparedProgram, Programs, vers
 from posexport.bench.tune.result import Result, Row
 from posexport.bench.tune.space import NARROW, Candidate
 from posexport.files import HashingFile, json_bytes, staged
+from posexport.jsondata import unstructure
 from posexport.machine import kept_to
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.verify.result import FAILED, PASSED
@@ -28,7 +29,12 @@ VERIFIED = ("graph_level", "threads", "io_binding")
 
 
 def verified(
-    shelf: Programs, store: Store, runtime: str, candidate: Candidate, by_kernels: bool
+    programs: Programs,
+    store: Store,
+    runtime: str,
+    candidate: Candidate,
+    prepared: PreparedProgram,
+    by_kernels: bool,
 ) -> tuple[str | None, str]:
     """(None, or why the candidate is not known to be right; the runtime that was asked).
 
@@ -40,30 +46,28 @@ def verified(
     row = attrs.evolve(row, options={**row.options, **options})
 
     def find() -> dict[str, Any]:
-        state, reason = _verify(shelf.path(candidate.program), row)
+        state, reason = _verify(programs.path(candidate.program), row)
         return {"state": state, "reason": reason}
 
-    fitted = shelf.fit(candidate.program)
-    assert isinstance(fitted, PreparedProgram)
-    key = {"what": "verify", "sha256": fitted.sha256, "runtime": row.name, "options": options}
-    key |= {"engines": shelf.engines, "tools": versions(TOOLS), "posexport": __version__}
+    key = {"what": "verify", "sha256": prepared.sha256, "runtime": row.name, "options": options}
+    key |= {"engines": programs.engines, "tools": versions(TOOLS), "posexport": __version__}
     fact = store.get(key, find, lambda fact: fact["state"] == PASSED)
     return (None if fact["state"] == PASSED else str(fact["reason"])), row.name
 
 
-def settings(runtime: str, candidate: Candidate, fitted: PreparedProgram) -> dict[str, Any]:
+def settings(runtime: str, candidate: Candidate, prepared: PreparedProgram) -> dict[str, Any]:
     """The winner's options as a deployment sets them: names of onnxruntime's SessionOptions, or a plan's profile."""
     options = dict(candidate.options)
     if runtime.startswith("ort"):
         levels = {None: "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED", "basic": "ORT_ENABLE_BASIC"}
-        found: dict[str, Any] = {
+        session: dict[str, Any] = {
             "provider": f"{RUNTIMES[runtime].options['provider']}ExecutionProvider",
             "graph_optimization_level": levels[options.get("graph_level")],
             "intra_op_num_threads": options.get("threads") or kept_to(),
             "io_binding": bool(options.get("io_binding")),
         }
-        return found | ({"enable_cuda_graph": True} if options.get("cuda_graph") else {})
-    profile = list(fitted.profile) if options.get("profile") == NARROW else []
+        return session | ({"enable_cuda_graph": True} if options.get("cuda_graph") else {})
+    profile = list(prepared.profile) if options.get("profile") == NARROW else []
     return {"profile": profile, "cuda_graph": bool(options.get("cuda_graph"))}
 
 
@@ -71,56 +75,56 @@ def settings(runtime: str, candidate: Candidate, fitted: PreparedProgram) -> dic
 class Winner:
     """The winner's files as they will stand beside the output, checked, in a folder of the tuning's own."""
 
-    won: Row
-    ready: Mapping[str, Any]
+    row: Row
+    settings: Mapping[str, Any]
     manifest: Mapping[str, Any]
     files: Path
     output: Path
 
-    def publish(self, result: Result) -> Mapping[str, Any]:
-        """Write them all, with `tune` in the manifest; what the result says of the winner, and of its file."""
-        told = result.to_dict()
-        winner = {**self.won.to_dict(), "settings": self.ready}
-        entry = {"options": self.ready, **{name: told[name] for name in told if name not in ("kind", "version")}}
+    def publish(self, result: Result) -> Row:
+        """Write them all, with `tune` in the manifest; the winner's row with its settings and its file."""
+        data = result.to_dict()
+        winner = attrs.evolve(self.row, settings=self.settings)
+        entry = {"options": self.settings, **{name: data[name] for name in data if name not in ("kind", "version")}}
         manifest = manifest_path(self.output)
         with staged() as files:
             for made in sorted(self.files.iterdir()):
                 if made.name != manifest.name:
                     files.write(self.output.with_name(made.name), partial(_copy, made))
-            whole = json_bytes({**self.manifest, "tune": {**entry, "winner": winner}})
+            whole = json_bytes({**self.manifest, "tune": {**entry, "winner": unstructure(winner)}})
             files.write(manifest, lambda file: file.write(whole))
-        return {**winner, "file": self.output.name, "sha256": self.manifest["sha256"]}
+        return attrs.evolve(winner, file=self.output.name, sha256=self.manifest["sha256"])
 
 
 def make_winner(
-    shelf: Programs, store: Store, won: Row, runtime: str, fitted: PreparedProgram, output: Path
+    programs: Programs, store: Store, row: Row, runtime: str, prepared: PreparedProgram, output: Path
 ) -> Winner | str:
     """The winner under its name in `output`, or why it can't be published: it isn't what was verified.
 
     A plan is verified itself where it can run.
     """
-    ready = settings(runtime, won.candidate, fitted)
+    options = settings(runtime, row.candidate, prepared)
     folder = store.files / "winner"
     folder.mkdir(exist_ok=True)
     onnx = folder / output.with_suffix(".onnx").name
-    manifest = shelf.write(won.candidate.program, onnx)
+    manifest = programs.write(row.candidate.program, onnx)
     if not manifest.get("external_data"):
-        same = manifest["sha256"] == fitted.sha256
+        same = manifest["sha256"] == prepared.sha256
     else:  # the file holds the name of its data, so they are compared under the name that was verified
-        same = shelf.same_data(won.candidate.program, manifest)
+        same = programs.same_data(row.candidate.program, manifest)
     if not same:
         return "exported again it is another file than the one that was verified: its weights were changed meanwhile"
     if output.suffix == ".plan":
         from posexport.export.compile import compile_plan
-        from posexport.runtimes.tensorrt.builder import BuildOptions
+        from posexport.runtimes.tensorrt.options import BuildOptions
 
         plan = folder / output.name
-        manifest, _ = compile_plan(onnx, plan, BuildOptions(runtime=runtime, profile=tuple(ready["profile"])))
+        manifest, _ = compile_plan(onnx, plan, BuildOptions(runtime=runtime, profile=tuple(options["profile"])))
         if RUNTIMES[runtime].missing() is None:
             state, reason = _verify(plan, RUNTIMES[runtime])
             if state != PASSED:
                 return f"its plan did not verify on {runtime}: {reason}"
-    return Winner(won=won, ready=ready, manifest=manifest, files=folder, output=output)
+    return Winner(row=row, settings=options, manifest=manifest, files=folder, output=output)
 
 
 def _verify(path: Path, row: Runtime) -> tuple[str, str]:
@@ -129,7 +133,7 @@ def _verify(path: Path, row: Runtime) -> tuple[str, str]:
 
     report = verify([path], runtimes={row.name: row})
     if report.unreadable:
-        return FAILED, report.unreadable[0][1]
+        return FAILED, report.unreadable[0].error
     return report.verdicts[0].state, report.verdicts[0].reason or "its outputs differ"
 
 

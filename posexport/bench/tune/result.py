@@ -1,98 +1,150 @@
-"""What a tuning found, as data: every candidate with what became of it and why, the winner, and what it all cost."""
+"""The schema of a tuning's result: every candidate with what became of it and why, the winner, and what it all cost.
+
+The classes are what the JSON files hold (`posexport.jsondata`). Times are in seconds and memory in bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, Literal
 
 import attrs
 
 from posexport.bench import statistics
-from posexport.bench.tune.space import Candidate
+from posexport.bench.tune.space import Candidate, Program
+from posexport.jsondata import OMITTED, unstructure
 
 KIND, VERSION = "tune", 1
-WON, RACED, DROPPED, FAILED, REFUSED, NOT_RUN = "won", "raced", "dropped", "failed", "refused", "not run"
+WON: Final = "won"
+RACED: Final = "raced"
+DROPPED: Final = "dropped"
+FAILED: Final = "failed"
+REFUSED: Final = "refused"
+NOT_RUN: Final = "not run"
 
-TWIN = "timed once"
-"""How the reason of a candidate ends whose graph is another one's."""
+State = Literal["won", "raced", "dropped", "failed", "refused", "not run"]
+
+SAME_GRAPH: Final = "same-graph"
+SLOWER: Final = "slower"
+SLOWER_HALF: Final = "slower-half"
+BEHIND: Final = "behind"
+EQUAL: Final = "equal"
+FASTEST: Final = "fastest"
+SIMPLEST: Final = "simplest"
+LARGER: Final = "larger"
+BY_KERNELS: Final = "by-kernels"
+UNSUPPORTED: Final = "unsupported"
+NOT_VERIFIED: Final = "not-verified"
+ERROR: Final = "error"
+
+ReasonCode = Literal[
+    "",
+    "same-graph",
+    "slower",
+    "slower-half",
+    "behind",
+    "equal",
+    "fastest",
+    "simplest",
+    "larger",
+    "by-kernels",
+    "unsupported",
+    "not-verified",
+    "error",
+]
+"""Why a candidate is in its state.
+
+same-graph    its file or graph is another candidate's, so only that one was timed
+slower        its interval lies above another one's time
+slower-half   its median was in the slower half of those that stood, whatever its interval says
+behind        it stood to the end, and is behind the fastest in the median
+equal         it is as fast as the winner, which is simpler
+fastest       it won: nothing else is as fast
+simplest      it won: others are as fast, and it is the simplest of them
+larger        it takes more memory, or space, than another, where that is the objective
+by-kernels    plans were ranked by what the builder chose, without a GPU
+unsupported   the form, the scenario or the runtime can't take it
+not-verified  its outputs differ from the float64 reference, or could not be compared
+error         an engine failed, as the reason says
+"""
 
 
 @attrs.define(kw_only=True)
 class Row:
-    """One candidate. `ratio` is to the winner, in the rounds that both took part in; `memory` in bytes, at most; `size`
-    in bytes, of the ONNX file with its data, or for TensorRT of the plan, None where that was not built for it."""
+    """One candidate. `reason_code` is for code, `reason` for people.
 
-    candidate: Candidate
-    state: str = NOT_RUN
+    `ratio` is to the winner, in the rounds that both took part in; `memory` the most that it took; `size` that of the
+    ONNX file with its data, or for TensorRT of the plan, None where that was not built for it; `verified` the runtime
+    that it was verified on. `settings` (as a deployment sets them), `file` and `sha256` are the winner's.
+    """
+
+    name: str
+    form: str
+    dtype: str
+    opset: int
+    target: str
+    options: Mapping[str, Any]
+    state: State = NOT_RUN
     reason: str = ""
+    reason_code: ReasonCode = attrs.field(default="", metadata={OMITTED: True})
     rounds: int = 0
-    seconds: statistics.Summary | None = None
-    ratio: statistics.Ratio | None = None
-    kernels: Mapping[str, Any] | None = None
-    memory: int | None = None
-    size: int | None = None
-    verified: str | None = None
-    """The runtime that it was verified on."""
+    seconds: statistics.Summary | None = attrs.field(default=None, metadata={OMITTED: True})
+    ratio: statistics.Ratio | None = attrs.field(default=None, metadata={OMITTED: True})
+    kernels: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
+    memory: int | None = attrs.field(default=None, metadata={OMITTED: True})
+    size: int | None = attrs.field(default=None, metadata={OMITTED: True})
+    verified: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    settings: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
+    file: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    sha256: str | None = attrs.field(default=None, metadata={OMITTED: True})
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; what isn't known is left out."""
-        program = self.candidate.program
-        found = {
-            "name": str(self.candidate),
-            **attrs.asdict(program),
-            "options": dict(self.candidate.options),
-            "state": self.state,
-            "reason": self.reason,
-            "rounds": self.rounds,
-        }
-        for name in ("seconds", "ratio"):
-            value = getattr(self, name)
-            if value is not None:
-                found[name] = attrs.asdict(value)
-        more = {"kernels": self.kernels, "memory": self.memory, "size": self.size, "verified": self.verified}
-        return found | {name: value for name, value in more.items() if value is not None}
+    @classmethod
+    def of(cls, candidate: Candidate) -> Row:
+        """The row of a candidate that nothing is known of yet."""
+        program = attrs.asdict(candidate.program)
+        return cls(name=str(candidate), **program, options=dict(candidate.options))
+
+    @property
+    def candidate(self) -> Candidate:
+        """The candidate that it is about."""
+        program = Program(form=self.form, dtype=self.dtype, opset=self.opset, target=self.target)
+        return Candidate(program=program, options=tuple(self.options.items()))
+
+    def decide(self, state: State, code: ReasonCode, reason: str) -> None:
+        """Note what became of it, and why."""
+        self.state, self.reason_code, self.reason = state, code, reason
+
+
+@attrs.frozen(kw_only=True)
+class Cost:
+    """What a tuning took. `everything_runs` counts the runs that every distinct candidate at full rounds would have
+    taken; `timed_runs` those of this tuning, also where they were known from an interrupted one; `known_before` the
+    facts that came from the cache."""
+
+    seconds: float
+    timed_runs: int
+    everything_runs: int
+    known_before: int
 
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """A whole tuning. `method` says how candidates were compared; `winner` is None where nothing verified.
+    """A whole tuning. `method` says how candidates were compared; `winner` is None where nothing verified."""
 
-    `everything` counts the runs that every distinct candidate at full rounds would have taken; `runs` those of the
-    races, also where they were known from an interrupted tuning; `known` the facts that came from the cache.
-    """
-
+    kind: Literal["tune"] = "tune"
+    version: Literal[1] = 1
     encoding: str
     target: str
     scenario: str
     objective: str
     method: str
-    winner: Mapping[str, Any] | None
+    winner: Row | None
     candidates: tuple[Row, ...]
-    seconds: float
-    runs: int
-    everything: int
-    known: int
+    cost: Cost
     machine_load: float
     machine: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """For --json, --save and the manifest."""
-        return {
-            "kind": KIND,
-            "version": VERSION,
-            "encoding": self.encoding,
-            "target": self.target,
-            "scenario": self.scenario,
-            "objective": self.objective,
-            "method": self.method,
-            "winner": None if self.winner is None else dict(self.winner),
-            "candidates": [row.to_dict() for row in self.candidates],
-            "cost": {
-                "seconds": round(self.seconds, 3),
-                "timed_runs": self.runs,
-                "everything_runs": self.everything,
-                "known_before": self.known,
-            },
-            "machine_load": round(self.machine_load, 3),
-            "machine": dict(self.machine),
-        }
+        """Plain data for JSON and the manifest."""
+        data: dict[str, Any] = unstructure(self)
+        return data

@@ -1,34 +1,35 @@
 """The tune stage: the fastest (or smallest) way to write a block for one runtime and one scenario, proved and written.
 
-    programs ──▶ same graph? ──▶ race ──▶ opsets of the best ──▶ options of the best two ──▶ verify ──▶ artifact
+    programs ──▶ same graph? ──▶ rank ──▶ opsets of the best ──▶ options of the best two ──▶ verify ──▶ artifact
 
 Every form, target and dtype is exported once, in the lowest opset. Programs that the runtime turns into the same graph
-are raced once. The race is successive halving (`halving`); then the other opsets of the winner are tried,
-where they make another graph, and then the runtime's options, on the winner and the one next to it. The winner is
-verified; where it fails, its graph is out and the rest is raced again. Without a GPU, TensorRT's plans are ranked by
-their kernel tables (posexport.bench.tune.kernel_ranking).
+are timed once. They are ranked by successive halving (`halving`). Then the other opsets of the winner are tried, where
+they make another graph, and then the runtime's options, on the winner and the one next to it. The winner is verified;
+where it fails, its graph is out and the others are ranked again. Without a GPU, TensorRT's plans are ranked by their
+kernel tables (`kernel_ranking`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from posexport.bench.scenarios import Scenario
+from posexport.bench.tune import result as states
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.halving import MAX_ROUNDS
 from posexport.bench.tune.measure import CandidateTimer
 from posexport.bench.tune.programs import Block, PreparedProgram, Programs
 from posexport.bench.tune.publish import make_winner, verified
-from posexport.bench.tune.ranking import ByKernels, ByRace
-from posexport.bench.tune.result import DROPPED, FAILED, RACED, REFUSED, TWIN, WON, Result, Row
+from posexport.bench.tune.ranking import KernelRanking, Ranking, TimeRanking
+from posexport.bench.tune.result import DROPPED, FAILED, RACED, REFUSED, WON, Cost, Result, Row
 from posexport.bench.tune.space import (
     Candidate,
     Limits,
+    Options,
     Program,
     check_objective,
     check_runtime,
@@ -39,20 +40,22 @@ from posexport.bench.tune.space import (
 )
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.machine import machine
+from posexport.processes import REFUSED as REFUSED_BY_ENGINE
+from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES, TENSORRT, gpu_missing
 
 __all__ = ["Block", "Limits", "Request", "Store", "tune"]
 
 BEST = 2
-"""Programs, and combinations of options, that reach the last race."""
+"""Programs, and combinations of options, that reach the last ranking."""
 
 FEW, FINAL = 8, 10
-"""Rounds at most of the races before the last one, which only have to find out who takes part in that; and of that."""
+"""Rounds at most of the rankings before the last one, which only find out who takes part in that; and of that."""
 
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """What to tune for: a runtime of posexport.tune.space.RUNTIMES, one scenario, and latency, memory or size."""
+    """What to tune for: a runtime of posexport.bench.tune.space.RUNTIMES, one scenario, and latency, memory or size."""
 
     scenario: Scenario
     runtime: str = "ort-cpu"
@@ -82,13 +85,7 @@ def check_there(name: str) -> bool:
     return False
 
 
-def tune(
-    block: Block,
-    request: Request,
-    output: Path,
-    store: Store,
-    progress: Callable[[str], object] = lambda step: None,
-) -> Result:
+def tune(block: Block, request: Request, output: Path, store: Store, progress: Progress = silent) -> Result:
     """Tune, and write the winner to `output` (.onnx, or .plan with its .onnx beside it) with its manifest.
 
     Where nothing verifies, nothing is written and the result has no winner. RequestError for what can't be tuned;
@@ -96,164 +93,176 @@ def tune(
     """
     start = time.perf_counter()
     with Tuning(block, request, store, progress) as tuning:
-        order = tuning.search()
-        won = tuning.settle(order)
+        won = tuning.settle(tuning.search())
         result = tuning.result(won, time.perf_counter() - start)
-        if won is not None:
-            progress(f"writing {output.name}")
-            made = make_winner(tuning.shelf, store, won, request.runtime, tuning.fitted[won.candidate.program], output)
-            if isinstance(made, str):
-                won.state, won.reason, won.verified = FAILED, made, None
-                result = tuning.result(None, time.perf_counter() - start)
-            else:
-                result = attrs.evolve(result, winner=made.publish(result))
-    return result
+        if won is None:
+            return result
+        progress(f"writing {output.name}")
+        prepared = tuning.prepared[won.candidate.program]
+        made = make_winner(tuning.programs, store, won, request.runtime, prepared, output)
+        if isinstance(made, str):
+            won.decide(FAILED, states.NOT_VERIFIED, made)
+            won.verified = None
+            return tuning.result(None, time.perf_counter() - start)
+        return attrs.evolve(result, winner=made.publish(result))
 
 
 class Tuning:
-    """One tuning under way: rows of every candidate in the order in which they were thought of."""
+    """One tuning under way: the rows of all candidates in the order in which they came up."""
 
-    def __init__(self, block: Block, request: Request, store: Store, progress: Callable[[str], object]) -> None:
+    def __init__(self, block: Block, request: Request, store: Store, progress: Progress) -> None:
         self.request, self.block = request, block
         self.machine = machine()
         self._by_kernels = check_there(request.runtime)
-        self.shelf = Programs(block, request.runtime, request.scenario, store, progress)
+        self.programs = Programs(block, request.runtime, request.scenario, store, progress)
         self._store, self._progress = store, progress
-        self.field = CandidateTimer(self.shelf, store, request.runtime, self.machine, request.seed, progress)
-        self._picker = (
-            ByKernels(self.shelf, request.objective)
+        self.timer = CandidateTimer(self.programs, store, request.runtime, self.machine, request.seed, progress)
+        self._ranking: Ranking = (
+            KernelRanking(self.programs, request.objective)
             if self._by_kernels
-            else ByRace(self.shelf, self.field, request.runtime, request.objective, request.seed)
+            else TimeRanking(self.programs, self.timer, request.runtime, request.objective, request.seed)
         )
         self.rows: dict[str, Row] = {}
-        self.fitted: dict[Program, PreparedProgram] = {}
-        self._same: dict[str, Program] = {}  # the program that stands for an identity
+        self.prepared: dict[Program, PreparedProgram] = {}
+        self._distinct: dict[str, Program] = {}  # by identity, the program that is timed for it
         self._options: dict[Program, int] = {}  # how many distinct combinations of options a program was tried with
-        self._wrong: dict[str, str] = {}  # programs that failed to verify, by name
+        self._wrong: set[Program] = set()  # programs that failed to verify
 
     def __enter__(self) -> Tuning:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.shelf.__exit__()
+        self.programs.__exit__()
 
     def search(self) -> list[Row]:
         """The best candidates, the winner first; RequestError where there is none at all."""
         request = self.request
         first = self.distinct(programs(request.runtime, self.block.specs, request.limits))
         if not first:
-            reasons = dict.fromkeys(row.reason for row in self.rows.values() if row.state in (REFUSED, FAILED))
-            raise RequestError(f"nothing can be tuned for {request.runtime}: {next(iter(reasons))}.")
+            reasons = [row.reason for row in self.rows.values() if row.state in (REFUSED, FAILED)]
+            raise RequestError(f"nothing can be tuned for {request.runtime}: {reasons[0]}.")
         return self._narrow(first)
 
     def settle(self, order: list[Row]) -> Row | None:
-        """The first that verifies; where a winner doesn't, its graph is out and the others are raced again."""
+        """The first that verifies; where a winner doesn't, its graph is out and the others are ranked again."""
         while order:
             row = order[0]
             program = row.candidate.program
-            self._progress(f"verifying {row.candidate}")
-            reason, runtime = verified(self.shelf, self._store, self.request.runtime, row.candidate, self._by_kernels)
+            self._progress(f"verifying {row.name}")
+            reason, runtime = verified(
+                self.programs,
+                self._store,
+                self.request.runtime,
+                row.candidate,
+                self.prepared[program],
+                self._by_kernels,
+            )
             if reason is None:
                 row.state, row.verified = WON, runtime
                 return row
-            self._wrong[str(program)] = f"did not verify on {runtime}: {reason}"
-            for each in self.rows.values():
-                if each.candidate.program == program and each.state in (RACED, DROPPED, WON):
-                    each.state, each.reason = FAILED, self._wrong[str(program)]
-            left = [each for each in self._same.values() if str(each) not in self._wrong]
+            self._wrong.add(program)
+            for other in self.rows.values():
+                if other.candidate.program == program and other.state in (RACED, DROPPED, WON):
+                    other.decide(FAILED, states.NOT_VERIFIED, f"did not verify on {runtime}: {reason}")
+            left = [other for other in self._distinct.values() if other not in self._wrong]
             order = self._narrow(left) if left else []
         return None
 
-    def distinct(self, wanted: Iterable[Program]) -> list[Program]:
-        """Those that can be timed, once for each graph; every other gets a row that says why not."""
-        found = []
-        for program in wanted:
+    def distinct(self, candidates: Iterable[Program]) -> list[Program]:
+        """The programs that can be timed, once for each graph; every other gets a row that says why not."""
+        timed = []
+        for program in candidates:
             row = self._row(program, plain_options(self.request.runtime))
-            refused = self.shelf.refusal(program)
-            fitted = None if refused is not None else self.shelf.fit(program)
-            if not isinstance(fitted, PreparedProgram):
-                row.state, row.reason = REFUSED, refused or str(fitted)
+            refusal = self.programs.refusal(program)
+            prepared = refusal if refusal is not None else self.programs.prepare(program)
+            if isinstance(prepared, str):
+                row.decide(REFUSED, states.UNSUPPORTED, prepared)
                 continue
             if not self.request.runtime.startswith("tensorrt"):  # there the plan's counts, which is not built yet
-                row.size = fitted.size
-            identity, error = self.shelf.identity(program, fitted)
+                row.size = prepared.size
+            identity, error = self.programs.identity(program, prepared)
             if error is not None:
-                row.state, row.reason = (REFUSED if "NOT_IMPLEMENTED" in error else FAILED), error
+                refused = error.code == REFUSED_BY_ENGINE
+                row.decide(*((REFUSED, states.UNSUPPORTED) if refused else (FAILED, states.ERROR)), error.text)
                 continue
-            self.fitted[program] = fitted
-            other = self._same.setdefault(identity, program)
+            self.prepared[program] = prepared
+            other = self._distinct.setdefault(identity, program)
             if other != program:
-                same = fitted.sha256 == self.fitted[other].sha256
-                row.state, row.reason = DROPPED, f"the same {'file' if same else 'graph'} as {other}: {TWIN}"
+                same = "file" if prepared.sha256 == self.prepared[other].sha256 else "graph"
+                row.decide(DROPPED, states.SAME_GRAPH, f"the same {same} as {other}: timed once")
                 continue
-            found.append(program)
-        return found
+            timed.append(program)
+        return timed
 
     def _narrow(self, first: Sequence[Program]) -> list[Row]:
-        """Race programs, then opsets of the best, then its options, and the one next to it under the best of those."""
+        """Rank programs, then opsets of the best, then its options, and the one next to it under the best of those."""
         runtime, best = self.request.runtime, first[0]
+        plain = [plain_options(runtime)]
         order: list[Row] = []
         if len(first) > 1:  # one alone is timed when its options are
-            order = self._pick([(program, [plain_options(runtime)]) for program in first], FEW)
+            order = self._rank([(program, plain) for program in first], FEW)
             if not order:
                 return []
             best = order[0].candidate.program
-        more = [each for each in self.distinct(other_opsets(best, self.request.limits)) if str(each) not in self._wrong]
-        if more:
-            order = self._pick([(program, [plain_options(runtime)]) for program in (best, *more)], FEW) + order
+        others = self.distinct(other_opsets(best, self.request.limits))
+        opsets = [program for program in others if program not in self._wrong]
+        if opsets:
+            order = self._rank([(program, plain) for program in (best, *opsets)], FEW) + order
         leading = list(dict.fromkeys([*(row.candidate.program for row in order), best]))[:BEST]
         options = options_of(runtime, not self._by_kernels)
-        order = self._pick([(leading[0], options)], MAX_ROUNDS if len(leading) == 1 else FEW) or order
+        order = self._rank([(leading[0], options)], MAX_ROUNDS if len(leading) == 1 else FEW) or order
         if len(leading) > 1:
-            stand = [row.candidate.options for row in order[:BEST] if row.candidate.program == leading[0]]
-            order = self._pick([(program, stand) for program in leading], FINAL) or order
+            best_options = [row.candidate.options for row in order[:BEST] if row.candidate.program == leading[0]]
+            order = self._rank([(program, best_options) for program in leading], FINAL) or order
         for row in self.rows.values():
             if row.state == RACED and row not in order:
                 row.state = DROPPED
         return order
 
-    def _pick(self, chosen: Sequence[tuple[Program, Sequence[tuple[tuple[str, Any], ...]]]], most: int) -> list[Row]:
+    def _rank(self, chosen: Sequence[tuple[Program, Sequence[Options]]], most: int) -> list[Row]:
         entries = []
-        for program, options in chosen:
+        for program, combinations in chosen:
             levels: dict[str, str] = {}
-            for each in options:
-                row = self._row(program, each)
-                level = dict(each).get("graph_level")
-                identity, error = self.shelf.identity(program, self.fitted[program], level)
+            for options in combinations:
+                row = self._row(program, options)
+                level = dict(options).get("graph_level")
+                identity, error = self.programs.identity(program, self.prepared[program], level)
                 first = levels.setdefault(identity, str(level or "all"))
                 if error is not None:
-                    row.state, row.reason = FAILED, error
+                    row.decide(FAILED, states.ERROR, error.text)
                 elif level is not None and first != level:
-                    row.state, row.reason = DROPPED, f"the same graph as with graph_level={first}: {TWIN}"
+                    row.decide(DROPPED, states.SAME_GRAPH, f"the same graph as with graph_level={first}: timed once")
                 else:
-                    entries.append((row, self.fitted[program]))
+                    entries.append((row, self.prepared[program]))
             tried = sum(row.candidate.program == program for row, _ in entries)
             self._options[program] = max(tried, self._options.get(program, 0))
-        return self._picker.pick(entries, most)
+        return self._ranking.rank(entries, most)
 
-    def _row(self, program: Program, options: tuple[tuple[str, Any], ...]) -> Row:
+    def _row(self, program: Program, options: Options) -> Row:
         candidate = Candidate(program=program, options=options)
-        return self.rows.setdefault(str(candidate), Row(candidate=candidate))
+        return self.rows.setdefault(str(candidate), Row.of(candidate))
 
     def result(self, won: Row | None, seconds: float) -> Result:
-        """All of it as data."""
+        """All of it as data; `seconds` is what it took."""
         rows, request = list(self.rows.values()), self.request
         if won is not None:
-            self._picker.ratios(rows, str(won.candidate))
+            self._ranking.note_ratios(rows, won.name)
         spec = next(iter(self.block.specs.values()))
-        every = len(self._same) * max(self._options.values(), default=0)
+        distinct = len(self._distinct) * max(self._options.values(), default=0)
         return Result(
             encoding=spec.encoding.name,
             target=request.runtime,
             scenario=str(request.scenario),
             objective=request.objective,
-            method=self._picker.method,
-            winner=None if won is None else won.to_dict(),
+            method=self._ranking.method,
+            winner=None if won is None else attrs.evolve(won),
             candidates=tuple(rows),
-            seconds=seconds,
-            runs=self.field.cost.runs,
-            everything=self._picker.everything(every),
-            known=self._store.found,
-            machine_load=self.field.machine_load,
+            cost=Cost(
+                seconds=round(seconds, 3),
+                timed_runs=self.timer.cost.runs,
+                everything_runs=self._ranking.full_runs(distinct),
+                known_before=self._store.found,
+            ),
+            machine_load=round(self.timer.machine_load, 3),
             machine=self.machine,
         )

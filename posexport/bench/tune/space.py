@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from posexport.errors import RequestError, unknown
-from posexport.export.support import default_opset, opset_refusal
+from posexport.export.support import default_opset, unsupported_opset
 from posexport.machine import usable
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
 from posexport.spec.spec import DTYPES, Spec
@@ -27,6 +27,9 @@ TARGETS_OF = {"ort-cpu": ("portable", "ort"), "ort-cuda": ("portable", "ort")}
 
 _BY_NATURE = {("ort-cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 kernels"}
 """What a runtime has no kernels for, and the sentence."""
+
+Options = tuple[tuple[str, Any], ...]
+"""Options of a runtime, name and value."""
 
 WIDE, NARROW = "wide", "scenario"
 """Profiles of a plan: that of `posexport compile`, or one that ends at the scenario's shape and is tuned for it."""
@@ -64,10 +67,10 @@ class Candidate:
     """A program with options of the runtime (name to value); an option that is left out is the runtime's own choice."""
 
     program: Program
-    options: tuple[tuple[str, Any], ...] = ()
+    options: Options = ()
 
     def __str__(self) -> str:
-        return " ".join((str(self.program), *(f"{name}={_word(value)}" for name, value in self.options)))
+        return " ".join((str(self.program), *(f"{name}={_spelled(value)}" for name, value in self.options)))
 
     @property
     def plainness(self) -> tuple[int, ...]:
@@ -125,16 +128,16 @@ def other_opsets(program: Program, limits: Limits) -> list[Program]:
     return [
         attrs.evolve(program, opset=opset)
         for opset in OPSETS
-        if opset > program.opset and opset_refusal(program.form, program.target, opset) is None
+        if opset > program.opset and unsupported_opset(program.form, program.target, opset) is None
     ]
 
 
-def plain_options(runtime: str) -> tuple[tuple[str, Any], ...]:
-    """The options under which programs are raced first: those of a careful deployment."""
+def plain_options(runtime: str) -> Options:
+    """The options under which programs are timed first: those of a careful deployment."""
     return (("io_binding", True),) if runtime.startswith("ort") else ()
 
 
-def options_of(runtime: str, gpu: bool, cpus: int | None = None) -> list[tuple[tuple[str, Any], ...]]:
+def options_of(runtime: str, gpu: bool, cpus: int | None = None) -> list[Options]:
     """Every combination of the runtime's options; the first of each list is the runtime's own choice, and left out."""
     cpus = cpus or usable()
     fewer = sorted({max(cpus // 2, 1), 1} - {cpus}, reverse=True)
@@ -143,10 +146,10 @@ def options_of(runtime: str, gpu: bool, cpus: int | None = None) -> list[tuple[t
         "ort-cuda": {"graph_level": [None, "extended", "basic"], "io_binding": [True], "cuda_graph": [None, True]},
     }
     plan: dict[str, list[Any]] = {"profile": [None, NARROW], **({"cuda_graph": [None, True]} if gpu else {})}
-    found: dict[str, list[Any]] = axes.get(runtime, plan)
+    choices: dict[str, list[Any]] = axes.get(runtime, plan)
     return [
-        tuple((name, value) for name, value in zip(found, values, strict=True) if value is not None)
-        for values in product(*found.values())
+        tuple((name, value) for name, value in zip(choices, values, strict=True) if value is not None)
+        for values in product(*choices.values())
     ]
 
 
@@ -155,5 +158,5 @@ def plainest(candidates: Sequence[Candidate]) -> Candidate:
     return min(candidates, key=lambda candidate: candidate.plainness)
 
 
-def _word(value: Any) -> str:
+def _spelled(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

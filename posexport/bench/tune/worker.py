@@ -1,4 +1,4 @@
-"""The child process that looks at programs without timing them: `python -m posexport.tune.worker`.
+"""The child process that looks at programs without timing them: `python -m posexport.bench.tune.worker`.
 
 It serves as `posexport.runtimes.worker` does, so that a file at which an engine crashes ends nothing else; a request
 names what to `do`:
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from posexport.errors import Reason
-from posexport.processes import explain, serve
+from posexport.processes import serve
+from posexport.runtimes.base import failure_code
 
 LARGEST = 1_000_000_000
 """Bytes from which a file is not compared, since the optimizer would write it anew: it then is like itself alone."""
@@ -56,7 +57,8 @@ def identify(path: str, runtime_name: str, level: str | None) -> dict[str, Any]:
 def kernels(path: str, runtime_name: str, profile: list[str]) -> dict[str, Any]:
     """The kernel table, planned memory and size in bytes of a plan built in memory."""
     from posexport.artifact.onnx_artifact import read_onnx
-    from posexport.runtimes.tensorrt.builder import BuildOptions, build
+    from posexport.runtimes.tensorrt.builder import build
+    from posexport.runtimes.tensorrt.options import BuildOptions
 
     built = build(read_onnx(Path(path)), BuildOptions(runtime=runtime_name, profile=tuple(profile)))
     size = memoryview(built.plan).nbytes
@@ -119,7 +121,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 def _explain(error: Exception) -> Reason:
     """The code of an error and its first line."""
     first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return Reason(explain(error).code, first[:300])
+    return Reason(failure_code(error), first[:300])
 
 
 if __name__ == "__main__":

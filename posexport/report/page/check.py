@@ -33,7 +33,7 @@ _RATIO = {"median": Positive, "low": Positive, "high": Positive, "confidence?": 
 
 _LIMITS = [
     {
-        "runtime": str, "scenario": str, "peer": str, "limit": float, "state": CHANGED, "reason?": str,
+        "runtime": str, "scenario": str, "reference": str, "limit": float, "state": CHANGED, "reason?": str,
         "ratio?": Positive, "low?": Positive, "high?": Positive, "there?": bool,
     }
 ]  # fmt: skip
@@ -66,10 +66,10 @@ SHAPES: dict[str, Any] = {
         "seed?": int, "machine_load?": float, "threads?": int, "cuda_graph?": bool, "machine?": Each(object),
         "spec?": Each(object), "sha256?": str,
         "gate?": {
-            "allowed": float, "notes?": [str],
+            "limit": float, "notes?": [str],
             "changes": [
                 {
-                    "runtime": str, "shape": str, "state": CHANGED, "by?": str, "reason?": str, "before?": float,
+                    "runtime": str, "shape": str, "state": CHANGED, "reference?": str, "reason?": str, "before?": float,
                     "now?": float, "change?": float, "low?": float, "high?": float,
                 }
             ],

@@ -20,13 +20,13 @@ def findings(result: Result) -> Iterator[Finding]:
     """
     gate = result.data.get("gate") or {"changes": ()}
     for each in gate["changes"]:
-        said = f"{_change(each)} than before, allowed is {gate['allowed']:.0%}"
+        said = f"{_change(each)} than before, allowed is {gate['limit']:.0%}"
         unsure = f"whether it got slower than before can't be told: {each.get('reason') or _change(each)}"
         yield from _told(each, f"{result.name}, {each['shape']}", said, unsure, "gate")
     for each in result.data.get("limits") or ():
         allowed = f"{each['limit']:g}×"
-        said = f"{_ratio(each).text} of {each['peer']}, the budget allows {allowed}"
-        unsure = f"whether it keeps the budget of {allowed} of {each['peer']} can't be told"
+        said = f"{_ratio(each).text} of {each['reference']}, the budget allows {allowed}"
+        unsure = f"whether it keeps the budget of {allowed} of {each['reference']} can't be told"
         yield from _told(each, f"{PurePath(result.data['file']).name}, {each['scenario']}", said, unsure, "budget")
 
 
@@ -62,12 +62,12 @@ def tables(result: Result) -> Iterator[Table]:
             (
                 *_head(each, each["shape"]),
                 number(_change(each), each["change"]) if each.get("change") is not None else Cell(text="–"),
-                *cells(each.get("by") or "–", each.get("reason") or ""),
+                *cells(each.get("reference") or "–", each.get("reason") or ""),
             )
             for each in gate["changes"]
         )
         yield Table(
-            caption=f"Since the baseline, {gate['allowed']:.0%} allowed: {result.name}", rows=rows, heads=2, right=(3,),
+            caption=f"Since the baseline, {gate['limit']:.0%} allowed: {result.name}", rows=rows, heads=2, right=(3,),
             columns=("scenario", "runtime", "state", "change", "measured by", "reason"),
             note=" ".join(gate.get("notes") or ()),
         )  # fmt: skip
@@ -76,7 +76,7 @@ def tables(result: Result) -> Iterator[Table]:
             (
                 *_head(each, each["scenario"]),
                 _ratio(each),
-                *cells(f"{each['limit']:g}× {each['peer']}", each.get("reason") or ""),
+                *cells(f"{each['limit']:g}× {each['reference']}", each.get("reason") or ""),
             )
             for each in limits
         )

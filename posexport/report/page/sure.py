@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from posexport.bench.statistics import SURE
+from posexport.bench.statistics import CONFIDENCE
 from posexport.report.page.blocks import listed
 from posexport.report.page.latency_rows import Row
 
@@ -24,13 +24,16 @@ def apart(one: Row, other: Row) -> bool:
     """Whether one is faster than the other by its whole interval.
 
     That of their ratio where they ran in the same rounds, else those of their ratios to torch on the same device, else
-    the middle 80 % of their times. An interval of less confidence than `SURE`, one of few rounds, sets nobody apart.
+    the middle 80 % of their times. An interval of less confidence than `CONFIDENCE`
+    (few rounds) tells nothing apart.
     """
     if one.gpu == other.gpu:
         direct = one.ratio(other.role) if one.head is other.head and other.role else None
         if direct is not None:
-            return bool(direct["high"] < 1 and direct["confidence"] >= SURE)
+            return bool(direct["high"] < 1 and direct["confidence"] >= CONFIDENCE)
         first, second = one.ratio("torch"), other.ratio("torch")
         if first is not None and second is not None:
-            return bool(first["high"] < second["low"] and min(each["confidence"] for each in (first, second)) >= SURE)
+            return bool(
+                first["high"] < second["low"] and min(each["confidence"] for each in (first, second)) >= CONFIDENCE
+            )
     return bool(one.result["seconds"]["p90"] < other.result["seconds"]["p10"])

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from posexport.bench.statistics import SURE
+from posexport.bench.statistics import CONFIDENCE
 from posexport.report.page import machine_load, sure
 from posexport.report.page.blocks import (
     Block,
@@ -155,7 +155,7 @@ def _sure(data: dict[str, Any], won: dict[str, Any]) -> str:
 
 def _behind(ratio: dict[str, Any]) -> bool:
     """Whether a ratio to the winner shows that a candidate is slower."""
-    return bool(ratio["low"] > 1 and ratio["confidence"] >= SURE)
+    return bool(ratio["low"] > 1 and ratio["confidence"] >= CONFIDENCE)
 
 
 def _rank(each: dict[str, Any]) -> tuple[bool, float]:

@@ -147,7 +147,8 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     if path.suffix != ".plan":
         trt = _engine(name)
         from posexport.artifact.onnx_artifact import read_onnx
-        from posexport.runtimes.tensorrt.builder import BuildOptions, build
+        from posexport.runtimes.tensorrt.builder import build
+        from posexport.runtimes.tensorrt.options import BuildOptions
 
         artifact = read_onnx(path)
         built = build(artifact, BuildOptions(runtime=name, profile=tuple(options.get("profile") or ())))

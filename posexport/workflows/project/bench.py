@@ -8,44 +8,35 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from posexport.bench.result import FileResult
 from posexport.errors import RequestError
 from posexport.progress import Progress
 
 if TYPE_CHECKING:
-    from posexport.bench.regression import Gate
-    from posexport.bench.result import Benchmark
-    from posexport.workflows.project.latency import LimitResult
+    from posexport.bench.result import Benchmark, LimitResult
     from posexport.workflows.project.products import Product
 
 
 @attrs.define(kw_only=True)
 class Timed:
-    """One file: its result, unless it was not run for a reason, and what was judged of it."""
+    """One file: its result with its gate and limits, unless it was not run for a reason."""
 
     product: Product
     reason: str = ""
-    found: Benchmark | None = None
-    gate: Gate | None = None
     limits: Sequence[LimitResult] = ()
+    found: Benchmark | None = None
     saved: Path | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; `result` is what `posexport bench FILE --save` writes."""
-        return {
-            "file": str(self.product.path),
-            "artifact": self.product.entry.name,
-            "state": "not run" if self.found is None else "timed",
-            "reason": self.reason,
-            "limits": [attrs.asdict(each) for each in self.limits],
-            "result": self.result(),
-        }
-
-    def result(self) -> dict[str, Any] | None:
-        """The result with its limits and its gate."""
-        if self.found is None:
-            return None
-        limits = {"limits": [attrs.asdict(each) for each in self.limits]} if self.limits else {}
-        return self.found.to_dict() | limits | ({} if self.gate is None else {"gate": self.gate.to_dict()})
+    def result(self) -> FileResult:
+        """As it stands in the result of the project."""
+        return FileResult(
+            file=str(self.product.path),
+            artifact=self.product.entry.name,
+            state="not run" if self.found is None else "timed",
+            reason=self.reason,
+            limits=tuple(self.limits),
+            result=self.found,
+        )
 
 
 def results_folder(save: str | None) -> Path | None:
@@ -82,7 +73,7 @@ def time_file(
         progress(f"{name}: {text}")
 
     if base is not None:
-        found, gate = bench_gated(
+        found = bench_gated(
             product.path,
             baseline=read_benchmark(base),
             allowed=allowed,
@@ -92,7 +83,7 @@ def time_file(
             progress=step,
             **asked,
         )
-        return Timed(product=product, found=found, gate=gate)
+        return Timed(product=product, found=found)
     if product.entry.baseline is not None:
         found = bench_to_keep(product.path, processes=processes, progress=step, **asked)
     else:
@@ -105,15 +96,17 @@ def exit_code(done: Sequence[Timed], asked: Sequence[str], required: Sequence[st
     """The exit code, and a sentence without its full stop where it needs one; of peers, times are only what was `asked`
     for."""
     from posexport.bench.candidates import is_peer
-    from posexport.bench.regression import SLOWER
-    from posexport.bench.result import TIMED
+    from posexport.bench.result import SLOWER, TIMED
     from posexport.workflows.project.latency import broken
 
-    results = [result for each in done if each.found for shape in each.found.shapes for result in shape.results]
+    results = [timing for each in done if each.found for timing in each.found.timings]
     failed = next((each for each in results if each.state == "failed" and not is_peer(each.runtime)), None)
     if failed is not None:
         return 1, f"{failed.runtime} failed: {failed.reason}"
-    if any(broken(each.limits, strict) or (each.gate and each.gate.exit_code(strict)) for each in done):
+    if any(
+        broken(each.limits, strict) or (each.found and each.found.gate and each.found.gate.exit_code(strict))
+        for each in done
+    ):
         over = [
             f"{each.product.path.name} at {limit.scenario} on {limit.runtime}"
             for each in done

@@ -14,12 +14,9 @@ import attrs
 from posexport.artifact.manifest import read_manifest
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import can_build
-from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, Report, Verdict, VerifyOverrides
+from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, PROJECT, Report, State, Verdict, VerifyOverrides
 from posexport.workflows.project.limits import size_text
 from posexport.workflows.project.products import Product, out_of_date
-
-PROJECT = "project"
-"""What stands in a verdict in place of a runtime."""
 
 UP_TO_DATE = "up to date"
 
@@ -77,7 +74,7 @@ def _limited(product: Product, name: str, passed: bool, measured: str, limit: st
     return attrs.evolve(verdict, measured=measured, limit_text=limit)
 
 
-def _verdict(product: Product, name: str, state: str, reason: str | None) -> Verdict:
+def _verdict(product: Product, name: str, state: State, reason: str | None) -> Verdict:
     return Verdict(artifact=str(product.path), runtime=PROJECT, state=state, reason=reason, check=name)
 
 
@@ -93,7 +90,7 @@ def without_parity(
     ran: Report | None,
 ) -> list[Verdict]:
     """A verdict "not run" for each runtime of each file that is there but that parity was not told of."""
-    told = {each.artifact for each in ran.verdicts} | {file for file, _ in ran.unreadable} if ran else set()
+    told = {each.artifact for each in ran.verdicts} | {file.artifact for file in ran.unreadable} if ran else set()
     found = []
     for product in files:
         if str(product.path) in told or not product.path.is_file():

@@ -10,34 +10,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from posexport.bench.candidates import CANDIDATES, EXPORTED, is_peer
-from posexport.bench.regression import FINE, NOT_RUN, SLOWER, UNSURE, ours
-from posexport.bench.result import HIGH_MACHINE_LOAD, TIMED, Benchmark
-from posexport.bench.statistics import ENOUGH_PROCESSES, SURE
+from posexport.bench.regression import ours
+from posexport.bench.result import (
+    FINE,
+    HIGH_MACHINE_LOAD,
+    INCONCLUSIVE,
+    NOT_RUN,
+    SLOWER,
+    TIMED,
+    Benchmark,
+    Judgement,
+    LimitResult,
+)
+from posexport.bench.statistics import CONFIDENCE, ENOUGH_PROCESSES
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
 from posexport.workflows.project.file import Project
 from posexport.workflows.project.limits import Latency
 from posexport.workflows.project.products import Product
-
-
-@attrs.frozen(kw_only=True)
-class LimitResult:
-    """One limit on one runtime: its state, and the ratio to the peer with its interval; `there` where it was not
-    measured though its runtime is there."""
-
-    runtime: str
-    scenario: str
-    peer: str
-    limit: float
-    state: str
-    reason: str = ""
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    there: bool = False
 
 
 def timed_on(product: Product, chosen: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
@@ -136,7 +127,7 @@ def _judge(latency: Latency, found: Benchmark | None, asked: Sequence[str], reas
     timed = [each for each in meant if each.state == TIMED]
     judged = []
     for peer, limit in latency.limits().items():
-        told: dict[str, Any] = {"scenario": latency.scenario, "peer": peer, "limit": limit}
+        told: dict[str, Any] = {"scenario": latency.scenario, "reference": peer, "limit": limit}
         for result in timed:
             told["runtime"] = result.runtime
             ratio = result.ratios.get(peer)
@@ -147,10 +138,13 @@ def _judge(latency: Latency, found: Benchmark | None, asked: Sequence[str], reas
                     LimitResult(**told, state=NOT_RUN, reason=f"{peer} was not timed beside it{why}", there=True)
                 )
                 continue
-            state = FINE if ratio.high <= limit else SLOWER if ratio.low > limit else UNSURE
+            state: Judgement = FINE if ratio.high <= limit else SLOWER if ratio.low > limit else INCONCLUSIVE
             why = ""
-            if ratio.confidence < SURE:
-                state, why = UNSURE, f"few rounds: its interval holds with {ratio.confidence:.0%}, not {SURE:.0%}"
+            if ratio.confidence < CONFIDENCE:
+                state, why = (
+                    INCONCLUSIVE,
+                    f"few rounds: its interval holds with {ratio.confidence:.0%}, not {CONFIDENCE:.0%}",
+                )
             judged.append(
                 LimitResult(**told, state=state, reason=why, ratio=ratio.median, low=ratio.low, high=ratio.high)
             )
@@ -165,7 +159,7 @@ def _judge(latency: Latency, found: Benchmark | None, asked: Sequence[str], reas
 def broken(limits: Sequence[LimitResult], strict: bool) -> bool:
     """Whether a limit is broken, or was not measured though its runtime is there; with `strict` also where it can't be
     told, or was not run."""
-    bad = (SLOWER, UNSURE, NOT_RUN) if strict else (SLOWER,)
+    bad = (SLOWER, INCONCLUSIVE, NOT_RUN) if strict else (SLOWER,)
     return any(each.state in bad or each.there for each in limits)
 
 

@@ -253,6 +253,6 @@ def test_an_interrupt_cancels_the_build() -> None:
 def test_a_file_for_onnx_runtime_alone_is_refused(form: str, tmp_path: Path) -> None:
     spec = small_spec("rope", kv_cache="shared", causal=True, dtype="fp16")
     write_onnx(export(spec, weights_for(spec), form=form, target="ort"), tmp_path / "a.onnx")
-    said = ("'a.onnx' can't be compiled", "for ONNX Runtime alone", "--target portable")
+    said = ("'a.onnx' can't be compiled", "for ONNX Runtime only", "--target portable")
     refused(cli("compile", tmp_path / "a.onnx"), *said)
     assert {path.name for path in tmp_path.iterdir()} == {"a.onnx", "a.onnx.json"}

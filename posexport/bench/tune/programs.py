@@ -86,9 +86,8 @@ class Programs:
     def refusal(self, program: Program) -> str | None:
         """Why a program can't be written or run, in one sentence without a full stop, known without exporting it."""
         spec = self._block.specs[program.dtype]
-        return no_kernels(self._runtime, program.dtype) or support.unsupported_reason(
-            spec, program.form, program.target, program.opset
-        )
+        reason = support.unsupported_reason(spec, program.form, program.target, program.opset)
+        return no_kernels(self._runtime, program.dtype) or (None if reason is None else reason.text)
 
     def prepare(self, program: Program) -> PreparedProgram | str:
         """The program, exported and sized; or why it can't be had."""

@@ -98,7 +98,7 @@ def _never(spec: Spec, values: Values, profiles: Any, least: int) -> str | None:
     fixed = [name for name, (shape, _) in values.items() if shape[:1] != ("batch",)]
     if fixed:
         return f"the first dimension of {fixed[0]} is fixed, so a request holds all rows"
-    for kind in spec.kinds():
+    for kind in spec.distinct_layers():
         scaling = getattr(kind.encoding, "scaling", None)
         if scaling is not None and SCALINGS[scaling].by_length:
             return f"scaling {scaling} depends on the largest position of the batch, so rows would change each other"

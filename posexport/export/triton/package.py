@@ -208,7 +208,7 @@ def _name(given: str | None, path: Path) -> str:
 def _comments(source: _Source, batching: Batching) -> list[str]:
     """What people who read config.pbtxt should know."""
     spec = source.spec
-    encodings = ", ".join(dict.fromkeys(kind.encoding.name for kind in spec.kinds()))
+    encodings = ", ".join(dict.fromkeys(kind.encoding.name for kind in spec.distinct_layers()))
     return [
         f"{encodings} in {spec.dtype}, {source.about}; written by posexport {__version__}.",
         f"Batches: {'joined' if batching.joined else 'not joined'}, {batching.reason}.",

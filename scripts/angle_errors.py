@@ -48,21 +48,22 @@ CASES: dict[str, dict[str, Any]] = {
 _HOW = """\
 # How exact angles are
 
-Written by `./scripts/angle_errors`; all numbers are in [angles.json](angles.json). Each number is the largest error, over
-all pairs of features, of a cosine or a sine at one position, compared with float64.
+Written by `./scripts/angle_errors`; all numbers are in [angles.json](angles.json). Each number is the largest
+error, over all pairs of features, of a cosine or a sine at one position, compared with float64.
 
-**How to read it.** A row is an encoding with one kind of angles, on the runtimes that agree to two digits. A column is a
-position. With `--angles parity`, the default, an angle is the fp32 product of the position and an fp32 frequency, as in
-PyTorch models. That frequency is off by up to 6e-8 of itself, so the error grows with the position: about 1e-5 at 256, a
-few hundredths at a million. This is the model's own error, the same on every runtime. With `--angles exact`, the angle is
-reduced in integers first. What is left is the rounding of an fp32 cosine, below {exact:g} at any position up to 2^24. In
-fp16 and bf16, angles are fp32 too, and cosines and sines are rounded once, last: by up to 2.4e-4 and 2e-3, half a unit in
-the last place of a number near 1 (twice that where an attention factor makes it larger than 1). Parity's own error is
-larger than fp16's rounding before position 65,535, and larger than bf16's before a million.
+**How to read it.** A row is an encoding with one kind of angles, on the runtimes that agree to two digits. A column
+is a position. With `--angles parity`, the default, an angle is the fp32 product of the position and an fp32
+frequency, as in PyTorch models. That frequency is off by up to 6e-8 of itself, so the error grows with the
+position: about 1e-5 at 256, a few hundredths at a million. This is the model's own error, the same on every
+runtime. With `--angles exact`, the angle is reduced in integers first. What is left is the rounding of an fp32
+cosine, below {exact:g} at any position up to 2^24. In fp16 and bf16, angles are fp32 too, and cosines and sines are
+rounded once, last: by up to 2.4e-4 and 2e-3, half a unit in the last place of a number near 1 (twice that where an
+attention factor makes it larger than 1). Parity's own error is larger than fp16's rounding before position 65,535,
+and larger than bf16's before a million.
 
-Sizes: {sizes}. Positions are the same along every axis. Frequencies that depend on the length
-(dynamic, longrope) are those of {length:,} tokens. `rope-dinov3` has angles of places in a grid from -1 to 1, here the
-last cell of a grid as large as the position says, so its error hardly grows."""
+Sizes: {sizes}. Positions are the same along every axis. Frequencies that depend on the length (dynamic, longrope)
+are those of {length:,} tokens. `rope-dinov3` has angles of places in a grid from -1 to 1, here the last cell of a
+grid as large as the position says, so its error hardly grows."""
 
 
 def spec_of(case: str, angles: str, dtype: str) -> Spec:

@@ -54,7 +54,8 @@ def compile(file: str, output: str | None, require_fused_attention: bool, as_jso
     with console.steps(f"loading {options.runtime}") as progress:
         from posexport.export.compile import compile_plan
 
-        manifest, seconds = compile_plan(path, target, options, progress, warnings.append)
+        plan_manifest, seconds = compile_plan(path, target, options, progress, warnings.append)
+    manifest = unstructure(plan_manifest)
     if as_json:
         console.show_json({**manifest, "build_seconds": round(seconds, 3), "warnings": unstructure(warnings)})
     else:

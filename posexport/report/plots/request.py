@@ -77,14 +77,15 @@ def draw_plot(
 
     Raises RequestError for a kind or a file that can't be used, before anything is measured.
     """
-    from posexport.report.plots.kinds import panels
     from posexport.report.plots.picture import check_suffix, draw
-    from posexport.report.plots.probe import ProbeTarget
 
     check_suffix(str(path), path.suffix)
     if not path.parent.is_dir():
         raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
     check_writable(path)
+    from posexport.report.plots.kinds import panels
+    from posexport.report.plots.probe import ProbeTarget
+
     progress("probing the encodings")
     targets = [
         ProbeTarget(

@@ -1,4 +1,4 @@
-"""`posexport bench`: latency of an artifact on what runtimes there are, beside torch and the floor; and the gate."""
+"""`posexport bench`: latency of an artifact on the runtimes that are there, beside torch and the lower bound."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def bench(
     as_json: bool,
     **numbers: Any,
 ) -> int:
-    """Time an artifact (.onnx or .plan) on the runtimes that are there, in alternation with torch and the floor.
+    """Time an artifact (.onnx or .plan) on the runtimes that are there, in alternation with torch and the lower bound.
 
     Without FILE, those of the project (posexport.toml, or [tool.posexport] of a pyproject.toml), each at the scenarios
     of its budget, which must be kept, and beside its baseline; --save then names a folder.

@@ -1,7 +1,7 @@
-"""torch's exporter builds its table of translations at every export: here it does so once for each opset.
+"""A cache for torch's exporter, which builds its table of translations at every export: it is built once per opset.
 
-That is about 0.6 s of each export of a block, half of it. The table depends on the installed torch and onnxscript
-only. Where another torch keeps it elsewhere, exports are as right as before, and as slow.
+That takes about 0.6 s, half of the export of a block. The table depends on the installed torch and onnxscript only. A
+version of torch that keeps it elsewhere is slower, and exports the same graphs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _registry(build: Any, opset: int) -> Any:
 
 @contextlib.contextmanager
 def built_once() -> Iterator[None]:
-    """While this is open, torch's exporter gets a copy of the table that was built first."""
+    """Within this context, torch's exporter gets a copy of the table that was built first."""
     try:
         from torch.onnx._internal.exporter import _registration
 
@@ -42,7 +42,7 @@ def built_once() -> Iterator[None]:
 
     def registry(opset_version: int) -> Any:
         table = copy.copy(_registry(build, opset_version))
-        table.functions = {target: list(found) for target, found in table.functions.items()}
+        table.functions = {target: list(metas) for target, metas in table.functions.items()}
         return table
 
     with (

@@ -77,7 +77,7 @@ def test_a_page_that_asks_for_something_is_caught(page: str, planted: str) -> No
 def evil(data: Any) -> Any:
     """The data with every text that isn't of a table replaced by markup and characters that no page can hold."""
     known = {"bench", "tune", "verify", "passed", "failed", "not run", "refused", "timed", "won", "raced", "dropped",
-             "slower", "chart", "linear", "log", "parity", "ort-cpu", "torch", "floor", "image"}  # fmt: skip
+             "slower", "chart", "linear", "log", "parity", "ort-cpu", "torch", "lower_bound", "image"}  # fmt: skip
     if isinstance(data, str):
         return data if data in known else EVIL
     if isinstance(data, list):

@@ -221,4 +221,4 @@ def test_words_and_colours_are_explained_on_the_page(tmp_path: Path) -> None:
     assert page.words.folded and to_markdown(page).count("| tensorrt-import | ") == 1
     assert {"peers", "native", "contrib", "decomposed", "ort", "tensorrt-import"} <= WORDS.keys()
     bars = next(each for each in part(page, "latency").blocks if isinstance(each, Figure) and "bar best" in each.svg)
-    assert [name for _, name in bars.legend] == ["★ the fastest", "a peer (others' way)", "floor"]
+    assert [name for _, name in bars.legend] == ["★ the fastest", "a peer (others' way)", "lower bound"]

@@ -48,8 +48,8 @@ def test_the_fastest_is_told_with_its_ratios_and_never_the_floor(tmp_path: Path)
     assert point["label"] == "rope, hidden 64, prefill:128 (128 tokens at once)"
     assert (point["head"], point["figure"]) == ("ort-cpu · native", "6.00 ms")
     assert point["text"] == (
-        "clearly the fastest; ⚠ not verified on ort-cpu here; 0.60× of torch eager (0.57 to 0.63); 1.20× of the floor "
-        "(1.14 to 1.26); next ort-cpu · contrib (0.80× of torch eager, 0.76 to 0.84, in its own run)"
+        "clearly the fastest; ⚠ not verified on ort-cpu here; 0.60× of torch eager (0.57 to 0.63); 1.20× of the lower "
+        "bound (1.14 to 1.26); next ort-cpu · contrib (0.80× of torch eager, 0.76 to 0.84, in its own run)"
     )
 
 

@@ -54,9 +54,9 @@ def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
     blocks += [_table(found), *_absent(found), *_machines(results)]
     rows = list(rows_of(results))
     lead = (
-        "Bars end at the median, whiskers span the middle 80 % of all runs, and the dashed line is the floor: the bare "
-        "matrix products of the same block; › goes on beyond the drawing. Ratios are taken round by round against what "
-        "ran beside it: a steady slowdown cancels out, a busy machine widens their intervals."
+        "Bars end at the median, whiskers span the middle 80 % of all runs, and the dashed line is the lower bound: "
+        "the bare matrix products of the same block; › goes on beyond the drawing. Ratios are taken round by round "
+        "against what ran beside it: a steady slowdown cancels out, a busy machine widens their intervals."
     )
     return Section(id="latency", title="Latency", lead=lead, blocks=tuple(blocks)), Found(
         findings=tuple(_findings(results, found)),
@@ -72,7 +72,7 @@ def _point(each: Comparison) -> Point | None:
         return None
     first = ranked[0]
     said = []
-    for peer, words in (("torch", "of torch eager"), ("floor", "of the floor")):
+    for peer, words in (("torch", "of torch eager"), ("lower_bound", "of the lower bound")):
         ratio = first.ratio(peer)
         if ratio is not None and first.role != peer:
             said.append(f"{times(ratio['median'])} {words} ({span(ratio)})")
@@ -133,8 +133,8 @@ def _bars(each: Comparison, folded: bool) -> Figure | Table:
     several = len(files) > 1  # the file's name stands above its bars then
     for file in files:
         own = sorted((row for row in timed if row.file == file), key=lambda row: row.median)
-        floor = next((row.median for row in own if row.role == "floor"), None)
-        bars = tuple(_bar(each, row, row in best, not several) for row in own if row.role != "floor")
+        floor = next((row.median for row in own if row.role == "lower_bound"), None)
+        bars = tuple(_bar(each, row, row in best, not several) for row in own if row.role != "lower_bound")
         if bars:
             groups.append(Bars(name=file, bars=bars, floor=floor))
     if not groups:
@@ -142,7 +142,7 @@ def _bars(each: Comparison, folded: bool) -> Figure | Table:
     if len(groups) == 1:
         groups = [attrs.evolve(groups[0], name="")]
     floors = [seconds(group.floor) for group in groups if group.floor is not None]
-    note = f"Floor (dashed): {listed(list(dict.fromkeys(floors)))}." if floors else "No floor was timed."
+    note = f"Lower bound (dashed): {listed(list(dict.fromkeys(floors)))}." if floors else "No lower bound was timed."
     note += " Each file ran by itself, so files are compared by × torch, not by times." * several
     drawn = {bar.look for group in groups for bar in group.bars} | ({"floor"} if floors else set())
     legend = tuple((patch(look), name) for look, name in _LOOKS.items() if look in drawn)
@@ -152,7 +152,12 @@ def _bars(each: Comparison, folded: bool) -> Figure | Table:
     )  # fmt: skip
 
 
-_LOOKS = {"best": "★ the fastest", "ours": "an artifact of posexport", "peer": "a peer (others' way)", "floor": "floor"}
+_LOOKS = {
+    "best": "★ the fastest",
+    "ours": "an artifact of posexport",
+    "peer": "a peer (others' way)",
+    "floor": "lower bound",
+}
 
 
 def _bar(each: Comparison, row: Row, best: bool, with_file: bool) -> Bar:
@@ -197,7 +202,7 @@ def _curves(found: Sequence[Comparison]) -> Iterator[Figure]:
                 own[at] = min(row.median, own.get(at, row.median))
                 roles[each.name(row)] = row.role
         names = sorted(series, key=lambda name: bool(roles[name]))
-        looks = {name: (at, 1 if roles[name] == "floor" else 0) for at, name in enumerate(names)}
+        looks = {name: (at, 1 if roles[name] == "lower_bound" else 0) for at, name in enumerate(names)}
         curves = [
             Curve(name=name, x=tuple(own), y=tuple(own.values()), look=looks[name])
             for name in names
@@ -214,7 +219,7 @@ def _curves(found: Sequence[Comparison]) -> Iterator[Figure]:
 
 
 _COLUMNS = (
-    "comparison", "candidate", "state", "median", "p10", "p90", "p99", "× torch eager", "interval", "× floor",
+    "comparison", "candidate", "state", "median", "p10", "p90", "p99", "× torch eager", "interval", "× lower bound",
     "interval", "tokens/s", "memory", "load", "build", "note",
 )  # fmt: skip
 
@@ -256,7 +261,7 @@ def _row(each: Comparison, row: Row) -> tuple[Cell, ...]:
     spread = result.get("seconds") or {}
     shown = [number(seconds(spread[key]), spread[key]) if spread.get(key) else Cell(text="–")
              for key in ("median", "p10", "p90", "p99")]  # fmt: skip
-    for peer in ("torch", "floor"):
+    for peer in ("torch", "lower_bound"):
         ratio = row.ratio(peer)
         low_high = span(ratio) if ratio else "–"
         shown += [number(times(ratio["median"]), ratio["median"]) if ratio else Cell(text="–"), Cell(text=low_high)]

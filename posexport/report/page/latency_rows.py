@@ -12,7 +12,7 @@ from posexport.report.page.blocks import plural
 from posexport.report.page.results import Result
 
 PEERS = {
-    "floor": "floor: bare matmuls",
+    "lower_bound": "lower bound: bare matrix products",
     "torch": "torch eager",
     "torch-compile": "torch.compile",
     "torch-onnx": "torch.onnx.export",
@@ -82,12 +82,12 @@ class Comparison:
 
     @property
     def ranked(self) -> list[Row]:
-        """The candidates that may win, the fastest first: whatever was timed but the floor.
+        """The candidates that may win, the fastest first: whatever was timed but the lower bound.
 
         Runs of their own, one per file, differ by more than their candidates do: where each timed torch on the same
         device, candidates stand by their ratio to it, times its time in the fastest of the runs.
         """
-        timed = [row for row in self.rows if row.timed and row.role != "floor"]
+        timed = [row for row in self.rows if row.timed and row.role != "lower_bound"]
         scales: dict[bool, float] = {}
         for gpu in (False, True):
             runs = {id(row.head) for row in timed if row.gpu == gpu}

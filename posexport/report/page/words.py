@@ -15,7 +15,7 @@ WORDS = {
     "tensorrt-import": "TensorRT's parser reads the file and its graph is evaluated on the CPU; no GPU is needed",
     "io_binding": "inputs and outputs of ONNX Runtime are given as buffers that stay in place",
     "peers": "others' ways to run the same block: torch eager, torch.compile, torch.onnx.export, ORT's optimizer",
-    "floor": "the bare matrix products of the block: nothing can be much faster",
+    "lower bound": "the bare matrix products of the block: nothing can be much faster",
     "prefill, decode": "many tokens at once, or one new token behind those in the cache",
     "clearly": "the winner's interval against every other lies below 1",
     "likely": "so it does, but the machine was busy, or others left the race early",

@@ -196,7 +196,7 @@ class Cope(Encoding):
 
     def check(self, spec: Spec) -> None:
         if not spec.causal:
-            raise RequestError("cope was given without causal: it counts keys up to the query, so add --causal.")
+            raise RequestError("cope was given without causal: it counts keys up to the query, so add causal.")
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         return {"pos_emb": (spec.head_dim, self.npos_max)}

@@ -199,7 +199,7 @@ class XPos(Rotary):
         if spec.head_dim % 2:
             raise RequestError(f"head_dim is {spec.head_dim}: xpos turns pairs, so it must be even.")
         if not spec.causal:
-            raise RequestError("xpos was given without causal: keys ahead of a query would grow, so add --causal.")
+            raise RequestError("xpos was given without causal: keys ahead of a query would grow, so add causal.")
         if spec.qk_norm_type == "l2":
             raise RequestError(
                 "qk_norm_type l2 was given with xpos, whose decay such a norm takes away: drop one of them."

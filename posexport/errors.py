@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 import attrs
 
+ERROR_FILE = "POSEXPORT_ERROR_FILE"
+"""The environment variable that names a file: the command line writes its error there too, as `{"error": "..."}`."""
+
 
 @attrs.frozen
 class Reason:

@@ -32,7 +32,7 @@ from posexport.bench.candidates import CANDIDATES
 from posexport.cli import console
 from posexport.errors import RequestError, unknown
 from posexport.export import export
-from posexport.export.support import refusal
+from posexport.export.support import unsupported_reason
 from posexport.files import write_json
 from posexport.models import ENCODINGS
 from posexport.models.weights import seeded_weights
@@ -173,7 +173,7 @@ def _measure(
     here = [result for name, result in results.items() if name not in missing]
     path = folder / f"{str(cell).replace(' ', '-').replace(':', '-')}.onnx"
     spec = cell.spec(quick)
-    why = refusal(spec, cell.form)
+    why = unsupported_reason(spec, cell.form)
     if why is not None:
         for result in results.values():
             result.state, result.reason = REFUSED, why

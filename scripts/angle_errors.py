@@ -16,7 +16,7 @@ from posexport.spec.spec import ANGLES, DTYPES, Spec
 from posexport.verify.angles import EXACT, POSITIONS, Measured, measure
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA, PAGE = ROOT / "docs/angles.json", ROOT / "docs/angles.md"
+DATA, PAGE = ROOT / "docs/results/angles.json", ROOT / "docs/results/angles.md"
 SIZES = {"hidden_size": 768, "num_heads": 12}
 _LONGER: dict[str, Any] = {"factor": 4, "original_max_position_embeddings": 4096}
 
@@ -117,7 +117,7 @@ def _line(cells: list[str]) -> str:
 
 @click.command()
 def main() -> None:
-    """Measure, and write docs/angles.json and docs/angles.md; exits 1 where a runtime failed."""
+    """Measure, and write docs/results/angles.json and docs/results/angles.md; exits 1 where a runtime failed."""
     found, refused = specs()
     with console.steps("measuring", total=len(found)) as progress:
         measured = list(measure(found, RUNTIMES, advance=lambda what: progress.update(what, advance=1)))

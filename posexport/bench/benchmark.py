@@ -1,4 +1,4 @@
-"""The bench stage: latency and memory of an artifact on every runtime that is there, beside torch and the floor.
+"""The bench stage: latency and memory of an artifact on every runtime that is there, beside torch and the lower bound.
 
 Each runtime has its own process, so that its memory can be told and a crash ends only itself. They are called in
 alternation (`rounds`); a turn is untimed runs, which wake threads that slept, and then a few timed ones.
@@ -55,10 +55,10 @@ def bench(
     check: Callable[[Benchmark], object] = lambda head: None,
     enough: Callable[[Benchmark], bool] = lambda found: True,
     against: Path | None = None,
-    ways: Mapping[tuple[str, str], str] | None = None,
+    methods: Mapping[tuple[str, str], str] | None = None,
     progress: Callable[[str], object] = lambda step: None,
 ) -> Benchmark:
-    """Time the artifact at `path`; torch eager, torch.compile and the floor are always among the candidates.
+    """Time the artifact at `path`; torch eager, torch.compile and the lower bound are always among the candidates.
 
     `also` names candidates beside `runtimes`, or beside the default ones. `shapes` are texts like
     `batch=1,seq=128`, `scenarios` like `decode:2048`; `threads` counts the threads of each runtime (default: its own
@@ -67,7 +67,7 @@ def bench(
     Each candidate gets `processes` processes one after another, which share the rounds; and more, up to
     `most_processes`, until `enough` says so of the result. With more than one, torch.compile is timed only where it is
     named or `compiled` is given: it takes seconds to start. `check` sees the result before anything is timed.
-    `ways` says how a floor is run, by its name and the sizes as text, as `floor_ways` has it of an earlier result.
+    `methods` says how a lower bound is run (`Benchmark.bound_methods` of an earlier result).
     `progress` is called with what comes next. RequestError for names, sizes and files that can't be used.
     """
     chosen = choose(runtimes, peers, also)
@@ -90,7 +90,7 @@ def bench(
         rounds=share, warmup=warmup, threads=threads, cuda_graph=cuda_graph, seed=seed, budget=budget / processes
     )
     digest, here = sha256_of(path), machine()
-    with BenchSession(subject, chosen, sizes, settings, old, progress, ways) as field:
+    with BenchSession(subject, chosen, sizes, settings, old, progress, methods) as field:
 
         def result() -> Benchmark:
             return Benchmark(

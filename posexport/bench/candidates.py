@@ -1,8 +1,8 @@
-"""What can be timed, by name: every runtime that runs kernels, and on each device the peers that they are held against.
+"""What can be timed, by name: every runtime that runs kernels, and on each device the references of their ratios.
 
-A peer has a role, under which ratios to it are known on either device: `floor` (the bare matmuls), `torch` (eager),
-`torch-compile`, `torch-onnx` (torch's own export, run by ONNX Runtime), `ort-optimizer` (that file through ONNX
-Runtime's transformers optimizer) and `against` (an earlier artifact). Imports no engine.
+A reference has a role, the name of ratios to it on either device: `lower_bound` (the bare matrix products), `torch`
+(eager), `torch-compile`, `torch-onnx` (torch's own export, run by ONNX Runtime), `ort-optimizer` (that file through
+ONNX Runtime's transformers optimizer) and `against` (an earlier artifact). Imports no engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TAKES = {TORCH: ("threads",), ORT: ("threads", "cuda_graph"), TENSORRT: ("cuda_
 """Which of the options of a benchmark an engine has, by its module; one that isn't here runs nothing to be timed."""
 
 ROLES = {
-    "floor": "torch",
+    "lower_bound": "torch",
     "torch": "torch",
     "torch-compile": "torch",
     "torch-onnx": "ort",
@@ -28,7 +28,7 @@ ROLES = {
 }
 """The peers that are always held against, each with what runs it."""
 
-ALWAYS = ("floor", "torch", "torch-compile")
+ALWAYS = ("lower_bound", "torch", "torch-compile")
 EXPORTED = ("torch-onnx", "ort-optimizer")
 """Peers that are files of their own, made before they are timed; timed with `--peers`, or where they are named."""
 

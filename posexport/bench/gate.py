@@ -66,7 +66,7 @@ def bench_gated(
         path,
         check=check,
         enough=_in_time(lambda found: compare(found, base, allowed), keep),
-        ways={} if differences(dict(base.machine), machine()) else base.floor_ways(),
+        methods={} if differences(dict(base.machine), machine()) else base.bound_methods(),
         **_as_in(base, options),
     )
     return attrs.evolve(found, gate=compare(found, base, allowed))

@@ -1,4 +1,4 @@
-"""The floor under a block's time: its matrix products bare, or the bytes that it must read, whichever takes longer.
+"""The lower bound of a block's time: its matrix products bare, or the bytes that it must read, whichever takes longer.
 
 On the CPU both are run. The products, with every operand at hand and nothing between them:
 
@@ -11,8 +11,8 @@ sees where a layer has a window or chunks, and are written to memory between the
 masked keys, or keeps scores in its registers, can be faster. The bytes are the weights and what is cached (of a layer
 with a window or chunks, what is seen of it), in the graph's dtype, each read once; they bound decoding.
 
-On a GPU the floor is the roofline (Williams, Waterman, Patterson, 2009): the larger of operations over the rate of one
-large product and bytes over the rate of one large read, both measured anew in every run. What an encoding itself
+On a GPU the lower bound is the roofline (Williams, Waterman, Patterson, 2009): the larger of operations over the rate
+of one large product and bytes over the rate of one large read, both measured anew in every run. What an encoding itself
 computes counts nowhere.
 """
 
@@ -48,7 +48,7 @@ PEAK_SIDE, PEAK_BYTES = 4096, 2**30
 """The side of the square product, and the size of the read, that tell a GPU's rates."""
 
 _TRIALS, _SLOW = 5, 0.5
-"""Runs by which the fastest way is found, and the seconds from which on one is enough."""
+"""Runs by which the fastest method is found, and the seconds from which on one is enough."""
 
 
 @attrs.frozen(kw_only=True)
@@ -115,23 +115,26 @@ def _keys(kind: Spec, keys: int, past: int, seq: int) -> int:
     return min(keys, window, kind.attention_chunk_size or keys, _seen(kind, past) + seq)
 
 
-class FloorRunner:
-    """The floor of one block on one device. `way` is how it is run, where that is known from an earlier process: which
-    one is the fastest is not found alike by all, and a ratio to the floor is to mean one thing."""
+class LowerBoundRunner:
+    """The lower bound of one block on one device.
+
+    `method` is how it is run, where an earlier process chose one: processes differ in which method is the fastest, and
+    a ratio to the lower bound is to mean one thing.
+    """
 
     def __init__(self, spec: Spec, device: str, threads: int | None) -> None:
-        self.way: str | None = None
+        self.method: str | None = None
         self._spec, self._device, self._threads = spec, torch.device(device), threads
-        self._found = "not yet known"
+        self._method = "not yet known"
 
     def run(self, inputs: Arrays) -> Arrays:
-        raise NotImplementedError("the floor computes nothing of use")
+        raise NotImplementedError("the lower bound computes nothing of use")
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         todo = work(self._spec, inputs, _sizes(self._spec, inputs))
         dtype = getattr(torch, TORCH_DTYPES[self._spec.dtype])
         if self._device.type == "cuda":
-            self._found = "roofline"
+            self._method = "roofline"
             return _roofline(todo, dtype, self._device)
         makers: dict[str, Callable[[], Callable[[], float]]] = {}
         for kind in dict.fromkeys((dtype, torch.float32)):
@@ -143,25 +146,25 @@ class FloorRunner:
         if _scores(todo, dtype) > SCORES:
             makers = {name: make for name, make in makers.items() if name.endswith("a head at a time")}
         readers = {"bytes by a sum": partial(_by_sum, todo), "bytes by a product": partial(_by_vector, todo)}
-        made = None if self.way is None else (makers | readers).get(self.way)
+        made = None if self.method is None else (makers | readers).get(self.method)
         if made is not None:
             with contextlib.suppress(Exception):  # what can't run here is left out, as it is where all are tried
                 call = made()
                 call()
-                self._found = str(self.way)
+                self._method = str(self.method)
                 return call
-        _, self._found, call = max(_fastest(makers), _fastest(readers), key=lambda each: each[0])
+        _, self._method, call = max(_fastest(makers), _fastest(readers), key=lambda each: each[0])
         return call
 
     def describe(self) -> dict[str, str]:
         cuda = self._device.type == "cuda"
         name = torch.cuda.get_device_name(self._device) if cuda else f"CPU ({platform.machine()})"
-        return {"engine": "floor", "version": str(torch.__version__), "device": name, "bound": self._found}
+        return {"engine": "lower_bound", "version": str(torch.__version__), "device": name, "method": self._method}
 
 
-def load(path: Path, device: str, threads: int | None) -> FloorRunner:
-    """The floor of the block of the `.onnx` artifact at `path`; raises what reading it raises."""
-    return FloorRunner(read_onnx(path).spec, device, threads)
+def load(path: Path, device: str, threads: int | None) -> LowerBoundRunner:
+    """The lower bound of the block of the `.onnx` artifact at `path`; raises what reading it raises."""
+    return LowerBoundRunner(read_onnx(path).spec, device, threads)
 
 
 def _sizes(spec: Spec, inputs: Arrays) -> dict[str, int]:
@@ -187,7 +190,7 @@ def _fastest(makers: Mapping[str, Callable[[], Callable[[], float]]]) -> tuple[f
             seconds = call()
             if seconds < _SLOW:
                 seconds = min(call() for _ in range(_TRIALS))
-        except Exception as failure:  # such as no fp16 product: another way is the floor then
+        except Exception as failure:  # such as no fp16 product: another method is the lower bound then
             error = failure
             continue
         if best is None or seconds < best[0]:
@@ -282,7 +285,7 @@ def _by_ort(todo: Work, dtype: torch.dtype, threads: int | None) -> Callable[[],
         place = f"{layer % count}x{keys}"
         product(entry("q", heads, rows, width), entry(f"k{place}", heads, width, keys), heads, rows, keys)
         product(entry(f"p{keys}", heads, rows, keys), entry(f"v{place}", heads, keys, width), heads, rows, width)
-    graph = helper.make_graph(nodes, "floor", values["in"], values["out"], weights)
+    graph = helper.make_graph(nodes, "lower_bound", values["in"], values["out"], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.checker.check_model(model)
     settings = onnxruntime.SessionOptions()

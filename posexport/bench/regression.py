@@ -1,8 +1,8 @@
 """The gate: what got slower since a saved result, or than an earlier artifact timed in the same rounds.
 
-Two runs are compared by the ratio of a candidate's time to that of a yardstick in the same rounds (the floor, or torch
-eager), so that a slower machine is no regression. The change is r' / r; with d the mean of log r' less that of log r
-over the processes of each run,
+Two runs are compared by the ratio of a candidate's time to that of a reference in the same rounds (the lower bound,
+or torch eager), so that a slower machine is no regression. The change is r' / r; with d the mean of log r' less that of
+log r over the processes of each run,
 
     var(d) = v' + v + 2 DRIFT^2,   d +- t sqrt(var(d))
 
@@ -48,7 +48,7 @@ _LEAST_SHARE = 0.2
 STEADY = 0.02
 """The standard error of a ratio (of its logarithm) up to which a result is known well enough for a baseline."""
 
-YARDSTICKS = ("floor", "torch")
+REFERENCES = ("lower_bound", "torch")
 MOST_PROCESSES = 20
 
 
@@ -139,10 +139,10 @@ def compare(found: Benchmark, base: Benchmark, allowed: float) -> Gate:
     """Every runtime that the baseline timed, at every shape; RequestError for a baseline that doesn't fit."""
     notes = notes_on(base, found)
     shapes = {str(shape.sizes): shape for shape in found.shapes}
-    ways, earlier = found.floor_ways(), base.floor_ways()
-    unlike = {sizes for (name, sizes), way in earlier.items() if ways.get((name, sizes), way) != way}
+    methods, earlier = found.bound_methods(), base.bound_methods()
+    unlike = {sizes for (name, sizes), method in earlier.items() if methods.get((name, sizes), method) != method}
     changes = [
-        _changed(before, shapes[str(shape.sizes)], allowed, ("floor",) if str(shape.sizes) in unlike else ())
+        _changed(before, shapes[str(shape.sizes)], allowed, ("lower_bound",) if str(shape.sizes) in unlike else ())
         for before, shape in ours(base)
     ]
     return Gate(limit=allowed, confidence=CONFIDENCE, changes=tuple(changes), notes=notes)
@@ -164,7 +164,7 @@ def _ran_neither(result: Timing, shape: Shape) -> bool:
 
 
 def _changed(before: Timing, shape: Shape, allowed: float, unlike: Sequence[str]) -> Change:
-    """`unlike` names yardsticks that are not the same in both runs."""
+    """`unlike` names references that are not the same in both runs."""
     now = shape.timing(before.runtime)
     whole: dict[str, Any] = {"runtime": before.runtime, "shape": shape.title}
     if now is None or now.state != TIMED:
@@ -172,7 +172,7 @@ def _changed(before: Timing, shape: Shape, allowed: float, unlike: Sequence[str]
         return Change(**whole, state=NOT_RUN, reason=why)
     by = _steadier(before, now, unlike)
     if by is None:
-        why = "neither torch nor the same floor was timed beside it in both runs"
+        why = "neither torch nor the same lower bound was timed beside it in both runs"
         return Change(**whole, state=NOT_RUN, reason=why)
     old, new = before.processes[by], now.processes[by]
     told: dict[str, Any] = {"reference": by, "before": _middle(old), "now": _middle(new)}
@@ -211,9 +211,9 @@ def _judged(told: dict[str, Any], old: Sequence[float] | None, new: Sequence[flo
 
 
 def unsteadiness(found: Benchmark) -> float:
-    """The largest standard error of a runtime's ratio to a yardstick. Both count: by which of them a later run is
+    """The largest standard error of a runtime's ratio to a reference. Both count: by which of them a later run is
     compared depends on that run too."""
-    known = [_variance(each, by) for each, _ in ours(found) for by in YARDSTICKS if each.processes.get(by)]
+    known = [_variance(each, by) for each, _ in ours(found) for by in REFERENCES if each.processes.get(by)]
     return math.sqrt(max(known, default=0.0))
 
 
@@ -223,8 +223,8 @@ def is_steady(found: Benchmark) -> bool:
 
 
 def _steadier(before: Timing, now: Timing, unlike: Sequence[str]) -> str | None:
-    """The yardstick by which the change is known best: that of the smaller variance over both runs."""
-    both = [by for by in YARDSTICKS if before.processes.get(by) and now.processes.get(by)]
+    """The reference by which the change is known best: that of the smaller variance over both runs."""
+    both = [by for by in REFERENCES if before.processes.get(by) and now.processes.get(by)]
     there = [by for by in both if by not in unlike]
     return min(there, key=lambda by: _variance(before, by) + _variance(now, by), default=None)
 

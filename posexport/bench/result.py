@@ -30,8 +30,8 @@ OUT_OF_DATE: Final = "out of date"
 State = Literal["timed", "failed", "not run"]
 Judgement = Literal["fine", "slower", "inconclusive", "not run"]
 
-BOUND = "bound"
-"""The key under which the engine of a floor says how it was run."""
+METHOD = "method"
+"""The key under which the engine of a lower bound says how it was run."""
 
 HIGH_MACHINE_LOAD = 0.2
 """The share of the CPU that other work may take: above it, times mean little."""
@@ -47,8 +47,8 @@ def _check_ratios(_: object, field: attrs.Attribute[Any], value: Mapping[str, tu
 class Timing:
     """One candidate at one shape: `state` is timed, failed or not run, with the reason for the last two.
 
-    `ratios` holds, by reference (`floor`, `torch`, `torch-compile`, `torch-onnx`, `ort-optimizer`, `against`), this
-    candidate's time over the reference's on the same device; `processes` the median of that ratio in each process.
+    `ratios` holds, by reference (`lower_bound`, `torch`, `torch-compile`, `torch-onnx`, `ort-optimizer`, `against`),
+    this candidate's time over the reference's on the same device; `processes` the median of that ratio in each process.
     `note` says which options had no effect on it.
     """
 
@@ -225,13 +225,13 @@ class Benchmark:
         """Every result at every shape."""
         return tuple(timing for shape in self.shapes for timing in shape.results)
 
-    def floor_ways(self) -> dict[tuple[str, str], str]:
-        """How each floor was run, by its name and the sizes as text."""
+    def bound_methods(self) -> dict[tuple[str, str], str]:
+        """How each lower bound was run, by its name and the sizes as text."""
         return {
-            (timing.runtime, str(shape.sizes)): timing.engine[BOUND]
+            (timing.runtime, str(shape.sizes)): timing.engine[METHOD]
             for shape in self.shapes
             for timing in shape.results
-            if BOUND in timing.engine
+            if METHOD in timing.engine
         }
 
 

@@ -17,7 +17,7 @@ import attrs
 
 from posexport.bench import statistics
 from posexport.bench.candidates import AGAINST, EXPORTED, Candidate
-from posexport.bench.result import BOUND, FAILED, NOT_RUN, TIMED, Timing
+from posexport.bench.result import FAILED, METHOD, NOT_RUN, TIMED, Timing
 from posexport.bench.rounds import PAUSE, Others, interleave
 from posexport.bench.shapes import Sizes, Subject
 from posexport.bench.worker import LONG_RUN_SECONDS
@@ -69,10 +69,10 @@ class BenchSession:
         settings: Settings,
         earlier: Subject | None,
         progress: Callable[[str], object],
-        ways: Mapping[tuple[str, str], str] | None = None,
+        methods: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
-        """`ways` says how a floor is run, by its name and the sizes; else all processes do as the first."""
-        self._ways = dict(ways or {})
+        """`methods` says how a lower bound is run, by its name and the sizes; else all processes do as the first."""
+        self._methods = dict(methods or {})
         self._subject, self._earlier, self._settings = subject, earlier, settings
         self._candidates = {candidate.name: candidate for candidate in candidates}
         self._sizes, self._progress = list(sizes), progress
@@ -199,12 +199,12 @@ class BenchSession:
             if name not in self._workers:
                 continue
             self._progress(f"warming up {name} at {sizes}{again}")
-            more = {"keep_free": transient, "way": self._ways.get((name, str(sizes)))}
+            more = {"keep_free": transient, "method": self._methods.get((name, str(sizes)))}
             reply = self._ask(self._workers[name], name, index, "shape", OPEN_LIMIT, **asked, **more)
             if reply is not None:
                 ready[name] = reply
-                if BOUND in reply["describe"]:
-                    self._ways[name, str(sizes)] = reply["describe"][BOUND]
+                if METHOD in reply["describe"]:
+                    self._methods[name, str(sizes)] = reply["describe"][METHOD]
                 transient = max(transient, reply["memory"] - reply["resident"])
         calls = {name: self._turn(name, index, _burst(each["run_seconds"])) for name, each in ready.items()}
         if not calls:
@@ -277,7 +277,7 @@ class BenchSession:
             ratios=ratios,
             processes=processes,
             tokens_per_second=sizes.batch * sizes.seq / seconds.median,
-            memory=None if role == "floor" else max(each["memory"] for each in series.ready),
+            memory=None if role == "lower_bound" else max(each["memory"] for each in series.ready),
             gpu_memory=None if None in gpu else max(gpu),
             load_seconds=_middle([each["load_seconds"] for each in self._loaded[name]]),
             build_seconds=_middle([each["build_seconds"] for each in (*self._loaded[name], *series.ready)]),

@@ -2,8 +2,8 @@
 
 It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     open   {runtime_name, role, options, path, threads} -> {describe, load_seconds, build_seconds}   loads the artifact
-    shape  {spec, seed, warmup, keep_free, way, batch, seq, ...}    binds inputs, runs up to `warmup` times; `way` is
-                                                               how the floor is run, where that is known
+    shape  {spec, seed, warmup, keep_free, method, batch, seq, ...}   binds inputs, runs up to `warmup` times; `method`
+                                                              is how the lower bound is run, where that is known
            -> {seconds, run_seconds, build_seconds, memory, resident, gpu_memory, describe}
     time   {burst[, wake]}  -> {seconds: [...]}                one untimed run, and more until `wake` seconds have
                                                                passed, then `burst` timed ones
@@ -66,7 +66,7 @@ class Worker:
         self._gpu_before = _gpu_used(row.needs_gpu)  # first: it makes CUDA's context, which no engine is to answer for
         self._before = machine.forget_peak()
         start = time.perf_counter()
-        if role == "floor":
+        if role == "lower_bound":
             from posexport.bench import lower_bound
 
             self._runner = lower_bound.load(Path(path), row.options["device"], threads)
@@ -83,11 +83,11 @@ class Worker:
         }
 
     def shape(
-        self, spec: dict[str, Any], seed: int, warmup: int, keep_free: int = 0, way: str | None = None, **sizes: int
+        self, spec: dict[str, Any], seed: int, warmup: int, keep_free: int = 0, method: str | None = None, **sizes: int
     ) -> dict[str, Any]:
         assert self._runner is not None
-        if hasattr(self._runner, "way"):
-            vars(self._runner)["way"] = way
+        if hasattr(self._runner, "method"):
+            vars(self._runner)["method"] = method
         self._call = None  # the memory of the shape before
         if self._limited:
             machine.limit_to_what_is_free(keep_free)

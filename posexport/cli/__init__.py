@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from posexport import __version__
+from posexport.cli.console import fail
 from posexport.cli.given import given
 from posexport.cli.interrupt import interrupts
 from posexport.errors import FieldError, PosexportError, RequestError, unknown
@@ -82,20 +83,15 @@ class Commands(click.Group):
             if came and code != 130:  # it was swallowed: what was found out since then may be wrong
                 raise KeyboardInterrupt
         except PosexportError as error:
-            sys.exit(_fail(str(error), error.exit_code))
+            sys.exit(fail(str(error), error.exit_code))
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.ctx.get_help() if error.ctx else "", err=True)
             sys.exit(2)
         except click.ClickException as error:
-            sys.exit(_fail(error.format_message(), 2))
+            sys.exit(fail(error.format_message(), 2))
         except (click.Abort, KeyboardInterrupt):
-            sys.exit(_fail("interrupted: no file is half-written; those written before stay.", 130))
+            sys.exit(fail("interrupted: no file is half-written; those written before stay.", 130))
         sys.exit(code if isinstance(code, int) else 0)
-
-
-def _fail(sentence: str, code: int) -> int:
-    click.echo(f"Error: {' '.join(sentence.split())}", err=True)
-    return code
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -1,4 +1,4 @@
-"""`posexport bench`: latency of an artifact on what runtimes there are, beside torch and the floor; and the gate."""
+"""`posexport bench`: latency of an artifact on the runtimes that are there, beside torch and the lower bound."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def bench(
     as_json: bool,
     **numbers: Any,
 ) -> int:
-    """Time an artifact (.onnx or .plan) on the runtimes that are there, in alternation with torch and the floor.
+    """Time an artifact (.onnx or .plan) on the runtimes that are there, in alternation with torch and the lower bound.
 
     Without FILE, those of the project (posexport.toml, or [tool.posexport] of a pyproject.toml), each at the scenarios
     of its budget, which must be kept, and beside its baseline; --save then names a folder.
@@ -192,8 +192,7 @@ def _exit_code(found: Benchmark, runtimes: tuple[str, ...], required: tuple[str,
         missing = next((result for result in results_of if result.state == "not run"), None)
         if missing is not None or not results_of:
             why = "nothing was timed on it" if missing is None else missing.reason
-            click.echo(f"Error: required runtime {name} was not run: {why}.", err=True)
-            return 3
+            return console.fail(f"required runtime {name} was not run: {why}.", 3)
     # a peer that nobody named says nothing about the artifact by failing
     excused = {name for name in CANDIDATES if is_peer(name)} - {*runtimes, *required}
     return int(any(result.state == "failed" and result.runtime not in excused for result in results))

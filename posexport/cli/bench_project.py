@@ -99,9 +99,7 @@ def bench_project(
         _show(done, peers, str(project.file))
     for each in done:
         _warn(each)
-    if why:
-        click.echo(f"Error: {why}.", err=True)
-    return code
+    return console.fail(f"{why}.", code) if why else code
 
 
 def _warn(each: Timed) -> None:
@@ -144,7 +142,7 @@ def _show_stale(
         table = [(row.file, row.state, row.reason) for row in rows]
         console.show_table(f"Files of {project.file}", ("file", "state", "why"), table)
     told = f"nothing is timed while files are out of date ({len(stale)} of {len(rows)}): run 'posexport build'."
-    click.echo(f"Error: {told}", err=True)
+    console.fail(told, 1)
 
 
 def _show(done: Sequence[Timed], peers: bool, project: str) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from posexport.bench.result import Benchmark, Change, Gate, Shape, Timing
     from posexport.bench.statistics import Ratio
 
-_COLUMNS = ("runtime", "median ms", "p10 - p90", "x floor", "x torch eager", "tokens/s", "memory", "state")
+_COLUMNS = ("runtime", "median ms", "p10 - p90", "x lower bound", "x torch eager", "tokens/s", "memory", "state")
 _OTHERS = {"torch-compile": "x torch.compile", "torch-onnx": "x torch's export", "ort-optimizer": "x ORT's optimizer"}
 _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "state")
 
@@ -77,12 +77,12 @@ def _row(result: Timing) -> tuple[str, ...]:
     if result.seconds is None:
         return (result.runtime, *["-"] * 6, result.state)
     seconds = result.seconds
-    floor = result.ratios.get("floor")
+    bound = result.ratios.get("lower_bound")
     return (
         result.runtime,
         f"{seconds.median * 1e3:.3f}",
         f"{seconds.p10 * 1e3:.3f} - {seconds.p90 * 1e3:.3f}",
-        "-" if floor is None else _times(floor.median),
+        "-" if bound is None else _times(bound.median),
         _with_interval(result.ratios.get("torch")),
         _rate(result.tokens_per_second or 0),
         _memory(result),

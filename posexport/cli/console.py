@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from posexport.errors import ERROR_FILE
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -60,6 +64,19 @@ def show_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
 def warn(sentence: str) -> None:
     """One line on stderr that ends nothing."""
     click.echo(f"Warning: {sentence}", err=True)
+
+
+def fail(sentence: str, code: int) -> int:
+    """Print the error that ends the command, and return its exit code.
+
+    A parent process that named a file in the environment variable ERROR_FILE gets the sentence there, as JSON.
+    """
+    text = " ".join(sentence.split())
+    click.echo(f"Error: {text}", err=True)
+    if path := os.environ.get(ERROR_FILE):
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"error": text}), encoding="utf-8")
+    return code
 
 
 def runs(facts: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:

@@ -96,8 +96,7 @@ def matrix(
             _write(found, folder, picture)
         except KeyboardInterrupt:
             left = sum((entry, column) not in found.cells for entry, columns in todo.items() for column in columns)
-            click.echo(f"Error: interrupted: {left} cells are left, so run it again to go on from {file}.", err=True)
-            return 130
+            return console.fail(f"interrupted: {left} cells are left, so run it again to go on from {file}.", 130)
     asked = [found.cells[key] for key in chosen.cells()]
     if as_json:
         console.show_json(found.to_dict())

@@ -130,8 +130,7 @@ def tune(
         if saved is not None:
             write_json(saved, result.to_dict())
     if result.winner is None:
-        click.echo("Error: nothing that was tried is verified, so nothing was written: see the reasons.", err=True)
-        return 1
+        return console.fail("nothing that was tried is verified, so nothing was written: see the reasons.", 1)
     return 0
 
 

@@ -100,10 +100,8 @@ def verify(
         if artifact not in unreadable:  # whose error says enough
             console.warn(f"{artifact}: {fault}.")
     for file in report.unreadable:
-        click.echo(f"Error: {' '.join(file.error.split())}", err=True)
-    if code == 3:
-        click.echo(f"Error: {_not_there(report, required)}", err=True)
-    return code
+        console.fail(file.error, code)
+    return console.fail(_not_there(report, required), code) if code == 3 else code
 
 
 def _verify(paths: list[Path], rows: Mapping[str, Runtime], **asked: Any) -> Report:

@@ -1,4 +1,4 @@
-"""Whatever makes files: an ONNX graph from a block, a plan from an ONNX file, a model repository for Triton."""
+"""What makes files: an ONNX graph from a block, a plan from an ONNX file, a model repository for Triton."""
 
 from typing import TYPE_CHECKING
 

@@ -32,8 +32,8 @@ from posexport.models.weights import TORCH_DTYPES, weight_shapes
 from posexport.spec.contract import graph_inputs, graph_outputs
 from posexport.spec.spec import Spec
 
-_TRACED = {"batch": 2, "seq": 7, "past_seq": 5, "total_seq": 12, "max_seq": 19, "encoder_seq": 11}
-"""Lengths of the traced example, where they are dynamic; nothing of them may stay."""
+TRACED_SIZES = {"batch": 2, "seq": 7, "past_seq": 5, "total_seq": 12, "max_seq": 19, "encoder_seq": 11}
+"""Sizes of dynamic dimensions in the traced example; no graph may depend on them."""
 
 
 def export(
@@ -49,9 +49,9 @@ def export(
 ) -> ir.Model:
     """The block of `spec` with `weights` (by public names, in the spec's dtype) as an ONNX model with its metadata.
 
-    A weight is looked up when the model is written, so that a mapping may make each as it is asked for. `batch`, `seq`
-    and `max_seq` fix those dimensions; None leaves them dynamic, and for `opset` takes the form's own.
-    Raises RequestError for what isn't known, and for a spec that the form can't carry for the target.
+    A weight is looked up when the model is written, so `weights` may be a lazy mapping. `batch`, `seq` and `max_seq`
+    fix those dimensions, None leaves them dynamic; for `opset`, None takes the form's default.
+    Raises RequestError for unknown names, and for a spec that the form can't carry for the target.
     """
     support.check_request(form, target)
     opset = support.default_opset(form, spec) if opset is None else opset
@@ -99,9 +99,9 @@ def export_module(
     """
     support.check_request(form, target)
     opset = support.default_opset(form) if opset is None else opset
-    wrong = support.opset_refusal(form, target, opset)
-    if wrong is not None:
-        raise RequestError(f"{wrong}.")
+    reason = support.unsupported_opset(form, target, opset)
+    if reason is not None:
+        raise RequestError(f"{reason}.")
     functions = Functions(opset, form, target)
     model = _capture(module, args, dynamic_shapes, (input_names, output_names), functions)
     _finish(model, form)
@@ -109,10 +109,10 @@ def export_module(
 
 
 def _trace(spec: Spec, fixed: Mapping[str, int | None], functions: Functions) -> ir.Model:
-    """The graph of the block; of a stack one layer of each kind, marked. Weights are there by shape alone."""
+    """The graph of the block; for a stack, one marked layer of each kind. Weights have shapes but no values."""
     traced = attrs.evolve(spec, layers=len(spec.kinds()))
-    nothing = torch.zeros((), dtype=getattr(torch, TORCH_DTYPES[spec.dtype]))
-    block = build_block(traced, {name: nothing.expand(shape) for name, shape in weight_shapes(traced).items()})
+    zero = torch.zeros((), dtype=getattr(torch, TORCH_DTYPES[spec.dtype]))
+    block = build_block(traced, {name: zero.expand(shape) for name, shape in weight_shapes(traced).items()})
     if spec.layers > 1:
         layer_copies.mark(block.layers)
     inputs, outputs = (
@@ -129,8 +129,8 @@ def _capture(
     names: tuple[tuple[str, ...], tuple[str, ...]],
     functions: Functions,
 ) -> ir.Model:
-    """The graph as torch's exporter writes it, with every call of an operator of ours one function node."""
-    with _quiet(), torchlib_cache.read_once(), torch.no_grad():
+    """The graph as torch's exporter writes it, with one function node for each call of a posexport operator."""
+    with _quiet(), torchlib_cache.built_once(), torch.no_grad():
         try:
             program = torch.onnx.export(
                 module,
@@ -148,28 +148,29 @@ def _capture(
                 optimize=False,
                 verbose=False,
             )
-        except Exception as error:  # what a body raises comes wrapped in torch's own errors
+        except Exception as error:  # torch wraps what a body raises in its own errors
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, RequestError):
                 cause = cause.__cause__
             if cause is None:
                 raise
             raise cause from None
-    assert program is not None
+    if program is None:
+        raise AssertionError("torch's exporter gave no program")
     functions.attach(program.model)
     return program.model
 
 
 def _example(spec: Spec, fixed: Mapping[str, int | None]) -> tuple[torch.Tensor, ...]:
-    """Inputs of the sizes to trace, whose values nobody reads: large ones are never touched, so they take no memory."""
+    """Inputs to trace with. Their values are not read, so large ones take no memory."""
     example = []
     for name, (shape, dtype) in graph_inputs(spec).items():
-        sizes = [dim if isinstance(dim, int) else fixed.get(dim) or _TRACED[dim] for dim in shape]
+        sizes = [dim if isinstance(dim, int) else fixed.get(dim) or TRACED_SIZES[dim] for dim in shape]
         try:
             example.append(torch.empty(sizes, dtype=getattr(torch, TORCH_DTYPES[dtype])))
         except RuntimeError:
             raise RequestError(
-                f"{name} of {sizes} has no place in memory: give smaller sizes, or leave them dynamic."
+                f"{name} of shape {sizes} does not fit in memory: give smaller sizes, or leave them dynamic."
             ) from None
     return tuple(example)
 
@@ -184,14 +185,14 @@ def _dynamic(spec: Spec, fixed: Mapping[str, int | None]) -> tuple[dict[int, Any
 
 
 def _describe(model: ir.Model, spec: Spec, fixed: Mapping[str, int | None]) -> None:
-    """Give outputs the shapes of the contract: the exporter knows sums of lengths by names of its own."""
+    """Give outputs the shapes of the contract: the exporter invents names for sums of lengths."""
     for value, (shape, _) in zip(model.graph.outputs, graph_outputs(spec).values(), strict=True):
         value.shape = ir.Shape([fixed.get(dim) or dim if isinstance(dim, str) else dim for dim in shape])
 
 
 def _finish(model: ir.Model, form: str) -> None:
-    """Bring the graph to its form, share what is computed twice, and drop names of files and lines."""
-    # Axes and scalars that the exporter computes from constants; weights stay as they are, names and layout alike.
+    """Bring the graph to its form, remove duplicate nodes, and drop the names of source files and lines."""
+    # Folds axes and scalars that the exporter computes from constants. Weights keep their names and layout.
     optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_reads_no_initializer)
     passes: list[ir.passes.InPlacePass] = [] if form == "function" else [common.InlinePass()]
     passes += [
@@ -201,8 +202,8 @@ def _finish(model: ir.Model, form: str) -> None:
         common.RemoveUnusedFunctionsPass(),
         common.RemoveUnusedOpsetsPass(),
     ]
-    for each in passes:
-        each(model)
+    for apply in passes:
+        apply(model)
     for node in model.graph.all_nodes():
         node.metadata_props.clear()
         for value in node.outputs:
@@ -219,7 +220,7 @@ def _reads_no_initializer(node: ir.Node) -> bool | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's exporter from warning about packages that play no part here (torchvision, deprecated internals)."""
+    """Silence torch's exporter about packages that are not needed (torchvision, deprecated internals)."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -18,9 +18,9 @@ DOMAIN = "posexport"
 
 
 class Functions:
-    """The function bodies that one export needs, each specialised for its attributes, dtypes and ranks.
+    """The function bodies that one export needs, specialised for attributes, dtypes and ranks.
 
-    `for_target_only` turns true once a body is another than that for all targets.
+    `for_target_only` becomes true with the first body that differs from the one for all targets.
     """
 
     def __init__(self, opset: int, form: str, target: str) -> None:
@@ -30,7 +30,7 @@ class Functions:
         self._bodies: dict[tuple[str, bytes], ir.Function] = {}
 
     def translation(self, operator: Operator) -> Callable[..., Any]:
-        """What torch's exporter calls for `operator`: it emits a node and remembers the body that the node needs."""
+        """The function that torch's exporter calls for `operator`: it emits a node and keeps the body of that node."""
 
         def translate(*args: Any) -> Any:
             inputs = args[: len(operator.inputs)]
@@ -58,9 +58,9 @@ class Functions:
             if chosen is not common and not self.for_target_only:
                 self.for_target_only = _differ(function, lambda: self._build(operator, common, values, attributes))
             body = (operator.function, ir.to_proto(function).SerializeToString(deterministic=True))
-            if body not in self._bodies:  # queries and keys of other widths may still share one body
-                same = sum(name == operator.function for name, _ in self._bodies)
-                function.name = operator.function if not same else f"{operator.function}_{same + 1}"
+            if body not in self._bodies:  # queries and keys of different widths may share one body
+                count = sum(name == operator.function for name, _ in self._bodies)
+                function.name = operator.function if not count else f"{operator.function}_{count + 1}"
                 self._bodies[body] = function
             self._calls[key] = self._bodies[body]
         return self._calls[key]
@@ -68,15 +68,15 @@ class Functions:
     def _build(
         self, operator: Operator, chosen: Body, values: list[ir.Value | None], attributes: dict[str, Any]
     ) -> ir.Function:
-        # values of its own: onnxscript makes them the function's
+        # copies, because onnxscript makes the values inputs of the function
         values = [
             None if value is None else ir.Value(name=value.name, type=value.type, shape=value.shape) for value in values
         ]
         present = [value for value in values if value is not None]
 
         def body(op: Any, *_: ir.Value) -> Any:
-            made = chosen(op, *values, **attributes)
-            outputs = made if isinstance(made, tuple) else (made,)
+            results = chosen(op, *values, **attributes)
+            outputs = results if isinstance(results, tuple) else (results,)
             for value, output_name in zip(outputs, operator.outputs, strict=True):
                 value.name = output_name
             return outputs
@@ -85,7 +85,7 @@ class Functions:
             body, present, domain=DOMAIN, name=operator.function, opset_imports={"": self.opset, "com.microsoft": 1}
         )
         for value in (*function.inputs, *(value for node in function for value in node.outputs)):
-            value.shape = None  # shapes were for building it: one body serves every length
+            value.shape = None  # needed to build the body only: one body serves every length
         for node in function:
             node.metadata_props.clear()
             node.doc_string = None
@@ -101,17 +101,17 @@ class Functions:
 
 
 def _differ(function: ir.Function, other: Callable[[], ir.Function]) -> bool:
-    """Whether a body is another than `other` makes, or that can't be made."""
+    """Whether a body differs from the one that `other` builds, or that one can't be built."""
     try:
-        made = other()
+        second = other()
     except RequestError:
         return True
-    one, two = (ir.to_proto(each).SerializeToString(deterministic=True) for each in (function, made))
+    one, two = (ir.to_proto(body).SerializeToString(deterministic=True) for body in (function, second))
     return bool(one != two)
 
 
 def _shapes(values: tuple[Any, ...]) -> list[tuple[int | str, ...] | None]:
-    """The shapes of values, None for an absent one; dimensions that vary have the same name where they vary as one."""
+    """The shapes of values, None for an absent one; equal dynamic dimensions get equal names."""
     names: dict[str, str] = {}
     return [
         None

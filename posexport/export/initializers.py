@@ -1,4 +1,4 @@
-"""Weights and constants of an exported graph: public names, values that wait until they are written, nothing twice."""
+"""Weights and constants of an exported graph: public names, values that are read when written, no constant twice."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from posexport.spec.spec import Spec
 
 
 class Initializers:
-    """The weights of a block as tensors of a graph, which ask for their values when they are written."""
+    """The weights of a block as tensors of a graph, whose values are looked up when they are written."""
 
     def __init__(self, spec: Spec, weights: Mapping[str, torch.Tensor]) -> None:
         self._weights, self._shapes = weights, weight_shapes(spec)
         self._dtype = getattr(torch, TORCH_DTYPES[spec.dtype])
         self.names = set(self._shapes)
         self.filled = set[str]()
-        """The names of the tensors that `tensor` gave."""
+        """The names of the weights that `tensor` was called for."""
         for name in sorted(self.names ^ set(weights)):
             raise RequestError(
                 f"the weights lack {name!r} {list(self._shapes[name])}: the spec needs it."
@@ -32,7 +32,7 @@ class Initializers:
             )
 
     def tensor(self, name: str) -> ir.TensorProtocol:
-        """The weight of a public name."""
+        """The weight with a public name."""
 
         def make() -> ir.TensorProtocol:
             values, shape = self._weights[name].to(self._dtype), self._shapes[name]
@@ -45,7 +45,7 @@ class Initializers:
 
 
 def name_initializers(model: ir.Model, spec: Spec, weights: Initializers) -> None:
-    """Give weights their values and public names, and make the layers share the constants of their encoding."""
+    """Give weights their values and public names, and let the layers share the constants of their encoding."""
     public = {inner_name(spec, name): name for name in weights.names}
     shared: dict[tuple[str, ir.DataType, tuple[int, ...], bytes], ir.Value] = {}
     for name, value in list(model.graph.initializers.items()):
@@ -55,7 +55,8 @@ def name_initializers(model: ir.Model, spec: Spec, weights: Initializers) -> Non
                 value.const_value = weights.tensor(public[name])
             continue
         constant = value.const_value
-        assert constant is not None
+        if constant is None:
+            raise AssertionError(f"the initializer {name!r} has no value")
         plain = re.sub(r"^layers\.\d+\.", "", name)
         key = (plain, constant.dtype, tuple(map(int, constant.shape)), constant.tobytes())  # type: ignore[arg-type]
         first = shared.setdefault(key, value)

@@ -1,9 +1,9 @@
 """Stacks of layers: each kind of layer is traced once, and its nodes are copied for every layer of that kind.
 
-Torch's exporter takes about a second a layer, a copy milliseconds. What enters a layer while it is traced, its hidden
-states and caches, passes a mark. A node that depends on marked values or on weights of a layer is the layer's own and
-is copied; the rest (what is made of positions and masks alone) is there once for all layers. The graph is then that of
-a trace of all layers, but that names of a layer's nodes and values begin with `layers.N.`.
+Torch's exporter takes about a second for a layer, a copy takes milliseconds. The hidden states and caches that enter
+a traced layer pass through a marker node. A node that depends on marked values or on a layer's weights belongs to
+that layer and is copied; the other nodes, which depend on positions and masks alone, serve all layers. The result is
+the graph of a trace of all layers, except that names of a layer's nodes and values begin with `layers.N.`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch import Tensor, nn
 
 from posexport.spec.spec import Spec
 
-_DOMAIN, _MARK = "posexport.trace", "Enter"
+_DOMAIN, _MARKER = "posexport.trace", "Enter"
 _NAMED = re.compile(r"layers\.(?P<layer>\d+)\.(?P<weight>.+)|(?P<role>(?:past|present)_(?:key|value))\.(?P<cache>\d+)")
 _TYPES = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
 
 Make = Callable[[str], ir.TensorProtocol]
-"""The public name of a weight to its tensor."""
+"""Gives the tensor of a weight by its public name."""
 
 
 @torch.library.custom_op("posexport_trace::enter", mutates_args=())
 def _enter(x: Tensor, layer: int, role: str) -> Tensor:
-    """`x` as it is: the "hidden", "past_key" or "past_value" of a layer."""
+    """A copy of `x`, which is the "hidden", "past_key" or "past_value" of a layer."""
     return x.clone()
 
 
@@ -41,23 +41,23 @@ def _(x: Tensor, layer: int, role: str) -> Tensor:
 
 
 def mark(layers: nn.ModuleList) -> None:
-    """Let what enters each layer pass a mark."""
+    """Make the inputs of each layer pass through markers."""
     for index, layer in enumerate(layers):
 
         def enter(_: nn.Module, inputs: Any, index: int = index) -> Any:
-            hidden, around, past = inputs
+            hidden, shared, past = inputs
             if past is not None:
                 past = tuple(_enter(x, index, role) for x, role in zip(past, ("past_key", "past_value"), strict=True))
-            return _enter(hidden, index, "hidden"), around, past
+            return _enter(hidden, index, "hidden"), shared, past
 
         layer.register_forward_pre_hook(enter)
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
-    """What torch's exporter makes of marks: for its custom_translation_table."""
+    """How torch's exporter writes markers: rows of its custom_translation_table."""
     make = onnx.defs.OpSchema
     schema = make(
-        _MARK,
+        _MARKER,
         _DOMAIN,
         1,
         inputs=[make.FormalParameter("x", "T")],
@@ -67,25 +67,25 @@ def translations() -> dict[Any, Callable[..., Any]]:
     )
 
     def translate(x: Any, layer: int, role: str) -> Any:
-        return Op(Opset(_DOMAIN, 1), _MARK, schema)(x, layer=layer, role=role)
+        return Op(Opset(_DOMAIN, 1), _MARKER, schema)(x, layer=layer, role=role)
 
     return {torch.ops.posexport_trace.enter.default: translate}
 
 
 def layer_of(name: str) -> int | None:
-    """The layer of a weight or cache by its public name in a stack; None for what belongs to none."""
-    found = _NAMED.fullmatch(name)
-    return None if found is None else int(found["layer"] or found["cache"])
+    """The layer of a weight or cache by its public name in a stack; None for other names."""
+    match = _NAMED.fullmatch(name)
+    return None if match is None else int(match["layer"] or match["cache"])
 
 
 def instantiate(model: ir.Model, spec: Spec, weights: set[str], make: Make) -> None:
-    """Make of a marked graph with one layer of each kind that of all layers of `spec`, without marks.
+    """Turn a marked graph with one layer of each kind into the graph of all layers of `spec`, without markers.
 
-    `weights` holds the public names of all weights; `make` gives those of further layers.
+    `weights` holds the public names of all weights; `make` gives the tensors of the copied layers.
     """
     graph = model.graph
-    marks = [node for node in graph if node.domain == _DOMAIN]
-    kinds = _kinds(graph, marks, weights)
+    markers = [node for node in graph if node.domain == _DOMAIN]
+    kinds = _kinds(graph, markers, weights)
     for index, kind in enumerate(kinds):
         for node in kind.nodes:
             node.name = f"layers.{index}.{node.name}"
@@ -99,29 +99,29 @@ def instantiate(model: ir.Model, spec: Spec, weights: set[str], make: Make) -> N
         name = graph.outputs[0].name
         graph.outputs[0].name, hidden.name = f"layers.{len(kinds) - 1}.{name}", name
         graph.outputs[0] = hidden
-    for node in marks:
+    for node in markers:
         node.outputs[0].replace_all_uses_with(_entering(node))
         graph.remove(node, safe=True)
     model.opset_imports.pop(_DOMAIN, None)
     for name in [name for name in graph.initializers if name not in weights]:
-        graph.initializers[name] = graph.initializers.pop(name)  # constants stand behind the weights of all layers
+        graph.initializers[name] = graph.initializers.pop(name)  # constants follow the weights of all layers
 
 
 @attrs.frozen
 class _Kind:
-    """One kind of layer in the graph: its own nodes, and by role ("hidden", "past_key", "q_proj.weight", ...) the
-    values that enter it and those that leave it."""
+    """One kind of layer in the graph: its nodes, and the values that enter and leave it by their role ("hidden",
+    "past_key", "q_proj.weight", ...)."""
 
     nodes: list[ir.Node] = attrs.field(factory=list)
     enter: dict[str, ir.Value] = attrs.field(factory=dict)
     leave: dict[str, ir.Value] = attrs.field(factory=dict)
 
 
-def _kinds(graph: ir.Graph, marks: list[ir.Node], weights: set[str]) -> list[_Kind]:
+def _kinds(graph: ir.Graph, markers: list[ir.Node], weights: set[str]) -> list[_Kind]:
     """The layers of a marked graph, in their order."""
-    kinds = [_Kind() for node in marks if node.attributes["role"].as_string() == "hidden"]
+    kinds = [_Kind() for node in markers if node.attributes["role"].as_string() == "hidden"]
     owner: dict[ir.Value, int] = {}
-    for node in marks:
+    for node in markers:
         index, role = node.attributes["layer"].as_int(), node.attributes["role"].as_string()
         owner[node.outputs[0]] = index
         kinds[index].enter[role] = node.outputs[0]
@@ -129,48 +129,48 @@ def _kinds(graph: ir.Graph, marks: list[ir.Node], weights: set[str]) -> list[_Ki
             kinds[index - 1].leave[role] = _entering(node)
     kinds[-1].leave["hidden"] = graph.outputs[0]
     for value in (*graph.initializers.values(), *graph.outputs):
-        found = _NAMED.fullmatch(str(value.name))
-        if found is None:
+        match = _NAMED.fullmatch(str(value.name))
+        if match is None:
             continue
         if value.is_graph_output():
-            kinds[int(found["cache"])].leave[found["role"]] = value
+            kinds[int(match["cache"])].leave[match["role"]] = value
         elif value.name in weights:
-            owner[value] = int(found["layer"])
-            kinds[int(found["layer"])].enter[found["weight"]] = value
+            owner[value] = int(match["layer"])
+            kinds[int(match["layer"])].enter[match["weight"]] = value
     for node in graph:
-        of = {owner[value] for value in node.inputs if value in owner}
-        if node.domain == _DOMAIN or not of:
+        owners = {owner[value] for value in node.inputs if value in owner}
+        if node.domain == _DOMAIN or not owners:
             continue
-        (index,) = of  # nothing of another layer's reaches it but past its own marks
+        (index,) = owners  # values of other layers reach it through markers only
         owner.update(dict.fromkeys(node.outputs, index))
         kinds[index].nodes.append(node)
     return kinds
 
 
 def _copy(graph: ir.Graph, kind: _Kind, traced: int, index: int, hidden: ir.Value, make: Make) -> ir.Value:
-    """Append layer `index` as a copy of layer `traced`, which is of its kind; returns its hidden states."""
-    known: dict[ir.Value, ir.Value] = {}
+    """Append layer `index` as a copy of layer `traced`, which is of the same kind; returns its hidden states."""
+    copies: dict[ir.Value, ir.Value] = {}
     for role, value in kind.enter.items():
         if role == "hidden":
-            known[value] = hidden
+            copies[value] = hidden
         elif value.is_initializer():
             name = f"layers.{index}.{role}"
-            known[value] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=make(name))
-            graph.register_initializer(known[value])
+            copies[value] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=make(name))
+            graph.register_initializer(copies[value])
         else:
             cache = ir.Value(name=f"{role}.{index}", type=value.type, shape=_entering(value.producer()).shape)
             graph.inputs.append(cache)
-            known[value] = cache
+            copies[value] = cache
     for node in kind.nodes:
         outputs = []
         for value in node.outputs:
             name = str(value.name).removeprefix(f"layers.{traced}.")
-            known[value] = ir.Value(name=f"layers.{index}.{name}", type=value.type, shape=value.shape)
-            outputs.append(known[value])
+            copies[value] = ir.Value(name=f"layers.{index}.{name}", type=value.type, shape=value.shape)
+            outputs.append(copies[value])
         copy = ir.Node(
             node.domain,
             node.op_type,
-            [known.get(value, value) if value is not None else None for value in node.inputs],
+            [copies.get(value, value) if value is not None else None for value in node.inputs],
             node.attributes.values(),
             overload=node.overload,
             outputs=outputs,
@@ -180,11 +180,14 @@ def _copy(graph: ir.Graph, kind: _Kind, traced: int, index: int, hidden: ir.Valu
         graph.append(copy)
     for role, value in kind.leave.items():
         if role != "hidden":
-            known[value].name = f"{role}.{index}"
-            graph.outputs.append(known[value])
-    return known[kind.leave["hidden"]]
+            copies[value].name = f"{role}.{index}"
+            graph.outputs.append(copies[value])
+    return copies[kind.leave["hidden"]]
 
 
-def _entering(mark: ir.Node | None) -> ir.Value:
-    assert mark is not None and mark.inputs[0] is not None
-    return mark.inputs[0]
+def _entering(marker: ir.Node | None) -> ir.Value:
+    """The input of a marker, which always has one."""
+    value = None if marker is None else marker.inputs[0]
+    if value is None:
+        raise AssertionError("a value of a traced layer does not come from a marker")
+    return value

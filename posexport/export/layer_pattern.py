@@ -11,13 +11,13 @@ from posexport.spec.spec import LAYER_FIELDS
 
 
 def check_layers_follow(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse what is `given` on the command line where layers of a file's pattern have their own: it would not win."""
+    """RequestError for an option that is `given` on the command line and that layers of a file's pattern set."""
     pattern = options.get("layer_pattern")
     if pattern is None or "layer_pattern" in given:
         return
-    own = {key for part in pattern_parts(pattern) for key in read_layer(part)[1]}
+    layer_keys = {key for part in pattern_parts(pattern) for key in read_layer(part)[1]}
     for name in given:
-        if name in own:
+        if name in layer_keys:
             raise RequestError(
                 f"{name} was given, but layers of layer_pattern have a {name} of their own: give layer_pattern too, or "
                 "drop it."
@@ -26,48 +26,49 @@ def check_layers_follow(options: Mapping[str, Any], given: Mapping[str, Any]) ->
 
 def parameters_of(pairs: tuple[str, ...]) -> dict[str, str]:
     """`--set key=value` options as a table."""
-    found = {}
+    parameters = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise RequestError(f"--set {pair!r} is not KEY=VALUE: write it like --set theta=500000.")
-        if key.strip() in found:
-            raise RequestError(f"--set {key.strip()} is given twice: drop one.")
-        found[key.strip()] = value.strip()
-    return found
+            raise RequestError(f"parameter {pair!r} is not KEY=VALUE: write it like theta=500000.")
+        if key.strip() in parameters:
+            raise RequestError(f"parameter {key.strip()} is given twice: drop one.")
+        parameters[key.strip()] = value.strip()
+    return parameters
 
 
 def check_reach(
     layers: list[dict[str, Any]], sizes: Mapping[str, Any], parts: list[str], parameters: Mapping[str, Any]
 ) -> None:
-    """RequestError for what is given for all layers where each has it otherwise."""
-    given = [read_layer(part)[1] for part in parts]
-    lost = [name for name in LAYER_FIELDS if name in sizes and all(name in layer for layer in layers)]
-    lost += [name for name in parameters if all(name in own for own in given)]
-    if lost:
+    """RequestError for an option of all layers that every layer of the pattern overrides."""
+    layer_parameters = [read_layer(part)[1] for part in parts]
+    unused = [name for name in LAYER_FIELDS if name in sizes and all(name in layer for layer in layers)]
+    unused += [name for name in parameters if all(name in keys for keys in layer_parameters)]
+    if unused:
         raise RequestError(
-            f"{lost[0]} was given, but every layer of layer_pattern has one of its own: drop one of them."
+            f"{unused[0]} was given, but every layer of layer_pattern has one of its own: drop one of them."
         )
 
 
 def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Layers as `read_spec` takes them from text such as "rope:window=1024*5,rope:theta=1e6", or a list of its parts.
 
-    Each is the name of an encoding with parameters of its own, or fields of a layer, behind colons; `*N` repeats it.
-    An encoding of the same name as `base` has its parameters too, where it gives no others.
+    A part is the name of an encoding, followed by its parameters and fields of a layer behind colons; `*N` repeats it.
+    An encoding with the name of `base` takes the parameters of `base` that it does not give itself.
     """
     layers: list[dict[str, Any]] = []
     for part in pattern_parts(value):
         name, given, count = read_layer(part)
         if name not in ENCODINGS:
             raise unknown("encoding in layer_pattern", name, ENCODINGS)
-        own = {key: given.pop(key) for key in LAYER_FIELDS if key in given}
+        fields = {key: given.pop(key) for key in LAYER_FIELDS if key in given}
         encoding = {**(base if name == base["name"] else {}), "name": name, **given}
-        layers += [{"encoding": encoding, **own}] * count
+        layers += [{"encoding": encoding, **fields}] * count
     return layers
 
 
 def pattern_parts(value: Any) -> list[str]:
+    """The parts of a pattern; RequestError unless it is text or a list of text."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list) or not parts or not all(isinstance(part, str) for part in parts):
         raise RequestError(f"layer_pattern is {value!r}: it must be names of encodings, such as rope*3,none.")
@@ -75,7 +76,7 @@ def pattern_parts(value: Any) -> list[str]:
 
 
 def read_layer(part: str) -> tuple[str, dict[str, str], int]:
-    """The name of a part of a pattern, what it gives behind colons, and how often it stands."""
+    """The encoding of a part of a pattern, its parameters behind colons, and its number of repetitions."""
     text, star, count = part.strip().partition("*")
     name, *pairs = text.split(":")
     counted = count.isascii() and count.isdecimal() and 0 < int(count[:5]) < 10000

@@ -1,6 +1,6 @@
-"""What each form can be written in and for: opsets, targets, and one sentence for every spec that a form can't carry.
+"""Which specs, opsets and targets each form supports, with one sentence for each spec that it does not.
 
-Imports no engine, so that `posexport list` and the support matrix can ask; the bodies of the operators (custom_ops)
+Imports no engine, so that `posexport list` and the support matrix can use it. The bodies of the operators (custom_ops)
 raise the same sentences for calls outside a spec.
 """
 
@@ -16,7 +16,7 @@ from posexport.spec.spec import Spec
 
 @attrs.frozen(kw_only=True)
 class Form:
-    """One form: its opsets, and the one it is written in where none is asked for."""
+    """One form: its opsets, and the default one."""
 
     opsets: range
     opset: int
@@ -31,19 +31,19 @@ _FORMS = {
 
 
 def default_opset(form: str, spec: Spec | None = None) -> int:
-    """The opset a form is written in where none is asked for: the lowest that it has the operators in."""
+    """The default opset of a form: the lowest one that has its operators."""
     if form == "native" and spec is not None and spec.kv_cache == "shared":
         return 24  # TensorScatter
     return _FORMS[form].opset
 
 
-def refusal(spec: Spec, form: str, target: str = "portable", opset: int | None = None) -> str | None:
+def unsupported_reason(spec: Spec, form: str, target: str = "portable", opset: int | None = None) -> str | None:
     """Why `form` can't carry `spec` for `target`, in one sentence without a full stop; None where it can."""
-    wrong = opset_refusal(form, target, opset)
-    if wrong is not None:
-        return wrong
+    reason = unsupported_opset(form, target, opset)
+    if reason is not None:
+        return reason
     if form == "native" and spec.kv_cache == "shared" and opset == 23:
-        return "native with shared caches is written in opset 24, which has TensorScatter: give --opset 24, or none"
+        return "native with shared caches is written in opset 24, which has TensorScatter: give opset 24, or none"
     return unsupported(
         form,
         target,
@@ -54,18 +54,18 @@ def refusal(spec: Spec, form: str, target: str = "portable", opset: int | None =
     )
 
 
-def opset_refusal(form: str, target: str, opset: int | None) -> str | None:
-    """Why a form is not written in an opset for a target, or None."""
+def unsupported_opset(form: str, target: str, opset: int | None) -> str | None:
+    """Why a form can't be written in an opset for a target, in one sentence without a full stop; None where it can."""
     row = _FORMS[form]
     if opset is not None and opset not in row.opsets:
         return f"opset is {opset}: {form} is written in opsets {row.opsets[0]} to {row.opsets[-1]}"
     if opset is not None and opset > 24 and target == "tensorrt":
-        return f"opset is {opset}: TensorRT takes 24 at most, so give a lower one, or --target portable"
+        return f"opset is {opset}: TensorRT takes 24 at most, so give a lower one, or target portable"
     return None
 
 
 def check_request(form: str, target: str) -> None:
-    """RequestError for a form or a target that isn't known."""
+    """RequestError for an unknown form or target."""
     if form not in FORMS:
         raise unknown("form", form, FORMS)
     if target not in TARGETS:
@@ -73,8 +73,8 @@ def check_request(form: str, target: str) -> None:
 
 
 def check(spec: Spec, form: str, target: str, opset: int) -> None:
-    """RequestError where `refusal` has a sentence."""
+    """RequestError where the form can't carry the spec, or a name is unknown."""
     check_request(form, target)
-    wrong = refusal(spec, form, target, opset)
-    if wrong is not None:
-        raise RequestError(f"{wrong}.")
+    reason = unsupported_reason(spec, form, target, opset)
+    if reason is not None:
+        raise RequestError(f"{reason}.")

@@ -255,7 +255,7 @@ class Spec:
         if not given_scale and len(set(scales.values())) > 1:
             told = ", ".join(f"{name} {scale:.4g}" for name, scale in scales.items())
             raise RequestError(
-                f"layer_pattern mixes encodings with scales of their own ({told}), but layers share one: give --scale."
+                f"layer_pattern mixes encodings with scales of their own ({told}), but layers share one: give scale."
             )
         if self.encoding != self.layer_pattern[0].encoding:
             raise RequestError(

@@ -131,7 +131,7 @@ def main() -> int:
     if asked.runs < 1:
         options.error("--runs must be above 0")
     shuffle = random.Random(0)
-    head = {"machine": machine_line(), "scenario": asked.scenario, "allowed": ALLOWED, "steady": STEADY}
+    head = {"machine": machine_line(), "scenario": asked.scenario, "limit": ALLOWED, "steady": STEADY}
     head |= {"planted": {kind: attrs.asdict(each) | {"perm": list(each.perm)} for kind, each in PLANTS.items()}}
     known = _known(asked.save, head)
     shares, runs = known.get("shares", {}), list(known.get("runs", ()))

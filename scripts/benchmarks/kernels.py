@@ -64,7 +64,7 @@ def measure(quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         for name, (spec, limit) in list(_blocks().items())[: 2 if quick else None]:
             for pair, above in PAIRS.items():
-                able = [form for form in pair if support.refusal(spec, form) is None]
+                able = [form for form in pair if support.unsupported_reason(spec, form) is None]
                 what = f"fp16 kernels of {name}, {' and '.join(able)}"
                 if not able:
                     continue

@@ -1,9 +1,10 @@
 """posexport's best form against what users have without it, for every encoding and scenario, on ONNX Runtime's CPU.
 
 Peers are torch eager, torch.compile, torch's own ONNX export at opsets 18, 20 and 24 (`alternatives`), and that file
-through ONNX Runtime's transformers optimizer and through onnxscript's fusions; beside them stands the floor. One block,
-one process, two threads. A first race finds posexport's fastest form, over forms and targets; fresh sessions then
-time it beside all peers, so that luck in the race is no merit. Results: docs/results/peers.json and docs/peers.md.
+through ONNX Runtime's transformers optimizer and through onnxscript's fusions; beside them stands the lower bound. One
+block, one process, two threads. A first race finds posexport's fastest form, over forms and targets; fresh sessions
+then time it beside all peers, so that luck in the race is no merit. Results: docs/results/peers.json
+and alternatives.md.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import peers_genai as genai
 import peers_page as page
 import torch
 from blocks import PLAIN
-from peers_cells import COMPILED, FLOOR, PEERS, TORCH, Cell
+from peers_cells import COMPILED, LOWER_BOUND, PEERS, TORCH, Cell
 from rows import Row, counted
 
 from posexport.bench import rounds, statistics
@@ -35,8 +36,8 @@ FEWEST, MOST = 4, 12
 """Rounds of one session; within them the seconds above decide."""
 
 BURSTS = {"decode": 5, "prefill:128": 3}
-OF_FLOOR, OF_EAGER = 1.1, 0.35
-"""Most that prefill:1024 may take of the floor, and decode:2048 of torch eager."""
+OF_BOUND, OF_EAGER = 1.1, 0.35
+"""Most that prefill:1024 may take of the lower bound, and decode:2048 of torch eager."""
 
 
 def measure(quick: bool) -> list[Row]:
@@ -59,7 +60,7 @@ def _measured(shelf: cells.Programs, scenario: str, quick: bool) -> dict[str, An
     cell = _sound(shelf.cell(scenario, compiled))
     burst = next((count for name, count in BURSTS.items() if scenario.startswith(name)), 1)
     best, grown = _race(cell, burst)
-    chosen = {FLOOR, *PEERS, best, grown} & set(cell.entries)
+    chosen = {LOWER_BOUND, *PEERS, best, grown} & set(cell.entries)
     missing = dict(cell.missing)
     if COMPILED not in chosen:
         missing[COMPILED] = "compiled for the textbook's eight encodings only, in the two scenarios of all"
@@ -95,8 +96,8 @@ def judged(scenario: str, ratios: Mapping[str, Mapping[str, float]]) -> dict[str
     surely = all(found["high"] < 1 for found in against.values())
     wide = any(found["low"] <= 1 <= found["high"] and found["high"] > WIDE for found in against.values())
     missed = []
-    if scenario == "prefill:1024" and ratios[FLOOR]["low"] > OF_FLOOR:
-        missed.append(f"above {OF_FLOOR} of the floor")
+    if scenario == "prefill:1024" and ratios[LOWER_BOUND]["low"] > OF_BOUND:
+        missed.append(f"above {OF_BOUND} of the lower bound")
     if scenario.startswith("decode") and ratios[TORCH]["low"] > OF_EAGER:
         missed.append(f"above {OF_EAGER} of torch eager")
     place = "slower" if slower else "fastest" if surely else "inconclusive" if wide else "equal"
@@ -145,7 +146,9 @@ def _goals(found: list[dict[str, Any]]) -> list[Row]:
         slower = [each["encoding"] for each in here if each["place"] == "slower"]
         rows.append(counted(f"{scenario}: encodings in which a peer is surely faster", len(slower), 0, "encodings"))
         missed = [each["encoding"] for each in here if each["missed"]]
-        goal = {"prefill:1024": f"{OF_FLOOR} of the floor", "decode:2048": f"{OF_EAGER} of torch eager"}.get(scenario)
+        goal = {"prefill:1024": f"{OF_BOUND} of the lower bound", "decode:2048": f"{OF_EAGER} of torch eager"}.get(
+            scenario
+        )
         if goal is not None:
             rows.append(counted(f"{scenario}: encodings surely above {goal}", len(missed), 0, "encodings"))
     return rows

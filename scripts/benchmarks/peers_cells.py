@@ -57,7 +57,7 @@ FORMS = (
 EXPORTED = {18: "torch-onnx 18", 20: "torch-onnx 20", 24: "torch-onnx 24"}
 OPTIMIZED = {"ort-optimizer": alternatives.write_optimized, "ort-fusions": alternatives.write_fused}
 BUFFERED, OWN_GROWN = ", shared buffers", "posexport, grown caches"
-FLOOR, TORCH, COMPILED = "floor", "torch", "torch-compile"
+LOWER_BOUND, TORCH, COMPILED = "lower_bound", "torch", "torch-compile"
 PEERS = (TORCH, COMPILED, *EXPORTED.values(), *OPTIMIZED)
 
 
@@ -118,8 +118,11 @@ class Programs:
         inputs = seeded_inputs(spec, sizes, 0)
         block = self._block(cache)
         found = {
-            FLOOR: Entry(
-                name=FLOOR, ours=False, load=lambda: lower_bound.FloorRunner(spec, "cpu", THREADS), inputs=inputs
+            LOWER_BOUND: Entry(
+                name=LOWER_BOUND,
+                ours=False,
+                load=lambda: lower_bound.LowerBoundRunner(spec, "cpu", THREADS),
+                inputs=inputs,
             ),
             TORCH: Entry(name=TORCH, ours=False, load=lambda: _torch(block), inputs=inputs),
         }
@@ -237,7 +240,7 @@ def check(cell: Cell) -> dict[str, float]:
     want = cell.entries[TORCH].load().run(cell.entries[TORCH].inputs)["output"]
     found = {}
     for name, entry in cell.entries.items():
-        if name == FLOOR:
+        if name == LOWER_BOUND:
             continue
         found[name] = float(np.abs(entry.load().run(entry.inputs)["output"] - want).max())
     return found

@@ -1,4 +1,4 @@
-"""docs/results/peers.json and docs/peers.md from what `peers` measured."""
+"""docs/results/peers.json and docs/results/alternatives.md from what `peers` measured."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers_cells import COMPILED, EXPORTED, FLOOR, OPTIMIZED, OWN_GROWN, SIZES, TORCH
+from peers_cells import COMPILED, EXPORTED, LOWER_BOUND, OPTIMIZED, OWN_GROWN, SIZES, TORCH
 from tools import machine_line, versions
 
 from posexport.files import staged, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "docs/results/peers.json", ROOT / "docs/peers.md"
-COLUMNS = (TORCH, COMPILED, *EXPORTED.values(), *OPTIMIZED, OWN_GROWN, FLOOR)
+RESULTS, PAGE = ROOT / "docs/results/peers.json", ROOT / "docs/results/alternatives.md"
+COLUMNS = (TORCH, COMPILED, *EXPORTED.values(), *OPTIMIZED, OWN_GROWN, LOWER_BOUND)
 
 PLACES = ("fastest", "equal", "inconclusive")
 
@@ -44,14 +44,14 @@ process.
   tune` also tries opsets and the session's options, which peers don't get either), and then timed in fresh sessions. A
   decode step may keep its cache in a shared buffer of 2560 places, written in place; the caches of all peers grow, as
   torch's do. Where a buffer was faster, a column says by how much it beats posexport's fastest form with grown caches.
-- **Floor.** The bare matrix products of the block, or the bytes that a decode step must read, whichever takes longer
-  (`lower_bound`). Scores count as whole rectangles: a causal kernel that skips masked keys can be faster.
+- **Lower bound.** The bare matrix products of the block, or the bytes that a decode step must read, whichever takes
+  longer (`lower_bound`). Scores count as whole rectangles: a causal kernel that skips masked keys can be faster.
 - **Ratios** are posexport's time over the peer's, round by round in random order with pauses, the median over all
   rounds of two sessions; in brackets the interval that holds the true median with 99 %. Below 1 posexport is faster.
 - **Verdict.** *fastest*: every peer's whole interval lies below 1. *equal*: none lies above, at least one holds 1.
   *inconclusive*: one that holds 1 reaches beyond 1.25, so that the rounds say little. *slower*: a peer's whole
   interval lies above 1, and it is named. Goals are missed where the whole interval lies above:
-  1.1 of the floor at prefill:1024, 0.35 of torch eager at decode:2048.
+  1.1 of the lower bound at prefill:1024, 0.35 of torch eager at decode:2048.
 
 What these peers can't express: **optimum-onnx** can't be installed beside the transformers that posexport is tested
 with; it calls torch's exporter, which has columns here. **onnxruntime-genai**'s builder makes whole decoders, here with
@@ -70,7 +70,7 @@ def write(found: Sequence[Mapping[str, Any]], builder: Mapping[str, Any]) -> Non
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """docs/peers.md of results as they stand in the file."""
+    """docs/results/alternatives.md of results as they stand in the file."""
     versions_used = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
     lines = [METHOD, "## Results", "", f"{data['machine']}; {versions_used}.", "", *_summary(data["cells"])]
     for scenario in SIZES:

@@ -26,9 +26,9 @@ def ratio(parts: Sequence[float]) -> statistics.Ratio:
     return statistics.Ratio(median=parts[0], low=min(parts), high=max(parts), confidence=0.95)
 
 
-def result(floor: Sequence[float], torch: Sequence[float] | None = None, **over: Any) -> Benchmark:
+def result(lower_bound: Sequence[float], torch: Sequence[float] | None = None, **over: Any) -> Benchmark:
     """A run of one runtime at one shape, by its ratios in every process."""
-    processes = {"floor": tuple(floor)} | ({} if torch is None else {"torch": tuple(torch)})
+    processes = {"lower_bound": tuple(lower_bound)} | ({} if torch is None else {"torch": tuple(torch)})
     timed = Timing(
         runtime="ort-cpu",
         state="timed",
@@ -49,7 +49,7 @@ def result(floor: Sequence[float], torch: Sequence[float] | None = None, **over:
         "spec": spec.to_dict(),
         "rounds": 30,
         "burst": 3,
-        "processes": len(floor),
+        "processes": len(lower_bound),
         "seed": 0,
         "machine_load": 0.0,
         "machine": HERE,
@@ -146,20 +146,22 @@ def test_a_slower_machine_is_no_regression() -> None:
     assert only(regression.compare(slow, result(STEADY), 0.05)).state == "fine"
 
 
-def test_the_steadier_yardstick_is_taken() -> None:
+def test_the_steadier_reference_is_taken() -> None:
     wild = (1.0, 2.0, 0.5, 1.0, 3.0)
-    assert only(regression.compare(result(STEADY, wild), result(STEADY, wild), 0.05)).reference == "floor"
+    assert only(regression.compare(result(STEADY, wild), result(STEADY, wild), 0.05)).reference == "lower_bound"
     assert only(regression.compare(result(wild, STEADY), result(wild, STEADY), 0.05)).reference == "torch"
-    assert only(regression.compare(result(wild, STEADY), result(STEADY), 0.05)).reference == "floor"  # it is in both
+    assert (
+        only(regression.compare(result(wild, STEADY), result(STEADY), 0.05)).reference == "lower_bound"
+    )  # it is in both
 
 
 @pytest.mark.parametrize(
-    ("floor", "torch", "steady"),
+    ("bound", "torch", "steady"),
     [(0.005, 0.005, True), (0.005, None, True), (0.005, 0.3, False), (0.3, 0.005, False), (0.3, None, False)],
 )
-def test_a_result_is_steady_by_both_yardsticks(floor: float, torch: float | None, steady: bool) -> None:
+def test_a_result_is_steady_by_both_references(bound: float, torch: float | None, steady: bool) -> None:
     luck = (-2, -1, 0, 1, 2, 1, -1)
-    parts = [None if by is None else [1 + by * each for each in luck] for by in (floor, torch)]
+    parts = [None if by is None else [1 + by * each for each in luck] for by in (bound, torch)]
     assert regression.is_steady(result(parts[0] or [], parts[1])) is steady
 
 
@@ -253,7 +255,7 @@ def test_what_ran_neither_artifact_is_left_out_beside_what_did() -> None:
     assert len(regression.compare_earlier(both, 0.05, named=["ort-cuda"]).changes) == 2
     alone = attrs.evolve(found, shapes=(attrs.evolve(shape, results=tuple(gone)),))
     assert only(regression.compare_earlier(alone, 0.05)).state == "not run"
-    lost = attrs.evolve(gone[1], state="timed")
+    lost = attrs.evolve(gone[1], state="timed", seconds=statistics.summarize([1.0]))
     assert only(
         regression.compare_earlier(attrs.evolve(both, shapes=(attrs.evolve(shape, results=(gone[0], lost)),)), 0.05)
     )
@@ -288,15 +290,15 @@ def spoilt(data: dict[str, Any], how: str) -> Any:
         "shapes": lambda: data.update(shapes=3),
         "sizes": lambda: data["shapes"][0].update(seq="many"),
         "state": lambda: timed.update(state="fine"),
-        "negative": lambda: timed["processes"].update(floor=[-1.0]),
-        "nan": lambda: timed["processes"].update(floor=[math.nan]),
+        "negative": lambda: timed["processes"].update(lower_bound=[-1.0]),
+        "nan": lambda: timed["processes"].update(lower_bound=[math.nan]),
         "processes": lambda: data.update(processes="7"),
         "machine": lambda: data.update(machine=None),
         "spec": lambda: data.update(spec=None),
         "threads": lambda: data.update(threads="x"),
-        "median": lambda: timed["ratios"]["floor"].update(median="1"),
+        "median": lambda: timed["ratios"]["lower_bound"].update(median="1"),
         "reason": lambda: timed.update(reason=None),
-        "ratio": lambda: timed["ratios"].update(floor={"median": 1.0}),
+        "ratio": lambda: timed["ratios"].update(lower_bound={"median": 1.0}),
     }
     changes[how]()
     return data
@@ -322,21 +324,23 @@ def test_files_that_are_no_result_are_refused(tmp_path: Path, how: str) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_floors_that_were_run_in_other_ways_are_no_yardstick() -> None:
-    def floored(way: str, **series: Any) -> Benchmark:
+def test_lower_bounds_of_other_methods_are_no_reference() -> None:
+    def bounded(method: str, **series: Any) -> Benchmark:
         found = result(**series)
         (shape,) = found.shapes
-        floor = Timing(runtime="floor", state="timed", seconds=statistics.summarize([1.0]), engine={"bound": way})
-        return attrs.evolve(found, shapes=(attrs.evolve(shape, results=(floor, *shape.results)),))
+        bound = Timing(
+            runtime="lower_bound", state="timed", seconds=statistics.summarize([1.0]), engine={"method": method}
+        )
+        return attrs.evolve(found, shapes=(attrs.evolve(shape, results=(bound, *shape.results)),))
 
-    series = {"floor": [2.0, 2.01, 2.02] * 3, "torch": [0.5, 0.6, 0.4] * 3}
-    base = floored("products by torch", **series)
-    assert base.floor_ways() == {("floor", str(Sizes())): "products by torch"}
-    assert only(regression.compare(floored("products by torch", **series), base, 0.05)).reference == "floor"
-    assert only(regression.compare(floored("products by onnxruntime", **series), base, 0.05)).reference == "torch"
-    alone = {"floor": series["floor"]}
-    found = only(regression.compare(floored("another", **alone), floored("one", **alone), 0.05))
+    series = {"lower_bound": [2.0, 2.01, 2.02] * 3, "torch": [0.5, 0.6, 0.4] * 3}
+    base = bounded("products by torch", **series)
+    assert base.bound_methods() == {("lower_bound", str(Sizes())): "products by torch"}
+    assert only(regression.compare(bounded("products by torch", **series), base, 0.05)).reference == "lower_bound"
+    assert only(regression.compare(bounded("products by onnxruntime", **series), base, 0.05)).reference == "torch"
+    alone = {"lower_bound": series["lower_bound"]}
+    found = only(regression.compare(bounded("another", **alone), bounded("one", **alone), 0.05))
     assert (found.state, found.reason) == (
         "not run",
-        "neither torch nor the same floor was timed beside it in both runs",
+        "neither torch nor the same lower bound was timed beside it in both runs",
     )

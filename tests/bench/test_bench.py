@@ -64,10 +64,10 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
     for shape in found["shapes"]:
         results = {each["runtime"]: each for each in shape["results"]}
         assert {name: each["state"] for name, each in results.items()} == {
-            "floor": "timed",
+            "lower_bound": "timed",
             "torch": "timed",
             "torch-compile": "not run",
-            "floor-cuda": "not run",
+            "lower_bound-cuda": "not run",
             "torch-cuda": "not run",
             "torch-compile-cuda": "not run",
             "ort-cpu": "timed",
@@ -76,9 +76,9 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
         assert "no-such-compiler" in results["torch-compile"]["reason"]
         assert results["ort-cuda"]["reason"] == NO_GPU
         assert results["torch"]["ratios"]["torch"] == {"median": 1, "low": 1, "high": 1, "confidence": 0.75}
-        assert results["floor"]["engine"]["bound"].startswith(("products by ", "bytes by "))
+        assert results["lower_bound"]["engine"]["bound"].startswith(("products by ", "bytes by "))
         timed = results["ort-cpu"]
-        assert set(timed["ratios"]) == {"floor", "torch"}
+        assert set(timed["ratios"]) == {"lower_bound", "torch"}
         assert timed["tokens_per_second"] == shape["batch"] * shape["seq"] / timed["seconds"]["median"]
         assert timed["load_seconds"] > 0 and timed["build_seconds"] is None
         assert timed["engine"]["engine"] == "onnxruntime"
@@ -90,7 +90,7 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
 
 
 class Crashing:
-    """A worker of which every one but torch's own, and the floor, ends in a crash, or fails as the engine would."""
+    """Workers that end in a crash, or fail as the engine would, but for torch's and the lower bound's."""
 
     def __init__(self, how: Callable[[], dict[str, Any]]) -> None:
         self._how, self.runtime = how, ""
@@ -264,7 +264,7 @@ def test_options_go_to_the_engines_that_have_them_and_the_others_say_so(
     (timings,) = (shape.results for shape in found.shapes)
     threads, graph = "--threads has no effect on it", "--cuda-graph has no effect on it"
     assert {timing.runtime: timing.note for timing in timings if timing.note} == {
-        "floor-cuda": graph,
+        "lower_bound-cuda": graph,
         "torch-cuda": graph,
         "torch-compile-cuda": graph,
         "onnx-reference": threads,

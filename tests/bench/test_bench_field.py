@@ -100,9 +100,9 @@ def reason(field: BenchSession, name: str, index: int) -> str:
 def test_every_session_has_processes_of_its_own(run: Callable[..., BenchSession]) -> None:
     world = World()
     field = run(world, "ort-cpu", sessions=3)
-    assert {world.count(name, "open") for name in ("floor", "torch", "torch-compile", "ort-cpu")} == {3}
+    assert {world.count(name, "open") for name in ("lower_bound", "torch", "torch-compile", "ort-cpu")} == {3}
     (timed,) = (each for each in field.timings(0) if each.runtime == "ort-cpu")
-    assert timed.processes["floor"] == (1.0,) * 3
+    assert timed.processes["lower_bound"] == (1.0,) * 3
     assert timed.seconds is not None and timed.seconds.count == 3 * 4 * 3
     assert field.rounds == [12, 12]
     seeds = {request["seed"] for _, do, request in world.asked if do == "shape"}
@@ -169,7 +169,7 @@ def test_peers_that_are_files_are_made_once_and_run_by_onnxruntime(run: Callable
     assert opened["torch-onnx"] == "torch-onnx.onnx" and opened["ort-optimizer"] == "ort-optimizer.onnx"
     assert opened["torch"] == opened["ort-cpu"] == "block.onnx"
     (timed,) = (each for each in field.timings(0) if each.runtime == "ort-cpu")
-    assert set(timed.ratios) == {"floor", "torch", "torch-compile", "torch-onnx", "ort-optimizer"}
+    assert set(timed.ratios) == {"lower_bound", "torch", "torch-compile", "torch-onnx", "ort-optimizer"}
     assert not next(each for each in field.timings(0) if each.runtime == "ort-cpu").reason
 
 
@@ -184,15 +184,15 @@ def test_a_peer_that_cannot_be_made_is_not_run_with_the_reason(run: Callable[...
 
 
 def test_peers_are_timed_only_where_they_are_asked_for() -> None:
-    assert [each.name for each in choose(["ort-cpu"])] == ["floor", "torch", "torch-compile", "ort-cpu"]
-    assert [each.name for each in choose(["torch-onnx"])] == ["floor", "torch", "torch-compile", "torch-onnx"]
+    assert [each.name for each in choose(["ort-cpu"])] == ["lower_bound", "torch", "torch-compile", "ort-cpu"]
+    assert [each.name for each in choose(["torch-onnx"])] == ["lower_bound", "torch", "torch-compile", "torch-onnx"]
     assert "ort-optimizer" not in {each.name for each in choose(())}
     assert {"torch-onnx-cuda", "ort-optimizer-cuda"} <= {each.name for each in choose((), peers=True)}
 
 
 def test_candidates_on_the_gpu_are_held_against_peers_on_the_gpu() -> None:
     assert dict(CANDIDATES["ort-cuda"].peers) == {
-        role: f"{role}-cuda" for role in ("floor", "torch", "torch-compile", "torch-onnx", "ort-optimizer")
+        role: f"{role}-cuda" for role in ("lower_bound", "torch", "torch-compile", "torch-onnx", "ort-optimizer")
     }
     assert all(CANDIDATES[name].runtime.needs_gpu for name in CANDIDATES["tensorrt"].peers.values())
 

@@ -2,7 +2,6 @@
 in the slow test, which plants transposes into a graph."""
 
 import json
-import re
 import shlex
 import shutil
 import sys
@@ -11,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pages
 import pytest
 from click.testing import CliRunner, Result
 from helpers import small_spec
@@ -71,7 +71,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setattr(session, "interleave", partial(interleave, pause=0.0))
 
     def run(*arguments: object, luck: float = 0.004, **factors: float) -> Result:
-        speeds = Speeds({name.replace("_", "-"): factor for name, factor in factors.items()}, luck)
+        speeds = Speeds({name.replace("ort_", "ort-"): factor for name, factor in factors.items()}, luck)
         monkeypatch.setattr(session, "Worker", speeds.worker)
         return CliRunner().invoke(main, ["bench", *map(str, arguments)])
 
@@ -93,7 +93,7 @@ def test_a_saved_result_says_what_it_is(base: Path) -> None:
     assert (found["kind"], found["version"], found["processes"]) == ("bench", 1, 7)
     assert [shape["scenario"] for shape in found["shapes"]] == ["prefill:5", "prefill:6"]
     assert "torch-compile" not in {result["runtime"] for result in found["shapes"][0]["results"]}
-    assert len(found["shapes"][0]["results"][-1]["processes"]["floor"]) == 7
+    assert len(found["shapes"][0]["results"][-1]["processes"]["lower_bound"]) == 7
 
 
 def test_an_unsteady_result_to_save_takes_more_processes(
@@ -141,7 +141,7 @@ def test_a_slowdown_exits_1_with_the_table(block: Path, bench: Callable[..., Res
 
 
 def test_a_slower_machine_is_no_slowdown(block: Path, bench: Callable[..., Result], base: Path) -> None:
-    result = bench(block, "--baseline", base, ort_cpu=3.0, torch=3.0, floor=3.0)
+    result = bench(block, "--baseline", base, ort_cpu=3.0, torch=3.0, lower_bound=3.0)
     assert result.exit_code == 0, result.output
 
 
@@ -319,10 +319,9 @@ def test_a_planted_graph_computes_the_same(tmp_path: Path) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Every command of docs/bench.md, in order."""
-    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
-    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    return [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
+    """Every command of docs/guide/bench.md, in order."""
+    page = pages.ROOT / "docs" / "guide" / "bench.md"
+    return [shlex.split(line)[1:] for block in pages.blocks(page) for line in block.commands()]
 
 
 def test_the_commands_of_the_page_run(
@@ -333,15 +332,6 @@ def test_the_commands_of_the_page_run(
     for command, *arguments in commands():
         result = bench(*arguments) if command == "bench" else CliRunner().invoke(main, [command, *arguments])
         assert result.exit_code == 0, result.output
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_run_on_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for arguments in commands():
-        result = CliRunner().invoke(main, arguments)
-        feigned = "--baseline" in arguments and re.search(r"^\d+ of \d+ got slower\.$", result.stdout, re.MULTILINE)
-        assert result.exit_code == int(bool(feigned)), result.output  # noise may feign a change
 
 
 def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,35 +356,35 @@ def test_a_manifest_that_is_not_of_the_file_is_told(block: Path, bench: Callable
     assert read_benchmark(saved).manifest_warnings == (fault,)
 
 
-def test_a_floor_is_run_as_in_the_first_process_and_as_in_the_baseline(
+def test_a_lower_bound_is_run_as_in_the_first_process_and_as_in_the_baseline(
     block: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str | None] = []
 
-    class Floors(Speeds):
+    class Bounds(Speeds):
         def worker(self, module: str) -> Any:
             made = super().worker(module)
-            plain, state = made.ask, {"floor": False}
+            plain, state = made.ask, {"lower_bound": False}
 
             def ask(request: dict[str, Any], time_limit: float) -> dict[str, Any]:
                 if request["do"] == "open":
-                    state["floor"] = request["role"] == "floor"
+                    state["lower_bound"] = request["role"] == "lower_bound"
                 found: dict[str, Any] = plain(request, time_limit)
-                if request["do"] == "shape" and state["floor"]:
-                    asked.append(request["way"])
-                    found["describe"] = {"bound": request["way"] or f"way {len(asked)}"}
+                if request["do"] == "shape" and state["lower_bound"]:
+                    asked.append(request["method"])
+                    found["describe"] = {"method": request["method"] or f"method {len(asked)}"}
                 return found
 
             made.ask = ask
             return made
 
     monkeypatch.setattr(session, "interleave", partial(interleave, pause=0.0))
-    monkeypatch.setattr(session, "Worker", Floors({}).worker)
+    monkeypatch.setattr(session, "Worker", Bounds({}).worker)
     options = ["bench", str(block), "--runtime", "ort-cpu", "--scenario", "prefill:5", "--rounds", "3"]
     base = tmp_path / "base.json"
     assert CliRunner().invoke(main, [*options, "--processes", "3", "--save", str(base)]).exit_code == 0
-    assert asked == [None, "way 1", "way 1"]
+    assert asked == [None, "method 1", "method 1"]
     asked.clear()
     gated = CliRunner().invoke(main, [*options[:4], "--baseline", str(base), "--max-regression", "5%"])
     assert gated.exit_code == 0, gated.output
-    assert set(asked) == {"way 1"}
+    assert set(asked) == {"method 1"}

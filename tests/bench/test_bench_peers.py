@@ -21,8 +21,8 @@ def ratio(median: float, width: float = 0.1) -> dict[str, float]:
     return {"median": median, "low": median - width, "high": median + width, "confidence": 0.99}
 
 
-def ratios(floor: float, torch: float, **others: float) -> dict[str, dict[str, float]]:
-    found = {"floor": ratio(floor), "torch": ratio(torch)}
+def ratios(bound: float, torch: float, **others: float) -> dict[str, dict[str, float]]:
+    found = {"lower_bound": ratio(bound), "torch": ratio(torch)}
     return {**found, **{name.replace("_", "-"): ratio(value) for name, value in others.items()}}
 
 
@@ -61,7 +61,7 @@ def cell(encoding: str, scenario: str, **over: Any) -> dict[str, Any]:
 
 
 def test_goals_count_the_encodings_that_miss_them() -> None:
-    slow = {"place": "slower", "slower_than": ["torch"], "missed": ["above 1.1 of the floor"]}
+    slow = {"place": "slower", "slower_than": ["torch"], "missed": ["above 1.1 of the lower bound"]}
     rows = peers._goals([cell("rope", "prefill:1024"), cell("t5", "prefill:1024", **slow), cell("t5", "prefill:128")])
     assert [(row.what.partition(":")[2][:12], row.value, row.state) for row in rows] == [
         ("128: encodin", 0, "passed"),
@@ -71,7 +71,7 @@ def test_goals_count_the_encodings_that_miss_them() -> None:
 
 
 def test_the_page_tells_places_ratios_and_what_was_not_run() -> None:
-    slow = {"place": "slower", "slower_than": ["torch"], "missed": ["above 1.1 of the floor"]}
+    slow = {"place": "slower", "slower_than": ["torch"], "missed": ["above 1.1 of the lower bound"]}
     data = {
         "machine": "a machine",
         "versions": {"torch": "2"},
@@ -81,7 +81,7 @@ def test_the_page_tells_places_ratios_and_what_was_not_run() -> None:
     page = peers_page.page(data)
     assert "| prefill:1024 | 2 | 1 | 0 | 0 | `t5` | `t5` |" in page
     assert "| rope | native | 12.30 | 0.50 (0.40-0.60) | 1.00 (0.90-1.10) | fastest |" in page
-    assert "| slower than torch; above 1.1 of the floor |" in page
+    assert "| slower than torch; above 1.1 of the lower bound |" in page
     assert "- torch-compile, not run: no compiler (all)." in page
     assert "Not run: it is not installed." in page
 

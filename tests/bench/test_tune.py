@@ -197,7 +197,7 @@ def test_the_result_is_plain_data_with_every_candidate_and_the_cost(tmp_path: Pa
     assert structure(json.loads(json.dumps(data)), Result) == result
     codes = {row["name"]: row.get("reason_code") for row in data["candidates"]}
     assert codes["function/fp32/18 io_binding=true"] == "same-graph"
-    assert "fastest" in codes.values() and codes["native/fp32/23 io_binding=true"] == "slower"
+    assert codes["contrib/fp32/18"] == "simplest" and codes["native/fp32/23 io_binding=true"] == "slower"
     assert (data["kind"], data["version"], data["target"], data["scenario"]) == ("tune", 1, "ort-cpu", "prefill:8")
     assert sum(row["state"] == "won" for row in data["candidates"]) == 1
     assert {row["state"] for row in data["candidates"]} <= {"won", "raced", "dropped", "failed", "refused", "not run"}

@@ -28,7 +28,7 @@ REQUESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "parameter": ((*ROPE, "--set", "teta=3"), ("unknown parameter of rope 'teta'", "did you mean 'theta'?", "layout")),
     "parameter of another": ((*ROPE, "--set", "num_buckets=8"), ("unknown parameter of rope", "theta, layout")),
     "name as parameter": ((*ROPE, "--set", "name=alibi"), ("unknown parameter of rope 'name'",)),
-    "no value": ((*ROPE, "--set", "theta"), ("--set 'theta' is not KEY=VALUE",)),
+    "no value": ((*ROPE, "--set", "theta"), ("parameter 'theta' is not KEY=VALUE",)),
     "layout": ((*ROPE, "--set", "layout=halves"), ("unknown layout", "did you mean 'half'?")),
     "odd rotary dim": ((*ROPE, "--set", "rotary_dim=5"), ("rotary_dim is 5 with head_dim 8", "even")),
     "rotary dim above head": ((*ROPE, "--set", "rotary_dim=10"), ("rotary_dim is 10", "at most head_dim")),
@@ -61,7 +61,7 @@ REQUESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "softcap beyond fp32": ((*ROPE, "--softcap", "1e39"), ("softcap is '1e39'", "a number from 1e-30 to 1e+30")),
     "a sequence larger than memory": (
         (*ROPE, "--batch", "2000000000", "--seq", "2000000000"),
-        ("has no place in memory", "leave them dynamic"),
+        ("does not fit in memory", "leave them dynamic"),
     ),
     "theta text": ((*ROPE, "--set", "theta=big"), ("theta is 'big'", "a number from 1e-30 to 1e+30")),
     "theta 2d": (("--encoding", "rope2d", *SMALL, "--set", "theta=-2"), ("theta is '-2'",)),

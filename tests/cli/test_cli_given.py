@@ -115,7 +115,7 @@ CHEAP = {
     "bench here.onnx --shape batch=x": "batch is 'x'",
     "bench here.onnx --shape batch=1,batch=2": "gives batch twice: give it once",
     "bench here.onnx --runtime ort-cup": "did you mean 'ort-cpu'",
-    "bench here.onnx --baseline empty.json": "can't read 'empty.json' (it is no JSON)",
+    "bench here.onnx --baseline empty.json": "can't read 'empty.json' (it is not JSON)",
     "bench here.onnx --save /dev/null": "output '/dev/null' is a device or a pipe",
     "bench here.onnx --save /proc/x.json": "output '/proc/x.json' can't be written",
     "export --encoding rope -o /proc/x.onnx": "output '/proc/x.onnx' can't be written",

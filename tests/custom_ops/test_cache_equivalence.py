@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from trt_import_helpers import imported
 
 from posexport.export import export
-from posexport.export.support import refusal
+from posexport.export.support import unsupported_reason
 from posexport.spec.contract import graph_inputs
 from posexport.spec.spec import Spec
 
@@ -74,7 +74,7 @@ def _blocks(cache: str) -> list[Any]:
     found = []
     for engine, hows in WHERE.items():
         for name, how in itertools.product((*CASES, "layers", *MORE), hows):
-            if refusal(case("none", kv_cache=cache), *how) is None:
+            if unsupported_reason(case("none", kv_cache=cache), *how) is None:
                 marks = () if _quick(name, how, engine, cache) else pytest.mark.slow
                 found.append(pytest.param(name, how, engine, marks=marks))
     return found

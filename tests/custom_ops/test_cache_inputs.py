@@ -15,7 +15,7 @@ from posexport.artifact.contract_check import contract_violation
 from posexport.artifact.loaded import LoadedArtifact, _profiled
 from posexport.artifact.profiles import check_shapes, profiles_of
 from posexport.errors import RequestError
-from posexport.export.exporter import _TRACED
+from posexport.export.exporter import TRACED_SIZES
 from posexport.runtimes import RUNTIMES
 from posexport.spec.contract import SUMS, Bounds, bounds_of, dimensions, graph_inputs, graph_outputs, resolved, sizes_of
 from posexport.spec.spec import Spec
@@ -50,7 +50,7 @@ def test_no_length_is_the_traced_one(name: str) -> None:
     for each in made(spec):
         named = {dim for shape, _ in graph_inputs(spec).values() for dim in shape if isinstance(dim, str)} - {"batch"}
         for dim in named:
-            assert resolved(dim, each.sizes) != _TRACED[dim], (each.name, dim)
+            assert resolved(dim, each.sizes) != TRACED_SIZES[dim], (each.name, dim)
         assert each.sizes == sizes_of(graph_inputs(spec), each.arrays)
 
 

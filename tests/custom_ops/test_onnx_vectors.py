@@ -63,7 +63,7 @@ HOWS = {
     ("contrib", "portable"): 50,
     ("contrib", "ort"): 55,
 }
-"""Form and target, and how many vectors they run at least; the others have no operator there (forms.refusal)."""
+"""Form and target, and how many vectors they run at least; the others have no operator there (unsupported_reason)."""
 KINDS = ("RotaryEmbedding", "Attention")
 VECTORS = {
     case.name: case

@@ -1,22 +1,22 @@
-"""docs/fleet.md: its commands run, its table of kinds is that of the code, its arithmetic is right."""
+"""docs/guide/fleet.md: its commands run, its table of kinds is that of the code, its arithmetic is right."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
+import pages
 import pytest
-from helpers import cli
 
 from posexport.bench.scenarios import SWEEPS
+from posexport.cli.sweep_command import _options_of as options_of
 from posexport.spec.forms import FORMS
 from posexport.spec.spec import DTYPES
 from posexport.workflows.sweep.kinds import KINDS
 
-TEXT = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, flags=re.DOTALL)
+PAGE = pages.ROOT / "docs" / "guide" / "fleet.md"
+TEXT = PAGE.read_text()
 
 
 def test_the_table_of_kinds_is_that_of_the_code() -> None:
@@ -24,9 +24,9 @@ def test_the_table_of_kinds_is_that_of_the_code() -> None:
     assert list(rows) == list(KINDS)
     for name, (_, axes, options, takes) in rows.items():
         kind = KINDS[name]
-        said = set(re.findall(r"`([\w-]+)`", f"{axes} {options}"))
-        sizes = {"num-heads", "num-kv-heads", "head-dim", "window"} if name == "tune" else set()
-        assert said | sizes == set(kind.keys()), name
+        named = set(re.findall(r"`([\w-]+)`", f"{axes} {options}"))
+        known = {*kind.options(options_of(name)), *(["artifact"] if kind.artifact else [])}
+        assert named == known if name != "tune" else named < known, name
         assert set(re.findall(r"`([\w-]+)`", axes)) == {*kind.axes, *(["artifact"] if kind.artifact else [])}, name
         assert takes == ("1 CPU" if kind.cpus == 1 else "a machine"), name
 
@@ -51,19 +51,7 @@ def test_its_numbers() -> None:
 @pytest.mark.slow
 def test_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for kind, text in BLOCKS:
-        if kind == "toml":
-            (tmp_path / text.split()[1]).write_text(text)
-    lines = [line for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
-    assert len(lines) == 6
-    for line in lines:
-        words = shlex.split(line)
-        if words[0] == "mkdir":
-            Path(words[1]).mkdir()
-            continue
-        assert words[0] == "posexport"
-        result = cli(*words[1:])
-        assert result.exit_code == 0, f"{line}\n{result.output}"
+    assert pages.run(PAGE, tmp_path, slow=True) == 5
     records = [json.loads(path.read_text()) for path in Path("sweep/.state/jobs").glob("*.json")]
     assert sorted(record["label"] for record in records) == [
         "bench models/rope.onnx prefill:16",

@@ -12,7 +12,7 @@ from pairs import Row, all_pairs
 
 from posexport.errors import RequestError
 from posexport.export import export
-from posexport.export.support import refusal
+from posexport.export.support import unsupported_reason
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
@@ -60,7 +60,7 @@ def spec_of(row: Row) -> Spec:
 def carried(row: Row) -> bool:
     """Whether a row is a spec, and its form has operators for it."""
     try:
-        return refusal(spec_of(row), *row["how"]) is None
+        return unsupported_reason(spec_of(row), *row["how"]) is None
     except RequestError:  # no spec at all: an encoder's keys that grow, say
         return False
 

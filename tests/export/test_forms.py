@@ -25,7 +25,7 @@ from posexport.custom_ops.unsupported import REFUSALS
 from posexport.errors import RequestError
 from posexport.export import export
 from posexport.export.exporter import export_module
-from posexport.export.support import default_opset, refusal
+from posexport.export.support import default_opset, unsupported_reason
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.spec import Spec
 
@@ -66,7 +66,7 @@ def test_a_spec_that_a_form_cannot_carry_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     spec, why = small_spec("none", **over), _why(form, target, what)
-    assert refusal(spec, form, target) == why
+    assert unsupported_reason(spec, form, target) == why
     with pytest.raises(RequestError, match=f"^{re.escape(why)}[.]$"):
         export(spec, weights_for(spec), form=form, target=target)
     sizes = ("--hidden-size", "32", "--num-heads", "4")
@@ -121,7 +121,7 @@ OPSETS: list[tuple[dict[str, str], str]] = [
     ({"opset": "22", "form": "native"}, "opset is 22: native is written in opsets 23 to 24"),
     (
         {"opset": "23", "form": "native", "kv-cache": "shared"},
-        "native with shared caches is written in opset 24, which has TensorScatter: give --opset 24, or none.",
+        "native with shared caches is written in opset 24, which has TensorScatter: give opset 24, or none.",
     ),
     ({"form": "natives"}, "unknown form 'natives': did you mean 'native'?"),
     ({"target": "tensort"}, "unknown target 'tensort': did you mean 'tensorrt'?"),

@@ -1,14 +1,15 @@
-"""torch's table of operators is read once in a process, changes no graph, and torch is left as it was."""
+"""torch's table of translations is built once in a process, changes no graph, and torch is left as it was."""
 
 from __future__ import annotations
 
 import contextlib
 from types import SimpleNamespace
+from typing import Any
 
 import onnx_ir as ir
 import pytest
 from helpers import case, weights_for
-from torch.onnx._internal.exporter import _registration
+from torch.onnx._internal.exporter import _registration, _schemas
 
 from posexport.export import exporter, torchlib_cache
 
@@ -18,16 +19,27 @@ def _bytes() -> bytes:
     return ir.to_proto(exporter.export(spec, weights_for(spec))).SerializeToString()
 
 
-def test_the_second_export_reads_no_source_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = _bytes()
-    read = []
-    monkeypatch.setattr("onnxscript._internal.ast_utils.get_src_and_ast", lambda function: read.append(function))
+def test_the_second_export_builds_no_table_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, classmethod_before = _bytes(), vars(_registration.ONNXRegistry)[torchlib_cache.REGISTRY]
+    read: list[object] = []
+
+    def signature(function: Any, *args: Any, **fields: Any) -> object:
+        if not function.__module__.startswith("posexport"):
+            read.append(function)
+        return original(function, *args, **fields)
+
+    original = _schemas.op_signature_from_function
+    monkeypatch.setattr("onnxscript._internal.ast_utils.get_src_and_ast", read.append)
+    monkeypatch.setattr(_schemas, "op_signature_from_function", signature)
     assert _bytes() == first
     assert read == []
     monkeypatch.undo()
-    monkeypatch.setattr(torchlib_cache, "read_once", contextlib.nullcontext)
+    monkeypatch.setattr(_schemas, "op_signature_from_function", signature)
+    monkeypatch.setattr(torchlib_cache, "built_once", contextlib.nullcontext)
     assert _bytes() == first
-    assert torchlib_cache.NAME not in vars(_registration.onnxscript_apis)
+    assert len(read) > 100, "without the cache the table is built"
+    assert torchlib_cache.OPERATORS not in vars(_registration.onnxscript_apis)
+    assert vars(_registration.ONNXRegistry)[torchlib_cache.REGISTRY] is classmethod_before
 
 
 def test_what_was_there_is_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +49,7 @@ def test_what_was_there_is_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
     holder = SimpleNamespace(get_torchlib_ops=own)
     monkeypatch.setattr(torchlib_cache, "_operators", lambda apis: apis.get_torchlib_ops())
     monkeypatch.setattr(_registration, "onnxscript_apis", holder)
-    with torchlib_cache.read_once():
+    with torchlib_cache.built_once():
         assert holder.get_torchlib_ops is not own
         assert holder.get_torchlib_ops() == ["an operator"]
     assert holder.get_torchlib_ops is own
@@ -45,5 +57,5 @@ def test_what_was_there_is_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_torch_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(_registration, "onnxscript_apis")
-    with torchlib_cache.read_once():
+    with torchlib_cache.built_once():
         pass

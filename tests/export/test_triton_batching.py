@@ -53,7 +53,7 @@ def test_rows_come_out_as_they_would_alone_wherever_requests_are_joined(name: st
             {"operators": frozenset({"GroupQueryAttention"})},
             "in a batch of one only",
         ),
-        (small_spec("none"), {"asked": 0}, "as asked for"),
+        (small_spec("none"), {"requested": 0}, "as requested"),
     ],
     ids=["grown", "by-length", "grouped-query", "asked"],
 )
@@ -72,23 +72,23 @@ def test_a_fixed_batch_is_not_joined() -> None:
 
 def test_requests_are_joined_up_to_the_default_or_what_is_asked_for() -> None:
     assert decided(small_spec("rope")).max_batch_size == MAX_BATCH
-    assert decided(small_spec("rope"), asked=32).max_batch_size == 32
-    assert decided(small_spec("rope", kv_cache="concat"), asked=4).max_batch_size == 4
+    assert decided(small_spec("rope"), requested=32).max_batch_size == 32
+    assert decided(small_spec("rope", kv_cache="concat"), requested=4).max_batch_size == 4
     grouped = decided(
-        small_spec("rope", causal=True, kv_cache="shared"), operators=frozenset({"GroupQueryAttention"}), asked=4
+        small_spec("rope", causal=True, kv_cache="shared"), operators=frozenset({"GroupQueryAttention"}), requested=4
     )
     assert grouped.joined and "in a batch of one only" in grouped.reason
     assert "attention_mask" in decided(small_spec("rope", padding_mask=True)).reason
     assert "encoder_seq" in decided(small_spec("none", cross=True)).reason
-    single = decided(small_spec("rope"), asked=1)
-    assert (single.joined, single.reason) == (False, "max_batch_size is 1, as asked for")
+    single = decided(small_spec("rope"), requested=1)
+    assert (single.joined, single.reason) == (False, "max_batch_size is 1, as requested")
 
 
 def test_a_plan_sets_the_largest_batch_and_the_preferred_ones() -> None:
     spec = small_spec("rope")
     found = decided(spec, profiles=profiles(spec, "batch=1:4:16"))
     assert (found.max_batch_size, found.preferred) == (16, (4, 16))
-    found = decided(spec, profiles=profiles(spec, "batch=1:4:16"), asked=2)
+    found = decided(spec, profiles=profiles(spec, "batch=1:4:16"), requested=2)
     assert (found.max_batch_size, found.preferred) == (2, (2,))
     found = decided(spec, profiles=profiles(spec, "batch=1"))
     assert (found.max_batch_size, found.preferred, found.reason) == (1, (), "the plan takes a single row")
@@ -99,10 +99,10 @@ def test_a_plan_sets_the_largest_batch_and_the_preferred_ones() -> None:
 
 def test_what_would_be_wrong_is_refused() -> None:
     with pytest.raises(RequestError, match="scaling dynamic depends on the largest position"):
-        decided(small_spec("rope", **SEVERAL), asked=4)
+        decided(small_spec("rope", **SEVERAL), requested=4)
     spec = small_spec("rope")
     with pytest.raises(RequestError, match="the plan takes up to 8 rows"):
-        decided(spec, profiles=profiles(spec), asked=9)
+        decided(spec, profiles=profiles(spec), requested=9)
 
 
 def test_one_layer_that_depends_on_the_batch_is_enough() -> None:

@@ -155,7 +155,7 @@ FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
     "empty reshape without batch": (put("max_batch_size", 0), "reshaped to nothing"),
     "no instances": (clear("instance_group"), "instance_group is missing"),
     "count": (put("instance_group.0.count", 0), "has count 0"),
-    "profile of a graph": (put("instance_group.0.profile", ["0"]), "which onnxruntime has not"),
+    "profile of a graph": (put("instance_group.0.profile", ["0"]), "which onnxruntime does not have"),
     "profile's number": (put("instance_group.0.profile", ["first"]), "numbers from 0"),
     "warm-up batch": (put("model_warmup.0.batch_size", 9), "has batch_size 9"),
     "warm-up input": (lambda config: config.model_warmup[0].inputs.pop("past_key"), "gives ["),
@@ -193,7 +193,7 @@ def test_rules_of_one_backend() -> None:
 
 def test_text_outside_the_schema_is_refused() -> None:
     for text in (b"name: 'x'\nno_such_field: 1\n", b"max_batch_size: many\n", b"\xff\xfe"):
-        with pytest.raises(RequestError, match="not a model configuration of Triton's"):
+        with pytest.raises(RequestError, match="not a model configuration of Triton"):
             read_config(text)
 
 

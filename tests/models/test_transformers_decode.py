@@ -311,6 +311,6 @@ def test_only_one_form_is_refused() -> None:
         for form in ("decomposed", "native", "contrib"):
             for kv_cache in CACHES:
                 spec = small_spec(**FAMILIES[name].of_layer(0, kv_cache=kv_cache, padding_mask=True))
-                if support.refusal(spec, form, "ort") is not None:
+                if support.unsupported_reason(spec, form, "ort") is not None:
                     refused.add((name, form, kv_cache))
     assert refused == {("gemma2", "contrib", "concat")}

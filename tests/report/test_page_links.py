@@ -107,7 +107,7 @@ def test_what_a_sweep_refused_is_told_once(tmp_path: Path) -> None:
 
 
 def limit(state: str, ratio: float | None = 2.0) -> dict[str, Any]:
-    return {"runtime": "ort-cpu", "scenario": "prefill:128", "reference": "floor", "limit": 1.5, "state": state,
+    return {"runtime": "ort-cpu", "scenario": "prefill:128", "reference": "lower_bound", "limit": 1.5, "state": state,
             "reason": "", "ratio": ratio, "low": None, "high": None}  # fmt: skip
 
 
@@ -129,14 +129,16 @@ def project(*limits: dict[str, Any]) -> dict[str, Any]:
 def test_a_broken_budget_is_wrong(tmp_path: Path) -> None:
     page = page_of(tmp_path, {"p": project(limit("slower"), limit("fine", 1.0))})
     assert [(each.head, each.text) for each in box(page, "wrong").points] == [
-        ("c.onnx", "its spec changed"), ("ort-cpu", "2.00× of floor, limit 1.5×")
+        ("c.onnx", "its spec changed"), ("ort-cpu", "2.00× of lower_bound, limit 1.5×")
     ]  # fmt: skip
     assert ("b.onnx", "no GPU (bench)") in [(each.head, each.text) for each in box(page, "not-run").points]
     assert box(page, "fastest").points[0].figure == "6.00 ms"
-    absent = {**limit("not run", None), "reason": "floor was not timed beside it"}
+    absent = {**limit("not run", None), "reason": "lower_bound was not timed beside it"}
     for there, where in ((True, "wrong"), (False, "not-run")):
         page = page_of(tmp_path, {"s": {**bench(), "limits": [{**absent, "there": there}]}})
-        assert "floor was not timed beside it" in [each.text.partition(" (")[0] for each in box(page, where).points]
+        assert "lower_bound was not timed beside it" in [
+            each.text.partition(" (")[0] for each in box(page, where).points
+        ]
     saved = page_of(tmp_path, {"s": {**bench(), "limits": [limit("slower")]}})
     assert box(saved, "wrong").verdict == "1 got slower."
 
@@ -175,7 +177,7 @@ def test_the_fastest_says_where_it_failed(tmp_path: Path) -> None:
     assert text(verdict("passed", "b.onnx")).startswith("⚠ not verified on ort-cpu here; ")
 
 
-LEGEND = ("ort-cpu · native", "lower bound: bare matmuls", "torch eager", "ort-cuda · native")
+LEGEND = ("ort-cpu · native", "lower bound: bare matrix products", "torch eager", "ort-cuda · native")
 
 
 def test_one_artifact_timed_in_several_jobs_is_one_curve(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def test_one_artifact_timed_in_several_jobs_is_one_curve(tmp_path: Path) -> None
     page = page_of(tmp_path, files)
     curves = next(each for each in part(page, "latency").blocks if isinstance(each, Figure))
     legend = [name for name in LEGEND if f">{name}<" in curves.svg]
-    assert legend == ["ort-cpu · native", "lower bound: bare matmuls", "torch eager"]
+    assert legend == ["ort-cpu · native", "lower bound: bare matrix products", "torch eager"]
     files["job-16"]["shapes"][0]["also"] = ["batch:1"]
     labels = [each.label for each in box(page_of(tmp_path, files), "fastest").points]
     assert len(labels) == 4 and "rope, hidden 64, batch:1 (16 tokens at once)" in labels

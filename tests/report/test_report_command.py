@@ -249,7 +249,7 @@ def test_numbers_are_written_for_people() -> None:
 @pytest.mark.slow
 def test_the_commands_of_the_docs_run_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    block = re.search(r"```bash\n(.+?)```", (DOCS / "report.md").read_text(encoding="utf-8"), re.DOTALL)
+    block = re.search(r"```bash\n(.+?)```", (DOCS / "guide" / "report.md").read_text(encoding="utf-8"), re.DOTALL)
     assert block
     for line in block[1].splitlines():
         command, _, target = line.removeprefix("posexport ").partition(" > ")

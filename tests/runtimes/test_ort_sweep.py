@@ -15,7 +15,7 @@ from helpers import CASES, small_spec, weights_for
 
 from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.export import export
-from posexport.export.support import opset_refusal
+from posexport.export.support import unsupported_opset
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.pool import Answer, Pool
 from posexport.spec.contract import bounds_of, graph_inputs
@@ -26,7 +26,7 @@ from posexport.verify.cases import make_cases
 pytestmark = pytest.mark.slow
 
 OPSETS = (18, 20, 23, 24, 25)
-HOWS = [(form, opset) for form in FORMS for opset in OPSETS if opset_refusal(form, "portable", opset) is None]
+HOWS = [(form, opset) for form in FORMS for opset in OPSETS if unsupported_opset(form, "portable", opset) is None]
 BLOCKS: dict[str, dict[str, Any]] = {
     f"{norm}-{mlp}-{kind}": {"block": "transformer", "norm": norm, "mlp": mlp, "norm_type": kind}
     for norm in ("pre", "post")

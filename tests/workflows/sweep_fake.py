@@ -1,6 +1,6 @@
 """A stand-in for the command of a job, `python -P -m sweep_fake KIND key=value ...`, that takes milliseconds.
 
-exit=N        ends with that exit code, saying "Error: told so." where it isn't 0
+exit=N        ends with that exit code; where it isn't 0, its error is "told so."
 signal=N      kills itself
 once=FILE     the first time it writes where it runs into FILE, and hangs; with FILE there, it goes on
 log=FILE      adds a line when it starts and one when it ends, `sleep` seconds later
@@ -55,7 +55,7 @@ def main() -> None:
         Path(told["write"]).write_text("written")
     code = int(told.get("exit", 0))
     if code:
-        sys.stderr.write("Error: told so.\n")
+        Path(os.environ["POSEXPORT_ERROR_FILE"]).write_text(json.dumps({"error": "told so."}))
     if code in (0, 1):
         files = {path.name: path.stat().st_size for path in Path().iterdir()}
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -38,7 +38,7 @@ forms = ["decomposed", "native"]
 compile = {profile = ["batch=1:1:8"], compute-capability = ["8.9"]}
 tolerance = {multiple = 2, floor = 1e-6}
 budget = {size = "6 MB", plan-size = "1 MiB", kernels = 8, fused-attention = true, latency = [
-    {scenario = "prefill:512", of-torch = 0.6, of-ort-optimizer = 1}, {scenario = "batch:8", of-floor = 2}]}
+    {scenario = "prefill:512", of-torch = 0.6, of-ort-optimizer = 1}, {scenario = "batch:8", of-lower-bound = 2}]}
 baseline = "bench"
 max-regression = "5%"
 
@@ -61,7 +61,10 @@ runtimes = ["torch"]
     assert (one.compile.runtime, one.compile.profile) == ("tensorrt-rtx", ("batch=1:1:8",))
     assert one.tolerance == Tolerances(multiple=2.0, floor=1e-6)
     assert (one.budget.size, one.budget.plan_size, one.budget.kernels) == (6_000_000, 2**20, 8)
-    assert [each.limits() for each in one.budget.latency] == [{"torch": 0.6, "ort-optimizer": 1.0}, {"floor": 2.0}]
+    assert [each.limits() for each in one.budget.latency] == [
+        {"torch": 0.6, "ort-optimizer": 1.0},
+        {"lower_bound": 2.0},
+    ]
     assert one.max_regression == pytest.approx(0.05)
     assert (two.all_forms, two.runtimes) == (("contrib",), ("torch",))
     assert two.options == {"encoding": "rope", "set": {"theta": 500}, "hidden_size": 64}
@@ -98,7 +101,7 @@ WRONG = {
         ONE + f"budget = {{latency = {{scenario = 'prefill:{'9' * 5000}', of-torch = 1}}}}",
         "whole numbers from 1",
     ),
-    "a latency without a limit": (ONE + "budget = {latency = {scenario = 'prefill:8'}}", "of-floor"),
+    "a latency without a limit": (ONE + "budget = {latency = {scenario = 'prefill:8'}}", "of-lower-bound"),
     "a whole sweep": (ONE + "budget = {latency = {scenario = 'prefill', of-torch = 1}}", "prefill:512"),
     "an unknown scenario": (
         ONE + "budget = {latency = {scenario = 'prefil:8', of-torch = 1}}",

@@ -76,12 +76,14 @@ def test_what_was_not_timed_is_not_run_with_its_reason(tmp_path: Path) -> None:
     (unmet,) = judge(other, measured(timed(0.1, 0.2, 0.3)))
     assert unmet.state == "not run"
     assert broken([unmet], strict=False)  # ort-cpu is here, so that it could have been measured
-    unheld = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-floor = 1}}")
-    assert [each.reason for each in judge(unheld, measured(timed(0.1, 0.2, 0.3)))] == ["floor was not timed beside it"]
+    unheld = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-lower-bound = 1}}")
+    assert [each.reason for each in judge(unheld, measured(timed(0.1, 0.2, 0.3)))] == [
+        "lower_bound was not timed beside it"
+    ]
 
 
 def test_what_is_timed_is_what_the_budget_needs(tmp_path: Path) -> None:
-    latency = "[{scenario = 'decode:8', of-torch = 1}, {scenario = 'decode:8', of-floor = 1}]"
+    latency = "[{scenario = 'decode:8', of-torch = 1}, {scenario = 'decode:8', of-lower-bound = 1}]"
     one = product(tmp_path, f"runtimes = ['torch', 'ort-cpu', 'tensorrt-import']\nbudget = {{latency = {latency}}}")
     assert timed_on(one, ()) == (("ort-cpu",), None)
     assert asked_of(one) == {"scenarios": ("decode:8",), "peers": False, "compiled": False}
@@ -196,7 +198,7 @@ def test_files_that_are_missing_stand_in_a_table_with_those_that_wait(
 
 @pytest.mark.slow
 def test_a_project_is_timed_saved_and_gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    latency = "{scenario = 'prefill:8', of-floor = 1e6}, {scenario = 'prefill:8', of-torch = 1e-6}"
+    latency = "{scenario = 'prefill:8', of-lower-bound = 1e6}, {scenario = 'prefill:8', of-torch = 1e-6}"
     product(tmp_path, f"runtimes = ['ort-cpu']\nbaseline = 'bench'\nbudget = {{latency = [{latency}]}}")
     monkeypatch.chdir(tmp_path)
     assert cli("build").exit_code == 0

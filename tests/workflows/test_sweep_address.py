@@ -102,7 +102,9 @@ def test_the_wait_for_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         raise TimeoutError(f"{where}: {timeout:g} s")
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    with pytest.raises(RuntimeMissingError, match=rf"the address given \(\('fe80::1', 6379\): {address.ANSWER:g} s\)"):
+    with pytest.raises(
+        RuntimeMissingError, match=rf"the address given \(\('fe80::1', 6379\): {address.CONNECT_SECONDS:g} s\)"
+    ):
         check_answers("[fe80::1]:6379")
 
 

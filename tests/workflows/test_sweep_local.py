@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -17,16 +19,16 @@ import pytest
 from helpers import CHILD_PATH, cli, refused
 from sweep_fake import job
 
-from posexport.cli import sweep_command
-from posexport.errors import RequestError
-from posexport.workflows.sweep import subprocess_job
+from posexport.errors import ERROR_FILE, RequestError
+from posexport.workflows.sweep import job_files, subprocess_job
 from posexport.workflows.sweep.folder import Folder
-from posexport.workflows.sweep.job_files import Hashes, Store, pieces, stage_files
+from posexport.workflows.sweep.job_files import Hashes, chunks, stage_files, write_chunks
 from posexport.workflows.sweep.job_plan import Plan
 from posexport.workflows.sweep.jobs import FAILED, LOST, NOT_RUN, PASSED, File, Job, JobResources, Outcome, Record
 from posexport.workflows.sweep.local import Local
 from posexport.workflows.sweep.run import drive
 from posexport.workflows.sweep.subprocess_job import JobCommand, JobRunner
+from posexport.workflows.sweep.sweep import SweepResult
 
 LINUX = hasattr(os, "sched_setaffinity")
 
@@ -66,7 +68,7 @@ def test_ends_of_a_process_are_said_and_end_no_other() -> None:
 
 def test_a_traceback_is_a_crash_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess_job, "CHILD", "no_such_module")
-    found = JobRunner().work(JobCommand.of(job("x"), 60), lambda folder: None)
+    found = JobRunner().run(JobCommand.of(job("x"), 60), lambda folder: None)
     assert found.state == LOST
     assert found.reason is not None and found.reason.startswith("the process printed no result (")
 
@@ -133,47 +135,38 @@ def test_files_come_with_a_job_and_changed_ones_do_not(tmp_path: Path) -> None:
     outcome = done([one])["files"][0]
     assert outcome.state == FAILED and "has changed since the sweep began" in (outcome.reason or "")
     with pytest.raises(RequestError, match="has changed since the sweep began"):
-        list(pieces(given))
+        list(chunks(given))
 
 
-def test_a_store_takes_a_file_once_and_keeps_to_its_size(tmp_path: Path) -> None:
-    files = [file(tmp_path, f"{name}.bin", name.encode() * 100) for name in "abc"]
-    store, asked = Store(tmp_path / "store", keep=200), []
-
-    def put(index: int, into: str) -> None:
-        def found():  # type: ignore[no-untyped-def]
-            asked.append(index)
-            yield from pieces(files[index])
-
-        (tmp_path / into).mkdir()
-        store.link("x", files[index].sha256, found(), tmp_path / into)
-        assert (tmp_path / into / "x").read_bytes() == files[index].path.read_bytes()
-
-    for number, index in enumerate((0, 1, 0, 2, 0, 1)):
-        put(index, f"job{number}")
-        os.utime(tmp_path / "store" / files[index].sha256, (number, number))
-    assert asked == [0, 1, 2, 1]  # 1 was used for longest when 2 came
-    (tmp_path / "wrong").mkdir()
-    with pytest.raises(ValueError, match="the bytes of a file came as"):
-        store.link("x", "0" * 64, [b"other"], tmp_path / "wrong")
-    assert not any((tmp_path / "wrong").iterdir())
-    assert len(list((tmp_path / "store").iterdir())) == 2
+def test_chunks_give_the_file_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_files, "CHUNK", 4)
+    given = file(tmp_path, "a.onnx", b"0123456789")
+    parts = list(chunks(given))
+    assert parts == [b"0123", b"4567", b"89"]
+    write_chunks(tmp_path / "b.onnx", given.sha256, parts)
+    assert (tmp_path / "b.onnx").read_bytes() == b"0123456789"
+    for damaged in ([b"other"], parts[:2], parts[::-1]):
+        with pytest.raises(ValueError, match=r"the bytes of c\.onnx arrived as"):
+            write_chunks(tmp_path / "c.onnx", given.sha256, damaged)
+        assert not (tmp_path / "c.onnx").exists()
 
 
-def test_a_store_gives_out_only_what_the_hash_says_and_only_from_a_folder_of_its_own(tmp_path: Path) -> None:
-    given, place = file(tmp_path, "a.onnx", b"right"), tmp_path / "store"
-    place.mkdir(mode=0o700)
-    for number, planted in enumerate((b"rig", b"wrong", b"right")):
-        held = place / given.sha256
-        held.unlink(missing_ok=True)
-        held.write_bytes(planted)
-        (into := tmp_path / str(number)).mkdir()
-        Store(place).link("x", given.sha256, pieces(given), into)
-        assert (into / "x").read_bytes() == b"right"
-    place.chmod(0o777)
-    with pytest.raises(PermissionError, match="others may write into"):
-        Store(place).link("y", given.sha256, pieces(given), tmp_path)
-    assert not (tmp_path / "y").exists()
+def test_an_error_is_read_as_data_and_not_from_what_is_printed(tmp_path: Path) -> None:
+    """A command's error is the JSON in the file that its parent named, whatever stands on stderr."""
+    run = subprocess.run(
+        [sys.executable, "-m", "posexport", "verify", str(tmp_path / "none.onnx")],
+        env={**os.environ, ERROR_FILE: str(tmp_path / "error.json")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    sentence = json.loads((tmp_path / "error.json").read_text())["error"]
+    assert (run.returncode, run.stderr) == (2, f"Error: {sentence}\n")
+    printed = subprocess_job._End(code=1, stdout="", last_line="Error: it is printed only.")
+    assert subprocess_job._judge(printed, JobCommand(words=(), time_limit=1)).state == LOST
+    reported = subprocess_job._End(code=1, stdout="", error="it failed so")
+    outcome = subprocess_job._judge(reported, JobCommand(words=(), time_limit=1))
+    assert (outcome.state, outcome.reason) == (FAILED, "it failed so")
 
 
 def test_a_relative_link_is_the_file(tmp_path: Path) -> None:
@@ -207,7 +200,8 @@ def test_each_job_gets_cpus_that_fewest_others_have() -> None:
 
 
 def judged(code: int, result: object, *asked: str) -> Outcome:
-    return subprocess_job._judge(code, json.dumps(result), "", JobCommand(words=(), time_limit=1, asked=asked))
+    end = subprocess_job._End(code=code, stdout=json.dumps(result))
+    return subprocess_job._judge(end, JobCommand(words=(), time_limit=1, asked=asked))
 
 
 def test_what_was_asked_for_and_is_not_there_is_not_run() -> None:
@@ -244,13 +238,13 @@ def test_the_folder_tells_what_became_of_every_job(tmp_path: Path) -> None:
             for each in jobs
             if (outcome := ends.get(each.label, Outcome(state=PASSED, result={}))) is not None
         }
-        folder.tell(jobs, records, refused_, ["a note"])
+        folder.write_state(Plan(jobs, refused_), records, ["a note"])
     told = json.loads((tmp_path / "sweep.json").read_text())
     assert (told["kind"], told["version"], told["notes"]) == ("sweep", 1, ["a note"])
     assert [(each["label"], each["state"], each["reason"], each["result"]) for each in told["jobs"]] == [
         ("fine", PASSED, None, f"results/verify-{jobs[0].id}.json"),
         ("crashed", FAILED, "lost 3 times", None),
-        ("left", NOT_RUN, "it is not done yet: run the sweep again", None),
+        ("left", NOT_RUN, "it has not run yet: run the sweep again", None),
         ("cells", PASSED, None, "matrix.json"),
     ]
 
@@ -324,7 +318,7 @@ def test_the_same_command_goes_on_and_does_nothing_twice(tmp_path: Path, monkeyp
     assert stopped.exit_code == 130
     states = [each["state"] for each in json.loads((tmp_path / "sweep.json").read_text())["jobs"]]
     assert sorted(states) == [NOT_RUN, NOT_RUN, PASSED]
-    assert stopped.stderr == "Error: interrupted: 2 of 3 jobs are left, so run it again to go on.\n"
+    assert stopped.stderr == "Error: interrupted: 2 of 3 jobs are left, so run it again to continue.\n"
     first = ended[0]
     monkeypatch.setattr(Folder, "keep", lambda self, one, *rest: ended.append(one.id) or keep(self, one, *rest))
     found = json.loads(cli(*arguments).stdout)
@@ -339,7 +333,7 @@ def test_exit_codes() -> None:
     def code(*states: str, words: str = "") -> int:
         jobs = [Job(kind="verify", arguments=(*words.split(), s), needs=JobResources(), label=s) for s in states]
         records = [Record(id=each.id, label=each.label, state=each.label) for each in jobs]
-        return sweep_command._exit_code(records, Plan(jobs))
+        return SweepResult(plan=Plan(jobs), folder=Path(), records=records, done_before=0).exit_code()
 
     assert code(PASSED, NOT_RUN) == 0
     assert code(PASSED, FAILED, NOT_RUN) == 1
@@ -361,7 +355,7 @@ def test_what_people_see(tmp_path: Path) -> None:
     assert shown.stdout.endswith(f"results are in {tmp_path / 's'}\n")
     assert "2 jobs, 1 of them done before" in cli(*arguments).stdout
     nothing = cli("sweep", "--job", "tune encoding=rope gpu=X9000", "-o", tmp_path / "t")
-    assert (nothing.exit_code, nothing.stderr) == (3, "Error: no job was run, see their reasons.\n")
+    assert (nothing.exit_code, nothing.stderr) == (3, "Error: no job was run: see their reasons.\n")
     assert "1 job, 0 of them done before" in nothing.stdout
 
 

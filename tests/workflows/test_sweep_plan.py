@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from helpers import cli, refused
 
-from posexport.cli import main
+from posexport.cli.sweep_command import _options_of as options_of
 from posexport.errors import RequestError
 from posexport.verify.matrix.table import Entry
-from posexport.workflows.sweep.job_plan import Plan, plan, read_tables, read_text
+from posexport.workflows.sweep.job_plan import JobTable, Plan, plan, read_tables, read_text
 from posexport.workflows.sweep.jobs import JobResources
 from posexport.workflows.sweep.kinds import KINDS
 
 
-def planned(folder: Path = Path(), **said: Any) -> Plan:
-    return plan([(said, folder)])
+def planned(folder: Path = Path(), **keys: Any) -> Plan:
+    return plan([JobTable(keys, folder)], options_of)
 
 
 def artifact(folder: Path, name: str = "a.onnx", content: bytes = b"graph", **manifest: Any) -> Path:
@@ -72,17 +72,16 @@ def test_an_id_is_of_what_is_done_and_with_what(tmp_path: Path) -> None:
 def test_ids_stay_from_process_to_process() -> None:
     job = planned(kind="tune", preset="llama-3.1-8b", scenario="prefill:512").jobs[0]
     code = (
-        "from pathlib import Path; from posexport.workflows.sweep.job_plan import plan, read_text;"
-        "print(plan([(read_text('tune preset=llama-3.1-8b scenario=prefill:512'), Path())]).jobs[0].id)"
+        "from posexport.cli.sweep_command import _options_of; from posexport.workflows.sweep.job_plan import *;"
+        "print(plan([read_text('tune preset=llama-3.1-8b scenario=prefill:512')], _options_of).jobs[0].id)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == job.id
 
 
 def test_the_same_job_twice_is_one() -> None:
     said = {"kind": "matrix", "encoding": "rope", "form": "native", "dtype": "fp32"}
-    assert [job.label for job in plan([(said, Path()), (said, Path())]).jobs] == [
-        job.label for job in plan([(said, Path())]).jobs
-    ]
+    twice = plan([JobTable(said), JobTable(said)], options_of)
+    assert [job.label for job in twice.jobs] == [job.label for job in planned(**said).jobs]
 
 
 def test_an_artifact_takes_what_belongs_to_it(tmp_path: Path) -> None:
@@ -103,46 +102,50 @@ def test_files_are_looked_for_beside_the_table(tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(b"inputs")
     path = tmp_path / "sweep.toml"
     path.write_text('[[job]]\nkind = "verify"\nartifact = "a.onnx"\ninputs = "x.npz"\nproperties = true\ngpu = "L4"\n')
-    job = plan([(said, tmp_path) for said in read_tables(path)]).jobs[0]
+    job = plan(read_tables(path), options_of).jobs[0]
     assert job.arguments == ("a.onnx", "--properties", "--inputs", "x.npz")
     assert job.needs == JobResources(cpus=1, gpu="L4", gpus=1)
     as_json = tmp_path / "sweep.json"
     table = {"kind": "verify", "artifact": "a.onnx", "inputs": ["x.npz"], "gpu": "L4", "properties": "true"}
     as_json.write_text(json.dumps({"job": [table]}))
-    assert plan([(said, tmp_path) for said in read_tables(as_json)]).jobs[0].id == job.id
+    assert plan(read_tables(as_json), options_of).jobs[0].id == job.id
 
 
 def test_words_are_a_table_too() -> None:
-    said = read_text("bench artifact='my model.onnx' scenario=prefill:8 scenario=decode:9 cpus=all")
-    assert said == {
+    table = read_text("bench artifact='my model.onnx' scenario=prefill:8 scenario=decode:9 cpus=all")
+    assert table.keys == {
         "kind": "bench", "artifact": ["my model.onnx"], "scenario": ["prefill:8", "decode:9"], "cpus": ["all"],
     }  # fmt: skip
 
 
 BAD = {
     "kind": ("matrx", {}, "unknown kind 'matrx': did you mean 'matrix'?"),
-    "no kind": (None, {}, "a job says no kind: give one of matrix, verify"),
+    "no kind": (None, {}, "job: it has no kind: give one of matrix, verify"),
     "key": ("matrix", {"encodings": "rope"}, "unknown key of a matrix job 'encodings': did you mean 'encoding'?"),
     "name": ("matrix", {"encoding": "rop"}, "unknown encoding 'rop': did you mean 'rope'?"),
     "empty": ("matrix", {"encoding": []}, "encoding is an empty list: leave it out, or give it a value."),
-    "number": ("verify", {"artifact": "a.onnx", "seed": -1}, "seed is -1: it must be a whole number from 0."),
-    "truth": ("verify", {"artifact": "a.onnx", "seed": True}, "seed is True: it must be a whole number from 0."),
+    "number": ("verify", {"artifact": "a.onnx", "seed": -1}, "seed is '-1': it must be a whole number from 0 to"),
+    "truth": ("verify", {"artifact": "a.onnx", "seed": True}, "seed is True: it must be text or a number."),
     "flag": ("verify", {"artifact": "a.onnx", "properties": "yes"}, "properties is 'yes': it must be true or false."),
     "scenario": ("tune", {"encoding": "rope", "scenario": "decod:9"}, "unknown scenario 'decod': did you mean"),
-    "nothing": ("bench", {}, "a bench job says no artifact: give artifact = ['model.onnx']."),
+    "nothing": ("bench", {}, "a bench job needs an artifact: give artifact = ['model.onnx']."),
     "missing": ("bench", {"artifact": "b.onnx"}, "b.onnx' is not there: give the path of a file."),
-    "pattern": ("bench", {"artifact": "*.plan"}, "artifact '*.plan' finds no .onnx or .plan"),
+    "pattern": ("bench", {"artifact": "*.plan"}, "artifact '*.plan' matches no .onnx or .plan"),
     "ending": ("bench", {"artifact": "a.onnx.json"}, "a.onnx.json' is neither .onnx nor .plan"),
-    "cpus": ("matrix", {"cpus": 0}, "cpus is 0: it must be a whole number from 1."),
+    "cpus": ("matrix", {"cpus": 0}, "cpus is 0: it must be a whole number from 1 to"),
     "gpu": ("matrix", {"gpu": 1}, "gpu is 1: give the name of a type, such as 'H100'."),
-    "gpus": ("matrix", {"gpus": 2}, "gpus is 2 without a type: say gpu = 'H100' too."),
+    "gpus": ("matrix", {"gpus": 2}, "gpus is 2 without a type: add gpu = 'H100'."),
     "value": ("bench", {"artifact": "a.onnx", "runtime": [["x"]]}, "runtime is ['x']: it must be text or a number."),
     "path": ("verify", {"artifact": [3]}, "artifact is 3: it must be the path of a file."),
-    "twice": ("verify", {"artifact": "a.onnx", "seed": [1, 2]}, "seed is given 2 times, 1, 2: a job takes one"),
-    "files": ("verify", {"artifact": "a.onnx", "inputs": ["x", "y"]}, "inputs is given 2 times, x, y: a job takes one"),
-    "long": ("matrix", {"cpus": "9" * 5000}, "cpus has 5000 characters: it must be a whole number below 2**63."),
-    "large": ("matrix", {"cpus": 10**30}, "cpus is too large: it must be a whole number below 2**63."),
-    "all refused": ("matrix", {"encoding": "swin", "mode": "decode"}, "its forms refuse all that it asks for"),
+    "twice": ("verify", {"artifact": "a.onnx", "seed": [1, 2]}, "seed has 2 values, 1, 2: a job takes one"),
+    "files": ("verify", {"artifact": "a.onnx", "inputs": ["x", "y"]}, "inputs has 2 values, x, y: a job takes one"),
+    "long": ("matrix", {"cpus": "9" * 5000}, "it must be a whole number from 1 to"),
+    "large": ("matrix", {"cpus": 10**30}, "it must be a whole number from 1 to"),
+    "timed on": ("bench", {"artifact": "a.onnx", "runtime": "ort-gpu"}, "unknown runtime 'ort-gpu': did you mean"),
+    "a block": ("tune", {"encoding": "rope", "hidden-size": 7}, "hidden_size"),
+    "a block's number": ("tune", {"encoding": "rope", "batch": 0}, "batch is '0': it must be a whole number from 1"),
+    "a parameter": ("tune", {"encoding": "rope", "set": "thta=1"}, "unknown parameter of rope 'thta': did you mean"),
+    "all refused": ("matrix", {"encoding": "swin", "mode": "decode"}, "its forms refuse every combination"),
 }  # fmt: skip
 
 
@@ -185,6 +188,7 @@ def test_a_config_names_no_other_files(key: str, tmp_path: Path) -> None:
 FILES = {
     "job = 3": "has no jobs: write at least one [[job]] table",
     "": "has no jobs",
+    "[job]\nkind = 'matrix'": "has one table [job]: write [[job]], with two brackets",
     "[[jobs]]\nkind = 'matrix'": "unknown key of sweep.toml 'jobs': did you mean 'job'?",
     "[[job]\n": "is not TOML",
 }
@@ -208,12 +212,23 @@ def test_requests_that_are_no_sweep(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_every_key_of_a_kind_is_an_option_of_its_command() -> None:
+def test_an_error_names_its_job(tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text("[[job]]\nkind = 'matrix'\n[[job]]\nkind = 'tune'\nencoding = 'rop'\n")
+    refused(cli("sweep", tmp_path / "sweep.toml", "--dry-run"), "sweep.toml, job 2: unknown encoding 'rop'")
+    refused(cli("sweep", "--job", "tune encoding=rop", "--dry-run"), "--job 'tune encoding=rop': unknown encoding")
+
+
+def test_what_a_kind_adds_are_options_of_its_command() -> None:
     for name, kind in KINDS.items():
-        command = main.get_command(None, name)  # type: ignore[arg-type]
-        named = {option: each for each in command.params for option in (*each.opts, *each.secondary_opts)}
-        known = set(named)
-        assert set(kind.several) == {key for key in kind.options if named[f"--{key}"].multiple}, name  # type: ignore[attr-defined]
-        assert {*kind.switches} == {k for k in (*kind.flags, *kind.switches) if f"--no-{k}" in known}, name
-        keys = {f"--{key}" for key in (*kind.axes, *kind.options, *kind.flags, *kind.switches, *kind.files)}
+        known = {f"--{option}" for option in options_of(name)}
+        known |= {f"--no-{option.name}" for option in options_of(name).values() if option.switch}
+        keys = {f"--{key}" for key in (*kind.axes, *kind.whole, *kind.names, *kind.files, *kind.excluded)}
         assert keys | {word for word in kind.always if word.startswith("--")} <= known, name
+
+
+def test_options_are_those_that_click_knows() -> None:
+    options = options_of("tune")
+    assert (options["set"].repeatable, options["seed"].repeatable) == (True, False)
+    assert (options["causal"].flag, options["causal"].switch) == (True, True)
+    assert (options_of("verify")["properties"].flag, options_of("verify")["properties"].switch) == (True, False)
+    assert not options["kv-cache"].flag

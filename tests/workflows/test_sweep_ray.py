@@ -218,7 +218,9 @@ def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
         "from posexport.cli import main; main(sys.argv[1:])"
     )
     place, jobs = tmp_path / "place", tmp_path / "s" / ".state" / "jobs"
-    texts = ("--job", "tune encoding=rope cpus=1", "--job", f"tune encoding=alibi cpus=1 set=once={place}")
+    (tmp_path / "a.onnx").write_bytes(b"")
+    text = f"bench artifact={tmp_path / 'a.onnx'} cpus=1"
+    texts = ("--job", text, "--job", f"{text} max-regression=once={place}")
     arguments = [sys.executable, "-c", code, "sweep", *texts, "-o", str(tmp_path / "s"), "--ray"]
     arguments.append(machines.cluster.address)
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -229,7 +231,7 @@ def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (
         130,
-        "Error: interrupted: 1 of 2 jobs are left, so run it again to go on.\n",
+        "Error: interrupted: 1 of 2 jobs are left, so run it again to continue.\n",
     )
     (first,) = jobs.glob("*.json")
     before = first.stat().st_mtime_ns
@@ -245,7 +247,7 @@ def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
 
 
 def test_another_version_does_nothing() -> None:
-    order = subprocess_job.JobCommand.of(job("x"), 60)
-    outcome = task("0.0.1", order, [])
+    command = subprocess_job.JobCommand.of(job("x"), 60)
+    outcome = task("0.0.1", command, [])
     assert (outcome.state, outcome.result) == ("lost", None)
     assert "the sweep is of 0.0.1" in (outcome.reason or "")

@@ -86,7 +86,7 @@ class Programs:
     def refusal(self, program: Program) -> str | None:
         """Why a program can't be written or run, in one sentence without a full stop, known without exporting it."""
         spec = self._block.specs[program.dtype]
-        return no_kernels(self._runtime, program.dtype) or support.refusal(
+        return no_kernels(self._runtime, program.dtype) or support.unsupported_reason(
             spec, program.form, program.target, program.opset
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from posexport.errors import RequestError, unknown
-from posexport.export.support import default_opset, opset_refusal
+from posexport.export.support import default_opset, unsupported_opset
 from posexport.machine import usable
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
 from posexport.spec.spec import DTYPES, Spec
@@ -128,7 +128,7 @@ def other_opsets(program: Program, limits: Limits) -> list[Program]:
     return [
         attrs.evolve(program, opset=opset)
         for opset in OPSETS
-        if opset > program.opset and opset_refusal(program.form, program.target, opset) is None
+        if opset > program.opset and unsupported_opset(program.form, program.target, opset) is None
     ]
 
 

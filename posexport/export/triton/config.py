@@ -1,6 +1,6 @@
-"""config.pbtxt of a model in a Triton repository, built in Triton's own protobuf classes and written as their text.
+"""config.pbtxt of a model in a Triton repository, built with Triton's protobuf classes and written as their text.
 
-tritonclient brings the classes (the extra `triton`) and is imported when it is needed only.
+The classes come with tritonclient (the extra `triton`), which is imported only when needed.
 Source: model_config.proto, https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto
 """
 
@@ -17,18 +17,18 @@ from posexport.runtimes.installation import install_command
 from posexport.spec.contract import Values
 
 BACKENDS = {"onnxruntime": ("onnxruntime_onnx", "model.onnx"), "tensorrt": ("tensorrt_plan", "model.plan")}
-"""Backend to (platform, the file's name)."""
+"""Backend to (platform, file name)."""
 
 TYPES = {"fp32": "TYPE_FP32", "fp16": "TYPE_FP16", "bf16": "TYPE_BF16", "int64": "TYPE_INT64"}
 """Triton's names of dtypes."""
 
 KINDS = {None: "KIND_AUTO", True: "KIND_GPU", False: "KIND_CPU"}
-"""`--gpu` or `--cpu` to an instance's kind; where neither is given, Triton takes GPUs where it has some."""
+"""The kind of an instance for --gpu (True) and --cpu (False). With None, Triton uses GPUs if there are any."""
 
 
 @attrs.frozen(kw_only=True)
 class Served:
-    """What the configuration says of one model. `usual` holds a shape for each input, of the size that is tuned for."""
+    """What the configuration says about one model. `usual` holds for each input the shape that it is tuned for."""
 
     name: str
     backend: str
@@ -66,7 +66,7 @@ def config_of(served: Served) -> Any:
             _add(target.add(), name, _dims(served, shape), dtype)
     group = config.instance_group.add(kind=KINDS[served.gpu], count=served.instances)
     if served.backend == "tensorrt":
-        group.profile.append("0")  # a plan of ours has one optimization profile
+        group.profile.append("0")  # posexport's plans have one optimization profile
     if served.batching.joined:
         config.dynamic_batching.preferred_batch_size.extend(served.batching.preferred)
     _warm_up(config, served)
@@ -82,18 +82,18 @@ def text_of(config: Any, comments: list[str]) -> bytes:
 
 
 def read_config(text: bytes) -> Any:
-    """config.pbtxt as a message; RequestError where it isn't one by Triton's schema."""
+    """config.pbtxt as a message; RequestError where it does not fit Triton's schema."""
     pb, text_format = schema()
     try:
         return text_format.Parse(text.decode(), pb.ModelConfig())
     except (text_format.ParseError, UnicodeDecodeError) as error:
-        raise RequestError(f"config.pbtxt is not a model configuration of Triton's: {error}.") from None
+        raise RequestError(f"config.pbtxt is not a model configuration of Triton: {error}.") from None
 
 
 def _dims(served: Served, shape: tuple[str | int, ...]) -> list[int]:
-    """A graph's shape without the batch where Triton adds that one; -1 where it may vary."""
-    own = shape[1:] if served.batching.max_batch_size else shape
-    return [dim if isinstance(dim, int) else -1 for dim in own]
+    """A graph's shape, without the batch where Triton adds it; -1 for a dynamic dimension."""
+    listed = shape[1:] if served.batching.max_batch_size else shape
+    return [dim if isinstance(dim, int) else -1 for dim in listed]
 
 
 def _add(entry: Any, name: str, dims: list[int], dtype: str) -> None:
@@ -104,11 +104,11 @@ def _add(entry: Any, name: str, dims: list[int], dtype: str) -> None:
 
 
 def _warm_up(config: Any, served: Served) -> None:
-    """One request of the usual shape before a model counts as ready: engines allocate and choose kernels then."""
+    """Add one request of the usual shape before a model counts as ready: engines allocate and choose kernels in it."""
     most = served.batching.max_batch_size
     shapes = {name: shape[1:] if most else shape for name, shape in served.usual.items()}
     if any(dim < 1 for shape in shapes.values() for dim in shape):
-        return  # an empty cache: Triton warms up with data alone
+        return  # an empty cache: Triton can't warm up with empty tensors
     rows = next(iter(served.usual.values()))[0] if most else 1
     sample = config.model_warmup.add(name="usual shape", batch_size=min(rows, most or 1), count=1)
     for name, shape in shapes.items():

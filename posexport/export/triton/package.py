@@ -85,7 +85,7 @@ def package_triton(
     _check_served(source, options)
     values = {**source.inputs, **source.outputs}
     batching = batching_of(
-        source.spec, values, operators=source.operators, profiles=source.profiles, asked=options.max_batch_size
+        source.spec, values, operators=source.operators, profiles=source.profiles, requested=options.max_batch_size
     )
     served = Served(
         name=name,

@@ -1,7 +1,7 @@
-"""What Triton demands of a model configuration beyond its schema, checked against the model itself.
+"""What Triton requires of a model configuration beyond its schema, checked with the model itself.
 
-The schema (protobuf) says which fields there are; these rules are what Triton's server checks when it loads a model,
-and what its two backends compare with the file. A broken one means a model that is "UNAVAILABLE" at start-up.
+The protobuf schema says which fields there are. These rules are what Triton's server checks when it loads a model, and
+what its two backends compare with the file. A model that breaks one is "UNAVAILABLE" at start-up.
 Source: ValidateModelConfig and ValidateIOShape in triton-inference-server/core, model_config_utils.cc;
 CompareDimsSupported in onnxruntime_backend; GenerateWarmupData and Normalize in core.
 """
@@ -16,11 +16,11 @@ from posexport.export.triton.config import BACKENDS, TYPES, schema
 from posexport.spec.contract import Values
 
 UNSERVED = {"onnxruntime": {"bf16"}, "tensorrt": set[str]()}
-"""Dtypes that a backend takes no tensors of: server issue 8464 (onnxruntime_backend has no TYPE_BF16)."""
+"""Dtypes that a backend does not take: server issue 8464 (onnxruntime_backend has no TYPE_BF16)."""
 
 
 def problems(config: Any, folder: str, inputs: Values, outputs: Values) -> list[str]:
-    """Every rule that `config` breaks for the model with these `inputs` and `outputs`, in the model folder `folder`."""
+    """The rules that `config` breaks for a model with these `inputs` and `outputs` in the model folder `folder`."""
     return [
         *_about_model(config, folder),
         *_about_tensors("input", config, config.input, inputs),
@@ -70,13 +70,13 @@ def _about_tensors(kind: str, config: Any, entries: Any, values: Values) -> Iter
         if entry.HasField("reshape") and (_runs(dims) != _runs(given)):
             yield f"{where} has dims {dims} and is reshaped to {given}: their sizes differ"
         whole = [*([-1] if config.max_batch_size else []), *given]
-        wanted = [dim if isinstance(dim, int) else -1 for dim in shape]
-        if whole != wanted:
-            yield f"{where} has the whole shape {whole}, the model has {wanted}"
+        expected = [dim if isinstance(dim, int) else -1 for dim in shape]
+        if whole != expected:
+            yield f"{where} has the whole shape {whole}, the model has {expected}"
 
 
 def _runs(dims: list[int]) -> list[int]:
-    """The sizes of the runs of dimensions between those that may vary."""
+    """The products of the fixed dimensions between dynamic ones."""
     runs: list[list[int]] = [[]]
     for dim in dims:
         if dim == -1:
@@ -111,7 +111,7 @@ def _about_instances(config: Any) -> Iterator[str]:
         if kind == "KIND_CPU" and group.gpus:
             yield "an instance_group of KIND_CPU names GPUs"
         if group.profile and config.backend != "tensorrt":
-            yield f"an instance_group has a profile, which {config.backend} has not"
+            yield f"an instance_group has a profile, which {config.backend} does not have"
         if not all(profile.isdecimal() for profile in group.profile):
             yield f"an instance_group has the profiles {list(group.profile)}: they are numbers from 0"
 
@@ -125,12 +125,12 @@ def _about_warmup(config: Any) -> Iterator[str]:
             yield f"warm-up {sample.name!r} gives {sorted(sample.inputs)}, the inputs are {sorted(entries)}"
             continue
         for name, tensor in sample.inputs.items():
-            dims, wanted = list(tensor.dims), list(entries[name].dims)
-            fits = len(dims) == len(wanted) and all(
-                dim > 0 and want in (-1, dim) for dim, want in zip(dims, wanted, strict=True)
+            dims, input_dims = list(tensor.dims), list(entries[name].dims)
+            fits = len(dims) == len(input_dims) and all(
+                dim > 0 and limit in (-1, dim) for dim, limit in zip(dims, input_dims, strict=True)
             )
             if not fits:
-                yield f"warm-up {sample.name!r} gives {name} the dims {dims}, the input has {wanted}"
+                yield f"warm-up {sample.name!r} gives {name} the dims {dims}, the input has {input_dims}"
             if tensor.data_type != entries[name].data_type:
                 yield f"warm-up {sample.name!r} gives {name} another data_type than the input's"
             if tensor.WhichOneof("input_data_type") is None:

@@ -19,9 +19,9 @@ from posexport.machine import SAME
 from posexport.report.page.blocks import fact, listed, plural
 from posexport.report.page.results import Result
 
-LOWER_BOUND, TORCH = "floor", "torch"
+LOWER_BOUND, TORCH = "lower_bound", "torch"
 ALTERNATIVES = {
-    LOWER_BOUND: "lower bound: bare matmuls",
+    LOWER_BOUND: "lower bound: bare matrix products",
     TORCH: "torch eager",
     "torch-compile": "torch.compile",
     "torch-onnx": "torch.onnx.export",

@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT for RTX, which share one Python API: which of them is here, its log, its refusals in words."""
+"""TensorRT and TensorRT for RTX, which share one Python API: which of them is installed, its log and its errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posexport.runtimes import RUNTIMES, TENSORRT, Runtime, gpu_missing
 from posexport.runtimes.installation import install_command
 
 BUILDERS: dict[str, Runtime] = {name: row for name, row in RUNTIMES.items() if row.module == TENSORRT}
-"""The runtimes that build plans, by name, the preferred one first."""
+"""The runtimes that build plans by name, the preferred one first."""
 
 _HINTS = (
     ("workspace limit", "raise --memory-limit"),
@@ -27,7 +27,7 @@ _HINTS = (
     ("(?i)opset|version", "export with a lower --opset"),
     ("", "export with --form decomposed, and with --dtype fp16 where that is not enough"),
 )
-"""What to do by the first pattern that the engine's message matches."""
+"""Advice by pattern: the first pattern that the engine's message matches."""
 
 
 def can_build(name: str) -> str | None:
@@ -40,9 +40,9 @@ def can_build(name: str) -> str | None:
 
 
 def choose(name: str | None) -> str:
-    """The runtime that builds: the one asked for, else the first that can here.
+    """The runtime that builds: `name`, or by default the first one that can build on this machine.
 
-    Raises RequestError for one that builds no plans, RuntimeMissingError where none can.
+    Raises RequestError for a runtime that builds no plans, RuntimeMissingError where none can build.
     """
     if name is not None:
         if name in RUNTIMES and name not in BUILDERS:
@@ -53,11 +53,11 @@ def choose(name: str | None) -> str:
         if reason is None:
             return name
         raise RuntimeMissingError(f"{name} can't build a plan here, {reason}.")
-    reasons = {each: can_build(each) for each in BUILDERS}
-    for each, reason in reasons.items():
+    reasons = {builder: can_build(builder) for builder in BUILDERS}
+    for builder, reason in reasons.items():
         if reason is None:
-            return each
-    listed = "; ".join(f"{each}: {reason}" for each, reason in reasons.items())
+            return builder
+    listed = "; ".join(f"{builder}: {reason}" for builder, reason in reasons.items())
     raise RuntimeMissingError(f"no runtime here can build a plan ({listed}): install one of them.")
 
 
@@ -66,9 +66,9 @@ def load(name: str) -> Any:
     row = BUILDERS[name]
     try:
         return import_module(row.package)
-    except Exception as error:  # a broken installation fails in many ways: libraries, drivers, versions
+    except Exception as error:  # a broken installation raises many kinds: libraries, drivers, versions
         raise RuntimeMissingError(
-            f"{name} can't be imported ({error or type(error).__name__}): install it anew, "
+            f"{name} can't be imported ({error or type(error).__name__}): install it again, "
             f"{install_command(row.install)}."
         ) from error
 
@@ -100,27 +100,27 @@ def make_network(trt: Any, builder: Any) -> Any:
     return builder.create_network(0 if typed is None else 1 << int(typed))
 
 
-def parser_refusal(name: str, file: str, parser: Any) -> RequestError:
-    """The parser's first error as one sentence with the node, the operator and what to do."""
+def parser_error(name: str, file: str, parser: Any) -> RequestError:
+    """The parser's first error as one sentence with the node, the operator and advice."""
     if not parser.num_errors:
-        return RequestError(f"{name} can't parse {file!r} and doesn't say why: export it again.")
+        return RequestError(f"{name} can't parse {file!r} and gives no reason: export it again.")
     error = parser.get_error(0)
     quoted = re.search(r'"([^"]+)"', error.desc())
-    said = (quoted[1] if quoted else error.desc()).split(", are the plugin")[0].strip().rstrip(".?")
+    message = (quoted[1] if quoted else error.desc()).split(", are the plugin")[0].strip().rstrip(".?")
     inside = "".join(f" in {call}" for call in error.local_function_stack())
     where = f"node {error.node_name()!r} (operator {error.node_operator()}){inside}" if error.node_operator() else "it"
-    return RequestError(f"{name} can't take {file!r}, {where}: {said}; {_hint(error.desc())}.")
+    return RequestError(f"{name} can't take {file!r}, {where}: {message}; {_hint(error.desc())}.")
 
 
-def build_refusal(name: str, file: str, errors: list[str]) -> RequestError:
-    """The builder's first error as one sentence with what to do."""
-    said = errors[0] if errors else "it doesn't say why"
-    # It comes wrapped in error codes, and in files and lines of the engine's own source.
-    said = re.sub(r"^.*?Error Code \d+: (\w+ \()?", "", said)
-    said = re.sub(r"\[\w+\.cpp:\d+: ?\w*\] ?", "", said)
-    said = re.sub(r"\.? In \w+ at \S+", "", said)
-    first = said.split("; ")[0].strip().rstrip(".)")
-    return RequestError(f"{name} can't build {file!r}: {first}; {_hint(said)}.")
+def build_error(name: str, file: str, errors: list[str]) -> RequestError:
+    """The builder's first error as one sentence with advice."""
+    message = errors[0] if errors else "it gives no reason"
+    # The message is wrapped in error codes, and in files and lines of the engine's source.
+    message = re.sub(r"^.*?Error Code \d+: (\w+ \()?", "", message)
+    message = re.sub(r"\[\w+\.cpp:\d+: ?\w*\] ?", "", message)
+    message = re.sub(r"\.? In \w+ at \S+", "", message)
+    first = message.split("; ")[0].strip().rstrip(".)")
+    return RequestError(f"{name} can't build {file!r}: {first}; {_hint(message)}.")
 
 
 def _hint(message: str) -> str:
@@ -128,13 +128,13 @@ def _hint(message: str) -> str:
 
 
 def capabilities(trt: Any) -> dict[str, Any]:
-    """The engine's own constants by compute capability, such as "8.9"; none where it builds for the GPU at hand."""
+    """The engine's constants by compute capability, such as "8.9"; empty where it builds for the GPU at hand."""
     members = dict(getattr(getattr(trt, "ComputeCapability", None), "__members__", {}))
     return {f"{key[2:-1]}.{key[-1]}": value for key, value in members.items() if re.fullmatch(r"SM\d+", key)}
 
 
 def read_capabilities(trt: Any, name: str, given: Iterable[str]) -> list[Any]:
-    """The engine's own constants for compute capabilities such as "8.9"; RequestError for what it can't target."""
+    """The engine's constants for compute capabilities such as "8.9"; RequestError for one that it can't target."""
     given = list(given)
     if given and name == "tensorrt":
         raise RequestError(
@@ -142,10 +142,10 @@ def read_capabilities(trt: Any, name: str, given: Iterable[str]) -> list[Any]:
             "or build with --runtime tensorrt-rtx."
         )
     known = capabilities(trt) if given else {}
-    for each in given:
-        if each not in known:
+    for capability in given:
+        if capability not in known:
             raise RequestError(
-                f"compute capability {each!r} is not one that {name} {trt.__version__} builds for: allowed: "
+                f"compute capability {capability!r} is not one that {name} {trt.__version__} builds for: allowed: "
                 f"{', '.join(known)}."
             )
-    return [known[each] for each in given]
+    return [known[capability] for capability in given]

@@ -1,6 +1,6 @@
-"""Asking TensorRT for a plan in memory, and what its builder chose.
+"""Builds a TensorRT plan in memory and reads what the builder chose.
 
-Networks are strongly typed, and TF32 is off unless asked for: it would cost an fp32 graph half its digits.
+Networks are strongly typed. TF32 is off by default, because it costs an fp32 graph half of its digits.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from posexport.spec.forms import ORT_ALONE
 
 T = TypeVar("T")
 Phase = Callable[[str], object]
-"""Is told the builder's phase, from another thread."""
+"""Gets the builder's phases, from another thread."""
 
 
 @attrs.frozen(kw_only=True)
 class BuildOptions:
-    """How to build: `capabilities` like "8.9" (none: every GPU that the runtime serves), `memory_limit` in bytes."""
+    """How to build: `capabilities` like "8.9" (empty: every GPU that the runtime supports), `memory_limit` in bytes."""
 
     runtime: str
     profile: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class BuildOptions:
 
 @attrs.frozen(kw_only=True)
 class Built:
-    """A plan in memory. `memory` is in bytes, None where the builder didn't say; `timing_cache` None without one."""
+    """A plan in memory. `memory` is in bytes, None where the builder did not log it."""
 
     plan: Any
     version: str
@@ -54,7 +54,7 @@ class Built:
 
 
 def build(artifact: Artifact, options: BuildOptions, phase: Phase = lambda _: None) -> Built:
-    """Build an artifact into a plan in memory; raises as `posexport.export.compile.compile_plan` does."""
+    """Build an artifact into a plan in memory; raises the errors of `posexport.export.compile.compile_plan`."""
     if artifact.target == "ort":
         raise RequestError(f"{artifact.path.name!r} can't be compiled, {ORT_ALONE}.")
     inputs = artifact.inputs()
@@ -84,8 +84,8 @@ def _build(
     parser = trt.OnnxParser(network, log)
     _check_functions(name, artifact, parser)
     if not parser.parse_from_file(file):
-        raise api.parser_refusal(name, file, parser)
-    own = _allow_decomposing(trt, network)
+        raise api.parser_error(name, file, parser)
+    attention_layers = _allow_decomposing(trt, network)
     profile = builder.create_optimization_profile()
     for key, dims in profiles.items():
         profile.set_shape(key, *dims.values())
@@ -94,12 +94,12 @@ def _build(
     plan = builder.build_serialized_network(network, config)
     seconds = time.perf_counter() - start
     if plan is None:
-        raise api.build_refusal(name, file, log.errors())
+        raise api.build_error(name, file, log.errors())
     kernels = read_kernels(log.texts(), artifact.spec.layers)
-    if kernels.rows is None and gpu_missing() is None:  # some versions log no table, but show it of an opened plan
+    if kernels.rows is None and gpu_missing() is None:  # some versions log no table, but an opened plan has one
         kernels = read_kernels(_inspected(trt, log, plan), artifact.spec.layers)
-    if own and kernels.attention is not None:
-        kernels = attrs.evolve(kernels, decomposed=max(0, own - kernels.attention))
+    if attention_layers and kernels.attention is not None:
+        kernels = attrs.evolve(kernels, decomposed=max(0, attention_layers - kernels.attention))
     return Built(
         plan=plan,
         version=trt.__version__,
@@ -112,18 +112,20 @@ def _build(
 
 
 def _allow_decomposing(trt: Any, network: Any) -> int:
-    """Let the builder write attention out where it has no kernel for it (fp32, wide heads), instead of failing; the
-    number of attention layers in the network."""
+    """Let the builder decompose attention where it has no kernel (fp32, wide heads) instead of failing.
+
+    Returns the number of attention layers in the network.
+    """
     kind = getattr(trt.LayerType, "ATTENTION_INPUT", None)
-    found = [layer for index in range(network.num_layers) if (layer := network.get_layer(index)).type == kind]
-    for layer in found:
+    layers = [layer for index in range(network.num_layers) if (layer := network.get_layer(index)).type == kind]
+    for layer in layers:
         layer.__class__ = trt.IAttentionInputLayer
         layer.attention.decomposable = True
-    return len(found)
+    return len(layers)
 
 
 def _check_functions(name: str, artifact: Artifact, parser: Any) -> None:
-    """RequestError for a function that the engine would replace by its own operator, or that would crash it."""
+    """RequestError for a function that the engine would replace by an operator, or that would crash it."""
     file = str(artifact.path)
     calls = {function.name: {node.op_type for node in function.node} for function in artifact.model.functions}
     for function in calls:
@@ -135,14 +137,14 @@ def _check_functions(name: str, artifact: Artifact, parser: Any) -> None:
         reached: set[str] = set()
         following = {function}
         while following:
-            following = {inner for each in following for inner in calls[each] & set(calls)} - reached
+            following = {inner for name in following for inner in calls[name] & set(calls)} - reached
             reached |= following
         if function in reached:
             raise RequestError(f"{file!r} holds a function {function!r} that calls itself: export it again.")
 
 
 def _inspected(trt: Any, log: Any, plan: Any) -> list[str]:
-    """The engine inspector's account of a plan just built, in the words of the builder's own table."""
+    """The engine inspector's table of a plan that was just built; it reads like the builder's."""
     runtime = trt.Runtime(log)
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
@@ -152,7 +154,7 @@ def _inspected(trt: Any, log: Any, plan: Any) -> list[str]:
 
 def _configure(trt: Any, builder: Any, options: BuildOptions) -> Any:
     config = builder.create_builder_config()
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else the builder doesn't say what it fused
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # otherwise the builder does not log what it fused
     if options.tf32:
         config.set_flag(trt.BuilderFlag.TF32)
     else:
@@ -165,14 +167,12 @@ def _configure(trt: Any, builder: Any, options: BuildOptions) -> Any:
         for at, target in enumerate(targets):
             config.set_compute_capability(target, at)
     if options.timing_cache is not None:
-        config.set_timing_cache(_timing_cache(config, options), False)
+        config.set_timing_cache(_timing_cache(config, options.runtime, options.timing_cache), False)
     return config
 
 
-def _timing_cache(config: Any, options: BuildOptions) -> Any:
-    path = options.timing_cache
-    assert path is not None
-    if options.runtime == "tensorrt-rtx":
+def _timing_cache(config: Any, runtime: str, path: Path) -> Any:
+    if runtime == "tensorrt-rtx":
         raise RequestError(
             "tensorrt-rtx times no kernels when it builds and so has no timing cache: drop --timing-cache, or build "
             "with --runtime tensorrt."
@@ -183,7 +183,7 @@ def _timing_cache(config: Any, options: BuildOptions) -> Any:
         raise RequestError(f"can't read the timing cache {str(path)!r} ({error.strerror}): give a file.") from None
     cache = config.create_timing_cache(stored)
     if cache is None:
-        raise RequestError(f"{str(path)!r} is no timing cache of {options.runtime}: remove it, or give another file.")
+        raise RequestError(f"{str(path)!r} is no timing cache of {runtime}: remove it, or give another file.")
     return cache
 
 
@@ -202,17 +202,19 @@ def _make_monitor(trt: Any, phase: Phase, cancelled: threading.Event) -> Any:
 
 
 def _in_thread(work: Callable[[], T], cancelled: threading.Event) -> T:
-    """Run `work` beside this thread. An interrupt that is raised inside the engine's calls back into Python is lost, or
-    ends the process; here it cancels the build, and is raised once the engine has come back."""
-    done: list[T] = []
-    thrown: list[BaseException] = []
-    finished = threading.Event()  # not Thread.join, which takes an interrupted wait for the thread's end (Python 3.11)
+    """Run `work` in another thread, so that an interrupt cancels the build and is raised once the engine returns.
+
+    An interrupt inside the engine's calls back into Python would be lost, or end the process.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+    finished = threading.Event()  # Thread.join of Python 3.11 treats an interrupted wait as the thread's end
 
     def run() -> None:
         try:
-            done.append(work())
-        except BaseException as error:  # handed on below
-            thrown.append(error)
+            results.append(work())
+        except BaseException as error:  # raised below
+            errors.append(error)
         finally:
             finished.set()
 
@@ -221,13 +223,13 @@ def _in_thread(work: Callable[[], T], cancelled: threading.Event) -> T:
     interrupt: BaseException | None = None
     while not finished.is_set():
         try:
-            finished.wait(0.1)  # with a limit, since Windows can't interrupt a wait without one
-        except BaseException as error:  # an interrupt, or what another signal's handler raises
+            finished.wait(0.1)  # with a limit, because Windows can't interrupt a wait without one
+        except BaseException as error:  # an interrupt, or what the handler of another signal raises
             cancelled.set()
             interrupt = error
     thread.join()
     if interrupt is not None:
         raise interrupt
-    if thrown:
-        raise thrown[0]
-    return done[0]
+    if errors:
+        raise errors[0]
+    return results[0]

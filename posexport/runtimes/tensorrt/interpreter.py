@@ -203,5 +203,5 @@ def load(path: Path, options: Mapping[str, Any]) -> ImportRunner:
     network = api.make_network(trt, builder)
     parser = trt.OnnxParser(network, log)
     if not parser.parse_from_file(str(path)):
-        raise api.parser_refusal(NAME, str(path), parser)
+        raise api.parser_error(NAME, str(path), parser)
     return ImportRunner(trt, network, parser, builder, log)

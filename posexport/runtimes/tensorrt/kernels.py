@@ -1,8 +1,8 @@
 """What TensorRT's builder chose: kernels, the ONNX nodes in each, and memory, read from its log. Imports no engine.
 
-At ProfilingVerbosity.DETAILED the builder logs one message `Layers:` with a row per step of the plan. That is the only
-account of fusion that needs no GPU, and it is no documented interface: whatever isn't exactly as expected gives "not
-known" with the reason, never a guess.
+At ProfilingVerbosity.DETAILED the builder logs one message `Layers:` with a row for each step of the plan. No other
+source shows fusion without a GPU. It is not a documented interface, so anything unexpected in it gives "not known" with
+the reason, never a guess.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 HOST_STEPS = ("shape_call", "signal", "wait", "reshape", "cast", "ShapeHostToDevice")
-"""Types of rows that launch no kernel over tensors: shapes computed on the host, waits between streams."""
+"""Types of rows that launch no kernel: shapes computed on the host, waits between streams."""
 
 _ROW = re.compile(r"Name: (?P<name>.+?), LayerType: (?P<type>\w+), .*Metadata: ?(?P<metadata>.*)")
 _NODE = re.compile(r"\[ONNX Layer: (.+)\]")
@@ -37,13 +37,13 @@ class Kernel:
 
     @property
     def attention(self) -> bool:
-        """Whether it is a fused attention kernel: generated code of that name, not a product called after some node."""
+        """Whether it is a fused attention kernel: generated code with that name, not a product named after a node."""
         return self.type == "kgen" and _ATTENTION.search(self.name) is not None
 
 
 @attrs.frozen(kw_only=True)
 class Kernels:
-    """The kernels of a plan in order; None, with the reason in `unknown`, where the builder didn't say."""
+    """The kernels of a plan in order; None, with the reason in `unknown`, where the builder did not list them."""
 
     layers: int
     """Attention layers in the graph."""
@@ -51,7 +51,7 @@ class Kernels:
     host_steps: int | None = None
     unknown: str | None = None
     decomposed: int = 0
-    """Attention layers of the network that were written out, for want of a kernel."""
+    """Attention layers of the network that the builder decomposed, because it has no kernel for them."""
 
     @property
     def attention(self) -> int | None:
@@ -81,8 +81,8 @@ def read_kernels(messages: Iterable[str], layers: int) -> Kernels:
     """The kernels from the builder's messages; `layers` is the number of attention layers in the graph."""
     tables = [message for message in messages if message.startswith("Layers:")]
     if len(tables) != 1:
-        found = "no table of layers" if not tables else f"{len(tables)} tables of layers"
-        return Kernels(layers=layers, unknown=f"the builder logged {found}")
+        count = "no table of layers" if not tables else f"{len(tables)} tables of layers"
+        return Kernels(layers=layers, unknown=f"the builder logged {count}")
     rows, host = [], 0
     for line in tables[0].removeprefix("Layers:").strip("\n").split("\n\n", 1)[0].split("\n"):
         match = _ROW.fullmatch(line.strip())
@@ -90,7 +90,7 @@ def read_kernels(messages: Iterable[str], layers: int) -> Kernels:
             return Kernels(layers=layers, unknown="the builder's table of layers has a row of an unknown kind")
         if match["type"] in HOST_STEPS:
             host += 1
-        else:  # a type not seen before counts as a kernel, so that the number is never too small
+        else:  # an unknown type counts as a kernel, so that the number is never too small
             parts = (_NODE.fullmatch(part.strip()) for part in match["metadata"].split(_SEPARATOR))
             nodes = tuple(node[1] for node in parts if node)
             rows.append(Kernel(name=match["name"], type=match["type"], nodes=nodes))
@@ -100,11 +100,11 @@ def read_kernels(messages: Iterable[str], layers: int) -> Kernels:
 
 
 def read_memory(messages: Iterable[str]) -> dict[str, int | None]:
-    """Bytes of scratch, activation and weight memory that the builder plans for; None where it didn't say."""
-    found: dict[str, int | None] = dict.fromkeys(_MEMORY)
+    """Bytes of scratch, activation and weight memory that the builder plans for; None where it did not log them."""
+    memory: dict[str, int | None] = dict.fromkeys(_MEMORY)
     for message in messages:
         for key, pattern in _MEMORY.items():
             match = pattern.fullmatch(message.strip())
             if match is not None:
-                found[key] = int(match[1])
-    return found
+                memory[key] = int(match[1])
+    return memory

@@ -1,4 +1,4 @@
-"""Options of a build as people write them, read into values. Imports no engine."""
+"""Reads the options of a build from their text. Imports no engine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def capabilities(given: tuple[str, ...]) -> tuple[str, ...]:
-    """`--compute-capability` options as distinct X.Y; which of them a runtime knows is its own matter."""
-    found = [part.strip() for each in given for part in each.split(",")]
-    for each in found:
-        if not re.fullmatch(r"\d+\.\d", each):
-            raise RequestError(f"compute capability {each!r} is not X.Y: write it like 8.9 or 8.9,12.0.")
-    return tuple(sorted(set(found), key=lambda each: tuple(map(int, each.split(".")))))
+    """`--compute-capability` options as distinct X.Y, sorted. The runtime checks whether it knows them."""
+    names = [part.strip() for option in given for part in option.split(",")]
+    for name in names:
+        if not re.fullmatch(r"\d+\.\d", name):
+            raise RequestError(f"compute capability {name!r} is not X.Y: write it like 8.9 or 8.9,12.0.")
+    return tuple(sorted(set(names), key=lambda name: tuple(map(int, name.split(".")))))
 
 
 def memory_size(text: str) -> int:

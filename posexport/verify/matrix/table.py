@@ -86,7 +86,7 @@ class Entry:
     def refusal(self, target: str) -> str | None:
         """Why it can't be exported for `target`, without a full stop, or None."""
         try:
-            return support.refusal(self.spec(), self.form, target)
+            return support.unsupported_reason(self.spec(), self.form, target)
         except RequestError as error:
             return str(error).rstrip(".")
 

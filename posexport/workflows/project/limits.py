@@ -16,8 +16,14 @@ from posexport.errors import RequestError
 from posexport.spec.fields import flag, integer, parsed, positive, text
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-OF = ("floor", "torch", "torch_compile", "torch_onnx", "ort_optimizer")
-"""What a time may be held against: the peers of `posexport bench`."""
+REFERENCES = {
+    "of_lower_bound": "lower_bound",
+    "of_torch": "torch",
+    "of_torch_compile": "torch-compile",
+    "of_torch_onnx": "torch-onnx",
+    "of_ort_optimizer": "ort-optimizer",
+}
+"""What a time may be a multiple of: the field that says how much, and the reference's name in `posexport bench`."""
 
 
 def names(help: str, default: tuple[str, ...] | None = None) -> Any:
@@ -81,11 +87,11 @@ class Tolerances:
 
 @attrs.frozen(kw_only=True)
 class Latency:
-    """How long one scenario may take on `runtime` (None: on each that is timed), as parts of the time of a peer."""
+    """How long one scenario may take on `runtime` (None: on each that is timed), as multiples of a reference's time."""
 
     scenario: str = text(None, "what is timed")
     runtime: str | None = text(None, "the runtime that it holds for")
-    of_floor: float | None = positive(None, "times the floor", optional=True)
+    of_lower_bound: float | None = positive(None, "times the lower bound", optional=True)
     of_torch: float | None = positive(None, "times torch eager", optional=True)
     of_torch_compile: float | None = positive(None, "times torch.compile", optional=True)
     of_torch_onnx: float | None = positive(None, "times torch's own export", optional=True)
@@ -99,13 +105,13 @@ class Latency:
             raise RequestError(f"scenario is {self.scenario!r}: give one with its size, such as prefill:512.")
         object.__setattr__(self, "scenario", str(found[0]))  # the name under which it is timed
         if not self.limits():
-            told = ", ".join(f"of-{peer.replace('_', '-')}" for peer in OF)
-            raise RequestError(f"latency {self.scenario} has no limit: give one or more of {told}.")
+            keys = ", ".join(field.replace("_", "-") for field in REFERENCES)
+            raise RequestError(f"latency {self.scenario} has no limit: give one or more of {keys}.")
 
     def limits(self) -> dict[str, float]:
-        """The largest allowed ratio by peer, under the names of `posexport bench`."""
-        found = {peer.replace("_", "-"): getattr(self, f"of_{peer}") for peer in OF}
-        return {peer: value for peer, value in found.items() if value is not None}
+        """The largest ratio by reference, under the names of `posexport bench`."""
+        ratios = {name: getattr(self, field) for field, name in REFERENCES.items()}
+        return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
 @attrs.frozen(kw_only=True)

@@ -4,7 +4,6 @@ compile, and what each file is made from."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,6 @@ from posexport.workflows.project.file import EXPORT_OPTIONS, Entry, Project, fin
 
 if TYPE_CHECKING:
     from posexport.workflows.project.products import Product
-
-
-_OPTION = re.compile(r"(?<!\S)--(?=[a-z])")
-"""What an option has in front of its name, and the key of a project's file has not."""
 
 
 Sources = dict[Path, dict[str, Any]]
@@ -147,4 +142,4 @@ def _about(project: Project, entry: Entry | None, read: Callable[[], Any]) -> An
         kind = RuntimeMissingError if isinstance(error, RuntimeMissingError) else RequestError
         if isinstance(error, FieldError) and error.field in EXPORT_OPTIONS:
             error = error.named(error.field.replace("_", "-"))
-        raise kind(f"{where}: {_OPTION.sub('', str(error))}") from None
+        raise kind(f"{where}: {error}") from None

@@ -1,1 +1,1 @@
-"""Sweeps over many machines; `jobs` is where to begin: a sweep as plain data."""
+"""Sweeps over many machines; `jobs` describes a job as plain data and is the first file to read."""

@@ -1,4 +1,4 @@
-"""One command of posexport as a process that ends when its parent does: `python -P -m posexport.sweep.child ...`."""
+"""One command of posexport in a process that ends with its parent: `python -m posexport.workflows.sweep.child ...`."""
 
 from __future__ import annotations
 

@@ -1,18 +1,17 @@
-"""Where a sweep's state lives: a folder, of which every file is whole, so that it can be stopped at any moment.
+"""The state of a sweep: a folder in which every file is whole, so that the sweep can be stopped at any moment.
 
-    sweep.json                  the jobs with what became of them, and the combinations that a form refuses
-    results/<kind>-<id>.json    what the command of a job printed
-    artifacts/<id>/             the files that it wrote, where that is what it is for
+    sweep.json                  the jobs with their states, and the combinations that a form refuses
+    results/<kind>-<id>.json    the result that the command of a job printed
+    artifacts/<id>/             the files that a job wrote, for kinds whose files are results
     matrix.json                 the cells of all matrix jobs together, as `posexport matrix` writes them
     .state/jobs/<id>.json       one job that has ended: a Record
     .state/parts/               results that are put together in a file above
 
-A job's record is written last: where there is one, the rest is there.
+The record of a job is written last: where there is one, its other files are there.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,14 +20,14 @@ from operator import methodcaller
 from pathlib import Path
 from typing import IO
 
-import attrs
-
 from posexport import __version__
 from posexport.errors import RequestError
 from posexport.files import json_bytes, staged, write_json
-from posexport.workflows.sweep.jobs import FAILED, NOT_RUN, PASSED, Job, Outcome, Record
+from posexport.jsondata import DataError, read_json, structure, unstructure
+from posexport.workflows.sweep.job_plan import Plan
+from posexport.workflows.sweep.jobs import NOT_RUN, Job, Outcome, Record
 from posexport.workflows.sweep.kinds import KINDS
-from posexport.workflows.sweep.matrix import file_name
+from posexport.workflows.sweep.matrix import file_name, merged
 
 VERSION = 1
 _JOBS, _PARTS = ".state/jobs", ".state/parts"
@@ -42,7 +41,7 @@ class Folder:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Make the folder if need be, and keep other sweeps out of it; RequestError where one is in it."""
+        """Make the folder if need be, and keep other sweeps out of it; RequestError where another one uses it."""
         try:
             (self.path / _JOBS).mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".state" / "lock").open("ab")
@@ -55,41 +54,51 @@ class Folder:
                 raise RequestError(f"another sweep is at work in {str(self.path)!r}: wait for it, or give another -o.")
             yield
 
-    def tell(
-        self,
-        jobs: Sequence[Job],
-        records: Mapping[str, Record],
-        refused: Sequence[tuple[Mapping[str, str], str]],
-        notes: Sequence[str] = (),
-    ) -> None:
-        """Write down the jobs of this sweep, in sweep.json: what became of each, and which file has its result."""
+    def write_state(self, plan: Plan, records: Mapping[str, Record], notes: Sequence[str] = ()) -> None:
+        """Write sweep.json: every job with its state and the file that has its result."""
         write_json(
             self.path / "sweep.json",
             {
                 "kind": "sweep",
                 "version": VERSION,
                 "posexport": __version__,
-                "jobs": [{**job.to_dict(), **_told(job, records.get(job.id))} for job in jobs],
-                "refused": [{**said, "reason": why} for said, why in refused],
+                "jobs": [{**job.to_dict(), **_state(job, records.get(job.id))} for job in plan.jobs],
+                "refused": plan.refusals(),
                 "notes": list(notes),
             },
         )
 
+    def collect(self, plan: Plan, records: Mapping[str, Record]) -> list[str]:
+        """Put the cells of matrix jobs together and write sweep.json; returns notes for people about that."""
+        results = [
+            self.path / record.result
+            for job in plan.jobs
+            if KINDS[job.kind].parts and (record := records.get(job.id)) is not None and record.result is not None
+        ]
+        matrices, left_out = merged(results, plan.refused)
+        with staged() as files:
+            for target, matrix in matrices.items():
+                files.write(self.path / file_name(target), methodcaller("write", matrix.to_bytes()))
+        notes = [f"{left_out} matrix jobs ran with other versions and are not in matrix.json"] if left_out else []
+        self.write_state(plan, records, notes)
+        return notes
+
     def records(self) -> dict[str, Record]:
-        """What has ended, by id. A file that isn't whole counts as none: its job is done again."""
-        found = {}
+        """The jobs that have ended, by id. A job whose record or result is not whole runs again."""
+        records = {}
         for path in sorted((self.path / _JOBS).glob("*.json")):
             record = _read(path)
             if record is not None and (record.result is None or (self.path / record.result).is_file()):
-                found[record.id] = record
-        return found
+                records[record.id] = record
+        return records
 
-    def judged(self) -> dict[str, Record]:
-        """Those records that going on leaves as they are."""
+    def final(self) -> dict[str, Record]:
+        """The records that the next run of the sweep keeps."""
         return {id: record for id, record in self.records().items() if record.final}
 
     def keep(self, job: Job, outcome: Outcome, attempts: int) -> Record:
-        """Write what came of a job: its files, its result, and at last its record."""
+        """Write the outcome of a job: its files, its result, and last its record."""
+        assert outcome.state != "lost", "a lost attempt is no outcome of a job"
         place = _PARTS if KINDS[job.kind].parts else "results"
         result = None if outcome.result is None else f"{place}/{job.kind}-{job.id}.json"
         record = Record(
@@ -104,42 +113,43 @@ class Folder:
         )
         with staged() as files:
             for name, content in outcome.outputs.items():
-                files.write(_made(self.path / "artifacts" / job.id / name), methodcaller("write", content))
+                files.write(_with_folder(self.path / "artifacts" / job.id / name), methodcaller("write", content))
             if result is not None and outcome.result is not None:
-                files.write(_made(self.path / result), methodcaller("write", json_bytes(outcome.result)))
-            head = {"kind": "job", "version": VERSION, **attrs.asdict(record), "job": job.to_dict()}
-            files.write(self.path / _JOBS / f"{job.id}.json", methodcaller("write", json_bytes(head)))
+                files.write(_with_folder(self.path / result), methodcaller("write", json_bytes(outcome.result)))
+            data = {"kind": "job", "version": VERSION, **unstructure(record), "job": job.to_dict()}
+            files.write(self.path / _JOBS / f"{job.id}.json", methodcaller("write", json_bytes(data)))
         return record
 
 
-def _told(job: Job, record: Record | None) -> dict[str, str | None]:
-    """State, reason and visible result of a job: of one of the matrix, the file that its cells are put together in."""
+def _state(job: Job, record: Record | None) -> dict[str, str | None]:
+    """State, reason and result of a job in sweep.json; the result of a matrix job is the file of all its cells."""
     if record is None:
-        return {"state": NOT_RUN, "reason": "it is not done yet: run the sweep again", "result": None}
+        return {"state": NOT_RUN, "reason": "it has not run yet: run the sweep again", "result": None}
     result = record.result
     if result is not None and KINDS[job.kind].parts:
-        result = file_name(next((v for word, v in pairwise(job.arguments) if word == "--target"), "portable"))
+        target = next((value for word, value in pairwise(job.arguments) if word == "--target"), "portable")
+        result = file_name(target)
     return {"state": record.state, "reason": record.reason, "result": result}
 
 
-def _made(path: Path) -> Path:
+def _with_folder(path: Path) -> Path:
     """The path, once its folder is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def _read(path: Path) -> Record | None:
+    """The record in a file, None where the file is damaged or of another version."""
     try:
-        data = json.loads(path.read_bytes())
-        record = Record(**{field.name: data[field.name] for field in attrs.fields(Record)})
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        data = read_json(path)
+        record = structure(data, Record)
+    except (OSError, DataError):
         return None
-    sound = data.get("version") == VERSION and record.id == path.stem and record.state in (PASSED, FAILED, NOT_RUN)
-    return record if sound else None
+    return record if data.get("version") == VERSION and record.id == path.stem else None
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Whether the file is ours alone from now on, until it is closed or the process ends, however it does."""
+    """Whether this process now holds the file, until it closes the file or ends in whatever way."""
     if os.name != "posix":
         raise RequestError("sweep needs Linux or macOS: run it there.")
     import fcntl

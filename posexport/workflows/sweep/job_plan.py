@@ -1,16 +1,16 @@
-"""From what a person asks for to jobs: tables `[[job]]` of a TOML or JSON file, or `--job "matrix encoding=rope"`.
+"""From a person's request to jobs: tables `[[job]]` of a TOML or JSON file, or `--job "matrix encoding=rope"`.
 
 kind         a row of KINDS
-its keys     options of that command; several values of an axis are several jobs
-cpus         how many of a machine's CPUs one job takes, or "all"
-gpu, gpus    the type of GPU that it needs ("H100"), and how many of them
+other keys   options of that command; several values of an axis make several jobs
+cpus         how many CPUs of a machine one job takes, or "all"
+gpu, gpus    the type of GPU that it needs ("H100"), and how many
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from glob import glob, has_magic
 from itertools import product
 from pathlib import Path
@@ -18,35 +18,47 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import RequestError, unknown
+from posexport.errors import FieldError, RequestError, unknown
 from posexport.files import read_bytes, read_toml
+from posexport.spec.fields import integer
 from posexport.workflows.sweep.job_files import Hashes
 from posexport.workflows.sweep.jobs import File, Job, JobResources
-from posexport.workflows.sweep.kinds import KINDS, Kind, whole
+from posexport.workflows.sweep.kinds import CONFIG_EXCLUDES, KINDS, Kind, Options
 
-PLACE = ("cpus", "gpu", "gpus")
-"""What may be said of every kind of job."""
+RESOURCES = ("cpus", "gpu", "gpus")
+"""Keys that every kind of job takes."""
 
-Said = Mapping[str, Any]
+
+@attrs.frozen
+class JobTable:
+    """The keys of one or several jobs; files are relative to `folder`, and `place` is where the table was written."""
+
+    keys: Mapping[str, Any]
+    folder: Path = attrs.field(factory=Path)
+    place: str = "job"
 
 
 @attrs.define
 class Plan:
-    """Jobs in order, each once; and the combinations that are none, because a form refuses them: what and why."""
+    """Jobs in order, each once; and the combinations that are no jobs because a form refuses them, with the reason."""
 
     jobs: list[Job] = attrs.field(factory=list)
     refused: list[tuple[Mapping[str, str], str]] = attrs.field(factory=list)
 
-    def add(self, jobs: Iterator[Job]) -> None:
-        """Add those that it does not have yet."""
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Add the jobs that the plan lacks."""
         known = {job.id for job in self.jobs}
         for job in jobs:
             if job.id not in known:
                 known.add(job.id)
                 self.jobs.append(job)
 
+    def refusals(self) -> list[dict[str, str]]:
+        """The refused combinations as plain data."""
+        return [{**values, "reason": reason} for values, reason in self.refused]
 
-def read_tables(path: Path) -> list[Said]:
+
+def read_tables(path: Path) -> list[JobTable]:
     """The tables of a file; RequestError where it can't be read or holds something else."""
     data = _read_json(path) if path.suffix == ".json" else read_toml(path, "the sweep")
     if not isinstance(data, dict):
@@ -55,9 +67,13 @@ def read_tables(path: Path) -> list[Said]:
         if key != "job":
             raise unknown(f"key of {path.name}", key, ["job"])
     tables = data.get("job", [])
+    if isinstance(tables, dict):
+        raise RequestError(
+            f"the sweep {str(path)!r} has one table [job]: write [[job]], with two brackets, above each job."
+        )
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise RequestError(f"the sweep {str(path)!r} has no jobs: write at least one [[job]] table into it.")
-    return tables
+    return [JobTable(table, path.parent, f"{path.name}, job {number}") for number, table in enumerate(tables, 1)]
 
 
 def _read_json(path: Path) -> Any:
@@ -66,142 +82,182 @@ def _read_json(path: Path) -> Any:
     except OSError as error:
         raise RequestError(f"the sweep {str(path)!r} can't be read ({error.strerror}): give a file of jobs.") from None
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the sweep {str(path)!r} is not JSON ({error}): mend it.") from None
+        raise RequestError(f"the sweep {str(path)!r} is not JSON ({error}): fix it.") from None
 
 
-def read_text(text: str) -> Said:
-    """One table as words: a kind, then `key=value`, a key again for each further value."""
+def read_text(text: str) -> JobTable:
+    """One table as words: a kind, then `key=value`, the key again for each further value."""
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise RequestError(f"--job {text!r} can't be read ({error}): close its quotes.") from None
-    said: dict[str, Any] = {"kind": words[0] if words else ""}
+    keys: dict[str, Any] = {"kind": words[0] if words else ""}
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if not equals or key == "kind":
             raise RequestError(f"--job {text!r} has {word!r}: give a kind and then key=value, such as encoding=rope.")
-        said.setdefault(key, []).append(value)
-    return said
+        keys.setdefault(key, []).append(value)
+    return JobTable(keys, place=f"--job {text!r}")
 
 
-def plan(tables: Sequence[tuple[Said, Path]]) -> Plan:
-    """The jobs of tables, each with the folder in which its files are looked for."""
-    found, hashes = Plan(), Hashes()
-    for said, folder in tables:
-        found.add(_jobs(said, folder, hashes, found))
-    if not found.jobs:
-        raise RequestError("the sweep has no job that can be done: its forms refuse all that it asks for.")
-    return found
+def plan(tables: Sequence[JobTable], commands: Callable[[str], Options]) -> Plan:
+    """The jobs of tables; `commands` gives the options of a command by its name. RequestError names the table."""
+    planned, hashes = Plan(), Hashes()
+    for table in tables:
+        try:
+            planned.add(_jobs(table, commands, hashes, planned))
+        except FieldError as error:
+            raise RequestError(f"{table.place}: {error.named(error.field.replace('_', '-'))}") from None
+        except RequestError as error:
+            raise RequestError(f"{table.place}: {error}") from None
+    if not planned.jobs:
+        raise RequestError("the sweep has no job that can run: its forms refuse every combination.")
+    return planned
 
 
-def _jobs(said: Said, folder: Path, hashes: Hashes, found: Plan) -> Iterator[Job]:
-    name = said.get("kind")
+def _jobs(table: JobTable, commands: Callable[[str], Options], hashes: Hashes, planned: Plan) -> Iterator[Job]:
+    keys = table.keys
+    name = keys.get("kind")
     if not isinstance(name, str) or not name:
-        raise RequestError(f"a job says no kind: give one of {', '.join(KINDS)}.")
+        raise RequestError(f"it has no kind: give one of {', '.join(KINDS)}.")
     if name not in KINDS:
         raise unknown("kind", name, KINDS)
     kind = KINDS[name]
-    for key in said:
-        if key not in ("kind", *kind.keys(), *PLACE):
-            raise unknown(f"key of a {name} job", key, [*kind.keys(), *PLACE])
-    needs = _needs(said, kind)
-    axes = {key: _checked(key, said[key], kind) for key in kind.axes if key in said}
+    options = kind.options(commands(name))
+    known = [*(["artifact"] * kind.artifact), *options, *RESOURCES]
+    for key in keys:
+        if key not in ("kind", *known):
+            raise unknown(f"key of a {name} job", key, known)
+    needs = _resources(keys, kind)
+    axes = {key: _values(key, keys[key], kind) for key in kind.axes if key in keys}
     axes = {**{key: list(names) for key, names in kind.whole.items()}, **axes}
-    shared, files = _shared(said, kind, folder, hashes)
-    artifacts: Sequence[Path | None] = _artifacts(said, folder) if kind.artifact else (None,)
+    stated = _stated(keys, kind, options)
+    flags = _flags(keys, options)
+    files = _files(keys, kind, table.folder, hashes)
+    artifacts: Sequence[Path | None] = _artifacts(keys, table.folder) if kind.artifact else (None,)
+    paths = {key: [str(file.path)] for key, file in files.items()}
+    shared = [*_words(stated), *_flag_words(flags), *_words({key: [file.name] for key, file in files.items()})]
     for path, values in product(artifacts, product(*axes.values())):
         chosen = dict(zip(axes, values, strict=True))
-        why = kind.refused(chosen)
-        if why is not None:
-            found.refused.append((chosen, why))
+        reason = kind.refusal(chosen)
+        if reason is not None:
+            planned.refused.append((chosen, reason))
             continue
-        own = () if path is None else hashes.artifact(path)
-        words = [*([] if path is None else [path.name]), *_options(chosen.items()), *shared]
-        label = " ".join([name, *([] if path is None else [_shown(path, folder)]), *values])
-        yield Job(kind=name, arguments=tuple(words), needs=needs, label=label, files=_together((*own, *files)))
-
-
-def _shared(said: Said, kind: Kind, folder: Path, hashes: Hashes) -> tuple[list[str], list[File]]:
-    """The words that all jobs of a table have in common, and the files that these words name."""
-    words, files = [], []
-    for key in kind.options:
-        values = _checked(key, said[key], kind) if key in said else []
-        if key not in kind.several:
-            _once(key, values)
-        words += _options((key, value) for value in values)
-    for key in (*kind.flags, *kind.switches):
-        if key not in said:
-            continue
-        value = said[key][0] if isinstance(said[key], list) and len(said[key]) == 1 else said[key]
-        if value not in (True, False, "true", "false"):
-            raise RequestError(f"{key} is {value!r}: it must be true or false.")
-        if value in (True, "true"):
-            words.append(f"--{key}")
-        elif key in kind.switches:
-            words.append(f"--no-{key}")
-    for key in kind.files:
-        paths = list(dict.fromkeys(_path(key, value) for value in _list(said.get(key, []))))
-        _once(key, list(map(str, paths)))
-        for path in paths:
-            file = hashes.file(folder / path)
-            _check_settings(file.path, kind.settings.get(key, ()))
-            files.append(file)
-            words += _options([(key, file.name)])
-    return words, files
-
-
-def _once(key: str, values: Sequence[str]) -> None:
-    if len(values) > 1:
-        raise RequestError(
-            f"{key} is given {len(values)} times, {', '.join(values)[:200]}: a job takes one, so write a job for each."
+        one_each = {key: [value] for key, value in chosen.items()}
+        kind.check({**one_each, **stated, **flags, **paths})
+        artifact_files = () if path is None else hashes.artifact(path)
+        yield Job(
+            kind=name,
+            arguments=(*([] if path is None else [path.name]), *_words(one_each), *shared),
+            needs=needs,
+            label=" ".join([name, *([] if path is None else [_shown(path, table.folder)]), *values]),
+            files=_one_folder((*artifact_files, *files.values())),
         )
 
 
-def _check_settings(path: Path, banned: Sequence[str]) -> None:
+def _stated(keys: Mapping[str, Any], kind: Kind, options: Options) -> dict[str, list[str]]:
+    """The values of options that all jobs of a table share: neither axes nor flags nor files."""
+    stated = {}
+    for key, option in options.items():
+        if key in keys and not option.flag and key not in (*kind.axes, *kind.files):
+            stated[key] = _values(key, keys[key], kind)
+            if not option.repeatable:
+                _check_one(key, stated[key])
+    return stated
+
+
+def _flags(keys: Mapping[str, Any], options: Options) -> dict[str, list[str]]:
+    """The flags that are stated, each as "true" or "false"; a false one without --no-NAME is left out."""
+    flags = {}
+    for key, option in options.items():
+        if not option.flag or key not in keys:
+            continue
+        value = _single(keys[key])
+        if value not in (True, False, "true", "false"):
+            raise RequestError(f"{key} is {value!r}: it must be true or false.")
+        if value in (True, "true") or option.switch:
+            flags[key] = [str(value).lower()]
+    return flags
+
+
+def _flag_words(flags: Mapping[str, Sequence[str]]) -> list[str]:
+    return [f"--{key}" if value == "true" else f"--no-{key}" for key, (value,) in flags.items()]
+
+
+def _files(keys: Mapping[str, Any], kind: Kind, folder: Path, hashes: Hashes) -> dict[str, File]:
+    """The files that options name, by their keys."""
+    files = {}
+    for key in kind.files:
+        paths = list(dict.fromkeys(_path(key, value) for value in _list(keys.get(key, []))))
+        _check_one(key, list(map(str, paths)))
+        for path in paths:
+            files[key] = hashes.file(folder / path)
+            if key == "config":
+                _check_config(files[key].path)
+    return files
+
+
+def _check_one(key: str, values: Sequence[str]) -> None:
+    if len(values) > 1:
+        raise RequestError(
+            f"{key} has {len(values)} values, {', '.join(values)[:200]}: a job takes one, so write a job for each."
+        )
+
+
+def _check_config(path: Path) -> None:
     """RequestError where a file of options names files that would not travel with the job, nor be part of its id."""
-    if not banned:
-        return
-    held = read_toml(path, "config")
-    for key in banned:
-        if key in held:
-            what = "say weights in the job itself" if key == "weights" else "leave it out"
-            raise RequestError(f"config {str(path)!r} has {key!r}, which doesn't travel with a job: {what}.")
+    config = read_toml(path, "config")
+    for key in CONFIG_EXCLUDES:
+        if key in config:
+            action = "give weights in the job itself" if key == "weights" else "leave it out"
+            raise RequestError(f"config {str(path)!r} has {key!r}, which doesn't travel with a job: {action}.")
 
 
-def _options(pairs: Any) -> list[str]:
-    return [word for key, value in pairs for word in (f"--{key}", value)]
+def _words(values: Mapping[str, Sequence[str]]) -> list[str]:
+    return [word for key, texts in values.items() for text in texts for word in (f"--{key}", text)]
 
 
-def _checked(key: str, value: Any, kind: Kind) -> list[str]:
+def _values(key: str, value: Any, kind: Kind) -> list[str]:
+    """The values of a key as text, each once; RequestError for one that is no text, number or known name."""
     values = _list(value)
     if not values:
         raise RequestError(f"{key} is an empty list: leave it out, or give it a value.")
-    check = {**kind.axes, **kind.options}[key]
-    return list(dict.fromkeys(check(key, each) for each in values))
+    for item in values:
+        if isinstance(item, bool) or not isinstance(item, str | int | float) or item == "":
+            raise RequestError(f"{key} is {item!r}: it must be text or a number.")
+        if key in kind.names and item not in kind.names[key]:
+            raise unknown(key, str(item), kind.names[key])
+    return list(dict.fromkeys(map(str, values)))
 
 
 def _list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def _needs(said: Said, kind: Kind) -> JobResources:
-    given = {key: said[key] for key in PLACE if key in said}
-    given = {key: value[0] if isinstance(value, list) and len(value) == 1 else value for key, value in given.items()}
-    cpus = given.get("cpus", kind.cpus)
-    gpu, gpus = given.get("gpu"), given.get("gpus")
+def _single(value: Any) -> Any:
+    """The one item of a list of one; anything else as it is."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+@attrs.frozen(kw_only=True)
+class _Counts:
+    cpus: int | None = integer(None, "CPUs of one job", optional=True)
+    gpus: int | None = integer(None, "GPUs of one job", optional=True)
+
+
+def _resources(keys: Mapping[str, Any], kind: Kind) -> JobResources:
+    given = {key: _single(keys[key]) for key in RESOURCES if key in keys}
+    cpus, gpu, gpus = given.get("cpus", kind.cpus), given.get("gpu"), given.get("gpus")
     if gpu is not None and (not isinstance(gpu, str) or not gpu):
         raise RequestError(f"gpu is {gpu!r}: give the name of a type, such as 'H100'.")
     if gpus is not None and gpu is None:
-        raise RequestError(f"gpus is {gpus!r} without a type: say gpu = 'H100' too.")
-    return JobResources(
-        cpus=None if cpus in (None, "all") else int(whole("cpus", cpus)),
-        gpu=gpu,
-        gpus=0 if gpu is None else int(whole("gpus", 1 if gpus is None else gpus)),
-    )
+        raise RequestError(f"gpus is {gpus!r} without a type: add gpu = 'H100'.")
+    counts = _Counts(cpus=None if cpus == "all" else cpus, gpus=gpus)
+    return JobResources(cpus=counts.cpus, gpu=gpu, gpus=0 if gpu is None else counts.gpus or 1)
 
 
 def _shown(path: Path, folder: Path) -> str:
-    """An artifact as it was given: beside the table where it was looked for there."""
+    """An artifact as it was given: relative to the table's folder where it lies in it."""
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
@@ -211,33 +267,33 @@ def _path(key: str, value: Any) -> Path:
     return Path(value)
 
 
-def _artifacts(said: Said, folder: Path) -> list[Path]:
-    """The artifacts of a table: files, all those in folders, and what patterns such as `models/*.onnx` find."""
-    if "artifact" not in said:
-        raise RequestError(f"a {said['kind']} job says no artifact: give artifact = ['model.onnx'].")
-    found: dict[Path, None] = {}
-    for value in _list(said["artifact"]):
+def _artifacts(keys: Mapping[str, Any], folder: Path) -> list[Path]:
+    """The artifacts of a table: files, those in folders, and those that patterns such as `models/*.onnx` match."""
+    if "artifact" not in keys:
+        raise RequestError(f"a {keys['kind']} job needs an artifact: give artifact = ['model.onnx'].")
+    artifacts: dict[Path, None] = {}
+    for value in _list(keys["artifact"]):
         path = folder / _path("artifact", value)
         if path.is_dir():
-            inside = [file for file in sorted(path.rglob("*")) if file.suffix in (".onnx", ".plan")]
+            matches = [file for file in sorted(path.rglob("*")) if file.suffix in (".onnx", ".plan")]
         elif has_magic(str(value)) and not path.exists():
-            found_here = sorted(glob(str(value), root_dir=folder, recursive=True))  # noqa: PTH207 (it may be absolute)
-            inside = [file for file in map(folder.joinpath, found_here) if file.is_file()]
+            names = sorted(glob(str(value), root_dir=folder, recursive=True))  # noqa: PTH207 (it may be absolute)
+            matches = [file for file in map(folder.joinpath, names) if file.is_file()]
         else:
-            inside = [path]
-        if not inside:
-            raise RequestError(f"artifact {value!r} finds no .onnx or .plan: give artifacts of posexport.")
-        for file in inside:
+            matches = [path]
+        if not matches:
+            raise RequestError(f"artifact {value!r} matches no .onnx or .plan: give artifacts of posexport.")
+        for file in matches:
             if file.suffix not in (".onnx", ".plan"):
                 raise RequestError(f"artifact {str(file)!r} is neither .onnx nor .plan: give artifacts of posexport.")
-            found.setdefault(file)
-    return list(found)
+            artifacts.setdefault(file)
+    return list(artifacts)
 
 
-def _together(files: Sequence[File]) -> tuple[File, ...]:
-    """Files of one folder; two of one name must be the same."""
-    found: dict[str, File] = {}
+def _one_folder(files: Sequence[File]) -> tuple[File, ...]:
+    """The files of a job's folder, each once; RequestError where two of one name differ."""
+    by_name: dict[str, File] = {}
     for file in files:
-        if found.setdefault(file.name, file) != file:
+        if by_name.setdefault(file.name, file) != file:
             raise RequestError(f"two files of one job have the name {file.name!r}: rename one of them.")
-    return tuple(found.values())
+    return tuple(by_name.values())

@@ -1,7 +1,7 @@
-"""A sweep: jobs that need nothing of each other, as plain data, for one machine or a fleet. Imports no engine.
+"""A sweep: independent jobs as plain data, for one machine or a cluster. Imports no engine.
 
-A job is one command of posexport with the files that it reads. Its id is a hash of both: the same job has the same id
-on every machine and every day, so what is done is known by its name, and a result that comes twice is one result.
+A job is one command of posexport with the files that it reads. Its id is a hash of both, so the same job has the same
+id on every machine and every day: a finished job is recognised by its id, and a second result for it is ignored.
 """
 
 from __future__ import annotations
@@ -11,19 +11,24 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
 from posexport import __version__
 
-PASSED, FAILED, NOT_RUN, LOST = "passed", "failed", "not run", "lost"
-"""What becomes of a job. `lost` is said of one attempt: the process or the machine ended under it."""
+State = Literal["passed", "failed", "not run", "lost"]
+
+PASSED: Literal["passed"] = "passed"
+FAILED: Literal["failed"] = "failed"
+NOT_RUN: Literal["not run"] = "not run"
+LOST: Literal["lost"] = "lost"
+"""States of a job. One attempt can also be lost: its process or its machine ended before the command did."""
 
 
 @attrs.frozen(kw_only=True)
 class JobResources:
-    """What a job takes of a machine: CPUs, or None for all of them and nobody beside it, and GPUs of a type."""
+    """What a job takes of a machine: CPUs, or None for the whole machine, and GPUs of a type."""
 
     cpus: int | None = 1
     gpu: str | None = None
@@ -31,7 +36,7 @@ class JobResources:
 
     @property
     def alone(self) -> bool:
-        """Whether it takes a whole machine, as a timing does: neighbours would distort it."""
+        """Whether it takes a whole machine, as a timing does: other jobs would distort it."""
         return self.cpus is None
 
     def __str__(self) -> str:
@@ -41,7 +46,8 @@ class JobResources:
 
 @attrs.frozen(kw_only=True)
 class File:
-    """A file that a job reads: its name in the job's folder, what is in it, where it lies here and when it changed."""
+    """A file that a job reads: its name in the job's folder, its content's hash and size, its path on this machine and
+    the time of its last change in ns."""
 
     name: str
     sha256: str
@@ -54,7 +60,7 @@ class File:
 class Job:
     """One unit of work: `posexport <kind> <arguments>` in a folder that holds `files`.
 
-    `label` is what people read; it is no part of the id.
+    `label` is for people and no part of the id.
     """
 
     kind: str
@@ -65,23 +71,23 @@ class Job:
 
     @cached_property
     def id(self) -> str:
-        """16 hexadecimal digits of the sha256 of all that may change the result, posexport's version too."""
-        said = {
+        """16 hexadecimal digits of the sha256 of all that may change the result, posexport's version included."""
+        parts = {
             "version": __version__,
             "kind": self.kind,
             "arguments": self.arguments,
             "needs": attrs.asdict(self.needs),
             "files": {file.name: file.sha256 for file in self.files},
         }
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def requires(self) -> bool:
-        """Whether it was told that a runtime must be there."""
+        """Whether the job states that a runtime is required."""
         return "--require" in self.arguments
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data without a path: what a machine must know to do it, files by their hashes."""
+        """Plain data without paths: files by their hashes."""
         return {
             "id": self.id,
             "kind": self.kind,
@@ -94,12 +100,10 @@ class Job:
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What came of one attempt. `result` is the JSON that the command printed, `outputs` the files that it wrote.
+    """The outcome of one attempt: `result` is the JSON that the command printed, `outputs` the files that it wrote,
+    `where` the name of the machine, `seconds` the time the command took there."""
 
-    `where` names the machine; `seconds` is the time the command took there.
-    """
-
-    state: str
+    state: State
     reason: str | None = None
     where: str = ""
     seconds: float = 0.0
@@ -113,7 +117,7 @@ class Record:
 
     id: str
     label: str
-    state: str
+    state: Literal["passed", "failed", "not run"]
     reason: str | None = None
     attempts: int = 1
     where: str = ""
@@ -122,5 +126,6 @@ class Record:
 
     @property
     def final(self) -> bool:
-        """Whether going on leaves it as it is: it was judged. What crashed or could not run is tried again."""
+        """Whether the next run of the sweep keeps it: it passed, or failed with a result. Jobs that crashed or could
+        not run are tried again."""
         return self.state == PASSED or (self.state == FAILED and self.result is not None)

@@ -1,115 +1,145 @@
-"""The kinds of jobs, one row each: which command it is, what may be said of it, and what it takes of a machine.
+"""The kinds of jobs, one row each: which command runs, which of its options make several jobs, and what it takes.
 
-Keys are the command's own options. An `axis` with several values makes several jobs, all combinations of them; an
-`option` with several values is given to each job several times, where the command takes it several times. A new kind is
-one row.
+The options themselves are those of the command: the command line passes them down as `CommandOption`s, which it reads
+from click. A row adds only what click does not know. A new kind is one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from posexport.bench.candidates import CANDIDATES
 from posexport.bench.scenarios import read_scenario
 from posexport.bench.tune.space import OBJECTIVES
 from posexport.bench.tune.space import RUNTIMES as TUNED_FOR
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError
+from posexport.export.block_options import BlockOptions, merge_options, spec_of
+from posexport.export.layer_pattern import parameters_of
 from posexport.models import ENCODINGS
 from posexport.runtimes import RUNTIMES
+from posexport.spec.fields import integer, positive
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.presets import preset_names
-from posexport.spec.spec import DTYPES
+from posexport.spec.spec import DTYPES, Spec
 from posexport.verify.matrix.table import COLUMNS, MODES, Entry
 
-_DIGITS = 4000  # beyond, Python reads no whole number
 
-Check = Callable[[str, Any], str]
-"""Takes the name of a key and one value of it; gives the value as text, or raises RequestError."""
+@attrs.frozen(kw_only=True)
+class CommandOption:
+    """One option of a command: `name` without its dashes, and whether the command takes it several times
+    (`repeatable`), without a value (`flag`), or as `--no-NAME` too (`switch`)."""
 
-
-def _one_of(names: Iterable[str]) -> Check:
-    allowed = list(names)
-
-    def check(key: str, value: Any) -> str:
-        if value not in allowed:
-            raise unknown(key, str(value), allowed)
-        return str(value)
-
-    return check
+    name: str
+    repeatable: bool = False
+    flag: bool = False
+    switch: bool = False
 
 
-def whole(key: str, value: Any, least: int = 1) -> str:
-    """A whole number of at least `least`, as text."""
-    if len(str(value) if isinstance(value, str) else "") > _DIGITS:
-        raise RequestError(f"{key} has {len(value)} characters: it must be a whole number below 2**63.")
-    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
-    if type(number) is int and number >= 2**63:
-        raise RequestError(f"{key} is too large: it must be a whole number below 2**63.")
-    if type(number) is not int or number < least:
-        raise RequestError(f"{key} is {value!r}: it must be a whole number from {least}.")
-    return str(number)
+Options = Mapping[str, CommandOption]
+"""The options of a command by their names."""
+
+Values = Mapping[str, Sequence[str]]
+"""The values that a job states, by the names of its options."""
 
 
-_FROM_0 = partial(whole, least=0)
+@attrs.frozen(kw_only=True)
+class Numbers:
+    """The numbers that verify and bench jobs may state, validated."""
 
-
-def _said(key: str, value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
-        raise RequestError(f"{key} is {value!r}: it must be text or a number.")
-    return str(value)
-
-
-def _scenario(key: str, value: Any) -> str:
-    read_scenario(text := _said(key, value))
-    return text
+    seed: int | None = integer(None, "seed of the inputs", at_least=0, optional=True)
+    rounds: int | None = integer(None, "rounds", optional=True)
+    warmup: int | None = integer(None, "runs before the first round", optional=True)
+    threads: int | None = integer(None, "threads of each runtime", optional=True)
+    processes: int | None = integer(None, "processes of each runtime", at_most=100, optional=True)
+    seconds: float | None = positive(None, "seconds for the rounds of one shape", optional=True)
+    time_limit: float | None = positive(None, "seconds that one runtime may take for one artifact", optional=True)
 
 
 @attrs.frozen(kw_only=True)
 class Kind:
     """One kind of job: `posexport <name>`.
 
-    axes       a job for each value: key to check; those of `whole` stand for all their values where none is given
-    options    given as they are; those of `several` as often as there are values, the others once
-    flags      true or false
-    switches   true or false, of which the command can be told either
-    files      options whose value is a file that travels with the job
-    settings   one of `files` that is a TOML file of options, to the options that it may not have: they name more files
-    artifact   whether it is about an artifact, the key `artifact`: one job for each
-    cpus       CPUs of each job, None for a whole machine
-    always     what else the command is told, at the place where it runs
-    refused    why a combination of axes is no job at all, or None
-    writes     whether the files that it writes are brought home
-    parts      whether its results are parts, which are put together in one file
+    axes        options of which each value is a job
+    whole       the axes that take all these values where none is given
+    names       options whose values are names, to those names
+    files       options whose value is a file that travels with the job
+    excluded    options of the command that a job can't state: they name files that do not travel
+    artifact    whether it is about an artifact, the key `artifact`: one job for each
+    cpus        CPUs of each job, None for a whole machine
+    always      what else the command is called with on the machine that runs it
+    refusal     why a combination of axes is no job, or None
+    check       raises RequestError for values that can't work
+    writes      whether the files that the command writes are results too
+    parts       whether its results are parts of one file, which the sweep puts together
     """
 
-    axes: Mapping[str, Check] = attrs.field(factory=dict)
+    axes: Sequence[str] = ()
     whole: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
-    options: Mapping[str, Check] = attrs.field(factory=dict)
-    several: Sequence[str] = ()
-    flags: Sequence[str] = ()
-    switches: Sequence[str] = ()
+    names: Mapping[str, Collection[str]] = attrs.field(factory=dict)
     files: Sequence[str] = ()
-    settings: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
+    excluded: Sequence[str] = ()
     artifact: bool = False
     cpus: int | None = 1
     always: Sequence[str] = ("--json",)
-    refused: Callable[[Mapping[str, str]], str | None] = lambda said: None
+    refusal: Callable[[Mapping[str, str]], str | None] = lambda values: None
+    check: Callable[[Values], object] = lambda values: None
     writes: bool = False
     parts: bool = False
 
-    def keys(self) -> list[str]:
-        """All that may be said of a job, what goes for every kind left out."""
-        return [*(["artifact"] * self.artifact), *self.axes, *self.options, *self.flags, *self.switches, *self.files]
+    def options(self, command: Options) -> dict[str, CommandOption]:
+        """The options of the command that a job may state."""
+        return {name: option for name, option in command.items() if name not in ("json", *self.excluded)}
 
 
-def _form_refuses(said: Mapping[str, str]) -> str | None:
-    entry = Entry(**{key: said[key] for key in ("encoding", "form", "dtype", "mode")})
-    return entry.refusal(said.get("target", "portable"))
+def _form_refusal(values: Mapping[str, str]) -> str | None:
+    entry = Entry(**{key: values[key] for key in ("encoding", "form", "dtype", "mode")})
+    return entry.refusal(values.get("target", "portable"))
 
 
+def _check_timing(values: Values) -> None:
+    for scenario in values.get("scenario", ()):
+        read_scenario(scenario)
+    _check_numbers(values)
+
+
+def _check_numbers(values: Values) -> None:
+    _fields_of(Numbers, _first_values(values))
+
+
+def _check_block(values: Values) -> None:
+    """RequestError where the block that a tune job describes can be built in none of its dtypes."""
+    for scenario in values.get("scenario", ()):
+        read_scenario(scenario)
+    stated = {name: value for name, value in _first_values(values).items() if name in _BLOCK_KEYS and name != "dtype"}
+    (config, preset), texts = (values.get(name, [None])[0] for name in ("config", "preset")), values.get("set", ())
+    options, parameters = merge_options(config, preset, parameters_of(tuple(texts)), stated, _CONFIG_KEYS)
+    _fields_of(BlockOptions, options)
+    dtypes = values.get("dtype") or options.get("dtype") or DTYPES
+    errors = []
+    for dtype in [dtypes] if isinstance(dtypes, str) else dtypes:
+        try:
+            spec_of({**options, "dtype": dtype}, parameters)
+            return
+        except RequestError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _first_values(values: Values) -> dict[str, str]:
+    return {name.replace("-", "_"): texts[0] for name, texts in values.items()}
+
+
+def _fields_of(kind: type[Any], options: Mapping[str, Any]) -> None:
+    """Raise what `kind` raises for those of the options that are fields of it."""
+    names = {field.name for field in attrs.fields(kind)}
+    kind(**{name: value for name, value in options.items() if name in names})
+
+
+_BLOCK_KEYS = [field.name for kind in (Spec, BlockOptions) for field in attrs.fields(kind)]
+_CONFIG_KEYS = [*_BLOCK_KEYS, "for", "scenario", "objective", "form", "target", "opset", "from", "layer"]
 _ENTRY: dict[str, Sequence[str]] = {
     "encoding": list(ENCODINGS),
     "form": list(FORMS),
@@ -117,61 +147,49 @@ _ENTRY: dict[str, Sequence[str]] = {
     "mode": list(MODES),
 }
 
+CONFIG_EXCLUDES = ("weights", "from", "layer", "output")
+"""Options that the config of a job can't hold: they name files that do not travel with it."""
+
 KINDS: dict[str, Kind] = {
     "matrix": Kind(
-        axes={
-            **{key: _one_of(names) for key, names in _ENTRY.items()},
-            "target": _one_of(TARGETS),
-        },
+        axes=(*_ENTRY, "target"),
         whole=_ENTRY,
-        options={"runtime": _one_of(COLUMNS)},
-        several=("runtime",),
+        names={**_ENTRY, "target": TARGETS, "runtime": COLUMNS},
+        excluded=("jobs", "output", "resume", "picture"),
         always=("--jobs", "1", "--no-picture", "--output", "out", "--json"),
-        refused=_form_refuses,
+        refusal=_form_refusal,
         parts=True,
     ),
     "verify": Kind(
         artifact=True,
-        options={"runtime": _one_of(RUNTIMES), "require": _one_of(RUNTIMES), "seed": _FROM_0, "time-limit": _said},
-        several=("runtime", "require"),
-        flags=("properties",),
+        names={"runtime": RUNTIMES, "require": RUNTIMES},
         files=("inputs",),
+        excluded=("project", "junit", "markdown"),
+        check=_check_numbers,
     ),
     "bench": Kind(
         artifact=True,
-        axes={"scenario": _scenario, "shape": _said},
-        options={
-            **dict.fromkeys(("runtime", "require", "seconds", "max-regression"), _said),
-            **dict.fromkeys(("rounds", "warmup", "threads", "processes"), whole),
-            "seed": _FROM_0,
-        },
-        several=("runtime", "require"),
-        flags=("peers", "cuda-graph", "strict"),
+        axes=("scenario", "shape"),
+        names={"runtime": CANDIDATES, "require": CANDIDATES},
         files=("baseline",),
+        excluded=("project", "save", "against"),
+        check=_check_timing,
         cpus=None,
     ),
     "tune": Kind(
-        axes={
-            "preset": _one_of(preset_names()),
-            "encoding": _one_of(ENCODINGS),
-            "for": _one_of(TUNED_FOR),
-            "scenario": _scenario,
-            "objective": _one_of(OBJECTIVES),
+        axes=("preset", "encoding", "for", "scenario", "objective"),
+        names={
+            "preset": preset_names(),
+            "encoding": ENCODINGS,
+            "for": TUNED_FOR,
+            "objective": OBJECTIVES,
+            "form": FORMS,
+            "dtype": DTYPES,
+            "target": TARGETS,
         },
-        options={
-            "form": _one_of(FORMS),
-            "dtype": _one_of(DTYPES),
-            "target": _one_of(TARGETS),
-            **dict.fromkeys(("hidden-size", "num-heads", "num-kv-heads", "head-dim", "window", "opset"), whole),
-            **dict.fromkeys(("batch", "seq", "max-seq"), whole),
-            "kv-cache": _said,
-            "set": _said,
-            "seed": _FROM_0,
-        },
-        several=("form", "dtype", "target", "opset", "set"),
-        switches=("causal", "bias", "padding-mask"),
         files=("config", "weights"),
-        settings={"config": ("weights", "from", "layer", "output")},
+        excluded=("from", "layer", "output", "save", "cache", "resume"),
+        check=_check_block,
         cpus=None,
         writes=True,
     ),

@@ -1,9 +1,9 @@
-"""Jobs on a Ray cluster: one task each, placed by what it needs. All that Ray does for a sweep is in this file.
+"""Jobs on a Ray cluster: one task each, placed by what it needs. All use of Ray by a sweep is in this file.
 
-Files go through Ray's object store, in pieces and once for each content; a machine keeps them (the Store of
-posexport.sweep.files), so no file system is shared. A job that takes a whole machine is given to one that is idle, with
-all CPUs that it has. Ray is told to retry nothing: attempts are counted in one place (`run`), whatever
-ended them.
+Files go through Ray's object store, in chunks and once for each content, so no file system is shared; Ray copies a
+chunk once to each machine that reads it, and spills chunks to disk where they don't fit. A job that takes a whole
+machine is given to an idle one, with all its CPUs. Ray retries nothing: attempts are counted in one place (`run`),
+whatever ended them.
 
 Source: https://docs.ray.io/en/latest/ray-core/scheduling/index.html
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,38 +24,37 @@ import attrs
 from posexport import __version__
 from posexport.errors import PosexportError, RuntimeMissingError
 from posexport.runtimes.installation import install_command
-from posexport.workflows.sweep.address import check_address, check_answers, silent
-from posexport.workflows.sweep.job_files import Store, pieces
+from posexport.workflows.sweep.address import check_address, check_answers, no_cluster
+from posexport.workflows.sweep.job_files import chunks, write_chunks
 from posexport.workflows.sweep.jobs import FAILED, LOST, File, Job, JobResources, Outcome
 from posexport.workflows.sweep.subprocess_job import TIME_LIMIT, JobCommand, JobRunner
 
 MAX_QUEUED = 2
-"""Tasks that wait in Ray for each that can run: enough that no machine is idle, few enough to be light."""
+"""Tasks that wait in Ray for each that can run: enough that no machine is idle, and few enough to cost little."""
 
-_LOOK = 1.0  # seconds between two looks at which machines there are
+_LOOK_SECONDS = 1.0  # between two looks at which machines there are
 _TYPE = "accelerator_type:"
-_TINY = 0.001  # of a resource that only tells what a machine has
+_TINY = 0.001  # of a resource that only names a property of a machine
 
 Resources = Mapping[str, float]
-Parcel = tuple[str, str, Sequence[Any]]
-"""A file on its way: its name, its sha256, and references to its pieces."""
+SentFile = tuple[str, str, Sequence[Any]]
+"""A file in Ray's object store: its name, its sha256, and the references to its chunks."""
 
 
-def task(version: str, order: JobCommand, parcels: Sequence[Parcel]) -> Outcome:
-    """What runs on a machine of the cluster."""
+def task(version: str, command: JobCommand, files: Sequence[SentFile]) -> Outcome:
+    """Runs one job; this is the function that Ray executes on a machine of the cluster."""
     if version != __version__:
         return Outcome(state=LOST, reason=f"the machine has posexport {__version__}, the sweep is of {version}")
-    store = Store(Path(tempfile.gettempdir()) / f"posexport-store-{os.getuid()}")
 
-    def stage_files(folder: Path) -> None:
-        for name, sha256, references in parcels:
-            store.link(name, sha256, _fetched(references), folder)
+    def stage(folder: Path) -> None:
+        for name, sha256, references in files:
+            write_chunks(folder / name, sha256, _fetched(references))
 
-    return JobRunner().work(order, stage_files)
+    return JobRunner().run(command, stage)
 
 
 def _fetched(references: Iterable[Any]) -> Iterator[bytes]:
-    """Pieces, each taken from the cluster when its turn comes."""
+    """The chunks of a file, one in memory at a time."""
     import ray
 
     for reference in references:
@@ -65,7 +63,7 @@ def _fetched(references: Iterable[Any]) -> Iterator[bytes]:
 
 def connect(address: str) -> Any:
     """The module ray, connected to a cluster; RuntimeMissingError where there is no Ray or no cluster, RequestError for
-    what is no address."""
+    text that is no address."""
     check_address(address)
     try:
         import ray
@@ -75,18 +73,18 @@ def connect(address: str) -> Any:
             "here."
         ) from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # said for each job; Ray warns else
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # each job sets its GPUs; Ray warns otherwise
     logging.getLogger("ray").setLevel(logging.ERROR)
     check_answers(address)
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="posexport")
     except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
-        raise silent(repr(address), " ".join(str(error).split())[:200].rstrip(".")) from None
+        raise no_cluster(repr(address), " ".join(str(error).split())[:200].rstrip(".")) from None
     return ray
 
 
 class Cluster:
-    """All machines of the cluster at an address; those that come later too."""
+    """All machines of the cluster at an address, those included that join later."""
 
     def __init__(self, address: str, jobs: Sequence[Job], time_limit: float = TIME_LIMIT) -> None:
         self._ray = connect(address)
@@ -96,7 +94,7 @@ class Cluster:
         self._nodes: dict[str, Resources] = {}
         self._tried: dict[str, set[str]] = {}
         self._readers = Counter(file.sha256 for job in jobs for file in job.files)
-        self._pieces: dict[str, list[Any]] = {}
+        self._chunks: dict[str, list[Any]] = {}
         self._unsent: list[tuple[Job, Outcome]] = []
         self._looked = 0.0
         with self._asking():
@@ -104,30 +102,30 @@ class Cluster:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """RuntimeMissingError where the cluster itself no longer answers."""
+        """RuntimeMissingError where the cluster itself does not answer any more."""
         try:
             yield
         except (self._ray.exceptions.RayError, ConnectionError, RuntimeError, TimeoutError) as error:
-            said = " ".join(str(error).split())[:200].rstrip(".")
+            message = " ".join(str(error).split())[:200].rstrip(".")
             raise RuntimeMissingError(
-                f"the Ray cluster no longer answers ({type(error).__name__}: {said}): see to it and run the sweep "
-                "again, it goes on."
+                f"the Ray cluster no longer answers ({type(error).__name__}: {message}): repair it and run the sweep "
+                "again, which continues it."
             ) from None
 
     def _look(self) -> None:
-        """See which machines there are now."""
+        """Read which machines there are now."""
         self._looked = time.monotonic()
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         self._nodes = {node["NodeID"]: node["Resources"] for node in alive}
 
     def refusal(self, needs: JobResources) -> str | None:
-        """Why no machine of the cluster is for such jobs, or None."""
+        """Why no machine of the cluster can run such jobs, or None."""
         if any(_takes(node, needs) is not None for node in self._nodes.values()):
             return None
         return f"it needs {needs}, and no machine of the cluster has that: {described(self._nodes.values())}"
 
     def room(self, needs: JobResources) -> bool:
-        """Whether an idle machine is there for a job that takes a whole one; for others, that not too many wait."""
+        """Whether a machine is idle, for a job that takes a whole one; for others, whether few enough wait."""
         if needs.alone:
             return bool(self._idle(needs))
         places = sum(_places(node, needs) for node in self._nodes.values())
@@ -139,13 +137,13 @@ class Cluster:
         return [name for name, node in self._nodes.items() if name not in busy and _takes(node, needs) is not None]
 
     def submit(self, job: Job) -> None:
-        """JobRunner a job to Ray, for any machine that it fits; one that takes a whole machine for one that is idle."""
+        """Give a job to Ray, for any machine that it fits; a job that takes a whole machine for an idle one."""
         with self._asking():
             self._submit(job)
 
     def _submit(self, job: Job) -> None:
         try:
-            parcels = [(file.name, file.sha256, self._put(file)) for file in job.files]
+            files = [(file.name, file.sha256, self._put(file)) for file in job.files]
         except PosexportError as error:
             self._unsent.append((job, Outcome(state=FAILED, reason=str(error).rstrip("."))))
             return
@@ -155,46 +153,46 @@ class Cluster:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
             tried = self._tried.setdefault(job.id, set())
-            name = min(self._idle(job.needs), key=lambda each: each in tried)  # rather one that didn't lose it
+            name = min(self._idle(job.needs), key=lambda node: node in tried)  # prefer one that did not lose it
             tried.add(name)
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(name, soft=False)
         node = self._nodes[name] if name else next(n for n in self._nodes.values() if _takes(n, job.needs) is not None)
         taken = dict(_takes(node, job.needs) or {})
         options.update(num_cpus=taken.pop("CPU"), num_gpus=taken.pop("GPU", 0), resources=taken)
         options.update(max_retries=0, name=f"posexport {job.label}")
-        order = JobCommand.of(job, self._time_limit)
-        if job.needs.gpu is None:  # of a machine that has some: they are others'
-            order = attrs.evolve(order, environment={**order.environment, "CUDA_VISIBLE_DEVICES": ""})
-        reference = self._task.options(**options).remote(__version__, order, parcels)
+        command = JobCommand.of(job, self._time_limit)
+        if job.needs.gpu is None:  # the GPUs of its machine belong to other jobs
+            command = attrs.evolve(command, environment={**command.environment, "CUDA_VISIBLE_DEVICES": ""})
+        reference = self._task.options(**options).remote(__version__, command, files)
         self._running[reference] = (job, name)
 
     def _put(self, file: File) -> Sequence[Any]:
-        if file.sha256 not in self._pieces:
-            self._pieces[file.sha256] = [self._ray.put(piece) for piece in pieces(file)]
-        return self._pieces[file.sha256]
+        if file.sha256 not in self._chunks:
+            self._chunks[file.sha256] = [self._ray.put(chunk) for chunk in chunks(file)]
+        return self._chunks[file.sha256]
 
     def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
-        """What has ended, or was lost with its process or its machine."""
+        """The jobs that have ended, or were lost with their process or their machine."""
         with self._asking():
             return self._finished(seconds)
 
     def _finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
-        found, self._unsent = self._unsent, []
-        for reference in self._done(0 if found else seconds):
+        ended, self._unsent = self._unsent, []
+        for reference in self._done(0 if ended else seconds):
             job, _ = self._running.pop(reference)
-            found.append((job, self._outcome(reference)))
+            ended.append((job, self._outcome(reference)))
         lost = False
-        for job, outcome in found:
+        for job, outcome in ended:
             lost = lost or outcome.state == LOST
             if outcome.state != LOST:
                 self._forget(job)
-        if lost or time.monotonic() - self._looked > _LOOK:
+        if lost or time.monotonic() - self._looked > _LOOK_SECONDS:
             self._look()
-            found += self._stranded()
-        return found
+            ended += self._stranded()
+        return ended
 
     def _stranded(self) -> list[tuple[Job, Outcome]]:
-        """Jobs under way for which there is no machine any more: Ray would wait for one without end."""
+        """Running jobs that no machine fits any more: Ray would wait for one without end."""
         gone = {ref: job for ref, (job, _) in self._running.items() if self.refusal(job.needs) is not None}
         for reference in gone:
             self._ray.cancel(reference, force=True)
@@ -202,7 +200,7 @@ class Cluster:
         return [(job, Outcome(state=LOST, reason="the last machine that it fits is gone")) for job in gone.values()]
 
     def _done(self, seconds: float) -> list[Any]:
-        """References to what has ended: all that has by now, else the first within that time."""
+        """References to the tasks that have ended by now, else to the first that ends within `seconds`."""
         if not self._running:
             return []
         waiting = list(self._running)
@@ -214,15 +212,15 @@ class Cluster:
             outcome: Outcome = self._ray.get(reference)
             return outcome
         except self._ray.exceptions.RayError as error:
-            said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-            return Outcome(state=LOST, reason=f"{type(error).__name__}: {said[:300].rstrip('.')}")
+            message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+            return Outcome(state=LOST, reason=f"{type(error).__name__}: {message[:300].rstrip('.')}")
 
     def _forget(self, job: Job) -> None:
         """Let the cluster drop files that no other job reads."""
         for file in job.files:
             self._readers[file.sha256] -= 1
             if self._readers[file.sha256] <= 0:
-                self._pieces.pop(file.sha256, None)
+                self._chunks.pop(file.sha256, None)
 
     def close(self) -> None:
         """Stop what runs and leave the cluster."""
@@ -232,9 +230,9 @@ class Cluster:
 
 
 def _takes(node: Resources, needs: JobResources) -> dict[str, float] | None:
-    """The resources that a job takes of a machine, by Ray's names; None where the machine hasn't them.
+    """The resources that a job takes of a machine, by Ray's names; None where the machine lacks them.
 
-    A type of GPU is what Ray finds of itself (`accelerator_type:H100`), or a resource that has its name.
+    A type of GPU is one that Ray detects (`accelerator_type:H100`), or a resource of that name.
     """
     cpus = node.get("CPU", 0)
     taken: dict[str, float] = {"CPU": cpus if needs.cpus is None else needs.cpus}
@@ -250,13 +248,13 @@ def _takes(node: Resources, needs: JobResources) -> dict[str, float] | None:
 
 
 def _places(node: Resources, needs: JobResources) -> int:
-    """How many jobs with these needs a machine can do side by side."""
+    """How many jobs with these needs a machine can run side by side."""
     taken = _takes(node, needs)
     return 0 if taken is None else int(min(node[name] // amount for name, amount in taken.items()))
 
 
 def described(nodes: Iterable[Resources]) -> str:
-    """What a cluster is made of, in words."""
+    """The machines of a cluster in words."""
     kinds = Counter(_words(node) for node in nodes if node.get("CPU", 0))
     return ", ".join(f"{number} with {kind}" for kind, number in sorted(kinds.items())) or "it has none with CPUs"
 

@@ -1,8 +1,8 @@
-"""Doing the jobs of a sweep: who does them is an Executor, and what has ended is kept at once.
+"""Running the jobs of a sweep on an Executor, and keeping each result as soon as it is there.
 
-Jobs that share a machine come first and those that take a whole one after them, so that none is timed beside another.
-An attempt that is lost, because a process crashed or a machine went away, goes back to the end of the line; after
-`tries` attempts the job has failed, and the rest goes on.
+Jobs that share a machine run first and those that take a whole one after them, so that no other job disturbs a timing.
+An attempt that is lost, because a process crashed or a machine went away, goes back to the end of the queue; after
+`tries` attempts the job has failed, and the other jobs go on.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from posexport.workflows.sweep.jobs import FAILED, LOST, NOT_RUN, Job, JobResour
 TRIES = 3
 """Attempts that a job gets."""
 
-_STEP = 0.25  # seconds between two looks at what has ended, and for Ctrl-C
+_POLL_SECONDS = 0.25  # after which the loop looks for jobs that have ended, and for Ctrl-C
 
 Finish = Callable[[Job, Outcome, int], object]
-"""Is told what came of a job, and how many attempts it took; once for each job."""
+"""Called once for each job with its outcome and the number of attempts."""
 
 
 class Executor(Protocol):
-    """Who does jobs: processes of this machine, or a cluster."""
+    """What runs jobs: processes of this machine, or a cluster."""
 
     def refusal(self, needs: JobResources) -> str | None:
-        """Why nobody can do a job with these needs, or None."""
+        """Why a job with these needs can't run anywhere, or None."""
 
     def room(self, needs: JobResources) -> bool:
         """Whether one more job with these needs may be submitted now."""
 
     def submit(self, job: Job) -> None:
-        """Begin a job, here or elsewhere."""
+        """Start a job."""
 
     def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
-        """What has ended since it was asked last; waits at most that long for the first of them."""
+        """The jobs that have ended since the last call; waits at most `seconds` for the first of them."""
 
     def close(self) -> None:
-        """Stop what is under way."""
+        """Stop the jobs that run."""
 
 
 def drive(jobs: Sequence[Job], executor: Executor, finish: Finish, *, tries: int = TRIES) -> None:
-    """Do all jobs, each until it has ended or was lost `tries` times."""
+    """Run all jobs, each until it has ended or was lost `tries` times."""
     for alone in (False, True):
         _Group([job for job in jobs if job.needs.alone == alone], executor, finish, tries).drive()
 
@@ -65,23 +65,23 @@ class _Group:
         for job in self.jobs:
             self.waiting.setdefault(job.needs, deque()).append(job)
         while any(self.waiting.values()) or self.running:
-            for needs, line in self.waiting.items():
-                self._submit(needs, line)
-            for job, outcome in self.executor.finished(_STEP):
-                if job.id in self.running:  # else its answer came before
+            for needs, queue in self.waiting.items():
+                self._submit(needs, queue)
+            for job, outcome in self.executor.finished(_POLL_SECONDS):
+                if job.id in self.running:  # otherwise its outcome is known already
                     self.running.discard(job.id)
                     self._ended(job, outcome)
 
-    def _submit(self, needs: JobResources, line: deque[Job]) -> None:
-        if not line:
+    def _submit(self, needs: JobResources, queue: deque[Job]) -> None:
+        if not queue:
             return
-        why = self.executor.refusal(needs)
-        if why is not None:
-            while line:
-                self.finish(line[0], Outcome(state=NOT_RUN, reason=why), self.attempts.get(line[0].id, 0))
-                line.popleft()
-        while line and self.executor.room(needs):
-            job = line.popleft()
+        reason = self.executor.refusal(needs)
+        if reason is not None:
+            while queue:
+                self.finish(queue[0], Outcome(state=NOT_RUN, reason=reason), self.attempts.get(queue[0].id, 0))
+                queue.popleft()
+        while queue and self.executor.room(needs):
+            job = queue.popleft()
             self.attempts[job.id] = self.attempts.get(job.id, 0) + 1
             self.running.add(job.id)
             self.executor.submit(job)
@@ -99,6 +99,6 @@ class _Group:
 
 
 def left(jobs: Iterable[Job], done: Iterable[str]) -> list[Job]:
-    """Jobs whose ids are not among those that are done."""
+    """The jobs whose ids are not `done`."""
     known = set(done)
     return [job for job in jobs if job.id not in known]

@@ -1,7 +1,7 @@
-"""Doing one job where it is: the command runs in a process of its own, in a folder of its own.
+"""Running one job on this machine: the command runs in a process of its own, in a folder of its own.
 
-Whatever becomes of that process is said as an Outcome; a crash never ends who asked for it. What the process starts is
-in its group, so that nothing outlives a job that is stopped.
+Every end of that process becomes an Outcome; a crash never ends the sweep. Processes that the command starts are in its
+group, so none outlives a job that is stopped.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import PosexportError
+from posexport.errors import ERROR_FILE, PosexportError
 from posexport.workflows.sweep.jobs import FAILED, LOST, NOT_RUN, PASSED, Job, Outcome
 from posexport.workflows.sweep.kinds import KINDS
 
 TIME_LIMIT = 3600.0
 """Seconds that one job may take."""
 
-_LONGEST = 400  # characters of a reason
-_SLOWER = "slower"  # what a gate says of a change
-
-
 CHILD = "posexport.workflows.sweep.child"
 """The module that a job's process runs."""
+
+_LONGEST = 400  # characters of a reason
+_SLOWER = "slower"  # the state of a change in a gate
+_ERROR = ".error.json"  # the command writes its error into this file; hidden, so it is no output
 
 
 @attrs.frozen(kw_only=True)
 class JobCommand:
-    """What whoever does a job must know: the words after Python's own name, its time in seconds, the runtimes that it
-    was asked for, what its environment has beside that of who does it, and whether the files that it writes are wanted.
-    """
+    """All that a machine must know to run a job: the arguments of Python, the seconds it may take, the runtimes that it
+    names, additional variables of its environment, and whether the files that it writes are results (`writes`)."""
 
     words: tuple[str, ...]
     time_limit: float
@@ -52,7 +51,7 @@ class JobCommand:
 
     @classmethod
     def of(cls, job: Job, time_limit: float) -> JobCommand:
-        """The order to do a job."""
+        """The command of a job."""
         kind = KINDS[job.kind]
         return cls(
             words=("-P", "-m", CHILD, job.kind, *job.arguments, *kind.always),
@@ -63,44 +62,54 @@ class JobCommand:
         )
 
 
+@attrs.frozen(kw_only=True)
+class _End:
+    """How a command ended: its exit code (None where the time limit ended it), stdout, the error that it reported as
+    data (None where it reported none), and the last line of stderr, which people are shown after a crash."""
+
+    code: int | None
+    stdout: str = ""
+    error: str | None = None
+    last_line: str = ""
+
+
 class JobRunner:
-    """Does one job at a time; `stop` ends it, and all jobs to come."""
+    """Runs one job at a time; `stop` ends it, and all later ones."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._guard = threading.Lock()
         self._stopped = False
 
-    def work(self, order: JobCommand, stage_files: Callable[[Path], object]) -> Outcome:
-        """Do a job in a new folder, into which `stage_files` puts its files."""
+    def run(self, command: JobCommand, stage: Callable[[Path], object]) -> Outcome:
+        """Run a job in a new folder, into which `stage` puts its files."""
         try:
-            found = self._work(order, stage_files)
+            outcome = self._run(command, stage)
         except PosexportError as error:
-            found = Outcome(state=FAILED, reason=str(error).rstrip("."))
-        except (OSError, ValueError) as error:  # of the machine, such as a full disk: another may do better
-            found = Outcome(state=LOST, reason=f"the machine can't do it ({error})")
-        return attrs.evolve(found, where=socket.gethostname())
+            outcome = Outcome(state=FAILED, reason=str(error).rstrip("."))
+        except (OSError, ValueError) as error:  # of this machine, such as a full disk: another may succeed
+            outcome = Outcome(state=LOST, reason=f"the machine can't do it ({error})")
+        return attrs.evolve(outcome, where=socket.gethostname())
 
-    def _work(self, order: JobCommand, stage_files: Callable[[Path], object]) -> Outcome:
+    def _run(self, command: JobCommand, stage: Callable[[Path], object]) -> Outcome:
         with tempfile.TemporaryDirectory(prefix="posexport-sweep-", ignore_cleanup_errors=True) as name:
             folder, start = Path(name), time.perf_counter()
-            stage_files(folder)
-            given = set(folder.iterdir())
-            code, said, errors = self._run(order, folder)
-            found = _judge(code, said, errors, order)
-            outputs = _outputs(folder, given) if order.writes and found.result is not None else {}
+            stage(folder)
+            staged = set(folder.iterdir())
+            outcome = _judge(self._execute(command, folder), command)
+            outputs = _outputs(folder, staged) if command.writes and outcome.result is not None else {}
             seconds = round(time.perf_counter() - start, 3)
-            return attrs.evolve(found, seconds=seconds, outputs=outputs)
+            return attrs.evolve(outcome, seconds=seconds, outputs=outputs)
 
-    def _run(self, order: JobCommand, folder: Path) -> tuple[int | None, str, str]:
-        """Exit code (None where the time ended it), stdout and stderr of the command."""
+    def _execute(self, command: JobCommand, folder: Path) -> _End:
+        error_file = folder / _ERROR
         with self._guard:
             if self._stopped:
-                return -signal.SIGTERM, "", ""
+                return _End(code=-signal.SIGTERM)
             process = self._process = subprocess.Popen(
-                [sys.executable, *order.words],
+                [sys.executable, *command.words],
                 cwd=folder,
-                env={**os.environ, **order.environment, "PYTHONUTF8": "1"},
+                env={**os.environ, **command.environment, "PYTHONUTF8": "1", ERROR_FILE: str(error_file)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -109,10 +118,16 @@ class JobRunner:
                 start_new_session=True,
             )
         try:
-            said, errors = process.communicate(timeout=order.time_limit)
-            return process.returncode, said, errors
+            stdout, stderr = process.communicate(timeout=command.time_limit)
+            last_line = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "")
+            return _End(
+                code=process.returncode,
+                stdout=stdout,
+                error=_reported(error_file),
+                last_line=last_line[:_LONGEST].rstrip("."),
+            )
         except subprocess.TimeoutExpired:
-            return None, "", ""
+            return _End(code=None)
         finally:
             self._kill()
 
@@ -128,7 +143,7 @@ class JobRunner:
                     stream.close()
 
     def stop(self) -> None:
-        """End the job under way, from another thread."""
+        """End the job that runs, from another thread."""
         with self._guard:
             self._stopped = True
             if self._process is not None:
@@ -136,75 +151,80 @@ class JobRunner:
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS answers so for a group that has ended
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter on macOS for a group that has ended
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _outputs(folder: Path, given: Container[Path]) -> dict[str, bytes]:
-    """The files that a command wrote; caches, which it keeps under hidden names, stay behind."""
-    new = [path for path in sorted(folder.iterdir()) if path not in given and path.is_file()]
+def _reported(path: Path) -> str | None:
+    """The error that a command wrote into its error file, without its full stop; None where there is none."""
+    try:
+        return str(json.loads(path.read_text())["error"]).rstrip(".")[:_LONGEST]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _outputs(folder: Path, staged: Container[Path]) -> dict[str, bytes]:
+    """The files that a command wrote, without its caches, which have hidden names."""
+    new = [path for path in sorted(folder.iterdir()) if path not in staged and path.is_file()]
     return {path.name: path.read_bytes() for path in new if not path.name.startswith(".")}
 
 
-def _judge(code: int | None, said: str, errors: str, order: JobCommand) -> Outcome:
-    """What an exit code of the contract means, with the reason; any other end is a crash, so the attempt is lost.
+def _judge(end: _End, command: JobCommand) -> Outcome:
+    """The outcome by the exit code of the contract, with the reason; any other end is a crash: the attempt is lost.
 
-    A job that was asked for a runtime which was not there is not run, though the command was content: elsewhere it can.
+    A job that names a runtime that was not there is not run, though its command succeeded: another machine may have it.
     """
-    last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
-    words = last.removeprefix("Error: ").rstrip(".")[:_LONGEST]
+    code, error = end.code, end.error
+    details = error or end.last_line
+    details = f" ({details})" if details else ""
     if code is None:
-        return Outcome(state=FAILED, reason=f"no end within {order.time_limit:g} s")
+        return Outcome(state=FAILED, reason=f"no end within {command.time_limit:g} s")
     if code < 0:
-        return Outcome(state=LOST, reason=f"the process was killed by {_signal(-code)}{_in_brackets(words)}")
+        return Outcome(state=LOST, reason=f"the process was killed by {_signal(-code)}{details}")
     if code not in (0, 1, 2, 3):
-        return Outcome(state=LOST, reason=f"the process ended with exit code {code}{_in_brackets(words)}")
+        return Outcome(state=LOST, reason=f"the process ended with exit code {code}{details}")
     try:
-        read = json.loads(said) if said.strip() else None
+        data = json.loads(end.stdout) if end.stdout.strip() else None
     except (ValueError, RecursionError):
-        read = None
-    result: dict[str, Any] | None = read if isinstance(read, dict) else None
+        data = None
+    result: dict[str, Any] | None = data if isinstance(data, dict) else None
     if code == 2:
-        return Outcome(state=FAILED, reason=words or "the request is wrong", result=result)
+        return Outcome(state=FAILED, reason=error or "the request is wrong", result=result)
     if code == 3:
-        return Outcome(
-            state=NOT_RUN, reason=words or _first(result, NOT_RUN) or "a runtime is not there", result=result
-        )
-    if result is None and not (code == 1 and last.startswith("Error: ")):
-        return Outcome(state=LOST, reason=f"the process printed no result{_in_brackets(words)}")
+        reason = error or _first(result, NOT_RUN) or "a runtime is not there"
+        return Outcome(state=NOT_RUN, reason=reason, result=result)
+    if result is None and not (code == 1 and error is not None):
+        return Outcome(state=LOST, reason=f"the process printed no result{details}")
     if code == 1:
-        why = _first(result, FAILED) or _first(result, _SLOWER) or words or "it failed"
-        return Outcome(state=FAILED, reason=why, result=result)
-    missing = _missing(result, order.asked)
+        reason = _first(result, FAILED) or _first(result, _SLOWER) or error or "it failed"
+        return Outcome(state=FAILED, reason=reason, result=result)
+    missing = _missing(result, command.asked)
     return Outcome(state=PASSED if missing is None else NOT_RUN, reason=missing, result=result)
 
 
 def _missing(result: Any, asked: Sequence[str]) -> str | None:
-    """The first runtime that was asked for and is "not run" wherever the result names it, and why; None where all ran.
+    """The first of the named runtimes that is "not run" wherever the result mentions it, with the reason; None where
+    all ran.
 
-    A cell of the matrix that has a version was judged for good: the runtime is there, and doesn't take such a graph.
+    A cell of the matrix that has a version is final: the runtime is there, and doesn't take such a graph.
     """
     rows = list(_rows(result))
     for name in asked:
-        own = [row for row in rows if name in (row.get("runtime"), row.get("column"))]
-        if own and all(row["state"] == NOT_RUN and not row.get("version") for row in own):
-            return f"{name}: {own[0].get('reason') or NOT_RUN}"[:_LONGEST]
+        of_it = [row for row in rows if name in (row.get("runtime"), row.get("column"))]
+        if of_it and all(row["state"] == NOT_RUN and not row.get("version") for row in of_it):
+            return f"{name}: {of_it[0].get('reason') or NOT_RUN}"[:_LONGEST]
     return None
 
 
 def _rows(data: Any) -> Iterator[Mapping[str, Any]]:
-    """All that has a state, anywhere in a result."""
+    """All objects with a state, anywhere in a result."""
     if isinstance(data, Mapping):
         if "state" in data:
             yield data
         data = list(data.values())
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
-        for each in data:
-            yield from _rows(each)
-
-
-def _in_brackets(words: str) -> str:
-    return f" ({words})" if words else ""
+        for item in data:
+            yield from _rows(item)
 
 
 def _signal(number: int) -> str:
@@ -215,10 +235,10 @@ def _signal(number: int) -> str:
 
 
 def _first(data: Any, state: str) -> str | None:
-    """Who is first said to be in a state, anywhere in a result, and why."""
+    """The first row of a result in a state: its name and its reason."""
     for row in _rows(data):
         if row["state"] == state:
-            who = next((str(row[key]) for key in ("runtime", "column", "name") if row.get(key)), None)
-            why = str(row.get("reason") or state)
-            return (f"{who}: {why}" if who else why)[:_LONGEST]
+            name = next((str(row[key]) for key in ("runtime", "column", "name") if row.get(key)), None)
+            reason = str(row.get("reason") or state)
+            return (f"{name}: {reason}" if name else reason)[:_LONGEST]
     return None

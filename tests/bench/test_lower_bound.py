@@ -1,4 +1,4 @@
-"""The floor counts the products and bytes of a block, and runs them."""
+"""The lower bound counts the products and bytes of a block, and runs them."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ SEEN: dict[str, tuple[dict[str, Any], dict[str, int], list[int], int]] = {
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_what_no_query_sees_is_not_in_the_floor(name: str) -> None:
+def test_what_no_query_sees_is_not_in_the_lower_bound(name: str) -> None:
     over, sizes, keys, cached = SEEN[name]
     spec = small_spec("none", **{"causal": True, "kv_cache": "concat", **over})
     found = made(spec, **sizes)
@@ -78,7 +78,7 @@ def test_what_no_query_sees_is_not_in_the_floor(name: str) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_the_floor_is_no_more_than_torch_computes(window: int | None) -> None:
+def test_the_lower_bound_is_no_more_than_torch_computes(window: int | None) -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -139,32 +139,32 @@ def test_what_cannot_run_is_left_out_while_something_can() -> None:
         lower_bound._fastest({"broken": broken})
 
 
-def test_the_floor_is_the_larger_of_products_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lower_bound_is_the_larger_of_products_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = small_spec("none", kv_cache="concat")
     inputs = seeded_inputs(spec, Sizes(seq=1, past_seq=7), 0)
     for products, read, bound in ((2.0, 1.0, "products"), (1.0, 2.0, "bytes")):
         for name, seconds in (("_by_torch", products), ("_by_ort", products), ("_by_sum", read), ("_by_vector", read)):
             monkeypatch.setattr(lower_bound, name, lambda *args, seconds=seconds: lambda: seconds)
-        runner = lower_bound.FloorRunner(spec, "cpu", None)
+        runner = lower_bound.LowerBoundRunner(spec, "cpu", None)
         assert runner.prepare(inputs)() == 2.0
-        assert runner.describe()["bound"].startswith(bound)
+        assert runner.describe()["method"].startswith(bound)
 
 
-def test_a_way_that_is_known_is_taken_and_no_other_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_is_known_is_taken_and_no_other_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = small_spec("none")
     made = []
     for name in ("_by_torch", "_by_ort", "_by_sum", "_by_vector"):
         monkeypatch.setattr(lower_bound, name, lambda *args, name=name: made.append((name, *args[1:])) or (lambda: 1.0))
-    runner = lower_bound.FloorRunner(spec, "cpu", None)
-    runner.way = "products by torch, float32, a head at a time"
+    runner = lower_bound.LowerBoundRunner(spec, "cpu", None)
+    runner.method = "products by torch, float32, a head at a time"
     runner.prepare(seeded_inputs(spec, Sizes(seq=3), 0))
     assert made == [("_by_torch", torch.float32, True)]
-    assert runner.describe()["bound"] == runner.way
+    assert runner.describe()["method"] == runner.method
     made.clear()
     monkeypatch.setattr(lower_bound, "_by_torch", lambda todo, kind, single: 1 / 0)
     runner.prepare(seeded_inputs(spec, Sizes(seq=3), 0))
-    assert "onnxruntime" in runner.describe()["bound"]  # that way can't run here
-    runner.way = "by another machine's engine"
+    assert "onnxruntime" in runner.describe()["method"]  # that method can't run here
+    runner.method = "by another machine's engine"
     runner.prepare(seeded_inputs(spec, Sizes(seq=3), 0))
     assert len(made) > 2
 

@@ -1,0 +1,144 @@
+"""A whole sweep: its plan, the executor that runs what is left, and what came of every job."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport.errors import RequestError
+from posexport.jsondata import unstructure
+from posexport.spec.fields import integer, positive
+from posexport.workflows.sweep.address import check_address
+from posexport.workflows.sweep.folder import VERSION, Folder
+from posexport.workflows.sweep.job_plan import Plan, plan, read_tables, read_text
+from posexport.workflows.sweep.jobs import FAILED, NOT_RUN, PASSED, Job, Outcome, Record
+from posexport.workflows.sweep.kinds import Options
+from posexport.workflows.sweep.run import Executor, drive, left
+
+STATES = (PASSED, FAILED, NOT_RUN)
+
+
+@attrs.frozen(kw_only=True)
+class SweepOptions:
+    """Where and how a sweep runs: on this machine with `workers`, or on the Ray cluster at the address `ray`."""
+
+    ray: str | None = None
+    workers: int | None = integer(None, "jobs side by side on this machine", optional=True)
+    tries: int = integer(3, "attempts that a job gets")
+    time_limit: float = positive(3600.0, "seconds that one job may take")
+
+    def __attrs_post_init__(self) -> None:
+        if self.ray is None:
+            return
+        if self.workers is not None:
+            raise RequestError(
+                f"--workers {self.workers} is for this machine and --ray {self.ray} for a cluster: give one."
+            )
+        check_address(self.ray)
+
+
+@attrs.frozen(kw_only=True)
+class SweepResult:
+    """The records of a sweep's jobs in the order of its plan. `done_before` of them were there when it began, and
+    `left` are missing because it was interrupted."""
+
+    plan: Plan
+    folder: Path
+    records: Sequence[Record]
+    done_before: int
+    left: int = 0
+    notes: Sequence[str] = ()
+
+    def exit_code(self) -> int:
+        """1 where a job failed, else 3 where a required runtime, or every job, was not run, else 0."""
+        states = {record.state for record in self.records}
+        if FAILED in states:
+            return 1
+        return 3 if self._required() is not None or states == {NOT_RUN} else 0
+
+    def missing(self) -> str:
+        """The sentence for exit code 3."""
+        required = self._required()
+        if required is None:
+            return "no job was run: see their reasons."
+        return f"{required.label} was not run: {required.reason}."
+
+    def _required(self) -> Record | None:
+        """The first record of a job that was not run though it requires a runtime."""
+        required = {job.id for job in self.plan.jobs if job.requires}
+        return next((record for record in self.records if record.state == NOT_RUN and record.id in required), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        counts = Counter(record.state for record in self.records)
+        kinds = {job.id: job.kind for job in self.plan.jobs}
+        return {
+            "kind": "sweep",
+            "version": VERSION,
+            "folder": str(self.folder),
+            "counts": {state: counts[state] for state in STATES},
+            "done_before": self.done_before,
+            "jobs": [{"kind": kinds[record.id], **unstructure(record)} for record in self.records],
+            "refused": self.plan.refusals(),
+            "notes": list(self.notes),
+        }
+
+
+def read_plan(file: str | None, texts: Sequence[str], commands: Callable[[str], Options]) -> Plan:
+    """The jobs of a file and of texts; `commands` gives the options of a command by its name."""
+    if not file and not texts:
+        raise RequestError("there are no jobs: give a TOML file, or --job 'matrix encoding=rope'.")
+    tables = read_tables(Path(file)) if file else []
+    return plan([*tables, *map(read_text, texts)], commands)
+
+
+def run_sweep(
+    planned: Plan, folder: Folder, options: SweepOptions, progress: Callable[[str, int], object]
+) -> SweepResult:
+    """Run the jobs that have no final record yet; `progress` is called with a step and how many jobs are done.
+
+    Ctrl-C ends the jobs that run; the records so far are kept, and the result says how many jobs are left.
+    """
+    with closing(_executor(planned, folder, options)) as executor, folder.hold():
+        final = folder.final()
+        records = {job.id: final[job.id] for job in planned.jobs if job.id in final}
+        done_before = len(records)
+        progress("starting", done_before)
+
+        def finish(job: Job, outcome: Outcome, attempts: int) -> None:
+            records[job.id] = folder.keep(job, outcome, attempts)
+            progress(f"{outcome.state}: {job.label}", len(records))
+
+        try:
+            folder.write_state(planned, records)
+            drive(left(planned.jobs, final), executor, finish, tries=options.tries)
+        except KeyboardInterrupt:
+            pass
+        notes = folder.collect(planned, records)
+    ended = [records[job.id] for job in planned.jobs if job.id in records]
+    return SweepResult(
+        plan=planned,
+        folder=folder.path,
+        records=ended,
+        done_before=done_before,
+        left=len(planned.jobs) - len(ended),
+        notes=notes,
+    )
+
+
+def _executor(planned: Plan, folder: Folder, options: SweepOptions) -> Executor:
+    """What runs the jobs; a cluster is connected only where a job is left, and before the folder is made."""
+    remaining = [] if options.ray is None else left(planned.jobs, folder.final())
+    if options.ray is not None and remaining:
+        from posexport.workflows.sweep.ray import Cluster
+
+        return Cluster(options.ray, remaining, options.time_limit)
+    from posexport.verify.matrix.run import default_jobs
+    from posexport.workflows.sweep.local import Local
+
+    return Local(options.workers or default_jobs(), options.time_limit)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport.bench.scenarios import Scenario
+from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.errors import RequestError, unknown
 from posexport.files import check_artifact
 from posexport.spec.contract import graph_inputs, resolved
@@ -140,7 +141,8 @@ class Subject:
             )
         if sizes.max_seq is not None and past + sizes.seq > sizes.max_seq:
             raise RequestError(f"{total}: the cache has {sizes.max_seq} places, so give --shape fewer tokens.")
-        if self.form == "contrib" and sizes.max_seq is not None and past and sizes.seq > 1 and sizes.batch > 1:
+        fits = sizes.max_seq is None or fits_grouped_batch(sizes.batch, sizes.seq, past)
+        if self.form == "contrib" and not fits:
             raise RequestError(
                 f"batch is {sizes.batch}, past_seq {past} and seq {sizes.seq}: GroupQueryAttention, which "
                 f"{self.path.name!r} uses, takes several tokens after others for batch=1 only, so give that, or seq=1."
@@ -163,7 +165,7 @@ def read_subject(path: Path) -> Subject:
         form=found.source.form,
         opset=found.source.opset,
         plan_runtime=found.required_runtime,
-        manifest_warnings=tuple(f"{path}: {note}" for note in found.notes),
+        manifest_warnings=tuple(f"{path}: {note}" for note in found.manifest_warnings),
         ranges={
             dim: (low, low if low == high else found.optimal_sizes.get(dim), high)
             for dim, (low, high) in found.bounds.items()

@@ -125,8 +125,8 @@ def _everything() -> dict[str, Any]:
         "forms": dict(FORMS),
         "targets": dict(TARGETS),
         "refusals": [
-            {"form": at[0][0], "targets": [target for _, target in at], "what": what, "why": f"{why}."}
-            for at, what, why in REFUSALS
+            {"form": row.form, "targets": [*row.targets], "what": row.feature, "why": f"{row.reason}."}
+            for row in REFUSALS
         ],
         "runtimes": {name: {"summary": row.summary, "missing": row.missing()} for name, row in RUNTIMES.items()},
     }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import cli, refused
+from manifest_data import onnx_manifest, write_manifest_data
 from page_helpers import bench, tune, write_all
 from test_page_links import box, page_of, part, verdict
 
@@ -130,15 +130,17 @@ def test_tune_s_own_checks_count(tmp_path: Path) -> None:
 
 def test_the_manifest_of_a_tuned_artifact_tells_of_its_tuning_once(tmp_path: Path) -> None:
     def kinds(manifest: dict[str, Any]) -> list[str]:
-        (tmp_path / "tuned.onnx.json").write_text(json.dumps(manifest))
+        write_manifest_data(file, manifest)
         return [each.name for each in read_sources([tmp_path]).results]
 
-    (tmp_path / "tuned.onnx").write_bytes(b"x")
+    file = tmp_path / "tuned.onnx"
+    file.write_bytes(b"x")
+    plain = onnx_manifest(file, sha256="7" * 64)
     told = {key: value for key, value in tune().items() if key not in ("kind", "version")}
     write_all(tmp_path, {"b": bench()})
-    assert kinds({"sha256": "7" * 64, "tune": told}) == ["b.json", "tuned.onnx.json"]
-    assert kinds({"sha256": "7" * 64}) == ["b.json"]
-    (tmp_path / "tuned.onnx.json").write_text(json.dumps({"sha256": "7" * 64, "tune": {"winner": 3}}))
+    assert kinds({**plain, "tune": told}) == ["b.json", "tuned.onnx.json"]
+    assert kinds(plain) == ["b.json"]
+    write_manifest_data(file, {**plain, "tune": {"winner": 3}})
     refused(cli("report", tmp_path, "-o", tmp_path / "r.html"), "tuned.onnx.json", "is damaged", "tune again")
     write_all(tmp_path, {"t": tune()})
-    assert kinds({"sha256": "7" * 64, "tune": told}) == ["b.json", "t.json"]
+    assert kinds({**plain, "tune": told}) == ["b.json", "t.json"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers import cli, refused, tree
+from manifest_data import onnx_manifest, write_manifest_data
 from page_helpers import bench, everything, write_all
 
 from posexport.report.page.sources import KINDS, read_sources
@@ -29,8 +30,8 @@ def test_a_folder_gives_what_it_holds_once_and_names_what_it_leaves(tmp_path: Pa
     paths = write_all(tmp_path, everything())
     (tmp_path / "more" / "package.json").write_text('{"name": "something"}')
     (tmp_path / "more" / "list.json").write_text("[1, 2]")
-    (tmp_path / "a.onnx.json").write_text("{}")
     (tmp_path / "a.onnx").write_bytes(b"")
+    write_manifest_data(tmp_path / "a.onnx", onnx_manifest(tmp_path / "a.onnx"))
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / "x.json").write_text("{")
     (tmp_path / "notes.txt").write_text("none")
@@ -122,4 +123,4 @@ def test_an_empty_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
 def test_a_manifest_that_is_no_plans_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.plan").write_bytes(b"x")
     (tmp_path / "a.plan.json").write_text(json.dumps({"file": "a.plan"}))
-    refused(cli("report", tmp_path), "the manifest of", "lacks 'form'")
+    refused(cli("report", tmp_path), "a.plan.json' can't be used", "lacks", "build the plan again")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import cli, refused, small_spec, tree
+from manifest_data import plan_manifest, write_manifest_data
 from page_helpers import DOCS, Reader, bench, everything, gate, html_of, shape, tune, write_all
 from test_matrix_files import small
 from verify_helpers import write
@@ -165,26 +166,23 @@ def test_artifacts_show_their_chain_form_by_form(tmp_path: Path) -> None:
 
 
 KERNELS = {
-    "file": "a.plan", "sha256": "0", "form": "decomposed", "spec": {"encoding": {"name": "rope"}, "dtype": "fp16"},
-    "runtime": {"name": "tensorrt-rtx", "version": "1.7"}, "sizes": {"plan": 2_000_000},
-    "kernels": {
-        "count": 2, "fused_attention": True, "attention_kernels": 1, "attention_layers": 1, "host_steps": 3,
-        "rows": [
-            {"name": "_gemm_mha_v2_myl0_4", "type": "kgen", "nodes": ["Softmax_1"]},
-            {"name": "node_mha_linear", "type": "gemm", "nodes": []},
-        ],
-    },
+    "count": 2, "fused_attention": True, "attention_kernels": 1, "attention_layers": 1, "host_steps": 3,
+    "rows": [
+        {"name": "_gemm_mha_v2_myl0_4", "type": "kgen", "nodes": ["Softmax_1"]},
+        {"name": "node_mha_linear", "type": "gemm", "nodes": []},
+    ],
 }  # fmt: skip
 
 
 def test_the_fused_attention_of_a_plan_is_marked(tmp_path: Path) -> None:
-    (tmp_path / "a.plan").write_bytes(b"x")
-    (tmp_path / "a.plan.json").write_text(json.dumps(KERNELS))
+    plan = tmp_path / "a.plan"
+    plan.write_bytes(b"x")
+    write_manifest_data(plan, plan_manifest(plan, plan, kernels=KERNELS, sizes={"plan": 2_000_000}, sha256="0"))
     *_, section = make_page([tmp_path]).sections
     (table,) = section.blocks
     assert isinstance(table, Table)
     assert [row[3].text for row in table.rows] == ["★ fused attention", ""]
-    assert table.note.startswith("2 kernels, 3 host steps; attention fused; tensorrt-rtx 1.7; plan 2.00 MB")
+    assert table.note.startswith("2 kernels, 3 host steps; attention fused; tensorrt-rtx 1.2.3; plan 2.00 MB")
     assert "does not match the file" in table.note
 
 

@@ -13,11 +13,9 @@ from typing import Any
 
 import attrs
 
-from posexport.artifact.manifest import matches_manifest, read_manifest
+from posexport.artifact.manifest import matches_manifest, read_plan_manifest
 from posexport.errors import RequestError
-from posexport.jsondata import DataError, structure
 from posexport.report.page.blocks import Cell, Chain, Section, Step, Table, cells, listed, megabytes, number, plural
-from posexport.report.page.sources import clean
 from posexport.runtimes.tensorrt.kernels import Kernel
 
 MARKS = {"★": re.compile(r".*Attention|Softmax"), "◆": re.compile(r"Rotary.*|.*Bias|.*Sinusoids|Sin|Cos")}
@@ -28,48 +26,6 @@ MOST_STEPS = 60
 
 MOST_OPEN = 24
 """Rows up to which a table stands open."""
-
-
-@attrs.frozen(kw_only=True)
-class _Kernels:
-    rows: tuple[Kernel, ...]
-    count: int | None = None
-    fused_attention: bool | None = None
-    host_steps: int | None = None
-    unknown: str | None = None
-
-
-@attrs.frozen(kw_only=True)
-class _Builder:
-    name: str
-    version: str
-
-
-@attrs.frozen(kw_only=True)
-class _Sizes:
-    plan: float | None = None
-
-
-@attrs.frozen(kw_only=True)
-class _Encoding:
-    name: str
-
-
-@attrs.frozen(kw_only=True)
-class _Block:
-    encoding: _Encoding
-    dtype: str
-
-
-@attrs.frozen(kw_only=True)
-class _PlanManifest:
-    """What the page reads of a plan's manifest."""
-
-    form: str
-    spec: _Block
-    runtime: _Builder
-    kernels: _Kernels
-    sizes: _Sizes = _Sizes()
 
 
 @attrs.frozen(kw_only=True)
@@ -107,29 +63,27 @@ def sections(
 
 
 def _plan(path: Path, name: str, evidence: str) -> Table:
-    raw = read_manifest(path)
-    if raw is None:
+    manifest = read_plan_manifest(path)
+    if manifest is None:
         raise RequestError(f"{str(path)!r} has no manifest {path.name}.json: build it with 'posexport compile'.")
-    try:
-        manifest = structure(clean(raw), _PlanManifest)
-    except DataError as error:
-        raise RequestError(f"the manifest of {str(path)!r} is no plan's ({error}): build it again.") from None
     kernels, rows = manifest.kernels, []
     for at, kernel in enumerate(kernels.rows, 1):
-        mark = Cell(text="★ fused attention", tone="best") if kernel.attention else Cell(text="")
+        fused = Kernel(name=kernel.name, type=kernel.type).attention
+        mark = Cell(text="★ fused attention", tone="best") if fused else Cell(text="")
         nodes = Cell(text=listed(kernel.nodes, 6), more=", ".join(kernel.nodes))
         rows.append((number(at), *cells(kernel.name, kernel.type), mark, nodes))
     if kernels.count is None:
         texts = [f"kernels are unknown: {kernels.unknown or 'the builder did not report them'}"]
     else:
-        fused = {True: "attention fused", False: "attention not fused", None: "fusion unknown"}
+        fusion = {True: "attention fused", False: "attention not fused", None: "fusion unknown"}
         texts = [f"{plural(kernels.count, 'kernel')}, {plural(kernels.host_steps or 0, 'host step')}"]
-        texts += [fused[kernels.fused_attention]]
+        texts += [fusion[kernels.fused_attention]]
     texts += [f"{manifest.runtime.name} {manifest.runtime.version}"]
-    texts += [f"plan {megabytes(manifest.sizes.plan)}"] if manifest.sizes.plan else []
+    texts += [f"plan {megabytes(size)}"] if (size := manifest.sizes.get("plan")) else []
     texts += [] if matches_manifest(path) else ["the manifest does not match the file"]
     text = "; ".join(texts)
-    title = f"{name}: {manifest.spec.encoding.name}, {manifest.form}, {manifest.spec.dtype}"
+    spec = manifest.block()
+    title = f"{name}: {spec.encoding.name}, {manifest.form}, {spec.dtype}"
     return Table(
         caption=title, columns=("", "kernel", "type", "", "ONNX nodes"), rows=tuple(rows), right=(0,),
         note=f"{text[:1].upper()}{text[1:]}. {evidence}",
@@ -143,9 +97,7 @@ def read_graph(path: Path, name: str) -> Graph:
 
     artifact = read_onnx(path)
     graph = artifact.model.graph
-    bodies = {
-        function.name: Counter(clean(node.op_type) for node in function.node) for function in artifact.model.functions
-    }
+    bodies = {function.name: Counter(node.op_type for node in function.node) for function in artifact.model.functions}
     operators = Counter(_operator(node) for node in graph.node)
     inside: Counter[str] = Counter()
     for node in graph.node:
@@ -153,14 +105,12 @@ def read_graph(path: Path, name: str) -> Graph:
     spec = artifact.spec
     summary = f"{spec.encoding.name}, {artifact.form}, {spec.dtype}, opset {artifact.opset}"
     start, end = graph.input[0].name, graph.output[0].name
-    return Graph(
-        name=name, summary=clean(summary), operators=operators, inside=inside, chain=longest(graph.node, start, end)
-    )
+    return Graph(name=name, summary=summary, operators=operators, inside=inside, chain=longest(graph.node, start, end))
 
 
 def _operator(node: Any) -> str:
     domain = {"": "", "ai.onnx": "", "com.microsoft": "ms."}.get(node.domain, f"{node.domain}.")
-    return str(clean(f"{domain}{node.op_type}"))
+    return f"{domain}{node.op_type}"
 
 
 def longest(nodes: Sequence[Any], start: str, end: str) -> tuple[str, ...]:

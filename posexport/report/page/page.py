@@ -75,7 +75,7 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     counted.append((len(sources.artifacts), "artifact"))
     origin = ", ".join(plural(count, noun) for count, noun in counted if count)
     return Page(
-        title=clean(title) or "posexport report",
+        title=title or "posexport report",
         subtitle=f"{ABOUT} Made from {origin} by posexport {__version__}.",
         boxes=boxes([highlights for _, highlights in made]),
         sections=tuple(sections),
@@ -112,7 +112,7 @@ def to_html(page: Page) -> str:
     parts = {name: FOLDER.joinpath(f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     kinds = {"Table": "table", "Figure": "figure", "Chain": "chain", "Prose": "prose"}
     environment.tests["kind"] = lambda block, name: kinds[type(block).__name__] == name
-    return environment.get_template("page.html.j2").render(page=page, **parts)
+    return str(clean(environment.get_template("page.html.j2").render(page=page, **parts)))
 
 
 def _load(name: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
-from posexport.artifact.manifest import read_manifest
+from posexport.artifact.manifest import manifest_path, read_manifest
 from posexport.bench.result import Benchmark, ProjectBenchmark
 from posexport.bench.tune.result import Result as Tuning
 from posexport.errors import RequestError
@@ -128,13 +128,12 @@ def _result(path: Path, name: str, data: Any) -> Any:
 
 def _tuning(path: Path, name: str, tunings: Sequence[Result[Tuning]]) -> Iterator[Result[Tuning]]:
     """The tuning in an artifact's manifest, unless a result file has it too."""
-    beside = path.with_name(f"{path.name}.json")
-    manifest: Mapping[str, Any] = clean((read_manifest(path) or {}) if beside.is_file() else {})
-    if manifest.get("tune") is None:
+    beside, manifest = manifest_path(path), read_manifest(path)
+    if manifest is None or manifest.tune is None:
         return
-    sha256 = str(manifest.get("sha256"))
+    sha256 = manifest.sha256
     try:
-        tuning = structure(manifest["tune"], Tuning)
+        tuning = structure(clean(manifest.tune), Tuning)
     except DataError as error:
         raise RequestError(f"the manifest {str(beside)!r} is damaged ({error}): tune again.") from None
     if tuning.winner is not None:

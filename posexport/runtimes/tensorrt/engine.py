@@ -147,7 +147,8 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     if path.suffix != ".plan":
         trt = _engine(name)
         from posexport.artifact.onnx_artifact import read_onnx
-        from posexport.runtimes.tensorrt.builder import BuildOptions, build
+        from posexport.runtimes.tensorrt.builder import build
+        from posexport.runtimes.tensorrt.options import BuildOptions
 
         artifact = read_onnx(path)
         built = build(artifact, BuildOptions(runtime=name, profile=tuple(options.get("profile") or ())))
@@ -158,10 +159,10 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     trt = _engine(name)
     check_builder(path, manifest, name, trt.__version__)
     plan = path.read_bytes()
-    if hashlib.sha256(plan).hexdigest() != manifest["sha256"]:  # what is opened, not what was checked a moment ago
+    if hashlib.sha256(plan).hexdigest() != manifest.sha256:  # what is opened, not what was checked a moment ago
         raise RequestError(f"{str(path)!r} changed while it was being opened: build it again.")
-    outputs = {entry["name"]: entry["dtype"] for entry in manifest["outputs"]}
-    return PlanRunner(trt, plan, name, manifest["profiles"], outputs, cuda_graph)
+    outputs = {tensor.name: tensor.dtype for tensor in manifest.outputs}
+    return PlanRunner(trt, plan, name, manifest.profiles, outputs, cuda_graph)
 
 
 def warm_cache(

@@ -90,8 +90,8 @@ def _outcome(product: Product, state: State, reason: str) -> Outcome:
     outcome = Outcome(file=str(product.path), artifact=product.entry.name, state=state, reason=reason)
     if state not in (FRESH, MADE):
         return outcome
-    manifest = read_manifest(product.path) or {}
-    return attrs.evolve(outcome, sha256=manifest.get("sha256"), size=product.bytes())
+    manifest = read_manifest(product.path)
+    return attrs.evolve(outcome, sha256=None if manifest is None else manifest.sha256, size=product.bytes())
 
 
 def _make(
@@ -128,7 +128,8 @@ def _make(
 def _compile(product: Product, source: dict[str, Any], progress: Progress) -> None:
     name = source["runtime"]
     progress(f"loading {name}")
-    from posexport.export.compile import BuildOptions, compile_plan
+    from posexport.export.compile import compile_plan
+    from posexport.runtimes.tensorrt.options import BuildOptions
 
     compile_plan(
         product.source,

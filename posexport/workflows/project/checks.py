@@ -11,7 +11,8 @@ from typing import Any
 
 import attrs
 
-from posexport.artifact.manifest import read_manifest
+from posexport.artifact.manifest import read_plan_manifest
+from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import can_build
 from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, PROJECT, Report, State, Verdict, VerifyOverrides
@@ -50,17 +51,20 @@ def _budget(product: Product) -> Iterator[Verdict]:
         yield _limited(product, "size", size <= size_limit, size_text(size), size_text(size_limit))
     if not product.plan:
         return
-    kernels = (read_manifest(product.path) or {}).get("kernels")
-    kernels = kernels if isinstance(kernels, dict) else {"unknown": "its manifest has no kernels"}
-    unknown = f"unknown: {kernels.get('unknown', 'the builder did not report it')}"
+    try:
+        manifest = read_plan_manifest(product.path)
+    except RequestError:  # out_of_date reports it
+        manifest = None
+    kernels = None if manifest is None else manifest.kernels
+    unknown = f"unknown: {'its manifest has no kernels' if kernels is None else kernels.unknown}"
     if budget.kernels is not None:
-        count = kernels.get("count")
-        if isinstance(count, int):
+        count = None if kernels is None else kernels.count
+        if count is not None:
             yield _limited(product, "kernels", count <= budget.kernels, f"{count} kernels", str(budget.kernels))
         else:
             yield _verdict(product, "kernels", FAILED, unknown)
     if budget.fused_attention:
-        fused = kernels.get("fused_attention")
+        fused = None if kernels is None else kernels.fused_attention
         if fused is None:
             yield _verdict(product, "fused attention", FAILED, unknown)
         else:

@@ -15,10 +15,18 @@ from typing import Any
 import attrs
 
 from posexport import __version__
-from posexport.artifact.manifest import external_of, manifest_path, matches_manifest, read_manifest
+from posexport.artifact.manifest import (
+    Manifest,
+    PlanManifest,
+    external_data,
+    manifest_path,
+    matches_manifest,
+    read_manifest,
+)
 from posexport.artifact.onnx_artifact import TOOLS
 from posexport.errors import RequestError
 from posexport.files import sha256_of, write_json
+from posexport.jsondata import unstructure
 from posexport.workflows.project.file import Entry, Project, stem_of
 
 
@@ -39,7 +47,7 @@ class Product:
 
     def bytes(self) -> int:
         """The size of the file, with the external data that its manifest names."""
-        beside = [self.path.with_name(name) for name in external_of(self.path)]
+        beside = [self.path.with_name(name) for name in external_data(self.path)]
         return sum(file.stat().st_size for file in (self.path, *beside) if file.is_file())
 
 
@@ -67,8 +75,8 @@ def out_of_date(product: Product, request: Mapping[str, Any]) -> str | None:
         return str(error).rstrip(".")
     if manifest is None:
         return f"its manifest {manifest_path(product.path).name} is not there"
-    made = manifest.get("request")
-    if not isinstance(made, dict):
+    made = manifest.request
+    if made is None:
         return "it was not made by 'posexport build'"
     if not matches_manifest(product.path):
         return "the file is not the one that its manifest describes (their sha256 differ)"
@@ -78,8 +86,9 @@ def out_of_date(product: Product, request: Mapping[str, Any]) -> str | None:
 def stamp(path: Path, request: Mapping[str, Any]) -> None:
     """Write into a manifest what its file was made from."""
     manifest = read_manifest(path)
-    assert manifest is not None
-    write_json(manifest_path(path), {**manifest, "request": request})
+    if manifest is None:
+        raise RequestError(f"{str(path)!r} has no manifest: make it again with 'posexport build'.")
+    write_json(manifest_path(path), unstructure(attrs.evolve(manifest, request=request)))
 
 
 def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = "") -> str | None:
@@ -97,9 +106,9 @@ def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = 
     return None
 
 
-def _other_versions(product: Product, manifest: Mapping[str, Any]) -> str | None:
+def _other_versions(product: Product, manifest: Manifest) -> str | None:
     wanted = {"posexport": __version__}
-    made = {"posexport": manifest.get("version"), **_table(manifest.get("tools"))}
+    made = {"posexport": manifest.version, **manifest.tools}
     for name in ("onnx", _runtime(product)) if product.plan else TOOLS:
         installed = _version(name)
         if installed is not None:  # whoever can't build it here inconclusive
@@ -122,21 +131,17 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _other_source(product: Product, manifest: Mapping[str, Any]) -> str | None:
+def _other_source(product: Product, manifest: Manifest) -> str | None:
     """For a plan: what was built from another ONNX file than the one beside it."""
-    if not product.plan:
+    if not isinstance(manifest, PlanManifest):
         return None
-    source = _table(manifest.get("onnx"))
-    if not product.source.is_file() or source.get("sha256") != sha256_of(product.source):
+    source = manifest.onnx
+    if not product.source.is_file() or source.sha256 != sha256_of(product.source):
         return f"it was built from another {product.source.name}"
-    if _table(source.get("external_data")) != external_of(product.source):
+    if source.external_data != external_data(product.source):
         return f"it was built from other weights than those beside {product.source.name}"
     return None
 
 
 def _public(version: Any) -> str:
     return str(version).partition("+")[0]
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

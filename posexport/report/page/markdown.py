@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from posexport.report.page.blocks import Block, Box, Chain, Figure, Page, Point, Prose, Table
-from posexport.report.page.sources import clean
+from posexport.report.page.sources import writable
 
 MOST_ROWS = 60
 """Rows of one table; job summaries end at a megabyte."""
@@ -23,7 +23,7 @@ def to_markdown(page: Page) -> str:
             lines += _block(block)
     if page.left:
         lines += [f"Left out, for they hold no results: {', '.join(map(_text, page.left))}.", ""]
-    return clean("\n".join(lines).rstrip() + "\n")
+    return writable("\n".join(lines).rstrip() + "\n")
 
 
 def _box(box: Box) -> Iterator[str]:

@@ -16,7 +16,7 @@ from posexport.bench.tune.result import Result as Tuning
 from posexport.report.page import angles, artifacts, evidence, latency, matrix, sweep, tuning, verdicts
 from posexport.report.page.blocks import Page, Table, cells, plural
 from posexport.report.page.results import Sweep
-from posexport.report.page.sources import KINDS, Sources, clean, read_sources
+from posexport.report.page.sources import KINDS, Sources, read_sources, writable
 from posexport.report.page.summary import boxes
 from posexport.report.plots.panels import Plot
 from posexport.verify.matrix.table import Matrix
@@ -112,7 +112,7 @@ def to_html(page: Page) -> str:
     parts = {name: FOLDER.joinpath(f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     kinds = {"Table": "table", "Figure": "figure", "Chain": "chain", "Prose": "prose"}
     environment.tests["kind"] = lambda block, name: kinds[type(block).__name__] == name
-    return str(clean(environment.get_template("page.html.j2").render(page=page, **parts)))
+    return writable(environment.get_template("page.html.j2").render(page=page, **parts))
 
 
 def _load(name: str) -> str:

@@ -177,15 +177,20 @@ def _names(paths: list[Path]) -> list[str]:
         twice = [path for path, name in zip(paths, names, strict=True) if names.count(name) > 1]
         growing = [path for path in twice if depth[path] < len(path.absolute().parts)]
         if not growing:
-            return [clean(name) for name in names]
+            return [writable(name) for name in names]
         for path in growing:
             depth[path] += 1
+
+
+def writable(text: str) -> str:
+    """Text without the characters that XML or UTF-8 can't hold."""
+    return _UNWRITABLE.sub("?", text)
 
 
 def clean(value: Any) -> Any:
     """Data without the characters that XML or UTF-8 can't hold, which an engine's message or a file's name may."""
     if isinstance(value, str):
-        return _UNWRITABLE.sub("?", value)
+        return writable(value)
     if isinstance(value, list):
         return [clean(item) for item in value]
     if isinstance(value, dict):

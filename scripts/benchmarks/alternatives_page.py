@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,11 @@ def figures(data: Mapping[str, Any]) -> list[str]:
     by_scenario = {name: [cell for cell in data["cells"] if cell["scenario"] == name] for name in SCENARIOS}
     columns = ("scenario", "encodings", *PLACES, "slower", "goal missed")
     summary = [_summary(name, cells) for name, cells in by_scenario.items() if cells]
-    lines = [f"{machine_line(data['machine'])}; {versions}.", "", *table(columns, summary, left=("slower",))]
+    lines = [
+        textwrap.fill(f"{machine_line(data['machine'])}; {versions}.", 120),
+        "",
+        *table(columns, summary, left=("slower",)),
+    ]
     for name, cells in by_scenario.items():
         if cells:
             lines += ["", f"### `{name}`", "", *_cells(cells), "", *_reasons(cells)]
@@ -65,6 +70,6 @@ def _reasons(cells: Sequence[Mapping[str, Any]]) -> list[str]:
             if name in ALTERNATIVES:
                 encodings.setdefault((name, reason.rstrip(".")), []).append(cell["encoding"])
     return [
-        f"- {name}, not run: {reason} ({'all' if len(names) == len(cells) else ', '.join(names)})."
+        textwrap.fill(f"- {name}, not run: {reason} ({'all' if len(names) == len(cells) else ', '.join(names)}).", 120)
         for (name, reason), names in encodings.items()
     ]

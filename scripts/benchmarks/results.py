@@ -69,9 +69,9 @@ def record() -> dict[str, Any]:
 
 
 def machine_line(facts: Mapping[str, Any]) -> str:
-    """One line: `Intel(R) Xeon(R) (GenuineIntel; avx2, avx512f), 2 CPUs, 24 GiB, Linux x86_64`."""
-    sets = ", ".join(facts["instruction_sets"] or ["instruction sets not recorded"])
-    cpu = f"{facts['cpu'] or 'CPU not recorded'} ({facts['vendor'] or 'vendor not recorded'}; {sets})"
+    """One line: `Intel(R) Xeon(R) (GenuineIntel, avx2, avx512f), 2 CPUs, 24 GiB, Linux x86_64`."""
+    known = [facts["vendor"], *(facts["instruction_sets"] or ())]
+    cpu = f"{facts['cpu']} ({', '.join(filter(None, known))})" if facts["cpu"] else "CPU model not recorded"
     memory = f"{facts['memory'] / 2**30:.0f} GiB"
     return f"{cpu}, {facts['logical_cpus']} CPUs, {memory}, {facts['os']} {facts['architecture']}"
 

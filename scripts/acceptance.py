@@ -116,7 +116,9 @@ def main(
         raise SystemExit(3)
     device = _device(names)
     target = output or RESULTS / f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}.json"
-    asked = itertools.product(encodings or (*COMMON, "rope:layout=half"), forms or FORMS, dtypes or DTYPES, modes or MODES)
+    asked = itertools.product(
+        encodings or (*COMMON, "rope:layout=half"), forms or FORMS, dtypes or DTYPES, modes or MODES
+    )
     cells = [Cell(*each) for each in asked]
     try:
         for cell in cells:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,8 +19,7 @@ from typing import Any
 import attrs
 import timing
 import torch
-from alternatives_page import ALTERNATIVES, COMPILED, EXPORTED, LOWER_BOUND, OPTIMIZED, OWN_GROWN, SCENARIOS, figures
-from results import RESULTS, Row, counted, record, rounded, write_figures
+from results import RESULTS, Row, counted, machine_line, record, rounded, table, write_figures
 from timing import THREADS, TORCH, Contender
 
 from posexport.bench import alternatives, lower_bound, statistics
@@ -28,6 +28,12 @@ from posexport.errors import RequestError
 from posexport.files import write_json
 from posexport.models import ENCODINGS
 from posexport.spec.spec import Spec
+
+EXPORTED = {18: "torch-onnx 18", 20: "torch-onnx 20", 24: "torch-onnx 24"}
+OPTIMIZED = ("ort-optimizer", "ort-fusions")
+LOWER_BOUND, COMPILED, OWN_GROWN = "lower_bound", "torch-compile", "posexport, grown caches"
+ALTERNATIVES = ("torch", COMPILED, *EXPORTED.values(), *OPTIMIZED)
+PLACES = ("fastest", "equal", "inconclusive")
 
 FORMS, GROWN, SHARED = ("decomposed", "native", "contrib"), "concat", "shared"
 SIZES: Mapping[str, Sizes] = {
@@ -42,9 +48,6 @@ FOR_ALL = ("prefill:1024", "decode:2048")
 SESSIONS, CONFIDENCE, BURSTS = 2, 0.99, {"decode:2048": 5, "prefill:128": 3}
 SESSION_SECONDS, ROUNDS = 2.25, (4, 12)
 """Seconds of a session's rounds, and the fewest and most rounds."""
-
-WIDE = 1.25
-"""An interval that holds 1 and reaches beyond this leaves open which is faster."""
 
 GOALS = {"prefill:1024": (LOWER_BOUND, 1.1, "the lower bound"), "decode:2048": (TORCH, 0.35, "torch eager")}
 """The largest ratio to an alternative in a scenario."""
@@ -176,12 +179,12 @@ def _compare(ours: dict[str, Contender], others: dict[str, Contender], burst: in
 
 
 def judged(scenario: str, ratios: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """`place`: fastest, equal (an interval holds 1), inconclusive (one that does is wide), or slower, with the
-    alternatives in `slower_than`; `missed`: goals whose whole interval lies above."""
+    """`place`: fastest, equal (an interval holds 1), inconclusive (one that does reaches beyond 1.25), or slower, with
+    the alternatives in `slower_than`; `missed`: goals whose whole interval lies above."""
     others = {name: ratio for name, ratio in ratios.items() if name in ALTERNATIVES}
     slower = [name for name, ratio in others.items() if ratio["low"] > 1]
     fastest = all(ratio["high"] < 1 for ratio in others.values())
-    wide = any(ratio["low"] <= 1 <= ratio["high"] and ratio["high"] > WIDE for ratio in others.values())
+    wide = any(ratio["low"] <= 1 <= ratio["high"] and ratio["high"] > 1.25 for ratio in others.values())
     place = "slower" if slower else "fastest" if fastest else "inconclusive" if wide else "equal"
     goals = [GOALS[scenario]] if scenario in GOALS else []
     missed = [f"above {limit} of {title}" for name, limit, title in goals if ratios[name]["low"] > limit]
@@ -191,7 +194,7 @@ def judged(scenario: str, ratios: Mapping[str, Mapping[str, float]]) -> dict[str
 def goal_rows(cells: Sequence[Mapping[str, Any]]) -> list[Row]:
     """For each scenario the number of encodings for which an alternative is faster, or the goal is missed."""
     rows = []
-    for scenario in SCENARIOS:
+    for scenario in SIZES:
         here = [cell for cell in cells if cell["scenario"] == scenario]
         slower, missed = (sum(bool(cell[key]) for cell in here) for key in ("slower_than", "missed"))
         if here:
@@ -201,3 +204,62 @@ def goal_rows(cells: Sequence[Mapping[str, Any]]) -> list[Row]:
             _, limit, title = GOALS[scenario]
             rows.append(counted(f"{scenario}: encodings above {limit} of {title}", missed, 0, "encodings"))
     return rows
+
+
+def figures(data: Mapping[str, Any]) -> list[str]:
+    """The lines of the page for results as they stand in the file."""
+    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
+    by_scenario = {name: [cell for cell in data["cells"] if cell["scenario"] == name] for name in SIZES}
+    columns = ("scenario", "encodings", *PLACES, "slower", "goal missed")
+    summary = [_summary(name, cells) for name, cells in by_scenario.items() if cells]
+    lines = [
+        textwrap.fill(f"{machine_line(data['machine'])}; {versions}.", 120),
+        "",
+        *table(columns, summary, left=("slower",)),
+    ]
+    for name, cells in by_scenario.items():
+        if cells:
+            lines += ["", f"### `{name}`", "", *_cells(cells), "", *_reasons(cells)]
+    return lines
+
+
+def _summary(scenario: str, cells: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    slower, missed = (
+        ", ".join(f"`{cell['encoding']}`" for cell in cells if cell[key]) or "-" for key in ("slower_than", "missed")
+    )
+    return (
+        scenario,
+        str(len(cells)),
+        *(str(sum(cell["place"] == at for cell in cells)) for at in PLACES),
+        slower,
+        missed,
+    )
+
+
+def _cells(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    shown = [name for name in (*ALTERNATIVES, OWN_GROWN, LOWER_BOUND) if any(name in cell["ratios"] for cell in cells)]
+    rows = []
+    for cell in cells:
+        place = f"slower than {', '.join(cell['slower_than'])}" if cell["slower_than"] else cell["place"]
+        ratios = (_ratio(cell["ratios"][name]) if name in cell["ratios"] else "-" for name in shown)
+        milliseconds = f"{cell['seconds'][cell['best']] * 1e3:.2f}"
+        rows.append((cell["encoding"], cell["best"], milliseconds, *ratios, "; ".join([place, *cell["missed"]])))
+    columns = ("encoding", "posexport", "ms", *(f"× {name.replace('_', ' ')}" for name in shown), "verdict")
+    return table(columns, rows, left=("posexport",))
+
+
+def _ratio(ratio: Mapping[str, float]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
+
+
+def _reasons(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why an alternative has no figure: each reason once, with its encodings."""
+    encodings: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        for name, reason in cell["missing"].items():
+            if name in ALTERNATIVES:
+                encodings.setdefault((name, reason.rstrip(".")), []).append(cell["encoding"])
+    return [
+        textwrap.fill(f"- {name}, not run: {reason} ({'all' if len(names) == len(cells) else ', '.join(names)}).", 120)
+        for (name, reason), names in encodings.items()
+    ]

@@ -20,7 +20,6 @@ SCRIPTS = Path(__file__).parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 try:
     import alternatives
-    import alternatives_page
     import forms
     import kernels
     import memory
@@ -56,7 +55,7 @@ def figures_of(page: str) -> str:
 
 def test_the_pages_are_of_the_committed_data(command: ModuleType) -> None:
     benchmarks = [line for part in read("cpu.json").values() for line in command._section(part)]
-    pages = {"alternatives": alternatives_page.figures, "tuning": tuning.figures}
+    pages = {"alternatives": alternatives.figures, "tuning": tuning.figures}
     lines = {"benchmarks": benchmarks, **{name: figures(read(f"{name}.json")) for name, figures in pages.items()}}
     for name, expected in lines.items():
         assert figures_of(f"{name}.md") == "\n".join(expected).strip("\n") + "\n", name
@@ -202,7 +201,7 @@ def test_goals_count_the_encodings_that_miss_them() -> None:
 def test_the_page_states_places_ratios_and_what_was_not_run() -> None:
     machine = dict.fromkeys(results.MACHINE) | {"memory": 2**30}
     cells = [cell("rope", "prefill:1024"), cell("t5", "prefill:1024", **SLOW)]
-    lines = alternatives_page.figures({"machine": machine, "versions": {"torch": "2"}, "cells": cells})
+    lines = alternatives.figures({"machine": machine, "versions": {"torch": "2"}, "cells": cells})
     assert "| prefill:1024 | 2 | 1 | 0 | 0 | `t5` | `t5` |" in lines
     assert "| rope | native | 12.30 | 0.50 (0.40-0.60) | 1.00 (0.90-1.10) | fastest |" in lines
     assert any("| slower than torch; above 1.1 of the lower bound |" in line for line in lines)

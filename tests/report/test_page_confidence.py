@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_helpers import bench, everything, plot, shape, tune, write_all
+from page_helpers import bench, everything, html_of, plot, shape, tune, write_all
 from test_page_links import box, page_of, part, verdict
 
+from posexport.bench.statistics import Ratio
 from posexport.report.page.angles import plots
 from posexport.report.page.blocks import Figure, Table
+from posexport.report.page.latency_rows import order_of
 from posexport.report.page.markdown import to_markdown
 from posexport.report.page.page import GLOSSARY, make_page
 from posexport.report.page.results import Result
@@ -221,3 +223,61 @@ def test_words_and_colours_are_explained_on_the_page(tmp_path: Path) -> None:
     } <= GLOSSARY.keys()
     bars = next(each for each in part(page, "latency").blocks if isinstance(each, Figure) and "bar best" in each.svg)
     assert re.findall(">([^<>]+)<", bars.svg)[-3:] == ["★ the fastest", "an alternative", "lower bound"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "confidence", "expected"),
+    [
+        (0.0008, 0.0009, 0.75, "too few rounds"),
+        (0.0008, 0.0009, 0.95, "faster"),
+        (0.9, 1.1, 0.75, "tie"),
+        (1.0, 1.2, 0.95, "tie"),
+        (1.1, 1.2, 0.95, "inconclusive"),
+    ],
+)
+def test_a_tie_is_only_an_interval_that_holds_one(low: float, high: float, confidence: float, expected: str) -> None:
+    ratio = Ratio(median=(low + high) / 2, low=low, high=high, confidence=confidence)
+    assert order_of(ratio) == expected
+    turned = Ratio(median=1 / ratio.median, low=1 / high, high=1 / low, confidence=confidence)
+    assert order_of(turned, inverted=True) == expected
+
+
+def test_a_winner_far_ahead_after_two_rounds_is_no_tie(tmp_path: Path) -> None:
+    data = against(0.0008, 0.0009)
+    for each in data["shapes"][0]["results"]:
+        for ratio in each["ratios"].values():
+            ratio["confidence"] = 0.5
+    text = to_markdown(page_of(tmp_path, {"a": data}))
+    assert "too few rounds to rank it against torch eager (10.0 ms)" in text
+    assert "tie with" not in text.replace("tie, too close", "")
+
+
+def test_the_box_of_faults_is_one_line_where_there_are_none(tmp_path: Path) -> None:
+    def shown(state: str) -> str:
+        page = html_of(tmp_path, {"v": verdict(state)})
+        return page[page.index('<section class="box wrong') : page.index('<section class="box not-run')]
+
+    fine, failed = shown("passed"), shown("failed")
+    assert "is-empty" in fine and fine.count("<p") == 1 and "<ul" not in fine and "<details" not in fine
+    assert "is-empty" not in failed and "<ul" in failed
+
+
+def test_the_checks_of_a_project_are_no_runtimes(tmp_path: Path) -> None:
+    data = verdict("passed")
+    one = data["verdicts"][0]
+    size = {**one, "runtime": "project", "check": "size", "worst": None, "measured": "71.7 kB", "limit_text": "80 kB"}
+    late = {**size, "state": "failed", "check": "up to date", "reason": "its spec changed", "measured": None}
+    data["verdicts"] += [size, late]
+    page = page_of(tmp_path, {"p": data})
+    section = part(page, "parity")
+    assert section.lead.startswith(
+        "1 verdict: 1 passed, 0 failed, 0 not run. 2 checks of a project: 1 passed, 1 failed"
+    )
+    heat, checks, _ = [block for block in section.blocks if isinstance(block, Table)]
+    assert heat.columns == ("artifact", "ort-cpu")
+    assert [(row[1].text, row[2].text, row[-1].text) for row in checks.rows] == [
+        ("size", "passed", "71.7 kB, limit 80 kB"), ("up to date", "failed", "its spec changed")
+    ]  # fmt: skip
+    wrong = box(page, "wrong")
+    assert wrong.verdict == "1 result failed; 3 checks ran."
+    assert [(point.head, point.text) for point in wrong.points] == [("up to date", "its spec changed")]

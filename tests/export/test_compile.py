@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 import pytest
-from helpers import cli, refused, small_spec, weights_for
+from helpers import by_turns, cli, refused, small_spec, weights_for
 from trt_helpers import RTX, built, copied, exported, needs_rtx
 
 from posexport import custom_ops
@@ -80,8 +80,16 @@ def test_fp16_fuses_attention_into_one_kernel(encoding: str, form: str) -> None:
         assert any(node.endswith("(PositionalAttention)") for node in covered)
 
 
-@pytest.mark.parametrize("over", [{"causal": True}, {"window": 3}, {"causal": True, "window": 3, "num_kv_heads": 2}])
-@pytest.mark.parametrize("encoding", ["none", "alibi", "rope"])
+@pytest.mark.parametrize(
+    ("encoding", "over"),
+    [
+        pytest.param(name, over, marks=[] if row == column else pytest.mark.slow)
+        for row, name in enumerate(["none", "alibi", "rope"])
+        for column, over in enumerate(
+            [{"causal": True}, {"window": 3}, {"causal": True, "window": 3, "num_kv_heads": 2}]
+        )
+    ],
+)
 def test_masks_and_shared_heads_stay_fused(encoding: str, over: dict[str, Any]) -> None:
     kernels = built(exported(encoding, **over)).kernels
     assert kernels.rows is not None
@@ -119,7 +127,7 @@ def test_static_graphs_need_no_profile() -> None:
     assert plan.kernels.fused_attention is True
 
 
-@pytest.mark.parametrize("opset", [OPSETS[0], 20, 22, 23, 24, OPSETS[-1]])
+@pytest.mark.parametrize("opset", by_turns([(opset,) for opset in (OPSETS[0], 20, 23, 22, OPSETS[-1], 24)]))
 def test_opsets_that_are_exported_compile(opset: int) -> None:
     assert built(exported("rope", opset=opset)).kernels.fused_attention is True
 
@@ -208,8 +216,10 @@ def test_an_unknown_operator_is_named_with_its_node(tmp_path: Any, form: str) ->
     assert f"node {node.name!r}" in str(caught.value) or form == "function"
 
 
-@pytest.mark.parametrize("form", ["decomposed", "native"])
-@pytest.mark.parametrize("kind", ["concat", "shared"])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    by_turns([("concat", "native"), ("concat", "decomposed"), ("shared", "decomposed"), ("shared", "native")]),
+)
 def test_a_block_with_a_cache_becomes_a_plan_that_takes_an_empty_one(tmp_path: Path, kind: str, form: str) -> None:
     path = copied(exported("rope", form=form, kv_cache=kind, causal=True, padding_mask=True), tmp_path)
     compile_plan(path, tmp_path / "block.plan", BuildOptions(runtime=RTX, profile=("batch=1:1:2", "seq=1:1:64")))

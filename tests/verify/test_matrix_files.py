@@ -26,7 +26,7 @@ from posexport.verify.matrix.table import BUILD, COLUMNS, Cell, Entry, Matrix, r
 from posexport.verify.parity import TOLERANCES
 
 DOCS = Path(__file__).parents[2] / "docs" / "results" / "matrix"
-SAMPLE = {"encoding": ("t5", "rope"), "form": ("native", "contrib"), "dtype": ("fp16",), "mode": ("decode",)}
+SAMPLE = {"encoding": ("t5",), "form": ("native", "contrib"), "dtype": ("fp16",), "mode": ("decode",)}
 """What is measured again to see whether docs/results/matrix is current, on `SAMPLED`."""
 
 SAMPLED = ("ort-cpu", "tensorrt-import", BUILD)
@@ -241,7 +241,7 @@ def test_a_sample_of_docs_is_what_is_measured_now_and_a_second_run_measures_noth
     assert first.exit_code == 0, first.output
     assert json.loads(first.stdout) == json.loads((out / "matrix.json").read_bytes())
     found = read(out / "matrix.json")
-    assert len(found.cells) == 4 * len(here) > 0
+    assert len(found.cells) == 2 * len(here) > 0
     for key, cell in found.cells.items():
         stated = docs.cells[key]
         assert (cell.state, cell.reason, cell.spec) == (stated.state, stated.reason, stated.spec), key

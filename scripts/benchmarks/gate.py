@@ -26,9 +26,9 @@ from onnx import helper
 from tools import machine_line
 
 from posexport.artifact.onnx_artifact import write_onnx
-from posexport.bench import bench
-from posexport.bench.benchmark import PROCESSES
+from posexport.bench.benchmark import PROCESSES, BenchRun
 from posexport.bench.gate import bench_gated, bench_to_keep
+from posexport.bench.options import BenchOptions
 from posexport.bench.regression import STEADY
 from posexport.bench.result import Benchmark, read_benchmark
 from posexport.export import export
@@ -93,8 +93,10 @@ def make(path: Path, hidden: int = 256) -> None:
 
 def share(plain: Path, planted: Path, scenario: str) -> dict[str, float]:
     """How much longer a planted build takes than a plain one in the same rounds, with its 95 % interval."""
-    found = bench(planted, runtimes=["ort-cpu"], scenarios=[scenario], processes=PROCESSES, against=plain)
-    timed = found.shapes[0].timing("ort-cpu")
+    options = BenchOptions(runtimes=("ort-cpu",), scenarios=(scenario,), processes=PROCESSES)
+    with BenchRun(planted, options, previous_artifact=plain) as run:
+        run.open_processes(run.planned)
+        timed = run.result().shapes[0].timing("ort-cpu")
     assert timed is not None
     ratio = timed.ratios["against"]
     return {"share": ratio.median - 1, "low": ratio.low - 1, "high": ratio.high - 1}
@@ -102,7 +104,7 @@ def share(plain: Path, planted: Path, scenario: str) -> dict[str, float]:
 
 def held(block: Path, base: Benchmark) -> dict[str, Any]:
     """One build held against a baseline, as plain data."""
-    found = bench_gated(block, baseline=base, allowed=ALLOWED)
+    found = bench_gated(block, base, ALLOWED)
     assert found.gate is not None
     (change,) = found.gate.changes
     return {**attrs.asdict(change), "processes": found.processes, "machine_load": found.machine_load}
@@ -150,7 +152,7 @@ def main() -> int:
         for number in range(sum(run["kind"] == EQUAL for run in runs), asked.runs):
             base = folder / f"base{number // RENEWED}.json"
             if not base.exists():
-                fresh = bench_to_keep(blocks[EQUAL], runtimes=["ort-cpu"], scenarios=[asked.scenario])
+                fresh = bench_to_keep(blocks[EQUAL], BenchOptions(runtimes=("ort-cpu",), scenarios=(asked.scenario,)))
                 write_json(base, fresh.to_dict())
             saved = read_benchmark(base)
             due = [EQUAL, *(kind for kind, each in PLANTS.items() if number % each.every == 0)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from posexport.bench import rounds as rounds_module
 from posexport.bench import statistics
-from posexport.bench.rounds import Others, interleave, orders
+from posexport.bench.rounds import MachineLoad, interleave, orders
 from posexport.errors import RequestError
 from posexport.runtimes.base import timed
 
@@ -122,11 +122,11 @@ def test_no_rounds_are_refused() -> None:
 
 def test_the_share_of_others_leaves_out_what_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     busy, own, clock = iter([10.0, 18.0]), iter([1.0, 3.0]), iter([0.0, 4.0])
-    monkeypatch.setattr(rounds_module, "_busy", lambda: next(busy))
+    monkeypatch.setattr(rounds_module, "_busy_seconds", lambda: next(busy))
     monkeypatch.setattr(rounds_module.os, "times", lambda: (next(own), 0.0, 0.0, 0.0))
     monkeypatch.setattr(rounds_module.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(rounds_module.psutil, "cpu_count", lambda: 2)
-    others = Others([2**22 + 1])  # a process that isn't there counts nothing
+    others = MachineLoad([2**22 + 1])  # a process that isn't there counts nothing
     assert others.share() == pytest.approx((8 - 2) / (4 * 2))
 
 

@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.operator import Operator, cast, constant, like_first
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first, rank_of
 
 HALF_TURN, SPLIT = 1 << 49, 4096
 """Half a turn in the units of exact_sinusoids, and how many positions its first turns are of."""
@@ -42,7 +41,7 @@ def _scaled(cos: torch.Tensor, sin: torch.Tensor, scale: float) -> tuple[torch.T
     return (cos, sin) if scale == 1.0 else (cos * scale, sin * scale)
 
 
-def _scaled_onnx(op: Any, cos: ir.Value, sin: ir.Value, scale: float) -> tuple[ir.Value, ir.Value]:
+def _scaled_onnx(op: Ops, cos: ir.Value, sin: ir.Value, scale: float) -> tuple[ir.Value, ir.Value]:
     if scale == 1.0:
         return cos, sin
     factor = constant(op, scale, ir.DataType.FLOAT)
@@ -64,11 +63,10 @@ def _sinusoids_fake(
     return frequencies.new_empty(shape), frequencies.new_empty(shape)
 
 
-def _sinusoids_onnx(op: Any, positions: ir.Value, frequencies: ir.Value, *, scale: float) -> tuple[ir.Value, ir.Value]:
+def _sinusoids_onnx(op: Ops, positions: ir.Value, frequencies: ir.Value, *, scale: float) -> tuple[ir.Value, ir.Value]:
     # Products and a sum, not MatMul: TF32 would round the positions to 11 bits.
     angles = op.Mul(op.Unsqueeze(op.Cast(positions, to=ir.DataType.FLOAT), [-1]), frequencies)
-    assert frequencies.shape is not None
-    if len(frequencies.shape) == 2:
+    if rank_of(frequencies) == 2:
         angles = op.ReduceSum(angles, [-2], keepdims=0)
     return _scaled_onnx(op, op.Cos(angles), op.Sin(angles), scale)
 
@@ -106,14 +104,13 @@ def _exact_fake(positions: torch.Tensor, turns: torch.Tensor, scale: float) -> t
     return turns.new_empty(shape, dtype=torch.float32), turns.new_empty(shape, dtype=torch.float32)
 
 
-def _exact_onnx(op: Any, positions: ir.Value, turns: ir.Value, *, scale: float) -> tuple[ir.Value, ir.Value]:
+def _exact_onnx(op: Ops, positions: ir.Value, turns: ir.Value, *, scale: float) -> tuple[ir.Value, ir.Value]:
     fp32 = ir.DataType.FLOAT
-    assert turns.shape is not None
     places = op.Unsqueeze(positions, [-1])
     high = op.Div(places, SPLIT)
     of_high, of_low = (op.Squeeze(part, [0]) for part in op.Split(turns, num_outputs=2, axis=0, _outputs=2))
     angles = op.Add(op.Mul(high, of_high), op.Mul(op.Sub(places, op.Mul(high, SPLIT)), of_low))
-    if len(turns.shape) == 3:
+    if rank_of(turns) == 3:
         angles = op.ReduceSum(angles, [-2], keepdims=0)
     halves = op.Div(op.Add(angles, HALF_TURN // 2), HALF_TURN)
     rest = op.Cast(op.Sub(angles, op.Mul(halves, HALF_TURN)), to=fp32)
@@ -142,9 +139,8 @@ def _by_length_fake(positions: torch.Tensor, short: torch.Tensor, long: torch.Te
     return torch.empty_like(short)
 
 
-def _by_length_onnx(op: Any, positions: ir.Value, short: ir.Value, long: ir.Value, *, limit: int) -> ir.Value:
-    made: ir.Value = op.Where(op.GreaterOrEqual(op.ReduceMax(positions, keepdims=0), limit), long, short)
-    return made
+def _by_length_onnx(op: Ops, positions: ir.Value, short: ir.Value, long: ir.Value, *, limit: int) -> ir.Value:
+    return op.Where(op.GreaterOrEqual(op.ReduceMax(positions, keepdims=0), limit), long, short)
 
 
 length_frequencies = Operator(
@@ -178,7 +174,7 @@ def _ntk_fake(
 
 
 def _ntk_onnx(
-    op: Any, positions: ir.Value, frequencies: ir.Value, *, theta: float, factor: float, limit: int, dim: int
+    op: Ops, positions: ir.Value, frequencies: ir.Value, *, theta: float, factor: float, limit: int, dim: int
 ) -> ir.Value:
     fp32 = ir.DataType.FLOAT
     length = op.Max(op.Add(op.ReduceMax(positions, keepdims=0), 1), limit)
@@ -186,8 +182,7 @@ def _ntk_onnx(
     grown = op.Sub(op.Div(grown, constant(op, float(limit), fp32)), constant(op, factor - 1, fp32))
     base = op.Mul(op.Pow(grown, constant(op, dim / (dim - 2), fp32)), constant(op, theta, fp32))
     steps = op.Constant(value=ir.tensor([step / dim for step in range(0, dim, 2)], dtype=fp32))
-    made: ir.Value = op.Where(op.Greater(length, limit), op.Reciprocal(op.Pow(base, steps)), frequencies)
-    return made
+    return op.Where(op.Greater(length, limit), op.Reciprocal(op.Pow(base, steps)), frequencies)
 
 
 ntk_frequencies = Operator(
@@ -213,7 +208,7 @@ def _pair_features_fake(first: torch.Tensor, second: torch.Tensor, interleaved: 
     return first.new_empty((*first.shape[:-1], 2 * first.shape[-1]))
 
 
-def _pair_features_onnx(op: Any, first: ir.Value, second: ir.Value, *, interleaved: bool) -> ir.Value:
+def _pair_features_onnx(op: Ops, first: ir.Value, second: ir.Value, *, interleaved: bool) -> ir.Value:
     made: ir.Value
     if interleaved:
         made = op.Reshape(op.Concat(op.Unsqueeze(first, [-1]), op.Unsqueeze(second, [-1]), axis=-1), [0, 0, -1])
@@ -242,10 +237,9 @@ def _keep_prefix_fake(cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> tupl
     return torch.empty_like(cos), torch.empty_like(sin)
 
 
-def _keep_prefix_onnx(op: Any, cos: ir.Value, sin: ir.Value, *, tokens: int) -> tuple[ir.Value, ir.Value]:
-    assert cos.shape is not None
+def _keep_prefix_onnx(op: Ops, cos: ir.Value, sin: ir.Value, *, tokens: int) -> tuple[ir.Value, ir.Value]:
     places = op.Range(0, op.Squeeze(op.Shape(cos, start=1, end=2)), 1)
-    kept = op.Unsqueeze(op.Less(places, tokens), list(range(1, len(cos.shape) - 1)))
+    kept = op.Unsqueeze(op.Less(places, tokens), list(range(1, rank_of(cos) - 1)))
     one, zero = (constant(op, value, ir.DataType.FLOAT) for value in (1.0, 0.0))
     return op.Where(kept, one, cos), op.Where(kept, zero, sin)
 
@@ -272,13 +266,12 @@ def _powers_fake(positions: torch.Tensor, rates: torch.Tensor, centred: bool) ->
     return rates.new_empty((*positions.shape, rates.shape[-1]))
 
 
-def _powers_onnx(op: Any, positions: ir.Value, rates: ir.Value, *, centred: bool) -> ir.Value:
+def _powers_onnx(op: Ops, positions: ir.Value, rates: ir.Value, *, centred: bool) -> ir.Value:
     places = positions
     if centred:
         ends = op.Add(op.ReduceMin(positions, [1]), op.ReduceMax(positions, [1]))
         places = op.Sub(positions, op.Div(ends, 2))
-    made: ir.Value = op.Exp(op.Mul(op.Unsqueeze(op.Cast(places, to=ir.DataType.FLOAT), [-1]), rates))
-    return made
+    return op.Exp(op.Mul(op.Unsqueeze(op.Cast(places, to=ir.DataType.FLOAT), [-1]), rates))
 
 
 position_powers = Operator(
@@ -298,14 +291,12 @@ def _temperature(q: torch.Tensor, positions: torch.Tensor, floor_scale: int, att
     return q * (torch.log1p(steps) * attn_scale + 1.0).to(q.dtype).unsqueeze(-1)
 
 
-def _temperature_onnx(op: Any, q: ir.Value, positions: ir.Value, *, floor_scale: int, attn_scale: float) -> ir.Value:
-    assert q.dtype is not None
+def _temperature_onnx(op: Ops, q: ir.Value, positions: ir.Value, *, floor_scale: int, attn_scale: float) -> ir.Value:
     fp32 = ir.DataType.FLOAT
     one, weight = constant(op, 1.0, fp32), constant(op, attn_scale, fp32)
     steps = op.Cast(op.Div(op.Add(positions, 1), floor_scale), to=fp32)
     factor = op.Add(op.Mul(op.Log(op.Add(steps, one)), weight), one)
-    made: ir.Value = op.Mul(q, op.Unsqueeze(cast(op, factor, fp32, q.dtype), [2]))
-    return made
+    return op.Mul(q, op.Unsqueeze(cast(op, factor, dtype_of(q)), [2]))
 
 
 position_temperature = Operator(
@@ -343,7 +334,7 @@ def _grid_fake(
 
 
 def _grid_onnx(
-    op: Any, positions: ir.Value, frequencies: ir.Value, *, grid: Sequence[int], prefix: int
+    op: Ops, positions: ir.Value, frequencies: ir.Value, *, grid: Sequence[int], prefix: int
 ) -> tuple[ir.Value, ir.Value]:
     fp32 = ir.DataType.FLOAT
     places = positions

@@ -18,7 +18,7 @@ import torch
 
 from posexport.custom_ops.attention_forms import bodies
 from posexport.custom_ops.buffers import repeated_onnx
-from posexport.custom_ops.operator import Operator, cast, constant, like_first
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first, rank_of, size_of
 from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visible, visible_onnx
 
 MASKED = -3.0e38
@@ -137,7 +137,7 @@ def _attend(
 
 
 def attention_onnx(
-    op: Any,
+    op: Ops,
     q: ir.Value,
     k: ir.Value,
     v: ir.Value,
@@ -159,12 +159,11 @@ def attention_onnx(
     out = op.MatMul(weights, v)
     if mask is not None and sinks is None:
         out = op.Mul(out, op.ReduceMax(op.Cast(seen, to=q.dtype), [-1]))
-    made: ir.Value = op.Reshape(op.Transpose(out, perm=[0, 2, 1, 3]), [0, 0, -1])
-    return made
+    return op.Reshape(op.Transpose(out, perm=[0, 2, 1, 3]), [0, 0, -1])
 
 
 def weights_onnx(
-    op: Any,
+    op: Ops,
     q: ir.Value,
     k: ir.Value,
     added: tuple[ir.Value | None, ir.Value | None, ir.Value | None],
@@ -174,8 +173,7 @@ def weights_onnx(
 ) -> tuple[ir.Value, ir.Value | None]:
     """The weights of attention in q's dtype, [B, N, S, T] or with sinks one column more in front, and which keys are
     seen."""
-    (bias, mask, sinks), dtype, fp32 = added, q.dtype, ir.DataType.FLOAT
-    assert dtype is not None
+    (bias, mask, sinks), dtype, fp32 = added, dtype_of(q), ir.DataType.FLOAT
     front = [0, 0, 0, 1, 0, 0, 0, 0]
     if sinks is not None:  # a key of zeros in front, whose logit then becomes the sink
         k = op.Pad(k, front)
@@ -188,32 +186,26 @@ def weights_onnx(
     if seen is not None:
         logits = op.Where(seen, logits, constant(op, MASKED, fp32))
     if sinks is not None:
-        assert sinks.dtype is not None
-        logits = sink_onnx(op, logits, cast(op, sinks, sinks.dtype, fp32), lengths[1])
-    return cast(op, op.Softmax(logits, axis=-1), fp32, dtype), seen
+        logits = sink_onnx(op, logits, cast(op, sinks, fp32), lengths[1])
+    return cast(op, op.Softmax(logits, axis=-1), dtype), seen
 
 
-def logits_onnx(op: Any, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
+def logits_onnx(op: Ops, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
     """scale * q k^T in fp32, from q [B, S, N*head_dim] and k [B, N, head_dim, T]."""
-    assert q.dtype is not None
-    scaled = op.Mul(q, constant(op, heads.scale, q.dtype))
+    scaled = op.Mul(q, constant(op, heads.scale, dtype_of(q)))
     scaled = op.Transpose(op.Reshape(scaled, [0, 0, heads.num_heads, -1]), perm=[0, 2, 1, 3])
-    return cast(op, op.MatMul(scaled, k), q.dtype, ir.DataType.FLOAT)
+    return cast(op, op.MatMul(scaled, k), ir.DataType.FLOAT)
 
 
-def keys_onnx(op: Any, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
+def keys_onnx(op: Ops, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
     """Keys as `logits_onnx` takes them, from [B, T, K*head_dim], or [B, K, T, head_dim] of a cache."""
-    assert q.shape is not None and k.shape is not None
-    head_dim = int(q.shape[-1]) // heads.num_heads  # type: ignore[arg-type]
-    made: ir.Value
-    if len(k.shape) == 4:
-        made = op.Transpose(repeated_onnx(op, k, heads, head_dim), perm=[0, 1, 3, 2])
-    else:
-        made = op.Transpose(_split_onnx(op, k, heads), perm=[0, 2, 3, 1])
-    return made
+    head_dim = size_of(q, -1) // heads.num_heads
+    if rank_of(k) == 4:
+        return op.Transpose(repeated_onnx(op, k, heads, head_dim), perm=[0, 1, 3, 2])
+    return op.Transpose(_split_onnx(op, k, heads), perm=[0, 2, 3, 1])
 
 
-def _split_onnx(op: Any, t: ir.Value, heads: Heads) -> ir.Value:
+def _split_onnx(op: Ops, t: ir.Value, heads: Heads) -> ir.Value:
     """[B, T, K*head_dim] to [B, T, N, head_dim], each key head for the query heads that read it."""
     t = op.Reshape(t, [0, 0, heads.num_kv_heads, -1])
     if heads.group > 1:
@@ -223,21 +215,18 @@ def _split_onnx(op: Any, t: ir.Value, heads: Heads) -> ir.Value:
     return t
 
 
-def _capped_onnx(op: Any, logits: ir.Value, softcap: float, fused: bool) -> ir.Value:
+def _capped_onnx(op: Ops, logits: ir.Value, softcap: float, fused: bool) -> ir.Value:
     """c tanh(z / c), or the same as c - 2c / (exp(2z / c) + 1), which is c * 2^-24 off, and which TensorRT fuses."""
     fp32 = ir.DataType.FLOAT
     cap = constant(op, softcap, fp32)
-    made: ir.Value
     if fused:
         grown = op.Exp(op.Mul(logits, constant(op, 2.0 / softcap, fp32)))
-        made = op.Sub(cap, op.Div(constant(op, 2.0 * softcap, fp32), op.Add(grown, constant(op, 1.0, fp32))))
-    else:
-        made = op.Mul(op.Tanh(op.Div(logits, cap)), cap)
-    return made
+        return op.Sub(cap, op.Div(constant(op, 2.0 * softcap, fp32), op.Add(grown, constant(op, 1.0, fp32))))
+    return op.Mul(op.Tanh(op.Div(logits, cap)), cap)
 
 
 def _attend_onnx(
-    op: Any, q: ir.Value, k: ir.Value, v: ir.Value, *added: ir.Value | None, **attributes: Any
+    op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, *added: ir.Value | None, **attributes: Any
 ) -> ir.Value:
     heads, lengths = Heads(**attributes), lengths_onnx(op, q, k, 1)
     key, value = keys_onnx(op, q, k, heads), op.Transpose(_split_onnx(op, v, heads), perm=[0, 2, 1, 3])

@@ -18,8 +18,8 @@ from typing import Any
 import onnx_ir as ir
 
 from posexport.custom_ops.buffers import grown_onnx, heads_onnx, repeated_onnx, written_onnx
-from posexport.custom_ops.operator import Body, cast, constant
-from posexport.custom_ops.unsupported import GROUPED_WIDTH, unsupported
+from posexport.custom_ops.operator import Body, Ops, cast, constant, dtype_of, shape_of, size_of
+from posexport.custom_ops.unsupported import GROUPED_WIDTH, AttentionCall, unsupported_reason
 from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visible_onnx
 from posexport.errors import RequestError
 
@@ -31,7 +31,7 @@ LOWEST = {ir.DataType.FLOAT: -3.0e38, ir.DataType.FLOAT16: -65504.0, ir.DataType
 class Call:
     """One call: q [B, S, N*head_dim], the new k and v [B, S or T, K*head_dim], a cache where there is one."""
 
-    op: Any
+    op: Ops
     q: ir.Value
     k: ir.Value
     v: ir.Value
@@ -45,20 +45,17 @@ class Call:
     @property
     def dtype(self) -> ir.DataType:
         """The graph's."""
-        assert self.q.dtype is not None
-        return self.q.dtype
+        return dtype_of(self.q)
 
     @property
     def head_dim(self) -> int:
         """Width of a head."""
-        assert self.q.shape is not None
-        return int(self.q.shape[-1]) // self.heads.num_heads  # type: ignore[arg-type]
+        return size_of(self.q, -1) // self.heads.num_heads
 
     @property
     def square(self) -> bool:
         """Whether there are always as many keys as queries, none of them cached."""
-        assert self.q.shape is not None and self.k.shape is not None
-        return self.past is None and self.q.shape[1] == self.k.shape[1]
+        return self.past is None and shape_of(self.q)[1] == shape_of(self.k)[1]
 
     def lengths(self) -> tuple[ir.Value, ir.Value]:
         """Queries and keys, as scalars."""
@@ -69,8 +66,7 @@ class Call:
 
     def flat(self, t: ir.Value) -> ir.Value:
         """[B, heads, S, head_dim] to [B, S, heads*head_dim]."""
-        made: ir.Value = self.op.Reshape(self.op.Transpose(t, perm=[0, 2, 1, 3]), [0, 0, -1])
-        return made
+        return self.op.Reshape(self.op.Transpose(t, perm=[0, 2, 1, 3]), [0, 0, -1])
 
     def grown(self) -> list[ir.Value]:
         """The caches with the new keys and values behind the old."""
@@ -114,7 +110,7 @@ def _mask(call: Call, *, told: bool = False, sinks: bool = True) -> Mask:
         if dtype == ir.DataType.FLOAT16:
             # half as low, so that a far key is above one out of sight
             added = op.Max(added, constant(op, LOWEST[dtype] / 2, ir.DataType.FLOAT))
-        added = cast(op, added, ir.DataType.FLOAT, dtype)
+        added = cast(op, added, dtype)
         added = op.Pad(added, [0, 0, 0, 1, 0, 0, 0, 0]) if sink else added
     if seen is not None:
         zero = constant(op, 0.0, dtype) if added is None else added
@@ -129,8 +125,7 @@ def _without_keyless(call: Call, out: ir.Value, mask: Mask) -> ir.Value:
     """Zeros for queries that see no key, in [B, S, N*head_dim]."""
     if mask.rows is None:
         return out
-    made: ir.Value = call.op.Mul(out, call.op.Squeeze(mask.rows, [1]))
-    return made
+    return call.op.Mul(out, call.op.Squeeze(mask.rows, [1]))
 
 
 def _one_more(call: Call, t: ir.Value, axis: int, rank: int) -> ir.Value:
@@ -139,8 +134,7 @@ def _one_more(call: Call, t: ir.Value, axis: int, rank: int) -> ir.Value:
         return t
     pads = [0] * (2 * rank)
     pads[axis] = 1
-    made: ir.Value = call.op.Pad(t, pads)
-    return made
+    return call.op.Pad(t, pads)
 
 
 def _native(call: Call, inside: bool) -> tuple[ir.Value, ...]:
@@ -157,7 +151,8 @@ def _native(call: Call, inside: bool) -> tuple[ir.Value, ...]:
         own = heads.causal and not heads.local and call.mask is None
         mask = _mask(call, told=own)
         kept |= {"q_num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads, "is_causal": int(own)}
-        out, *grown = op.Attention(call.q, call.k, call.v, mask.added, *call.past, **kept, _outputs=3)
+        outputs: Any = op.Attention(call.q, call.k, call.v, mask.added, *call.past, **kept, _outputs=3)
+        out, *grown = outputs
         return _without_keyless(call, out, mask), *grown
     own = own and call.square
     mask = _mask(call, told=own)
@@ -179,7 +174,7 @@ def _written(call: Call, scatter: bool) -> list[ir.Value]:
     assert call.past is not None and call.write_indices is not None and call.past[0].shape is not None
     op, heads = call.op, call.heads
     pairs = zip(call.past, (call.k, call.v), strict=True)
-    if scatter or isinstance(call.past[0].shape[2], int):
+    if scatter or isinstance(shape_of(call.past[0])[2], int):
         return [
             op.TensorScatter(past, heads_onnx(op, new, heads.num_kv_heads), call.write_indices, axis=2)
             for past, new in pairs
@@ -285,23 +280,19 @@ def bodies(pasts: int, writes: bool) -> dict[str, Body]:
     write_indices where it `writes`, and bias, mask and sinks."""
 
     def body(form: str, target: str) -> Body:
-        def make(op: Any, q: ir.Value, k: ir.Value, v: ir.Value, *rest: ir.Value | None, **attributes: Any) -> Any:
+        def make(op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, *rest: ir.Value | None, **attributes: Any) -> Any:
             past = rest[:pasts]
             write_indices = rest[pasts] if writes else None
             heads = Heads(**attributes)
             caches = (past[0], past[1]) if past[0:1] and past[0] is not None and past[1] is not None else None
             bias, mask, sinks = rest[pasts + writes :]
             call = Call(op, q, k, v, caches, write_indices, bias, mask, sinks, heads)
-            why = unsupported(
-                form,
-                target,
-                cache="shared" if writes else "concat" if pasts else None,
-                softcap=heads.softcap > 0,
-                head_dim=call.head_dim,
-                square=call.square,
+            cache = "shared" if writes else "concat" if pasts else None
+            reason = unsupported_reason(
+                form, target, AttentionCall(cache, heads.softcap > 0, call.head_dim, call.square)
             )
-            if why is not None:
-                raise RequestError(f"{why}.")
+            if reason is not None:
+                raise RequestError(f"{reason}.")
             made = _native(call, target == "ort") if form == "native" else _contrib(call, target)
             return made if pasts else made[0]
 

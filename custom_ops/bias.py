@@ -15,12 +15,10 @@ integers, so they are exact at any position; buckets are looked up, not computed
 rounds its own way.
 """
 
-from typing import Any
-
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.operator import Operator, cast, constant
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, size_of
 
 FP32 = ir.DataType.FLOAT
 
@@ -35,10 +33,9 @@ def behind(q_positions: torch.Tensor, k_positions: torch.Tensor) -> torch.Tensor
     return q_positions.unsqueeze(2) - k_positions.unsqueeze(1)
 
 
-def behind_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value) -> ir.Value:
+def behind_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value) -> ir.Value:
     """As `behind`."""
-    made: ir.Value = op.Sub(op.Unsqueeze(q_positions, [2]), op.Unsqueeze(k_positions, [1]))
-    return made
+    return op.Sub(op.Unsqueeze(q_positions, [2]), op.Unsqueeze(k_positions, [1]))
 
 
 def _per_head(q_positions: torch.Tensor, k_positions: torch.Tensor, heads: torch.Tensor, *_: object) -> torch.Tensor:
@@ -58,18 +55,16 @@ def _alibi(
 
 
 def _alibi_onnx(
-    op: Any, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value, ahead: ir.Value | None
+    op: Ops, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value, ahead: ir.Value | None
 ) -> ir.Value:
     distance = behind_onnx(op, q_positions, k_positions)
 
     def falling(part: ir.Value, rates: ir.Value) -> ir.Value:
-        made: ir.Value = op.Mul(op.Cast(op.Unsqueeze(part, [1]), to=FP32), op.Neg(op.Unsqueeze(rates, [1, 2])))
-        return made
+        return op.Mul(op.Cast(op.Unsqueeze(part, [1]), to=FP32), op.Neg(op.Unsqueeze(rates, [1, 2])))
 
     if ahead is None:
         return falling(op.Abs(distance), slopes)
-    made: ir.Value = op.Add(falling(op.Max(distance, 0), slopes), falling(op.Max(op.Neg(distance), 0), ahead))
-    return made
+    return op.Add(falling(op.Max(distance, 0), slopes), falling(op.Max(op.Neg(distance), 0), ahead))
 
 
 alibi_bias = Operator(
@@ -90,13 +85,12 @@ def _grid(q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Te
     return distance.unsqueeze(1) * -slopes.view(-1, 1, 1)
 
 
-def _grid_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value, *, euclidean: bool) -> ir.Value:
+def _grid_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value, *, euclidean: bool) -> ir.Value:
     offset = behind_onnx(op, q_positions, k_positions)
     each = op.Mul(offset, offset) if euclidean else op.Abs(offset)
     distance = op.Cast(op.ReduceSum(each, [-1], keepdims=0), to=FP32)
     distance = op.Unsqueeze(op.Sqrt(distance) if euclidean else distance, [1])
-    made: ir.Value = op.Mul(distance, op.Neg(op.Unsqueeze(slopes, [1, 2])))
-    return made
+    return op.Mul(distance, op.Neg(op.Unsqueeze(slopes, [1, 2])))
 
 
 grid_bias = Operator(
@@ -110,11 +104,10 @@ grid_bias = Operator(
 )
 
 
-def offsets_onnx(op: Any, ahead: ir.Value, behind: ir.Value, reach: int, most: int | None = None) -> ir.Value:
+def offsets_onnx(op: Ops, ahead: ir.Value, behind: ir.Value, reach: int, most: int | None = None) -> ir.Value:
     """clip(ahead - behind, -reach, most or reach) + reach, int64: the row of a table of distances."""
     most = reach if most is None else most
-    made: ir.Value = op.Add(op.Min(op.Max(op.Sub(ahead, behind), -reach), most), reach)
-    return made
+    return op.Add(op.Min(op.Max(op.Sub(ahead, behind), -reach), most), reach)
 
 
 def _relative(
@@ -132,13 +125,11 @@ def _relative_fake(
 
 
 def _relative_onnx(
-    op: Any, q_positions: ir.Value, k_positions: ir.Value, table: ir.Value, buckets: ir.Value, *, max_distance: int
+    op: Ops, q_positions: ir.Value, k_positions: ir.Value, table: ir.Value, buckets: ir.Value, *, max_distance: int
 ) -> ir.Value:
-    assert table.dtype is not None
-    by_offset = op.Gather(cast(op, table, table.dtype, FP32), buckets, axis=0)
+    by_offset = op.Gather(cast(op, table, FP32), buckets, axis=0)
     offset = offsets_onnx(op, op.Unsqueeze(k_positions, [1]), op.Unsqueeze(q_positions, [2]), max_distance)
-    made: ir.Value = op.Transpose(op.Gather(by_offset, offset, axis=0), perm=[0, 3, 1, 2])
-    return made
+    return op.Transpose(op.Gather(by_offset, offset, axis=0), perm=[0, 3, 1, 2])
 
 
 relative_bias = Operator(
@@ -166,18 +157,16 @@ def _kerple(
 
 
 def _kerple_onnx(
-    op: Any, q_positions: ir.Value, k_positions: ir.Value, r1: ir.Value, r2: ir.Value, *, power: bool
+    op: Ops, q_positions: ir.Value, k_positions: ir.Value, r1: ir.Value, r2: ir.Value, *, power: bool
 ) -> ir.Value:
-    assert r1.dtype is not None
     distance = op.Cast(op.Unsqueeze(op.Abs(behind_onnx(op, q_positions, k_positions)), [1]), to=FP32)
     least = constant(op, LEAST, FP32)
-    r1, r2 = (op.Unsqueeze(op.Max(cast(op, t, r1.dtype, FP32), least), [1, 2]) for t in (r1, r2))
+    r1, r2 = (op.Unsqueeze(op.Max(cast(op, t, FP32), least), [1, 2]) for t in (r1, r2))
     if power:
         grown = op.Pow(distance, op.Min(r2, constant(op, MOST_POWER, FP32)))
     else:
         grown = op.Log(op.Add(op.Mul(r2, distance), constant(op, 1.0, FP32)))
-    made: ir.Value = op.Mul(op.Neg(r1), grown)
-    return made
+    return op.Mul(op.Neg(r1), grown)
 
 
 kerple_bias = Operator(
@@ -217,7 +206,7 @@ def _cosine_fake(
 
 
 def _cosine_onnx(
-    op: Any,
+    op: Ops,
     q_cos: ir.Value,
     q_sin: ir.Value,
     k_cos: ir.Value,
@@ -226,14 +215,12 @@ def _cosine_onnx(
     *,
     below_zero: bool,
 ) -> ir.Value:
-    assert q_cos.shape is not None
     # cos(w (p_i - p_j)) = cos cos + sin sin: one product for any positions
     left, right = op.Concat(q_cos, q_sin, axis=-1), op.Concat(k_cos, k_sin, axis=-1)
     product = op.MatMul(left, op.Transpose(right, perm=[0, 2, 1]))
     if below_zero:
-        product = op.Sub(product, constant(op, float(int(q_cos.shape[-1])), FP32))  # type: ignore[arg-type]
-    made: ir.Value = op.Mul(op.Unsqueeze(product, [1]), op.Unsqueeze(rates, [1, 2]))
-    return made
+        product = op.Sub(product, constant(op, float(size_of(q_cos, -1)), FP32))
+    return op.Mul(op.Unsqueeze(product, [1]), op.Unsqueeze(rates, [1, 2]))
 
 
 cosine_bias = Operator(
@@ -285,7 +272,7 @@ def _fire_fake(
 
 
 def _fire_onnx(
-    op: Any,
+    op: Ops,
     q_positions: ir.Value,
     k_positions: ir.Value,
     c: ir.Value,
@@ -297,21 +284,18 @@ def _fire_onnx(
     *,
     init_l: float,
 ) -> ir.Value:
-    assert c.dtype is not None
-    dtype, one = c.dtype, constant(op, 1.0, FP32)
-    c, multiplier, w1, b1, w2, b2 = (cast(op, t, dtype, FP32) for t in (c, multiplier, w1, b1, w2, b2))
+    one = constant(op, 1.0, FP32)
+    c, multiplier, w1, b1, w2, b2 = (cast(op, t, FP32) for t in (c, multiplier, w1, b1, w2, b2))
     distance = op.Cast(behind_onnx(op, q_positions, k_positions), to=FP32)
     least = op.Abs(op.Mul(multiplier, constant(op, init_l, FP32)))
     norm = op.Unsqueeze(op.Max(op.Cast(q_positions, to=FP32), least), [-1])
 
     def logs(t: ir.Value) -> ir.Value:
-        made: ir.Value = op.Log(op.Add(op.Abs(op.Mul(t, c)), one))
-        return made
+        return op.Log(op.Add(op.Abs(op.Mul(t, c)), one))
 
     x = op.Unsqueeze(op.Div(logs(distance), op.Add(logs(norm), constant(op, FIRE_EPS, FP32))), [-1])
     hidden = op.Relu(op.Add(op.Mul(x, op.Squeeze(w1, [1])), b1))
-    made: ir.Value = op.Transpose(op.Add(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0])), b2), perm=[0, 3, 1, 2])
-    return made
+    return op.Transpose(op.Add(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0])), b2), perm=[0, 3, 1, 2])
 
 
 fire_bias = Operator(

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 
+from posexport.custom_ops.operator import Ops
 from posexport.custom_ops.visibility import Heads
 
 
-def heads_onnx(op: Any, t: ir.Value, num_heads: int) -> ir.Value:
+def heads_onnx(op: Ops, t: ir.Value, num_heads: int) -> ir.Value:
     """[B, S, heads*head_dim] to [B, heads, S, head_dim]."""
-    made: ir.Value = op.Transpose(op.Reshape(t, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3])
-    return made
+    return op.Transpose(op.Reshape(t, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3])
 
 
-def grown_onnx(op: Any, past: ir.Value, new: ir.Value, heads: Heads) -> ir.Value:
+def grown_onnx(op: Ops, past: ir.Value, new: ir.Value, heads: Heads) -> ir.Value:
     """The cache [B, K, P, head_dim] with new [B, S, K*head_dim] behind it."""
-    made: ir.Value = op.Concat(past, heads_onnx(op, new, heads.num_kv_heads), axis=2)
-    return made
+    return op.Concat(past, heads_onnx(op, new, heads.num_kv_heads), axis=2)
 
 
 def written_onnx(
-    op: Any,
+    op: Ops,
     buffer: ir.Value,
     new: ir.Value,
     write_indices: ir.Value,
@@ -39,12 +36,11 @@ def written_onnx(
     rows = op.Min(op.Max(steps, 0), op.Sub(seq, 1))
     split = op.Reshape(new, [0, 0, heads.num_kv_heads, -1])
     placed = op.Transpose(op.GatherND(split, op.Unsqueeze(rows, [2]), batch_dims=1), perm=[0, 2, 1, 3])
-    made: ir.Value = op.Where(op.Unsqueeze(inside, [1, 3]), placed, buffer)
-    return made
+    return op.Where(op.Unsqueeze(inside, [1, 3]), placed, buffer)
 
 
 def scattered_onnx(
-    op: Any,
+    op: Ops,
     buffer: ir.Value,
     new: ir.Value,
     write_indices: ir.Value,
@@ -61,15 +57,11 @@ def scattered_onnx(
         op.Unsqueeze(rows, [1, 3]),
     ]
     indices = op.Concat(*(op.Expand(axis, places) for axis in at), axis=3)
-    made: ir.Value = op.ScatterND(buffer, indices, heads_onnx(op, new, heads.num_kv_heads))
-    return made
+    return op.ScatterND(buffer, indices, heads_onnx(op, new, heads.num_kv_heads))
 
 
-def repeated_onnx(op: Any, t: ir.Value, heads: Heads, head_dim: int) -> ir.Value:
+def repeated_onnx(op: Ops, t: ir.Value, heads: Heads, head_dim: int) -> ir.Value:
     """[B, K, T, head_dim] to [B, N, T, head_dim], each key head for the query heads that read it."""
     if heads.group == 1:
         return t
-    made: ir.Value = op.Reshape(
-        op.Expand(op.Unsqueeze(t, [2]), [1, 1, heads.group, 1, 1]), [0, heads.num_heads, -1, head_dim]
-    )
-    return made
+    return op.Reshape(op.Expand(op.Unsqueeze(t, [2]), [1, 1, heads.group, 1, 1]), [0, heads.num_heads, -1, head_dim])

@@ -21,7 +21,7 @@ import torch
 from posexport.custom_ops.attention import attention, attention_onnx, keys_onnx, to_heads
 from posexport.custom_ops.attention_forms import bodies
 from posexport.custom_ops.buffers import grown_onnx, repeated_onnx, scattered_onnx, written_onnx
-from posexport.custom_ops.operator import Body, Operator
+from posexport.custom_ops.operator import Body, Operator, Ops, size_of
 from posexport.custom_ops.visibility import Heads, lengths_onnx
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -80,7 +80,7 @@ def _cached_fake(
 
 
 def _over(
-    op: Any,
+    op: Ops,
     q: ir.Value,
     caches: tuple[ir.Value, ir.Value],
     added: tuple[ir.Value | None, ...],
@@ -89,15 +89,14 @@ def _over(
     write_indices: ir.Value | None = None,
 ) -> ir.Value:
     key, value = caches
-    assert q.shape is not None
-    head_dim = int(q.shape[-1]) // heads.num_heads  # type: ignore[arg-type]
+    head_dim = size_of(q, -1) // heads.num_heads
     bias, mask, sinks = added
     keys, values = keys_onnx(op, q, key, heads), repeated_onnx(op, value, heads, head_dim)
     return attention_onnx(op, q, keys, values, (bias, mask, sinks), heads, lengths, write_indices)
 
 
 def _cached_onnx(
-    op: Any,
+    op: Ops,
     q: ir.Value,
     k: ir.Value,
     v: ir.Value,
@@ -191,7 +190,7 @@ def _shared_fake(
 
 def _shared_onnx(write: Callable[..., ir.Value]) -> Body:
     def body(
-        op: Any,
+        op: Ops,
         q: ir.Value,
         k: ir.Value,
         v: ir.Value,
@@ -251,7 +250,7 @@ def _key_positions_fake(
 
 
 def _key_positions_onnx(
-    op: Any, positions: ir.Value, past: ir.Value, write_indices: ir.Value | None, mask: ir.Value | None
+    op: Ops, positions: ir.Value, past: ir.Value, write_indices: ir.Value | None, mask: ir.Value | None
 ) -> ir.Value:
     seq, length = op.Shape(positions, start=1, end=2), op.Shape(past, start=2, end=3)
     total, first = (
@@ -271,8 +270,7 @@ def _key_positions_onnx(
     # A choice, not a concatenation of cached and new: behind CumSum, that keeps TensorRT from fusing attention.
     steps = op.Min(op.Max(op.Sub(keys, first), 0), op.Sub(seq, 1))
     new = (op.Gather if write_indices is None else op.GatherElements)(positions, steps, axis=1)
-    made: ir.Value = op.Where(op.Less(keys, first), cached, new)
-    return made
+    return op.Where(op.Less(keys, first), cached, new)
 
 
 key_positions = Operator(

@@ -21,20 +21,18 @@ from posexport.custom_ops.attention import heads_of, keys_onnx, logits_of, logit
 from posexport.custom_ops.bias import FP32, behind, offsets_onnx, wide
 from posexport.custom_ops.buffers import grown_onnx, heads_onnx, written_onnx
 from posexport.custom_ops.cache import written
-from posexport.custom_ops.operator import Operator, cast, constant
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, rank_of, size_of
 from posexport.custom_ops.visibility import Heads, lengths_onnx, visible, visible_onnx
 
 
-def picked_onnx(op: Any, scores: ir.Value, index: ir.Value, num_heads: int) -> ir.Value:
+def picked_onnx(op: Ops, scores: ir.Value, index: ir.Value, num_heads: int) -> ir.Value:
     """scores [B, N, S, R] at index [B, S, T]."""
-    made: ir.Value = op.GatherElements(scores, op.Expand(op.Unsqueeze(index, [1]), [1, num_heads, 1, 1]), axis=-1)
-    return made
+    return op.GatherElements(scores, op.Expand(op.Unsqueeze(index, [1]), [1, num_heads, 1, 1]), axis=-1)
 
 
-def key_lengths_onnx(op: Any, q: ir.Value, k: ir.Value) -> tuple[ir.Value, ir.Value]:
+def key_lengths_onnx(op: Ops, q: ir.Value, k: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The numbers of queries and keys, keys with a cache or without."""
-    assert k.shape is not None
-    return lengths_onnx(op, q, k, len(k.shape) - 2)
+    return lengths_onnx(op, q, k, rank_of(k) - 2)
 
 
 def _disentangled(
@@ -78,7 +76,7 @@ def _disentangled_fake(
 
 
 def _disentangled_onnx(
-    op: Any,
+    op: Ops,
     q: ir.Value,
     k: ir.Value,
     q_positions: ir.Value,
@@ -90,27 +88,25 @@ def _disentangled_onnx(
     num_heads: int,
     scale: float,
 ) -> ir.Value:
-    assert q.dtype is not None and k.shape is not None and buckets.shape is not None
-    dtype, reach = q.dtype, int(buckets.shape[0]) // 2  # type: ignore[arg-type]
+    dtype, reach = dtype_of(q), size_of(buckets, 0) // 2
     offset = offsets_onnx(op, op.Unsqueeze(q_positions, [2]), op.Unsqueeze(k_positions, [1]), reach)
     rows = op.Gather(buckets, offset, axis=0)
 
     def scores(heads: ir.Value, table: ir.Value) -> ir.Value:
         # features come before rows: a transpose here crashes ONNX Runtime 1.31 in fp16
-        by_head = op.Reshape(table, [num_heads, int(table.shape[0]) // num_heads, -1])  # type: ignore[index,arg-type]
-        made: ir.Value = op.MatMul(op.Mul(heads, constant(op, scale, dtype)), by_head)
-        return made
+        by_head = op.Reshape(table, [num_heads, size_of(table, 0) // num_heads, -1])
+        return op.MatMul(op.Mul(heads, constant(op, scale, dtype)), by_head)
 
     score = None
     if key_table is not None:
         score = picked_onnx(op, scores(heads_onnx(op, q, num_heads), key_table), rows, num_heads)
     if query_table is not None:
-        keys = k if len(k.shape) == 4 else heads_onnx(op, k, num_heads)
+        keys = k if rank_of(k) == 4 else heads_onnx(op, k, num_heads)
         by_key = picked_onnx(op, scores(keys, query_table), op.Transpose(rows, perm=[0, 2, 1]), num_heads)
         by_key = op.Transpose(by_key, perm=[0, 1, 3, 2])
         score = by_key if score is None else op.Add(score, by_key)
     assert score is not None
-    return cast(op, score, dtype, FP32)
+    return cast(op, score, FP32)
 
 
 disentangled_score = Operator(
@@ -176,7 +172,7 @@ def _contextual_fake(
 
 
 def _contextual_onnx(
-    op: Any,
+    op: Ops,
     q: ir.Value,
     k: ir.Value,
     mask: ir.Value | None,
@@ -185,21 +181,19 @@ def _contextual_onnx(
     **attributes: Any,
 ) -> ir.Value:
     heads = Heads(**attributes, softcap=0.0)
-    assert q.dtype is not None and pos_emb.shape is not None
     lengths = key_lengths_onnx(op, q, k)
     logits = logits_onnx(op, q, keys_onnx(op, q, k, heads), heads)
     seen = visible_onnx(op, heads, *lengths, mask, write_indices)
     zero, one = constant(op, 0.0, FP32), constant(op, 1.0, FP32)
     gates = op.Sigmoid(logits)
     gates = gates if seen is None else op.Where(seen, gates, zero)
-    last = constant(op, float(int(pos_emb.shape[1]) - 1), FP32)  # type: ignore[arg-type]
+    last = constant(op, float(size_of(pos_emb, 1) - 1), FP32)
     places = op.Min(op.CumSum(gates, -1, reverse=1), last)
-    scores = cast(op, op.MatMul(heads_onnx(op, q, heads.num_heads), pos_emb), q.dtype, FP32)
+    scores = cast(op, op.MatMul(heads_onnx(op, q, heads.num_heads), pos_emb), FP32)
     low, high = op.Floor(places), op.Ceil(places)
     part = op.Sub(places, low)
     above, below = (op.GatherElements(scores, op.Cast(t, to=ir.DataType.INT64), axis=-1) for t in (high, low))
-    made: ir.Value = op.Add(op.Mul(above, part), op.Mul(below, op.Sub(one, part)))
-    return made
+    return op.Add(op.Mul(above, part), op.Mul(below, op.Sub(one, part)))
 
 
 contextual_score = Operator(
@@ -228,7 +222,7 @@ def _cached_keys_fake(
 
 
 def _cached_keys_onnx(
-    op: Any, past: ir.Value, k: ir.Value, write_indices: ir.Value | None, *, num_kv_heads: int
+    op: Ops, past: ir.Value, k: ir.Value, write_indices: ir.Value | None, *, num_kv_heads: int
 ) -> ir.Value:
     # as attention writes them, so that the two become one where a graph is flat
     heads = Heads(

@@ -6,12 +6,10 @@ head_norm  x [B, S, heads*head_dim], weight [head_dim] or none -> like x
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.operator import Operator, cast, constant, like_first
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first
 
 
 def _head_norm(x: torch.Tensor, weight: torch.Tensor | None, head_dim: int, eps: float) -> torch.Tensor:
@@ -22,22 +20,19 @@ def _head_norm(x: torch.Tensor, weight: torch.Tensor | None, head_dim: int, eps:
     return made
 
 
-def _head_norm_onnx(op: Any, x: ir.Value, weight: ir.Value | None, *, head_dim: int, eps: float) -> ir.Value:
-    assert x.dtype is not None
+def _head_norm_onnx(op: Ops, x: ir.Value, weight: ir.Value | None, *, head_dim: int, eps: float) -> ir.Value:
     fp32 = ir.DataType.FLOAT
-    wide = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), x.dtype, fp32)
+    wide = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), fp32)
     mean = op.Add(op.ReduceMean(op.Mul(wide, wide), [-1]), constant(op, eps, fp32))
-    normed = cast(op, op.Div(wide, op.Sqrt(mean)), fp32, x.dtype)
-    made: ir.Value = op.Reshape(normed if weight is None else op.Mul(normed, weight), [0, 0, -1])
-    return made
+    normed = cast(op, op.Div(wide, op.Sqrt(mean)), dtype_of(x))
+    return op.Reshape(normed if weight is None else op.Mul(normed, weight), [0, 0, -1])
 
 
-def _head_norm_native(op: Any, x: ir.Value, weight: ir.Value | None, *, head_dim: int, eps: float) -> ir.Value:
+def _head_norm_native(op: Ops, x: ir.Value, weight: ir.Value | None, *, head_dim: int, eps: float) -> ir.Value:
     if weight is None:
         return _head_norm_onnx(op, x, weight, head_dim=head_dim, eps=eps)
     heads = op.Reshape(x, [0, 0, -1, head_dim])
-    made: ir.Value = op.Reshape(op.RMSNormalization(heads, weight, axis=-1, epsilon=eps), [0, 0, -1])
-    return made
+    return op.Reshape(op.RMSNormalization(heads, weight, axis=-1, epsilon=eps), [0, 0, -1])
 
 
 head_norm = Operator(

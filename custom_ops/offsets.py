@@ -17,7 +17,7 @@ from posexport.custom_ops.attention import heads_of, keys_onnx, to_heads, weight
 from posexport.custom_ops.bias import FP32, behind, offsets_onnx, wide
 from posexport.custom_ops.buffers import heads_onnx
 from posexport.custom_ops.content import key_lengths_onnx, picked_onnx
-from posexport.custom_ops.operator import Operator, cast, constant, like_first
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first, size_of
 from posexport.custom_ops.visibility import Heads
 
 
@@ -26,7 +26,7 @@ def _rows(q_positions: torch.Tensor, k_positions: torch.Tensor, reach_behind: in
     return (-behind(q_positions, k_positions)).clamp(-reach_behind, reach_ahead) + reach_behind
 
 
-def _rows_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value, behind: int, ahead: int) -> ir.Value:
+def _rows_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value, behind: int, ahead: int) -> ir.Value:
     return offsets_onnx(op, op.Unsqueeze(k_positions, [1]), op.Unsqueeze(q_positions, [2]), behind, ahead)
 
 
@@ -60,7 +60,7 @@ def _offset_score_fake(
 
 
 def _offset_score_onnx(
-    op: Any,
+    op: Ops,
     q: ir.Value,
     q_positions: ir.Value,
     k_positions: ir.Value,
@@ -70,12 +70,11 @@ def _offset_score_onnx(
     ahead: int,
     scale: float,
 ) -> ir.Value:
-    assert q.dtype is not None and q.shape is not None and table.shape is not None
-    num_heads = int(q.shape[-1]) // int(table.shape[1])  # type: ignore[arg-type]
-    heads = op.Mul(heads_onnx(op, q, num_heads), constant(op, scale, q.dtype))
+    num_heads = size_of(q, -1) // size_of(table, 1)
+    heads = op.Mul(heads_onnx(op, q, num_heads), constant(op, scale, dtype_of(q)))
     scores = op.MatMul(heads, op.Transpose(table, perm=[1, 0]))
     index = _rows_onnx(op, q_positions, k_positions, behind, ahead)
-    return cast(op, picked_onnx(op, scores, index, num_heads), q.dtype, FP32)
+    return cast(op, picked_onnx(op, scores, index, num_heads), FP32)
 
 
 offset_score = Operator(
@@ -127,7 +126,7 @@ def _offset_values(
 
 
 def _offset_values_onnx(
-    op: Any,
+    op: Ops,
     q: ir.Value,
     k: ir.Value,
     bias: ir.Value | None,
@@ -143,7 +142,6 @@ def _offset_values_onnx(
     **attributes: Any,
 ) -> ir.Value:
     heads = Heads(**attributes)
-    assert q.dtype is not None
     lengths = key_lengths_onnx(op, q, k)
     weights, seen = weights_onnx(op, q, keys_onnx(op, q, k, heads), (bias, mask, sinks), heads, lengths, write_indices)
     if sinks is not None:  # their column comes first
@@ -152,8 +150,7 @@ def _offset_values_onnx(
     out = op.MatMul(op.Transpose(weights, perm=[0, 2, 1, 3]), rows)
     if mask is not None and sinks is None:
         out = op.Mul(out, op.Transpose(op.ReduceMax(op.Cast(seen, to=q.dtype), [-1]), perm=[0, 2, 1, 3]))
-    made: ir.Value = op.Reshape(out, [0, 0, -1])
-    return made
+    return op.Reshape(out, [0, 0, -1])
 
 
 offset_values = Operator(

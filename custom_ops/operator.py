@@ -1,9 +1,9 @@
 """One operator of posexport: its torch body and schema, and its ONNX body, registered together.
 
-The torch side is a `torch.library` operator `posexport::<name>`, opaque to torch.export. Calls outside an export run
-the plain torch body, so that eager timings and torch.compile see through it.
-The ONNX side is a body written with onnxscript's builder. It is specialised for its attributes, dtypes and ranks when a
-graph is exported (no attribute is left to a runtime that may ignore it), and becomes a model-local function.
+The torch side is a `torch.library` operator `posexport::<name>`, opaque to torch.export. Outside an export, calls run
+the plain torch body, so that eager timings and torch.compile see its operations.
+The ONNX side is a body written with onnxscript's builder. An export specialises it for its attributes, dtypes and
+ranks, so that no attribute is left to a runtime that may ignore it, and makes it a model-local function.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,22 +11,39 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import onnx_ir as ir
 import torch
 
+R = TypeVar("R")
+"""What an operator returns: a tensor or several."""
+
+
+class Ops(Protocol):
+    """ONNX's operators as methods of onnxscript's builder: `op.Add(a, b)` appends a node and returns its output.
+
+    Numbers and lists become constants. `_outputs`, `_domain` and `_version` are the builder's own options.
+    """
+
+    def __getattr__(self, name: str) -> Callable[..., ir.Value]: ...
+
+    def Split(self, *inputs: Any, **attributes: Any) -> Sequence[ir.Value]: ...
+
+    def GroupQueryAttention(self, *inputs: Any, **attributes: Any) -> tuple[ir.Value, ir.Value, ir.Value]: ...
+
+
 Body = Callable[..., Any]
 """`body(op, *inputs, **attributes)`: inputs are onnx_ir values with dtype and rank, None where absent.
 
-A body raises RequestError where the form can't carry these attributes."""
+A body raises RequestError where the form can't express these attributes."""
 
 _PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Calls of operators run their plain torch bodies in exports too: the graph is what torch makes of those."""
+    """Calls of operators run their plain torch bodies in exports too, so that the graph has torch's own operators."""
     token = _PLAIN.set(True)
     try:
         yield
@@ -35,19 +52,19 @@ def plain_torch() -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operator:
+class Operator(Generic[R]):
     """`inputs` and `outputs` are tensors by name; the parameters of `eager` after the inputs are attributes.
 
-    `body` is the operator in standard ONNX. `forms` holds a body for a form that has something better, and, under
-    "form:target", for that form where one target takes more than all do.
+    `body` is the operator in standard ONNX. `forms` holds better bodies: under "form" for all targets, and under
+    "form:target" where one target supports more than the others.
     """
 
     name: str
     function: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    eager: Callable[..., Any]
-    fake: Callable[..., Any]
+    eager: Callable[..., R]
+    fake: Callable[..., R]
     body: Body
     forms: Mapping[str, Body] = field(default_factory=dict)
 
@@ -55,13 +72,14 @@ class Operator:
         registered = torch.library.custom_op(f"posexport::{self.name}", self.eager, mutates_args=())
         registered.register_fake(self.fake)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> R:
         if torch.compiler.is_exporting() and not _PLAIN.get():
-            return self.overload(*args)
+            result: R = self.overload(*args)
+            return result
         return self.eager(*args)
 
     def body_for(self, form: str, target: str) -> Body:
-        """The body that a form has for a target, the one for all targets where that has none of its own."""
+        """The body of a form for a target: the target's own, or else the form's, or else the standard one."""
         return self.forms.get(f"{form}:{target}") or self.forms.get(form) or self.body
 
     @property
@@ -77,19 +95,42 @@ class Operator:
 
 
 def like_first(first: torch.Tensor, *_: object) -> torch.Tensor:
-    """The fake of an operator whose output is as its first input."""
+    """The fake of an operator whose output has the shape and dtype of its first input."""
     return torch.empty_like(first)
 
 
-def constant(op: Any, value: float, dtype: ir.DataType) -> ir.Value:
+def dtype_of(value: ir.Value) -> ir.DataType:
+    """The dtype of an operator's input; ValueError where it is unknown."""
+    if value.dtype is None:
+        raise ValueError(f"the dtype of {value.name} is unknown")
+    return value.dtype
+
+
+def shape_of(value: ir.Value) -> ir.Shape:
+    """The shape of an operator's input; ValueError where it is unknown."""
+    if value.shape is None:
+        raise ValueError(f"the shape of {value.name} is unknown")
+    return value.shape
+
+
+def rank_of(value: ir.Value) -> int:
+    """The number of dimensions of an operator's input; ValueError where it is unknown."""
+    return len(shape_of(value))
+
+
+def size_of(value: ir.Value, axis: int) -> int:
+    """A fixed size of an operator's input; ValueError where it is unknown or may vary."""
+    size = shape_of(value)[axis]
+    if not isinstance(size, int):
+        raise ValueError(f"axis {axis} of {value.name} has no fixed size")
+    return size
+
+
+def constant(op: Ops, value: float, dtype: ir.DataType) -> ir.Value:
     """A scalar constant of a given dtype."""
-    made: ir.Value = op.Constant(value=ir.tensor(value, dtype=dtype))
-    return made
+    return op.Constant(value=ir.tensor(value, dtype=dtype))
 
 
-def cast(op: Any, value: ir.Value, have: ir.DataType, want: ir.DataType) -> ir.Value:
-    """A Cast, or the value itself where the dtype is already right."""
-    if have == want:
-        return value
-    made: ir.Value = op.Cast(value, to=want)
-    return made
+def cast(op: Ops, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """A Cast, or the value itself where it already has this dtype."""
+    return value if dtype_of(value) == dtype else op.Cast(value, to=dtype)

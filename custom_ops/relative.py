@@ -11,13 +11,11 @@ q [B, S, N*head_dim]; v = position_bias [N, head_dim]; r_proj [N*head_dim, D]; c
 [B, N, S, T] in fp32.
 """
 
-from typing import Any
-
 import onnx_ir as ir
 import torch
 
 from posexport.custom_ops.bias import offsets_onnx, wide
-from posexport.custom_ops.operator import Operator, cast, constant, like_first
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first, shape_of, size_of
 
 
 def _score(
@@ -52,16 +50,14 @@ def _score_fake(
     return q.new_empty((q.shape[0], position_bias.shape[0], q.shape[1], k_cos.shape[1]), dtype=wide(q.dtype))
 
 
-def _heads_onnx(op: Any, q: ir.Value, position_bias: ir.Value, scale: float) -> ir.Value:
-    assert q.dtype is not None and position_bias.shape is not None
-    heads = op.Add(op.Reshape(q, [0, 0, position_bias.shape[0], -1]), position_bias)
+def _heads_onnx(op: Ops, q: ir.Value, position_bias: ir.Value, scale: float) -> ir.Value:
+    heads = op.Add(op.Reshape(q, [0, 0, size_of(position_bias, 0), -1]), position_bias)
     heads = op.Transpose(heads, perm=[0, 2, 1, 3])
-    made: ir.Value = op.Mul(heads, constant(op, scale, q.dtype))
-    return made
+    return op.Mul(heads, constant(op, scale, dtype_of(q)))
 
 
 def _score_onnx(
-    op: Any,
+    op: Ops,
     q: ir.Value,
     q_cos: ir.Value,
     q_sin: ir.Value,
@@ -72,17 +68,16 @@ def _score_onnx(
     *,
     scale: float,
 ) -> ir.Value:
-    assert q.dtype is not None and position_bias.shape is not None
     fp32 = ir.DataType.FLOAT
-    weights = op.Reshape(r_proj, [*position_bias.shape, -1])
+    weights = op.Reshape(r_proj, [*shape_of(position_bias), -1])
     products = op.MatMul(_heads_onnx(op, q, position_bias, scale), weights)
     s, c = op.Split(products, num_outputs=2, axis=-1, _outputs=2)
-    cos, sin = (op.Unsqueeze(cast(op, t, fp32, q.dtype), [1]) for t in (q_cos, q_sin))
+    cos, sin = (op.Unsqueeze(cast(op, t, dtype_of(q)), [1]) for t in (q_cos, q_sin))
     first = op.Add(op.Mul(s, sin), op.Mul(c, cos))
     second = op.Sub(op.Mul(c, sin), op.Mul(s, cos))
     left = op.Concat(first, second, axis=-1)
-    right = op.Unsqueeze(cast(op, op.Concat(k_cos, k_sin, axis=-1), fp32, q.dtype), [1])
-    return cast(op, op.MatMul(left, op.Transpose(right, perm=[0, 1, 3, 2])), q.dtype, fp32)
+    right = op.Unsqueeze(cast(op, op.Concat(k_cos, k_sin, axis=-1), dtype_of(q)), [1])
+    return cast(op, op.MatMul(left, op.Transpose(right, perm=[0, 1, 3, 2])), fp32)
 
 
 relative_score = Operator(
@@ -129,7 +124,7 @@ def _table_score_fake(
 
 
 def _table_score_onnx(
-    op: Any,
+    op: Ops,
     q: ir.Value,
     q_positions: ir.Value,
     k_positions: ir.Value,
@@ -139,15 +134,14 @@ def _table_score_onnx(
     *,
     scale: float,
 ) -> ir.Value:
-    assert q.dtype is not None and table.shape is not None and position_bias.shape is not None
-    num_heads = position_bias.shape[0]
-    reach = int(table.shape[0]) // 2  # type: ignore[arg-type]
+    num_heads = size_of(position_bias, 0)
+    reach = size_of(table, 0) // 2
     # no transposed rows of rank 3: in fp16 ONNX Runtime 1.31 crashes on that next to a second MatMul
-    rows = op.MatMul(op.Reshape(r_proj, [*position_bias.shape, -1]), op.Transpose(table, perm=[1, 0]))
+    rows = op.MatMul(op.Reshape(r_proj, [*shape_of(position_bias), -1]), op.Transpose(table, perm=[1, 0]))
     all_scores = op.MatMul(_heads_onnx(op, q, position_bias, scale), rows)
     offset = offsets_onnx(op, op.Unsqueeze(q_positions, [2]), op.Unsqueeze(k_positions, [1]), reach)
     index = op.Expand(op.Unsqueeze(offset, [1]), [1, num_heads, 1, 1])
-    return cast(op, op.GatherElements(all_scores, index, axis=-1), q.dtype, ir.DataType.FLOAT)
+    return cast(op, op.GatherElements(all_scores, index, axis=-1), ir.DataType.FLOAT)
 
 
 relative_table_score = Operator(
@@ -165,11 +159,9 @@ def _head_bias(q: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return q + bias.reshape(-1)
 
 
-def _head_bias_onnx(op: Any, q: ir.Value, bias: ir.Value) -> ir.Value:
+def _head_bias_onnx(op: Ops, q: ir.Value, bias: ir.Value) -> ir.Value:
     # By heads: added to the flat queries, TensorRT takes it for the projection's bias and no longer merges q, k and v.
-    assert bias.shape is not None
-    made: ir.Value = op.Reshape(op.Add(op.Reshape(q, [0, 0, *bias.shape]), bias), [0, 0, -1])
-    return made
+    return op.Reshape(op.Add(op.Reshape(q, [0, 0, *shape_of(bias)]), bias), [0, 0, -1])
 
 
 add_head_bias = Operator(

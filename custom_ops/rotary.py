@@ -13,12 +13,11 @@ Splits and a concatenation, no strided assignment (40 times slower on ONNX Runti
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.operator import Operator, cast, like_first
+from posexport.custom_ops.operator import Operator, Ops, cast, dtype_of, like_first, rank_of, size_of
 
 
 def _rotate(
@@ -41,11 +40,10 @@ def _rotate(
 
 
 def _rotate_onnx(
-    op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
+    op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
 ) -> ir.Value:
-    assert x.dtype is not None and cos.shape is not None
-    pairs, own = int(cos.shape[-1]), len(cos.shape) == 4  # type: ignore[arg-type]
-    cos, sin = (cast(op, t, ir.DataType.FLOAT, x.dtype) for t in (cos, sin))
+    pairs, own = size_of(cos, -1), rank_of(cos) == 4
+    cos, sin = (cast(op, t, dtype_of(x)) for t in (cos, sin))
     cos, sin = (t if own else op.Unsqueeze(t, [2]) for t in (cos, sin))
     turned, kept = op.Reshape(x, [0, 0, -1, head_dim]), None
     if 2 * pairs < head_dim:
@@ -72,24 +70,22 @@ def _rotate_onnx(
     return made
 
 
-def _turned_onnx(op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
+def _turned_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
     """The halves of the last axis, turned."""
     a, b = op.Split(x, num_outputs=2, axis=-1, _outputs=2)
     first = op.Sub(op.Mul(a, cos), op.Mul(b, sin))
     second = op.Add(op.Mul(a, sin), op.Mul(b, cos))
-    made: ir.Value = op.Concat(first, second, axis=-1)
-    return made
+    return op.Concat(first, second, axis=-1)
 
 
 def _own_body(x: ir.Value, cos: ir.Value, head_dim: int, interleaved: bool, runs: Sequence[int]) -> bool:
     """Whether RotaryEmbedding can't turn it: angles of each head, or runs that don't share a head evenly."""
-    assert cos.shape is not None
     uneven = len(set(runs)) > 1 or 2 * sum(runs) != head_dim
-    return len(cos.shape) == 4 or (not interleaved and len(runs) > 1 and uneven)
+    return rank_of(cos) == 4 or (not interleaved and len(runs) > 1 and uneven)
 
 
 def _one_run(
-    op: Any, x: ir.Value, interleaved: bool, runs: Sequence[int], turn: Callable[[ir.Value], ir.Value]
+    op: Ops, x: ir.Value, interleaved: bool, runs: Sequence[int], turn: Callable[[ir.Value], ir.Value]
 ) -> ir.Value:
     """`turn` of features brought into the one order that operators know: all first halves, then all second ones."""
     if interleaved or len(runs) == 1:
@@ -97,52 +93,45 @@ def _one_run(
     split = [0, 0, -1, len(runs), 2, runs[0]]
     swapped = op.Transpose(op.Reshape(x, split), perm=[0, 1, 2, 4, 3, 5])
     turned = op.Reshape(turn(op.Reshape(swapped, [0, 0, -1])), [0, 0, -1, 2, len(runs), runs[0]])
-    made: ir.Value = op.Reshape(op.Transpose(turned, perm=[0, 1, 2, 4, 3, 5]), [0, 0, -1])
-    return made
+    return op.Reshape(op.Transpose(turned, perm=[0, 1, 2, 4, 3, 5]), [0, 0, -1])
 
 
 def _sizes(x: ir.Value, cos: ir.Value, head_dim: int) -> tuple[int, int]:
     """Heads, and pairs that turn."""
-    assert x.shape is not None and cos.shape is not None
-    return int(x.shape[-1]) // head_dim, int(cos.shape[-1])  # type: ignore[arg-type]
+    return size_of(x, -1) // head_dim, size_of(cos, -1)
 
 
 def _rotate_native(
-    op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
+    op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
 ) -> ir.Value:
     # Caches per token, [B, S, P], and no position_ids: positions stay data, on any number of axes.
     if _own_body(x, cos, head_dim, interleaved, runs):
         return _rotate_onnx(op, x, cos, sin, head_dim=head_dim, interleaved=interleaved, runs=runs)
-    assert x.dtype is not None
     heads, pairs = _sizes(x, cos, head_dim)
-    cos, sin = (cast(op, t, ir.DataType.FLOAT, x.dtype) for t in (cos, sin))
+    cos, sin = (cast(op, t, dtype_of(x)) for t in (cos, sin))
     partial = {"rotary_embedding_dim": 2 * pairs} if 2 * pairs < head_dim else {}
 
     def turn(features: ir.Value) -> ir.Value:
-        made: ir.Value = op.RotaryEmbedding(
-            features, cos, sin, num_heads=heads, interleaved=int(interleaved), **partial
-        )
-        return made
+        return op.RotaryEmbedding(features, cos, sin, num_heads=heads, interleaved=int(interleaved), **partial)
 
     return _one_run(op, x, interleaved, runs, turn)
 
 
 def _rotate_contrib(
-    op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
+    op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
 ) -> ir.Value:
     # Its caches are rows by position. A row per token of the batch, and the token's number for its position, make any
     # positions data.
     if _own_body(x, cos, head_dim, interleaved, runs):
         return _rotate_onnx(op, x, cos, sin, head_dim=head_dim, interleaved=interleaved, runs=runs)
-    assert x.dtype is not None
     heads, pairs = _sizes(x, cos, head_dim)
     batch, seq = (op.Squeeze(op.Shape(cos, start=axis, end=axis + 1)) for axis in (0, 1))
     rows = op.Add(op.Mul(op.Unsqueeze(op.Range(0, batch, 1), [1]), seq), op.Range(0, seq, 1))
-    cos, sin = (op.Reshape(cast(op, t, ir.DataType.FLOAT, x.dtype), [-1, pairs]) for t in (cos, sin))
+    cos, sin = (op.Reshape(cast(op, t, dtype_of(x)), [-1, pairs]) for t in (cos, sin))
     partial = {"rotary_embedding_dim": 2 * pairs} if 2 * pairs < head_dim else {}
 
     def turn(features: ir.Value) -> ir.Value:
-        made: ir.Value = op.RotaryEmbedding(
+        return op.RotaryEmbedding(
             features,
             rows,
             cos,
@@ -153,7 +142,6 @@ def _rotate_contrib(
             _version=1,
             **partial,
         )
-        return made
 
     return _one_run(op, x, interleaved, runs, turn)
 
@@ -179,9 +167,8 @@ def _by_heads_fake(angles: torch.Tensor, heads: int) -> torch.Tensor:
     return angles.new_empty((*angles.shape[:2], heads, angles.shape[2] // heads))
 
 
-def _by_heads_onnx(op: Any, angles: ir.Value, *, heads: int) -> ir.Value:
-    made: ir.Value = op.Reshape(angles, [0, 0, heads, -1])
-    return made
+def _by_heads_onnx(op: Ops, angles: ir.Value, *, heads: int) -> ir.Value:
+    return op.Reshape(angles, [0, 0, heads, -1])
 
 
 angles_by_heads = Operator(
@@ -206,21 +193,19 @@ def _features(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: i
     return torch.cat((out, heads[..., width:]), -1).flatten(2)
 
 
-def _features_onnx(op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int) -> ir.Value:
-    assert x.dtype is not None and cos.shape is not None
-    width = int(cos.shape[-1])  # type: ignore[arg-type]
+def _features_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int) -> ir.Value:
+    width = size_of(cos, -1)
     turned, kept = op.Reshape(x, [0, 0, -1, head_dim]), None
     if width < head_dim:
         turned, kept = op.Split(turned, [width, head_dim - width], axis=-1, _outputs=2)
     pairs = op.Reshape(turned, [0, 0, -1, width // 2, 2])
     a, b = op.Split(pairs, num_outputs=2, axis=-1, _outputs=2)
     across = op.Reshape(op.Concat(op.Neg(b), a, axis=-1), [0, 0, -1, width])
-    cos, sin = (op.Unsqueeze(cast(op, t, ir.DataType.FLOAT, x.dtype), [2]) for t in (cos, sin))
+    cos, sin = (op.Unsqueeze(cast(op, t, dtype_of(x)), [2]) for t in (cos, sin))
     made = op.Add(op.Mul(turned, cos), op.Mul(across, sin))
     if kept is not None:
         made = op.Concat(made, kept, axis=-1)
-    flat: ir.Value = op.Reshape(made, [0, 0, -1])
-    return flat
+    return op.Reshape(made, [0, 0, -1])
 
 
 rotate_features = Operator(

@@ -1,62 +1,114 @@
-"""What the operators of a form can't carry, in one sentence each. Imports nothing, so that tables can ask."""
+"""The attention calls for which a form has no operator, each with the reason. Imports no engine."""
 
 from __future__ import annotations
 
-_NATIVE = (("native", "portable"), ("native", "tensorrt"))
-_CONTRIB = (("contrib", "portable"), ("contrib", "tensorrt"))
-GROUPED_WIDTH = 8
-"""GroupQueryAttention takes heads of a multiple of it."""
+from collections.abc import Callable
 
-_ORT = (("contrib", "ort"),)
-_ODD = "a head_dim that is no multiple of 8"
+import attrs
+
+from posexport.errors import Reason
+
+GROUPED_WIDTH = 8
+"""GroupQueryAttention takes only a head_dim that is a multiple of this."""
+
+
+def fits_grouped_batch(batch: int, seq: int, past: int) -> bool:
+    """Whether GroupQueryAttention takes `seq` tokens in `batch` rows after `past` cached ones: it takes several tokens
+    after cached ones for batch 1 only."""
+    return batch == 1 or seq == 1 or past == 0
+
+
+@attrs.frozen
+class AttentionCall:
+    """The features of an attention call. `square`: as many keys as queries; ignored where there is a cache."""
+
+    cache: str | None
+    softcap: bool
+    head_dim: int
+    square: bool
+
+
+@attrs.frozen
+class Refusal:
+    """A feature that `form` lacks for `targets`: the calls that have it, the feature in words, and the reason."""
+
+    form: str
+    targets: tuple[str, ...]
+    feature: str
+    applies: Callable[[AttentionCall], bool]
+    reason: Reason
+
+
+_WITHOUT_GROUPED = "give --form decomposed, or native with --target ort"
+_ALL, _NOT_ORT = ("portable", "tensorrt", "ort"), ("portable", "tensorrt")
 
 REFUSALS = (
-    (_NATIVE, "softcap", "TensorRT's Attention takes no softcap: give --target ort, or --form decomposed"),
-    (
-        (*_CONTRIB, *_ORT),
-        f"softcap or shared caches, and {_ODD}",
-        "GroupQueryAttention, which alone takes them, takes heads of a multiple of 8 features: "
-        "give --form decomposed, or native with --target ort",
-    ),
-    (
-        (*_CONTRIB, *_ORT),
-        "softcap with a grown cache",
-        "GroupQueryAttention, which alone takes softcap, takes chunks over a grown cache for batch 1 only: "
-        "give --form decomposed, or native with --target ort",
-    ),
-    (
-        (*_CONTRIB, *_ORT),
-        "softcap with an encoder's keys",
-        "GroupQueryAttention, which alone takes softcap, takes as many keys as queries: "
-        "give --form decomposed, or native with --target ort",
-    ),
-    (
-        _CONTRIB,
+    Refusal(
+        "native",
+        _NOT_ORT,
         "softcap",
-        "MultiHeadAttention takes no softcap: give --target ort, whose GroupQueryAttention does, or --form decomposed",
+        lambda call: call.softcap,
+        Reason("softcap", "TensorRT's Attention takes no softcap: give --target ort, or --form decomposed"),
     ),
-    (
-        _CONTRIB,
+    Refusal(
+        "contrib",
+        _ALL,
+        f"softcap or shared caches, and a head_dim that is no multiple of {GROUPED_WIDTH}",
+        lambda call: (call.softcap or call.cache == "shared") and call.head_dim % GROUPED_WIDTH > 0,
+        Reason(
+            "head-dim",
+            "GroupQueryAttention, which alone takes them, takes heads of a multiple of 8 features: " + _WITHOUT_GROUPED,
+        ),
+    ),
+    Refusal(
+        "contrib",
+        _ALL,
+        "softcap with a grown cache",
+        lambda call: call.softcap and call.cache == "concat",
+        Reason(
+            "softcap-grown-cache",
+            "GroupQueryAttention, which alone takes softcap, takes chunks over a grown cache for batch 1 only: "
+            + _WITHOUT_GROUPED,
+        ),
+    ),
+    Refusal(
+        "contrib",
+        _ALL,
+        "softcap with an encoder's keys",
+        lambda call: call.softcap and call.cache is None and not call.square,
+        Reason(
+            "softcap-cross",
+            "GroupQueryAttention, which alone takes softcap, takes as many keys as queries: " + _WITHOUT_GROUPED,
+        ),
+    ),
+    Refusal(
+        "contrib",
+        _NOT_ORT,
+        "softcap",
+        lambda call: call.softcap,
+        Reason(
+            "softcap",
+            "MultiHeadAttention takes no softcap: give --target ort, whose GroupQueryAttention does, "
+            "or --form decomposed",
+        ),
+    ),
+    Refusal(
+        "contrib",
+        _NOT_ORT,
         "shared caches",
-        "shared caches are GroupQueryAttention's, which TensorRT lacks: give --target ort, or --form native",
+        lambda call: call.cache == "shared",
+        Reason(
+            "shared-cache",
+            "shared caches are GroupQueryAttention's, which TensorRT lacks: give --target ort, or --form native",
+        ),
     ),
 )
-"""(form, target) pairs, what they can't carry, and the sentence; the first that fits is told."""
+"""Every unsupported feature; the first row that applies gives the reason."""
 
 
-def unsupported(form: str, target: str, *, cache: str | None, softcap: bool, head_dim: int, square: bool) -> str | None:
-    """Why attention of this kind has no operator in `form` for `target`, without a full stop; None where it has one.
-
-    `square`: there are as many keys as queries, which plays no part where there is a cache.
-    """
-    asked = {
-        "softcap": softcap,
-        "shared caches": cache == "shared",
-        "softcap with a grown cache": softcap and cache == "concat",
-        "softcap with an encoder's keys": softcap and cache is None and not square,
-        f"softcap or shared caches, and {_ODD}": (softcap or cache == "shared") and head_dim % GROUPED_WIDTH > 0,
-    }
-    for at, what, why in REFUSALS:
-        if (form, target) in at and asked[what]:
-            return why
+def unsupported_reason(form: str, target: str, call: AttentionCall) -> Reason | None:
+    """Why attention of this kind has no operator in `form` for `target`; None where it has one."""
+    for row in REFUSALS:
+        if form == row.form and target in row.targets and row.applies(call):
+            return row.reason
     return None

@@ -9,10 +9,11 @@ seen.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import onnx_ir as ir
 import torch
+
+from posexport.custom_ops.operator import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +75,13 @@ def visible(
     return seen
 
 
-def lengths_onnx(op: Any, q: ir.Value, k: ir.Value, axis: int) -> tuple[ir.Value, ir.Value]:
+def lengths_onnx(op: Ops, q: ir.Value, k: ir.Value, axis: int) -> tuple[ir.Value, ir.Value]:
     """The numbers of queries (axis 1 of `q`) and of keys (`axis` of `k`), scalars."""
     return op.Squeeze(op.Shape(q, start=1, end=2)), op.Squeeze(op.Shape(k, start=axis, end=axis + 1))
 
 
 def visible_onnx(
-    op: Any,
+    op: Ops,
     heads: Heads,
     seq: ir.Value | None,
     total: ir.Value | None,
@@ -117,8 +118,7 @@ def visible_onnx(
     return seen
 
 
-def sink_onnx(op: Any, logits: ir.Value, sinks: ir.Value, total: ir.Value) -> ir.Value:
+def sink_onnx(op: Ops, logits: ir.Value, sinks: ir.Value, total: ir.Value) -> ir.Value:
     """`logits` [B or 1, N or 1, S or 1, T + 1], or a mask of that shape, with the sinks [N] in the column in front."""
     first = op.Equal(op.Range(0, op.Add(total, 1), 1), 0)
-    made: ir.Value = op.Where(first, op.Unsqueeze(sinks, [1, 2]), logits)
-    return made
+    return op.Where(first, op.Unsqueeze(sinks, [1, 2]), logits)

@@ -10,13 +10,12 @@ positions [B, S, 2] and [B, T, 2] -> [B, N, S, T]
 """
 
 import math
-from typing import Any
 
 import onnx_ir as ir
 import torch
 
 from posexport.custom_ops.bias import FP32, behind, offsets_onnx, wide
-from posexport.custom_ops.operator import Operator, cast, constant, like_first
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first
 
 
 def _bias(q_positions: torch.Tensor, k_positions: torch.Tensor, table: torch.Tensor, size: int) -> torch.Tensor:
@@ -30,17 +29,15 @@ def _bias_fake(q_positions: torch.Tensor, k_positions: torch.Tensor, table: torc
     return table.new_empty(shape, dtype=wide(table.dtype))
 
 
-def _bias_onnx(op: Any, q_positions: ir.Value, k_positions: ir.Value, table: ir.Value, *, size: int) -> ir.Value:
-    assert table.dtype is not None
+def _bias_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value, table: ir.Value, *, size: int) -> ir.Value:
 
     def offset(axis: int) -> ir.Value:  # each axis alone: a pair per element costs ONNX Runtime three times as much
         ahead, behind = (op.Slice(each, [axis], [axis + 1], [2]) for each in (q_positions, k_positions))
         return offsets_onnx(op, ahead, op.Transpose(behind, perm=[0, 2, 1]), size - 1)
 
     index = op.Add(op.Mul(offset(1), 2 * size - 1), offset(0))
-    rows = op.Gather(cast(op, table, table.dtype, FP32), index, axis=0)
-    made: ir.Value = op.Transpose(rows, perm=[0, 3, 1, 2])
-    return made
+    rows = op.Gather(cast(op, table, FP32), index, axis=0)
+    return op.Transpose(rows, perm=[0, 3, 1, 2])
 
 
 window_bias = Operator(
@@ -66,12 +63,10 @@ def _table_fake(coordinates: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor, w
     return coordinates.new_empty((coordinates.shape[0], w2.shape[0]))
 
 
-def _table_onnx(op: Any, coordinates: ir.Value, w1: ir.Value, b1: ir.Value, w2: ir.Value) -> ir.Value:
-    assert w1.dtype is not None
-    w1, b1, w2 = (cast(op, t, w1.dtype, FP32) for t in (w1, b1, w2))
+def _table_onnx(op: Ops, coordinates: ir.Value, w1: ir.Value, b1: ir.Value, w2: ir.Value) -> ir.Value:
+    w1, b1, w2 = (cast(op, t, FP32) for t in (w1, b1, w2))
     hidden = op.Relu(op.Add(op.MatMul(coordinates, op.Transpose(w1, perm=[1, 0])), b1))
-    made: ir.Value = op.Mul(op.Sigmoid(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0]))), constant(op, HIGHEST, FP32))
-    return made
+    return op.Mul(op.Sigmoid(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0]))), constant(op, HIGHEST, FP32))
 
 
 window_table = Operator(
@@ -100,17 +95,14 @@ def _cosine(x: torch.Tensor, logit_scale: torch.Tensor | None, head_dim: int) ->
     return made
 
 
-def _cosine_onnx(op: Any, x: ir.Value, logit_scale: ir.Value | None, *, head_dim: int) -> ir.Value:
-    assert x.dtype is not None
-    heads = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), x.dtype, FP32)
+def _cosine_onnx(op: Ops, x: ir.Value, logit_scale: ir.Value | None, *, head_dim: int) -> ir.Value:
+    heads = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), FP32)
     norm = op.Sqrt(op.ReduceSum(op.Mul(heads, heads), [-1]))
     heads = op.Div(heads, op.Max(norm, constant(op, NORM_EPS, FP32)))
     if logit_scale is not None:
-        assert logit_scale.dtype is not None
-        loud = op.Exp(op.Min(cast(op, logit_scale, logit_scale.dtype, FP32), constant(op, LOUDEST, FP32)))
+        loud = op.Exp(op.Min(cast(op, logit_scale, FP32), constant(op, LOUDEST, FP32)))
         heads = op.Mul(heads, op.Reshape(loud, [-1, 1]))
-    made: ir.Value = op.Reshape(cast(op, heads, FP32, x.dtype), [0, 0, -1])
-    return made
+    return op.Reshape(cast(op, heads, dtype_of(x)), [0, 0, -1])
 
 
 cosine_heads = Operator(

@@ -1,12 +1,11 @@
 """The torch side of posexport: encodings, and the blocks that use them.
 
-Importing this package loads no torch: the table below is data, and `posexport.models.block` is imported by those who
-build a block.
+Importing this package loads no torch: the table below is data. Import `posexport.models.block` to build a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -16,12 +15,12 @@ from posexport.models.absolute import Learned, Sinusoidal
 from posexport.models.axes import Mrope, Rope2d, Rope3d, RopeDinov3, RopeMixed, RopeVjepa2
 from posexport.models.biases import T5, Alibi, Alibi2d, Fire, Kerple, Sandwich
 from posexport.models.content import Cope, Deberta, Shaw
-from posexport.models.encoding import Encoding
 from posexport.models.none import NoEncoding
 from posexport.models.relative import Relative
 from posexport.models.rotary import Rope, XPos
 from posexport.models.temperature import Temperature
 from posexport.models.windows import Swin, SwinV2
+from posexport.spec.encoding import Encoding
 from posexport.spec.spec import LAYER_FIELDS, Layer, Spec
 
 ENCODINGS: dict[str, type[Encoding]] = {
@@ -36,42 +35,40 @@ ENCODINGS: dict[str, type[Encoding]] = {
 
 
 def read_encoding(data: Mapping[str, Any]) -> Encoding:
-    """An encoding from `{"name": ..., parameter: value}`; raises RequestError for what isn't known or allowed."""
-    rest = dict(data)
-    name = rest.pop("name", None)
+    """An encoding from `{"name": ..., parameter: value}`; RequestError for unknown names and values not allowed."""
+    parameters = dict(data)
+    name = parameters.pop("name", None)
     if not isinstance(name, str) or name not in ENCODINGS:
         raise unknown("encoding", str(name), ENCODINGS)
     cls = ENCODINGS[name]
-    known = [field.name for field in attrs.fields(cls)]
-    for key in rest:
-        if key not in known:
-            raise unknown(f"parameter of {name}", key, known)
-    return cls(**rest)
+    _check_names(f"parameter of {name}", parameters, [field.name for field in attrs.fields(cls)])
+    return cls(**parameters)
 
 
 def read_spec(data: Mapping[str, Any]) -> Spec:
-    """A spec from plain data as `Spec.to_dict` writes it; missing fields take their defaults."""
-    rest = dict(data)
-    encoding = rest.pop("encoding", None)
+    """A spec from plain data as `Spec.to_dict` writes it; missing fields have their defaults."""
+    fields = dict(data)
+    encoding = fields.pop("encoding", None)
     if not isinstance(encoding, Mapping):
         raise RequestError(f"encoding is {encoding!r}: it must be a table with a name, such as {{'name': 'rope'}}.")
-    known = [field.name for field in attrs.fields(Spec)]
-    for key in rest:
-        if key not in known:
-            raise unknown("field of a spec", key, known)
-    if rest.get("layer_pattern"):
-        if not isinstance(rest["layer_pattern"], list | tuple):
-            raise RequestError(f"layer_pattern is {rest['layer_pattern']!r}: it must be a list of layers.")
-        rest["layer_pattern"] = [read_layer(layer) for layer in rest["layer_pattern"]]
-    return Spec(encoding=read_encoding(encoding), **rest)
+    _check_names("field of a spec", fields, [field.name for field in attrs.fields(Spec)])
+    if fields.get("layer_pattern"):
+        if not isinstance(fields["layer_pattern"], list | tuple):
+            raise RequestError(f"layer_pattern is {fields['layer_pattern']!r}: it must be a list of layers.")
+        fields["layer_pattern"] = [_read_layer(layer) for layer in fields["layer_pattern"]]
+    return Spec(encoding=read_encoding(encoding), **fields)
 
 
-def read_layer(data: Any) -> Layer:
+def _read_layer(data: object) -> Layer:
     """One kind of layer of a pattern from `{"encoding": {...}, field: value}`."""
     if not isinstance(data, Mapping) or not isinstance(data.get("encoding"), Mapping):
         raise RequestError(f"layer_pattern has {data!r}: each layer must be a table with an encoding.")
-    rest = {key: value for key, value in data.items() if key != "encoding"}
-    for key in rest:
-        if key not in LAYER_FIELDS:
-            raise unknown("field of a layer", key, LAYER_FIELDS)
-    return Layer(encoding=read_encoding(data["encoding"]), **rest)
+    fields = {key: value for key, value in data.items() if key != "encoding"}
+    _check_names("field of a layer", fields, LAYER_FIELDS)
+    return Layer(encoding=read_encoding(data["encoding"]), **fields)
+
+
+def _check_names(kind: str, names: Iterable[str], allowed: Sequence[str]) -> None:
+    for name in names:
+        if name not in allowed:
+            raise unknown(kind, name, allowed)

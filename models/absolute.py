@@ -15,16 +15,16 @@ import attrs
 from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models.angles import angle_constant, check_exact, cos_sin
-from posexport.models.encoding import Encoding, State
-from posexport.models.frequencies import inverse_frequencies
+from posexport.models.frequencies import progression
 from posexport.spec import fields
+from posexport.spec.encoding import Encoding, State
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from posexport.models.encoding import Constant
+    from posexport.spec.encoding import Constant
 
 
 @attrs.frozen(kw_only=True)
@@ -55,14 +55,13 @@ class Learned(Encoding):
 class Sinusoidal(Encoding):
     """Sines and cosines of the position at geometrically spaced frequencies.
 
-    `order` says which comes first, `layout` whether they alternate feature by feature or fill one half each.
+    `order` says which comes first, `layout` whether they alternate feature by feature or each fill one half.
     """
 
     name: ClassVar[str] = "sinusoidal"
     summary: ClassVar[str] = "fixed sines and cosines of the position, added to the input"
     source: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
     angular: ClassVar[bool] = True
-    uses_fp32_products: ClassVar[bool] = True
     hook: ClassVar[str] = "embed"
     at_input: ClassVar[bool] = True
     in_cross: ClassVar[bool] = True
@@ -77,14 +76,14 @@ class Sinusoidal(Encoding):
             )
         check_exact(spec, self.theta)
 
+    def uses_fp32_products(self) -> bool:
+        return True
+
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
-        frequencies = angle_constant(
-            spec, dtype, lambda wanted: inverse_frequencies(spec.hidden_size, self.theta, wanted)
-        )
-        return {"frequencies": frequencies}
+        return {"frequencies": angle_constant(spec, dtype, progression(spec.hidden_size, self.theta))}
 
     def embed(self, state: State, x_BSD: Tensor, positions: Tensor) -> Tensor:
         cos, sin = cos_sin(positions, state["frequencies"])
         first, second = (sin, cos) if self.order == "sin-cos" else (cos, sin)
-        table: Tensor = custom_ops.pair_features(first, second, self.layout == "interleaved")
+        table = custom_ops.pair_features(first, second, self.layout == "interleaved")
         return x_BSD + table.to(x_BSD.dtype)

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from posexport import custom_ops
-from posexport.models.encoding import AttentionContext, Encoding
-from posexport.models.weights import norm_names
+from posexport.models.weights import Shapes, layer_shapes, norm_names
+from posexport.spec.encoding import AttentionContext
 from posexport.spec.spec import Spec
 
 
 class EncodingState(nn.Module):
-    """The weights and constants of one encoding, by name; what hooks know as `State`."""
+    """The weights and constants of one encoding, by name: the `State` that its hooks read."""
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
         super().__init__()
-        assert isinstance(spec.encoding, Encoding)
         self.spec, self.encoding = spec, spec.encoding
         for name, shape in spec.encoding.weights(spec).items():
             *path, last = name.split(".")
@@ -32,7 +31,7 @@ class EncodingState(nn.Module):
                     owner.add_module(part, nn.Module())
                 owner = owner.get_submodule(part)
             owner.register_parameter(last, nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")))
-        # never half: an angle in half precision is wrong from position 256 on
+        # never half precision: there an angle is wrong from position 256 on
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         for name, values in spec.encoding.constants(spec, wide).items():
             if not isinstance(values, Tensor):
@@ -53,8 +52,11 @@ def _integers(values: object) -> bool:
 
 @dataclass(frozen=True)
 class SharedInputs:
-    """What all layers share beside the tokens: [B, S] `positions` (or [B, S, axes]), those of the keys [B, T], the
-    keys' `mask` [B, T], `encoder` states [B, E, D], and `write_indices` [B] into shared caches; None where absent."""
+    """The inputs that all layers share; None where the block has no such input.
+
+    `positions` int64 [B, S] or [B, S, axes], `k_positions` of the keys [B, T], `mask` int64 [B, T], `encoder` states
+    [B, E, D], `write_indices` int64 [B] into shared caches.
+    """
 
     positions: Tensor | None = None
     k_positions: Tensor | None = None
@@ -72,98 +74,85 @@ class Attention(nn.Module):
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
         super().__init__()
-        self.spec = spec
-        q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self.q_proj = _linear(spec, "q_proj", spec.hidden_size, q_width, dtype)
-        self.k_proj = _linear(spec, "k_proj", spec.hidden_size, kv_width, dtype)
-        self.v_proj = _linear(spec, "v_proj", spec.hidden_size, kv_width, dtype)
-        self.o_proj = _linear(spec, "o_proj", q_width, spec.hidden_size, dtype)
+        self.spec, shapes = spec, layer_shapes(spec)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            _linear(shapes, name, dtype) for name in ("q_proj", "k_proj", "v_proj", "o_proj")
+        )
         if spec.qk_norm_type == "rms":
             self.q_norm, self.k_norm = (
                 nn.RMSNorm(spec.head_dim, eps=spec.norm_eps, dtype=dtype, device="meta") for _ in range(2)
             )
         self.sinks = nn.Parameter(torch.empty(spec.num_heads, dtype=dtype, device="meta")) if spec.sinks else None
-        assert isinstance(spec.encoding, Encoding)
         acts = spec.encoding.hook and not spec.encoding.at_input and not spec.cross
         self.encoding = EncodingState(spec, dtype) if acts else None
 
-    def attend(self, x_BSD: Tensor, around: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
-        spec = self.spec
-        source = x_BSD if around.encoder is None else around.encoder
+    def attend(self, x_BSD: Tensor, shared: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
+        """Attention with its projections, and the new cache where there is one."""
+        spec, state, positions = self.spec, self.encoding, shared.positions
+        source = x_BSD if shared.encoder is None else shared.encoder
         q, k, v = self.q_proj(x_BSD), self.k_proj(source), self.v_proj(source)
         if spec.qk_norm_type == "rms":
             q = custom_ops.head_norm(q, self.q_norm.weight, spec.head_dim, spec.norm_eps)
             k = custom_ops.head_norm(k, self.k_norm.weight, spec.head_dim, spec.norm_eps)
-        shape = (
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.scale,
-            spec.causal,
-            spec.window or 0,
-            spec.attention_chunk_size or 0,
-            spec.softcap or 0.0,
-        )
-        positions, scheme = around.positions, None if self.encoding is None else self.encoding.encoding
-        if self.encoding is not None and scheme is not None and positions is not None:
-            q, k = scheme.rotate(self.encoding, q, k, positions)
+        if state is not None and positions is not None:
+            q, k = state.encoding.rotate(state, q, k, positions)
         if spec.qk_norm_type == "l2":
             q, k = (custom_ops.head_norm(t, None, spec.head_dim, spec.norm_eps) for t in (q, k))
-        bias = scene = None
-        if self.encoding is not None and scheme is not None:
-            scene = self._scene(k, around, past)
+        bias = context = None
+        if state is not None:
+            context = self._context(state, k, shared, past)
             if positions is not None:
-                bias = scheme.bias(self.encoding, *scene.positions())
-            q, mixed = scheme.score(self.encoding, q, scene)
-            bias = mixed if bias is None else bias
-        added = (bias, around.mask, self.sinks)
+                bias = state.encoding.bias(state, *context.positions())
+            q, score = state.encoding.score(state, q, context)
+            bias = score if bias is None else bias
+        inputs, attributes = (bias, shared.mask, self.sinks), spec.attention_attributes()
         present: list[Tensor] = []
         if past is None:
-            out = custom_ops.attend(q, k, v, *added, *shape)
-        elif around.write_indices is None:
-            out, *present = custom_ops.attend_cached(q, k, v, *past, *added, *shape)
+            out = custom_ops.attend(q, k, v, *inputs, *attributes)
+        elif shared.write_indices is None:
+            out, *present = custom_ops.attend_cached(q, k, v, *past, *inputs, *attributes)
         else:
-            out, *present = custom_ops.attend_shared(q, k, v, *past, around.write_indices, *added, *shape)
-        if self.encoding is not None and scheme is not None and scene is not None:
-            more = scheme.values(self.encoding, q, scene, bias)
-            out = out if more is None else out + more
+            out, *present = custom_ops.attend_shared(q, k, v, *past, shared.write_indices, *inputs, *attributes)
+        if state is not None and context is not None:
+            values = state.encoding.values(state, q, context, bias)
+            out = out if values is None else out + values
         return self.o_proj(out), (present[0], present[1]) if present else None
 
-    def _scene(self, k: Tensor, around: SharedInputs, past: Cache | None) -> AttentionContext:
-        assert self.encoding is not None
-        keys: Tensor | None = k if self.encoding.encoding.reads_keys else None
+    def _context(self, state: EncodingState, k: Tensor, shared: SharedInputs, past: Cache | None) -> AttentionContext:
+        keys = k if state.encoding.reads_keys else None
         if keys is not None and past is not None:
-            keys = custom_ops.cached_keys(past[0], k, around.write_indices, self.spec.num_kv_heads)
+            keys = custom_ops.cached_keys(past[0], k, shared.write_indices, self.spec.num_kv_heads)
         return AttentionContext(
             k=keys,
-            q_positions=around.positions,
-            k_positions=around.positions if around.k_positions is None else around.k_positions,
-            mask=around.mask,
+            q_positions=shared.positions,
+            k_positions=shared.positions if shared.k_positions is None else shared.k_positions,
+            mask=shared.mask,
             sinks=self.sinks,
-            write_indices=around.write_indices,
+            write_indices=shared.write_indices,
         )
 
-    def forward(self, x_BSD: Tensor, around: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
-        return self.attend(x_BSD, around, past)
+    def forward(self, x_BSD: Tensor, shared: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
+        return self.attend(x_BSD, shared, past)
 
 
 class TransformerLayer(Attention):
-    """Attention and an MLP with norms and residuals, norms before each (pre) or after each residual sum (post)."""
+    """Attention and an MLP with norms and residuals; a norm before each (pre) or after each residual sum (post)."""
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
         super().__init__(spec, dtype)
-        assert spec.norm_eps is not None and spec.intermediate_size is not None
-        kind = nn.LayerNorm if spec.norm_type == "layernorm" else nn.RMSNorm
+        assert spec.norm_eps is not None  # every spec of a transformer block has it
+        norm = nn.LayerNorm if spec.norm_type == "layernorm" else nn.RMSNorm
         for name in norm_names(spec):
-            self.add_module(name, kind(spec.hidden_size, eps=spec.norm_eps, dtype=dtype, device="meta"))
+            self.add_module(name, norm(spec.hidden_size, eps=spec.norm_eps, dtype=dtype, device="meta"))
         self.mlp = (GeluMlp if spec.mlp == "gelu" else SwigluMlp)(spec, dtype)
 
-    def forward(self, x_BSD: Tensor, around: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
+    def forward(self, x_BSD: Tensor, shared: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
         first, second = (self.get_submodule(name) for name in norm_names(self.spec))
         if self.spec.norm == "pre":
-            attended, present = self.attend(first(x_BSD), around, past)
+            attended, present = self.attend(first(x_BSD), shared, past)
             x_BSD = x_BSD + attended
             return x_BSD + self.mlp(second(x_BSD)), present
-        attended, present = self.attend(x_BSD, around, past)
+        attended, present = self.attend(x_BSD, shared, past)
         x_BSD = first(x_BSD + attended)
         return second(x_BSD + self.mlp(x_BSD)), present
 
@@ -173,9 +162,7 @@ class GeluMlp(nn.Module):
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
         super().__init__()
-        assert spec.intermediate_size is not None
-        self.fc1 = _linear(spec, "mlp.fc1", spec.hidden_size, spec.intermediate_size, dtype)
-        self.fc2 = _linear(spec, "mlp.fc2", spec.intermediate_size, spec.hidden_size, dtype)
+        self.fc1, self.fc2 = (_linear(layer_shapes(spec), f"mlp.{name}", dtype) for name in ("fc1", "fc2"))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(nn.functional.gelu(self.fc1(x)))  # type: ignore[no-any-return]
@@ -186,14 +173,14 @@ class SwigluMlp(nn.Module):
 
     def __init__(self, spec: Spec, dtype: torch.dtype) -> None:
         super().__init__()
-        assert spec.intermediate_size is not None
-        self.gate_proj = _linear(spec, "mlp.gate_proj", spec.hidden_size, spec.intermediate_size, dtype)
-        self.up_proj = _linear(spec, "mlp.up_proj", spec.hidden_size, spec.intermediate_size, dtype)
-        self.down_proj = _linear(spec, "mlp.down_proj", spec.intermediate_size, spec.hidden_size, dtype)
+        self.gate_proj, self.up_proj, self.down_proj = (
+            _linear(layer_shapes(spec), f"mlp.{name}", dtype) for name in ("gate_proj", "up_proj", "down_proj")
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
 
 
-def _linear(spec: Spec, name: str, width_in: int, width_out: int, dtype: torch.dtype) -> nn.Linear:
-    return nn.Linear(width_in, width_out, bias=name in spec.bias, dtype=dtype, device="meta")
+def _linear(shapes: Shapes, name: str, dtype: torch.dtype) -> nn.Linear:
+    width_out, width_in = shapes[f"{name}.weight"]
+    return nn.Linear(width_in, width_out, bias=f"{name}.bias" in shapes, dtype=dtype, device="meta")

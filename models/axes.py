@@ -24,17 +24,17 @@ import attrs
 from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models.angles import angle_constant, check_exact, cos_sin
-from posexport.models.encoding import State
 from posexport.models.frequencies import inverse_frequencies
 from posexport.models.rotary import Rope, Rotary
 from posexport.spec import fields
+from posexport.spec.encoding import State
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from posexport.models.encoding import Constant
+    from posexport.spec.encoding import Constant
 
 AXES = "xyt"
 LAYOUTS = ("interleaved", "half", "half-head")
@@ -241,7 +241,6 @@ class RopeDinov3(Rotary):
     axes: ClassVar[int] = 2
     base_properties: ClassVar[tuple[str, ...]] = ("norms", "permutation", "finite")
     angular: ClassVar[bool] = False  # its angles are those of fractions
-    uses_fp32_products: ClassVar[bool] = False
     theta: float = fields.positive(100.0, "base of the periods")
     grid: tuple[int, ...] | None = fields.numbers(
         "rows and columns (default: as far as each row of position_ids reaches)", whole=True
@@ -259,6 +258,9 @@ class RopeDinov3(Rotary):
                 "kv_cache was given with rope-dinov3 without a grid: each step would take another one, as far as its "
                 "own positions reach, so give --set grid=ROWS,COLUMNS, or drop the cache."
             )
+
+    def uses_fp32_products(self) -> bool:
+        return False
 
     def properties(self, spec: Spec) -> tuple[str, ...]:
         return self.base_properties if self.grid is None else (*self.base_properties, "prefix")

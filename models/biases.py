@@ -25,16 +25,16 @@ import attrs
 from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models.angles import angle_constant, check_exact, cos_sin
-from posexport.models.encoding import Encoding, State
-from posexport.models.frequencies import inverse_frequencies
+from posexport.models.frequencies import progression
 from posexport.spec import fields
+from posexport.spec.encoding import Encoding, State
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from posexport.models.encoding import Constant
+    from posexport.spec.encoding import Constant
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
@@ -163,7 +163,7 @@ class T5(Encoding):
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         return {"relative_attention_bias.weight": (self.num_buckets, spec.num_heads)}
 
-    def reach(self) -> int | None:
+    def saturation_distance(self) -> int | None:
         return self.max_distance
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
@@ -207,7 +207,6 @@ class Sandwich(Encoding):
     summary: ClassVar[str] = "product of sinusoidal embeddings as a bias, at a ratio per head"
     source: ClassVar[str] = "Chi et al. 2023, arXiv:2212.10356, section 5"
     angular: ClassVar[bool] = True
-    uses_fp32_products: ClassVar[bool] = True
     hook: ClassVar[str] = "bias"
     base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
@@ -218,8 +217,11 @@ class Sandwich(Encoding):
             raise RequestError(f"dim is {self.dim}: sandwich pairs a sine with a cosine, so give an even one.")
         check_exact(spec, self.theta)
 
+    def uses_fp32_products(self) -> bool:
+        return True
+
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
-        frequencies = angle_constant(spec, dtype, lambda wanted: inverse_frequencies(self.dim, self.theta, wanted))
+        frequencies = angle_constant(spec, dtype, progression(self.dim, self.theta))
         return {"frequencies": frequencies, "rates": [spec.num_heads / (8.0 * h) for h in range(1, spec.num_heads + 1)]}
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:

@@ -19,15 +19,15 @@ import attrs
 
 from posexport import custom_ops
 from posexport.errors import RequestError
-from posexport.models.encoding import AttentionContext, Encoding, State
 from posexport.spec import fields
+from posexport.spec.encoding import AttentionContext, Encoding, State
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from posexport.models.encoding import Constant
+    from posexport.spec.encoding import Constant
 
 
 @attrs.frozen(kw_only=True)
@@ -41,7 +41,7 @@ class Shaw(Encoding):
     base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     reads_keys: ClassVar[bool] = True
     max_distance: int = fields.integer(16, "distance beyond which all share a row", at_most=2**20)
-    max_distance_ahead: int | None = fields.integer(
+    max_distance_ahead: int = fields.integer(
         None, "the same for keys ahead of the query (default: max_distance)", at_least=0, at_most=2**20, optional=True
     )
     relative_values: bool = fields.flag(True, "values have vectors too, not keys alone")
@@ -50,38 +50,24 @@ class Shaw(Encoding):
         if self.max_distance_ahead is None:
             object.__setattr__(self, "max_distance_ahead", self.max_distance)
 
-    def reach(self) -> int | None:
-        assert self.max_distance_ahead is not None
+    def saturation_distance(self) -> int | None:
         return max(self.max_distance, self.max_distance_ahead)
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
-        assert self.max_distance_ahead is not None
         rows = (self.max_distance + self.max_distance_ahead + 1, spec.head_dim)
         return {"keys.weight": rows, **({"values.weight": rows} if self.relative_values else {})}
 
-    def score(self, state: State, q: Tensor, scene: AttentionContext) -> tuple[Tensor, Tensor | None]:
-        reaches = (self.max_distance, self.max_distance_ahead)
-        score: Tensor = custom_ops.offset_score(q, *scene.positions(), state["keys.weight"], *reaches, state.spec.scale)
-        return q, score
+    def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
+        distances, scale = (self.max_distance, self.max_distance_ahead), state.spec.scale
+        return q, custom_ops.offset_score(q, *context.positions(), state["keys.weight"], *distances, scale)
 
-    def values(self, state: State, q: Tensor, scene: AttentionContext, bias: Tensor | None) -> Tensor | None:
+    def values(self, state: State, q: Tensor, context: AttentionContext, bias: Tensor | None) -> Tensor | None:
         if not self.relative_values:
             return None
-        spec = state.spec
-        heads = (
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.scale,
-            spec.causal,
-            spec.window or 0,
-            spec.attention_chunk_size or 0,
-            spec.softcap or 0.0,
-        )
-        beside = (scene.k, bias, scene.mask, scene.sinks, scene.write_indices, *scene.positions())
-        added: Tensor = custom_ops.offset_values(
-            q, *beside, state["values.weight"], *heads, self.max_distance, self.max_distance_ahead
-        )
-        return added
+        inputs = (context.k, bias, context.mask, context.sinks, context.write_indices, *context.positions())
+        distances = (self.max_distance, self.max_distance_ahead)
+        attributes = state.spec.attention_attributes()
+        return custom_ops.offset_values(q, *inputs, state["values.weight"], *attributes, *distances)
 
 
 def log_bucket(distance: int, buckets: int, max_position: int) -> int:
@@ -133,7 +119,7 @@ class Deberta(Encoding):
         """Rows of the table on either side."""
         return self.position_buckets or self.max_relative_positions
 
-    def reach(self) -> int | None:
+    def saturation_distance(self) -> int | None:
         return self.max_relative_positions
 
     def _projections(self) -> list[str]:
@@ -164,7 +150,7 @@ class Deberta(Encoding):
 
         return {"buckets": [row(distance) for distance in range(-reach, reach + 1)]}
 
-    def score(self, state: State, q: Tensor, scene: AttentionContext) -> tuple[Tensor, Tensor | None]:
+    def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
         def table(name: str) -> Tensor:
             rows = state[f"{name}.weight"] @ state["weight"].T
             return rows + state[f"{name}.bias"].unsqueeze(-1) if self.pos_bias else rows
@@ -172,8 +158,8 @@ class Deberta(Encoding):
         tables = {name: table(name) for name in self._projections()}
         return q, custom_ops.disentangled_score(
             q,
-            scene.k,
-            *scene.positions(),
+            context.k,
+            *context.positions(),
             state["buckets"],
             tables.get("pos_key_proj"),
             tables.get("pos_query_proj"),
@@ -196,7 +182,7 @@ class Cope(Encoding):
 
     def check(self, spec: Spec) -> None:
         if not spec.causal:
-            raise RequestError("cope was given without causal: it counts keys up to the query, so add --causal.")
+            raise RequestError("cope was given without causal: it counts keys up to the query, so add causal.")
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         return {"pos_emb": (spec.head_dim, self.npos_max)}
@@ -204,14 +190,7 @@ class Cope(Encoding):
     def seeded(self, name: str, values: Tensor) -> Tensor:
         return values * float(values.shape[0] ** -0.5)
 
-    def score(self, state: State, q: Tensor, scene: AttentionContext) -> tuple[Tensor, Tensor | None]:
-        spec = state.spec
-        heads = (
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.scale,
-            spec.causal,
-            spec.window or 0,
-            spec.attention_chunk_size or 0,
-        )
-        return q, custom_ops.contextual_score(q, scene.k, scene.mask, scene.write_indices, state["pos_emb"], *heads)
+    def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
+        *attributes, _ = state.spec.attention_attributes()  # its logits have no softcap
+        inputs = (q, context.k, context.mask, context.write_indices, state["pos_emb"])
+        return q, custom_ops.contextual_score(*inputs, *attributes)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from posexport.models.encoding import Encoding
+from posexport.spec.encoding import Encoding
 
 
 @attrs.frozen(kw_only=True)

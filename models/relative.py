@@ -3,8 +3,8 @@
 logits_ij = q_i.k_j  +  q_i.W_r R(p_i - p_j)  +  u.k_j  +  v.W_r R(p_i - p_j)      (a) + (b) + (c) + (d), times scale
 
 R(d) = [sin(d w_0), ..., sin(d w_n), cos(d w_0), ..., cos(d w_n)], w_f = theta^(-2f/D), or with `table=learned` row
-clip(d, -max_distance, max_distance) + max_distance of a trained table. Positions are data, so no shift trick is
-used, which would hold for consecutive ones only.
+clip(d, -max_distance, max_distance) + max_distance of a trained table. Positions are data, so the paper's shift trick,
+which needs consecutive ones, is not used.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import attrs
 from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models.angles import angle_constant, check_exact, cos_sin
-from posexport.models.encoding import AttentionContext, Encoding, State
-from posexport.models.frequencies import inverse_frequencies
+from posexport.models.frequencies import progression
 from posexport.spec import fields
+from posexport.spec.encoding import AttentionContext, Encoding, State
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from posexport.models.encoding import Constant
+    from posexport.spec.encoding import Constant
 
 
 @attrs.frozen(kw_only=True)
@@ -37,13 +37,12 @@ class Relative(Encoding):
     summary: ClassVar[str] = "Transformer-XL: content and distance mix in four terms"
     source: ClassVar[str] = "Dai et al. 2019, arXiv:1901.02860, section 3.3"
     angular: ClassVar[bool] = True
-    uses_fp32_products: ClassVar[bool] = True
     hook: ClassVar[str] = "score"
     base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
-    table: str = fields.choice("sinusoidal", ("sinusoidal", "learned"), "what stands for a distance")
+    table: str = fields.choice("sinusoidal", ("sinusoidal", "learned"), "vectors of distances: computed or trained")
     theta: float = fields.positive(10_000.0, "base of the wavelengths (table=sinusoidal)")
     max_distance: int | None = fields.integer(
-        None, "distances beyond share a row (table=learned; default: 128)", optional=True
+        None, "larger distances share a row (table=learned; default: 128)", optional=True
     )
 
     def __attrs_post_init__(self) -> None:
@@ -63,29 +62,26 @@ class Relative(Encoding):
             raise RequestError("angles exact needs table=sinusoidal: a learned table has no angles.")
         check_exact(spec, self.theta)
 
-    def products(self) -> bool:
+    def uses_fp32_products(self) -> bool:
         return self.table == "sinusoidal"
 
-    def reach(self) -> int | None:
+    def saturation_distance(self) -> int | None:
         return self.max_distance
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         width, heads = spec.num_heads * spec.head_dim, (spec.num_heads, spec.head_dim)
-        own = {"r_proj.weight": (width, spec.hidden_size), "content_bias": heads, "position_bias": heads}
+        shapes = {"r_proj.weight": (width, spec.hidden_size), "content_bias": heads, "position_bias": heads}
         if self.max_distance is not None:
-            own["weight"] = (2 * self.max_distance + 1, spec.hidden_size)
-        return own
+            shapes["weight"] = (2 * self.max_distance + 1, spec.hidden_size)
+        return shapes
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         if self.table == "learned":
             return {}
-        frequencies = angle_constant(
-            spec, dtype, lambda wanted: inverse_frequencies(spec.hidden_size, self.theta, wanted)
-        )
-        return {"frequencies": frequencies}
+        return {"frequencies": angle_constant(spec, dtype, progression(spec.hidden_size, self.theta))}
 
-    def score(self, state: State, q: Tensor, scene: AttentionContext) -> tuple[Tensor, Tensor | None]:
-        q_positions, k_positions = scene.positions()
+    def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
+        q_positions, k_positions = context.positions()
         q_content = custom_ops.add_head_bias(q, state["content_bias"])
         position_bias, r_proj = state["position_bias"], state["r_proj.weight"]
         scale = state.spec.scale
@@ -93,8 +89,7 @@ class Relative(Encoding):
             return q_content, custom_ops.relative_table_score(
                 q, q_positions, k_positions, position_bias, r_proj, state["weight"], scale
             )
-        turns = [cos_sin(positions, state["frequencies"]) for positions in (q_positions, k_positions)]
-        (q_cos, q_sin), (k_cos, k_sin) = turns
+        (q_cos, q_sin), (k_cos, k_sin) = (cos_sin(p, state["frequencies"]) for p in (q_positions, k_positions))
         return q_content, custom_ops.relative_score(q, q_cos, q_sin, k_cos, k_sin, position_bias, r_proj, scale)
 
     def seeded(self, name: str, values: Tensor) -> Tensor:

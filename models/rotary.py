@@ -19,16 +19,16 @@ from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models import scaling
 from posexport.models.angles import angle_constant, check_exact, cos_sin
-from posexport.models.encoding import Encoding, State
-from posexport.models.frequencies import inverse_frequencies
+from posexport.models.frequencies import inverse_frequencies, progression
 from posexport.spec import fields
+from posexport.spec.encoding import Encoding, State
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from posexport.models.encoding import Constant
+    from posexport.spec.encoding import Constant
 
 LAYOUTS = ("interleaved", "half")
 
@@ -41,8 +41,10 @@ class Rotary(Encoding):
     hook: ClassVar[str] = "rotate"
     base_properties: ClassVar[tuple[str, ...]] = ("norms", "shift", "permutation", "prefix", "finite")
     angular: ClassVar[bool] = True
-    uses_fp32_products: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = True
+
+    def uses_fp32_products(self) -> bool:
+        return True
 
     def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions, [B, S, P], or [B, S, heads, P] where each head has its own."""
@@ -199,7 +201,7 @@ class XPos(Rotary):
         if spec.head_dim % 2:
             raise RequestError(f"head_dim is {spec.head_dim}: xpos turns pairs, so it must be even.")
         if not spec.causal:
-            raise RequestError("xpos was given without causal: keys ahead of a query would grow, so add --causal.")
+            raise RequestError("xpos was given without causal: keys ahead of a query would grow, so add causal.")
         if spec.qk_norm_type == "l2":
             raise RequestError(
                 "qk_norm_type l2 was given with xpos, whose decay such a norm takes away: drop one of them."
@@ -215,7 +217,7 @@ class XPos(Rotary):
         dim = spec.head_dim
         pairs = torch.arange(0, dim, 2, dtype=dtype)
         return {
-            "frequencies": angle_constant(spec, dtype, lambda wanted: inverse_frequencies(dim, self.theta, wanted)),
+            "frequencies": angle_constant(spec, dtype, progression(dim, self.theta)),
             "decay": ((pairs / dim + self.gamma) / (1 + self.gamma)).log() / self.scale_base,
         }
 

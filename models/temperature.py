@@ -12,8 +12,8 @@ import attrs
 
 from posexport import custom_ops
 from posexport.errors import RequestError
-from posexport.models.encoding import Encoding, State
 from posexport.spec import fields
+from posexport.spec.encoding import Encoding, State
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:

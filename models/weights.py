@@ -1,7 +1,7 @@
-"""Weights by Hugging Face's names and layout: which a spec needs, made from a seed, or read from a file.
+"""Weights with Hugging Face's names and layout: the shapes that a spec needs, random weights, weights from a file.
 
-Names carry `layers.N.` where a block has several layers; what acts once at the input (`embed_tokens.weight`, and the
-table of an absolute encoding) never does.
+Names begin with `layers.N.` where a block has several layers, except those at the input (`embed_tokens.weight`, and the
+table of an absolute encoding).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import attrs
 
 from posexport.errors import RequestError
 from posexport.machine import available
-from posexport.models.encoding import Encoding
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -56,15 +55,17 @@ def layer_shapes(spec: Spec) -> Shapes:
         shapes[f"{norm}.weight"] = (hidden,)
         if spec.norm_type == "layernorm":
             shapes[f"{norm}.bias"] = (hidden,)
-    encoding = spec.encoding
-    assert isinstance(encoding, Encoding)
-    if encoding.hook and not encoding.at_input and not spec.cross:
-        shapes |= {f"encoding.{name}": shape for name, shape in encoding.weights(spec).items()}
+    if spec.encoding.hook and not spec.encoding.at_input and not spec.cross:
+        shapes |= _encoding_shapes(spec)
     return shapes
 
 
+def _encoding_shapes(spec: Spec) -> Shapes:
+    return {f"encoding.{name}": shape for name, shape in spec.encoding.weights(spec).items()}
+
+
 def norm_names(spec: Spec) -> tuple[str, ...]:
-    """The norms of a layer in the order of use: Llama's names for pre-norm, Gemma 2's for the post-norms."""
+    """The norms of a layer in order of use: Llama's names for pre-norms, Gemma 2's for post-norms."""
     if spec.norm is None:
         return ()
     if spec.norm == "pre":
@@ -75,21 +76,19 @@ def norm_names(spec: Spec) -> tuple[str, ...]:
 def weight_shapes(spec: Spec) -> Shapes:
     """Name to shape of every weight of the block, in a fixed order."""
     shapes: Shapes = {}
-    encoding = spec.encoding
-    assert isinstance(encoding, Encoding)
     if spec.vocab_size is not None:
         shapes["embed_tokens.weight"] = (spec.vocab_size, spec.hidden_size)
-    if encoding.at_input:
-        shapes |= {f"encoding.{name}": shape for name, shape in encoding.weights(spec).items()}
-    kinds = [layer_shapes(kind) for kind in spec.kinds()]
+    if spec.encoding.at_input:
+        shapes |= _encoding_shapes(spec)
+    layers = [layer_shapes(layer) for layer in spec.distinct_layers()]
     for index in range(spec.layers):
         prefix = f"layers.{index}." if spec.layers > 1 else ""
-        shapes |= {prefix + name: shape for name, shape in kinds[index % len(kinds)].items()}
+        shapes |= {prefix + name: shape for name, shape in layers[index % len(layers)].items()}
     return shapes
 
 
 class LazyWeights(Mapping[str, "torch.Tensor"]):
-    """Weights by public name, each made anew by `make` when it is asked for and kept by nobody here."""
+    """Weights by public name; `make` creates each one whenever it is looked up, and nothing is kept."""
 
     def __init__(self, shapes: Shapes, make: Callable[[str], torch.Tensor]) -> None:
         self.shapes, self._make = shapes, make
@@ -107,15 +106,15 @@ class LazyWeights(Mapping[str, "torch.Tensor"]):
 
 
 def bytes_of(spec: Spec, dtype: str | None = None) -> int:
-    """The bytes of all weights, in `dtype` or the spec's own."""
+    """The bytes of all weights in `dtype`, by default the spec's."""
     return sum(math.prod(shape) for shape in weight_shapes(spec).values()) * _SIZES[dtype or spec.dtype]
 
 
 def seeded(spec: Spec, seed: int) -> LazyWeights:
-    """Random weights in the spec's dtype, each tensor from its own generator, so that order doesn't matter.
+    """Random weights in the spec's dtype; each tensor has its own generator, so that their order doesn't matter.
 
-    Matrices have the variance 1/fan_in, which keeps logits near 1 so that every term of the encoding shows. Raises
-    RequestError where not even the largest has room in memory.
+    Matrices have the variance 1/fan_in, which keeps logits near 1, so that every term of the encoding matters. Raises
+    RequestError where the largest one doesn't fit in memory.
     """
     shapes = weight_shapes(spec)
     largest = max(shapes, key=lambda name: math.prod(shapes[name]))
@@ -129,7 +128,7 @@ def seeded(spec: Spec, seed: int) -> LazyWeights:
 
 
 def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
-    """All of `seeded` in memory at once; RequestError where they have no room there."""
+    """All weights of `seeded` at once; RequestError where they don't fit in memory."""
     weights, needed, free = seeded(spec, seed), bytes_of(spec), available()
     if needed > free:
         raise RequestError(
@@ -155,11 +154,9 @@ def _seeded(spec: Spec, seed: int, name: str, shape: tuple[int, ...]) -> torch.T
 
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # torch reads 32 bits
     values = torch.randn(shape, generator=generator)
-    own = _ENCODING.match(name)
-    if own:
-        encoding = spec.layer(int(own[1] or 0)).encoding
-        assert isinstance(encoding, Encoding)
-        values = encoding.seeded(own[2], values)
+    match = _ENCODING.match(name)
+    if match:
+        values = spec.layer(int(match[1] or 0)).encoding.seeded(match[2], values)
     elif "norm" in name and name.endswith("weight"):
         values.mul_(0.1).add_(1)
     elif len(shape) == 1 and not name.endswith("sinks"):
@@ -172,39 +169,38 @@ def _seeded(spec: Spec, seed: int, name: str, shape: tuple[int, ...]) -> torch.T
 TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64", "int64": "int64"}
 """torch's names for the dtypes of specs, of the float64 reference and of positions."""
 
-
 _SIZES = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of an element."""
 
 
 def read_weights(path: Path, spec: Spec) -> tuple[Spec, LazyWeights]:
-    """The weights in a .safetensors file, in the spec's dtype, and the spec with the biases that the file has.
+    """The spec with the biases that a .safetensors file has, and the file's weights in the spec's dtype.
 
-    Raises RequestError that names the tensor where one is missing, extra or of a wrong shape; where one is not of
-    floats or not finite, once it is asked for.
+    Raises RequestError that names the tensor where one is missing, extra or of a wrong shape. One that is not
+    floating-point or not finite raises when it is looked up.
     """
     with _opened(path) as file:
-        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    spec = attrs.evolve(spec, bias=_biases_in(found, spec))
-    wanted = weight_shapes(spec)
-    for name in wanted:
-        if name not in found:
-            like = [given for given in found if given.endswith(f".{name}")]
-            hint = f"rename {like[0]!r} to it" if like else f"the spec needs {_told(wanted)}"
-            raise RequestError(f"weights {path} lack {name!r} {list(wanted[name])}: {hint}.")
-    for name, shape in found.items():
-        if name not in wanted:
+        stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    spec = attrs.evolve(spec, bias=_biases_in(stored, spec))
+    shapes = weight_shapes(spec)
+    for name in shapes:
+        if name not in stored:
+            similar = [other for other in stored if other.endswith(f".{name}")]
+            hint = f"rename {similar[0]!r} to it" if similar else f"the spec needs {_listed(shapes)}"
+            raise RequestError(f"weights {path} lack {name!r} {list(shapes[name])}: {hint}.")
+    for name, shape in stored.items():
+        if name not in shapes:
             raise RequestError(f"weights {path} hold {name!r}, which the spec has no place for: drop or rename it.")
-        if shape != wanted[name]:
+        if shape != shapes[name]:
             raise RequestError(
-                f"weights {path}: {name!r} has shape {list(shape)}, the spec needs {list(wanted[name])}."
+                f"weights {path}: {name!r} has shape {list(shape)}, the spec needs {list(shapes[name])}."
             )
-    return spec, LazyWeights(wanted, lambda name: _read(path, name, spec.dtype))
+    return spec, LazyWeights(shapes, lambda name: _read(path, name, spec.dtype))
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The file, open as short as can be: what was read of it counts as memory until it is closed."""
+    """The open file. Close it early: pages that were read count as memory until then."""
     import safetensors
 
     try:
@@ -228,22 +224,23 @@ def _read(path: Path, name: str, dtype: str) -> torch.Tensor:
     return values
 
 
-def check_values(tensor: torch.Tensor, said: str, hint: str = "") -> None:
-    """RequestError that begins with `said` where a tensor of a file isn't of floats, with `hint`, or isn't finite."""
+def check_values(tensor: torch.Tensor, label: str, hint: str = "") -> None:
+    """RequestError that begins with `label` where a tensor of a file is not floating-point (then with `hint`) or not
+    finite."""
     import torch
 
     if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        raise RequestError(f"{said} is {tensor.dtype}, it must be a floating-point tensor of 16 bits or more{hint}.")
+        raise RequestError(f"{label} is {tensor.dtype}, it must be a floating-point tensor of 16 bits or more{hint}.")
     if not bool(torch.isfinite(tensor).all()):
-        raise RequestError(f"{said} holds NaN or Inf, every value must be finite.")
+        raise RequestError(f"{label} holds NaN or Inf, every value must be finite.")
 
 
-def _told(names: Collection[str], most: int = 24) -> str:
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(islice(names, most)) + rest
+def _listed(names: Collection[str], limit: int = 24) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(islice(names, limit)) + more
 
 
 def _biases_in(tensors: Collection[str], spec: Spec) -> tuple[str, ...]:
-    """The projections with a bias in the first layer of a file; the check of all names notices where layers differ."""
+    """The projections with a bias in the first layer of a file; the check of all names rejects layers that differ."""
     prefix = "layers.0." if spec.layers > 1 else ""
     return tuple(name for name in spec.projections() if f"{prefix}{name}.bias" in tensors)

@@ -18,15 +18,15 @@ import attrs
 from posexport import custom_ops
 from posexport.errors import RequestError
 from posexport.models.biases import ON_A_GRID
-from posexport.models.encoding import Encoding, State
 from posexport.spec import fields
+from posexport.spec.encoding import Encoding, State
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from posexport.models.encoding import Constant
+    from posexport.spec.encoding import Constant
 
 
 @attrs.frozen(kw_only=True)

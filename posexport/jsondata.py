@@ -1,9 +1,9 @@
 """Results and manifests as attrs classes: plain JSON data in and out, with the types checked.
 
 A class is the schema. Its annotations say what a file may hold: `Literal["timed", "failed"]`, `int | None`,
-`Mapping[str, Ratio]`, `tuple[Row, ...]`; validators say the rest. Keys that the class doesn't have are not read. A
-number may be written as an integer where a float is wanted; nothing else is converted. cattrs does the work and loads
-when it is first used, because start-up counts.
+`int | str`, `Mapping[str, Ratio]`, `tuple[Row, ...]`; validators say the rest. Keys that the class doesn't have are not
+read. A number may be written as an integer where a float is wanted; nothing else is converted. cattrs does the work and
+loads when it is first used, because start-up counts.
 
 A class must be importable at run time: names in its annotations can't come from a TYPE_CHECKING block.
 """
@@ -81,6 +81,13 @@ def _converter() -> cattrs.Converter:
     strictly(int)
     strictly(float, int)
 
+    def size_or_name(value: Any, _: Any) -> Any:
+        if type(value) not in (int, str):
+            raise ValueError(f"is {_shown(value)}, neither a whole number nor text")
+        return value
+
+    converter.register_structure_hook_func(lambda kind: kind == int | str, size_or_name)
+
     def table(kind: Any) -> Any:
         names = {field.name for field in attrs.fields(kind)}
         read = gen.make_dict_structure_fn(kind, converter)
@@ -103,7 +110,14 @@ def _converter() -> cattrs.Converter:
             for field in attrs.fields(kind)
             if field.metadata.get(OMITTED)
         }
-        return gen.make_dict_unstructure_fn(kind, converter, **omitted)
+        write = gen.make_dict_unstructure_fn(kind, converter, **omitted)
+        names = [field.name for field in attrs.fields(kind)]
+
+        def in_order(value: Any) -> dict[str, Any]:  # cattrs puts what may be omitted behind everything else
+            data = write(value)
+            return {name: data[name] for name in names if name in data}
+
+        return in_order if omitted else write
 
     def choice(kind: Any) -> Any:
         allowed = typing.get_args(kind)

@@ -43,7 +43,7 @@ def machine() -> dict[str, Any]:
         frequency = psutil.cpu_freq()
     return {
         "cpu": cpu_model(),
-        "cpu_vendor": _cpuinfo("vendor_id", "CPU implementer"),
+        "vendor": _cpuinfo("vendor_id", "CPU implementer"),
         "instruction_sets": instruction_sets(),
         "architecture": platform.machine(),
         "cores": psutil.cpu_count(logical=False),

@@ -1,7 +1,7 @@
-"""Checkpoints of Hugging Face: the spec of an attention layer from a config.json, and its weights from .safetensors.
+"""Hugging Face checkpoints: the spec of an attention layer from a config.json, and its weights from .safetensors.
 
-A config.json is understood as a whole or refused: a key that is neither read nor known to say nothing of attention is
-an error that names it. `ARCHITECTURES` has an entry for each `model_type`, `PARTS` for models of several parts.
+Unknown config keys are errors: every key must be read, or be known to be irrelevant to attention. `ARCHITECTURES` has
+an entry for each `model_type`, `PARTS` for models of several parts.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 OPTIONS = ("dtype", "kv_cache", "padding_mask", "angles", "prefix_tokens")
-"""Fields of a spec that no config.json decides, but for prefix_tokens, which some do."""
+"""Fields of a spec that no config.json sets, except prefix_tokens, which some set."""
 
 
 @attrs.frozen(kw_only=True)
 class Checkpoint:
-    """A block as config.json describes it, and its weights by our names in the spec's dtype, read as they are asked
-    for; None where none were asked for."""
+    """A block as config.json describes it, and its weights by our names in the spec's dtype, read when looked up; None
+    where only the config was read."""
 
     spec: Spec
     weights: Mapping[str, Tensor] | None
@@ -54,8 +54,8 @@ class Checkpoint:
 def read_checkpoint(path: Path, layer: int | None, layers: int, options: Mapping[str, Any]) -> Checkpoint:
     """The attention layer `layer` of the checkpoint in a folder with its weights, or a stack of `layers` from there on.
 
-    With `layer` None `path` may be the config.json itself: layers are those from the first on, and weights None.
-    `options` are fields of OPTIONS. Raises RequestError for whatever isn't understood.
+    With `layer` None, only the config is read, from layer 0 on, and `path` may be the config.json itself. `options` are
+    fields of OPTIONS. Raises RequestError for unknown model types, keys, options and tensors.
     """
     where = str(path / FILE if path.is_dir() else path)
     model_type, config = part_of(open_config(path), where)
@@ -66,14 +66,14 @@ def read_checkpoint(path: Path, layer: int | None, layers: int, options: Mapping
     if first + layers > total:
         raise RequestError(f"{where} describes {total} layers, 0 to {total - 1}: {first + layers - 1} is none of them.")
     numbers = range(first, first + layers)
-    found = [architecture.spec(config, number) for number in numbers]
+    described = [architecture.spec(config, number) for number in numbers]
     config.refuse_unread(model_type, architecture.known)
     for name in options:
         if name not in OPTIONS:
-            raise unknown("option beside a checkpoint", name, OPTIONS)
-        if name in found[0]:
-            raise RequestError(f"{name} was given, but {where} decides it ({found[0][name]}): drop it.")
-    spec = read_spec({**stacked(found, where), **options})
+            raise unknown("option with a checkpoint", name, OPTIONS)
+        if name in described[0]:
+            raise RequestError(f"{name} was given, but {where} sets it ({described[0][name]}): drop it.")
+    spec = read_spec({**stacked(described, where), **options})
     if layer is None:
         return Checkpoint(spec=spec, weights=None)
     if not path.is_dir():
@@ -84,44 +84,45 @@ def read_checkpoint(path: Path, layer: int | None, layers: int, options: Mapping
     modules = [tensors.path(architecture.paths(config, number)) for number in numbers]
 
     def read(index: int) -> Weights:
-        return architecture.weights(tensors, modules[index], read_spec(found[index]), config)
+        return architecture.weights(tensors, modules[index], read_spec(described[index]), config)
 
     return Checkpoint(spec=spec, weights=_lazy(spec, read))
 
 
 def _lazy(spec: Spec, read: Callable[[int], Weights]) -> LazyWeights:
-    """Weights by their public names, in the spec's dtype. `read` gives those of a layer, which are read together, as
-    some checkpoints keep them in one tensor, and held until those of another are asked for.
+    """Weights by their public names, in the spec's dtype.
 
-    What is wrong with the first layer raises RequestError now, with another once it is asked for.
+    `read` gives all weights of a layer, because some checkpoints store them in one tensor; those of the last layer are
+    kept. Errors in the first layer raise RequestError now, in another layer when it is looked up.
     """
-    wanted = weight_shapes(spec)
+    shapes = weight_shapes(spec)
 
     @functools.lru_cache(maxsize=1)
     def layer(index: int) -> Weights:
-        return _fitted(spec, {_name(spec, index, name): tensor for name, tensor in read(index).items()}, wanted)
+        return _converted(spec, {_name(spec, index, name): tensor for name, tensor in read(index).items()}, shapes)
 
     def make(name: str) -> Tensor:
         numbered = re.match(r"layers\.(\d+)\.", name)
         return layer(0 if numbered is None else int(numbered[1]))[name]
 
     layer(0)
-    return LazyWeights(wanted, make)
+    return LazyWeights(shapes, make)
 
 
 def _name(spec: Spec, index: int, name: str) -> str:
-    """The public name of a weight of a layer: what acts at the input is no layer's."""
+    """The public name of a weight; weights of an encoding at the input belong to no layer."""
     at_input = name.startswith("encoding.") and spec.encoding.at_input
     return name if spec.layers == 1 or at_input else f"layers.{index}.{name}"
 
 
-def _fitted(spec: Spec, weights: Weights, wanted: Shapes) -> Weights:
-    """Weights of a layer in the spec's dtype; RequestError where one overflows there."""
+def _converted(spec: Spec, weights: Weights, shapes: Shapes) -> Weights:
+    """Weights of a layer in the spec's dtype; RequestError where one overflows in it."""
     import torch
 
-    assert all(tuple(tensor.shape) == wanted[name] for name, tensor in weights.items())
-    fitted = {name: each.to(getattr(torch, TORCH_DTYPES[spec.dtype])).contiguous() for name, each in weights.items()}
-    for name, tensor in fitted.items():
+    assert all(tuple(tensor.shape) == shapes[name] for name, tensor in weights.items())
+    dtype = getattr(torch, TORCH_DTYPES[spec.dtype])
+    converted = {name: tensor.to(dtype).contiguous() for name, tensor in weights.items()}
+    for name, tensor in converted.items():
         if not bool(torch.isfinite(tensor).all()):
             raise RequestError(f"{name} overflows in {spec.dtype}: give dtype bf16 or fp32.")
-    return fitted
+    return converted

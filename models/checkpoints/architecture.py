@@ -1,7 +1,7 @@
-"""What an architecture is: how its config.json describes an attention layer, and where its checkpoints keep tensors.
+"""An architecture: how its config.json describes an attention layer, and where its checkpoints keep the tensors.
 
-An architecture is one entry in the table of its family's file, under its `model_type`. Its functions are made of those
-below, which read what many share: sizes, causality, kinds of layers, and tensors that only have other names.
+Each architecture is one entry in the table of its family's file, under its `model_type`. The functions below read what
+many architectures share: sizes, causality, kinds of layers, and tensors that differ only in their names.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 
 @attrs.frozen(kw_only=True)
 class Architecture:
-    """One `model_type`: how many layers there are, each of them as data for a spec, the names that its attention module
-    may have in a checkpoint, its weights, and keys of config.json (apart by spaces) that say nothing of attention."""
+    """One `model_type`.
+
+    `layers` counts the layers, `spec` describes one as data for `read_spec`, `paths` lists the possible names of its
+    attention module in a checkpoint, `weights` reads its tensors. `known` are keys of config.json, separated by spaces,
+    that don't affect attention.
+    """
 
     layers: Callable[[Config], int]
     spec: Callable[[Config, int], Data]
@@ -45,12 +49,12 @@ class Architecture:
 
 
 def count(default: int, *names: str) -> Callable[[Config], int]:
-    """The number of layers under a key."""
+    """The number of layers, read from a key."""
     return lambda config: config.integer(*(names or ("num_hidden_layers",)), default=default)
 
 
 def under(path: str, *roots: str) -> Callable[[Config, int], Sequence[str]]:
-    """A module with its layer's number at `{}`, by itself or below one of `roots`, as models with a head save it."""
+    """Paths of a module, with the layer's number at `{}`: alone, or below one of `roots`, as in models with a head."""
     return lambda config, layer: [f"{root}{path}".format(layer) for root in ("", *roots)]
 
 
@@ -61,7 +65,7 @@ def full_heads(
     hidden_names: tuple[str, ...] = ("hidden_size",),
     heads_names: tuple[str, ...] = ("num_attention_heads",),
 ) -> Data:
-    """Sizes of a layer whose heads share its width, each with a key head of its own, by their defaults and names."""
+    """Sizes of a layer with as many key heads as query heads, and head_dim = hidden_size / num_heads."""
     sizes = {
         "hidden_size": config.integer(*hidden_names, default=hidden),
         "num_heads": config.integer(*heads_names, default=heads),
@@ -70,14 +74,14 @@ def full_heads(
 
 
 def grouped_heads(config: Config, hidden: int, heads: int, kv: int | None = None, head_dim: int | None = None) -> Data:
-    """Sizes of a layer with num_key_value_heads and head_dim; null and None stand for what follows from the rest."""
-    found = full_sizes(config, hidden, heads, kv)
+    """Sizes of a layer with num_key_value_heads and head_dim; null and None mean the value derived from other sizes."""
+    sizes = full_sizes(config, hidden, heads, kv)
     width = config.optional_integer("head_dim", default=head_dim)
-    return {**found, "head_dim": width or _shared_width(config, found)}
+    return {**sizes, "head_dim": width or _shared_width(config, sizes)}
 
 
 def full_sizes(config: Config, hidden: int, heads: int, kv: int | None) -> Data:
-    """The same without head_dim."""
+    """As `grouped_heads`, without head_dim."""
     num_heads = config.integer("num_attention_heads", default=heads)
     return {
         "hidden_size": config.integer("hidden_size", default=hidden),
@@ -87,16 +91,16 @@ def full_sizes(config: Config, hidden: int, heads: int, kv: int | None) -> Data:
 
 
 def _shared_width(config: Config, sizes: Data) -> int:
-    width, rest = divmod(sizes["hidden_size"], sizes["num_heads"])
-    if rest:
+    width, remainder = divmod(sizes["hidden_size"], sizes["num_heads"])
+    if remainder:
         raise RequestError(
-            f"{config.where}: {sizes['num_heads']} heads don't divide a width of {sizes['hidden_size']}: mend one."
+            f"{config.where}: {sizes['num_heads']} heads don't divide a width of {sizes['hidden_size']}: fix one."
         )
     return int(width)
 
 
 def causal(config: Config, window: int | None = None, chunk: int | None = None) -> Data:
-    """What a query of a decoder sees; `is_causal` false makes it an encoder."""
+    """Which keys a query of a decoder sees; `is_causal` false makes it an encoder."""
     is_causal = config.flag("is_causal", default=True)
     if not is_causal and (window or chunk):
         raise config.wrong("is_causal", "true for layers with a window")
@@ -104,39 +108,40 @@ def causal(config: Config, window: int | None = None, chunk: int | None = None) 
 
 
 def kind_of(config: Config, layer: int, kinds: Sequence[str], default: str) -> str:
-    """The kind of a layer from `layer_types`, or what stands for it where there is none."""
+    """The kind of a layer from `layer_types`, or `default` where config.json has no such key."""
     listed = config.value("layer_types")
     if listed is None:
         return default
     if not isinstance(listed, list) or len(listed) <= layer or not all(kind in kinds for kind in listed):
         raise config.wrong("layer_types", f"a list of {' and '.join(kinds)}, one for each layer")
-    found: str = listed[layer]
-    return found
+    return str(listed[layer])
 
 
 def renamed(names: Mapping[str, str] | None = None) -> Reader:
-    """Weights that are ours but for their names: those of `names`, where ours is another. An encoding's own are read
-    only where `names` has them."""
+    """A reader of weights that differ from ours only in their names: `names` maps our name to the checkpoint's.
+
+    An encoding's weights are read only where `names` has them.
+    """
     return lambda tensors, path, spec, config: read_renamed(tensors, path, spec, names or {})
 
 
 def read_renamed(tensors: Tensors, path: str, spec: Spec, names: Mapping[str, str], *others: str) -> Weights:
-    """The same, but for `others`, which stand elsewhere."""
-    found: Weights = {}
+    """As `renamed`, without the projections in `others`, which are read elsewhere."""
+    weights: Weights = {}
     for name, shape in layer_shapes(spec).items():
         stem, dot, kind = name.rpartition(".")
         stem, ending = (stem, dot + kind) if kind in ("weight", "bias") else (name, "")
         if stem not in others and (stem in names or not name.startswith("encoding.")):
-            found[name] = tensors(f"{path}.{names.get(stem, stem)}{ending}", shape)
+            weights[name] = tensors(f"{path}.{names.get(stem, stem)}{ending}", shape)
     for stem in ATTENTION_PROJECTIONS:
         if stem not in others and stem not in spec.bias:
             refuse_bias(tensors, f"{path}.{names.get(stem, stem)}")
-    return found
+    return weights
 
 
 def refuse_bias(tensors: Tensors, module: str) -> None:
-    """Refuse a bias that config.json says nothing of."""
+    """RequestError for a bias that config.json doesn't mention."""
     if f"{module}.bias" in tensors:
         raise RequestError(
-            f"{str(tensors.folder)!r} holds {f'{module}.bias'!r}, by config.json that projection has no bias: mend one."
+            f"{str(tensors.folder)!r} holds {f'{module}.bias'!r}, by config.json that projection has no bias: fix one."
         )

@@ -1,7 +1,7 @@
-"""config.json, read key by key: what a reader asked for is remembered, so that whatever else is there can be refused.
+"""Reads a config.json key by key and records which keys were read, so that any other key is an error.
 
-A key that is left out has the value that transformers gives it, which the readers pass as `default`. An alternative
-name of a key is one of an older version.
+A missing key has transformers' default, which the readers pass as `default`. Alternative names of a key come from older
+versions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUMBER = f"a number from {-LARGEST:g} to {LARGEST:g}"
 
 
 def words(text: str) -> frozenset[str]:
-    """A set of keys from text that holds them apart by spaces."""
+    """The set of keys in a text, which separates them by spaces."""
     return frozenset(text.split())
 
 
@@ -44,8 +44,8 @@ COMMON = words(
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
     """
 )
-"""Keys of any config.json that say nothing of an attention layer at inference. Weights that `quantization_config`
-packs are refused where they are read, by their dtype or because the plain ones are not there."""
+"""Keys of any config.json that don't affect attention at inference. Quantized weights (`quantization_config`) are
+rejected when they are read, by their dtype or because the plain weights are missing."""
 
 INERT: Mapping[str, tuple[Any, ...]] = {
     "pruned_heads": ({}, None),
@@ -53,12 +53,12 @@ INERT: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "cross_attention_hidden_size": (None,),
 }
-"""Keys of any config.json that say nothing where they have one of these values."""
+"""Keys of any config.json that have no effect with one of these values."""
 
 
 class Config:
-    """A table of a config.json. `where` names the file, `inside` the table in it (empty for the outermost); `known` are
-    keys that nobody needs to read."""
+    """A table of a config.json. `where` names the file, `inside` the table's path in it (empty for the outermost),
+    `known` the keys that need not be read."""
 
     def __init__(self, data: Mapping[str, Any], where: str, inside: str = "", known: Collection[str] = ()) -> None:
         self.data, self.where, self._inside, self._known = data, where, inside, known
@@ -66,20 +66,22 @@ class Config:
         self._tables: dict[str, Config] = {}
 
     def value(self, *names: str, default: Any = None) -> Any:
-        """What a key says, by whichever of its names; RequestError where two of them say different things."""
+        """The value of a key under any of its names; RequestError where two names have different values."""
         self._read.update(names)
-        given = {name: self.data[name] for name in names if name in self.data}
-        said = {name: value for name, value in given.items() if value is not None}
-        if any(value != next(iter(said.values())) for value in said.values()):
-            raise RequestError(f"{self.where}: {' and '.join(said)} are names of one key and differ: drop one of them.")
-        return next(iter(said.values())) if said else None if given else default
+        present = [name for name in names if name in self.data]
+        values = {name: self.data[name] for name in present if self.data[name] is not None}
+        if any(value != next(iter(values.values())) for value in values.values()):
+            raise RequestError(
+                f"{self.where}: {' and '.join(values)} are names of one key and differ: drop one of them."
+            )
+        return next(iter(values.values())) if values else None if present else default
 
     def integer(self, *names: str, default: int, at_least: int = 1) -> int:
         """A whole number."""
-        found = self.optional_integer(*names, default=default, at_least=at_least)
-        if found is None:
+        number = self.optional_integer(*names, default=default, at_least=at_least)
+        if number is None:
             raise self.wrong(names[0], f"a whole number from {at_least}")
-        return found
+        return number
 
     def optional_integer(self, *names: str, default: int | None = None, at_least: int = 1) -> int | None:
         """A whole number, or None where the key is null."""
@@ -92,10 +94,10 @@ class Config:
 
     def number(self, *names: str, default: float) -> float:
         """A finite number."""
-        found = self.optional_number(*names, default=default)
-        if found is None:
+        number = self.optional_number(*names, default=default)
+        if number is None:
             raise self.wrong(names[0], NUMBER)
-        return found
+        return number
 
     def optional_number(self, *names: str, default: float | None = None) -> float | None:
         """A finite number, or None where the key is null."""
@@ -108,10 +110,10 @@ class Config:
 
     def flag(self, *names: str, default: bool) -> bool:
         """True or false."""
-        found = self._checked(names, default, lambda value: value if isinstance(value, bool) else None, "true or false")
-        if found is None:
+        value = self._checked(names, default, lambda value: value if isinstance(value, bool) else None, "true or false")
+        if value is None:
             raise self.wrong(names[0], "true or false")
-        return found
+        return value
 
     def integers(self, *names: str, default: list[int] | None = None) -> list[int] | None:
         """A list of whole numbers from 0, or None where the key is null."""
@@ -124,31 +126,31 @@ class Config:
 
     def text(self, *names: str, allowed: Collection[str], default: str) -> str:
         """One of a few words."""
-        found = self.value(*names, default=default)
-        if not isinstance(found, str) or found not in allowed:
+        value = self.value(*names, default=default)
+        if not isinstance(value, str) or value not in allowed:
             raise self.wrong(names[0], f"one of {', '.join(allowed)}")
-        return found
+        return value
 
     def must(self, name: str, *allowed: Any, default: Any = None) -> None:
-        """Refuse a key that says anything but one of `allowed`, the first of which is the default."""
+        """RequestError for a key with another value than one of `allowed`, whose first is the default."""
         if self.value(name, default=allowed[0] if default is None else default) not in allowed:
-            said = " or ".join(json.dumps(value) for value in allowed)
-            raise self.wrong(name, f"{said}, since a block has no way to be otherwise")
+            values = " or ".join(json.dumps(value) for value in allowed)
+            raise self.wrong(name, f"{values}, because a block supports nothing else")
 
     def table(self, name: str, known: Collection[str] = ()) -> Config:
-        """A table in this one; an empty one where it is null or isn't there."""
+        """A table inside this one; empty where it is null or missing."""
         value = self.value(name)
         if value is not None and not isinstance(value, dict):
             raise self.wrong(name, "a table")
         return self._tables.setdefault(name, Config(value or {}, self.where, f"{self._inside}{name}.", known))
 
     def wrong(self, name: str, allowed: str) -> RequestError:
-        """The error for what a key says."""
-        said = json.dumps(self.data[name]) if name in self.data else "not there"
-        return RequestError(f"{self.where}: {self._inside}{name} is {said}: it must be {allowed}.")
+        """The error for a key with a wrong value."""
+        value = json.dumps(self.data[name]) if name in self.data else "missing"
+        return RequestError(f"{self.where}: {self._inside}{name} is {value}: it must be {allowed}.")
 
     def refuse_unread(self, model_type: str, known: Collection[str] = ()) -> None:
-        """RequestError for the first key that nobody read, and that isn't known to say nothing of attention."""
+        """RequestError for the first key that was not read and is not known to be irrelevant to attention."""
         for key, value in self.data.items():
             inert = key in INERT and value in INERT[key]
             if key not in self._read and key not in self._known and key not in known and not inert:
@@ -162,21 +164,20 @@ class Config:
     def _checked(
         self, names: tuple[str, ...], default: T | None, read: Callable[[Any], T | None], allowed: str
     ) -> T | None:
-        """What a key says where `read` takes it; None where it is null."""
+        """The value of a key as `read` returns it; RequestError where that is None, unless the key is null."""
         value = self.value(*names, default=default)
-        found = None if value is None else read(value)
-        if value is not None and found is None:
-            name = next(name for name in names if name in self.data)
-            raise self.wrong(name, allowed)
-        return found
+        checked = None if value is None else read(value)
+        if value is not None and checked is None:
+            raise self.wrong(next(name for name in names if name in self.data), allowed)
+        return checked
 
 
 def open_config(path: Path) -> dict[str, Any]:
-    """The data of a config.json, given as itself or as the folder that it lies in; RequestError where it isn't one."""
+    """The data of a config.json, from the file or its folder; RequestError where it can't be read or is no table."""
     file = path / FILE if path.is_dir() else path
     try:
         if file.is_char_device():
-            raise OSError(errno.EINVAL, "it is a device")  # which may never end
+            raise OSError(errno.EINVAL, "it is a device")  # reading it may never end
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise RequestError(

@@ -1,6 +1,6 @@
-"""Decoders with rotary positions whose projections are apart: Llama and what came of it.
+"""Decoders with rotary positions and separate projections: Llama and its descendants.
 
-All are causal and rotate in the `half` layout, but for Llama 4; a scale that isn't given is 1/sqrt(head_dim).
+All are causal, and all except Llama 4 rotate in the `half` layout. The default scale is 1/sqrt(head_dim).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from posexport.spec.spec import Spec
 LAYER = "layers.{}.self_attn"
 ALONE = under(LAYER, "model.")
 IN_A_PAIR = under(LAYER, "model.", "language_model.", "language_model.model.", "model.language_model.")
-"""Where models of text and images keep the text's."""
+"""Where models of text and images store the text model."""
 
 
 def rope(config: Config, head_dim: int, rotary: Rotary | None = None) -> Data:
@@ -53,7 +53,7 @@ def mistral(config: Config, layer: int) -> Data:
 
 
 def _qwen_window(config: Config, layer: int, first: int) -> int | None:
-    """Qwen's layers from `max_window_layers` on have a window, where windows are used at all."""
+    """The window of one of Qwen's layers: with `use_sliding_window`, those from `max_window_layers` on have one."""
     used = config.flag("use_sliding_window", default=False)
     width = config.optional_integer("sliding_window", default=4096)
     slides = layer >= config.integer("max_window_layers", default=first, at_least=0)
@@ -85,11 +85,10 @@ def qwen3(config: Config, layer: int) -> Data:
 
 def _mrope(config: Config, head_dim: int, theta: float, section: list[int], interleaved: bool) -> Data:
     rotary = Rotary(theta=theta, types={**TYPES, "mrope": None})
-    found = rotary.read(config, head_dim)
-    given = rotary.table(config)
-    given.must("mrope_interleaved", interleaved)
-    section = given.integers("mrope_section", default=section) or section
-    return {"name": "mrope", "layout": "half", "mrope_section": section, "mrope_interleaved": interleaved, **found}
+    parameters, table = rotary.read(config, head_dim), rotary.table(config)
+    table.must("mrope_interleaved", interleaved)
+    section = table.integers("mrope_section", default=section) or section
+    return {"name": "mrope", "layout": "half", "mrope_section": section, "mrope_interleaved": interleaved, **parameters}
 
 
 def qwen2_vl(config: Config, layer: int) -> Data:
@@ -149,9 +148,8 @@ def gemma3(config: Config, layer: int) -> Data:
     kind = kind_of(config, layer, (FULL, SLIDING), SLIDING if (layer + 1) % every else FULL)
     width = config.integer("sliding_window", default=4096)
     seen = causal(config, width if kind == SLIDING else None)
-    if config.flag(
-        "use_bidirectional_attention", default=False
-    ):  # EmbeddingGemma: the key then spans both sides of the query
+    if config.flag("use_bidirectional_attention", default=False):
+        # EmbeddingGemma: sliding_window counts both sides of the query
         seen = {"causal": False, "window": width // 2 + 1 if kind == SLIDING else None}
     return {
         **size,
@@ -165,8 +163,8 @@ def gemma3(config: Config, layer: int) -> Data:
 
 def gemma3_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
     """Gemma's norms multiply by 1 + weight."""
-    found = read_renamed(tensors, path, spec, {})
-    return {name: tensor + 1 if "_norm." in name else tensor for name, tensor in found.items()}
+    weights = read_renamed(tensors, path, spec, {})
+    return {name: tensor + 1 if "_norm." in name else tensor for name, tensor in weights.items()}
 
 
 GPT_OSS_ROPE = Rotary(
@@ -196,7 +194,7 @@ def gpt_oss(config: Config, layer: int) -> Data:
 
 
 def _rotates(config: Config, layer: int) -> bool:
-    """Whether a layer of Llama 4 or SmolLM3 has RoPE: in `no_rope_layers`, 1 means that it has."""
+    """Whether a layer of Llama 4 or SmolLM3 has RoPE; 1 in `no_rope_layers` means that it has."""
     every = config.integer("no_rope_layer_interval", default=4)
     listed = config.integers("no_rope_layers")
     if not listed:

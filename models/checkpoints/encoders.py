@@ -1,6 +1,6 @@
-"""Encoders of text: BERT, ModernBERT and T5, whose decoder is read where config.json is that of a decoder.
+"""Encoders of text: BERT, ModernBERT and T5, or T5's decoder where config.json describes a decoder.
 
-A scale that isn't given is 1/sqrt(head_dim).
+The default scale is 1/sqrt(head_dim).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from posexport.spec.spec import Spec
 
 
 def bert(config: Config, layer: int) -> Data:
-    """Its table is added at the input, so that layers after the first know no positions themselves."""
+    """The table of positions is added at the input, so layers after the first have no encoding."""
     config.must("position_embedding_type", "absolute")
     rows = config.integer("max_position_embeddings", default=512)
     decoder = config.flag("is_decoder", default=False)
@@ -39,12 +39,12 @@ BERT_NAMES = {"q_proj": "self.query", "k_proj": "self.key", "v_proj": "self.valu
 
 
 def bert_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
-    found = read_renamed(tensors, path, spec, BERT_NAMES)
+    weights = read_renamed(tensors, path, spec, BERT_NAMES)
     if spec.encoding.at_input:
         shape = (config.integer("max_position_embeddings", default=512), spec.hidden_size)
         root = path.partition("encoder.layer.")[0]
-        found["encoding.weight"] = tensors(f"{root}embeddings.position_embeddings.weight", shape)
-    return found
+        weights["encoding.weight"] = tensors(f"{root}embeddings.position_embeddings.weight", shape)
+    return weights
 
 
 MODERN_ROPE = ByKind(
@@ -60,7 +60,7 @@ def modernbert(config: Config, layer: int) -> Data:
     size = full_heads(config, 768, 12)
     every = config.integer("global_attn_every_n_layers", default=3)
     kind = kind_of(config, layer, (FULL, SLIDING), SLIDING if layer % every else FULL)
-    side = config.integer("local_attention", default=128) // 2  # as far as a query sees, the last key included
+    side = config.integer("local_attention", default=128) // 2  # the largest visible distance
     return {
         **size,
         "window": side + 1 if kind == SLIDING else None,
@@ -95,12 +95,13 @@ def t5_paths(config: Config, layer: int) -> Sequence[str]:
 
 
 def t5_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
-    """All layers share the bias of the first."""
-    found = read_renamed(tensors, path, spec, dict(zip(("q_proj", "k_proj", "v_proj", "o_proj"), "qkvo", strict=True)))
+    """All layers share the bias of the first layer."""
+    names = {f"{letter}_proj": letter for letter in "qkvo"}
     root = path.partition("block.")[0]
     shape = (config.integer("relative_attention_num_buckets", default=32), spec.num_heads)
     name = "relative_attention_bias.weight"
-    return {**found, f"encoding.{name}": tensors(f"{root}{_t5_block(config, 0)}.{name}", shape)}
+    bias = tensors(f"{root}{_t5_block(config, 0)}.{name}", shape)
+    return {**read_renamed(tensors, path, spec, names), f"encoding.{name}": bias}
 
 
 ARCHITECTURES = {

@@ -1,6 +1,6 @@
-"""Decoders that keep queries, keys and values in one projection: Phi-3, GPT-NeoX, Falcon, BLOOM, MPT; and GPT-J.
+"""Decoders with one fused projection for queries, keys and values: Phi-3, GPT-NeoX, Falcon, BLOOM, MPT; and GPT-J.
 
-All are causal; a scale that isn't given is 1/sqrt(head_dim).
+All are causal. The default scale is 1/sqrt(head_dim).
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ Split = Callable[["Tensor", Spec], tuple["Tensor", ...]]
 
 
 def blocks(fused: Tensor, spec: Spec) -> tuple[Tensor, ...]:
-    """Rows of all queries, then of all keys, then of all values."""
+    """Split rows in the order of all queries, all keys, all values."""
     keys = spec.num_kv_heads * spec.head_dim
     return tuple(fused.split((spec.num_heads * spec.head_dim, keys, keys)))
 
 
 def groups(fused: Tensor, spec: Spec) -> tuple[Tensor, ...]:
-    """Rows of each key head together: of its queries, its key and its value. With one key head these are `blocks`."""
-    each = fused.unflatten(0, (spec.num_kv_heads, -1, spec.head_dim))
-    return each[:, :-2].flatten(0, 2), each[:, -2].flatten(0, 1), each[:, -1].flatten(0, 1)
+    """Split rows in the order of key heads, each with its queries, key and value; as `blocks` for one key head."""
+    by_head = fused.unflatten(0, (spec.num_kv_heads, -1, spec.head_dim))
+    return by_head[:, :-2].flatten(0, 2), by_head[:, -2].flatten(0, 1), by_head[:, -1].flatten(0, 1)
 
 
 def fused_reader(fused: str, output: str, split: Split) -> Reader:
-    """Weights of a layer whose module `fused` holds the rows of all three, and `output` what follows attention."""
+    """A reader of a layer whose module `fused` has the rows of all three projections, and `output` the output's."""
 
     def read(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
         rows = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
@@ -56,11 +56,11 @@ def fused_reader(fused: str, output: str, split: Split) -> Reader:
         if "q_proj" not in spec.bias:
             refuse_bias(tensors, f"{path}.{fused}")
             del shapes["bias"]
-        found = read_renamed(tensors, path, spec, {"o_proj": output}, *QKV)
+        weights = read_renamed(tensors, path, spec, {"o_proj": output}, *QKV)
         for kind, shape in shapes.items():
             parts = split(tensors(f"{path}.{fused}.{kind}", shape), spec)
-            found |= {f"{name}.{kind}": part.contiguous() for name, part in zip(QKV, parts, strict=True)}
-        return found
+            weights |= {f"{name}.{kind}": part.contiguous() for name, part in zip(QKV, parts, strict=True)}
+        return weights
 
     return read
 
@@ -102,16 +102,16 @@ def falcon(config: Config, layer: int) -> Data:
     size = full_heads(config, 4544, 71, ("hidden_size", "n_embed"))
     grouped = config.flag("new_decoder_architecture", default=False)
     one = config.flag("multi_query", default=True)
-    given = config.optional_integer("num_kv_heads")
+    kv_heads = config.optional_integer("num_kv_heads")
     rotary = Rotary().read(config, size["head_dim"])
-    # Its slopes are divided by sqrt(head_dim) with the logits, where others add them. transformers rounds the products
-    # of slopes and positions to bf16, which is no part of the encoding.
+    # Falcon scales the slopes by 1/sqrt(head_dim) together with the logits. transformers also rounds the products of
+    # slopes and positions to bf16, which is not part of the encoding.
     slopes = [slope * size["head_dim"] ** -0.5 for slope in alibi_slopes(size["num_heads"])]
     rope = {"name": "rope", "layout": "half", **rotary}
     return {
         **size,
         **causal(config),
-        "num_kv_heads": (given if grouped else 1 if one else None) or size["num_heads"],
+        "num_kv_heads": (kv_heads if grouped else 1 if one else None) or size["num_heads"],
         "bias": config.flag("bias", default=False),
         "encoding": {"name": "alibi", "slopes": slopes} if config.flag("alibi", default=False) else rope,
     }
@@ -127,13 +127,18 @@ MPT_ATTENTION = COMMON | {"attn_pdrop", "attn_impl"}
 
 def mpt(config: Config, layer: int) -> Data:
     size = full_heads(config, 2048, 16, ("d_model", "hidden_size"), ("n_heads", "num_attention_heads"))
-    given = config.table("attn_config", MPT_ATTENTION)
+    attention = config.table("attn_config", MPT_ATTENTION)
     for key, value in (("alibi", True), ("alibi_bias_max", 8), ("attn_type", "multihead_attention")):
-        given.must(key, value)
+        attention.must(key, value)
     for key in ("qk_ln", "prefix_lm", "attn_uses_sequence_id"):
-        given.must(key, False)
-    given.must("clip_qkv", None)
-    return {**size, **causal(config), "scale": given.optional_number("softmax_scale"), "encoding": {"name": "alibi"}}
+        attention.must(key, False)
+    attention.must("clip_qkv", None)
+    return {
+        **size,
+        **causal(config),
+        "scale": attention.optional_number("softmax_scale"),
+        "encoding": {"name": "alibi"},
+    }
 
 
 _IN_A_MODEL = "transformer."

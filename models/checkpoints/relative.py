@@ -1,6 +1,6 @@
 """Encoders whose scores mix content and relative position: DeBERTa, XLNet and the conformers of wav2vec 2.0.
 
-All see both directions, but for XLNet with `attn_type` uni; the scale is that of the encoding.
+All are bidirectional, except XLNet with `attn_type` uni. The scale is the encoding's default.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 
 def _disentangled(config: Config) -> Data:
-    """What both versions of DeBERTa share of their encoding."""
+    """The parameters of the encoding that both versions of DeBERTa share."""
     config.must("relative_attention", True, default=False)
     config.must("position_biased_input", False, default=True)
-    given = config.value("pos_att_type")
-    terms = [term.strip() for term in given.lower().split("|")] if isinstance(given, str) else given
+    terms = config.value("pos_att_type")
+    if isinstance(terms, str):
+        terms = [term.strip() for term in terms.lower().split("|")]
     if not isinstance(terms, list) or sorted(map(str, terms)) not in (["c2p", "p2c"], ["c2p"], ["p2c"]):
         raise config.wrong("pos_att_type", "c2p, p2c or both, in a list or with a | between them")
     reach = config.integer("max_relative_positions", default=-1, at_least=-1)
@@ -47,26 +48,26 @@ def _disentangled(config: Config) -> Data:
 def deberta(config: Config, layer: int) -> Data:
     config.must("talking_head", False)
     encoding = _disentangled(config)
-    # ours are biases of both projections or of none; what has none in the checkpoint takes zeros
+    # our encoding has biases on both projections or on none; the one without a bias in the checkpoint gets zeros
     encoding["pos_bias"] = "p2c" in encoding["pos_att_type"]
     return {**full_heads(config, 768, 12), "bias": ["q_proj", "v_proj", "o_proj"], "encoding": encoding}
 
 
 def deberta_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
-    own, width, wanted = f"{path}.self", spec.hidden_size, layer_shapes(spec)
-    found = read_renamed(tensors, path, spec, {"o_proj": "output.dense"}, *QKV)
-    fused = groups(tensors(f"{own}.in_proj.weight", (3 * width, width)), spec)
-    found |= {f"{name}.weight": part for name, part in zip(QKV, fused, strict=True)}
-    found |= {f"{name}_proj.bias": tensors(f"{own}.{name}_bias", (width,)) for name in "qv"}
-    found["encoding.weight"] = table = _table(tensors, path, spec)
+    module, width, shapes = f"{path}.self", spec.hidden_size, layer_shapes(spec)
+    weights = read_renamed(tensors, path, spec, {"o_proj": "output.dense"}, *QKV)
+    fused = groups(tensors(f"{module}.in_proj.weight", (3 * width, width)), spec)
+    weights |= {f"{name}.weight": part for name, part in zip(QKV, fused, strict=True)}
+    weights |= {f"{name}_proj.bias": tensors(f"{module}.{name}_bias", (width,)) for name in "qv"}
+    weights["encoding.weight"] = table = _table(tensors, path, spec)
     for ours, name in (("pos_key_proj", "pos_proj.weight"), ("pos_query_proj", "pos_q_proj.weight")):
-        if f"encoding.{ours}.weight" in wanted:
-            found[f"encoding.{ours}.weight"] = tensors(f"{own}.{name}", (width, width))
-    if "encoding.pos_query_proj.bias" in wanted:
-        found["encoding.pos_query_proj.bias"] = tensors(f"{own}.pos_q_proj.bias", (width,))
-    if "encoding.pos_key_proj.bias" in wanted:
-        found["encoding.pos_key_proj.bias"] = table.new_zeros(width)
-    return found
+        if f"encoding.{ours}.weight" in shapes:
+            weights[f"encoding.{ours}.weight"] = tensors(f"{module}.{name}", (width, width))
+    if "encoding.pos_query_proj.bias" in shapes:
+        weights["encoding.pos_query_proj.bias"] = tensors(f"{module}.pos_q_proj.bias", (width,))
+    if "encoding.pos_key_proj.bias" in shapes:
+        weights["encoding.pos_key_proj.bias"] = table.new_zeros(width)
+    return weights
 
 
 def _table(tensors: Tensors, path: str, spec: Spec) -> Tensor:
@@ -100,17 +101,17 @@ def deberta_v2_weights(tensors: Tensors, path: str, spec: Spec, config: Config) 
     from torch.nn.functional import layer_norm
 
     shared = config.flag("share_att_key", default=False)
-    found = read_renamed(tensors, path, spec, {**DEBERTA_V2_NAMES, **(SHARED_KEYS if shared else {})})
+    weights = read_renamed(tensors, path, spec, {**DEBERTA_V2_NAMES, **(SHARED_KEYS if shared else {})})
     table = _table(tensors, path, spec)
     if config.value("norm_rel_ebd") == "layer_norm":
         root, width = path.partition("layer.")[0], (spec.hidden_size,)
         weight, bias = (tensors(f"{root}LayerNorm.{kind}", width) for kind in ("weight", "bias"))
         table = layer_norm(table, width, weight, bias, config.number("layer_norm_eps", default=1e-7))
-    return {**found, "encoding.weight": table}
+    return {**weights, "encoding.weight": table}
 
 
 def xlnet(config: Config, layer: int) -> Data:
-    """Without the term of segments, which is none where no token_type_ids are given."""
+    """Without the segment term, which is absent without token_type_ids."""
     size = full_heads(config, 1024, 16, ("d_model", "hidden_size"), ("n_head", "num_attention_heads"))
     config.must("d_head", size["head_dim"])
     config.must("clamp_len", -1)
@@ -122,15 +123,14 @@ def xlnet(config: Config, layer: int) -> Data:
 
 
 def xlnet_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
-    """XLNet keeps its projections as [hidden, heads, head_dim], that of the output too."""
+    """XLNet stores its projections, the output's too, as [hidden, heads, head_dim]."""
     heads = (spec.num_heads, spec.head_dim)
 
     def matrix(name: str) -> Tensor:
         return tensors(f"{path}.{name}", (spec.hidden_size, *heads)).flatten(1)
 
-    found = {f"{ours}.weight": matrix(name).T.contiguous() for ours, name in zip(QKV, "qkv", strict=True)}
     return {
-        **found,
+        **{f"{letter}_proj.weight": matrix(letter).T.contiguous() for letter in "qkv"},
         "o_proj.weight": matrix("o"),
         "encoding.r_proj.weight": matrix("r").T.contiguous(),
         "encoding.content_bias": tensors(f"{path}.r_w_bias", heads),
@@ -155,10 +155,10 @@ def wav2vec2_conformer(config: Config, layer: int) -> Data:
 
 
 def wav2vec2_conformer_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
-    """Its sines and cosines alternate; ours have all sines in front."""
-    found, width = read_renamed(tensors, path, spec, CONFORMER_NAMES), spec.hidden_size
+    """In the checkpoint sines and cosines alternate; ours have all sines first."""
+    weights, width = read_renamed(tensors, path, spec, CONFORMER_NAMES), spec.hidden_size
     r_proj = tensors(f"{path}.linear_pos.weight", (width, width))
-    return {**found, "encoding.r_proj.weight": r_proj.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1).contiguous()}
+    return {**weights, "encoding.r_proj.weight": r_proj.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1).contiguous()}
 
 
 def wav2vec2_bert(config: Config, layer: int) -> Data:

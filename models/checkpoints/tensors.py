@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint folder, each read by its name when it is asked for; nothing else is loaded.
+"""The tensors of a checkpoint folder; each is read by its name when it is looked up, and nothing else is loaded.
 
-A folder holds `model.safetensors`, or shards and `model.safetensors.index.json`, which says what lies in which shard.
+A folder has `model.safetensors`, or shards and `model.safetensors.index.json`, which maps tensors to shards.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
 
 
 def has_weights(path: Path) -> bool:
-    """Whether the checkpoint at `path` is a folder that holds files of weights, of any format."""
+    """Whether the checkpoint at `path` is a folder with files of weights, in any format."""
     return path.is_dir() and any(next(path.glob(pattern), None) for pattern in _WEIGHT_FILES)
 
 
 class Tensors:
-    """Name to tensor. Raises RequestError that names the file or the tensor where one isn't what it must be."""
+    """Name to tensor. Raises RequestError that names the file or tensor that is missing or wrong."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,17 +57,17 @@ class Tensors:
 
         if name not in self._files:
             raise RequestError(f"{str(self.folder)!r} lacks the tensor {name!r} {list(shape)}: is a shard missing?")
-        tensor, said = self._read(name), f"{str(self.folder)!r}: tensor {name!r}"
+        tensor, label = self._read(name), f"{str(self.folder)!r}: tensor {name!r}"
         if tuple(tensor.shape) != shape:
-            raise RequestError(f"{said} has shape {list(tensor.shape)}, by config.json it must have {list(shape)}.")
-        check_values(tensor, said, ": give the checkpoint that it was quantized from")
+            raise RequestError(f"{label} has shape {list(tensor.shape)}, by config.json it must have {list(shape)}.")
+        check_values(tensor, label, ": give the checkpoint that it was quantized from")
         return tensor if tensor.dtype == torch.float64 else tensor.float()
 
     def _read(self, name: str) -> Tensor:
         with self._open(self._files[name]) as file:
             try:
                 tensor: Tensor = file.get_tensor(name)
-            except Exception as error:  # safetensors has no class of its own for all that can be wrong with a file
+            except Exception as error:  # safetensors raises errors of several classes
                 raise RequestError(
                     f"{str(self.folder / self._files[name])!r} doesn't give the tensor {name!r} ({error}): fetch it "
                     "again."
@@ -91,12 +90,12 @@ class Tensors:
 
     def _index(self) -> Mapping[str, str]:
         try:
-            found = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            files = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            found = None
-        # a shard lies beside its index: a name with folders in it would lead elsewhere
-        if not isinstance(found, dict) or not all(isinstance(at, str) and Path(at).name == at for at in found.values()):
+            files = None
+        # shards are beside the index: a path with folders could lead anywhere
+        if not isinstance(files, dict) or not all(isinstance(at, str) and Path(at).name == at for at in files.values()):
             raise RequestError(
                 f"{str(self.folder / INDEX)!r} is no index of shards: its weight_map must give the file of each tensor."
             )
-        return found
+        return files

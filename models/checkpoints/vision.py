@@ -1,6 +1,6 @@
 """Vision: ViT, Swin in both versions, DINOv3, Pixtral's tower, V-JEPA 2's encoder and SAM 2's memory attention.
 
-All see every token (of their window, for Swin); a scale that isn't given is 1/sqrt(head_dim), or Swin v2's own.
+All are bidirectional (within a window, for Swin). The default scale is 1/sqrt(head_dim), or Swin v2's own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from posexport.spec.spec import Spec
 
 
 def _pair(config: Config, name: str, default: int) -> tuple[int, int]:
-    """Two sizes, given as one number where they are equal."""
+    """Two sizes, or one number for both."""
     value = config.value(name, default=default)
     both = value if isinstance(value, list) else [value, value]
     if len(both) != 2 or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in both):
@@ -39,17 +39,21 @@ def _grid(config: Config, image: int, patch: int) -> tuple[int, int]:
     return height // rows, width // columns
 
 
+def _biases(config: Config) -> list[str]:
+    """The projections with a bias."""
+    return ["q_proj", "k_proj", "v_proj", "o_proj"] if config.flag("qkv_bias", default=True) else ["o_proj"]
+
+
 def _vit_rows(config: Config) -> int:
     rows, columns = _grid(config, 224, 16)
-    return rows * columns + 1  # the class token has a row of its own
+    return rows * columns + 1  # one more row for the class token
 
 
 def vit(config: Config, layer: int) -> Data:
-    """Its table is added at the input, so that layers after the first know no positions themselves."""
-    biases = ["q_proj", "k_proj", "v_proj", "o_proj"] if config.flag("qkv_bias", default=True) else ["o_proj"]
+    """The table of positions is added at the input, so layers after the first have no encoding."""
     rows = _vit_rows(config)
     encoding = {"name": "learned", "max_positions": rows} if layer == 0 else {"name": "none"}
-    return {**full_heads(config, 768, 12), "bias": biases, "encoding": encoding}
+    return {**full_heads(config, 768, 12), "bias": _biases(config), "encoding": encoding}
 
 
 VIT_NAMES = {
@@ -61,15 +65,15 @@ VIT_NAMES = {
 
 
 def vit_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
-    found = read_renamed(tensors, path, spec, VIT_NAMES)
+    weights = read_renamed(tensors, path, spec, VIT_NAMES)
     if spec.encoding.at_input:
         name = f"{path.partition('encoder.layer.')[0]}embeddings.position_embeddings"
-        found["encoding.weight"] = tensors(name, (1, _vit_rows(config), spec.hidden_size))[0]
-    return found
+        weights["encoding.weight"] = tensors(name, (1, _vit_rows(config), spec.hidden_size))[0]
+    return weights
 
 
 def _stage(config: Config, layer: int) -> tuple[int, int]:
-    """The stage of Swin that a layer lies in, and its number there."""
+    """The stage of Swin with a layer, and the layer's index in the stage."""
     for stage, depth in enumerate(_depths(config)):
         if layer < depth:
             return stage, layer
@@ -86,7 +90,7 @@ def swin_layers(config: Config) -> int:
 
 
 def _windowed(config: Config, layer: int) -> tuple[Data, int, int]:
-    """Sizes of a layer of Swin, its stage, and the cells along the shorter side of the stage's grid."""
+    """Sizes of a layer of Swin, its stage, and the number of cells along the shorter side of the stage's grid."""
     stage, block = _stage(config, layer)
     config.must("use_absolute_embeddings", False)
     heads = config.integers("num_heads", default=[3, 6, 12, 24]) or []
@@ -102,7 +106,7 @@ def _windowed(config: Config, layer: int) -> tuple[Data, int, int]:
     if block % 2 and cells > config.integer("window_size", default=7):
         raise RequestError(
             f"{config.where}: layer {layer} shifts its windows, and a block has no input for the mask that borders "
-            f"need: give a layer that doesn't, such as {layer - 1}."
+            f"need: give a layer without a shift, such as {layer - 1}."
         )
     return {"hidden_size": width, "num_heads": heads[stage]}, stage, cells
 
@@ -114,8 +118,7 @@ def swin(config: Config, layer: int) -> Data:
         raise RequestError(
             f"{config.where}: the windows of stage {stage} are larger than its grid: give another layer."
         )
-    biases = ["q_proj", "k_proj", "v_proj", "o_proj"] if config.flag("qkv_bias", default=True) else ["o_proj"]
-    return {**size, "bias": biases, "encoding": {"name": "swin", "window_size": window}}
+    return {**size, "bias": _biases(config), "encoding": {"name": "swin", "window_size": window}}
 
 
 def swinv2(config: Config, layer: int) -> Data:
@@ -150,7 +153,7 @@ SWIN_NAMES = {
 
 
 def dinov3(config: Config, layer: int) -> Data:
-    """The class token and the registers stand first and have no position."""
+    """The class token and the registers come first and have no position."""
     flags = {"q_proj": ("query_bias", True), "k_proj": ("key_bias", False), "v_proj": ("value_bias", True)}
     flags["o_proj"] = ("proj_bias", True)
     return {
@@ -170,8 +173,7 @@ def pixtral(config: Config, layer: int) -> Data:
 
 
 def vjepa2(config: Config, layer: int) -> Data:
-    biases = ["q_proj", "k_proj", "v_proj", "o_proj"] if config.flag("qkv_bias", default=True) else ["o_proj"]
-    return {**full_heads(config, 1024, 16), "bias": biases, "encoding": {"name": "rope-vjepa2"}}
+    return {**full_heads(config, 1024, 16), "bias": _biases(config), "encoding": {"name": "rope-vjepa2"}}
 
 
 _MEMORY = "memory_attention_"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from posexport.artifact.plan import MOMENTS
+from posexport.artifact.manifest import MOMENTS
 from posexport.errors import RequestError, unknown
 from posexport.spec.contract import SUMS, Shape, smallest
 
@@ -95,6 +95,22 @@ def check_shapes(profiles: Mapping[str, Mapping[str, Any]], shapes: Mapping[str,
                 f"input {name!r} has shape {shape}: the plan takes {smallest} to {largest}, so give such a shape or "
                 "compile with another --profile."
             )
+
+
+def ranges_of(profiles: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, Shape]) -> dict[str, str]:
+    """The dynamic dimensions of a plan's inputs with their min:opt:max; sums of others are left out."""
+    ranges: dict[str, str] = {}
+    for name, shape in shapes.items():
+        for dim, low, usual, high in zip(shape, *(profiles[name][moment] for moment in MOMENTS), strict=True):
+            if isinstance(dim, str) and dim not in SUMS:
+                ranges[dim] = _text((low, usual, high))
+    return ranges
+
+
+def default_requests(dims: Iterable[str]) -> str:
+    """The default profile of these dynamic dimensions as requests: `batch=1:1:8 seq=1:1024:4096`."""
+    dims = list(dims)
+    return " ".join(f"{dim}={_text(_default(dim, dims, None))}" for dim in dims)
 
 
 def describe(profiles: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:

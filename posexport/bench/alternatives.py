@@ -36,7 +36,7 @@ from posexport.errors import RequestError
 from posexport.files import staged
 from posexport.models.block import build_block
 from posexport.models.weights import TORCH_DTYPES
-from posexport.spec.contract import SUMS, graph_inputs, graph_outputs
+from posexport.spec.contract import SUMS, TRACED_SIZES, graph_inputs, graph_outputs
 from posexport.spec.spec import Spec
 
 OPSETS = range(18, 25)
@@ -48,8 +48,6 @@ MODEL_TYPES = ("bert", "gpt2", "bart", "t5", "conformer", "qwen3")
 _ATTENTION = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention")
 _EQUAL = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-1}
 """Most that an optimizer may change an output, of its largest value."""
-
-_TRACED = {"batch": 2, "seq": 7, "past_seq": 5, "max_seq": 19, "encoder_seq": 11}
 
 
 def write_plain(artifact: Path, output: Path, opset: int = 20) -> None:
@@ -151,9 +149,9 @@ def _sizes(spec: Spec, model: onnx.ModelProto) -> Sizes:
     for name, (shape, _) in graph_inputs(spec).items():
         for dim, entry in zip(shape, own[name], strict=True):
             if isinstance(dim, str) and dim not in SUMS:
-                sizes[dim] = entry.dim_value or _TRACED[dim]
+                sizes[dim] = entry.dim_value or TRACED_SIZES[dim]
     if spec.kv_cache == "shared":
-        sizes["past_seq"] = min(_TRACED["past_seq"], sizes["max_seq"] - sizes["seq"])
+        sizes["past_seq"] = min(TRACED_SIZES["past_seq"], sizes["max_seq"] - sizes["seq"])
     return Sizes(**sizes)
 
 
@@ -163,7 +161,7 @@ def _exported(artifact: Artifact, opset: int) -> ir.Model:
     sizes = {
         dim: size for name, (shape, _) in graph_inputs(spec).items() for dim, size in _fixed(shape, inputs[name][0])
     }
-    sizes = {**_TRACED, **sizes}
+    sizes = {**TRACED_SIZES, **sizes}
     sizes |= {name: sum(sizes[part] for part in parts) for name, parts in SUMS.items()}
     example = tuple(
         torch.zeros([sizes[dim] if isinstance(dim, str) else dim for dim in shape], dtype=_dtype(dtype))

@@ -22,7 +22,7 @@ from posexport.bench.scenarios import Scenario, read_scenario
 from posexport.bench.session import BURST, BenchSession, Settings
 from posexport.bench.shapes import Sizes, load_for_bench, read_sizes, scenario_sizes, sizes_of
 from posexport.errors import RequestError
-from posexport.files import check_artifact, sha256_of
+from posexport.files import check_artifact
 from posexport.machine import machine
 from posexport.progress import Progress, silent
 
@@ -78,11 +78,11 @@ class BenchRun:
         self._path, self._options = path, options
         self._artifact = load_for_bench(path)
         self._sizes, self._names, self._left_out = points(self._artifact, options.shapes, options.scenarios)
-        self._warnings = [f"{path}: {note}" for note in self._artifact.notes]
+        self._warnings = [f"{path}: {note}" for note in self._artifact.manifest_warnings]
         other = None
         if previous_artifact is not None:
             other = _load_previous(self._artifact, previous_artifact, self._sizes)
-            self._warnings += [f"{previous_artifact}: {note}" for note in other.notes]
+            self._warnings += [f"{previous_artifact}: {note}" for note in other.manifest_warnings]
             candidates += [previous(one) for one in candidates if not one.role]
         self._share = math.ceil(rounds / self.planned)
         settings = Settings(
@@ -93,7 +93,7 @@ class BenchRun:
             seed=options.seed,
             budget=options.seconds / self.planned,
         )
-        self._sha256, self._machine = sha256_of(path), machine()
+        self._machine = machine()
         self._session = BenchSession(self._artifact, candidates, self._sizes, settings, other, progress, methods)
 
     def __enter__(self) -> BenchRun:
@@ -117,7 +117,7 @@ class BenchRun:
         artifact, session = self._artifact, self._session
         return Benchmark(
             file=self._path.name,
-            sha256=self._sha256,
+            sha256=artifact.sha256,
             encoding=artifact.spec.encoding.name,
             form=artifact.source.form,
             opset=artifact.source.opset,

@@ -85,7 +85,7 @@ def work(spec: Spec, inputs: Mapping[str, Any], sizes: Mapping[str, int]) -> Wor
         up = len([name for name in spec.projections() if name.startswith("mlp.")]) - 1
         projections += [*[(rows, spec.hidden_size, inner)] * up, (rows, inner, spec.hidden_size)]
     weights = sum(inner * columns for _, inner, columns in projections)
-    kinds = spec.kinds()
+    kinds = spec.distinct_layers()
     seen = sum(_seen(kinds[layer % len(kinds)], past) for layer in range(spec.layers))
     cached = 2 * batch * spec.num_kv_heads * seen * spec.head_dim
     size = torch.finfo(getattr(torch, TORCH_DTYPES[spec.dtype])).bits // 8

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport.bench.scenarios import Scenario
+from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.errors import RequestError, unknown
 from posexport.files import check_artifact
 from posexport.spec.contract import graph_inputs, resolved
@@ -154,7 +155,8 @@ def _checked(artifact: LoadedArtifact, sizes: Sizes) -> Sizes:
         )
     if sizes.max_seq is not None and past + sizes.seq > sizes.max_seq:
         raise RequestError(f"{total}: the cache has {sizes.max_seq} places, so give --shape fewer tokens.")
-    if artifact.source.form == "contrib" and sizes.max_seq is not None and past and sizes.seq > 1 and sizes.batch > 1:
+    fits = sizes.max_seq is None or fits_grouped_batch(sizes.batch, sizes.seq, past)
+    if artifact.source.form == "contrib" and not fits:
         raise RequestError(
             f"batch is {sizes.batch}, past_seq {past} and seq {sizes.seq}: GroupQueryAttention, which {name!r} uses, "
             "takes several tokens after others for batch=1 only, so give that, or seq=1."

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import attrs
 import click
 
 from posexport.cli import console
 from posexport.cli.project_options import project_option
-from posexport.errors import RequestError
-from posexport.workflows.project.build import FRESH, MADE, NOT_RUN, STALE, Outcome, make, outcome
-from posexport.workflows.project.requests import chosen_names, open_project, wanted
+from posexport.workflows.project.build import FRESH, MADE, NOT_RUN, STALE, BuildResult, build_project
+from posexport.workflows.project.requests import open_project
 
 
 @click.command()
 @click.argument("names", metavar="[NAMES]...", nargs=-1)
 @project_option
 @click.option("--check", is_flag=True, help="write nothing; exit 1 where something is out of date")
-@click.option("--force", is_flag=True, help="make what is up to date too")
+@click.option("--force", is_flag=True, help="make files that are up to date too")
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
 def build(names: tuple[str, ...], project_file: str | None, check: bool, force: bool, as_json: bool) -> int:
     """Make the artifacts of a project (posexport.toml, or [tool.posexport] of a pyproject.toml) that are out of date.
@@ -26,44 +22,25 @@ def build(names: tuple[str, ...], project_file: str | None, check: bool, force: 
     NAMES are artifacts of the project; without any, all are meant. Exits 1 with --check where something is out of date,
     2 where an artifact can't be made, 3 where what builds a plan is not there.
     """
-    if check and force:
-        raise RequestError("both --check and --force were given: the one writes nothing, the other all; drop one.")
-    project = open_project(project_file)
-    chosen = chosen_names(project, names)
-    with console.steps("loading torch"):
-        from posexport.workflows.project.products import out_of_date, products
-    files = products(project, chosen)
-    sources, requests = wanted(project, files)
-    stale: set[Path] = set()
-    found = []
-    for product in files:
-        reason = "it is made anew with --force" if force else out_of_date(product, sources[product.path])
-        if product.plan and product.source in stale:
-            reason = reason or f"{product.source.name} is out of date"
-        if reason is None:
-            found.append(outcome(product, FRESH, ""))
-        elif check:
-            stale.add(product.path)
-            found.append(outcome(product, STALE, reason))
-        else:
-            with console.steps(f"making {product.path.name}") as progress:
-                found.append(make(product, requests.get(product.path), sources[product.path], reason, progress))
+    with console.steps("reading the project") as progress:
+        result = build_project(open_project(project_file), names, check=check, force=force, progress=progress)
     if as_json:
-        rows = [attrs.asdict(each) for each in found]
-        console.show_json({"kind": "build", "version": 1, "project": str(project.file), "files": rows})
+        console.show_json(result.to_dict())
     else:
-        _show(f"Artifacts of {project.file}", found)
-    missing = next((each for each in found if each.state == NOT_RUN), None)
+        _show(result)
+    missing = next((outcome for outcome in result.files if outcome.state == NOT_RUN), None)
     if missing is not None:
         return console.fail(f"{missing.file} was not built: {missing.reason}.", 3)
-    return int(any(each.state == STALE for each in found))
+    return int(any(outcome.state == STALE for outcome in result.files))
 
 
-def _show(title: str, found: list[Outcome]) -> None:
+def _show(result: BuildResult) -> None:
     rows = [
-        (each.file, each.state, "-" if each.size is None else console.megabytes(each.size), each.reason)
-        for each in found
+        (outcome.file, outcome.state, "-" if outcome.size is None else console.megabytes(outcome.size), outcome.reason)
+        for outcome in result.files
     ]
-    console.show_table(title, ("file", "state", "size", "why"), rows, right=("size",))
-    counts = {state: sum(each.state == state for each in found) for state in (MADE, FRESH, STALE, NOT_RUN)}
-    click.echo(", ".join(f"{count} {state}" for state, count in counts.items() if count))
+    console.show_table(f"Artifacts of {result.project}", ("file", "state", "size", "why"), rows, right=("size",))
+    states = [outcome.state for outcome in result.files]
+    click.echo(
+        ", ".join(f"{states.count(state)} {state}" for state in (MADE, FRESH, STALE, NOT_RUN) if state in states)
+    )

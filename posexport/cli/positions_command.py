@@ -44,15 +44,16 @@ def positions(grid: str, output: str, as_json: bool, **given: Any) -> None:
     from posexport.files import staged
     from posexport.spec.positions import grid_positions
 
-    made = grid_positions(
+    positions = grid_positions(
         int(rows), int(columns), options.frames, prefix_tokens=options.prefix_tokens, batch=options.batch
     )
     packed = io.BytesIO()
-    np.savez_compressed(packed, position_ids=made)
+    np.savez_compressed(packed, position_ids=positions)
     with staged() as files:
         files.write(path, lambda file: file.write(packed.getvalue()))
     if as_json:
-        console.show_json({"file": str(path), "position_ids": {"shape": list(made.shape), "dtype": str(made.dtype)}})
+        tensor = {"shape": list(positions.shape), "dtype": str(positions.dtype)}
+        console.show_json({"file": str(path), "position_ids": tensor})
         return
     axes = "x, y" if options.frames is None else "x, y, t"
-    console.show_facts(f"wrote {path}", [("position_ids", f"int64 {list(made.shape)}, {axes}")])
+    console.show_facts(f"wrote {path}", [("position_ids", f"int64 {list(positions.shape)}, {axes}")])

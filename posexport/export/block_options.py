@@ -105,7 +105,7 @@ def spec_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
     if encoding is None and options.get("layer_pattern") is not None:
         encoding = read_layer(pattern_parts(options["layer_pattern"])[0])[0]
     if encoding is None:
-        raise RequestError(f"no encoding was given: add --encoding with one of {', '.join(ENCODINGS)}.")
+        raise RequestError(f"no encoding was given: give one of {', '.join(ENCODINGS)}.")
     if "name" in parameters:
         raise unknown(f"parameter of {encoding}", "name", [])
     names = (field.name for field in attrs.fields(Spec) if field.name != "encoding")

@@ -44,9 +44,7 @@ def checkpoint_of(
     source = options.get("from")
     if source is None:
         if options.get("layer") is not None:
-            raise RequestError(
-                "layer was given without from: give the folder of its checkpoint with --from, or drop it."
-            )
+            raise RequestError("layer was given without from: give the folder of its checkpoint as from, or drop it.")
         return None
     if not isinstance(source, str):
         raise FieldError("from", f"is {source!r}: it must be text.")

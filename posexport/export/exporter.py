@@ -29,11 +29,8 @@ from posexport.export.function_bodies import Functions
 from posexport.export.initializers import Initializers, name_initializers
 from posexport.models.block import build_block
 from posexport.models.weights import TORCH_DTYPES, weight_shapes
-from posexport.spec.contract import graph_inputs, graph_outputs
+from posexport.spec.contract import TRACED_SIZES, graph_inputs, graph_outputs
 from posexport.spec.spec import Spec
-
-TRACED_SIZES = {"batch": 2, "seq": 7, "past_seq": 5, "total_seq": 12, "max_seq": 19, "encoder_seq": 11}
-"""Sizes of dynamic dimensions in the traced example; no graph may depend on them."""
 
 
 def export(
@@ -110,7 +107,7 @@ def export_module(
 
 def _trace(spec: Spec, fixed: Mapping[str, int | None], functions: Functions) -> ir.Model:
     """The graph of the block; for a stack, one marked layer of each kind. Weights have shapes but no values."""
-    traced = attrs.evolve(spec, layers=len(spec.kinds()))
+    traced = attrs.evolve(spec, layers=len(spec.distinct_layers()))
     zero = torch.zeros((), dtype=getattr(torch, TORCH_DTYPES[spec.dtype]))
     block = build_block(traced, {name: zero.expand(shape) for name, shape in weight_shapes(traced).items()})
     if spec.layers > 1:

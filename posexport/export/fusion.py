@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from posexport.errors import Reason
 from posexport.export.support import unsupported_reason
-from posexport.models.encoding import Encoding
 from posexport.runtimes.tensorrt.kernels import Kernels
+from posexport.spec.encoding import Encoding
 from posexport.spec.spec import Spec
 
 FP32, HEAD_DIM, SCORES, SPLIT, BUILDER = "fp32", "head-dim", "scores", "split", "builder"
@@ -33,7 +33,7 @@ def unfused_reason(spec: Spec, form: str, kernels: Kernels) -> Reason | None:
             f"the builder made {kernels.attention} attention kernels of {kernels.layers} layers: give narrower shapes "
             "with --profile",
         )
-    scoring = [name for kind in spec.kinds() if (name := _scores_with_content(kind))]
+    scoring = [name for kind in spec.distinct_layers() if (name := _scores_with_content(kind))]
     if scoring and form in ("decomposed", "function"):
         others = [name for name in ("native", "contrib") if unsupported_reason(spec, name, "tensorrt") is None]
         advice = f"export with --form {others[0]}" if others else "no other form can carry this block for TensorRT"

@@ -30,9 +30,9 @@ def parameters_of(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise RequestError(f"--set {pair!r} is not KEY=VALUE: write it like --set theta=500000.")
+            raise RequestError(f"parameter {pair!r} is not KEY=VALUE: write it like theta=500000.")
         if key.strip() in parameters:
-            raise RequestError(f"--set {key.strip()} is given twice: drop one.")
+            raise RequestError(f"parameter {key.strip()} is given twice: drop one.")
         parameters[key.strip()] = value.strip()
     return parameters
 

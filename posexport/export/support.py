@@ -1,15 +1,16 @@
-"""Which specs, opsets and targets each form supports, with one sentence for each spec that it does not.
+"""Which specs, opsets and targets each form supports, with the reason for each spec that it does not.
 
 Imports no engine, so that `posexport list` and the support matrix can use it. The bodies of the operators (custom_ops)
-raise the same sentences for calls outside a spec.
+raise the same reasons for calls outside a spec.
 """
 
 from __future__ import annotations
 
 import attrs
 
-from posexport.custom_ops.unsupported import unsupported
-from posexport.errors import RequestError, unknown
+from posexport.custom_ops import unsupported
+from posexport.custom_ops.unsupported import AttentionCall
+from posexport.errors import Reason, RequestError, unknown
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
 from posexport.spec.spec import Spec
 
@@ -37,30 +38,26 @@ def default_opset(form: str, spec: Spec | None = None) -> int:
     return _FORMS[form].opset
 
 
-def unsupported_reason(spec: Spec, form: str, target: str = "portable", opset: int | None = None) -> str | None:
-    """Why `form` can't carry `spec` for `target`, in one sentence without a full stop; None where it can."""
+def unsupported_reason(spec: Spec, form: str, target: str = "portable", opset: int | None = None) -> Reason | None:
+    """Why `form` can't express `spec` for `target`; None where it can."""
     reason = unsupported_opset(form, target, opset)
     if reason is not None:
         return reason
     if form == "native" and spec.kv_cache == "shared" and opset == 23:
-        return "native with shared caches is written in opset 24, which has TensorScatter: give --opset 24, or none"
-    return unsupported(
-        form,
-        target,
-        cache=spec.kv_cache,
-        softcap=spec.softcap is not None,
-        head_dim=spec.head_dim,
-        square=not spec.cross,
-    )
+        text = "native with shared caches is written in opset 24, which has TensorScatter: give opset 24, or none"
+        return Reason("opset", text)
+    call = AttentionCall(spec.kv_cache, spec.softcap is not None, spec.head_dim, not spec.cross)
+    return unsupported.unsupported_reason(form, target, call)
 
 
-def unsupported_opset(form: str, target: str, opset: int | None) -> str | None:
-    """Why a form can't be written in an opset for a target, in one sentence without a full stop; None where it can."""
+def unsupported_opset(form: str, target: str, opset: int | None) -> Reason | None:
+    """Why a form can't be written in an opset for a target; None where it can."""
     row = _FORMS[form]
     if opset is not None and opset not in row.opsets:
-        return f"opset is {opset}: {form} is written in opsets {row.opsets[0]} to {row.opsets[-1]}"
+        return Reason("opset", f"opset is {opset}: {form} is written in opsets {row.opsets[0]} to {row.opsets[-1]}")
     if opset is not None and opset > 24 and target == "tensorrt":
-        return f"opset is {opset}: TensorRT takes 24 at most, so give a lower one, or --target portable"
+        text = f"opset is {opset}: TensorRT takes 24 at most, so give a lower one, or target portable"
+        return Reason("opset", text)
     return None
 
 

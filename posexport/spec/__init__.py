@@ -1,6 +1,7 @@
-"""What a block is, as plain data: the spec, its inputs and outputs, forms, positions and presets. Imports no engine."""
+"""A block as plain data: spec, encoding, inputs and outputs, forms, positions, presets. Imports no engine."""
 
+from posexport.spec.encoding import Encoding
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
-from posexport.spec.spec import DTYPES, EncodingParams, Spec
+from posexport.spec.spec import DTYPES, Spec
 
-__all__ = ["DTYPES", "FORMS", "OPSETS", "TARGETS", "EncodingParams", "Spec"]
+__all__ = ["DTYPES", "FORMS", "OPSETS", "TARGETS", "Encoding", "Spec"]

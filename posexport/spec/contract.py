@@ -1,8 +1,8 @@
-"""The dimensions of an artifact by the names that its spec gives them: bounds, sums and sizes. Imports no engine.
+"""The contract of an artifact: names, shapes and dtypes of its inputs and outputs, and their dimensions by name.
 
-batch, seq, past_seq (keys in a grown cache), max_seq (places in a shared one) and encoder_seq may each vary. Two more
-follow from them, and are given by nobody: `past_seq + seq`, of a grown cache that comes out, and total_seq, the same
-number, of attention_mask.
+batch, seq, past_seq (keys in a grown cache), max_seq (slots in a shared one) and encoder_seq may each vary. Two more
+dimensions follow from them: `past_seq + seq` of a grown cache as an output, and total_seq, the same number, of
+attention_mask. Imports no engine.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ if TYPE_CHECKING:
 Shape = tuple[str | int, ...]
 
 Values = Mapping[str, tuple[Shape, str]]
-"""Name to (shape, dtype), a dimension by name where it may vary."""
+"""Name to (shape, dtype); a dimension that may vary has a name instead of a size."""
 
 Bounds = dict[str, tuple[int, int | None]]
 """Smallest and largest size of each dimension that may vary; None where there is no largest."""
 
 PRESENT = "past_seq + seq"
-"""The name of the length of a grown cache; `total_seq`, that of attention_mask, is the same number."""
+"""The name of the length of a grown cache as an output; equals `total_seq`, the length of attention_mask."""
 
 SUMS = {PRESENT: ("past_seq", "seq"), "total_seq": ("past_seq", "seq")}
 """The dimensions that are sums, with their parts."""
 
 SMALLEST_SIZES = {"past_seq": 0}
 """The smallest size of a dimension where that is not 1: before the first token, a cache is empty."""
+
+TRACED_SIZES = {"batch": 2, "seq": 7, "past_seq": 5, "total_seq": 12, "max_seq": 19, "encoder_seq": 11}
+"""Sizes of the example that torch traces; all differ, so that a size that stays in the graph shows."""
 
 
 def smallest(dim: str) -> int:
@@ -39,57 +42,58 @@ def smallest(dim: str) -> int:
 
 
 def dimensions(values: Values) -> list[str]:
-    """The dimensions that `values` have by name and that are no sums, in the order in which they come."""
-    found = dict.fromkeys(dim for shape, _ in values.values() for dim in shape if isinstance(dim, str))
-    return [dim for dim in found if dim not in SUMS]
+    """The named dimensions of `values` that are not sums, in order of appearance."""
+    names = dict.fromkeys(dim for shape, _ in values.values() for dim in shape if isinstance(dim, str))
+    return [dim for dim in names if dim not in SUMS]
 
 
 def resolved(dim: str | int, sizes: Mapping[str, int]) -> int:
-    """The size of one dimension: a number is itself, a sum that of its parts."""
+    """The size of one dimension: a number itself, or the sum of the parts of a sum."""
     if isinstance(dim, int):
         return dim
     return sum(sizes[part] for part in SUMS[dim]) if dim in SUMS else sizes[dim]
 
 
-def bounds_of(wanted: Values, found: Values) -> Bounds:
-    """What a graph's own inputs `found` say about the dimensions of its spec's, `wanted`: a number is fixed."""
-    bounds: Bounds = {dim: (smallest(dim), None) for dim in dimensions(wanted)}
-    for name, (shape, _) in wanted.items():
-        for dim, size in zip(shape, found[name][0] if name in found else (), strict=False):
+def bounds_of(expected: Values, actual: Values) -> Bounds:
+    """Bounds of the named dimensions of `expected`; a dimension that is a number in `actual`, a graph's own inputs, is
+    fixed to it."""
+    bounds: Bounds = {dim: (smallest(dim), None) for dim in dimensions(expected)}
+    for name, (shape, _) in expected.items():
+        for dim, size in zip(shape, actual[name][0] if name in actual else (), strict=False):
             if dim in bounds and isinstance(size, int):
                 bounds[str(dim)] = (size, size)
     return bounds
 
 
-def sizes_of(wanted: Values, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int]:
-    """The sizes that arrays of the shapes of `wanted` have, by dimension, sums left out."""
-    found = {
-        dim: size for name, (shape, _) in wanted.items() for dim, size in zip(shape, arrays[name].shape, strict=True)
+def sizes_of(values: Values, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int]:
+    """The size of each named dimension of `values`, sums left out, in `arrays` of these shapes."""
+    sizes = {
+        dim: size for name, (shape, _) in values.items() for dim, size in zip(shape, arrays[name].shape, strict=True)
     }
-    return {dim: found[dim] for dim in dimensions(wanted)}
+    return {dim: sizes[dim] for dim in dimensions(values)}
 
 
 def graph_inputs(spec: Spec) -> dict[str, tuple[Shape, str]]:
-    """The graph's inputs: name to (shape, dtype), dimensions by name where they may vary."""
-    found: dict[str, tuple[Shape, str]] = (
+    """The graph's inputs, in order: name to (shape, dtype)."""
+    inputs: dict[str, tuple[Shape, str]] = (
         {"hidden_states": (("batch", "seq", spec.hidden_size), spec.dtype)}
         if spec.vocab_size is None
         else {"input_ids": (("batch", "seq"), "int64")}
     )
     if spec.cross:
-        found["encoder_hidden_states"] = (("batch", "encoder_seq", spec.hidden_size), spec.dtype)
+        inputs["encoder_hidden_states"] = (("batch", "encoder_seq", spec.hidden_size), spec.dtype)
     axes = spec.position_axes
     if axes:
-        found["position_ids"] = (("batch", "seq") if axes == 1 else ("batch", "seq", axes), "int64")
+        inputs["position_ids"] = (("batch", "seq") if axes == 1 else ("batch", "seq", axes), "int64")
     if spec.padding_mask:
-        found["attention_mask"] = (("batch", _key_dim(spec)), "int64")
+        inputs["attention_mask"] = (("batch", _key_dim(spec)), "int64")
     if spec.kv_cache == "shared":
-        found["write_indices"] = (("batch",), "int64")
-    return {**found, **_caches(spec, "past", "max_seq" if spec.kv_cache == "shared" else "past_seq")}
+        inputs["write_indices"] = (("batch",), "int64")
+    return {**inputs, **_caches(spec, "past", "max_seq" if spec.kv_cache == "shared" else "past_seq")}
 
 
 def graph_outputs(spec: Spec) -> dict[str, tuple[Shape, str]]:
-    """The graph's outputs, as `inputs` gives its inputs."""
+    """The graph's outputs, in order: name to (shape, dtype)."""
     output: Values = {"output": (("batch", "seq", spec.hidden_size), spec.dtype)}
     return {**output, **_caches(spec, "present", "max_seq" if spec.kv_cache == "shared" else PRESENT)}
 
@@ -101,9 +105,9 @@ def _key_dim(spec: Spec) -> str:
     return {None: "seq", "concat": "total_seq", "shared": "max_seq"}[spec.kv_cache]
 
 
-def _caches(spec: Spec, when: str, seq: str) -> Values:
+def _caches(spec: Spec, prefix: str, length: str) -> Values:
     if spec.kv_cache is None:
         return {}
-    shape = ("batch", spec.num_kv_heads, seq, spec.head_dim)
-    numbers = [f".{index}" for index in range(spec.layers)] if spec.layers > 1 else [""]
-    return {f"{when}_{kind}{number}": (shape, spec.dtype) for number in numbers for kind in ("key", "value")}
+    shape = ("batch", spec.num_kv_heads, length, spec.head_dim)
+    suffixes = [f".{index}" for index in range(spec.layers)] if spec.layers > 1 else [""]
+    return {f"{prefix}_{kind}{suffix}": (shape, spec.dtype) for suffix in suffixes for kind in ("key", "value")}

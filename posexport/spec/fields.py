@@ -1,6 +1,6 @@
-"""Validated fields for the frozen classes that describe a block: each says what it takes, in words.
+"""Validated fields of the frozen classes that describe a block; each field states what it accepts.
 
-Text is accepted wherever it reads as the field's type, so `--set theta=5e5`, TOML and JSON share one check.
+Text is accepted wherever it reads as the field's type, so that `--set theta=5e5`, TOML and JSON share one check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from posexport.errors import FieldError, unknown
 def _field(
     default: Any, help: str, allowed: str, read: Callable[[Any], Any], optional: bool, typed: bool = False
 ) -> Any:
-    def convert(value: Any, _: Any, field: attrs.Attribute[Any]) -> Any:
+    def convert(value: object, _: object, field: attrs.Attribute[Any]) -> object:
         if value is None and optional:
             return None
         try:
@@ -32,65 +32,52 @@ def _field(
 
 
 def check_types(kind: type[Any], data: Mapping[str, Any]) -> None:
-    """FieldError where `data` for `kind` has a number, or true or false, as text: for files that have types of their
-    own, as a command line has not."""
+    """FieldError where `data` for `kind` has a number or a boolean as text: for file formats with types of their own,
+    unlike a command line."""
     for field in attrs.fields(kind):
         value = data.get(field.name)
         if isinstance(value, str) and field.metadata.get("typed"):
             raise FieldError(field.name, f"is {value!r}: it must be {field.metadata['allowed']}, without quotes.")
 
 
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Limits of real-valued parameters: closer to the ends of fp32, results would be 0 or infinite."""
+
+
+def _number(value: object, kind: type[int] | type[float], low: float, high: float) -> float:
+    accepted = (int, str) if kind is int else (int, float, str)
+    if isinstance(value, bool) or not isinstance(value, accepted):
+        raise TypeError
+    number = kind(value)
+    if not low <= number <= high:
+        raise ValueError
+    return number
+
+
 def integer(
     default: int | None, help: str, *, at_least: int = 1, at_most: int = 2**31 - 1, optional: bool = False
 ) -> Any:
-    """A whole number between bounds; with `optional`, None means "derived from the rest"."""
-
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise TypeError
-        number = int(value)
-        if not at_least <= number <= at_most:
-            raise ValueError
-        return number
-
-    return _field(default, help, f"a whole number from {at_least} to {at_most}", read, optional, typed=True)
-
-
-SMALLEST, LARGEST = 1e-30, 1e30
-"""Numbers beyond come near the ends of fp32, where what is computed from them is 0 or infinite."""
+    """A whole number between bounds; with `optional`, None means "derived from other fields"."""
+    allowed = f"a whole number from {at_least} to {at_most}"
+    return _field(default, help, allowed, lambda value: _number(value, int, at_least, at_most), optional, typed=True)
 
 
 def positive(default: float | None, help: str, *, optional: bool = False) -> Any:
-    """A number above 0 whose fp32 is well within its range."""
-
-    def read(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise TypeError
-        number = float(value)
-        if not SMALLEST <= number <= LARGEST:
-            raise ValueError
-        return number
-
-    return _field(default, help, f"a number from {SMALLEST:g} to {LARGEST:g}", read, optional, typed=True)
+    """A number from SMALLEST to LARGEST."""
+    allowed = f"a number from {SMALLEST:g} to {LARGEST:g}"
+    return _field(default, help, allowed, lambda value: _number(value, float, SMALLEST, LARGEST), optional, typed=True)
 
 
 def numbers(help: str, *, whole: bool = False) -> Any:
-    """A list of numbers above 0, or whole numbers from 0 with `whole`; None means "not given". Text has commas."""
+    """A list of numbers above 0, or with `whole` of whole numbers from 0; None means "not given". Text has commas."""
 
-    def read(value: Any) -> tuple[float, ...]:
+    def read(value: object) -> tuple[float, ...]:
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, list | tuple) or not parts:
             raise TypeError
-        return tuple(one(part) for part in parts)
-
-    def one(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, str) if whole else (int, float, str)):
-            raise TypeError
-        number = int(value) if whole else float(value)
-        low, high = (0, 2**31 - 1) if whole else (SMALLEST, LARGEST)
-        if not low <= number <= high:
-            raise ValueError
-        return number
+        if whole:
+            return tuple(_number(part, int, 0, 2**31 - 1) for part in parts)
+        return tuple(_number(part, float, SMALLEST, LARGEST) for part in parts)
 
     kind = "whole numbers from 0" if whole else f"numbers from {SMALLEST:g} to {LARGEST:g}"
     return _field(None, help, f"a list of {kind}, such as {'4,6,6' if whole else '1,1.5,2'}", read, True)
@@ -99,7 +86,7 @@ def numbers(help: str, *, whole: bool = False) -> Any:
 def choice(default: str | None, options: Sequence[str], help: str, *, optional: bool = False) -> Any:
     """One of a few names."""
 
-    def convert(value: Any, _: Any, field: attrs.Attribute[Any]) -> Any:
+    def convert(value: object, _: object, field: attrs.Attribute[Any]) -> object:
         if (value is None and optional) or value in options:
             return value
         raise unknown(field.name, str(value), options)
@@ -114,7 +101,7 @@ def choice(default: str | None, options: Sequence[str], help: str, *, optional: 
 def text(default: str | None, help: str) -> Any:
     """Text, such as a name or a path; None means "not given"."""
 
-    def read(value: Any) -> str:
+    def read(value: object) -> str:
         if not isinstance(value, str):
             raise TypeError
         return value
@@ -125,7 +112,7 @@ def text(default: str | None, help: str) -> Any:
 def flag(default: bool | None, help: str) -> Any:
     """True or false; None means "not given"."""
 
-    def read(value: Any) -> bool:
+    def read(value: object) -> bool:
         words = {"true": True, "false": False}
         if isinstance(value, str) and value.lower() in words:
             return words[value.lower()]
@@ -137,5 +124,5 @@ def flag(default: bool | None, help: str) -> Any:
 
 
 def parsed(help: str, allowed: str, read: Callable[[Any], Any], default: Any = None) -> Any:
-    """Whatever `read` makes of what is given; it raises TypeError or ValueError for what isn't `allowed`."""
+    """The result of `read`, which raises TypeError or ValueError for a value that is not `allowed`."""
     return _field(default, help, allowed, read, default is None)

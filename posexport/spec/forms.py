@@ -1,4 +1,4 @@
-"""Names of the forms, opsets and targets that a graph can be written in and for."""
+"""The forms and opsets in which a graph can be written, and the targets for which it can be lowered."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ FORMS = {
     "contrib": "com.microsoft RotaryEmbedding, MultiHeadAttention and GroupQueryAttention, for ONNX Runtime",
 }
 
-
 OPSETS = range(18, 26)
-"""ONNX opsets a file can be written in: each is exported, checked and run by a test."""
-
+"""ONNX opsets in which a file can be written; a test exports, checks and runs each."""
 
 TARGETS = {
-    "portable": "what ONNX Runtime and TensorRT both take",
-    "ort": "what ONNX Runtime takes, or is faster with: caches inside of Attention, GroupQueryAttention, ScatterND",
-    "tensorrt": "what TensorRT takes: no opset above 24",
+    "portable": "operators that ONNX Runtime and TensorRT both support",
+    "ort": "ONNX Runtime only, sometimes faster: caches inside of Attention, GroupQueryAttention, ScatterND",
+    "tensorrt": "operators that TensorRT supports, no opset above 24",
 }
-"""What a form is lowered for. Where two targets take the same graph, the bytes are the same."""
-
+"""What a form is lowered for. Where two targets support the same graph, the bytes are the same."""
 
 ORT_ALONE = (
-    "the file is written for ONNX Runtime alone: export with --target portable, in another form if that is refused"
+    "the file is written for ONNX Runtime only: export with --target portable, in another form if that is rejected"
 )
-"""What is said where a file for the target `ort` meets TensorRT."""
+"""Why TensorRT can't run a file for the target `ort`."""

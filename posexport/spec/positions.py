@@ -1,4 +1,4 @@
-"""Positions of grids, as `position_ids` takes them: x = column first, then y = row, then t = frame."""
+"""Positions of grids for `position_ids`, in the order x = column, y = row, t = frame."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from posexport.errors import RequestError
 if TYPE_CHECKING:
     import numpy as np
 
-MOST = 2**24
-"""Tokens of a grid, at most: beyond, angles aren't exact, and no attention would end."""
+MAX_TOKENS = 2**24
+"""The largest number of tokens of a grid: angles are exact up to this position."""
 
 
 def grid_positions(
@@ -18,9 +18,9 @@ def grid_positions(
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """int64 [batch, prefix_tokens + frames * rows * columns, axes], row by row and frame by frame.
 
-    Two axes (x, y) where `frames` is None, else three (x, y, t). The prefix tokens (class and registers) stand at 0,
-    which `--prefix-tokens` leaves out of account. Raises RequestError for sizes below 1 (prefix_tokens: below 0), and
-    for more than 2^24 tokens.
+    Two axes (x, y) where `frames` is None, otherwise three (x, y, t). Prefix tokens (class and registers) have position
+    0, which `--prefix-tokens` ignores. Raises RequestError for sizes below 1 (prefix_tokens: below 0), and for more
+    than 2^24 tokens.
     """
     import numpy as np
 
@@ -30,10 +30,10 @@ def grid_positions(
             raise RequestError(f"{name} is {size}: it must be 1 or more.")
     if prefix_tokens < 0:
         raise RequestError(f"prefix_tokens is {prefix_tokens}: it must be 0 or more.")
-    tokens = sizes["frames"] * rows * columns + prefix_tokens
-    if tokens * batch > MOST:
-        raise RequestError(f"the grid has {tokens * batch} tokens: it may have {MOST} at most, so make it smaller.")
+    tokens = (sizes["frames"] * rows * columns + prefix_tokens) * batch
+    if tokens > MAX_TOKENS:
+        raise RequestError(f"the grid has {tokens} tokens: the limit is {MAX_TOKENS}, so make it smaller.")
     t, y, x = (axis.ravel() for axis in np.indices((sizes["frames"], rows, columns), dtype=np.int64))
     cells = np.stack((x, y) if frames is None else (x, y, t), -1)
-    first = np.zeros((prefix_tokens, cells.shape[1]), np.int64)
-    return np.repeat(np.concatenate((first, cells))[None], batch, 0)
+    prefix = np.zeros((prefix_tokens, cells.shape[1]), np.int64)
+    return np.repeat(np.concatenate((prefix, cells))[None], batch, 0)

@@ -1,8 +1,8 @@
-"""Presets: one attention layer of a public model each, as data in `posexport/spec/preset_files/<name>.toml`.
+"""Presets: the attention of a public model, as data in `posexport/spec/preset_files/<name>.toml`.
 
-A file has the keys of `posexport export --config` that describe a block, and two of its own: `summary` says which model
-and which of its layers it is, `source` is the public config or code that its numbers come from. Where the layers of a
-model differ, `layer-pattern` has all kinds: one layer is the first kind, a stack the model's. A new preset is one file.
+A file has the keys of `posexport export --config` that describe a block, and two more: `summary` names the model and
+its layers, `source` the public config or code with these numbers. Where the layers of a model differ, `layer-pattern`
+lists all kinds: one layer is the first kind, a stack follows the pattern. A new preset is one file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDER = files("posexport.spec").joinpath("preset_files")
 
 @attrs.frozen(kw_only=True)
 class Preset:
-    """One preset: where it comes from, and the options that it stands for, named as in its file."""
+    """One preset: the model, the source of its numbers, and its options, named as in the file."""
 
     summary: str
     source: str
@@ -34,12 +34,12 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str) -> Preset:
-    """The preset of a name; RequestError where there is none, or where it doesn't say what it is."""
+    """The preset of a name; RequestError where there is none, or where its summary or source is missing."""
     names = preset_names()
     if name not in names:
         raise unknown("preset", name, names)
-    data = tomllib.loads(FOLDER.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
-    said = [data.pop(key, None) for key in ("summary", "source")]
-    if not all(isinstance(text, str) and text for text in said):
+    options = tomllib.loads(FOLDER.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    summary, source = options.pop("summary", None), options.pop("source", None)
+    if not (isinstance(summary, str) and summary and isinstance(source, str) and source):
         raise RequestError(f"preset {name!r} lacks its summary or its source: give both.")
-    return Preset(summary=said[0], source=said[1], options=data)
+    return Preset(summary=summary, source=source, options=options)

@@ -1,23 +1,24 @@
 """The spec: a frozen, validated description of one block. Pure data, JSON in and out; imports no engine.
 
-Sizes carry Hugging Face's config names. `read_spec` in `posexport.models` reads one back from plain data, since only
-that side knows the table of encodings.
+Sizes have the names of Hugging Face's configs. `posexport.models.read_spec` reads a spec from plain data, because it
+needs the table of encodings.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
 from posexport.errors import RequestError, unknown
 from posexport.spec import fields
+from posexport.spec.encoding import Encoding
 
-LARGEST = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.3e38}
-"""The largest finite number of each dtype of a block, the last two digits dropped."""
+LARGEST_FINITE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.3e38}
+"""The largest finite number of each dtype of a block, rounded down."""
 
-DTYPES = tuple(LARGEST)
+DTYPES = tuple(LARGEST_FINITE)
 CACHES = ("concat", "shared")
 ANGLES = ("parity", "exact")
 QK_NORMS = ("rms", "l2")
@@ -39,7 +40,7 @@ def _read_bias(value: Any) -> tuple[str, ...] | bool:
 
 
 def _read_cache(value: Any) -> str | None:
-    """A kind of cache; true stands for the plain one, false for none."""
+    """A kind of cache; true means `concat`, false means none."""
     if value is None or value is False:
         return None
     if value is True:
@@ -50,86 +51,34 @@ def _read_cache(value: Any) -> str | None:
 
 
 @attrs.frozen(kw_only=True)
-class EncodingParams:
-    """The parameters of one encoding; a subclass is one row of the ENCODINGS table.
-
-    `axes` is how many numbers make one position: 0 (the encoding ignores positions), 1, or more.
-    """
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    source: ClassVar[str]
-    axes: ClassVar[int] = 1
-    at_input: ClassVar[bool] = False
-    """True where it acts once, before the first layer, instead of in every layer."""
-    in_cross: ClassVar[bool] = False
-    """Whether it is defined where keys are those of an encoder: by acting at the input, or by not acting at all."""
-    angular: ClassVar[bool] = False
-    """Whether it takes cosines and sines of angles that are linear in integer positions."""
-    uses_fp32_products: ClassVar[bool] = False
-    """Whether fp32 products of positions and frequencies are its angles, which far out are as good as fp32 is."""
-    base_properties: ClassVar[tuple[str, ...]] = ("permutation", "prefix", "finite")
-    """The properties (posexport.verify.properties) that it has."""
-    takes_prefix: ClassVar[bool] = False
-    """Whether the first tokens can be left as they are."""
-    ordered: ClassVar[bool] = False
-    """Whether positions must not fall along the sequence."""
-    no_cache_reason: ClassVar[str | None] = None
-    """Why it goes with no cache, as the end of a sentence; None where it does."""
-
-    def check(self, spec: Spec) -> None:
-        """Raise RequestError where these parameters don't fit the sizes of `spec`."""
-
-    def default_scale(self, head_dim: int) -> float:
-        """The factor on the logits where none is given."""
-        return float(head_dim**-0.5)
-
-    def properties(self, spec: Spec) -> tuple[str, ...]:
-        """What holds whatever the weights are; names of posexport.properties."""
-        return self.base_properties
-
-    def products(self) -> bool:
-        """`uses_fp32_products`, where the parameters don't rule it out."""
-        return self.uses_fp32_products
-
-    def reach(self) -> int | None:
-        """The distance beyond which nothing changes any more, where there is one."""
-        return None
-
-    def position_limit(self) -> int | None:
-        """The number of positions a trained table holds, or None where any position is defined."""
-        return None
-
-
-@attrs.frozen(kw_only=True)
 class Layer:
-    """One kind of layer in a pattern: its encoding, and what it has otherwise than the block; None where it hasn't."""
+    """One kind of layer in a pattern: its encoding, and the fields that it overrides; None keeps the block's value."""
 
-    encoding: EncodingParams
+    encoding: Encoding
     window: int | None = fields.integer(None, "a query sees keys with |i - j| < window", optional=True)
-    attention_chunk_size: int | None = fields.integer(None, "a query sees keys of its own run", optional=True)
+    attention_chunk_size: int | None = fields.integer(None, "a query sees keys of its own chunk", optional=True)
     qk_norm: bool | None = fields.flag(None, "RMS norm of each head's query and key")
 
-    def own(self) -> dict[str, Any]:
-        """What it has otherwise, by name."""
-        found = {name: getattr(self, name) for name in LAYER_FIELDS}
-        return {name: value for name, value in found.items() if value is not None}
+    def overrides(self) -> dict[str, Any]:
+        """The fields that differ from the block's, by name."""
+        values = {name: getattr(self, name) for name in LAYER_FIELDS}
+        return {name: value for name, value in values.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"encoding": encoding_dict(self.encoding), **self.own()}
+        return {"encoding": encoding_dict(self.encoding), **self.overrides()}
 
 
 LAYER_FIELDS = ("window", "attention_chunk_size", "qk_norm")
-"""What layers of one block may differ in, beside their encoding."""
+"""The fields in which layers of one block may differ, besides their encoding."""
 
 
-def encoding_dict(encoding: EncodingParams) -> dict[str, Any]:
+def encoding_dict(encoding: Encoding) -> dict[str, Any]:
     """An encoding as plain data, its `name` first."""
     return {"name": encoding.name, **attrs.asdict(encoding)}
 
 
-def read_pattern(value: Any) -> tuple[Layer, ...]:
+def _read_pattern(value: Any) -> tuple[Layer, ...]:
     """A pattern of layers; RequestError for anything else."""
     if value is None:
         return ()
@@ -142,12 +91,12 @@ def read_pattern(value: Any) -> tuple[Layer, ...]:
 class Spec:
     """One attention block (or transformer block, or a stack of them) with one positional encoding.
 
-    `bias` names the projections that have one; True stands for all of them, False for none.
-    Fields that only a transformer block has (`norm`, `norm_type`, `mlp`, `intermediate_size`, `norm_eps`) are None
-    for `block='attention'`, and refused there.
+    `bias` names the projections that have one; True means all of them, False none. The fields of a transformer block
+    (`norm`, `norm_type`, `mlp`, `intermediate_size`, `norm_eps`) are None for `block='attention'`, which rejects them;
+    `norm_eps` is also that of `qk_norm`.
     """
 
-    encoding: EncodingParams
+    encoding: Encoding
     hidden_size: int = fields.integer(768, "width of the block's input and output")
     num_heads: int = fields.integer(12, "query heads")
     num_kv_heads: int = fields.integer(None, "key and value heads (default: num_heads)", optional=True)
@@ -158,26 +107,26 @@ class Spec:
     causal: bool = fields.flag(False, "a query sees no later key")
     window: int | None = fields.integer(None, "a query sees keys with |i - j| < window", optional=True)
     attention_chunk_size: int | None = fields.integer(
-        None, "a query sees keys of its own run of so many tokens", optional=True
+        None, "a query sees keys of its own chunk of this many tokens", optional=True
     )
     kv_cache: str | None = attrs.field(
         default=None,
         converter=_read_cache,
         metadata={
-            "help": "take past keys and values: concat gives grown ones, shared writes into buffers",
+            "help": "take past keys and values: concat appends the new ones, shared writes them into buffers",
             "allowed": " or ".join(CACHES),
         },
     )
     angles: str = fields.choice("parity", ANGLES, "angles as PyTorch models compute them, or exact to position 2^24")
-    prefix_tokens: int = fields.integer(0, "first tokens that no position touches (class and registers)", at_least=0)
+    prefix_tokens: int = fields.integer(0, "number of first tokens without a position (class, registers)", at_least=0)
     padding_mask: bool = fields.flag(False, "take attention_mask; a query that sees no key attends to zeros")
     cross: bool = fields.flag(False, "keys and values come from encoder_hidden_states")
     qk_norm: bool = fields.flag(False, "RMS norm of each head's query and key")
     qk_norm_type: str | None = fields.choice(
-        None, QK_NORMS, "rms: with weights, before they rotate; l2: without, after (default: rms)", optional=True
+        None, QK_NORMS, "rms: with weights, before rotation; l2: without, after it (default: rms)", optional=True
     )
     softcap: float | None = fields.positive(None, "cap logits: softcap * tanh(logits / softcap)", optional=True)
-    sinks: bool = fields.flag(False, "a trained logit per head beside those of the keys, whose weight goes to nothing")
+    sinks: bool = fields.flag(False, "a trained logit per head in the softmax, without a value (attention sink)")
     bias: tuple[str, ...] = attrs.field(default=False, converter=_read_bias)
     block: str = fields.choice("attention", ("attention", "transformer"), "what a layer holds")
     norm: str | None = fields.choice(None, ("pre", "post"), "where the norms stand (default: pre)", optional=True)
@@ -190,15 +139,15 @@ class Spec:
     layers: int = fields.integer(1, "number of layers", at_most=1000)
     layer_pattern: tuple[Layer, ...] = attrs.field(
         default=(),
-        converter=read_pattern,
-        metadata={"help": "what layers differ in, over and over: encodings, each with ':key=value'", "allowed": "text"},
+        converter=_read_pattern,
+        metadata={"help": "repeating pattern of layers: encodings, each with ':key=value'", "allowed": "text"},
     )
     vocab_size: int | None = fields.integer(None, "start from input_ids through a token embedding", optional=True)
     scale_embedding: bool = fields.flag(False, "multiply the token embedding by sqrt(hidden_size)")
     dtype: str = fields.choice("fp32", DTYPES, "dtype of weights, inputs and outputs")
 
     def __attrs_post_init__(self) -> None:
-        put = object.__setattr__  # the class is frozen: these only replace None by what it stands for
+        put = object.__setattr__  # the class is frozen; this only replaces None by its default
         if self.num_kv_heads is None:
             put(self, "num_kv_heads", self.num_heads)
         if self.head_dim is None:
@@ -216,8 +165,10 @@ class Spec:
         given_scale = self.scale is not None
         if self.scale is None:
             put(self, "scale", self.encoding.default_scale(self.head_dim))
-        if self.scale > LARGEST[self.dtype]:
-            raise RequestError(f"scale is {self.scale}: the largest number in {self.dtype} is {LARGEST[self.dtype]}.")
+        if self.scale > LARGEST_FINITE[self.dtype]:
+            raise RequestError(
+                f"scale is {self.scale}: the largest number in {self.dtype} is {LARGEST_FINITE[self.dtype]}."
+            )
         self._check_keys()
         self._check_encoding()
         if self.qk_norm_type is not None and not self.qk_norm:
@@ -229,8 +180,8 @@ class Spec:
         only_transformer = {"norm": "pre", "norm_type": "layernorm", "norm_eps": 1e-6, "mlp": "gelu"}
         only_transformer["intermediate_size"] = 4 * self.hidden_size
         for name, value in only_transformer.items():
-            own = name == "norm_eps" and self.qk_norm
-            if self.block == "attention" and getattr(self, name) is not None and not own:
+            of_qk_norm = name == "norm_eps" and self.qk_norm
+            if self.block == "attention" and getattr(self, name) is not None and not of_qk_norm:
                 raise RequestError(
                     f"{name} is {getattr(self, name)!r} but block is 'attention', which has none: "
                     "use block 'transformer' or drop it."
@@ -248,18 +199,18 @@ class Spec:
         self._check_pattern(given_scale)
 
     def _check_pattern(self, given_scale: bool) -> None:
-        """Refuse layers that can't stand in one block, each checked as a block of its own."""
+        """Reject layers that can't be in one block, and check each as a block of its own."""
         if not self.layer_pattern:
             return
         scales = {layer.encoding.name: layer.encoding.default_scale(self.head_dim) for layer in self.layer_pattern}
         if not given_scale and len(set(scales.values())) > 1:
-            told = ", ".join(f"{name} {scale:.4g}" for name, scale in scales.items())
+            listed = ", ".join(f"{name} {scale:.4g}" for name, scale in scales.items())
             raise RequestError(
-                f"layer_pattern mixes encodings with scales of their own ({told}), but layers share one: give --scale."
+                f"layer_pattern mixes encodings with different scales ({listed}), but layers share one: give scale."
             )
         if self.encoding != self.layer_pattern[0].encoding:
             raise RequestError(
-                "encoding is another than that of the first layer of layer_pattern: give the same, or none."
+                "encoding differs from that of the first layer of layer_pattern: give the same one, or none."
             )
         for layer in self.layer_pattern:
             if layer.encoding.at_input:
@@ -280,75 +231,84 @@ class Spec:
         """One layer as a block of its own."""
         if not self.layer_pattern:
             return self if self.layers == 1 else attrs.evolve(self, layers=1)
-        kind = self.layer_pattern[index % len(self.layer_pattern)]
-        fields = {name: getattr(self, name) for name in LAYER_FIELDS} | kind.own()
-        if not fields["qk_norm"]:
-            fields["qk_norm_type"] = None
-            fields["norm_eps"] = self.norm_eps if self.block == "transformer" else None
-        angles = self.angles if kind.encoding.angular else "parity"
-        prefix = self.prefix_tokens if kind.encoding.takes_prefix else 0
+        layer = self.layer_pattern[index % len(self.layer_pattern)]
+        changes = layer.overrides()
+        if not changes.get("qk_norm", self.qk_norm):
+            changes["qk_norm_type"] = None
+            changes["norm_eps"] = self.norm_eps if self.block == "transformer" else None
+        angles = self.angles if layer.encoding.angular else "parity"
+        prefix = self.prefix_tokens if layer.encoding.takes_prefix else 0
         return attrs.evolve(
-            self, encoding=kind.encoding, layers=1, layer_pattern=(), angles=angles, prefix_tokens=prefix, **fields
+            self, encoding=layer.encoding, layers=1, layer_pattern=(), angles=angles, prefix_tokens=prefix, **changes
         )
 
+    def distinct_layers(self) -> list[Spec]:
+        """Every kind of layer once, as a block of its own, in order."""
+        return [self.layer(index) for index in range(min(len(self.layer_pattern), self.layers) or 1)]
+
     def position_limit(self) -> int | None:
-        """The number of positions that every layer knows, or None where any is defined."""
-        limits = [kind.encoding.position_limit() for kind in self.kinds()]
+        """The number of positions for which every layer is defined, or None where any position is."""
+        limits = [layer.encoding.position_limit() for layer in self.distinct_layers()]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def token_limit(self) -> int | None:
-        """The most tokens whose positions are all known and all different, or None where there is no limit."""
+        """The largest number of tokens with distinct positions within the limit; None where there is no limit."""
         limit = self.position_limit()
         return None if limit is None else limit ** max(self.position_axes, 1)
 
-    def reach(self) -> int:
-        """The largest distance beyond which nothing changes any more in some layer; 0 where no layer has one."""
+    def saturation_distance(self) -> int:
+        """The distance from which on every layer treats all pairs of tokens alike: by window, chunk or encoding.
+
+        0 where no layer has such a distance.
+        """
         return max(
-            max(kind.window or 0, kind.attention_chunk_size or 0, kind.encoding.reach() or 0) for kind in self.kinds()
+            max(layer.window or 0, layer.attention_chunk_size or 0, layer.encoding.saturation_distance() or 0)
+            for layer in self.distinct_layers()
         )
 
     @property
     def ordered(self) -> bool:
-        """Whether positions must not fall along the sequence."""
-        return any(kind.encoding.ordered for kind in self.kinds())
+        """Whether positions must not decrease along the sequence."""
+        return any(layer.encoding.ordered for layer in self.distinct_layers())
 
-    def kinds(self) -> list[Spec]:
-        """Every kind of layer once, as a block of its own."""
-        return [self.layer(index) for index in range(min(len(self.layer_pattern), self.layers) or 1)]
+    def attention_attributes(self) -> tuple[int, int, float, bool, int, int, float]:
+        """num_heads, num_kv_heads, scale, causal, window, chunk and softcap, as `custom_ops.attend` takes them."""
+        window, chunk = self.window or 0, self.attention_chunk_size or 0
+        return (self.num_heads, self.num_kv_heads, self.scale, self.causal, window, chunk, self.softcap or 0.0)
 
     def _check_keys(self) -> None:
-        """Refuse what contradicts itself about where keys come from."""
+        """Reject options that contradict cross-attention."""
         if not self.cross:
             return
         for name, why in (
             ("kv_cache", "an encoder's keys don't grow"),
-            ("causal", "its keys are not the queries' past"),
-            ("window", "its keys are not the queries' neighbours"),
-            ("attention_chunk_size", "its keys are not the queries' neighbours"),
+            ("causal", "keys are not the queries' past"),
+            ("window", "keys are not the queries' neighbours"),
+            ("attention_chunk_size", "keys are not the queries' neighbours"),
         ):
             if getattr(self, name):
                 raise RequestError(f"cross and {name} were both given: with cross, {why}, so drop one of them.")
         if not self.encoding.in_cross:
             raise RequestError(
                 f"cross was given with {self.encoding.name}, which relates positions of queries to positions of keys: "
-                "an encoder's have none here, so use learned, sinusoidal, t5 (whose cross-attention has no bias) or "
-                "none."
+                "an encoder's keys have none here, so use learned, sinusoidal, t5 (whose cross-attention has no bias) "
+                "or none."
             )
 
     def _check_encoding(self) -> None:
-        """Refuse what the encoding has no meaning for; in a pattern, one layer with a meaning is enough."""
+        """Reject options that mean nothing for the encoding; in a pattern, one layer that uses an option is enough."""
         name = self.encoding.name
         layers = [layer.encoding for layer in self.layer_pattern] or [self.encoding]
         if self.angles != "parity" and not any(layer.angular for layer in layers):
             raise RequestError(f"angles is {self.angles!r} with {name}, which has no angles of positions: drop it.")
         if self.prefix_tokens and not any(layer.takes_prefix for layer in layers):
             raise RequestError(
-                f"prefix_tokens is {self.prefix_tokens} with {name}: only tokens of rotary encodings can be left as "
-                "they are, so drop it."
+                f"prefix_tokens is {self.prefix_tokens} with {name}: only rotary encodings can leave the first tokens "
+                "unrotated, so drop it."
             )
         if self.prefix_tokens and self.kv_cache:
             raise RequestError(
-                "prefix_tokens and kv_cache were both given: the first tokens are those of a whole image, which has no "
+                "prefix_tokens and kv_cache were both given: prefix tokens belong to a whole image, which has no "
                 "cache, so drop one of them."
             )
         if self.kv_cache and self.encoding.no_cache_reason:
@@ -356,7 +316,7 @@ class Spec:
 
     @property
     def position_axes(self) -> int:
-        """How many numbers of position_ids make a position; 0 where the block takes no positions."""
+        """How many numbers in position_ids make one position; 0 where the block takes no positions."""
         if self.cross and not self.encoding.at_input:
             return 0
         return max([layer.encoding.axes for layer in self.layer_pattern] or [self.encoding.axes])
@@ -366,7 +326,7 @@ class Spec:
         return ATTENTION_PROJECTIONS + (MLP_PROJECTIONS[self.mlp] if self.mlp else ())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, every field spelled out; the encoding is a table with its `name` first."""
+        """Plain data with every field; the encoding is a table with its `name` first."""
         data = {f.name: getattr(self, f.name) for f in attrs.fields(Spec)}
         data["encoding"] = encoding_dict(self.encoding)
         data["bias"] = list(self.bias)
@@ -374,5 +334,5 @@ class Spec:
         return data
 
     def to_json(self) -> str:
-        """One line of JSON, the same for equal specs."""
+        """One line of JSON; equal specs give equal text."""
         return json.dumps(self.to_dict(), separators=(",", ":"))

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import Bounds, graph_inputs, resolved
@@ -134,7 +135,7 @@ def make_cases(spec: Spec, seed: int, bounds: Bounds, form: str = "decomposed") 
     since it takes several tokens after others for one row only, a chunk for a shared cache has batch 1 there.
     """
     rng = np.random.default_rng(seed)
-    reach = min(spec.reach() + 5, LONGEST)
+    reach = min(spec.saturation_distance() + 5, LONGEST)
     return [
         _case(draft, spec, rng, bounds, reach, form)
         for draft in _DRAFTS
@@ -201,7 +202,7 @@ def _sizes(draft: _Draft, spec: Spec, bounds: Bounds, reach: int, form: str) -> 
         sizes["past_seq"] = _within(past, bounds["past_seq"])
         before += sizes["past_seq"]
     if spec.kv_cache == "shared":
-        if form == "contrib" and past and seq > 1:  # all that GroupQueryAttention takes: batch 1, or no past
+        if form == "contrib" and not fits_grouped_batch(batch, seq, past):
             batch = sizes["batch"] = _within(1, bounds["batch"])
             past = past if batch == 1 else 0
         sizes["max_seq"] = _within(past + seq + draft.spare, bounds["max_seq"])

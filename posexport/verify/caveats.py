@@ -26,7 +26,7 @@ def notes_on(spec: Spec, cases: Sequence[Case], truth: Sequence[Arrays]) -> tupl
 def _windows(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
     longest = max(case.keys for case in cases)
     limits = {"window": "the window of", "attention_chunk_size": "a chunk of"}
-    sizes = {(what, getattr(kind, name)) for kind in spec.kinds() for name, what in limits.items()}
+    sizes = {(what, getattr(kind, name)) for kind in spec.distinct_layers() for name, what in limits.items()}
     return tuple(
         f"no sequence was longer than {what} {size}, so it did not show"
         for what, size in sorted(sizes, key=str)

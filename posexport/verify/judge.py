@@ -49,7 +49,7 @@ class _Job:
 
 def _tolerance(spec: Spec, case: Case) -> Tolerance:
     """That of the dtype, wider where angles of far positions are computed as PyTorch models do."""
-    products = spec.angles == "parity" and any(kind.encoding.products() for kind in spec.kinds())
+    products = spec.angles == "parity" and any(kind.encoding.uses_fp32_products() for kind in spec.distinct_layers())
     position_ids = case.arrays.get("position_ids")
     far = int(abs(position_ids).max()) if products and position_ids is not None and position_ids.size else 0
     return tolerance_at(spec.dtype, far)
@@ -110,7 +110,7 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
             truth.outputs[index],
             eager.outputs[index],
             got,
-            subject.dtypes,
+            {output: dtype for output, (_, dtype) in subject.outputs.items()},
             subject.spec.dtype,
             tolerances[job.cases[index].name],
         )

@@ -192,7 +192,7 @@ def _translate_rule(found: Probe, outs: Sequence[Arrays]) -> float:
 
 
 def _bucket_distances(found: Probe) -> list[int]:
-    most = found.spec.encoding.reach() or 0
+    most = found.spec.encoding.saturation_distance() or 0
     near = range(min(most, 40) + 1)
     far = np.unique(np.geomspace(1, 2 * most + 2, 40).astype(int))
     return sorted({*near, *(int(distance) for distance in far)})
@@ -237,7 +237,7 @@ def _bucket_untried(found: Probe) -> str | None:
 
 def _order_free(spec: Spec) -> bool:
     """Whether nothing goes by place in the sequence."""
-    kinds = spec.kinds()
+    kinds = spec.distinct_layers()
     return not spec.prefix_tokens and not any(k.causal or k.window or k.attention_chunk_size for k in kinds)
 
 
@@ -287,8 +287,8 @@ def _all_turn(spec: Spec) -> bool:
 
 def _windowed(spec: Spec) -> bool:
     """Whether windows are all that goes by place in the sequence: chunks and first tokens move with a token less."""
-    chunks = any(kind.attention_chunk_size for kind in spec.kinds())
-    return not chunks and not spec.prefix_tokens and all(kind.window for kind in spec.kinds())
+    chunks = any(kind.attention_chunk_size for kind in spec.distinct_layers())
+    return not chunks and not spec.prefix_tokens and all(kind.window for kind in spec.distinct_layers())
 
 
 def _causal(spec: Spec) -> bool:
@@ -355,5 +355,5 @@ PROPERTIES: Mapping[str, Property] = {
 
 def promised(spec: Spec) -> list[str]:
     """The properties that every layer of a spec has, in the order of the table; windows are the block's own."""
-    held = [{*kind.encoding.properties(kind), "translate"} for kind in spec.kinds()]
+    held = [{*kind.encoding.properties(kind), "translate"} for kind in spec.distinct_layers()]
     return [name for name, row in PROPERTIES.items() if row.concerns(spec) and all(name in names for names in held)]

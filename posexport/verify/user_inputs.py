@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.errors import RequestError, unknown
 from posexport.runtimes.tensors import BF16, NUMPY_DTYPES
 from posexport.spec.contract import SUMS, Bounds, Shape, Values, graph_inputs, sizes_of
@@ -123,7 +124,7 @@ def _check_writes(path: Path, ready: Mapping[str, Array], max_seq: int, seq: int
         )
     if form != "contrib":
         return
-    if len(writes) > 1 and seq > 1 and writes.any():
+    if not fits_grouped_batch(len(writes), seq, int(writes.max())):
         raise RequestError(
             f"inputs {str(path)!r} add {seq} tokens to caches of {len(writes)} rows: GroupQueryAttention, which this "
             "file uses, takes one token for each, or one row."

@@ -24,13 +24,13 @@ PARTS = {
     "ort": ("ort_latency", "ONNX Runtime on the CPU, against torch's own opset-18 export of the plain block"),
     "forms": ("forms", "Forms on ONNX Runtime's CPU, against torch eager: causal rope, hidden 1024, 16 heads, fp32"),
     "forms_memory": ("forms_memory", "Memory of the forms on ONNX Runtime's CPU: the same block"),
-    "peers": ("peers", "posexport's best form against its peers on ONNX Runtime's CPU (docs/peers.md)"),
+    "peers": ("peers", "posexport's best form against its peers on ONNX Runtime's CPU (docs/results/alternatives.md)"),
     "kernels": ("kernels", "TensorRT for RTX, fp16, hidden 256, 4 heads"),
 }
 """What is measured: name to (file here, title)."""
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "docs/results/cpu.json", ROOT / "docs/benchmarks.md"
+RESULTS, PAGE = ROOT / "docs/results/cpu.json", ROOT / "docs/results/benchmarks.md"
 _BLOCK = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
 
 
@@ -38,7 +38,7 @@ _BLOCK = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re
 @click.option("--only", "only", multiple=True, type=click.Choice(list(PARTS)), help="measure this part, repeatable")
 @click.option("--quick", is_flag=True, help="few rounds and one encoding, to see that it works; writes nothing")
 def main(only: tuple[str, ...], quick: bool) -> None:
-    """Measure, print a table, and write docs/results/cpu.json and the tables of docs/benchmarks.md.
+    """Measure, print a table, and write docs/results/cpu.json and the tables of docs/results/benchmarks.md.
 
     Parts that aren't measured keep their figures. Exits 1 where a target is missed.
     """

@@ -16,8 +16,9 @@ from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.export import export, support
 from posexport.models.weights import seeded_weights
 from posexport.runtimes.tensorrt import api
-from posexport.runtimes.tensorrt.builder import BuildOptions, build
+from posexport.runtimes.tensorrt.builder import build
 from posexport.runtimes.tensorrt.kernels import Kernels
+from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.spec.spec import Spec
 
 HIDDEN, HEADS = 256, 4

@@ -3,7 +3,8 @@
 Peers are torch eager, torch.compile, torch's own ONNX export at opsets 18, 20 and 24 (`alternatives`), and that file
 through ONNX Runtime's transformers optimizer and through onnxscript's fusions; beside them stands the lower bound. One
 block, one process, two threads. A first race finds posexport's fastest form, over forms and targets; fresh sessions
-then time it beside all peers, so that luck in the race is no merit. Results: docs/results/peers.json and docs/peers.md.
+then time it beside all peers, so that luck in the race is no merit. Results: docs/results/peers.json
+and alternatives.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/results/peers.json and docs/peers.md from what `peers` measured."""
+"""docs/results/peers.json and docs/results/alternatives.md from what `peers` measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools import machine_line, versions
 from posexport.files import staged, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "docs/results/peers.json", ROOT / "docs/peers.md"
+RESULTS, PAGE = ROOT / "docs/results/peers.json", ROOT / "docs/results/alternatives.md"
 COLUMNS = (TORCH, COMPILED, *EXPORTED.values(), *OPTIMIZED, OWN_GROWN, LOWER_BOUND)
 
 PLACES = ("fastest", "equal", "inconclusive")
@@ -70,7 +70,7 @@ def write(found: Sequence[Mapping[str, Any]], builder: Mapping[str, Any]) -> Non
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """docs/peers.md of results as they stand in the file."""
+    """docs/results/alternatives.md of results as they stand in the file."""
     versions_used = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
     lines = [METHOD, "## Results", "", f"{data['machine']}; {versions_used}.", "", *_summary(data["cells"])]
     for scenario in SIZES:

@@ -2,7 +2,7 @@
 
 For each encoding, one after the other in one run: `posexport.tune` of a block, and then every distinct program under
 every combination of options at full rounds (tuning_full). Tune's pick is right where it is no slower than the
-best of all, within the interval over fresh processes. Writes docs/results/tuning.json and docs/tuning.md, and exits 1
+best of all, within the interval over fresh processes. Writes docs/results/tuning.json and tuning.md, and exits 1
 where a pick is slower, or costs more than its share.
 """
 
@@ -28,7 +28,7 @@ from posexport.models import ENCODINGS, read_spec
 from posexport.models.weights import seeded_weights
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "docs/results/tuning.json", ROOT / "docs/tuning.md"
+RESULTS, PAGE = ROOT / "docs/results/tuning.json", ROOT / "docs/results/tuning.md"
 SHARE = 0.4
 """The most that a tuning may cost of timing everything, in runs."""
 

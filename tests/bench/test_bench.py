@@ -178,7 +178,7 @@ def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
 ) -> None:
     pytest.importorskip("tensorrt_rtx")
     from posexport.export.compile import compile_plan
-    from posexport.runtimes.tensorrt.builder import BuildOptions
+    from posexport.runtimes.tensorrt.options import BuildOptions
 
     plan = block.with_suffix(".plan")
     compile_plan(block, plan, BuildOptions(runtime="tensorrt-rtx", profile=("seq=4:16:64", "batch=2:2:2")))

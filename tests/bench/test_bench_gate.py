@@ -2,7 +2,6 @@
 in the slow test, which plants transposes into a graph."""
 
 import json
-import re
 import shlex
 import shutil
 import sys
@@ -11,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pages
 import pytest
 from click.testing import CliRunner, Result
 from helpers import small_spec
@@ -90,7 +90,7 @@ def base(block: Path, bench: Callable[..., Result], tmp_path: Path) -> Path:
 def test_a_saved_result_says_what_it_is(base: Path) -> None:
     found = json.loads(base.read_text())
     assert list(found)[:4] == ["kind", "version", "file", "sha256"]
-    assert {"cpu", "cpu_vendor", "instruction_sets"} <= set(found["machine"])
+    assert {"cpu", "vendor", "instruction_sets"} <= set(found["machine"])
     assert (found["kind"], found["version"], found["processes"]) == ("bench", 1, 7)
     assert [shape["scenario"] for shape in found["shapes"]] == ["prefill:5", "prefill:6"]
     assert "torch-compile" not in {result["runtime"] for result in found["shapes"][0]["results"]}
@@ -144,7 +144,7 @@ def test_a_slowdown_exits_1_with_the_table(block: Path, bench: Callable[..., Res
 def test_the_table_names_the_cpu(block: Path, bench: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "machine", lambda: {"cpu": "Xeon X", "cores": 2, "instruction_sets": ["AVX-512"]})
     result = bench(block, "--runtime", "ort-cpu", "--shape", "seq=5", "--rounds", 1)
-    assert "1 rounds; Xeon X, 2 cores, AVX-512\n" in result.stdout
+    assert "1 rounds; Xeon X, 2 cores, AVX-512 " in result.stdout
 
 
 def test_a_slower_machine_is_no_slowdown(block: Path, bench: Callable[..., Result], base: Path) -> None:
@@ -329,10 +329,9 @@ def test_a_planted_graph_computes_the_same(tmp_path: Path) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Every command of docs/bench.md, in order."""
-    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
-    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    return [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
+    """Every command of docs/guide/bench.md, in order."""
+    page = pages.ROOT / "docs" / "guide" / "bench.md"
+    return [shlex.split(line)[1:] for block in pages.blocks(page) for line in block.commands()]
 
 
 def test_the_commands_of_the_page_run(
@@ -343,15 +342,6 @@ def test_the_commands_of_the_page_run(
     for command, *arguments in commands():
         result = bench(*arguments) if command == "bench" else CliRunner().invoke(main, [command, *arguments])
         assert result.exit_code == 0, result.output
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_run_on_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for arguments in commands():
-        result = CliRunner().invoke(main, arguments)
-        feigned = "--baseline" in arguments and re.search(r"^\d+ of \d+ got slower\.$", result.stdout, re.MULTILINE)
-        assert result.exit_code == int(bool(feigned)), result.output  # noise may feign a change
 
 
 def test_an_undecided_gate_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def artifact(spec: Spec, batch: Ranges = FREE, seq: Ranges = FREE) -> LoadedArti
     """An artifact that is no file."""
     path = Path("block.onnx")
     source: Any = SimpleNamespace(path=path, spec=spec, form="function", opset=18)
-    loaded = LoadedArtifact(path=path, source=source, inputs={}, dtypes={}, bounds={})
+    loaded = LoadedArtifact(path=path, source=source, inputs={}, outputs={}, bounds={})
     return ranged(loaded, {"batch": batch, "seq": seq})
 
 

@@ -15,9 +15,18 @@ from posexport.artifact.contract_check import contract_violation
 from posexport.artifact.loaded import LoadedArtifact, _profiled
 from posexport.artifact.profiles import check_shapes, profiles_of
 from posexport.errors import RequestError
-from posexport.export.exporter import TRACED_SIZES
 from posexport.runtimes import RUNTIMES
-from posexport.spec.contract import SUMS, Bounds, bounds_of, dimensions, graph_inputs, graph_outputs, resolved, sizes_of
+from posexport.spec.contract import (
+    SUMS,
+    TRACED_SIZES,
+    Bounds,
+    bounds_of,
+    dimensions,
+    graph_inputs,
+    graph_outputs,
+    resolved,
+    sizes_of,
+)
 from posexport.spec.spec import Spec
 from posexport.verify.cases import FAR, Case, make_cases
 from posexport.verify.user_inputs import fit_inputs

@@ -25,7 +25,7 @@ from onnx.backend.test.case import node as made
 from onnx.reference import ReferenceEvaluator
 
 from posexport import custom_ops
-from posexport.custom_ops.unsupported import unsupported
+from posexport.custom_ops.unsupported import AttentionCall, fits_grouped_batch, unsupported_reason
 from posexport.export.exporter import export_module
 
 OUT_OF_SCOPE: dict[str, tuple[str, ...]] = {
@@ -96,11 +96,11 @@ class Call:
             return True
         cache = {"attend": None, "attend_cached": "concat", "attend_shared": "shared"}[self.operator.name]
         q, k = self.arguments[:2]
-        if (form, target, cache) == ("contrib", "ort", "shared") and q.shape[0] > 1 and q.shape[1] > 1:
-            return False  # GroupQueryAttention takes chunks behind others for batch 1 only
+        if (form, target, cache) == ("contrib", "ort", "shared") and not fits_grouped_batch(*q.shape[:2], past=1):
+            return False
         num_heads, softcap = self.arguments[-7], self.arguments[-1]
         width, square = q.shape[-1] // num_heads, q.shape[1] == k.shape[1]
-        return unsupported(form, target, cache=cache, softcap=softcap > 0, head_dim=width, square=square) is None
+        return unsupported_reason(form, target, AttentionCall(cache, softcap > 0, width, square)) is None
 
 
 def tensor(array: Array) -> torch.Tensor:

@@ -18,7 +18,7 @@ from helpers import run_ort
 from operator_calls import CALLS, DYNAMIC, MASKS, B, H, S, T, normal
 
 from posexport import custom_ops
-from posexport.custom_ops.unsupported import unsupported
+from posexport.custom_ops.unsupported import AttentionCall, unsupported_reason
 from posexport.errors import RequestError
 from posexport.export.exporter import export_module
 from posexport.export.function_bodies import DOMAIN
@@ -155,9 +155,9 @@ def test_body_of_a_form_equals_torch_body(name: str, form: str, target: str) -> 
     why = None
     if operator in (custom_ops.attend, custom_ops.attend_cached, custom_ops.attend_shared):
         cache = {"attend": None, "attend_cached": "concat", "attend_shared": "shared"}[operator.name]
-        why = unsupported(form, target, cache=cache, softcap=attributes["softcap"] > 0, head_dim=H, square=S == T)
+        why = unsupported_reason(form, target, AttentionCall(cache, attributes["softcap"] > 0, H, S == T))
     if why is not None:
-        with pytest.raises(RequestError, match=re.escape(why)):
+        with pytest.raises(RequestError, match=re.escape(why.text)):
             written(name, form, target)
         return
     model = written(name, form, target)

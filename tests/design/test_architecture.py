@@ -263,7 +263,7 @@ def test_options_are_frozen(name: str) -> None:
 
 PUBLIC: dict[str, list[str]] = {
     "posexport.errors": ["PosexportError", "RequestError", "RuntimeMissingError", "unknown"],
-    "posexport.spec": ["DTYPES", "EncodingParams", "FORMS", "OPSETS", "Spec"],
+    "posexport.spec": ["DTYPES", "Encoding", "FORMS", "OPSETS", "Spec"],
     "posexport.models": ["ENCODINGS", "read_encoding", "read_spec"],
     "posexport.models.checkpoints": ["ARCHITECTURES", "Checkpoint", "read_checkpoint"],
     "posexport.models.block": ["Block", "build_block", "inner_name"],

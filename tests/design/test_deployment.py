@@ -1,11 +1,9 @@
-"""docs/deployment.md: its commands run in order; its examples compute what torch computes, where their engines are."""
+"""docs/examples compute what torch computes, where their engines are."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -18,13 +16,13 @@ from unittest.mock import MagicMock, create_autospec
 import attrs
 import numpy as np
 import onnxruntime
+import pages
 import pytest
-from helpers import Array, cli, run_block, small_spec, weights_for
+from helpers import Array, run_block, small_spec, weights_for
 from trt_helpers import needs_rtx
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.export import export
-from posexport.runtimes import gpu_missing
 from posexport.spec.spec import Spec
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -271,36 +269,12 @@ def test_made_up_inputs_keep_the_contract() -> None:
         module.shape_for("past_key", (-1, 4, -1, 8), {"batch": 1, "seq": 1})
 
 
-COMMANDS = [
-    line
-    for kind, text in re.findall(r"```(\w+)\n(.*?)```", (DOCS / "deployment.md").read_text(), flags=re.DOTALL)
-    for line in text.splitlines()
-    if kind == "bash"
-]
-
-
 @pytest.mark.slow
-def test_the_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_page_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(EXAMPLES, tmp_path / "docs" / "examples")
     if not isinstance(SDK, str):
         monkeypatch.setenv("ORT_INCLUDE", str(SDK[0]))
         monkeypatch.setenv("ORT_LIBRARY", str(SDK[1]))
-    ran = []
-    for line in COMMANDS:
-        words = shlex.split(os.path.expandvars(line))
-        if isinstance(SDK, str) and (words[0] == "cmake" or words[0].startswith("./build")):
-            continue
-        if words[0] == "posexport":
-            result = cli(*words[1:])
-            code, said = result.exit_code, result.output
-        else:
-            program = sys.executable if words[0] == "python" else words[0]
-            done = subprocess.run([program, *words[1:]], capture_output=True, text=True, check=False)
-            code, said = done.returncode, done.stdout + done.stderr
-        gone = code == 3 and "tensorrt_run" in line and (gpu_missing() or "") in said
-        assert code == 0 or gone, f"{line}\n{said}"
-        ran.append(line)
-    assert len(ran) >= len(COMMANDS) - 3
+    assert pages.run(DOCS / "guide" / "deployment.md", tmp_path, slow=True) >= 5
     assert (tmp_path / "model_repository/rope/config.pbtxt").is_file()
-    assert (tmp_path / "vit.plan").is_file()
+    assert (tmp_path / "decode.onnx").is_file()

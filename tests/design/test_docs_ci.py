@@ -1,12 +1,12 @@
-"""docs/ci.md and its examples: the workflow's commands exist and, in the project of the example, do what it says."""
+"""docs/guide/ci.md and its examples: the workflow's commands exist and do what the page says."""
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 from pathlib import Path
 
+import pages
 import pytest
 import yaml
 from helpers import cli
@@ -16,35 +16,32 @@ from posexport.workflows.project.file import Entry, Project, find_project
 from posexport.workflows.project.limits import Budget, Latency, Plan, Tolerances
 
 DOCS = Path(__file__).parents[2] / "docs"
-TEXT = (DOCS / "ci.md").read_text()
+TEXT = (DOCS / "guide" / "ci.md").read_text()
 WORKFLOW = yaml.safe_load((DOCS / "examples" / "github-workflow.yml").read_text())
 STEPS = WORKFLOW["jobs"]["verify"]["steps"]
-QUICK = {"bench": ["--rounds", "2", "--processes", "2", "--seconds", "5"]}
-"""Two processes, so that torch.compile, which takes seconds to start, is left out."""
 
 
 def commands(text: str) -> list[list[str]]:
     """The posexport commands in a script, split as a shell does."""
+    text = text.replace("$GITHUB_STEP_SUMMARY", "summary.md")
     return [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("posexport ")]
 
 
 SCRIPT = [command for step in STEPS for command in commands(step.get("run", ""))]
-DOCUMENTED = commands("\n".join(re.findall(r"^```bash\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)))
 
 
 def test_the_workflow_builds_verifies_times_and_reports() -> None:
     assert [command[0] for command in SCRIPT] == ["build", "verify", "bench", "report"]
-    assert [command[0] for command in DOCUMENTED] == ["build", "build", "verify", "bench"]
     always = [step for step in STEPS if step.get("if") == "always()"]
     assert len(always) == 2
     assert always[1]["with"]["path"] == "results"
 
 
-@pytest.mark.parametrize("command", [*SCRIPT, *DOCUMENTED], ids=" ".join)
+@pytest.mark.parametrize("command", SCRIPT, ids=" ".join)
 def test_every_option_is_one_of_its_command(command: list[str]) -> None:
-    found = main.get_command(None, command[0])  # type: ignore[arg-type]
-    assert found is not None
-    known = {option for parameter in found.params for option in parameter.opts}
+    row = main.get_command(None, command[0])  # type: ignore[arg-type]
+    assert row is not None
+    known = {option for parameter in row.params for option in parameter.opts}
     assert {part for part in command if part.startswith("-")} <= known
 
 
@@ -66,17 +63,10 @@ def test_the_example_is_a_project_that_is_not_built_yet(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_documented_commands_and_then_the_workflow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorrt_rtx")
-    shutil.copy(DOCS / "examples" / "posexport.toml", tmp_path)
     monkeypatch.chdir(tmp_path)
+    assert pages.run(DOCS / "guide" / "ci.md", tmp_path, slow=True) == 4
     (tmp_path / "results").mkdir()
-    for command in [*DOCUMENTED, *SCRIPT]:
-        arguments, target = command, None
-        if ">" in command:
-            arguments, target = command[: command.index(">")], command[-1]
-        arguments = [part.replace("$GITHUB_STEP_SUMMARY", "summary.md") for part in arguments]
-        result = cli(*arguments, *QUICK.get(command[0], []))
-        assert result.exit_code == 0, (command, result.output)
-        if target is not None:
-            Path(target).write_text(result.stdout)
+    for command in SCRIPT:
+        pages.run_command(shlex.join(["posexport", *command]).replace("'>'", ">"), tmp_path, pages.QUICK["ci.md"])
     assert "<html" in (tmp_path / "results" / "report.html").read_text()
     assert "encoder-native" in (tmp_path / "summary.md").read_text()

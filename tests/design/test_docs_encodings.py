@@ -1,4 +1,4 @@
-"""docs/encodings.md names every encoding and scaling, with the source that its file names."""
+"""docs/reference/encodings.md names every encoding and scaling, with the source that its file names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from posexport.models import ENCODINGS
 from posexport.models.scaling import SCALINGS
 
-TEXT = (Path(__file__).parents[2] / "docs" / "encodings.md").read_text()
-ROWS = dict(re.findall(r"^\| `([\w-]+)` \|(.*)\|$", TEXT, flags=re.MULTILINE))
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "encodings.md").read_text()
+FORMULAS = TEXT.split("## How each is tested")[1]
+ROWS = dict(re.findall(r"^\| `([\w-]+)` \|(.*)\|$", FORMULAS, flags=re.MULTILINE))
 
 
 def test_every_encoding_and_scaling_has_a_row() -> None:

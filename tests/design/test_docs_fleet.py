@@ -1,14 +1,13 @@
-"""docs/fleet.md: its commands run, its table of kinds is that of the code, its arithmetic is right."""
+"""docs/guide/fleet.md: its commands run, its table of kinds is that of the code, its arithmetic is right."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
+import pages
 import pytest
-from helpers import cli
 
 from posexport.bench.scenarios import SWEEPS
 from posexport.cli.sweep_command import _options_of as options_of
@@ -16,8 +15,8 @@ from posexport.spec.forms import FORMS
 from posexport.spec.spec import DTYPES
 from posexport.workflows.sweep.kinds import KINDS
 
-TEXT = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, flags=re.DOTALL)
+PAGE = pages.ROOT / "docs" / "guide" / "fleet.md"
+TEXT = PAGE.read_text()
 
 
 def test_the_table_of_kinds_is_that_of_the_code() -> None:
@@ -33,38 +32,27 @@ def test_the_table_of_kinds_is_that_of_the_code() -> None:
 
 
 def test_its_numbers() -> None:
+    text = " ".join(TEXT.split())
     from posexport.verify.matrix.schedule import Selection
 
     entries = Selection().entries()
     refused = sum(entry.refusal("portable") is not None for entry in entries)
-    assert f"{len(entries):,} entries, {refused} of them refused" in TEXT
-    assert f"{len(entries) - refused:,} jobs of about" in TEXT
+    assert f"{len(entries):,} entries, {refused} of them refused" in text
+    assert f"{len(entries) - refused:,} jobs of about" in text
     encodings = len({entry.encoding for entry in entries})
     scenarios = sum(len(sizes) for sizes in SWEEPS.values())
     jobs = encodings * len(FORMS) * len(DTYPES) * scenarios
-    assert f"{encodings} encodings × {len(FORMS)} forms × {len(DTYPES)} dtypes × {scenarios} scenarios are" in TEXT
-    assert f"scenarios are {jobs:,} jobs for each type of GPU" in TEXT
-    assert f"that is {jobs * 60 / 3600:.0f} hours of work" in TEXT
-    assert f"| 125 | {jobs / 125:.0f} min | {round(jobs * 8 / 60, -1):.0f} |" in TEXT
-    assert f"| 1,000 | {-(-jobs // 1000)} min | {jobs / 60:.0f} |" in TEXT
+    assert f"{encodings} encodings × {len(FORMS)} forms × {len(DTYPES)} dtypes × {scenarios} scenarios are" in text
+    assert f"scenarios are {jobs:,} jobs for each type of GPU" in text
+    assert f"that is {jobs * 60 / 3600:.0f} hours of work" in text
+    assert f"| 125 | {jobs / 125:.0f} min | {round(jobs * 8 / 60, -1):.0f} |" in text
+    assert f"| 1,000 | {-(-jobs // 1000)} min | {jobs / 60:.0f} |" in text
 
 
 @pytest.mark.slow
 def test_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for kind, text in BLOCKS:
-        if kind == "toml":
-            (tmp_path / text.split()[1]).write_text(text)
-    lines = [line for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
-    assert len(lines) == 6
-    for line in lines:
-        words = shlex.split(line)
-        if words[0] == "mkdir":
-            Path(words[1]).mkdir()
-            continue
-        assert words[0] == "posexport"
-        result = cli(*words[1:])
-        assert result.exit_code == 0, f"{line}\n{result.output}"
+    assert pages.run(PAGE, tmp_path, slow=True) == 5
     records = [json.loads(path.read_text()) for path in Path("sweep/.state/jobs").glob("*.json")]
     assert sorted(record["label"] for record in records) == [
         "bench models/rope.onnx prefill:16",

@@ -19,10 +19,11 @@ from posexport.artifact.loaded import load_artifact
 from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.errors import RequestError
 from posexport.export import export
-from posexport.export.compile import BuildOptions, build, compile_plan
+from posexport.export.compile import compile_plan
 from posexport.models import ENCODINGS
 from posexport.runtimes.tensorrt import api
-from posexport.runtimes.tensorrt.builder import _configure
+from posexport.runtimes.tensorrt.builder import _configure, build
+from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.spec.forms import FORMS, OPSETS
 
 pytestmark = needs_rtx
@@ -252,6 +253,6 @@ def test_an_interrupt_cancels_the_build() -> None:
 def test_a_file_for_onnx_runtime_alone_is_refused(form: str, tmp_path: Path) -> None:
     spec = small_spec("rope", kv_cache="shared", causal=True, dtype="fp16")
     write_onnx(export(spec, weights_for(spec), form=form, target="ort"), tmp_path / "a.onnx")
-    said = ("'a.onnx' can't be compiled", "for ONNX Runtime alone", "--target portable")
+    said = ("'a.onnx' can't be compiled", "for ONNX Runtime only", "--target portable")
     refused(cli("compile", tmp_path / "a.onnx"), *said)
     assert {path.name for path in tmp_path.iterdir()} == {"a.onnx", "a.onnx.json"}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from click import Option
 from helpers import small_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posexport.artifact.profiles import check_shapes, describe, profiles_of
+from posexport.artifact.profiles import check_shapes, describe, profiles_of, ranges_of
 from posexport.errors import RequestError
 from posexport.spec.contract import graph_inputs
 
@@ -112,6 +114,30 @@ def cached(kind: str, **over: Any) -> dict[str, tuple[str | int, ...]]:
     """Shapes of the inputs of a block with a cache and a mask: 4 heads of 8."""
     spec = small_spec("rope", kv_cache=kind, padding_mask=True, **over)
     return {name: shape for name, (shape, _) in graph_inputs(spec).items()}
+
+
+@pytest.mark.parametrize("kind", [None, "concat", "shared"])
+def test_help_states_the_default_profile(kind: str | None) -> None:
+    """Asked for as the help writes it, the profile is the one of no request."""
+    from posexport.cli.compile_command import compile as command
+
+    (option,) = (parameter for parameter in command.params if parameter.name == "profile")
+    assert isinstance(option, Option)
+    assert option.help is not None
+    default = option.help.partition("[default: ")[2].rstrip("]")
+    requests = dict(
+        zip((None, "concat", "shared"), re.split("; with a cache |, with a shared one ", default), strict=True)
+    )
+    shapes = SHAPES if kind is None else cached(kind)
+    assert profiles_of(shapes, requests[kind].split()) == profiles_of(shapes)
+    dims = {request.partition("=")[0] for request in requests[kind].split()}
+    assert dims == {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)} - {"total_seq"}
+
+
+def test_ranges_of_a_profile() -> None:
+    shapes = cached("concat")
+    profiles = profiles_of(shapes, ["seq=1:2:3"])
+    assert ranges_of(profiles, shapes) == {"batch": "1:1:8", "seq": "1:2:3", "past_seq": "0:1024:4096"}
 
 
 def test_a_cache_may_be_empty_and_its_total_follows() -> None:

@@ -22,7 +22,7 @@ from posexport import custom_ops
 from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.artifact.onnx_file import skeleton
 from posexport.custom_ops.unsupported import REFUSALS
-from posexport.errors import RequestError
+from posexport.errors import Reason, RequestError
 from posexport.export import export
 from posexport.export.exporter import export_module
 from posexport.export.support import default_opset, unsupported_reason
@@ -43,7 +43,7 @@ REFUSED: list[tuple[str, tuple[str, ...], str, dict[str, Any]]] = [
     ("contrib", ("portable", "tensorrt"), "shared caches", {"kv_cache": "shared", "padding_mask": True}),
 ]
 """Form, targets, what they can't carry, and a spec with it."""
-WHY = {(at[0][0], tuple(target for _, target in at), what): why for at, what, why in REFUSALS}
+WHY = {(row.form, row.targets, row.feature): row.reason for row in REFUSALS}
 CASES = [(form, target, what, over) for form, targets, what, over in REFUSED for target in targets]
 
 
@@ -51,7 +51,7 @@ def test_every_refusal_has_an_example() -> None:
     assert [(form, targets, what) for form, targets, what, _ in REFUSED] == list(WHY)
 
 
-def _why(form: str, target: str, what: str) -> str:
+def _why(form: str, target: str, what: str) -> Reason:
     return next(why for (at, targets, named), why in WHY.items() if (at, named) == (form, what) and target in targets)
 
 
@@ -67,7 +67,7 @@ def test_a_spec_that_a_form_cannot_carry_is_refused(
     monkeypatch.chdir(tmp_path)
     spec, why = small_spec("none", **over), _why(form, target, what)
     assert unsupported_reason(spec, form, target) == why
-    with pytest.raises(RequestError, match=f"^{re.escape(why)}[.]$"):
+    with pytest.raises(RequestError, match=f"^{re.escape(why.text)}[.]$"):
         export(spec, weights_for(spec), form=form, target=target)
     sizes = ("--hidden-size", "32", "--num-heads", "4")
     result = cli("export", "--encoding", "none", *sizes, *_options(over), "--form", form, "--target", target)
@@ -102,7 +102,7 @@ def test_a_module_of_ones_own_is_refused_too(form: str, target: str, what: str, 
     writes = [torch.zeros(2, dtype=torch.int64)] if spec.kv_cache == "shared" else []
     tokens = [torch.zeros(2, 3, width), *(torch.zeros(2, 4 if spec.cross else 3, width) for _ in range(2))]
     args = (*tokens, *caches, *writes)
-    with pytest.raises(RequestError, match=f"^{re.escape(_why(form, target, what))}[.]$"):
+    with pytest.raises(RequestError, match=f"^{re.escape(_why(form, target, what).text)}[.]$"):
         export_module(
             _Attention(spec),
             args,
@@ -121,7 +121,7 @@ OPSETS: list[tuple[dict[str, str], str]] = [
     ({"opset": "22", "form": "native"}, "opset is 22: native is written in opsets 23 to 24"),
     (
         {"opset": "23", "form": "native", "kv-cache": "shared"},
-        "native with shared caches is written in opset 24, which has TensorScatter: give --opset 24, or none.",
+        "native with shared caches is written in opset 24, which has TensorScatter: give opset 24, or none.",
     ),
     ({"form": "natives"}, "unknown form 'natives': did you mean 'native'?"),
     ({"target": "tensort"}, "unknown target 'tensort': did you mean 'tensorrt'?"),

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from helpers import cli, inputs_for, refused, run_block, run_ort, small_spec, tree, weights_for
+from manifest_data import plan_manifest, write_manifest_data
 
 from posexport import files
 from posexport.artifact.manifest import matches_manifest
@@ -54,17 +55,13 @@ def plan(tmp_path: Path) -> Path:
         for kind, given in (("inputs", graph_inputs(spec)), ("outputs", graph_outputs(spec)))
     }
     shapes = {name: shape for name, (shape, _) in graph_inputs(spec).items()}
-    manifest = {
-        "file": path.name,
-        "sha256": sha256_of(path),
-        "form": "decomposed",
+    more = {
         "spec": spec.to_dict(),
         **values,
-        "onnx": {"file": "block.onnx", "sha256": "0" * 64},
         "runtime": {"name": "tensorrt", "version": "10.14.1"},
         "profiles": profiles_of(shapes, ["batch=1:4:16"]),
     }
-    path.with_name("block.plan.json").write_text(json.dumps(manifest))
+    write_manifest_data(path, plan_manifest(path, path, **more))
     return path
 
 

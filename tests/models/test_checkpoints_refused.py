@@ -81,7 +81,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor is 0.5"),
     (
         {"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
-        "max_position_embeddings is not",
+        "max_position_embeddings is missing",
     ),
     ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: it must be null or 1"),
     (
@@ -110,7 +110,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mpt", "attn_config": {"clip_qkv": 6}}, "attn_config.clip_qkv is 6: it must be null"),
     ({"model_type": "mpt", "attn_config": {"alibi": False}}, "attn_config.alibi is false"),
     ({"model_type": "bert", "position_embedding_type": "relative_key"}, "position_embedding_type is"),
-    ({"model_type": "deberta"}, "relative_attention is not there: it must be true"),
+    ({"model_type": "deberta"}, "relative_attention is missing: it must be true"),
     ({"model_type": "deberta", **TERMS, "position_biased_input": True}, "position_biased_input is true"),
     ({"model_type": "deberta", **TERMS, "talking_head": True}, "talking_head is true"),
     ({"model_type": "deberta-v2", **TERMS, "pos_att_type": "p2p"}, "pos_att_type is"),
@@ -166,7 +166,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({"prefix_tokens": 3}, "prefix_tokens was given, but"),
-        ({"window": 3}, "unknown option beside a checkpoint 'window'"),
+        ({"window": 3}, "unknown option with a checkpoint 'window'"),
         ({"dtype": "fp8"}, "fp8"),
     ],
 )

@@ -11,8 +11,8 @@ from helpers import small_spec
 from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 
 from posexport.models.attention import EncodingState
-from posexport.models.encoding import AttentionContext, Encoding
 from posexport.models.weights import seeded_weights
+from posexport.spec.encoding import AttentionContext, Encoding
 from posexport.spec.positions import grid_positions
 
 with warnings.catch_warnings():
@@ -41,7 +41,7 @@ def flat(t: torch.Tensor) -> torch.Tensor:
     return t.transpose(1, 2).flatten(2)
 
 
-def scene(k: torch.Tensor | None = None) -> AttentionContext:
+def context(k: torch.Tensor | None = None) -> AttentionContext:
     return AttentionContext(k=k, q_positions=AT, k_positions=AT, mask=None, sinks=None, write_indices=None)
 
 
@@ -58,7 +58,7 @@ def test_cope() -> None:
     theirs.pos_emb.data = state["pos_emb"].T.contiguous()
     future = torch.ones(S, S, dtype=torch.bool).triu(1)
     logits = (q @ k.mT * H**-0.5).masked_fill(future, -torch.finfo(torch.float32).max)
-    _, made = encoding.score(state, flat(q), scene(flat(k)))
+    _, made = encoding.score(state, flat(q), context(flat(k)))
     assert made is not None
     close(made.masked_fill(future, 0), theirs(q, logits).masked_fill(future, 0))
     theirs.pos_emb.data *= 1.001

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,14 +104,3 @@ def test_a_stack_with_outside_weights_compiles(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     manifest = json.loads((tmp_path / "block.plan.json").read_text())
     assert list(manifest["onnx"]["external_data"]) == ["block.onnx.data"]
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_docs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[2] / "docs/stacks.md").read_text(encoding="utf-8")
-    commands = "\n".join(re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).replace("\\\n", " ")
-    monkeypatch.chdir(tmp_path)
-    assert len(commands.splitlines()) >= 3
-    for line in commands.splitlines():
-        result = cli(*line.split()[1:])
-        assert result.exit_code == 0, (line, result.output)

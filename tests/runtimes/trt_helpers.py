@@ -14,10 +14,11 @@ from click.testing import CliRunner, Result
 from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.cli import main
 from posexport.export import export
-from posexport.export.compile import BuildOptions, Built, build
 from posexport.models import read_spec
 from posexport.models.weights import seeded_weights
 from posexport.runtimes.tensorrt import api
+from posexport.runtimes.tensorrt.builder import Built, build
+from posexport.runtimes.tensorrt.options import BuildOptions
 
 RTX = "tensorrt-rtx"
 needs_rtx = pytest.mark.skipif(api.can_build(RTX) is not None, reason=f"{RTX}: {api.can_build(RTX)}")

@@ -121,7 +121,7 @@ PATTERNS: dict[str, tuple[str, str]] = {
     "a bad layer": ("rope,rope:scaling=linear", "lacks factor"),
     "too many": ("rope*99999", "N from 1 to 9999"),
     "an odd number": ("rope*²", "N from 1 to 9999"),
-    "scales of their own": ("deberta,rope", "give --scale"),
+    "scales of their own": ("deberta,rope", "give scale"),
     "a window of nothing": ("rope:window=0", "window is"),
 }
 

@@ -21,7 +21,7 @@ def artifact(form: str = "function", fixed: dict[str, int] | None = None, **over
     bounds = bounds_of(graph_inputs(spec), {}) | {dim: (size, size) for dim, size in (fixed or {}).items()}
     path = Path("block.onnx")
     source: Any = SimpleNamespace(path=path, spec=spec, form=form, opset=18)
-    return LoadedArtifact(path=path, source=source, inputs={}, dtypes={}, bounds=bounds)
+    return LoadedArtifact(path=path, source=source, inputs={}, outputs={}, bounds=bounds)
 
 
 @pytest.mark.parametrize("kind", SWEEPS)

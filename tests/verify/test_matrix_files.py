@@ -1,4 +1,4 @@
-"""What `posexport matrix` writes for people, made of data alone; and docs/matrix, which must be current."""
+"""What `posexport matrix` writes for people, made of data alone; and docs/results/matrix, which must be current."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from posexport.verify.matrix.schedule import Column, Selection, columns_here, se
 from posexport.verify.matrix.table import BUILD, COLUMNS, Cell, Entry, Matrix, read
 from posexport.verify.parity import TOLERANCES
 
-DOCS = Path(__file__).parents[2] / "docs" / "matrix"
+DOCS = Path(__file__).parents[2] / "docs" / "results" / "matrix"
 SAMPLE = {"encoding": ("t5", "rope"), "form": ("native", "contrib"), "dtype": ("fp16",), "mode": ("decode",)}
-"""What is measured again to see whether docs/matrix is current, on `SAMPLED`."""
+"""What is measured again to see whether docs/results/matrix is current, on `SAMPLED`."""
 
 SAMPLED = ("ort-cpu", "tensorrt-import", BUILD)
 ROPE = Entry(encoding="rope", form="function", dtype="fp32", mode="prefill")
@@ -168,7 +168,7 @@ def test_without_a_picture_an_old_one_goes(monkeypatch: pytest.MonkeyPatch, tmp_
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["matrix.json", "matrix.md"]
 
 
-# docs/matrix
+# docs/results/matrix
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_the_files_of_docs_are_of_one_matrix(docs: Matrix) -> None:
 
 
 def test_docs_hold_every_cell_and_none_failed_or_unexplained(docs: Matrix) -> None:
-    assert list(docs.cells) == Selection().cells(), "run posexport matrix -o docs/matrix"
+    assert list(docs.cells) == Selection().cells(), "run posexport matrix -o docs/results/matrix"
     for cell in docs.cells.values():
         assert cell.state != "failed", (cell.entry.name, cell.column, cell.reason)
         assert (cell.reason is None) == (cell.state == "passed"), cell

@@ -18,9 +18,10 @@ from verify_helpers import write
 from posexport.artifact.loaded import find_artifacts, load_artifact
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.errors import RequestError
-from posexport.export.compile import BuildOptions, compile_plan
+from posexport.export.compile import compile_plan
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt import api
+from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.spec.spec import Spec
 from posexport.verify import eligibility, verify
 

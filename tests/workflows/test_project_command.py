@@ -116,7 +116,7 @@ WRONG = {
     "a bad size": (entry("x", "head-dim = 0"), "head-dim is 0"),
     "a number in quotes": (entry("x", 'head-dim = "4"'), "head-dim is '4': it must be a whole number from"),
     "a seed in quotes": (entry("x", 'seed = "4"'), "seed is '4': it must be a whole number from 0"),
-    "no encoding": ('[[artifact]]\nname = "x"\nhidden-size = 8', "no encoding was given: add encoding with one of"),
+    "no encoding": ('[[artifact]]\nname = "x"\nhidden-size = 8', "no encoding was given: give one of"),
     "a bad parameter": (entry("x", "set = {thta = 1}", "rope"), "did you mean 'theta'"),
     "weights that aren't there": (entry("x", 'weights = "w.safetensors"'), "they are not there"),
     "a form that can't": (entry("x", 'form = "native"\nopset = 18'), "artifact 'x'"),

@@ -57,7 +57,8 @@ def identify(path: str, runtime_name: str, level: str | None) -> dict[str, Any]:
 def kernels(path: str, runtime_name: str, profile: list[str]) -> dict[str, Any]:
     """The kernel table, planned memory and size in bytes of a plan built in memory."""
     from posexport.artifact.onnx_artifact import read_onnx
-    from posexport.runtimes.tensorrt.builder import BuildOptions, build
+    from posexport.runtimes.tensorrt.builder import build
+    from posexport.runtimes.tensorrt.options import BuildOptions
 
     built = build(read_onnx(Path(path)), BuildOptions(runtime=runtime_name, profile=tuple(profile)))
     size = memoryview(built.plan).nbytes

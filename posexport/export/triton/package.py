@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from posexport import __version__
+from posexport.artifact.manifest import Manifest, manifest_path, values_of
 from posexport.artifact.plan import check_plan
 from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
 from posexport.export.triton.batching import Batching, batching_of
 from posexport.export.triton.config import BACKENDS, Served, config_of, read_config, schema, text_of
 from posexport.export.triton.rules import UNSERVED, problems
-from posexport.files import HashingFile, check_artifact, json_bytes, write_folder
-from posexport.models import read_spec
+from posexport.files import HashingFile, check_artifact, write_folder
 from posexport.spec import fields
 from posexport.spec.contract import Values, bounds_of, graph_inputs
 from posexport.spec.spec import Spec
@@ -60,10 +60,10 @@ class _Source:
     spec: Spec
     inputs: Values
     outputs: Values
-    usual: Mapping[str, list[int]]
-    profiles: Mapping[str, Mapping[str, list[int]]] | None
+    usual: Mapping[str, Sequence[int]]
+    profiles: Mapping[str, Mapping[str, Sequence[int]]] | None
     operators: frozenset[str]
-    manifest: dict[str, Any] | None
+    manifest: Manifest | None
     files: dict[str, tuple[Path, str | None]]
     about: str
 
@@ -108,9 +108,7 @@ def package_triton(
 
 def _from_onnx(path: Path) -> _Source:
     from posexport.artifact.loaded import contradictions
-    from posexport.artifact.manifest import manifest_path
     from posexport.artifact.onnx_artifact import read_onnx
-    from posexport.artifact.onnx_file import external
 
     artifact = read_onnx(path)
     manifest = artifact.manifest()
@@ -121,9 +119,8 @@ def _from_onnx(path: Path) -> _Source:
     shapes = {name: shape for name, (shape, _) in inputs.items()}
     spans = profiles_of(shapes, (), artifact.spec.token_limit(), fixed)
     file = BACKENDS["onnxruntime"][1]
-    data = (manifest or {}).get("external_data")
-    data = data if isinstance(data, dict) else {}
-    places = sorted({external(tensor).get("location", "") for tensor in artifact.model.graph.initializer} - {""})
+    data = {} if manifest is None else manifest.external_data
+    places = artifact.external_files()
     taken = [place for place in places if place in (file, manifest_path(Path(file)).name)]
     if taken:
         raise RequestError(f"{str(path)!r} keeps weights in {taken[0]!r}, which is Triton's own name: export it again.")
@@ -136,9 +133,9 @@ def _from_onnx(path: Path) -> _Source:
         usual={name: shapes["opt"] for name, shapes in spans.items()},
         profiles=None,
         operators=_operators(artifact),
-        manifest=None if manifest is None else {**manifest, "file": file},
+        manifest=None if manifest is None else attrs.evolve(manifest, file=file),
         files={
-            file: (path, None if manifest is None else str(manifest.get("sha256"))),
+            file: (path, None if manifest is None else manifest.sha256),
             **{place: (path.with_name(place), data.get(place)) for place in places},
         },
         about=f"opset {artifact.opset}{_domains(artifact)}",
@@ -147,29 +144,26 @@ def _from_onnx(path: Path) -> _Source:
 
 def _from_plan(path: Path) -> _Source:
     manifest = check_plan(path)
-    runtime = manifest["runtime"]
-    if runtime["name"] != "tensorrt":
+    runtime = manifest.runtime
+    if runtime.name != "tensorrt":
         raise RequestError(
-            f"{str(path)!r} was built by {runtime['name']} {runtime['version']}, whose plans Triton's TensorRT backend "
+            f"{str(path)!r} was built by {runtime.name} {runtime.version}, whose plans Triton's TensorRT backend "
             "can't load: build it with 'posexport compile --runtime tensorrt', or package the ONNX file."
         )
-    inputs, outputs = (
-        {entry["name"]: (tuple(entry["shape"]), entry["dtype"]) for entry in manifest[kind]}
-        for kind in ("inputs", "outputs")
-    )
-    file, profiles = BACKENDS["tensorrt"][1], manifest["profiles"]
+    inputs, outputs = values_of(manifest.inputs), values_of(manifest.outputs)
+    file, profiles = BACKENDS["tensorrt"][1], manifest.profiles
     return _Source(
         path=path,
         backend="tensorrt",
-        spec=read_spec(manifest["spec"]),
+        spec=manifest.block(),
         inputs=inputs,
         outputs=outputs,
         usual={name: shapes["opt"] for name, shapes in profiles.items()},
         profiles=profiles,
         operators=frozenset(),
-        manifest={**manifest, "file": file},
-        files={file: (path, manifest["sha256"])},
-        about=f"opened by TensorRT {runtime['version']} alone: take the Triton that has it",
+        manifest=attrs.evolve(manifest, file=file),
+        files={file: (path, manifest.sha256)},
+        about=f"opened by TensorRT {runtime.version} alone: take the Triton that has it",
     )
 
 
@@ -208,7 +202,7 @@ def _name(given: str | None, path: Path) -> str:
 def _comments(source: _Source, batching: Batching) -> list[str]:
     """What people who read config.pbtxt should know."""
     spec = source.spec
-    encodings = ", ".join(dict.fromkeys(kind.encoding.name for kind in spec.kinds()))
+    encodings = ", ".join(dict.fromkeys(kind.encoding.name for kind in spec.distinct_layers()))
     return [
         f"{encodings} in {spec.dtype}, {source.about}; written by posexport {__version__}.",
         f"Batches: {'joined' if batching.joined else 'not joined'}, {batching.reason}.",
@@ -231,7 +225,6 @@ def _write(
     source: _Source, repository: Path, name: str, config: Any, text: bytes, options: PackageOptions, step: Step
 ) -> dict[str, str]:
     """Write the model's folder, or a version of it; returns the sha256 of each file in the version's folder."""
-    from posexport.artifact.manifest import manifest_path
 
     home, version = repository / name, repository / name / str(options.version)
     _check_config(home / "config.pbtxt", config, options)
@@ -251,7 +244,7 @@ def _write(
             hashes[file] = _copy(place, inside / file, sha256)
         if source.manifest is not None:
             file = BACKENDS[source.backend][1]
-            manifest_path(inside / file).write_bytes(json_bytes(source.manifest))
+            manifest_path(inside / file).write_bytes(source.manifest.to_bytes())
 
     write_folder(target, fill, {home / "config.pbtxt": text} if target == version else {})
     return hashes

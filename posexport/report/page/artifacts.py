@@ -14,8 +14,8 @@ from typing import Any
 import attrs
 
 from posexport.errors import RequestError
+from posexport.jsondata import unstructure
 from posexport.report.page.blocks import Block, Cell, Chain, Section, Step, Table, listed, number, plural
-from posexport.report.page.check import complaint
 from posexport.report.page.sources import clean
 
 MARKS = {"★": re.compile(r".*Attention|Softmax"), "◆": re.compile(r"Rotary.*|.*Bias|.*Sinusoids|Sin|Cos")}
@@ -79,10 +79,7 @@ def _plan(path: Path, name: str, known: str) -> list[Block]:
     manifest = read_manifest(path)
     if manifest is None:
         raise RequestError(f"{str(path)!r} has no manifest {path.name}.json: build it with 'posexport compile'.")
-    manifest = clean(manifest)
-    wrong = complaint(manifest, _MANIFEST)
-    if wrong:
-        raise RequestError(f"the manifest of {str(path)!r} is no plan's ({wrong}): build it again.")
+    manifest = clean(unstructure(manifest))
     told, found = manifest["kernels"], []
     for at, row in enumerate(told["rows"], 1):
         fused = Kernel(name=row["name"], type=row["type"]).attention

@@ -13,6 +13,7 @@ import attrs
 
 from posexport.errors import RequestError
 from posexport.files import sha256_of
+from posexport.jsondata import unstructure
 from posexport.report.page.check import CHART, SHAPES, Positive, complaint
 from posexport.report.page.evidence import marked
 from posexport.report.page.results import Result, linked, superseded
@@ -106,7 +107,7 @@ def _tuned(path: Path, name: str, told: Sequence[Result]) -> Iterator[Result]:
         return
     from posexport.artifact.manifest import read_manifest
 
-    manifest = clean(read_manifest(path) or {})
+    manifest = clean(unstructure(read_manifest(path)) or {})
     if manifest.get("tune") is None:
         return
     wrong = complaint(manifest, {"sha256": str, "tune": SHAPES["tune"]})

@@ -148,12 +148,12 @@ class Kind:
 
 
 def _no_table(spec: Spec) -> str | None:
-    hook = spec.encoding.hook  # type: ignore[attr-defined]
+    hook = spec.encoding.hook
     return None if hook in ("embed", "rotate") else "which adds nothing to the input and rotates nothing"
 
 
 def _no_bias(spec: Spec) -> str | None:
-    hook = spec.encoding.hook  # type: ignore[attr-defined]
+    hook = spec.encoding.hook
     return None if hook in ("bias", "score") else "which adds nothing to the logits"
 
 

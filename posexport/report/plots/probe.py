@@ -17,9 +17,9 @@ from torch import Tensor
 from posexport.custom_ops.visibility import Heads, visible
 from posexport.errors import RequestError
 from posexport.models.attention import EncodingState
-from posexport.models.encoding import AttentionContext, Encoding
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import Runtime
+from posexport.spec.encoding import AttentionContext, Encoding
 from posexport.spec.positions import grid_positions
 from posexport.spec.spec import Spec
 
@@ -56,7 +56,6 @@ class ProbeTarget:
     @property
     def encoding(self) -> Encoding:
         """The spec's encoding."""
-        assert isinstance(self.spec.encoding, Encoding)
         return self.spec.encoding
 
     def side(self, *by_axes: int) -> int:
@@ -135,7 +134,7 @@ class Probe:
         check_size(self.spec.num_heads * self.tokens * len(range(self.tokens)[rows]))
         q, k = (t.flatten(1)[None] for t in self.rotated())
         known = self.encoding.axes > 0
-        scene = AttentionContext(
+        context = AttentionContext(
             k=k,
             q_positions=self._places[:, rows] if known else None,
             k_positions=self._places if known else None,
@@ -143,8 +142,8 @@ class Probe:
             sinks=None,
             write_indices=None,
         )
-        bias = self.encoding.bias(self._state, *scene.positions()) if known else None
-        q, mixed = self.encoding.score(self._state, q[:, rows], scene)
+        bias = self.encoding.bias(self._state, *context.positions()) if known else None
+        q, mixed = self.encoding.score(self._state, q[:, rows], context)
         split = (t[0].unflatten(-1, (self.spec.num_heads, -1)) for t in (q, k))
         content = torch.einsum("ihd,jhd->hij", *split) * self.spec.scale
         added = sum((each[0] for each in (bias, mixed) if each is not None), torch.zeros_like(content))

@@ -16,28 +16,15 @@ import attrs
 from posexport.artifact.onnx_artifact import Artifact
 from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
+from posexport.progress import Progress, silent
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.kernels import Kernels, read_kernels, read_memory
+from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.forms import ORT_ALONE
 
 T = TypeVar("T")
-Phase = Callable[[str], object]
-"""Gets the builder's phases, from another thread."""
-
-
-@attrs.frozen(kw_only=True)
-class BuildOptions:
-    """How to build: `capabilities` like "8.9" (empty: every GPU that the runtime supports), `memory_limit` in bytes."""
-
-    runtime: str
-    profile: tuple[str, ...] = ()
-    capabilities: tuple[str, ...] = ()
-    memory_limit: int | None = None
-    tf32: bool = False
-    timing_cache: Path | None = None
-    runtime_cache: Path | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -53,8 +40,11 @@ class Built:
     timing_cache: Any = None
 
 
-def build(artifact: Artifact, options: BuildOptions, phase: Phase = lambda _: None) -> Built:
-    """Build an artifact into a plan in memory; raises the errors of `posexport.export.compile.compile_plan`."""
+def build(artifact: Artifact, options: BuildOptions, progress: Progress = silent) -> Built:
+    """Build an artifact into a plan in memory; raises the errors of `posexport.export.compile.compile_plan`.
+
+    `progress` gets the builder's phases, from another thread.
+    """
     if artifact.target == "ort":
         raise RequestError(f"{artifact.path.name!r} can't be compiled, {ORT_ALONE}.")
     inputs = artifact.inputs()
@@ -63,7 +53,7 @@ def build(artifact: Artifact, options: BuildOptions, phase: Phase = lambda _: No
     profiles = profiles_of(shapes, options.profile, artifact.spec.token_limit(), fixed)
     trt = api.load(options.runtime)
     cancelled = threading.Event()
-    return _in_thread(lambda: _build(trt, artifact, options, profiles, phase, cancelled), cancelled)
+    return _in_thread(lambda: _build(trt, artifact, options, profiles, progress, cancelled), cancelled)
 
 
 def _build(
@@ -71,15 +61,15 @@ def _build(
     artifact: Artifact,
     options: BuildOptions,
     profiles: dict[str, dict[str, list[int]]],
-    phase: Phase,
+    progress: Progress,
     cancelled: threading.Event,
 ) -> Built:
     name, file = options.runtime, str(artifact.path)
-    log, monitor = api.make_log(trt), _make_monitor(trt, phase, cancelled)
+    log, monitor = api.make_log(trt), _make_monitor(trt, progress, cancelled)
     builder = trt.Builder(log)
     config = _configure(trt, builder, options)
     config.progress_monitor = monitor
-    phase("parsing")
+    progress("parsing")
     network = api.make_network(trt, builder)
     parser = trt.OnnxParser(network, log)
     _check_functions(name, artifact, parser)
@@ -187,10 +177,10 @@ def _timing_cache(config: Any, runtime: str, path: Path) -> Any:
     return cache
 
 
-def _make_monitor(trt: Any, phase: Phase, cancelled: threading.Event) -> Any:
+def _make_monitor(trt: Any, progress: Progress, cancelled: threading.Event) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def phase_start(self, name: str, parent: str | None, steps: int) -> None:
-            phase(name)
+            progress(name)
 
         def step_complete(self, name: str, step: int) -> bool:
             return not cancelled.is_set()  # False ends the build

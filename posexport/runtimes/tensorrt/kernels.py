@@ -13,6 +13,8 @@ from typing import Any
 
 import attrs
 
+from posexport.errors import Reason
+
 HOST_STEPS = ("shape_call", "signal", "wait", "reshape", "cast", "ShapeHostToDevice")
 """Types of rows that launch no kernel: shapes computed on the host, waits between streams."""
 
@@ -50,6 +52,8 @@ class Kernels:
     rows: tuple[Kernel, ...] | None = None
     host_steps: int | None = None
     unknown: str | None = None
+    unfused: Reason | None = None
+    """Why attention is not fused, where it is known not to be."""
     decomposed: int = 0
     """Attention layers of the network that the builder decomposed, because it has no kernel for them."""
 
@@ -73,6 +77,7 @@ class Kernels:
             "host_steps": self.host_steps,
             **({"decomposed_attention": self.decomposed} if self.decomposed else {}),
             **({"unknown": self.unknown} if self.unknown else {}),
+            **({"unfused": attrs.asdict(self.unfused)} if self.unfused else {}),
             "rows": [attrs.asdict(row) for row in self.rows or ()],
         }
 

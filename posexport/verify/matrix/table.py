@@ -84,7 +84,8 @@ class Entry:
     def refusal(self, target: str) -> str | None:
         """Why it can't be exported for `target`, without a full stop, or None."""
         try:
-            return support.unsupported_reason(self.spec(), self.form, target)
+            reason = support.unsupported_reason(self.spec(), self.form, target)
+            return None if reason is None else reason.text
         except RequestError as error:
             return str(error).rstrip(".")
 

@@ -38,8 +38,8 @@ def export(spec: dict[str, Any], form: str, target: str, path: str) -> dict[str,
 def build(path: str, builder: str) -> dict[str, Any]:
     """Build a plan with the profiles that `posexport compile` takes of itself, and count its kernels."""
     from posexport.artifact.onnx_artifact import read_onnx
-    from posexport.runtimes.tensorrt.builder import BuildOptions
     from posexport.runtimes.tensorrt.builder import build as build_plan
+    from posexport.runtimes.tensorrt.options import BuildOptions
 
     artifact = read_onnx(Path(path))
     if artifact.target == "ort":

@@ -1,55 +1,111 @@
-"""Making one file of a project, and what became of it."""
+"""Building a project: each of its files is made where it is out of date."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from posexport.errors import PosexportError, RequestError
-from posexport.export.request import write
+from posexport.errors import PosexportError, RequestError, RuntimeMissingError
+from posexport.export.request import Request, write
+from posexport.jsondata import unstructure
 from posexport.progress import Progress
 from posexport.runtimes.tensorrt.api import can_build
+from posexport.workflows.project.requests import chosen_names, wanted
 
 if TYPE_CHECKING:
+    from posexport.workflows.project.file import Project
     from posexport.workflows.project.products import Product
 
-
-FRESH, MADE, STALE, NOT_RUN = "up to date", "made", "out of date", "not run"
+State = Literal["up to date", "made", "out of date", "not run"]
+FRESH: Literal["up to date"] = "up to date"
+MADE: Literal["made"] = "made"
+STALE: Literal["out of date"] = "out of date"
+NOT_RUN: Literal["not run"] = "not run"
 
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What became of one file, and why."""
+    """The state of one file after the build, and the reason; sha256 and size (bytes) where the file is up to date."""
 
     file: str
     artifact: str
-    state: str
+    state: State
     reason: str = ""
     sha256: str | None = None
     size: int | None = None
 
 
-def outcome(product: Product, state: str, reason: str) -> Outcome:
-    """The outcome of a file, with its sha256 and size where it is there."""
+@attrs.frozen(kw_only=True)
+class BuildResult:
+    """The outcomes of a project's files, in the order of the project."""
+
+    project: str
+    files: tuple[Outcome, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"kind": "build", "version": 1, **unstructure(self)}
+
+
+def build_project(
+    project: Project, names: Sequence[str], *, check: bool, force: bool, progress: Progress
+) -> BuildResult:
+    """Make the files of a project, or of its artifacts of these `names`, that are out of date.
+
+    With `check` nothing is written; with `force` files that are up to date are made too. Raises RequestError for names
+    that the project lacks, and for the first entry that can't be made.
+    """
+    if check and force:
+        raise RequestError("both --check and --force were given: one writes nothing, the other everything; drop one.")
+    chosen = chosen_names(project, names)
+    progress("loading torch")
+    from posexport.workflows.project.products import out_of_date, products
+
+    files = products(project, chosen)
+    sources, requests = wanted(project, files)
+    stale: set[Path] = set()
+    outcomes = []
+    for product in files:
+        source = sources[product.path]
+        reason = "--force makes every file anew" if force else out_of_date(product, source)
+        if product.plan and product.source in stale:
+            reason = reason or f"{product.source.name} is out of date"
+        if reason is None:
+            outcomes.append(_outcome(product, FRESH, ""))
+        elif check:
+            stale.add(product.path)
+            outcomes.append(_outcome(product, STALE, reason))
+        else:
+            progress(f"making {product.path.name}")
+            outcomes.append(_make(product, requests.get(product.path), source, reason, progress))
+    return BuildResult(project=str(project.file), files=tuple(outcomes))
+
+
+def _outcome(product: Product, state: State, reason: str) -> Outcome:
     from posexport.artifact.manifest import read_manifest
 
-    file, name = str(product.path), product.entry.name
+    outcome = Outcome(file=str(product.path), artifact=product.entry.name, state=state, reason=reason)
     if state not in (FRESH, MADE):
-        return Outcome(file=file, artifact=name, state=state, reason=reason)
-    manifest = read_manifest(product.path) or {}
-    return Outcome(
-        file=file, artifact=name, state=state, reason=reason, sha256=manifest.get("sha256"), size=product.bytes()
-    )
+        return outcome
+    manifest = read_manifest(product.path)
+    return attrs.evolve(outcome, sha256=None if manifest is None else manifest.sha256, size=product.bytes())
 
 
-def make(product: Product, request: Any, source: dict[str, Any], reason: str, progress: Progress) -> Outcome:
-    """Make the file of `product`; a plan whose builder is not there is "not run"."""
+def _make(
+    product: Product, request: Request | None, source: dict[str, Any], reason: str, progress: Progress
+) -> Outcome:
+    """Make one file: from its `request`, or, for a plan, which has none, from its ONNX file.
+
+    A plan whose builder is not there is "not run".
+    """
     from posexport.workflows.project.products import stamp
 
     missing = can_build(source["runtime"]) if product.plan else None
     if missing is not None:
-        return outcome(product, NOT_RUN, f"{source['runtime']} can't build a plan here, {missing}")
+        return _outcome(product, NOT_RUN, f"{source['runtime']} can't build a plan here, {missing}")
     folder = product.path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,21 +114,22 @@ def make(product: Product, request: Any, source: dict[str, Any], reason: str, pr
             f"the folder {str(folder)!r} of the project can't be made ({error.strerror}): name another."
         ) from None
     try:
-        if product.plan:
+        if request is None:
             _compile(product, source, progress)
         else:
             write(request, product.path, progress)
         stamp(product.path, source)
     except PosexportError as error:
-        told = str(error)
-        raise type(error)(told if str(product.path) in told else f"{str(product.path)!r}: {told}") from None
-    return outcome(product, MADE, reason)
+        kind = RuntimeMissingError if isinstance(error, RuntimeMissingError) else RequestError
+        raise kind(f"{str(product.path)!r}: {error}") from None
+    return _outcome(product, MADE, reason)
 
 
 def _compile(product: Product, source: dict[str, Any], progress: Progress) -> None:
     name = source["runtime"]
     progress(f"loading {name}")
-    from posexport.export.compile import BuildOptions, compile_plan
+    from posexport.export.compile import compile_plan
+    from posexport.runtimes.tensorrt.options import BuildOptions
 
     compile_plan(
         product.source,

@@ -1,0 +1,141 @@
+"""The base class of all positional encodings: parameters, owned weights, constants, and the hooks that a block calls.
+
+An encoding overrides the hooks that it uses; every other hook does nothing. The classes are pure data until a hook
+runs: importing them must not import torch, so a hook reaches tensors only through `posexport.custom_ops`, which loads
+on first use, and through the methods of its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import attrs
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from posexport.spec.spec import Spec
+
+    Constant = Tensor | list[Any]
+    """A constant: a tensor, or nested lists of float or of int (int64)."""
+
+
+class State(Protocol):
+    """What a hook sees of the block: its spec, and the encoding's weights and constants by name."""
+
+    spec: Spec
+
+    def __getitem__(self, name: str) -> Tensor: ...
+
+
+@attrs.define(kw_only=True)  # not frozen: torch.compile can't follow how attrs fills a frozen class
+class AttentionContext:
+    """Everything except the queries that attention of one layer reads; None where the block has no such input.
+
+    `k` is [B, T, K*head_dim], or [B, K, T, head_dim] with a cache; None where the encoding doesn't read keys.
+    Positions are int64 [B, S] and [B, T], with a last dimension for several axes. `mask` is int64 [B, T], `sinks` [N],
+    `write_indices` int64 [B].
+    """
+
+    k: Tensor | None
+    q_positions: Tensor | None
+    k_positions: Tensor | None
+    mask: Tensor | None
+    sinks: Tensor | None
+    write_indices: Tensor | None
+
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """Positions of queries and keys; ValueError in a block that has none."""
+        if self.q_positions is None or self.k_positions is None:
+            raise ValueError("this block takes no positions")
+        return self.q_positions, self.k_positions
+
+
+@attrs.frozen(kw_only=True)
+class Encoding:
+    """The parameters and hooks of one positional encoding; a subclass is one row of the ENCODINGS table.
+
+    Shapes: B batch, S queries, T keys, D hidden_size, N query heads, K key heads.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    axes: ClassVar[int] = 1
+    """How many numbers make one position: 0 (the encoding ignores positions), 1, or more."""
+    hook: ClassVar[str] = ""
+    """The hook that it uses: embed, rotate, bias or score; empty for none."""
+    at_input: ClassVar[bool] = False
+    """Whether it acts once, before the first layer, instead of in every layer."""
+    in_cross: ClassVar[bool] = False
+    """Whether cross-attention can have it: it acts at the input, or not at all in cross-attention."""
+    angular: ClassVar[bool] = False
+    """Whether it takes cosines and sines of angles that are linear in integer positions."""
+    base_properties: ClassVar[tuple[str, ...]] = ("permutation", "prefix", "finite")
+    """The properties (posexport.verify.properties) that it has with any parameters."""
+    takes_prefix: ClassVar[bool] = False
+    """Whether `prefix_tokens` can exempt the first tokens from it."""
+    ordered: ClassVar[bool] = False
+    """Whether positions must not decrease along the sequence."""
+    no_cache_reason: ClassVar[str | None] = None
+    """Why it can't be used with a cache, as the end of a sentence; None where it can."""
+    reads_keys: ClassVar[bool] = False
+    """Whether its scores read the keys themselves, cached ones included."""
+
+    def check(self, spec: Spec) -> None:
+        """Raise RequestError where these parameters don't fit the sizes of `spec`."""
+
+    def default_scale(self, head_dim: int) -> float:
+        """The factor on the logits where none is given."""
+        return float(head_dim**-0.5)
+
+    def properties(self, spec: Spec) -> tuple[str, ...]:
+        """Names of the properties (posexport.verify.properties) that hold for any weights."""
+        return self.base_properties
+
+    def uses_fp32_products(self) -> bool:
+        """Whether its angles are fp32 products of positions and frequencies, inexact at large positions."""
+        return False
+
+    def saturation_distance(self) -> int | None:
+        """The distance from which on all pairs of tokens are treated alike; None where there is no such distance."""
+        return None
+
+    def position_limit(self) -> int | None:
+        """The number of positions for which it is defined; None where any position is."""
+        return None
+
+    def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
+        """Trained tensors: name (after `encoding.`) to shape."""
+        return {}
+
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        """Constants by name, computed from the parameters in `dtype`: float32, or float64 for the reference."""
+        return {}
+
+    def embed(self, state: State, x_BSD: Tensor, positions: Tensor) -> Tensor:
+        """Add to the input."""
+        return x_BSD
+
+    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate queries [B, S, N*head_dim] and keys [B, S, K*head_dim]."""
+        return q, k
+
+    def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        """A float32 tensor [B, N, S, T] that is added to the logits, or None."""
+        return None
+
+    def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
+        """The query of the content term, and logits [B, N, S, T] where position and content mix, or None."""
+        return q, None
+
+    def values(self, state: State, q: Tensor, context: AttentionContext, bias: Tensor | None) -> Tensor | None:
+        """A term [B, S, N*head_dim] that is added to the result of attention, or None; `bias` is the sum of all terms
+        that are added to the logits."""
+        return None
+
+    def seeded(self, name: str, values: Tensor) -> Tensor:
+        """Scale unit normal `values` to the size that this weight has after training."""
+        return values * 0.1 if values.ndim == 1 else values

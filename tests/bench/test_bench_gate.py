@@ -366,7 +366,8 @@ def test_an_undecided_gate_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_manifest_that_is_not_of_the_file_is_told(block: Path, bench: Callable[..., Result], tmp_path: Path) -> None:
     path, saved = Path(shutil.copy(block, tmp_path)), tmp_path / "now.json"
-    path.with_name("block.onnx.json").write_text("{}")
+    manifest = json.loads(Path(f"{block}.json").read_bytes())
+    path.with_name("block.onnx.json").write_text(json.dumps({**manifest, "sha256": 64 * "0"}))
     result = bench(path, "--runtime", "ort-cpu", "--shape", "seq=4", "--processes", 1, "--rounds", 1, "--save", saved)
     fault = f"{path}: the file is not the one that its manifest block.onnx.json describes (their sha256 differ)"
     assert (result.exit_code, result.stderr) == (0, f"Warning: {fault}.\n")

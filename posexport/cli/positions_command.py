@@ -11,6 +11,7 @@ import click
 
 from posexport.cli import console
 from posexport.errors import RequestError
+from posexport.files import check_output, staged
 from posexport.spec.fields import integer
 
 
@@ -37,11 +38,9 @@ def positions(grid: str, output: str, as_json: bool, **given: Any) -> None:
     if not cross or not all(size.isascii() and size.isdecimal() and len(size) < 10 for size in (rows, columns)):
         raise RequestError(f"grid is {grid!r}: write ROWSxCOLUMNS, such as 14x14.")
     path = Path(output)
-    if path.suffix != ".npz":
-        raise RequestError(f"output {output!r} must end in .npz: name it like {path.stem}.npz.")
+    check_output(path, ".npz")
     import numpy as np
 
-    from posexport.files import staged
     from posexport.spec.positions import grid_positions
 
     positions = grid_positions(

@@ -13,7 +13,7 @@ from helpers import cli, refused
 
 from posexport.bench.options import BenchOptions
 from posexport.bench.result import Benchmark, FileResult, Shape, Timing
-from posexport.bench.statistics import Ratio
+from posexport.bench.statistics import Ratio, summarize
 from posexport.errors import RequestError
 from posexport.workflows.project import bench as bench_stage
 from posexport.workflows.project.bench import exit_code
@@ -31,6 +31,9 @@ from posexport.workflows.project.products import Product, products
 HEAD = '[[artifact]]\nname = "one"\nencoding = "rope"\nhidden-size = 16\nnum-heads = 2\n'
 
 
+SECONDS = summarize([1.0])
+
+
 def product(folder: Path, more: str) -> Product:
     (folder / "posexport.toml").write_text(HEAD + more)
     return products(find_project(str(folder / "posexport.toml")))[-1]
@@ -45,7 +48,10 @@ def measured(*results: Timing) -> Benchmark:
 
 def timed(low: float, median: float, high: float, name: str = "ort-cpu") -> Timing:
     return Timing(
-        runtime=name, state="timed", ratios={"torch": Ratio(median=median, low=low, high=high, confidence=0.95)}
+        runtime=name,
+        state="timed",
+        seconds=SECONDS,
+        ratios={"torch": Ratio(median=median, low=low, high=high, confidence=0.95)},
     )
 
 
@@ -58,7 +64,10 @@ def test_a_limit_is_judged_with_the_interval(
 ) -> None:
     one = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-torch = 0.6}}")
     torch = Timing(
-        runtime="torch", state="timed", ratios={"torch": Ratio(median=1.0, low=1.0, high=1.0, confidence=0.95)}
+        runtime="torch",
+        state="timed",
+        seconds=SECONDS,
+        ratios={"torch": Ratio(median=1.0, low=1.0, high=1.0, confidence=0.95)},
     )
     (kept,) = judge(one, measured(torch, timed(low, median, high)))
     assert (kept.runtime, kept.reference, kept.state, kept.ratio) == ("ort-cpu", "torch", state, median)
@@ -68,7 +77,12 @@ def test_a_limit_is_judged_with_the_interval(
 
 def test_few_rounds_tell_nothing_of_a_limit(tmp_path: Path) -> None:
     one = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-torch = 0.6}}")
-    few = Timing(runtime="ort-cpu", state="timed", ratios={"torch": Ratio(median=9, low=9, high=9, confidence=0.5)})
+    few = Timing(
+        runtime="ort-cpu",
+        state="timed",
+        seconds=SECONDS,
+        ratios={"torch": Ratio(median=9, low=9, high=9, confidence=0.5)},
+    )
     (kept,) = judge(one, measured(few))
     assert (kept.state, kept.reason) == ("inconclusive", "few rounds: its interval holds with 50%, not 95%")
 

@@ -41,7 +41,7 @@ from posexport.workflows.project.latency import (
     timed_on,
 )
 from posexport.workflows.project.products import Product, products
-from posexport.workflows.project.requests import wanted
+from posexport.workflows.project.requests import read_requests
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def bench_project(
     stated = [name for name in project.require if name in CANDIDATES]  # others run no kernels: verify needs them
     required = tuple(dict.fromkeys((*options.required, *stated)))
     files = products(project)
-    sources, _ = wanted(project, files)
+    sources, _ = read_requests(project, files)
     chosen = (*options.runtimes, *required) if options.runtimes else ()
     jobs = [(product, *timed_on(product, chosen)) for product in files]
     stale = stale_files([product for product, _, reason in jobs if reason is None], sources)

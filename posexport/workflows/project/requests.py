@@ -122,7 +122,7 @@ def plan_made_from(project: Project, product: Product) -> dict[str, Any]:
     }
 
 
-def wanted(project: Project, files: Sequence[Product]) -> tuple[Sources, dict[Path, Request]]:
+def read_requests(project: Project, files: Sequence[Product]) -> tuple[Sources, dict[Path, Request]]:
     """What each file should be made from, and the export requests, by path.
 
     RequestError for the first request that can't work, as far as that is known without exporting.

@@ -344,26 +344,6 @@ def test_the_commands_of_the_page_run(
         assert result.exit_code == 0, result.output
 
 
-def test_an_undecided_gate_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from posexport.bench import gate
-
-    class Run:
-        planned, processes = 3, 0
-
-        def open_processes(self, count: int = 1) -> None:
-            self.processes += count
-
-        def result(self) -> int:
-            return self.processes
-
-    clock = iter([0.0, 1.0, gate.GATE_TIMEOUT + 1.0])
-    monkeypatch.setattr(gate.time, "monotonic", lambda: next(clock))
-    assert gate._settled(Run(), 20, lambda result: False) == 4  # type: ignore[arg-type, comparison-overlap]
-    clock = iter([0.0, 1.0, 2.0, 3.0])
-    assert gate._settled(Run(), 5, lambda result: False) == 5  # type: ignore[arg-type, comparison-overlap]
-    assert gate._settled(Run(), 20, lambda result: True) == 3  # type: ignore[arg-type, comparison-overlap]
-
-
 def test_a_manifest_that_is_not_of_the_file_is_told(block: Path, bench: Callable[..., Result], tmp_path: Path) -> None:
     path, saved = Path(shutil.copy(block, tmp_path)), tmp_path / "now.json"
     manifest = json.loads(Path(f"{block}.json").read_bytes())

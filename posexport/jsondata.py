@@ -1,9 +1,9 @@
 """Results and manifests as attrs classes: plain JSON data in and out, with the types checked.
 
 A class is the schema. Its annotations say what a file may hold: `Literal["timed", "failed"]`, `int | None`,
-`Mapping[str, Ratio]`, `tuple[Row, ...]`; validators say the rest. Keys that the class doesn't have are not read. A
-number may be written as an integer where a float is wanted; nothing else is converted. cattrs does the work and loads
-when it is first used, because start-up counts.
+`int | str`, `Mapping[str, Ratio]`, `tuple[Row, ...]`; validators say the rest. Keys that the class doesn't have are not
+read. A number may be written as an integer where a float is wanted; nothing else is converted. cattrs does the work and
+loads when it is first used, because start-up counts.
 
 A class must be importable at run time: names in its annotations can't come from a TYPE_CHECKING block.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,6 +82,13 @@ def _converter() -> cattrs.Converter:
     strictly(int)
     strictly(float, int)
 
+    def size_or_name(value: Any, _: Any) -> Any:
+        if type(value) not in (int, str):
+            raise ValueError(f"is {_shown(value)}, neither a whole number nor text")
+        return value
+
+    converter.register_structure_hook_func(lambda kind: kind == int | str, size_or_name)
+
     def table(kind: Any) -> Any:
         names = {field.name for field in attrs.fields(kind)}
         read = gen.make_dict_structure_fn(kind, converter)
@@ -103,7 +111,14 @@ def _converter() -> cattrs.Converter:
             for field in attrs.fields(kind)
             if field.metadata.get(OMITTED)
         }
-        return gen.make_dict_unstructure_fn(kind, converter, **omitted)
+        write = gen.make_dict_unstructure_fn(kind, converter, **omitted)
+        names = [field.name for field in attrs.fields(kind)]
+
+        def in_order(value: Any) -> dict[str, Any]:  # cattrs puts what may be omitted behind everything else
+            data = write(value)
+            return {name: data[name] for name in names if name in data}
+
+        return in_order if omitted else write
 
     def choice(kind: Any) -> Any:
         allowed = typing.get_args(kind)
@@ -137,7 +152,19 @@ def _converter() -> cattrs.Converter:
 
         return checked
 
+    def either(kind: Any) -> Any:
+        kinds = typing.get_args(kind)
+        accepted = (*kinds, int) if float in kinds else kinds
+
+        def read(value: Any, _: Any) -> Any:
+            if type(value) not in accepted:
+                raise ValueError(f"is {_shown(value)}, not {' or '.join(_KINDS[each] for each in kinds)}")
+            return value
+
+        return read
+
     converter.register_structure_hook_factory(lambda kind: _origin(kind) is Literal, choice)
+    converter.register_structure_hook_factory(_is_plain_union, either)
     converter.register_structure_hook_factory(_is_sequence, sequence)
     converter.register_structure_hook_factory(lambda kind: _origin(kind) in (dict, Mapping), mapping)
     converter.register_structure_hook_factory(attrs.has, table)
@@ -151,6 +178,11 @@ def _is_sequence(kind: Any) -> bool:
     arguments = typing.get_args(kind)
     origin = _origin(kind)
     return origin is list or (origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis)
+
+
+def _is_plain_union(kind: Any) -> bool:
+    """Whether it is a union of plain kinds, such as `str | float`."""
+    return _origin(kind) in (types.UnionType, typing.Union) and set(typing.get_args(kind)) <= set(_KINDS)
 
 
 def _origin(kind: Any) -> Any:

@@ -1,52 +1,59 @@
-"""What is to be verified: artifacts read and checked from their own files, `.onnx` or `.plan`."""
+"""Artifacts read from their files, `.onnx` or `.plan`, and checked, with what verify and bench need of them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from posexport.artifact.contract_check import contract_violation
-from posexport.artifact.manifest import manifest_path, matches_manifest
-from posexport.artifact.onnx_artifact import Artifact, _entry, read_onnx
+from posexport.artifact.manifest import Manifest, PlanManifest, Profiles, manifest_path, tensors_of, values_of
+from posexport.artifact.onnx_artifact import Artifact, read_onnx
 from posexport.artifact.plan import check_plan, onnx_of
 from posexport.errors import RequestError
-from posexport.models import read_spec
 from posexport.spec.contract import Bounds, Values, bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 
 
 @attrs.frozen(kw_only=True)
 class LoadedArtifact:
-    """One artifact: what runs (`path`), and the ONNX artifact that its truth comes from (the same, or a plan's source).
+    """One artifact: the file that runs (`path`), and the ONNX artifact with its weights (the same, or a plan's source).
 
-    `required_runtime` names the one runtime that can open it (a plan's builder), `contract_violation` what of the
-    contract its graph breaks,
-    `optimal_sizes` the sizes, by dimension, that a plan is tuned for.
+    `contract_violation` says what of the contract its graph breaks, `optimal_sizes` are the sizes, by dimension, that a
+    plan is tuned for, and `manifest_warnings` say how the manifest contradicts the file.
     """
 
     path: Path
     source: Artifact
+    plan: PlanManifest | None = None
     inputs: Values
-    dtypes: Mapping[str, str]
+    outputs: Values
     bounds: Bounds
-    required_runtime: str | None = None
     contract_violation: str | None = None
     optimal_sizes: Mapping[str, int] = attrs.field(factory=dict)
-    notes: tuple[str, ...] = ()
+    manifest_warnings: tuple[str, ...] = ()
 
     @property
     def spec(self) -> Spec:
         """The spec of the block."""
         return self.source.spec
 
+    @property
+    def sha256(self) -> str:
+        """The sha256 of the file at `path`."""
+        return self.source.sha256 if self.plan is None else self.plan.sha256
+
+    @property
+    def required_runtime(self) -> str | None:
+        """The one runtime that can open it: a plan's builder. None for an ONNX file."""
+        return None if self.plan is None else self.plan.runtime.name
+
 
 def find_artifacts(paths: Sequence[Path]) -> list[Path]:
     """The artifacts that `paths` name, all those under a folder, each once; RequestError where there are none."""
-    found: dict[str, Path] = {}
+    artifacts: dict[str, Path] = {}
     for path in paths:
         if not path.exists():
             raise RequestError(f"{str(path)!r} is not there: give artifacts of posexport, or a folder that holds some.")
@@ -59,16 +66,16 @@ def find_artifacts(paths: Sequence[Path]) -> list[Path]:
         else:
             raise RequestError(f"{str(path)!r} is neither .onnx nor .plan nor a folder: give artifacts of posexport.")
         for file in inside:
-            found.setdefault(os.path.realpath(file), file)
-    return list(found.values())
+            artifacts.setdefault(os.path.realpath(file), file)
+    return list(artifacts.values())
 
 
 def load_artifact(path: Path) -> LoadedArtifact:
     """Read the artifact at `path`; RequestError says what keeps it from being verified."""
-    return _plan(path) if path.suffix == ".plan" else _onnx(path)
+    return _load_plan(path) if path.suffix == ".plan" else _load_onnx(path)
 
 
-def _onnx(path: Path) -> LoadedArtifact:
+def _load_onnx(path: Path) -> LoadedArtifact:
     artifact = read_onnx(path)
     inputs, outputs = artifact.inputs(), artifact.outputs()
     fault = manifest_fault(artifact)
@@ -76,88 +83,73 @@ def _onnx(path: Path) -> LoadedArtifact:
         path=path,
         source=artifact,
         inputs=inputs,
-        dtypes={name: dtype for name, (_, dtype) in outputs.items()},
+        outputs=outputs,
         bounds=bounds_of(graph_inputs(artifact.spec), inputs),
         contract_violation=contract_violation(artifact.spec, inputs, outputs),
-        notes=() if fault is None else (fault,),
+        manifest_warnings=() if fault is None else (fault,),
     )
 
 
-def _plan(path: Path) -> LoadedArtifact:
+def _load_plan(path: Path) -> LoadedArtifact:
     manifest = check_plan(path)
     source = read_onnx(onnx_of(path, manifest))
-    inputs, outputs = (_values(manifest[key]) for key in ("inputs", "outputs"))
-    bounds, tuned = _profiled(source.spec, inputs, manifest["profiles"])
-    other = ", ".join(contradictions(manifest, source))
-    told = f"its manifest {path.name}.json says otherwise than {source.path.name} of its {other}"
+    inputs, outputs = values_of(manifest.inputs), values_of(manifest.outputs)
+    bounds, optimal_sizes = _profile_bounds(source.spec, inputs, manifest.profiles)
+    keys = ", ".join(contradictions(manifest, source))
+    warning = f"its manifest {manifest_path(path).name} contradicts {source.path.name} in its {keys}"
     return LoadedArtifact(
         path=path,
         source=source,
-        optimal_sizes=tuned,
+        plan=manifest,
         inputs=inputs,
-        dtypes={name: dtype for name, (_, dtype) in outputs.items()},
+        outputs=outputs,
         bounds=bounds,
-        required_runtime=manifest["runtime"]["name"],
         contract_violation=contract_violation(source.spec, inputs, outputs),
-        notes=(told,) if other else (),
+        optimal_sizes=optimal_sizes,
+        manifest_warnings=(warning,) if keys else (),
     )
 
 
-def _profiled(spec: Spec, inputs: Values, profiles: Mapping[str, Any]) -> tuple[Bounds, dict[str, int]]:
+def _profile_bounds(spec: Spec, inputs: Values, profiles: Profiles) -> tuple[Bounds, dict[str, int]]:
     """The bounds of a plan's dimensions, and the sizes that it is tuned for."""
-    bounds, tuned = bounds_of(graph_inputs(spec), inputs), {}
+    bounds, optimal_sizes = bounds_of(graph_inputs(spec), inputs), {}
     for name, (shape, _) in graph_inputs(spec).items():
         sizes = profiles.get(name, {"min": (), "opt": (), "max": ()})
-        for dim, low, best, high in zip(shape, sizes["min"], sizes["opt"], sizes["max"], strict=False):
-            if dim in bounds:
-                before = bounds[str(dim)]
-                bounds[str(dim)] = (max(low, before[0]), high if before[1] is None else min(high, before[1]))
-                tuned[str(dim)] = best
-    return bounds, tuned
-
-
-def _values(entries: Iterable[Mapping[str, Any]]) -> Values:
-    return {entry["name"]: (tuple(entry["shape"]), entry["dtype"]) for entry in entries}
+        for dim, low, optimal, high in zip(shape, sizes["min"], sizes["opt"], sizes["max"], strict=False):
+            if isinstance(dim, str) and dim in bounds:
+                lower, upper = bounds[dim]
+                bounds[dim] = (max(low, lower), high if upper is None else min(high, upper))
+                optimal_sizes[dim] = optimal
+    return bounds, optimal_sizes
 
 
 def manifest_fault(artifact: Artifact, external: bool = True) -> str | None:
-    """Why the manifest beside an ONNX artifact is not of it, in words without a full stop; None where it is, or where
+    """How the manifest beside an ONNX artifact contradicts it, without a full stop; None where it doesn't, or where
     there is none.
 
-    The file unsupported its own spec, so it can be used all the same: this tells that one of the two was changed since.
-    `external` is that of `matches_manifest`.
+    The file is used all the same, since it carries its own spec: a fault says that one of the two was changed since.
+    Without `external`, external data is not read.
     """
     name = manifest_path(artifact.path).name
     try:
         manifest = artifact.manifest()
-        same = matches_manifest(artifact.path, external)
     except RequestError as error:
         return str(error).rstrip(".")
     if manifest is None:
         return None
-    if not same:
+    if manifest.sha256 != artifact.sha256 or (external and manifest.external_data != artifact.external_sha256):
         return f"the file is not the one that its manifest {name} describes (their sha256 differ)"
-    other = ", ".join(contradictions(manifest, artifact))
-    return f"its manifest {name} says otherwise than the file of its {other}" if other else None
+    keys = ", ".join(contradictions(manifest, artifact))
+    return f"its manifest {name} contradicts the file in its {keys}" if keys else None
 
 
-def contradictions(manifest: Mapping[str, Any], artifact: Artifact) -> list[str]:
-    """The keys under which a manifest, of an ONNX artifact or of a plan built from it, says otherwise than the file."""
-    graph = artifact.model.graph
-    ours = {
-        "form": artifact.form,
-        "inputs": [_entry(value) for value in graph.input],
-        "outputs": [_entry(value) for value in graph.output],
-        "opset": artifact.opset,
+def contradictions(manifest: Manifest, artifact: Artifact) -> list[str]:
+    """The keys under which a manifest, of an ONNX artifact or of a plan built from it, contradicts the file."""
+    pairs = {
+        "spec": (manifest.block(), artifact.spec),
+        "form": (manifest.form, artifact.form),
+        "inputs": (manifest.inputs, tensors_of(artifact.inputs())),
+        "outputs": (manifest.outputs, tensors_of(artifact.outputs())),
+        "opset": (manifest.opset, artifact.opset),
     }
-    found = [key for key, value in ours.items() if manifest.get(key) != value]
-    return found if _spec_of(manifest) == artifact.spec else ["spec", *found]
-
-
-def _spec_of(manifest: Mapping[str, Any]) -> Spec | None:
-    """A manifest's spec, read as a file's own is: one of an earlier version may lack what has a default since."""
-    data = manifest.get("spec")
-    try:
-        return read_spec(data) if isinstance(data, dict) else None
-    except (ValueError, RequestError):
-        return None
+    return [key for key, (written, actual) in pairs.items() if written != actual]

@@ -1,13 +1,194 @@
-"""The manifest `<file>.json` beside an artifact: where it is, what it holds, and whether it belongs to the file."""
+"""The manifest `<file>.json` beside an artifact: the JSON that it holds, and whether it belongs to the file.
+
+Classes are the schema (posexport.jsondata); the order of their fields is the order of the keys in the file. Imports no
+engine.
+"""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from posexport.errors import RequestError
-from posexport.files import sha256_of
+import attrs
+
+from posexport.artifact.weight_source import WeightSource
+from posexport.errors import Reason, RequestError
+from posexport.files import json_bytes, sha256_of
+from posexport.jsondata import OMITTED, DataError, read_json, structure, unstructure
+from posexport.models import read_spec
+from posexport.spec.contract import Values, smallest
+from posexport.spec.forms import FORMS
+from posexport.spec.spec import Spec
+
+MOMENTS = ("min", "opt", "max")
+"""The three shapes of a profile: smallest, tuned for, largest."""
+
+Profiles = Mapping[str, Mapping[str, tuple[int, ...]]]
+"""{input: {min, opt, max}}, the shapes that a plan takes."""
+
+M = TypeVar("M", bound="Manifest")
+
+
+def _file_name(instance: object, field: attrs.Attribute[str], value: str) -> None:
+    """A bare name, so that it can't lead out of the artifact's folder."""
+    if value in ("", ".", "..") or set("/\\:") & set(value):
+        raise ValueError(f"names the file {value!r}, which must have no folder")
+
+
+def _file_names(instance: object, field: attrs.Attribute[Any], value: Mapping[str, str]) -> None:
+    for name in value:
+        _file_name(instance, field, name)
+
+
+def _form(instance: object, field: attrs.Attribute[str], value: str) -> None:
+    if value not in FORMS:
+        raise ValueError(f"has the form {value!r}, not one of {', '.join(FORMS)}")
+
+
+def _spec(instance: object, field: attrs.Attribute[Any], value: Mapping[str, Any]) -> None:
+    try:
+        read_spec(value)
+    except RequestError as error:
+        raise ValueError(f"has a spec that can't be used: {str(error).rstrip('.')}") from None
+
+
+def _some(instance: object, field: attrs.Attribute[Any], value: tuple[Tensor, ...]) -> None:
+    if not value:
+        raise ValueError(f"has no {field.name}")
+
+
+@attrs.frozen(kw_only=True)
+class Tensor:
+    """An input or output of a graph; a dimension of `shape` that may vary is a name."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+
+def tensors_of(values: Values) -> tuple[Tensor, ...]:
+    """Inputs or outputs as a manifest lists them."""
+    return tuple(Tensor(name=name, shape=shape, dtype=dtype) for name, (shape, dtype) in values.items())
+
+
+def values_of(tensors: Iterable[Tensor]) -> Values:
+    """Name to (shape, dtype) of what a manifest lists."""
+    return {tensor.name: (tensor.shape, tensor.dtype) for tensor in tensors}
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """What the manifests of ONNX files and of plans have in common.
+
+    `external_data` is the sha256 of each file of weights beside the artifact, by name; `spec` is as Spec.to_dict gives
+    it; `tools` are the versions of packages that decide the file's bytes.
+    """
+
+    file: str = attrs.field(validator=_file_name)
+    sha256: str
+    external_data: Mapping[str, str] = attrs.field(factory=dict, validator=_file_names, metadata={OMITTED: True})
+    version: str
+    form: str = attrs.field(validator=_form)
+    target: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    weights: WeightSource | None = attrs.field(default=None, metadata={OMITTED: True})
+    spec: Mapping[str, Any] = attrs.field(validator=_spec)
+    inputs: tuple[Tensor, ...] = attrs.field(validator=_some)
+    outputs: tuple[Tensor, ...] = attrs.field(validator=_some)
+    opset: int
+    domains: Mapping[str, int]
+    tools: Mapping[str, str]
+
+    def block(self) -> Spec:
+        """The spec, with defaults for what an earlier version did not write."""
+        return read_spec(self.spec)
+
+    def to_bytes(self) -> bytes:
+        """The JSON file."""
+        return json_bytes(unstructure(self))
+
+
+@attrs.frozen(kw_only=True)
+class OnnxManifest(Manifest):
+    """The manifest of an ONNX file; `request` is what a project's entry asked for, `tune` the tuning that chose it."""
+
+    request: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
+    tune: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
+
+
+@attrs.frozen(kw_only=True)
+class PlanSource:
+    """The ONNX file that a plan was built from: weights and the float64 reference come from there."""
+
+    file: str = attrs.field(validator=_file_name)
+    sha256: str
+    version: str
+    external_data: Mapping[str, str] = attrs.field(factory=dict, validator=_file_names, metadata={OMITTED: True})
+
+
+@attrs.frozen(kw_only=True)
+class Builder:
+    """The runtime that built a plan, and alone can open it."""
+
+    name: str
+    version: str
+
+
+@attrs.frozen(kw_only=True)
+class KernelRow:
+    """One kernel of a plan with the names of its ONNX nodes."""
+
+    name: str
+    type: str
+    nodes: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class PlanKernels:
+    """The kernels of a plan; None, with the reason in `unknown`, where the builder did not list them.
+
+    `unfused` is why attention is not one fused kernel in each layer, where that is known.
+    """
+
+    count: int | None
+    fused_attention: bool | None
+    attention_kernels: int | None
+    attention_layers: int
+    host_steps: int | None
+    decomposed_attention: int = attrs.field(default=0, metadata={OMITTED: True})
+    unknown: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    unfused: Reason | None = attrs.field(default=None, metadata={OMITTED: True})
+    rows: tuple[KernelRow, ...]
+
+
+def _profiles(instance: PlanManifest, field: attrs.Attribute[Any], value: Profiles) -> None:
+    """One profile for each input, of its rank, with sizes that its dimensions can have."""
+    if any(list(shapes) != list(MOMENTS) for shapes in value.values()):
+        raise ValueError(f"has a profile without {', '.join(MOMENTS)}")
+    ranks = {tensor.name: {len(tensor.shape)} for tensor in instance.inputs}
+    if {name: {len(shape) for shape in shapes.values()} for name, shapes in value.items()} != ranks:
+        raise ValueError("has profiles that are not those of its inputs")
+    for tensor in instance.inputs:
+        for shape in value[tensor.name].values():
+            least = (smallest(dim) if isinstance(dim, str) else 0 for dim in tensor.shape)
+            if any(size < minimum for size, minimum in zip(shape, least, strict=True)):
+                raise ValueError(f"has a size of {tensor.name!r} that is too small")
+
+
+@attrs.frozen(kw_only=True)
+class PlanManifest(Manifest):
+    """The manifest of a plan; `request` and `tune` are as in OnnxManifest."""
+
+    onnx: PlanSource
+    runtime: Builder
+    target_gpus: tuple[str, ...]
+    profiles: Profiles = attrs.field(validator=_profiles)
+    tf32: bool
+    memory_limit: int | None
+    sizes: Mapping[str, int | None]
+    kernels: PlanKernels
+    request: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
+    tune: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
 
 
 def manifest_path(path: Path) -> Path:
@@ -15,40 +196,52 @@ def manifest_path(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of the artifact at `path`, or None where there is none; RequestError where it is no JSON object."""
-    beside = manifest_path(path)
-    if not beside.exists():
+def read_manifest(path: Path) -> OnnxManifest | PlanManifest | None:
+    """The manifest of the artifact at `path`, or None where there is none; RequestError where it can't be used."""
+    return read_plan_manifest(path) if path.suffix == ".plan" else read_onnx_manifest(path)
+
+
+def read_onnx_manifest(path: Path) -> OnnxManifest | None:
+    """The manifest of an ONNX file, as `read_manifest` gives it."""
+    return _read(path, OnnxManifest)
+
+
+def read_plan_manifest(path: Path) -> PlanManifest | None:
+    """The manifest of a plan, as `read_manifest` gives it."""
+    return _read(path, PlanManifest)
+
+
+def _read(path: Path, kind: type[M]) -> M | None:
+    file = manifest_path(path)
+    if not file.is_file():
         return None
     try:
-        data = json.loads(beside.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
-        raise RequestError(f"the manifest {str(beside)!r} can't be read as a JSON object: make the artifact again.")
-    return data
+        return structure(read_json(file), kind)
+    except OSError as error:
+        problem = f"can't be read ({error.strerror})"
+    except DataError as error:
+        problem = f"can't be used, {error}"
+    maker = "build the plan again with 'posexport compile'" if kind is PlanManifest else "make the artifact again"
+    raise RequestError(f"the manifest {str(file)!r} {problem}: {maker}.")
 
 
-def external_of(path: Path) -> dict[str, str]:
-    """The sha256 of each file of external data that the manifest of the artifact at `path` names, by file name; none
-    where the manifest isn't there or can't be read."""
+def external_data(path: Path) -> Mapping[str, str]:
+    """The sha256 of each file of weights beside the artifact at `path`, by name; none without a usable manifest."""
     try:
-        data = (read_manifest(path) or {}).get("external_data")
+        manifest = read_manifest(path)
     except RequestError:
-        data = None
-    found = data if isinstance(data, dict) else {}
-    return {name: sha256 for name, sha256 in found.items() if Path(name).name == name}
+        return {}
+    return {} if manifest is None else manifest.external_data
 
 
-def matches_manifest(path: Path, external: bool = True) -> bool | None:
-    """Whether the bytes of the file, and of its external data unless they are left out, are those that its manifest
-    names; None without one."""
+def matches_manifest(path: Path) -> bool | None:
+    """Whether the bytes of the file and of its external data are those that its manifest names; None without one.
+
+    Raises RequestError where the manifest can't be used.
+    """
     manifest = read_manifest(path)
     if manifest is None:
         return None
-    data = manifest.get("external_data", {}) if external else {}
-    hashes = {path.name: manifest.get("sha256"), **(data if isinstance(data, dict) else {})}
-    files = {name: path.with_name(name) for name in hashes if Path(name).name == name}
-    return hashes.keys() == files.keys() and all(
-        file.is_file() and sha256_of(file) == hashes[name] for name, file in files.items()
-    )
+    hashes = {path.name: manifest.sha256, **manifest.external_data}
+    files = {path.with_name(name): sha256 for name, sha256 in hashes.items()}
+    return all(file.is_file() and sha256_of(file) == sha256 for file, sha256 in files.items())

@@ -1,31 +1,41 @@
-"""Artifacts: a `.onnx` or `.plan` file with its manifest `<file>.json`.
+"""ONNX artifacts: a `.onnx` file with its manifest `<file>.json`, written and read. Reading loads no torch.
 
 The ONNX file alone is enough to rebuild the torch reference: metadata_props hold the spec, and the weights are its
-initializers. Nothing about the place, the host or the time is written: the same command gives the same bytes.
+initializers. No path, host or time is written: the same command gives the same bytes.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import attrs
 import onnx
-import onnx_ir as ir
 
 from posexport.artifact import onnx_file
-from posexport.artifact.manifest import external_of, manifest_path, read_manifest
+from posexport.artifact.manifest import (
+    OnnxManifest,
+    external_data,
+    manifest_path,
+    read_onnx_manifest,
+    tensors_of,
+)
 from posexport.artifact.weight_source import WeightSource
 from posexport.errors import RequestError
-from posexport.files import json_bytes, staged
-from posexport.jsondata import unstructure
+from posexport.files import sha256_of, staged
 from posexport.models import read_spec
 from posexport.models.weights import LazyWeights, weight_shapes
+from posexport.spec.contract import Shape
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.spec import Spec
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 EXTERNAL_FROM = 1_500_000_000
 """Bytes of weights from which they go to `<file>.data` beside the file (protobuf ends at 2 GiB)."""
@@ -36,14 +46,12 @@ TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
 _METADATA = ("posexport.spec", "posexport.form", "posexport.version")
 _DTYPES = {1: "fp32", 10: "fp16", 16: "bf16", 7: "int64", 6: "int32", 11: "fp64", 9: "bool"}
 
-Shape = tuple[str | int, ...]
-
 
 @attrs.frozen(kw_only=True)
 class Artifact:
-    """An ONNX file of ours, read and checked; weights in external data stay on the disk until asked for.
+    """An ONNX file of posexport's, read and checked; weights in external data stay on the disk until asked for.
 
-    `target` is "portable" for whatever all targets take.
+    `target` is "portable" where every target takes the file. Hashes are computed when they are first asked for.
     """
 
     path: Path
@@ -58,49 +66,68 @@ class Artifact:
         """The opset of the default domain."""
         return int(next(entry.version for entry in self.model.opset_import if entry.domain in ("", "ai.onnx")))
 
+    @functools.cached_property
+    def sha256(self) -> str:
+        """The sha256 of the file."""
+        return sha256_of(self.path)
+
+    @functools.cached_property
+    def external_sha256(self) -> dict[str, str]:
+        """The sha256 of each file of external data, by name."""
+        return {name: sha256_of(self.path.with_name(name)) for name in self.external_files()}
+
+    def external_files(self) -> list[str]:
+        """The names of the files of external data, sorted."""
+        places = {onnx_file.external(tensor).get("location", "") for tensor in self.model.graph.initializer}
+        return sorted(places - {""})
+
     def inputs(self) -> dict[str, tuple[Shape, str]]:
-        """The graph's own inputs: name to (shape, dtype), a dimension by name where it is dynamic."""
-        return {value.name: _describe(value) for value in self.model.graph.input}
+        """The graph's inputs: name to (shape, dtype), a dimension by name where it is dynamic."""
+        return _values(self.model.graph.input)
 
     def outputs(self) -> dict[str, tuple[Shape, str]]:
-        """The graph's own outputs, as `inputs` gives its inputs."""
-        return {value.name: _describe(value) for value in self.model.graph.output}
+        """The graph's outputs, as `inputs` gives its inputs."""
+        return _values(self.model.graph.output)
+
+    def domains(self) -> dict[str, int]:
+        """The version of each operator domain, sorted by name."""
+        return dict(sorted((entry.domain, entry.version) for entry in self.model.opset_import))
 
     def weights(self) -> LazyWeights:
         """The weights by their public names, in the file's dtype, each read when it is asked for.
 
         Raises RequestError where one is missing or misshapen.
         """
-        wanted = weight_shapes(self.spec)
-        found = {each.name: each for each in self.model.graph.initializer if onnx_file.is_known(each)}
-        for name, shape in wanted.items():
-            if name not in found:
+        shapes = weight_shapes(self.spec)
+        tensors = {tensor.name: tensor for tensor in self.model.graph.initializer if onnx_file.is_known(tensor)}
+        for name, shape in shapes.items():
+            if name not in tensors:
                 raise RequestError(f"{str(self.path)!r} lacks the initializer {name!r} {list(shape)}: export it again.")
-            if tuple(found[name].dims) != shape:
+            if tuple(tensors[name].dims) != shape:
                 raise RequestError(
-                    f"{str(self.path)!r}: initializer {name!r} has shape {list(found[name].dims)}, its spec needs "
+                    f"{str(self.path)!r}: initializer {name!r} has shape {list(tensors[name].dims)}, its spec needs "
                     f"{list(shape)}: export it again."
                 )
-        return LazyWeights(wanted, lambda name: onnx_file.tensor_of(self.path, found[name]))
+        return LazyWeights(shapes, lambda name: onnx_file.tensor_of(self.path, tensors[name]))
 
-    def manifest(self) -> dict[str, Any] | None:
-        """The manifest beside the file, or None where there is none."""
-        return read_manifest(self.path)
+    def manifest(self) -> OnnxManifest | None:
+        """The manifest beside the file, or None where there is none; RequestError where it can't be used."""
+        return read_onnx_manifest(self.path)
 
 
 def write_onnx(
     model: ir.Model, path: Path, external_from: int = EXTERNAL_FROM, weights: WeightSource | None = None
-) -> dict[str, Any]:
+) -> OnnxManifest:
     """Write a model that `export` made, and its manifest; returns the manifest.
 
-    The manifest says where the `weights` come from; it lacks that key where they are of the caller's own making.
-    Weights of `external_from` bytes or more in all go to `<file>.data`; one of an earlier file, which is no longer
-    needed, is removed where that file's manifest names it. Raises RequestError where the folder can't be
-    written; every file is then as it was.
+    The manifest says where the `weights` come from, unless they are the caller's own. Weights of `external_from` bytes
+    or more in all go to `<file>.data`; such a file of an earlier artifact is removed where it is no longer needed and
+    that artifact's manifest names it. Raises RequestError where the folder can't be written; every file is then as it
+    was.
     """
     spec = read_spec(json.loads(model.metadata_props["posexport.spec"]))
     data = onnx_file.data_path(path)
-    before = external_of(path)
+    before = external_data(path)
     graph = onnx_file.skeleton(model).graph
     hashes: dict[str, str] = {}
     with staged() as files:
@@ -111,22 +138,22 @@ def write_onnx(
             sha256 = hashes.pop(path.name)
         else:
             sha256 = files.write(path, lambda file: onnx_file.write_inline(model, file))
-        manifest: dict[str, Any] = {
-            "file": path.name,
-            "sha256": sha256,
-            **({"external_data": hashes} if hashes else {}),
-            "version": model.metadata_props["posexport.version"],
-            "form": model.metadata_props["posexport.form"],
-            **({"target": target} if (target := model.metadata_props.get("posexport.target")) else {}),
-            **({"weights": unstructure(weights)} if weights is not None else {}),
-            "spec": spec.to_dict(),
-            "inputs": [_entry(value) for value in graph.input],
-            "outputs": [_entry(value) for value in graph.output],
-            "opset": model.opset_imports[""],
-            "domains": dict(sorted(model.opset_imports.items())),
-            "tools": {name: metadata.version(name) for name in TOOLS},
-        }
-        files.write(manifest_path(path), lambda file: file.write(json_bytes(manifest)))
+        manifest = OnnxManifest(
+            file=path.name,
+            sha256=sha256,
+            external_data=hashes,
+            version=model.metadata_props["posexport.version"],
+            form=model.metadata_props["posexport.form"],
+            target=model.metadata_props.get("posexport.target"),
+            spec=spec.to_dict(),
+            inputs=tensors_of(_values(graph.input)),
+            outputs=tensors_of(_values(graph.output)),
+            opset=model.opset_imports[""],
+            domains=dict(sorted(model.opset_imports.items())),
+            tools={name: metadata.version(name) for name in TOOLS},
+            weights=weights,
+        )
+        files.write(manifest_path(path), lambda file: file.write(manifest.to_bytes()))
     if data.name in before and not hashes:
         data.unlink(missing_ok=True)
     return manifest
@@ -146,28 +173,28 @@ def _check_room(folder: Path, size: int) -> None:
 
 
 def read_onnx(path: Path) -> Artifact:
-    """Read an ONNX artifact; RequestError says what a file lacks that isn't one of ours."""
+    """Read an ONNX artifact; RequestError where it is none of posexport's, or is damaged."""
     model = onnx_file.read(path)
-    found = {entry.key: entry.value for entry in model.metadata_props}
-    lacking = [key for key in _METADATA if key not in found]
+    properties = {entry.key: entry.value for entry in model.metadata_props}
+    lacking = [key for key in _METADATA if key not in properties]
     if lacking:
         raise RequestError(
             f"{str(path)!r} is not an artifact of posexport: it lacks the metadata {', '.join(lacking)}; "
             "make it with 'posexport export'."
         )
     try:
-        data = json.loads(found["posexport.spec"])
+        data = json.loads(properties["posexport.spec"])
         if not isinstance(data, dict):
             raise RequestError("it is not a table.")
         spec = read_spec(data)
-        if found["posexport.form"] not in FORMS:
-            raise RequestError(f"its form is {found['posexport.form']!r}, known are {', '.join(FORMS)}.")
-        target = found.get("posexport.target", "portable")
+        if properties["posexport.form"] not in FORMS:
+            raise RequestError(f"its form is {properties['posexport.form']!r}, known are {', '.join(FORMS)}.")
+        target = properties.get("posexport.target", "portable")
         if target not in TARGETS:
             raise RequestError(f"its target is {target!r}, known are {', '.join(TARGETS)}.")
     except (ValueError, RecursionError, RequestError) as error:
         raise RequestError(f"{str(path)!r} has metadata that can't be used: {str(error).rstrip('.')}.") from None
-    form, version = found["posexport.form"], found["posexport.version"]
+    form, version = properties["posexport.form"], properties["posexport.version"]
     return Artifact(path=path, spec=spec, form=form, target=target, version=version, model=model)
 
 
@@ -177,6 +204,5 @@ def _describe(value: onnx.ValueInfoProto) -> tuple[Shape, str]:
     return shape, _DTYPES.get(tensor.elem_type, onnx.TensorProto.DataType.Name(tensor.elem_type))
 
 
-def _entry(value: onnx.ValueInfoProto) -> dict[str, Any]:
-    shape, dtype = _describe(value)
-    return {"name": value.name, "shape": list(shape), "dtype": dtype}
+def _values(infos: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[Shape, str]]:
+    return {info.name: _describe(info) for info in infos}

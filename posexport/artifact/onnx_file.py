@@ -9,28 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import google.protobuf.message
 import numpy as np
 import onnx
 import onnx.checker
 import onnx.numpy_helper
-import onnx_ir as ir
-import torch
 
 from posexport.errors import RequestError
 from posexport.files import HashingFile, Staged
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    import torch
 
 # Field numbers of onnx.proto; wire type 2 is a length and that many bytes.
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA = 7, 5, 9
 _INLINE = 1024  # bytes up to which an initializer stays in the graph's own message
 _ALIGN = 4096  # of a tensor in an external file, so that it can be mapped into memory
-_TORCH: dict[int, torch.dtype] = {
-    onnx.TensorProto.FLOAT: torch.float32,
-    onnx.TensorProto.FLOAT16: torch.float16,
-    onnx.TensorProto.BFLOAT16: torch.bfloat16,
-    onnx.TensorProto.INT64: torch.int64,
+_TORCH: dict[int, tuple[str, int]] = {
+    onnx.TensorProto.FLOAT: ("float32", 4),
+    onnx.TensorProto.FLOAT16: ("float16", 2),
+    onnx.TensorProto.BFLOAT16: ("bfloat16", 2),
+    onnx.TensorProto.INT64: ("int64", 8),
 }
+"""torch's names for the dtypes that artifacts use, and the bytes of an element."""
 
 
 def weights_of(model: ir.Model) -> dict[str, ir.TensorProtocol]:
@@ -43,12 +47,16 @@ def lazy(
     name: str, shape: tuple[int, ...], dtype: ir.DataType, make: Callable[[], ir.TensorProtocol]
 ) -> ir.TensorProtocol:
     """A tensor that `make` gives each time it is written, or now where it is to stay in the graph's own message."""
+    import onnx_ir as ir
+
     tensor = ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(shape), name=name)
     return tensor if tensor.nbytes > _INLINE else make()
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
     """The model as protobuf without the initializers that `weights_of` gives."""
+    import onnx_ir as ir
+
     everything = list(model.graph.initializers.items())
     for name in weights_of(model):
         model.graph.initializers.pop(name)
@@ -134,6 +142,9 @@ def _varint(value: int) -> bytes:
 
 
 def _stream(tensor: ir.TensorProtocol, file: HashingFile) -> None:
+    import onnx_ir as ir
+    import torch
+
     if isinstance(tensor, ir.LazyTensor):
         tensor = tensor.raw()
     raw = tensor.raw
@@ -179,7 +190,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 def _check_tensor(path: Path, tensor: onnx.TensorProto) -> None:
     size = None
     if tensor.data_type in _TORCH:
-        size = math.prod(tensor.dims) * _TORCH[tensor.data_type].itemsize
+        size = math.prod(tensor.dims) * _TORCH[tensor.data_type][1]
     found = len(tensor.raw_data) if tensor.HasField("raw_data") else None
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         found = _check_external(path, tensor)
@@ -225,6 +236,8 @@ def external(tensor: onnx.TensorProto) -> dict[str, str]:
 
 def tensor_of(path: Path, tensor: onnx.TensorProto) -> torch.Tensor:
     """An initializer of a file that `read` gave, as a torch tensor of the file's own dtype in memory of its own."""
+    import torch
+
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         entry = external(tensor)
         raw = np.fromfile(
@@ -235,7 +248,8 @@ def tensor_of(path: Path, tensor: onnx.TensorProto) -> torch.Tensor:
         )
     else:
         raw = np.frombuffer(tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes(), dtype=np.uint8).copy()
-    return torch.from_numpy(raw).view(_TORCH[tensor.data_type]).reshape(tuple(tensor.dims))
+    dtype: torch.dtype = getattr(torch, _TORCH[tensor.data_type][0])
+    return torch.from_numpy(raw).view(dtype).reshape(tuple(tensor.dims))
 
 
 def is_known(tensor: onnx.TensorProto) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from posexport.artifact.plan import MOMENTS
+from posexport.artifact.manifest import MOMENTS
 from posexport.errors import RequestError, unknown
 from posexport.spec.contract import SUMS, Shape, smallest
 

@@ -165,7 +165,7 @@ def read_subject(path: Path) -> Subject:
         form=found.source.form,
         opset=found.source.opset,
         plan_runtime=found.required_runtime,
-        manifest_warnings=tuple(f"{path}: {note}" for note in found.notes),
+        manifest_warnings=tuple(f"{path}: {note}" for note in found.manifest_warnings),
         ranges={
             dim: (low, low if low == high else found.optimal_sizes.get(dim), high)
             for dim, (low, high) in found.bounds.items()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +13,11 @@ from posexport.cli.spec_options import spec_options
 from posexport.export.layer_pattern import parameters_of
 from posexport.export.request import Request, read_request, write
 from posexport.files import check_output
+from posexport.jsondata import unstructure
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
+
+if TYPE_CHECKING:
+    from posexport.artifact.manifest import OnnxManifest
 
 
 @click.command()
@@ -45,18 +48,18 @@ def export(config: str | None, preset: str | None, parameters: tuple[str, ...], 
     with console.steps("loading torch") as progress:
         manifest = write(request, path, progress)
     if as_json:
-        console.show_json(manifest)
+        console.show_json(unstructure(manifest))
     else:
         _show(request, path, manifest)
 
 
-def _show(request: Request, path: Path, manifest: Mapping[str, Any]) -> None:
-    files = (path, *(path.with_name(name) for name in manifest.get("external_data", ())))
+def _show(request: Request, path: Path, manifest: OnnxManifest) -> None:
+    files = (path, *(path.with_name(name) for name in manifest.external_data))
     console.show_facts(
         f"wrote {path}",
         [
             ("encoding", request.spec.encoding.name),
-            ("form", f"{request.options.form}, opset {manifest['opset']}, {request.spec.dtype}"),
+            ("form", f"{request.options.form}, opset {manifest.opset}, {request.spec.dtype}"),
             ("weights", _weights(request)),
             *((f"{kind} {name}", text) for kind in ("input", "output") for name, text in _tensors(manifest, kind)),
             ("size", console.megabytes(sum(file.stat().st_size for file in files))),
@@ -79,6 +82,7 @@ def _weights(request: Request) -> str:
     return f"{seed}; give {other} for trained ones"
 
 
-def _tensors(manifest: Mapping[str, Any], kind: str) -> list[tuple[str, str]]:
+def _tensors(manifest: OnnxManifest, kind: str) -> list[tuple[str, str]]:
     """The graph's inputs or outputs by name, with dtype and shape."""
-    return console.runs((tensor["name"], f"{tensor['dtype']} {tensor['shape']}") for tensor in manifest[f"{kind}s"])
+    tensors = manifest.inputs if kind == "input" else manifest.outputs
+    return console.runs((tensor.name, f"{tensor.dtype} {list(tensor.shape)}") for tensor in tensors)

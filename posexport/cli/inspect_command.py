@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from posexport.cli import console
 from posexport.errors import RequestError
+
+if TYPE_CHECKING:
+    from posexport.spec.contract import Values
 
 
 @click.command()
@@ -65,8 +68,7 @@ def _onnx(path: Path) -> tuple[dict[str, Any], str | None]:
 
     artifact = read_onnx(path)
     graph = artifact.model.graph
-    places = {external(tensor)["location"] for tensor in graph.initializer if external(tensor)}
-    data = [path.with_name(name) for name in sorted(places)]
+    data = [path.with_name(name) for name in artifact.external_files()]
     there = artifact.manifest() is not None
     fault = manifest_fault(artifact, external=False)  # gigabytes of weights would take their time
     beside = "; the weights beside it were not read, 'posexport verify' does that" if not fault and data else ""
@@ -77,8 +79,8 @@ def _onnx(path: Path) -> tuple[dict[str, Any], str | None]:
         "opset": artifact.opset,
         "domains": {entry.domain or "ai.onnx": entry.version for entry in artifact.model.opset_import},
         "spec": artifact.spec.to_dict(),
-        "inputs": {name: f"{dtype} {list(shape)}" for name, (shape, dtype) in artifact.inputs().items()},
-        "outputs": {name: f"{dtype} {list(shape)}" for name, (shape, dtype) in artifact.outputs().items()},
+        "inputs": _tensors(artifact.inputs()),
+        "outputs": _tensors(artifact.outputs()),
         "operators": _count(graph.node),
         "functions": {function.name: _count(function.node) for function in artifact.model.functions},
         "weights": {
@@ -91,20 +93,27 @@ def _onnx(path: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _plan(path: Path) -> tuple[dict[str, Any], str | None]:
+    from posexport.artifact.manifest import values_of
     from posexport.artifact.plan import plan_manifest
     from posexport.files import sha256_of
+    from posexport.jsondata import unstructure
 
     manifest = plan_manifest(path)
-    same = manifest["sha256"] == sha256_of(path)
-    shapes = {
-        kind: {entry["name"]: f"{entry['dtype']} {entry['shape']}" for entry in manifest[kind]}
-        for kind in ("inputs", "outputs")
+    same = manifest.sha256 == sha256_of(path)
+    facts = {
+        "manifest": _MATCH[same],
+        **unstructure(manifest),
+        "inputs": _tensors(values_of(manifest.inputs)),
+        "outputs": _tensors(values_of(manifest.outputs)),
+        "domains": {name or "ai.onnx": version for name, version in manifest.domains.items()},
+        "bytes": path.stat().st_size,
     }
-    domains = manifest.get("domains")
-    named = {name or "ai.onnx": version for name, version in domains.items()} if isinstance(domains, dict) else domains
-    found = {"manifest": _MATCH[same], **manifest, **shapes, "domains": named, "bytes": path.stat().st_size}
     fault = f"the file is not the one that its manifest {path.name}.json describes (their sha256 differ)"
-    return found, None if same else fault
+    return facts, None if same else fault
+
+
+def _tensors(values: Values) -> dict[str, str]:
+    return {name: f"{dtype} {list(shape)}" for name, (shape, dtype) in values.items()}
 
 
 def _count(nodes: Any) -> dict[str, int]:

@@ -16,7 +16,7 @@ from posexport.errors import RequestError
 from posexport.files import check_writable
 from posexport.runtimes import RUNTIMES, Runtime, runtime
 from posexport.spec.fields import integer, positive
-from posexport.workflows.project.requests import open_project, wanted
+from posexport.workflows.project.requests import open_project, read_requests
 
 if TYPE_CHECKING:
     from posexport.verify.result import Report
@@ -128,7 +128,7 @@ def _verify_project(
         from posexport.workflows.project import checks as project_checks
         from posexport.workflows.project.products import products
     files = products(project)
-    sources, _ = wanted(project, files)
+    sources, _ = read_requests(project, files)
     checks = {product.path: project_checks.check(product, sources[product.path]) for product in files}
     terms = {
         product.path: project_checks.terms_of(product, [*chosen, *required] if chosen else [])

@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from posexport import __version__
 from posexport.artifact import profiles
 from posexport.artifact.loaded import manifest_fault
-from posexport.artifact.manifest import manifest_path
+from posexport.artifact.manifest import Builder, PlanKernels, PlanManifest, PlanSource, manifest_path, tensors_of
 from posexport.artifact.onnx_artifact import Artifact, read_onnx
-from posexport.artifact.onnx_file import external
 from posexport.errors import Reason, RequestError, RuntimeMissingError
 from posexport.export.fusion import unfused_reason
-from posexport.files import json_bytes, sha256_of, staged
+from posexport.files import staged
+from posexport.jsondata import structure
 from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.cuda import device
@@ -40,7 +39,7 @@ def compile_plan(
     options: BuildOptions,
     progress: Progress = silent,
     warn: Callable[[Reason], object] = lambda _: None,
-) -> tuple[dict[str, Any], float]:
+) -> tuple[PlanManifest, float]:
     """Build the ONNX artifact at `path` into the plan `output` with its manifest; returns it and the build's seconds.
 
     `warn` gets a reason for each thing that does not prevent the plan, with one of the codes above.
@@ -51,8 +50,7 @@ def compile_plan(
     fault = manifest_fault(artifact)
     if fault is not None:
         warn(Reason(MANIFEST_MISMATCH, fault))
-    onnx_manifest = {} if fault is not None else artifact.manifest() or {}
-    source = _source(artifact)
+    onnx_manifest = None if fault is not None else artifact.manifest()
     _check_runtime_cache(options)
     built = build(artifact, options, progress)
     unfused = unfused_reason(artifact.spec, artifact.form, built.kernels)
@@ -65,33 +63,38 @@ def compile_plan(
 
         progress("compiling kernels for this GPU")
         warmed = warm_cache(options.runtime, built.plan, artifact, built.profiles, options.runtime_cache)
-    described = {
-        key: [{"name": name, "shape": list(shape), "dtype": dtype} for name, (shape, dtype) in values.items()]
-        for key, values in (("inputs", artifact.inputs()), ("outputs", artifact.outputs()))
-    }
     with staged() as files:
         sha256 = files.write(output, lambda file: file.write(memoryview(built.plan)))
-        manifest: dict[str, Any] = {
-            "file": output.name,
-            "sha256": sha256,
-            "version": __version__,
-            "form": artifact.form,
-            **{key: onnx_manifest[key] for key in ("weights",) if key in onnx_manifest},
-            "spec": artifact.spec.to_dict(),
-            **described,
-            "opset": artifact.opset,
-            "domains": dict(sorted((entry.domain, entry.version) for entry in artifact.model.opset_import)),
-            "tools": {"onnx": metadata.version("onnx"), options.runtime: built.version},
-            "onnx": source,
-            "runtime": {"name": options.runtime, "version": built.version},
-            "target_gpus": _targets(options),
-            "profiles": built.profiles,
-            "tf32": options.tf32,
-            "memory_limit": options.memory_limit,
-            "sizes": {"plan": memoryview(built.plan).nbytes, **built.memory},
-            "kernels": built.kernels.to_dict(),
-        }
-        files.write(manifest_path(output), lambda file: file.write(json_bytes(manifest)))
+        manifest = PlanManifest(
+            file=output.name,
+            sha256=sha256,
+            version=__version__,
+            form=artifact.form,
+            weights=None if onnx_manifest is None else onnx_manifest.weights,
+            spec=artifact.spec.to_dict(),
+            inputs=tensors_of(artifact.inputs()),
+            outputs=tensors_of(artifact.outputs()),
+            opset=artifact.opset,
+            domains=artifact.domains(),
+            tools={"onnx": metadata.version("onnx"), options.runtime: built.version},
+            onnx=PlanSource(
+                file=artifact.path.name,
+                sha256=artifact.sha256,
+                version=artifact.version,
+                external_data=artifact.external_sha256,
+            ),
+            runtime=Builder(name=options.runtime, version=built.version),
+            target_gpus=_targets(options),
+            profiles={
+                name: {moment: tuple(shape) for moment, shape in shapes.items()}
+                for name, shapes in built.profiles.items()
+            },
+            tf32=options.tf32,
+            memory_limit=options.memory_limit,
+            sizes={"plan": memoryview(built.plan).nbytes, **built.memory},
+            kernels=structure(built.kernels.to_dict(), PlanKernels),
+        )
+        files.write(manifest_path(output), lambda file: file.write(manifest.to_bytes()))
         if options.timing_cache is not None and built.timing_cache is not None:
             files.write(options.timing_cache, lambda file: file.write(memoryview(built.timing_cache)))
         if options.runtime_cache is not None and warmed is not None:
@@ -132,17 +135,8 @@ def _check_runtime_cache(options: BuildOptions) -> None:
         raise RuntimeMissingError(f"a runtime cache is made by running the plan, which can't be done here, {missing}.")
 
 
-def _source(artifact: Artifact) -> dict[str, Any]:
-    """What a plan's manifest says about the ONNX file that it was built from."""
-    path = artifact.path
-    places = {external(tensor).get("location", "") for tensor in artifact.model.graph.initializer} - {""}
-    hashes = {name: sha256_of(path.with_name(name)) for name in sorted(places)}
-    source = {"file": path.name, "sha256": sha256_of(path), "version": artifact.version}
-    return {**source, **({"external_data": hashes} if hashes else {})}
-
-
-def _targets(options: BuildOptions) -> list[str]:
+def _targets(options: BuildOptions) -> tuple[str, ...]:
     """The compute capabilities that a plan is for, or "portable"."""
     if options.runtime == "tensorrt":
-        return [device()[1]]
-    return list(options.capabilities) or ["portable"]
+        return (device()[1],)
+    return tuple(options.capabilities) or ("portable",)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from posexport.artifact.manifest import OnnxManifest
 from posexport.artifact.weight_source import WeightSource, checkpoint_weights, file_weights, random_weights
 from posexport.export import support
 from posexport.export.block_options import HERE, BlockOptions, merge_options, spec_of, weights_of
@@ -87,7 +88,7 @@ def read_request(
     return Request(spec=spec, options=export_options, given=frozenset(options), weights=weights, checkpoint=source)
 
 
-def write(request: Request, path: Path, progress: Progress = silent) -> dict[str, Any]:
+def write(request: Request, path: Path, progress: Progress = silent) -> OnnxManifest:
     """Export and write; returns the manifest."""
     spec, options, weights = request.spec, request.options, request.weights
     progress("loading torch")

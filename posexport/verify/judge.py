@@ -110,7 +110,7 @@ def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, ea
             truth.outputs[index],
             eager.outputs[index],
             got,
-            subject.dtypes,
+            {output: dtype for output, (_, dtype) in subject.outputs.items()},
             subject.spec.dtype,
             tolerances[job.cases[index].name],
         )

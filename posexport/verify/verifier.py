@@ -75,7 +75,7 @@ def verify(
         for file in files:
             try:
                 subject = load_artifact(file)
-                manifest_warnings.extend((str(file), note) for note in subject.notes)
+                manifest_warnings.extend((str(file), note) for note in subject.manifest_warnings)
                 found = Trials.of(subject, seed) if properties and subject.contract_violation is None else None
                 asked = (terms or {}).get(file, _ANY)
                 cases = _cases(subject, inputs, given, seed)
@@ -149,7 +149,7 @@ def _cases(
     subject: LoadedArtifact, inputs: Path | None, given: Arrays | None, seed: int
 ) -> tuple[list[Case], tuple[str, ...]]:
     """What the artifact is run on, and notes on it; nothing where its graph alone tells that it fails."""
-    notes = subject.notes
+    notes = subject.manifest_warnings
     if subject.contract_violation is not None:
         return [], notes
     if inputs is None or given is None:

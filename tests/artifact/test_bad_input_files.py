@@ -231,4 +231,4 @@ def test_manifests(tmp_path: Path, whole: Path) -> None:
     path.write_bytes(whole.read_bytes())
     for content in (b"", b"{", b"[]", b"3", b"\xff\xfe"):
         manifest.write_bytes(content)
-        refused(cli("inspect", path), "block.onnx.json", "can't be read as a JSON object")
+        refused(cli("inspect", path), "block.onnx.json", "can't be used, it is")

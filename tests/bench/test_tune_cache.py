@@ -11,8 +11,10 @@ import attrs
 import onnx_ir as ir
 import pytest
 from helpers import CHILD_PATH, exported, small_spec
+from manifest_data import onnx_manifest, plan_manifest, write_manifest_data
 
 from posexport.artifact import onnx_artifact
+from posexport.artifact.manifest import OnnxManifest, PlanManifest
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench.scenarios import Scenario
 from posexport.bench.tune import publish
@@ -22,6 +24,7 @@ from posexport.bench.tune.programs import Block, PreparedProgram, Programs, cont
 from posexport.bench.tune.result import Cost, Result, Row
 from posexport.bench.tune.space import Candidate, Program
 from posexport.errors import Reason, RequestError
+from posexport.jsondata import structure
 
 PROGRAM = Program(form="decomposed", dtype="fp32", opset=18)
 CANDIDATE = Candidate(program=PROGRAM, options=())
@@ -147,10 +150,11 @@ def test_rounds_beside_other_work_and_failures_are_timed_anew(
     assert len(set(seeds)) == 2
 
 
-def test_other_external_data_is_another_program() -> None:
-    plain: dict[str, Any] = {"sha256": "a"}
+def test_other_external_data_is_another_program(tmp_path: Path) -> None:
+    (tmp_path / "x.onnx").write_bytes(b"x")
+    plain = structure(onnx_manifest(tmp_path / "x.onnx", sha256="a"), OnnxManifest)
     assert content(plain) == "a"
-    found = {content({**plain, "external_data": {"x.onnx.data": each}}) for each in ("b", "c")}
+    found = {content(attrs.evolve(plain, external_data={"x.onnx.data": sha256})) for sha256 in ("b", "c")}
     assert len(found | {"a"}) == 3
 
 
@@ -159,14 +163,14 @@ def winner(
 ) -> Any:
     """What make_winner says of a file of the bytes "made", where one with the hash of `verified` was verified."""
 
-    def made_anew(_: Programs, program: Program, path: Path) -> dict[str, Any]:
+    def made_anew(_: Programs, program: Program, path: Path) -> OnnxManifest:
         path.write_text("made")
-        path.with_name(f"{path.name}.json").write_text("{}")
-        return {"file": path.name, "sha256": hashlib.sha256(b"made").hexdigest()}
+        write_manifest_data(path, manifest := onnx_manifest(path))
+        return structure(manifest, OnnxManifest)
 
-    def compiled(onnx: Path, plan: Path, options: Any) -> tuple[dict[str, Any], float]:
+    def compiled(onnx: Path, plan: Path, options: Any) -> tuple[PlanManifest, float]:
         plan.write_text("plan")
-        return {"file": plan.name, "sha256": "of the plan"}, 0.0
+        return structure(plan_manifest(plan, onnx, sha256="of the plan"), PlanManifest), 0.0
 
     there = attrs.evolve(publish.RUNTIMES["torch"], name="tensorrt-rtx")
     monkeypatch.setattr(Programs, "write", made_anew)
@@ -200,4 +204,4 @@ def test_a_plan_is_verified_itself_before_it_is_published(tmp_path: Path, monkey
     said = winner(tmp_path, monkeypatch, "made", ".plan", "failed")
     assert said == "its plan did not verify on tensorrt-rtx: plan is wrong"
     assert (tmp_path / "x.plan").read_text() == "before" and not (tmp_path / "x.onnx").exists()
-    assert winner(tmp_path, monkeypatch, "made", ".plan").manifest["sha256"] == "of the plan"
+    assert winner(tmp_path, monkeypatch, "made", ".plan").manifest.sha256 == "of the plan"

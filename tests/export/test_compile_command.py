@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 import pytest
+from manifest_data import onnx_manifest, write_manifest_data
 from trt_helpers import RTX, copied, exported, needs_rtx, posexport, refused
 
 from posexport.artifact.onnx_artifact import write_onnx
@@ -18,6 +19,7 @@ from posexport.errors import RequestError, RuntimeMissingError
 from posexport.export import export
 from posexport.export.compile import compile_plan
 from posexport.files import sha256_of
+from posexport.jsondata import unstructure
 from posexport.models import read_spec
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import gpu_missing
@@ -45,13 +47,13 @@ def test_the_plan_lies_beside_the_onnx_file_with_its_manifest(block: Path) -> No
     assert result.exit_code == 0, result.output
     assert left(block.parent) == {"block.onnx", "block.plan", "block.plan.json"}
     plan = block.with_suffix(".plan")
-    manifest = check_plan(plan)
+    manifest = unstructure(check_plan(plan))
     printed = json.loads(result.stdout)
     seconds = printed.pop("build_seconds")
     assert seconds > 0
     assert printed.pop("warnings") == []
     assert printed == manifest
-    assert onnx_of(plan, manifest) == block
+    assert onnx_of(plan, check_plan(plan)) == block
     assert manifest["onnx"]["sha256"] == sha256_of(block)
     assert manifest["sha256"] == sha256_of(plan)
     assert manifest["sizes"]["plan"] == plan.stat().st_size
@@ -67,7 +69,7 @@ def test_manifest_keeps_the_keys_of_the_onnx_manifest(tmp_path: Path) -> None:
     source = exported("rope")
     before = json.loads(source.with_name(source.name + ".json").read_bytes())
     posexport("compile", source, "-o", tmp_path / "x.plan")
-    after = check_plan(tmp_path / "x.plan")
+    after = unstructure(check_plan(tmp_path / "x.plan"))
     assert set(before) <= set(after)
     for key in ("form", "spec", "inputs", "outputs", "opset", "domains"):
         assert after[key] == before[key], key
@@ -88,7 +90,7 @@ def test_weights_outside_the_onnx_file_are_found_and_hashed(tmp_path: Path) -> N
     write_onnx(export(spec, seeded_weights(spec, 0)), tmp_path / "block.onnx", external_from=0)
     assert posexport("compile", tmp_path / "block.onnx").exit_code == 0
     manifest = check_plan(tmp_path / "block.plan")
-    assert manifest["onnx"]["external_data"] == {"block.onnx.data": sha256_of(tmp_path / "block.onnx.data")}
+    assert manifest.onnx.external_data == {"block.onnx.data": sha256_of(tmp_path / "block.onnx.data")}
     assert onnx_of(tmp_path / "block.plan", manifest) == tmp_path / "block.onnx"
     (tmp_path / "block.onnx.data").unlink()
     refused(posexport("compile", tmp_path / "block.onnx"), "block.onnx.data", "missing or cut short")
@@ -115,7 +117,7 @@ def test_unfused_attention_exits_1_where_it_is_required_and_the_plan_stays(tmp_p
     assert f"no, 0 fused kernels in 1 layer; {text}" in result.stdout
     assert text in result.stderr
     assert "is written" in result.stderr
-    kernels = check_plan(tmp_path / "block.plan")["kernels"]
+    kernels = unstructure(check_plan(tmp_path / "block.plan").kernels)
     assert (kernels["fused_attention"], kernels["unfused"]) == (False, {"code": "fp32", "text": text})
 
 
@@ -125,7 +127,8 @@ def test_much_scratch_memory_is_a_warning_that_names_the_profile(tmp_path: Path)
     result = posexport("compile", source, "--json")
     assert result.exit_code == 0
     (warning,) = json.loads(result.stdout)["warnings"]
-    scratch = check_plan(tmp_path / "block.plan")["sizes"]["scratch"]
+    scratch = check_plan(tmp_path / "block.plan").sizes["scratch"]
+    assert scratch is not None
     assert scratch > 1e9
     assert warning["code"] == "scratch-memory"
     assert warning["text"] == (
@@ -144,7 +147,7 @@ def test_fusion_that_is_not_known_never_counts_as_fused(block: Path, monkeypatch
     assert result.exit_code == 1
     assert "not known: the builder logged no table of layers" in result.stdout
     assert "not known" in result.stderr
-    assert check_plan(block.with_suffix(".plan"))["kernels"]["fused_attention"] is None
+    assert check_plan(block.with_suffix(".plan")).kernels.fused_attention is None
 
 
 def _unknown(layers: int) -> Any:
@@ -156,21 +159,21 @@ def _unknown(layers: int) -> Any:
 @needs_rtx
 def test_a_second_compile_replaces_the_first_whole(block: Path) -> None:
     plan, beside = block.with_suffix(".plan"), block.with_name("block.onnx.json")
-    beside.write_text("{}")
+    write_manifest_data(block, onnx_manifest(block, sha256="0" * 64))
     told = posexport("compile", block, "--profile", "seq=1:2:3")
     assert told.exit_code == 0
     assert told.stderr.startswith(f"Warning: {block}: the file is not the one that its manifest block.onnx.json")
     beside.unlink()
     first = check_plan(plan)
     posexport("compile", block, "--profile", "seq=1:2:4")
-    assert check_plan(plan)["profiles"] != first["profiles"]
+    assert check_plan(plan).profiles != first.profiles
     before = plan.read_bytes()
     model = onnx.load(block)
     next(node for node in model.graph.node if node.op_type == "Softmax").op_type = "Sofmax"
     onnx.save(model, block)
     refused(posexport("compile", block), "'tensorrt-rtx'".strip("'"), "operator Sofmax", "--form decomposed")
     assert plan.read_bytes() == before
-    assert check_plan(plan)["onnx"]["sha256"] != sha256_of(block)
+    assert check_plan(plan).onnx.sha256 != sha256_of(block)
 
 
 @needs_rtx

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from helpers import cli, inputs_for, refused, run_block, run_ort, small_spec, tree, weights_for
+from manifest_data import plan_manifest, write_manifest_data
 
 from posexport import files
 from posexport.artifact.manifest import matches_manifest
@@ -54,17 +55,13 @@ def plan(tmp_path: Path) -> Path:
         for kind, given in (("inputs", graph_inputs(spec)), ("outputs", graph_outputs(spec)))
     }
     shapes = {name: shape for name, (shape, _) in graph_inputs(spec).items()}
-    manifest = {
-        "file": path.name,
-        "sha256": sha256_of(path),
-        "form": "decomposed",
+    more = {
         "spec": spec.to_dict(),
         **values,
-        "onnx": {"file": "block.onnx", "sha256": "0" * 64},
         "runtime": {"name": "tensorrt", "version": "10.14.1"},
         "profiles": profiles_of(shapes, ["batch=1:4:16"]),
     }
-    path.with_name("block.plan.json").write_text(json.dumps(manifest))
+    write_manifest_data(path, plan_manifest(path, path, **more))
     return path
 
 
@@ -133,7 +130,7 @@ def test_a_plan(plan: Path, tmp_path: Path) -> None:
     assert set(files) == {"vit-b.16/config.pbtxt", "vit-b.16/3/model.plan", "vit-b.16/3/model.plan.json"}
     assert files["vit-b.16/3/model.plan"] == plan.read_bytes()
     assert matches_manifest(tmp_path / "m/vit-b.16/3/model.plan")
-    assert b"TensorRT 10.14.1 alone" in files["vit-b.16/config.pbtxt"]
+    assert b"only TensorRT 10.14.1 can open it" in files["vit-b.16/config.pbtxt"]
 
 
 def test_people_see_a_table(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +166,7 @@ def test_versions_stand_side_by_side_under_one_configuration(made: Path, tmp_pat
     assert set(after) == {name for name in before if "/2/" not in name}
     assert read_config(after["block/config.pbtxt"]).instance_group[0].count == 2
     shutil.rmtree(repository / "block/1")
-    refused(cli(*again), "says otherwise than this version needs", "--force")
+    refused(cli(*again), "differs from the configuration of this version", "--force")
 
 
 def test_what_triton_cannot_serve_is_refused(made: Path, plan: Path, tmp_path: Path) -> None:

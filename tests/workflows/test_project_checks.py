@@ -10,8 +10,8 @@ from typing import Any
 
 import attrs
 import pytest
+from manifest_data import kernels, onnx_manifest, plan_manifest
 
-from posexport import __version__
 from posexport.files import sha256_of
 from posexport.verify.result import Report, Verdict, VerifyOverrides
 from posexport.workflows.project.checks import check, without_parity
@@ -42,11 +42,8 @@ def make(folder: Path) -> tuple[Product, Product]:
         (plan, 2000, {"tools": {"onnx": tools["onnx"], "tensorrt-rtx": rtx}}),
     ):
         product.path.write_bytes(b"x" * size)
-        manifest: dict[str, Any] = {"sha256": sha256_of(product.path), "version": __version__, **more}
-        if product.plan:
-            manifest["onnx"] = {"sha256": sha256_of(onnx.path)}
-            manifest["kernels"] = {"count": 8, "fused_attention": True}
-        write(product, manifest)
+        plan_data = plan_manifest(product.path, onnx.path, **more)
+        write(product, plan_data if product.plan else onnx_manifest(product.path, **more))
         stamp(product.path, PLAN if product.plan else ONNX)
     return onnx, plan
 
@@ -188,7 +185,7 @@ OVER: dict[str, tuple[Callable[[Product, Product], object], tuple[str, str, str]
         ("kernels", "failed", "9 kernels, limit 8"),
     ),
     "unknown kernels": (
-        lambda onnx, plan: change(plan, lambda data: data.update(kernels={"unknown": "no table"})),
+        lambda onnx, plan: change(plan, lambda data: data.update(kernels=kernels(None, None, unknown="no table"))),
         ("kernels", "failed", "no table"),
     ),
     "fusion": (

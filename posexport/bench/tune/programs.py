@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport import __version__
+from posexport.artifact.manifest import OnnxManifest
 from posexport.artifact.weight_source import WeightSource
 from posexport.bench.scenarios import Scenario
 from posexport.bench.tune.fact_cache import Store
@@ -142,18 +143,18 @@ class Programs:
             )
         return path
 
-    def write(self, program: Program, path: Path) -> dict[str, Any]:
+    def write(self, program: Program, path: Path) -> OnnxManifest:
         """Export it to `path` with its manifest, as `posexport export` would; returns the manifest."""
         from posexport.artifact.onnx_artifact import write_onnx
 
         return write_onnx(self._model(program), path, weights=self._block.weight_source)
 
-    def same_data(self, program: Program, manifest: Mapping[str, Any]) -> bool:
+    def same_data(self, program: Program, manifest: OnnxManifest) -> bool:
         """Whether the external data that a manifest names is that of the program, whatever the files' names are."""
-        from posexport.artifact.manifest import read_manifest
+        from posexport.artifact.manifest import external_data
 
-        known = read_manifest(self.path(program)) or {}
-        return sorted(known.get("external_data", {}).values()) == sorted(manifest["external_data"].values())
+        known = external_data(self.path(program))
+        return sorted(known.values()) == sorted(manifest.external_data.values())
 
     def _model(self, program: Program) -> ir.Model:
         from posexport.export.exporter import export
@@ -190,7 +191,7 @@ class Programs:
             return {"refused": str(error).rstrip(".")}
         manifest = write_onnx(model, path)  # where this can't be done, the tuning can't go on
         self._made.add(path)
-        data = [path, *(path.with_name(name) for name in manifest.get("external_data", {}))]
+        data = [path, *(path.with_name(name) for name in manifest.external_data)]
         return {"sha256": content(manifest), "size": sum(each.stat().st_size for each in data)}
 
     def _prepare(self, program: Program) -> dict[str, Any]:
@@ -212,11 +213,12 @@ class Programs:
         }
 
 
-def content(manifest: Mapping[str, Any]) -> str:
+def content(manifest: OnnxManifest) -> str:
     """The sha256 of an ONNX file; where its weights lie in external data, one of both, since the file has only names of
     them."""
-    data = manifest.get("external_data")
-    return str(manifest["sha256"]) if not data else hashlib.sha256(f"{manifest['sha256']} {data}".encode()).hexdigest()
+    if not manifest.external_data:
+        return manifest.sha256
+    return hashlib.sha256(f"{manifest.sha256} {dict(manifest.external_data)}".encode()).hexdigest()
 
 
 def _has_answer(fact: Mapping[str, Any]) -> bool:

@@ -11,12 +11,12 @@ from typing import Any
 import attrs
 
 from posexport import __version__
-from posexport.artifact.manifest import manifest_path
+from posexport.artifact.manifest import OnnxManifest, PlanManifest, manifest_path
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.programs import TOOLS, PreparedProgram, Programs, versions
 from posexport.bench.tune.result import Result, Row
 from posexport.bench.tune.space import NARROW, Candidate
-from posexport.files import HashingFile, json_bytes, staged
+from posexport.files import HashingFile, staged
 from posexport.jsondata import unstructure
 from posexport.machine import kept_to
 from posexport.runtimes import RUNTIMES, Runtime
@@ -77,7 +77,7 @@ class Winner:
 
     row: Row
     settings: Mapping[str, Any]
-    manifest: Mapping[str, Any]
+    manifest: OnnxManifest | PlanManifest
     files: Path
     output: Path
 
@@ -91,9 +91,9 @@ class Winner:
             for made in sorted(self.files.iterdir()):
                 if made.name != manifest.name:
                     files.write(self.output.with_name(made.name), partial(_copy, made))
-            whole = json_bytes({**self.manifest, "tune": {**entry, "winner": unstructure(winner)}})
-            files.write(manifest, lambda file: file.write(whole))
-        return attrs.evolve(winner, file=self.output.name, sha256=self.manifest["sha256"])
+            whole = attrs.evolve(self.manifest, tune={**entry, "winner": unstructure(winner)})
+            files.write(manifest, lambda file: file.write(whole.to_bytes()))
+        return attrs.evolve(winner, file=self.output.name, sha256=self.manifest.sha256)
 
 
 def make_winner(
@@ -107,11 +107,12 @@ def make_winner(
     folder = store.files / "winner"
     folder.mkdir(exist_ok=True)
     onnx = folder / output.with_suffix(".onnx").name
-    manifest = programs.write(row.candidate.program, onnx)
-    if not manifest.get("external_data"):
-        same = manifest["sha256"] == prepared.sha256
+    onnx_manifest = programs.write(row.candidate.program, onnx)
+    manifest: OnnxManifest | PlanManifest = onnx_manifest
+    if not onnx_manifest.external_data:
+        same = onnx_manifest.sha256 == prepared.sha256
     else:  # the file holds the name of its data, so they are compared under the name that was verified
-        same = programs.same_data(row.candidate.program, manifest)
+        same = programs.same_data(row.candidate.program, onnx_manifest)
     if not same:
         return "exported again it is another file than the one that was verified: its weights were changed meanwhile"
     if output.suffix == ".plan":

@@ -15,12 +15,12 @@ TensorRT backend enables its batcher by itself. A single request may still hold 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from posexport.artifact.plan import MOMENTS
+from posexport.artifact.manifest import MOMENTS
 from posexport.errors import RequestError
 from posexport.models.scaling import SCALINGS
 from posexport.spec.contract import Values
@@ -49,7 +49,7 @@ def batching_of(
     values: Values,
     *,
     operators: frozenset[str] = frozenset(),
-    profiles: Mapping[str, Mapping[str, list[int]]] | None = None,
+    profiles: Mapping[str, Mapping[str, Sequence[int]]] | None = None,
     requested: int | None = None,
 ) -> Batching:
     """The batching that suits an artifact with these inputs and outputs (`values`).
@@ -84,7 +84,9 @@ def batching_of(
     return Batching(max_batch_size=size, preferred=preferred, reason=_condition(spec) + caveat)
 
 
-def _rows(values: Values, profiles: Mapping[str, Mapping[str, list[int]]] | None) -> tuple[int, int | None, int | None]:
+def _rows(
+    values: Values, profiles: Mapping[str, Mapping[str, Sequence[int]]] | None
+) -> tuple[int, int | None, int | None]:
     """The smallest, usual and largest batch of a plan's profile; (1, None, None) for a graph."""
     name = next((name for name, (shape, _) in values.items() if shape[:1] == ("batch",)), None)
     if profiles is None or name is None or name not in profiles:

@@ -6,7 +6,7 @@ Source: model_config.proto, https://github.com/triton-inference-server/common/bl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -34,7 +34,7 @@ class Served:
     backend: str
     inputs: Values
     outputs: Values
-    usual: Mapping[str, list[int]]
+    usual: Mapping[str, Sequence[int]]
     batching: Batching
     gpu: bool | None = None
     instances: int = 1

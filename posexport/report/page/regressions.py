@@ -1,91 +1,85 @@
-"""What a benchmark is held to, on the page: the baseline before it and the budget of its project."""
+"""What a benchmark is judged by, on the page: the baseline before it, and the limits of its project."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any
 
-from posexport.report.page.blocks import Cell, Table, cells, number, times
+from posexport.bench.result import FINE, INCONCLUSIVE, NOT_RUN, SLOWER, Benchmark, Change, LimitResult
+from posexport.report.page.blocks import EMPTY, Cell, Table, cells, number, times
 from posexport.report.page.results import Result
-from posexport.report.page.summary import CARE, FAILED, NOT_RUN, SLOWER, Finding
+from posexport.report.page.summary import CARE, NO_REASON, Finding
+from posexport.verify.result import FAILED
 
-_TONES = {"slower": "bad", "not run": "away", "fine": "good"}
+_TONES = {SLOWER: "bad", NOT_RUN: "away", FINE: "good"}
 
 
-def findings(result: Result) -> Iterator[Finding]:
-    """Whatever isn't fine: it got slower, or over its budget; that can't be told; or it was not run.
+def findings(result: Result[Benchmark]) -> Iterator[Finding]:
+    """Whatever is not fine: slower, over its limit, inconclusive or not run.
 
-    A budget that was not run fails where its runtime is there.
+    A limit that was not measured fails where its runtime is there.
     """
-    gate = result.data.get("gate") or {"changes": ()}
-    for each in gate["changes"]:
-        said = f"{_change(each)} than before, allowed is {gate['limit']:.0%}"
-        unsure = f"whether it got slower than before can't be told: {each.get('reason') or _change(each)}"
-        yield from _told(each, f"{result.name}, {each['shape']}", said, unsure, "gate")
-    for each in result.data.get("limits") or ():
-        allowed = f"{each['limit']:g}×"
-        said = f"{_ratio(each).text} of {each['reference']}, the budget allows {allowed}"
-        unsure = f"whether it keeps the budget of {allowed} of {each['reference']} can't be told"
-        yield from _told(each, f"{PurePath(result.data['file']).name}, {each['scenario']}", said, unsure, "budget")
+    gate, file = result.data.gate, PurePath(result.data.file).name
+    for change in gate.changes if gate else ():
+        text = _change(change)
+        worse = f"{text} than before, limit {gate.limit:.0%}" if gate else ""
+        doubt = f"inconclusive whether it got slower than before: {change.reason or text}"
+        yield from _finding(change, f"{result.name}, {change.shape}", worse, doubt, (NOT_RUN, "gate"))
+    for limit in result.data.limits:
+        where = f"{file}, {limit.scenario}"
+        worse = f"{_ratio(limit).text} of {limit.reference}, limit {limit.limit:g}×"
+        doubt = f"inconclusive whether it is within its limit of {limit.limit:g}× of {limit.reference}"
+        yield from _finding(limit, where, worse, doubt, (FAILED, where) if limit.there else (NOT_RUN, "budget"))
 
 
-def _told(each: dict[str, Any], where: str, slower: str, unsure: str, held_to: str) -> Iterator[Finding]:
-    who, reason = each["runtime"], each.get("reason") or "no reason was given"
-    absent, at = (FAILED, where) if each.get("there") else (NOT_RUN, held_to)
-    known = {
-        "slower": Finding(state=SLOWER, who=who, reason=slower, where=where),
-        "inconclusive": Finding(state=CARE, who=f"{who} ({where})", reason=unsure, where=where),
-        "not run": Finding(state=absent, who=who, reason=reason, where=at),
-    }
-    if each["state"] in known:
-        yield known[each["state"]]
+def _finding(
+    row: Change | LimitResult, where: str, worse: str, doubt: str, absent: tuple[str, str]
+) -> Iterator[Finding]:
+    if row.state == SLOWER:
+        yield Finding(state=SLOWER, who=row.runtime, reason=worse, where=where)
+    elif row.state == INCONCLUSIVE:
+        yield Finding(state=CARE, who=f"{row.runtime} ({where})", reason=doubt, where=where)
+    elif row.state == NOT_RUN:
+        yield Finding(state=absent[0], who=row.runtime, reason=row.reason or NO_REASON, where=absent[1])
 
 
-def _change(each: dict[str, Any]) -> str:
-    if each.get("change") is None:
+def _change(change: Change) -> str:
+    if change.change is None:
         return "an unknown change"
-    share = [each[key] - 1 for key in ("change", "low", "high") if each.get(key) is not None]
-    slower = f"{abs(share[0]):.1%} {'slower' if share[0] >= 0 else 'faster'}"
-    return f"{slower} ({share[1]:+.1%} to {share[2]:+.1%})" if len(share) == 3 else slower
+    share = change.change - 1
+    text = f"{abs(share):.1%} {'slower' if share >= 0 else 'faster'}"
+    if change.low is None or change.high is None:
+        return text
+    return f"{text} ({change.low - 1:+.1%} to {change.high - 1:+.1%})"
 
 
-def _ratio(each: dict[str, Any]) -> Cell:
-    return Cell(text="–") if each.get("ratio") is None else number(times(each["ratio"]), each["ratio"])
+def _ratio(limit: LimitResult) -> Cell:
+    return number(limit.ratio, times)
 
 
-def tables(result: Result) -> Iterator[Table]:
+def tables(result: Result[Benchmark]) -> Iterator[Table]:
     """Every change since the baseline, and every limit."""
-    gate, limits = result.data.get("gate"), result.data.get("limits")
+    gate, file = result.data.gate, PurePath(result.data.file).name
     if gate:
-        rows = tuple(
-            (
-                *_head(each, each["shape"]),
-                number(_change(each), each["change"]) if each.get("change") is not None else Cell(text="–"),
-                *cells(each.get("reference") or "–", each.get("reason") or ""),
-            )
-            for each in gate["changes"]
-        )
+        changes = [Cell(text=_change(row), value=row.change) if row.change else EMPTY for row in gate.changes]
+        rows = [
+            (*_head(row, row.shape), change, *cells(row.reference or "–", row.reason))
+            for row, change in zip(gate.changes, changes, strict=True)
+        ]
         yield Table(
-            caption=f"Since the baseline, {gate['limit']:.0%} allowed: {result.name}", rows=rows, heads=2, right=(3,),
-            columns=("scenario", "runtime", "state", "change", "measured by", "reason"),
-            note=" ".join(gate.get("notes") or ()),
+            caption=f"Since the baseline, limit {gate.limit:.0%}: {result.name}", rows=tuple(rows), heads=2, right=(3,),
+            columns=("scenario", "runtime", "state", "change", "measured by", "reason"), note=" ".join(gate.notes),
         )  # fmt: skip
-    if limits:
-        rows = tuple(
-            (
-                *_head(each, each["scenario"]),
-                _ratio(each),
-                *cells(f"{each['limit']:g}× {each['reference']}", each.get("reason") or ""),
-            )
-            for each in limits
-        )
+    if result.data.limits:
+        rows = [
+            (*_head(row, row.scenario), _ratio(row), *cells(f"{row.limit:g}× {row.reference}", row.reason))
+            for row in result.data.limits
+        ]
         yield Table(
-            caption=f"Budget of time: {PurePath(result.data['file']).name}", rows=rows, heads=2, right=(3,),
-            columns=("scenario", "runtime", "state", "ratio", "allowed", "reason"),
+            caption=f"Limits on time: {file}", rows=tuple(rows), heads=2, right=(3,),
+            columns=("scenario", "runtime", "state", "ratio", "limit", "reason"),
         )  # fmt: skip
 
 
-def _head(each: dict[str, Any], scenario: str) -> tuple[Cell, ...]:
-    state = Cell(text=each["state"], tone=_TONES.get(each["state"], ""))
-    return (*cells(scenario, each["runtime"]), state)
+def _head(row: Change | LimitResult, scenario: str) -> tuple[Cell, ...]:
+    return (*cells(scenario, row.runtime), Cell(text=row.state, tone=_TONES.get(row.state, "")))

@@ -260,6 +260,4 @@ def _check(rope: Rope) -> None:
     if (rope.mscale is None) != (rope.mscale_all_dim is None):
         raise RequestError("one of mscale and mscale_all_dim was given: they act together, so give both or none.")
     if rope.scaling == "yarn" and rope.theta <= 1.0:
-        raise RequestError(
-            f"theta is {rope.theta:g} with scaling yarn: it must be more than 1."
-        )
+        raise RequestError(f"theta is {rope.theta:g} with scaling yarn: it must be more than 1.")

@@ -29,6 +29,7 @@ from timing import COMMON, block_spec
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench import bench
 from posexport.bench.candidates import CANDIDATES
+from posexport.bench.options import BenchOptions
 from posexport.cli import console
 from posexport.errors import RequestError, unknown
 from posexport.export import export
@@ -243,20 +244,20 @@ def _verify(path: Path, results: list[Result]) -> None:
 
 
 def _bench(path: Path, results: list[Result], shapes: tuple[str, ...], quick: bool, cuda_graph: bool) -> None:
-    found = bench(
-        path,
-        runtimes=[result.runtime for result in results],
+    options = BenchOptions(
+        runtimes=tuple(result.runtime for result in results),
         shapes=shapes,
         rounds=2 if quick else 15,
         cuda_graph=cuda_graph,
     )
+    found = bench(path, options)
     for result in results:
         for shape in found.shapes:
             mine = next(each for each in shape.results if each.runtime == result.runtime)
             if mine.state == "failed":
                 result.fail("bench", mine.reason)
             elif mine.seconds is not None:
-                against = CANDIDATES[mine.runtime].peers["torch"]
+                against = CANDIDATES[mine.runtime].references["torch"]
                 ratio = attrs.asdict(mine.ratios["torch"]) if "torch" in mine.ratios else None
                 size = {**shape.sizes.to_dict(), "ratio": ratio, "against": against if ratio else ""}
                 memory = {"memory": mine.memory, "gpu_memory": mine.gpu_memory}

@@ -98,6 +98,10 @@ def runtime(name: str) -> Runtime:
     return RUNTIMES[name]
 
 
+NO_KERNELS = {("ort-cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 kernels"}
+"""By runtime and dtype, why the runtime runs no file of that dtype."""
+
+
 @functools.cache
 def gpu_missing() -> str | None:
     """Why no CUDA device can be used, or None; asks the driver itself, so that no engine need be imported."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from posexport.runtimes import TORCH, Runtime
+from posexport.runtimes import NO_KERNELS, TORCH, Runtime
 from posexport.spec.forms import ORT_ALONE
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _NOT_FOR: tuple[tuple[Callable[[Runtime, Artifact], bool], str], ...] = (
     (
-        lambda row, artifact: row.name == "ort-cpu" and artifact.spec.dtype == "bf16",
-        "ONNX Runtime's CPU provider has no bf16 kernels",
+        lambda row, artifact: (row.name, artifact.spec.dtype) == ("ort-cpu", "bf16"),
+        NO_KERNELS["ort-cpu", "bf16"],
     ),
     (
         lambda row, artifact: row.name == "onnx-reference" and artifact.form == "contrib",

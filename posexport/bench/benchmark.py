@@ -14,13 +14,14 @@ from pathlib import Path
 
 import attrs
 
+from posexport.artifact.paths import check_artifact
 from posexport.bench.candidates import choose, earlier
 from posexport.bench.result import HIGH_MACHINE_LOAD, Benchmark, LeftOut, Shape, differing
 from posexport.bench.scenarios import Scenario, read_scenario
 from posexport.bench.session import BURST, BenchSession, Settings
 from posexport.bench.shapes import Sizes, Subject, read_sizes, read_subject
 from posexport.errors import RequestError
-from posexport.files import check_artifact, sha256_of
+from posexport.files import sha256_of
 from posexport.machine import machine
 
 __all__ = ["BUDGET", "HIGH_MACHINE_LOAD", "PROCESSES", "Benchmark", "bench"]

@@ -50,7 +50,8 @@ class Candidate:
         """Why it can't time the subject here, or None."""
         if subject.plan_runtime not in (None, self.runtime.name) and self.role in ("", AGAINST):
             return f"a plan of {subject.plan_runtime} runs on nothing else"
-        return self.runtime.missing()
+        reason = self.runtime.missing()
+        return None if reason is None else reason.text
 
     def takes(self, option: str) -> bool:
         """Whether `threads` or `cuda_graph` has an effect on it."""

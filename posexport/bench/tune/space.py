@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from posexport import runtimes
 from posexport.errors import RequestError, unknown
 from posexport.export.support import default_opset, unsupported_opset
 from posexport.machine import usable
@@ -24,9 +25,6 @@ OBJECTIVES = ("latency", "memory", "size")
 
 TARGETS_OF = {"ort-cpu": ("portable", "ort"), "ort-cuda": ("portable", "ort")}
 """The targets that a runtime's files are written for; ("portable", "tensorrt") for the others."""
-
-_BY_NATURE = {("ort-cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 kernels"}
-"""What a runtime has no kernels for, and the sentence."""
 
 Options = tuple[tuple[str, Any], ...]
 """Options of a runtime, name and value."""
@@ -110,7 +108,7 @@ def check_objective(name: str) -> None:
 
 def no_kernels(runtime: str, dtype: str) -> str | None:
     """Why a runtime runs no file of a dtype, or None."""
-    return _BY_NATURE.get((runtime, dtype))
+    return runtimes.RUNTIMES[runtime].unsupported_dtypes.get(dtype)
 
 
 def programs(runtime: str, specs: Mapping[str, Spec], limits: Limits) -> Iterator[Program]:

@@ -20,13 +20,14 @@ import attrs
 
 from posexport import __version__
 from posexport.artifact.manifest import Manifest, manifest_path, values_of
+from posexport.artifact.paths import check_artifact
 from posexport.artifact.plan import check_plan
 from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
 from posexport.export.triton.batching import Batching, batching_of
 from posexport.export.triton.config import BACKENDS, Served, config_of, read_config, schema, text_of
 from posexport.export.triton.rules import UNSERVED, problems
-from posexport.files import HashingFile, check_artifact, write_folder
+from posexport.files import HashingFile, write_folder
 from posexport.spec import fields
 from posexport.spec.contract import Values, bounds_of, graph_inputs
 from posexport.spec.spec import Spec

@@ -39,7 +39,8 @@ def timed_on(product: Product, chosen: Sequence[str]) -> tuple[tuple[str, ...], 
         name = entry.compile.runtime
         if chosen and name not in chosen:
             return (name,), f"{name} was not asked for"
-        return (name,), RUNTIMES[name].missing()
+        missing = RUNTIMES[name].missing()
+        return (name,), None if missing is None else missing.text
     if entry.runtimes is None:
         return tuple(chosen), None
     names = [name for name in entry.runtimes if name in CANDIDATES and not CANDIDATES[name].role]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -151,7 +152,19 @@ def _converter() -> cattrs.Converter:
 
         return checked
 
+    def either(kind: Any) -> Any:
+        kinds = typing.get_args(kind)
+        accepted = (*kinds, int) if float in kinds else kinds
+
+        def read(value: Any, _: Any) -> Any:
+            if type(value) not in accepted:
+                raise ValueError(f"is {_shown(value)}, not {' or '.join(_KINDS[each] for each in kinds)}")
+            return value
+
+        return read
+
     converter.register_structure_hook_factory(lambda kind: _origin(kind) is Literal, choice)
+    converter.register_structure_hook_factory(_is_plain_union, either)
     converter.register_structure_hook_factory(_is_sequence, sequence)
     converter.register_structure_hook_factory(lambda kind: _origin(kind) in (dict, Mapping), mapping)
     converter.register_structure_hook_factory(attrs.has, table)
@@ -165,6 +178,11 @@ def _is_sequence(kind: Any) -> bool:
     arguments = typing.get_args(kind)
     origin = _origin(kind)
     return origin is list or (origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis)
+
+
+def _is_plain_union(kind: Any) -> bool:
+    """Whether it is a union of plain kinds, such as `str | float`."""
+    return _origin(kind) in (types.UnionType, typing.Union) and set(typing.get_args(kind)) <= set(_KINDS)
 
 
 def _origin(kind: Any) -> Any:

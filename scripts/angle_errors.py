@@ -48,21 +48,22 @@ CASES: dict[str, dict[str, Any]] = {
 _HOW = """\
 # How exact angles are
 
-Written by `./scripts/angle_errors`; all numbers stand in [angles.json](angles.json). The largest error, over all pairs
-of features, of a cosine or a sine at one position, against float64.
+Written by `./scripts/angle_errors`; all numbers are in [angles.json](angles.json). Each number is the largest
+error, over all pairs of features, of a cosine or a sine at one position, compared with float64.
 
-**How to read it.** A row is an encoding with one kind of angles, on the runtimes that agree to two digits; a column is
-a position. With `--angles parity`, the default, an angle is the fp32 product of the position and an fp32 frequency, as
-in PyTorch models. That frequency is off by up to 6e-8 of itself, so the error grows with the position: about 1e-5 at
-256, a few hundredths at a million. It is the model's own error, the same on every runtime. With `--angles exact`, the
-angle is reduced in integers first, and what is left is the rounding of an fp32 cosine, below {exact:g} at any position
-up to 2^24. In fp16 and bf16 angles are fp32 too, and cosines and sines are rounded once, last: by up to 2.4e-4 and
-2e-3, half a unit in the last place of a number near 1 (twice that where an attention factor makes it larger than 1).
-Parity's own error rises above fp16's rounding before position 65,535, and above bf16's before a million.
+**How to read it.** A row is an encoding with one kind of angles, on the runtimes that agree to two digits. A column
+is a position. With `--angles parity`, the default, an angle is the fp32 product of the position and an fp32
+frequency, as in PyTorch models. That frequency is off by up to 6e-8 of itself, so the error grows with the
+position: about 1e-5 at 256, a few hundredths at a million. This is the model's own error, the same on every
+runtime. With `--angles exact`, the angle is reduced in integers first. What is left is the rounding of an fp32
+cosine, below {exact:g} at any position up to 2^24. In fp16 and bf16, angles are fp32 too, and cosines and sines are
+rounded once, last: by up to 2.4e-4 and 2e-3, half a unit in the last place of a number near 1 (twice that where an
+attention factor makes it larger than 1). Parity's own error is larger than fp16's rounding before position 65,535,
+and larger than bf16's before a million.
 
-Sizes: {sizes}. Positions are the same along every axis. Frequencies that depend on the length
-(dynamic, longrope) are those of {length:,} tokens. `rope-dinov3` has angles of places in a grid from -1 to 1, here the
-last cell of a grid as large as the position says, so that its error hardly grows."""
+Sizes: {sizes}. Positions are the same along every axis. Frequencies that depend on the length (dynamic, longrope)
+are those of {length:,} tokens. `rope-dinov3` has angles of places in a grid from -1 to 1, here the last cell of a
+grid as large as the position says, so its error hardly grows."""
 
 
 def spec_of(case: str, angles: str, dtype: str) -> Spec:
@@ -73,16 +74,16 @@ def spec_of(case: str, angles: str, dtype: str) -> Spec:
 
 def specs() -> tuple[dict[Spec, str], dict[str, str]]:
     """Every spec with the name of its case, and the sentence for each case that has no exact angles."""
-    found: dict[Spec, str] = {}
+    cases: dict[Spec, str] = {}
     refused: dict[str, str] = {}
     for case in CASES:
         for dtype in DTYPES:
             for angles in ANGLES:
                 try:
-                    found[spec_of(case, angles, dtype)] = case
+                    cases[spec_of(case, angles, dtype)] = case
                 except RequestError as error:
                     refused[case] = str(error)
-    return found, refused
+    return cases, refused
 
 
 def row(case: str, measured: Measured) -> dict[str, Any]:
@@ -100,10 +101,10 @@ def page(data: dict[str, Any]) -> bytes:
     for dtype in DTYPES:
         lines += ["", f"## {dtype}", "", _line(heads), _line(["---", "---", *["--:"] * len(POSITIONS), "---"])]
         agreeing: dict[tuple[str, ...], list[str]] = {}
-        for each in data["rows"]:
-            if each["dtype"] == dtype:
-                numbers = (f"{error:.1e}" if error else "0" for error in each["errors"])
-                agreeing.setdefault((each["encoding"], each["angles"], *numbers), []).append(each["runtime"])
+        for entry in data["rows"]:
+            if entry["dtype"] == dtype:
+                numbers = (f"{error:.1e}" if error else "0" for error in entry["errors"])
+                agreeing.setdefault((entry["encoding"], entry["angles"], *numbers), []).append(entry["runtime"])
         lines += [_line([*cells, ", ".join(runtimes)]) for cells, runtimes in agreeing.items()]
     lines += ["", "## Without exact angles", "", *(f"- {case}: {why}" for case, why in data["refused"].items())]
     lines += ["", "## Not run", "", *(f"- {name}: {why}" for name, why in data["not_run"].items())]
@@ -118,19 +119,21 @@ def _line(cells: list[str]) -> str:
 @click.command()
 def main() -> None:
     """Measure, and write docs/results/angles.json and docs/results/angles.md; exits 1 where a runtime failed."""
-    found, refused = specs()
-    with console.steps("measuring", total=len(found)) as progress:
-        measured = list(measure(found, RUNTIMES, advance=lambda what: progress.update(what, advance=1)))
-    failed = [each for each in measured if each.failed]
-    for each in failed:
-        click.echo(f"failed: {found[each.spec]}, {each.spec.angles}, on {each.runtime}: {each.reason}", err=True)
+    cases, refused = specs()
+    with console.steps("measuring", total=len(cases)) as progress:
+        measured = list(measure(cases, RUNTIMES, advance=lambda what: progress.update(what, advance=1)))
+    failed = [result for result in measured if result.failed]
+    for result in failed:
+        spec = result.spec
+        click.echo(f"failed: {cases[spec]}, {spec.angles}, on {result.runtime}: {result.reason}", err=True)
+    not_run = [result for result in measured if result.reason is not None and not result.failed]
     data = {
         "positions": POSITIONS,
         "sizes": SIZES,
-        "engines": {each.runtime: each.engine for each in measured if each.engine is not None},
+        "engines": {result.runtime: result.engine for result in measured if result.engine is not None},
         "refused": refused,
-        "not_run": {each.runtime: each.reason for each in measured if each.reason is not None and not each.failed},
-        "rows": [row(found[each.spec], each) for each in measured if each.errors],
+        "not_run": {result.runtime: result.reason for result in not_run},
+        "rows": [row(cases[result.spec], result) for result in measured if result.errors],
     }
     with staged() as files:
         files.write(DATA, lambda file: file.write(json_bytes(data)))

@@ -3,10 +3,11 @@
     posexport export --encoding rope --causal --kv-cache shared --form contrib --target ort -o block.onnx
     python ort_decode.py block.onnx
 
-Needs numpy and onnxruntime (or onnxruntime-gpu) alone. The caches are buffers of `room` places, or of the model's own
-number where it was exported with --max-seq; `write_indices` says where the new tokens go, so no step copies or grows a
-cache. Any form and encoding of one axis with --kv-cache shared, in fp32 or fp16 (numpy has no bf16), and without
---padding-mask: there is one sequence, so nothing is padded. Exits 3 where there is no such --device.
+It needs numpy and onnxruntime (or onnxruntime-gpu) only. The caches are buffers of `room` places, or of the fixed
+number of a model that was exported with --max-seq. `write_indices` says where the new tokens go, so no step copies or
+grows a cache. It takes any form and any encoding of one axis with --kv-cache shared, in fp32 or fp16 (numpy has no
+bf16), without --padding-mask: there is one sequence, so nothing is padded. It exits with code 3 where the --device is
+missing.
 """
 
 # ruff: noqa: T201
@@ -30,7 +31,7 @@ class Decoder:
         providers = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider"]}[device]
         try:
             self.session = ort.InferenceSession(str(model), providers=providers)
-        except Exception as error:  # ONNX Runtime's errors have no other base
+        except Exception as error:  # ONNX Runtime's errors have no common base class of their own
             raise ValueError(f"{model} can't be opened: {' '.join(str(error).split())}") from None
         if self.session.get_providers()[0] != providers[0]:
             raise RuntimeError(f"{providers[0]} can't be loaded here")
@@ -38,7 +39,7 @@ class Decoder:
         if "write_indices" not in self.inputs:
             raise ValueError(f"{model} has no shared caches: export it with --causal --kv-cache shared")
         if "attention_mask" in self.inputs:
-            raise ValueError(f"{model} takes an attention_mask, which one sequence needs not: drop --padding-mask")
+            raise ValueError(f"{model} takes an attention_mask, which one sequence doesn't need: drop --padding-mask")
         if self.inputs["hidden_states"].type not in NUMPY:
             raise ValueError(f"{model} takes {self.inputs['hidden_states'].type}: export it with --dtype fp32 or fp16")
         self.device, self.room, self.length = device, room, 0
@@ -49,7 +50,7 @@ class Decoder:
             if name.startswith("past_"):  # [batch, heads, places, head_dim]
                 _, heads, places, width = value.shape
                 if isinstance(places, int):
-                    self.room = places  # the model's own number, whatever was asked for
+                    self.room = places  # the model has a fixed number
                 shape = [1, heads, self.room, width]
                 cache = ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, self.dtype), device, 0)
                 self.binding.bind_ortvalue_input(name, cache)
@@ -62,15 +63,15 @@ class Decoder:
         if self.length + count > self.room:
             raise ValueError(f"{self.length} + {count} tokens don't fit into {self.room} places")
         places = np.arange(self.length, self.length + count, dtype=np.int64)
-        given = {
+        arrays = {
             "hidden_states": states[None].astype(self.dtype),
             "position_ids": places[None],
             "write_indices": places[:1],
         }
-        for name, array in given.items():
+        for name, array in arrays.items():
             if name in self.inputs:  # the encoding `none` takes no positions
                 self.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array, self.device, 0))
-        self.binding.bind_output("output", "cpu")  # made anew, as long as the piece; bound after the caches
+        self.binding.bind_output("output", "cpu")  # a new one for each piece; bound after the caches
         self.session.run_with_iobinding(self.binding)
         self.length += count
         output: np.ndarray[Any, Any] = self.binding.get_outputs()[len(self.caches)].numpy()[0]
@@ -87,12 +88,12 @@ def main() -> int:
     total = options.prompt + options.steps
     try:
         if not Path(options.model).is_file():
-            raise ValueError(f"{options.model} is not there: make it with posexport export")
+            raise ValueError(f"{options.model} does not exist: make it with posexport export")
         if options.prompt < 1 or options.steps < 0:
             raise ValueError("give a --prompt of at least 1 token and no negative --steps")
         decoder = Decoder(options.model, total, options.device)
         hidden = decoder.inputs["hidden_states"].shape[-1]
-        states = np.random.default_rng(0).standard_normal((total, hidden))  # where a model has its embeddings
+        states = np.random.default_rng(0).standard_normal((total, hidden))  # a model would have its embeddings here
         decoder.feed(states[: options.prompt])
         for place in range(options.prompt, total):
             output = decoder.feed(states[place : place + 1])

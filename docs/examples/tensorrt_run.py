@@ -4,8 +4,8 @@
     posexport compile block.onnx --profile seq=1:196:1024
     python tensorrt_run.py block.plan --seq 196
 
-Needs numpy, polygraphy (for device memory) and tensorrt or tensorrt_rtx. A plan opens in the very version that built
-it; an ONNX file is built here first, for --seq alone. Exits 3 where there is no TensorRT or no GPU.
+It needs numpy, polygraphy (for device memory) and tensorrt or tensorrt_rtx. A plan opens only in the version that
+built it. An ONNX file is built first, for --seq alone. It exits with code 3 where there is no TensorRT or no GPU.
 """
 
 # ruff: noqa: T201
@@ -22,18 +22,18 @@ import numpy as np
 
 
 class NotRun(Exception):
-    """Something that is needed is not there."""
+    """Something that the example needs is missing."""
 
 
 def check_file(path: Path) -> None:
-    """ValueError for what is no plan and no ONNX file, before an engine is looked for."""
+    """ValueError for a file that is neither a plan nor an ONNX file, before any engine is imported."""
     maker = {".plan": "posexport compile", ".onnx": "posexport export"}.get(path.suffix)
     if maker is None:
         raise ValueError(f"{path} is neither .plan nor .onnx: give what posexport compile or export wrote")
     if not path.is_file():
-        raise ValueError(f"{path} is not there: make it with {maker}")
+        raise ValueError(f"{path} does not exist: make it with {maker}")
     with path.open("rb") as file:
-        if path.suffix == ".plan" and b"\0" not in file.read(64):  # every plan has some in its head, text has none
+        if path.suffix == ".plan" and b"\0" not in file.read(64):  # plans have zero bytes in their head, text has none
             raise ValueError(f"{path} is no plan: make it with {maker}")
 
 
@@ -48,14 +48,14 @@ def load_engine() -> Any:
 
 
 def build(trt: Any, logger: Any, path: Path, sizes: dict[str, int]) -> Any:
-    """The plan of an ONNX file for the one size that `sizes` gives to each dimension by its place in the shapes."""
+    """The plan of an ONNX file, for one size of each dimension: `sizes` by name."""
     try:
         builder = trt.Builder(logger)
-    except (TypeError, RuntimeError):  # its binding raises where the library gives none
+    except (TypeError, RuntimeError):  # its binding raises where the library returns no builder
         builder = None
     if builder is None:
         raise NotRun("this TensorRT builds on a GPU only")
-    typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # later versions know no other networks
+    typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # later versions have no other networks
     network = builder.create_network(0 if typed is None else 1 << int(typed))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(path)):
@@ -102,7 +102,7 @@ def need_gpu() -> None:
 
 
 def load_cuda() -> Any:
-    """polygraphy's device memory and streams, over the CUDA runtime library."""
+    """polygraphy's device memory and streams, which need the CUDA runtime library."""
     from polygraphy import cuda
     from polygraphy.exception import PolygraphyException
 
@@ -125,7 +125,7 @@ def run(trt: Any, logger: Any, plan: Any, sizes: dict[str, int]) -> dict[str, np
     """The outputs for made-up inputs at these sizes."""
     need_gpu()
     cuda = load_cuda()
-    runtime = trt.Runtime(logger)  # kept as long as the engine
+    runtime = trt.Runtime(logger)  # must live as long as the engine
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise ValueError("the plan can't be opened: it takes the version and a GPU that it was built for")

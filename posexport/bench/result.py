@@ -67,6 +67,10 @@ class Timing:
     warmup_seconds: float | None = None
     engine: Mapping[str, str] = attrs.field(factory=dict)
 
+    def __attrs_post_init__(self) -> None:
+        if self.state == TIMED and self.seconds is None:
+            raise ValueError(f"({self.runtime}) is timed without seconds")
+
 
 @attrs.frozen(kw_only=True)
 class Shape:
@@ -172,6 +176,10 @@ class LimitResult:
     low: float | None = None
     high: float | None = None
     there: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.state == SLOWER and self.ratio is None:
+            raise ValueError(f"on {self.runtime} is broken without a ratio")
 
 
 @attrs.frozen(kw_only=True)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from statistics import fmean, variance
+from typing import Any
 
 import attrs
 
@@ -19,14 +20,17 @@ CONFIDENCE = 0.95
 """The probability with which an interval holds the true value, unless another is asked for."""
 
 
+_positive: Any = attrs.validators.gt(0)
+
+
 @attrs.frozen(kw_only=True)
 class Summary:
     """Quantiles of one series, in the unit of the series."""
 
-    median: float
-    p10: float
-    p90: float
-    p99: float
+    median: float = attrs.field(validator=_positive)
+    p10: float = attrs.field(validator=_positive)
+    p90: float = attrs.field(validator=_positive)
+    p99: float = attrs.field(validator=_positive)
     count: int
 
 
@@ -37,9 +41,9 @@ class Ratio:
     With few rounds no interval reaches 95 %: it then spans all rounds, and `confidence` is what that reaches.
     """
 
-    median: float
-    low: float
-    high: float
+    median: float = attrs.field(validator=_positive)
+    low: float = attrs.field(validator=_positive)
+    high: float = attrs.field(validator=_positive)
     confidence: float
 
 

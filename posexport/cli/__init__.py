@@ -53,10 +53,10 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        if command is not None and not ctx.resilient_parsing:  # which completion in a shell does
-            ctx.meta[__name__] = given(command, click.Context(command, info_name=name, parent=ctx), rest)
-        return name, command, rest
+        name, command, arguments = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:  # shell completion is
+            ctx.meta[__name__] = given(command, click.Context(command, info_name=name, parent=ctx), arguments)
+        return name, command, arguments
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -68,8 +68,8 @@ class Commands(click.Group):
             sys.stdout.flush()
         except FieldError as error:
             raise error.named(ctx.meta[__name__].get(error.field, error.field)) from None
-        except BrokenPipeError:  # whoever read the output has enough; as the shell counts it, 128 + SIGPIPE
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes stdout once more when it ends
+        except BrokenPipeError:  # the reader closed the pipe; the shell's code for it is 128 + SIGPIPE
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes stdout again at its end
             return 141
         except OSError as error:
             raise RequestError(f"a file can't be read or written, or stdout can't ({error.strerror}).") from None
@@ -78,9 +78,9 @@ class Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["standalone_mode"] = False
         try:
-            with interrupts() as came:
+            with interrupts() as signals:
                 code = super().main(*args, **kwargs)
-            if came and code != 130:  # it was swallowed: what was found out since then may be wrong
+            if signals and code != 130:  # another package swallowed it, so later results may be wrong
                 raise KeyboardInterrupt
         except PosexportError as error:
             sys.exit(fail(str(error), error.exit_code))

@@ -11,7 +11,7 @@ import click
 
 from posexport.cli import console
 from posexport.workflows.project.bench import Timed, exit_code, results_folder, time_file
-from posexport.workflows.project.requests import open_project, wanted
+from posexport.workflows.project.requests import open_project, read_requests
 
 if TYPE_CHECKING:
     from posexport.bench.result import FileResult, LimitResult
@@ -48,7 +48,7 @@ def bench_project(
     stated = [name for name in project.require if name in CANDIDATES]  # others run no kernels: verify needs them
     required = tuple(dict.fromkeys((*required, *stated)))
     files = products(project)
-    sources, _ = wanted(project, files)
+    sources, _ = read_requests(project, files)
     chosen = (*runtimes, *required) if runtimes else ()
     todo = []
     for product in files:

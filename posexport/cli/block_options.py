@@ -9,7 +9,7 @@ import click
 
 
 def block_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each of BlockOptions but the output; those not given arrive as None."""
+    """Add an option for each field of BlockOptions except the output; options that are not given are None."""
     for option in (
         click.option("--seed", metavar="N", help="make random weights from this seed  [default: 0]"),
         click.option("--weights", metavar="FILE", help="take weights from a .safetensors file  [default: random]"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from posexport.artifact.manifest import KernelRow, PlanKernels, PlanManifest
 from posexport.artifact.paths import check_artifact
 from posexport.artifact.profiles import default_requests, describe
 from posexport.cli import console
@@ -55,59 +57,57 @@ def compile(file: str, output: str | None, require_fused_attention: bool, as_jso
     with console.steps(f"loading {options.runtime}") as progress:
         from posexport.export.compile import compile_plan
 
-        plan_manifest, seconds = compile_plan(path, target, options, progress, warnings.append)
-    manifest = unstructure(plan_manifest)
+        manifest, seconds = compile_plan(path, target, options, progress, warnings.append)
     if as_json:
-        console.show_json({**manifest, "build_seconds": round(seconds, 3), "warnings": unstructure(warnings)})
+        console.show_json(
+            {**unstructure(manifest), "build_seconds": round(seconds, 3), "warnings": unstructure(warnings)}
+        )
     else:
         _show_summary(target, manifest, seconds)
-        _show_kernels(target, manifest["kernels"]["rows"])
+        _show_kernels(target, manifest.kernels.rows)
     for warning in warnings:
         console.warn(f"{file}: {warning}.")
-    if require_fused_attention and manifest["kernels"]["fused_attention"] is not True:
-        text = _fusion(manifest["kernels"])
-        click.echo(f"attention is not fused as required ({text}); {target} is written.", err=True)
+    if require_fused_attention and manifest.kernels.fused_attention is not True:
+        click.echo(f"attention is not fused as required ({_fusion(manifest.kernels)}); {target} is written.", err=True)
         return 1
     return 0
 
 
-def _fusion(kernels: dict[str, Any]) -> str:
+def _fusion(kernels: PlanKernels) -> str:
     """Whether attention is fused, and if not, why not and what to change."""
-    if kernels["fused_attention"] is None:
-        return f"not known: {kernels['unknown']}"
-    layers = "1 layer" if kernels["attention_layers"] == 1 else f"{kernels['attention_layers']} layers"
-    if kernels["fused_attention"]:
+    if kernels.fused_attention is None:
+        return f"not known: {kernels.unknown}"
+    layers = "1 layer" if kernels.attention_layers == 1 else f"{kernels.attention_layers} layers"
+    if kernels.fused_attention:
         return f"yes, one kernel in {layers}" if layers == "1 layer" else f"yes, one kernel in each of {layers}"
-    return f"no, {kernels['attention_kernels']} fused kernels in {layers}; {kernels['unfused']['text']}"
+    return f"no, {kernels.attention_kernels} fused kernels in {layers}; {kernels.unfused}"
 
 
-def _show_summary(target: Path, manifest: dict[str, Any], seconds: float) -> None:
-    kernels, sizes = manifest["kernels"], manifest["sizes"]
-    steps = f" and {kernels['host_steps']} host steps" if kernels["host_steps"] else ""
-    count = kernels["count"]
+def _show_summary(target: Path, manifest: PlanManifest, seconds: float) -> None:
+    kernels, sizes, runtime = manifest.kernels, manifest.sizes, manifest.runtime
+    steps = f" and {kernels.host_steps} host steps" if kernels.host_steps else ""
     console.show_facts(
         f"wrote {target}",
         [
-            ("kernels", f"not known: {kernels['unknown']}" if count is None else f"{count}{steps}"),
+            ("kernels", f"not known: {kernels.unknown}" if kernels.count is None else f"{kernels.count}{steps}"),
             ("fused attention", _fusion(kernels)),
-            ("built by", f"{manifest['runtime']['name']} {manifest['runtime']['version']}"),
-            ("for GPUs", ", ".join(manifest["target_gpus"])),
-            *((f"profile {name}", text) for name, text in describe(manifest["profiles"])),
-            ("plan", console.megabytes(sizes["plan"])),
-            *((key, _size(sizes[key])) for key in ("weights", "activation", "scratch")),
-            ("tf32", "on" if manifest["tf32"] else "off"),
+            ("built by", f"{runtime.name} {runtime.version}"),
+            ("for GPUs", ", ".join(manifest.target_gpus)),
+            *((f"profile {name}", text) for name, text in describe(manifest.profiles)),
+            *((key, _size(sizes[key])) for key in ("plan", "weights", "activation", "scratch")),
+            ("tf32", "on" if manifest.tf32 else "off"),
             ("build time", f"{seconds:.2f} s"),
             ("manifest", f"{target}.json"),
         ],
     )
 
 
-def _show_kernels(target: Path, kernels: list[dict[str, Any]]) -> None:
+def _show_kernels(target: Path, kernels: Sequence[KernelRow]) -> None:
     if not kernels:
         return
     click.echo()
     rows = [
-        (str(number), kernel["name"], kernel["type"], _nodes(kernel["nodes"]))
+        (str(number), kernel.name, kernel.type, _nodes(kernel.nodes))
         for number, kernel in enumerate(kernels[:_ROWS], 1)
     ]
     console.show_table(f"Kernels of {target}", ("", "kernel", "type", "ONNX nodes"), rows, right=("",))
@@ -115,7 +115,7 @@ def _show_kernels(target: Path, kernels: list[dict[str, Any]]) -> None:
         click.echo(f"and {len(kernels) - _ROWS} more kernels, which {target}.json lists")
 
 
-def _nodes(names: list[str]) -> str:
+def _nodes(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NODES} more" if len(names) > _NODES else ""
     return (", ".join(names[:_NODES]) or "-") + more
 

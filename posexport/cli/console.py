@@ -1,4 +1,4 @@
-"""What people see: tables on stdout, progress on stderr. rich loads here only, when something is shown."""
+"""The output of commands: tables on stdout, progress and errors on stderr. rich is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def show_json(data: Any) -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """A table on stdout; `right` names the columns of numbers. Nothing is cut off where the output is no terminal."""
+    """A table on stdout; the columns that `right` names are right-aligned. Only a terminal cuts off long cells."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -53,7 +53,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def show_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
-    """Names and values, one a line."""
+    """Names and values, one pair on each line."""
     facts = list(facts)
     width = max((len(name) for name, _ in facts), default=0)
     click.echo(click.style(title, bold=True))
@@ -62,7 +62,7 @@ def show_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
 
 
 def warn(sentence: str) -> None:
-    """One line on stderr that ends nothing."""
+    """One line on stderr; the command goes on."""
     click.echo(f"Warning: {sentence}", err=True)
 
 
@@ -80,16 +80,16 @@ def fail(sentence: str, code: int) -> int:
 
 
 def runs(facts: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """`facts`, but what is the same of layer after layer is one of them: `past_key.0 ... past_key.31`."""
+    """`facts` with equal values of consecutive layers in one row: `past_key.0 ... past_key.31`."""
     rows: list[tuple[list[str], Any]] = []
     last: dict[str, tuple[int, int]] = {}  # a name without its number: its last row, and the number there
     for name, value in facts:
-        found = _LAYER.search(name)
-        if found:
-            bare, number = _LAYER.sub("", name, count=1), int(found[1])
+        match = _LAYER.search(name)
+        if match:
+            bare, number = _LAYER.sub("", name, count=1), int(match[1])
             row, before = last.get(bare, (len(rows), number))
             if number == before + 1 and rows[row][1] == value:
-                rows[row][0].append(name[: found.end()])
+                rows[row][0].append(name[: match.end()])
                 last[bare] = (row, number)
                 continue
             last[bare] = (len(rows), number)

@@ -1,7 +1,7 @@
-"""Ctrl-C, whatever becomes of it on its way up.
+"""Ctrl-C, however other packages treat it.
 
 Python raises KeyboardInterrupt wherever the main thread is. In the middle of another package's import, or in a handler
-of its errors, it may come out as some other error, or be swallowed: torch, interrupted while it loads a part of itself,
+of its errors, it may become some other error, or be swallowed: torch, interrupted while it imports a part of itself,
 then lacks an attribute.
 """
 
@@ -16,26 +16,27 @@ from types import FrameType
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt for whatever error ends the block after Ctrl-C; yields the signals that came, as a list
-    that grows.
+    """Raise KeyboardInterrupt in place of any error that ends the block after Ctrl-C; yields a list to which the
+    signals are appended as they arrive.
 
-    Nothing is done, and the list stays empty, where SIGINT is somebody else's or ignored, and outside the main thread.
+    The list stays empty, and nothing else is done, where another handler of SIGINT is set, where it is ignored, and
+    outside the main thread.
     """
-    came: list[int] = []
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield came
+    received: list[int] = []
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield received
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, note)
     try:
-        yield came
+        yield received
     except Exception:
-        if came:
+        if received:
             raise KeyboardInterrupt from None
         raise
     finally:

@@ -1,4 +1,4 @@
-"""`posexport list`: encodings with their parameters, forms and what they can't carry, runtimes; and presets."""
+"""`posexport list`: encodings with their parameters, forms with their limits, runtimes, and presets."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from posexport.spec.presets import preset_names, read_preset
 
 
 @click.command("list")
-@click.option("--presets", is_flag=True, help="show presets, which are layers of public models, in place of all else")
+@click.option("--presets", is_flag=True, help="show only presets, which are layers of public models")
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
 def list(presets: bool, as_json: bool) -> None:
     """Show encodings with their parameters, forms, and runtimes."""
     if presets:
         _show_presets(as_json)
         return
-    found = _everything()
+    tables = _everything()
     if as_json:
-        console.show_json(found)
+        console.show_json(tables)
         return
     console.show_table(
         "Encodings (posexport export --encoding NAME --set KEY=VALUE)",
         ("name", "acts by", "parameters", "summary"),
         [
             (name, row["touches"] or "-", _parameters(row), f"{row['summary']}\n{row['source']}")
-            for name, row in found["encodings"].items()
+            for name, row in tables["encodings"].items()
         ],
     )
     console.show_table(
@@ -47,30 +47,30 @@ def list(presets: bool, as_json: bool) -> None:
                 _written({key: "..." if key in row["needed"] else value for key, value in row["parameters"].items()}),
                 row["summary"],
             )
-            for name, row in found["scalings"].items()
+            for name, row in tables["scalings"].items()
         ],
     )
-    console.show_table("Forms (--form NAME)", ("name", "summary"), found["forms"].items())
-    console.show_table("Targets (--target NAME)", ("name", "summary"), found["targets"].items())
+    console.show_table("Forms (--form NAME)", ("name", "summary"), tables["forms"].items())
+    console.show_table("Targets (--target NAME)", ("name", "summary"), tables["targets"].items())
     console.show_table(
-        "What a form can't carry",
+        "Limits of forms",
         ("form", "target", "what", "why, and what to do"),
-        [(row["form"], ", ".join(row["targets"]), row["what"], row["why"]) for row in found["refusals"]],
+        [(row["form"], ", ".join(row["targets"]), row["what"], row["why"]) for row in tables["refusals"]],
     )
     console.show_table(
         "Runtimes",
         ("name", "summary", "here"),
-        [(name, row["summary"], row["missing"] or "there") for name, row in found["runtimes"].items()],
+        [(name, row["summary"], row["missing"] or "there") for name, row in tables["runtimes"].items()],
     )
 
 
 def _show_presets(as_json: bool) -> None:
-    found = {name: attrs.asdict(read_preset(name)) for name in preset_names()}
+    presets = {name: attrs.asdict(read_preset(name)) for name in preset_names()}
     if as_json:
-        console.show_json({"presets": found})
+        console.show_json({"presets": presets})
         return
     rows = []
-    for name, row in found.items():
+    for name, row in presets.items():
         options = preset_options(name)
         spec = spec_of(options, options.pop("set", {}))
         kinds = dict.fromkeys(layer.encoding.name for layer in spec.layer_pattern) or [spec.encoding.name]
@@ -84,10 +84,10 @@ def _show_presets(as_json: bool) -> None:
 
 
 def _parameters(row: dict[str, Any]) -> str:
-    """Those of an encoding without those of its scalings, which have a table of their own."""
-    own = {name: entry["default"] for name, entry in row["parameters"].items()}
-    scaled = "scaling" in own
-    return _written({name: value for name, value in own.items() if not scaled or name not in scaling_parameters()})
+    """The parameters of an encoding without those of its scalings, which have their own table."""
+    defaults = {name: entry["default"] for name, entry in row["parameters"].items()}
+    excluded = scaling_parameters() if "scaling" in defaults else ()
+    return _written({name: value for name, value in defaults.items() if name not in excluded})
 
 
 def _written(defaults: dict[str, Any]) -> str:

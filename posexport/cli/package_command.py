@@ -1,14 +1,18 @@
-"""`posexport package`: an artifact as what a server loads."""
+"""`posexport package`: an artifact becomes a model of a server."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from posexport.cli import console
 from posexport.errors import RequestError
+from posexport.jsondata import unstructure
+
+if TYPE_CHECKING:
+    from posexport.export.triton.package import Package
 
 
 @click.command()
@@ -38,33 +42,32 @@ def package(
 
         numbers = {name: value for name, value in given.items() if value is not None}
         options = PackageOptions(gpu=gpu, force=force, **numbers)
-        done = package_triton(path, repository, options, progress)
+        written = package_triton(path, repository, options, progress)
     if as_json:
-        console.show_json(done)
+        console.show_json(unstructure(written))
     else:
-        _show(done)
+        _show(written)
 
 
-def _show(done: dict[str, Any]) -> None:
-    home = Path(done["repository"]) / done["name"]
+def _show(written: Package) -> None:
+    home, batching = Path(written.repository) / written.name, written.batching
     rows = [
-        (kind[:-1], tensor["name"], tensor["data_type"], str(tensor["dims"]))
-        for kind in ("inputs", "outputs")
-        for tensor in done[kind]
+        (kind, tensor.name, tensor.data_type, str(list(tensor.dims)))
+        for kind, tensors in (("input", written.inputs), ("output", written.outputs))
+        for tensor in tensors
     ]
-    dims = "dims of one row" if done["max_batch_size"] else "dims"
-    console.show_table(f"{home}, version {done['model_version']}", ("", "tensor", "type", dims), rows)
-    batching = done["batching"]
-    joined = f"up to {done['max_batch_size']} rows" if batching["joined"] else "not joined"
-    warmup = ", ".join(f"{name} {dims}" for name, dims in done["warmup"].items())
+    dims = "dims of one row" if written.max_batch_size else "dims"
+    console.show_table(f"{home}, version {written.model_version}", ("", "tensor", "type", dims), rows)
+    joined = f"up to {written.max_batch_size} rows" if batching.joined else "not joined"
+    warmup = ", ".join(f"{name} {list(dims)}" for name, dims in written.warmup.items())
     console.show_facts(
         f"wrote {home}",
         [
-            ("backend", f"{done['backend']}: {done['about']}"),
-            ("batches", f"{joined}: {batching['reason']}"),
-            ("instances", f"{done['instances']['count']} of {done['instances']['kind']}"),
-            ("warm-up", warmup or "none: a request of the usual shape has nothing in it"),
-            ("files", ", ".join(done["files"])),
-            ("serve", f"tritonserver --model-repository {done['repository']}"),
+            ("backend", f"{written.backend}: {written.about}"),
+            ("batches", f"{joined}: {batching.reason}"),
+            ("instances", f"{written.instances.count} of {written.instances.kind}"),
+            ("warm-up", warmup or "none: a request of the usual shape is empty"),
+            ("files", ", ".join(written.files)),
+            ("serve", f"tritonserver --model-repository {written.repository}"),
         ],
     )

@@ -11,6 +11,7 @@ import click
 
 from posexport.cli import console
 from posexport.errors import RequestError
+from posexport.files import check_output, staged
 from posexport.spec.fields import integer
 
 
@@ -37,22 +38,21 @@ def positions(grid: str, output: str, as_json: bool, **given: Any) -> None:
     if not cross or not all(size.isascii() and size.isdecimal() and len(size) < 10 for size in (rows, columns)):
         raise RequestError(f"grid is {grid!r}: write ROWSxCOLUMNS, such as 14x14.")
     path = Path(output)
-    if path.suffix != ".npz":
-        raise RequestError(f"output {output!r} must end in .npz: name it like {path.stem}.npz.")
+    check_output(path, ".npz")
     import numpy as np
 
-    from posexport.files import staged
     from posexport.spec.positions import grid_positions
 
-    made = grid_positions(
+    positions = grid_positions(
         int(rows), int(columns), options.frames, prefix_tokens=options.prefix_tokens, batch=options.batch
     )
     packed = io.BytesIO()
-    np.savez_compressed(packed, position_ids=made)
+    np.savez_compressed(packed, position_ids=positions)
     with staged() as files:
         files.write(path, lambda file: file.write(packed.getvalue()))
     if as_json:
-        console.show_json({"file": str(path), "position_ids": {"shape": list(made.shape), "dtype": str(made.dtype)}})
+        tensor = {"shape": list(positions.shape), "dtype": str(positions.dtype)}
+        console.show_json({"file": str(path), "position_ids": tensor})
         return
     axes = "x, y" if options.frames is None else "x, y, t"
-    console.show_facts(f"wrote {path}", [("position_ids", f"int64 {list(made.shape)}, {axes}")])
+    console.show_facts(f"wrote {path}", [("position_ids", f"int64 {list(positions.shape)}, {axes}")])

@@ -73,16 +73,16 @@ def _facts(box: Box) -> Iterator[tuple[str, str]]:
     yield box.title, box.verdict
     for point in box.points:
         told = " ".join(filter(None, (point.head, point.figure)))
-        told = f"{point.label}: {told}; {point.told}" if point.label else f"{told}: {point.told}"
+        told = f"{point.label}: {told}; {point.details}" if point.label else f"{told}: {point.details}"
         line = " ".join(told.split())
         yield "", line if len(line) <= _WIDE else f"{line[: _WIDE - 1]}…"
-    if box.rest:
-        yield "", box.rest_title
+    if box.closed:
+        yield "", box.closed_title
 
 
 def _plain(box: Box) -> dict[str, object]:
     points = [
-        {"label": each.label, "head": each.head, "figure": each.figure, "text": each.told}
-        for each in (*box.points, *box.rest)
+        {"label": each.label, "head": each.head, "figure": each.figure, "text": each.details}
+        for each in (*box.points, *box.closed)
     ]
     return {"id": box.id, "title": box.title, "verdict": box.verdict, "points": points}

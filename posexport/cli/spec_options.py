@@ -17,13 +17,13 @@ _BIAS_HELP = "every projection has a bias (with --weights: as the file has them)
 
 
 def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for every field of a spec; those not given arrive as None."""
+    """Add an option for every field of a spec; options that are not given are None."""
     command = field_options(command, [field.name for field in attrs.fields(Spec)])
     return click.option("--encoding", metavar="NAME", help="one of: " + ", ".join(ENCODINGS))(command)
 
 
 def field_options(command: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
-    """Add an option for each of these fields of a spec but its encoding, and `--set`."""
+    """Add `--set` and an option for each of the named fields of a spec except its encoding."""
     for field in reversed(attrs.fields(Spec)):
         if field.name == "encoding" or field.name not in names:
             continue

@@ -28,8 +28,8 @@ not what kernels round. Blocks are causal, but for encodings of positions on sev
 
 def counts(cells: Iterable[Cell]) -> dict[str, int]:
     """How many cells are in each state."""
-    found = Counter(cell.state for cell in cells)
-    return {state: found[state] for state in STATES}
+    number: Counter[str] = Counter(cell.state for cell in cells)
+    return {state: number[state] for state in STATES}
 
 
 def summary(cells: Iterable[Cell]) -> str:
@@ -53,7 +53,7 @@ def idle(cells: Iterable[Cell]) -> dict[str, str]:
     return {name: "; ".join(reasons[name]) for name in COLUMNS if name in reasons}
 
 
-ROWS = ("runtime", *STATES, "worst to eager's", "fused")
+ROWS = ("runtime", *STATES, "worst to torch error", "fused")
 """The columns of `rows`."""
 
 

@@ -255,7 +255,7 @@ def test_what_ran_neither_artifact_is_left_out_beside_what_did() -> None:
     assert len(regression.compare_earlier(both, 0.05, named=["ort-cuda"]).changes) == 2
     alone = attrs.evolve(found, shapes=(attrs.evolve(shape, results=tuple(gone)),))
     assert only(regression.compare_earlier(alone, 0.05)).state == "not run"
-    lost = attrs.evolve(gone[1], state="timed")
+    lost = attrs.evolve(gone[1], state="timed", seconds=statistics.summarize([1.0]))
     assert only(
         regression.compare_earlier(attrs.evolve(both, shapes=(attrs.evolve(shape, results=(gone[0], lost)),)), 0.05)
     )

@@ -72,9 +72,9 @@ BEYOND = {
     "bench a.onnx b.onnx": "posexport bench takes one FILE",
     "inspect a.onnx b.onnx": "posexport inspect takes one FILE",
     "export rope": "posexport export takes options only, and 'rope' is none",
-    "tune --encoding rope --runtime ort-cpu": "posexport tune has no option --runtime: it is --for here.",
-    "bench a.onnx --for ort-cpu": "posexport bench has no option --for: it is --runtime here.",
-    "matrix --workers 2": "posexport matrix has no option --workers: it is --jobs here.",
+    "tune --encoding rope --runtime ort-cpu": "posexport tune has no option --runtime: use --for instead.",
+    "bench a.onnx --for ort-cpu": "posexport bench has no option --for: use --runtime instead.",
+    "matrix --workers 2": "posexport matrix has no option --workers: use --jobs instead.",
     "export --runtime ort-cpu": "No such option '--runtime'.",
 }
 

@@ -85,7 +85,7 @@ def test_the_python_example_says_what_it_can_not_do(block: Path, tmp_path: Path,
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["token 3", "token 4"]
     (tmp_path / "text.onnx").write_text("{}")
     for model, more, said in (
-        (tmp_path / "gone.onnx", (), "gone.onnx is not there"),
+        (tmp_path / "gone.onnx", (), "gone.onnx does not exist"),
         (tmp_path / "text.onnx", (), "text.onnx can't be opened"),
         (block, ("--prompt", "-3", "--steps", "0"), "give a --prompt of at least 1 token"),
         (block, ("--steps", "-1"), "no negative --steps"),
@@ -137,7 +137,7 @@ def test_the_tensorrt_example_looks_at_its_file_before_any_engine(
     for arguments, said in (
         ([plan], "block.plan is no plan: make it with posexport compile"),
         ([f"{plan}.json"], "is neither .plan nor .onnx"),
-        ([tmp_path / "gone.plan"], "gone.plan is not there"),
+        ([tmp_path / "gone.plan"], "gone.plan does not exist"),
         ([plan.with_name("block.onnx"), "--seq", "0"], "--batch and --seq must be 1 or more"),
     ):
         monkeypatch.setattr(sys, "argv", ["tensorrt_run.py", *map(str, arguments)])

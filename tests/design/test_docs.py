@@ -9,6 +9,7 @@ import attrs
 import click
 import pages
 import pytest
+import yaml
 from pages import PAGES, ROOT
 
 from posexport.cli import main
@@ -92,6 +93,11 @@ def test_every_file_that_is_named_is_there() -> None:
     for page in [ROOT / "CONTRIBUTING.md", *(DOCS / "adr").glob("*.md"), DOCS / "reference" / "encodings.md"]:
         for name in re.findall(r"`((?:posexport|models|custom_ops|tests|scripts|docs)/[\w./-]*)`", page.read_text()):
             assert (ROOT / name).exists(), (page.name, name)
+
+
+def test_the_commit_hook_runs_the_checks() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    assert [(hook["entry"], hook["language"]) for hook in hooks] == [("./scripts/check", "system")]
 
 
 def test_readme_is_short_and_the_index_has_every_page() -> None:

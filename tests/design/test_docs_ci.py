@@ -39,9 +39,9 @@ def test_the_workflow_builds_verifies_times_and_reports() -> None:
 
 @pytest.mark.parametrize("command", SCRIPT, ids=" ".join)
 def test_every_option_is_one_of_its_command(command: list[str]) -> None:
-    found = main.get_command(None, command[0])  # type: ignore[arg-type]
-    assert found is not None
-    known = {option for parameter in found.params for option in parameter.opts}
+    row = main.get_command(None, command[0])  # type: ignore[arg-type]
+    assert row is not None
+    known = {option for parameter in row.params for option in parameter.opts}
     assert {part for part in command if part.startswith("-")} <= known
 
 

@@ -130,7 +130,7 @@ def test_a_plan(plan: Path, tmp_path: Path) -> None:
     assert set(files) == {"vit-b.16/config.pbtxt", "vit-b.16/3/model.plan", "vit-b.16/3/model.plan.json"}
     assert files["vit-b.16/3/model.plan"] == plan.read_bytes()
     assert matches_manifest(tmp_path / "m/vit-b.16/3/model.plan")
-    assert b"TensorRT 10.14.1 alone" in files["vit-b.16/config.pbtxt"]
+    assert b"only TensorRT 10.14.1 can open it" in files["vit-b.16/config.pbtxt"]
 
 
 def test_people_see_a_table(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_versions_stand_side_by_side_under_one_configuration(made: Path, tmp_pat
     assert set(after) == {name for name in before if "/2/" not in name}
     assert read_config(after["block/config.pbtxt"]).instance_group[0].count == 2
     shutil.rmtree(repository / "block/1")
-    refused(cli(*again), "says otherwise than this version needs", "--force")
+    refused(cli(*again), "differs from the configuration of this version", "--force")
 
 
 def test_what_triton_cannot_serve_is_refused(made: Path, plan: Path, tmp_path: Path) -> None:

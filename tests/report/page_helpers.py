@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def bench(form: str = "native", shapes: tuple[Shape, ...] = (), **over: Any) -> 
         "file": f"rope-{form}.onnx", "sha256": f"{form:0<64}", "encoding": "rope", "form": form, "opset": 23,
         "dtype": "fp32", "spec": {"hidden_size": 64, "layers": 1}, "rounds": 20, "burst": 3, "processes": 5, "seed": 0,
         "machine_load": 0.01, "machine": {"cpu": "a processor", "cores": 2, "turbo": True, "gpu": None},
-        "threads": None,
+        "threads": None, "cuda_graph": False,
         "shapes": shapes or (shape("prefill:128", 128),), **over,
     }  # fmt: skip
     return Benchmark(**fields).to_dict()
@@ -94,8 +95,8 @@ def plot() -> dict[str, Any]:
     chart = Chart(
         title="rope", note="largest error", x="position", y="absolute error", scales=(1.0, 1e-8),
         lines=(
-            Line(label="parity, torch", x=(0, 10, 1000), y=(0.0, 1e-6, 1e-3), look=(0, 0)),
-            Line(label="exact, torch", x=(0, 10, 1000), y=(0.0, float("nan"), 1e-7), look=(0, 1)),
+            Line(label="parity, torch", x=(0, 10, 1000), y=(0.0, 1e-6, 1e-3), look=(0, 0), angles="parity"),
+            Line(label="exact, torch", x=(0, 10, 1000), y=(0.0, math.nan, 1e-7), look=(0, 1), angles="exact"),
         ),
         marks=(Mark(label="what exact promises", at=2.5e-7, end="right"),),
         absent=(Absent(name="ort-cuda", reason="no GPU: there is none", failed=False),),
@@ -104,7 +105,7 @@ def plot() -> dict[str, Any]:
 
 
 def angles() -> dict[str, Any]:
-    data = json.loads((DOCS / "angles.json").read_bytes())
+    data = json.loads((DOCS / "results" / "angles.json").read_bytes())
     return {**data, "rows": [row for row in data["rows"] if row["encoding"] == "rope"]}
 
 

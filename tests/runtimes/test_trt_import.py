@@ -137,7 +137,7 @@ def test_a_layer_that_is_not_known_is_not_run_and_named(found: tuple[Report, dic
     assert found[1]["unknown layer", "ort-cpu"].state == PASSED
     verdict = found[1]["unknown layer", IMPORT]
     assert verdict.state == NOT_RUN
-    assert str(verdict.reason).endswith("(POOLING): it is of no kind that is known.")
+    assert str(verdict.reason).endswith("(POOLING): its kind is not known.")
 
 
 @needs_rtx

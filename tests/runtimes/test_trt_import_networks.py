@@ -287,19 +287,19 @@ def of_layer(call: str, *arguments: Any) -> Build:
 UNSURE: dict[str, tuple[Build, str]] = {
     "attention without softmax": (attended("NONE"), "(ATTENTION_INPUT): it normalises by NONE"),
     "attention with lengths": (attended(key_value_lengths=np.array([2], np.int32)), "it has key_value_lengths"),
-    "a query that sees nothing": (attended(mask=np.zeros((1, 1, 3, 3), bool)), "a query sees no key"),
+    "a query that sees nothing": (attended(mask=np.zeros((1, 1, 3, 3), bool)), "a query attends to no key"),
     "random numbers": (
         lambda made: made.net.add_fill((3,), made.trt.FillOperation.RANDOM_NORMAL, made.trt.float32),
         "(FILL): the operation RANDOM_NORMAL is random",
     ),
     "equal elements": (of_layer("add_topk", "TopKOperation.MAX", 2, 8, "int32"), "(TOPK): elements are equal"),
     "a norm in groups": (grouped, "(NORMALIZATION): it has 2 groups"),
-    "a pooling": (of_layer("add_pooling_nd", "PoolingType.MAX", (1, 1)), "(POOLING): it is of no kind that is known"),
-    "quantised numbers": (of_layer("add_cast", "int8"), "(CAST): it gives INT8"),
+    "a pooling": (of_layer("add_pooling_nd", "PoolingType.MAX", (1, 1)), "(POOLING): its kind is not known"),
+    "quantised numbers": (of_layer("add_cast", "int8"), "(CAST): its output is INT8"),
     "one place twice": (scattered(0, 0), "(SCATTER): it writes to one place twice"),
-    "a place outside": (scattered(1), "(SCATTER): it writes by negative indices, or outside of an axis"),
+    "a place outside": (scattered(1), "(SCATTER): it writes at negative indices, or outside of an axis"),
     "a position outside of its table": (turned, "(ROTARY_EMBEDDING): a position is not in [0, 5)"),
-    "a cache that overflows": (cached, "(KV_CACHE_UPDATE): 2 entries don't fit from 2 on into a cache of 3"),
+    "a cache that overflows": (cached, "(KV_CACHE_UPDATE): 2 entries from 2 on don't fit into a cache of 3"),
 }
 
 

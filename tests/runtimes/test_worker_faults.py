@@ -58,6 +58,8 @@ OUTPUTS = {
 }
 """Outputs that are no outputs of the block."""
 
+pytestmark = pytest.mark.usefixtures("real_processes")
+
 
 def wrong(how: str, **options: Any) -> Runtime:
     return Runtime(

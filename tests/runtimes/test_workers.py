@@ -25,6 +25,8 @@ from posexport.verify.result import FAILED, PASSED
 
 INPUTS = {"x": np.arange(6.0).reshape(2, 3), "half": np.ones((1, 0), ml_dtypes.bfloat16), "a/b": np.array(3)}
 
+pytestmark = pytest.mark.usefixtures("real_processes")
+
 
 def faulty(how: str) -> Runtime:
     """A row for an engine of the tests."""

@@ -5,7 +5,7 @@
 //   ort_decode block.onnx states.f32 outputs.f32  raw fp32 rows [tokens, hidden] in and out
 //
 // The first half of the tokens comes as one prompt, the rest one by one. fp32, encodings of one axis, batch 1, without
-// --padding-mask. Caches have room for all tokens, or the model's own number of places if exported with --max-seq.
+// --padding-mask. Caches have room for all tokens, or a fixed number of places if exported with --max-seq.
 
 #include <onnxruntime_cxx_api.h>
 
@@ -52,7 +52,7 @@ class Decoder {
 
   int64_t hidden() const { return shapes_.at("hidden_states").back(); }
 
-  // Empty caches with room for so many tokens, or for as many as the model's own number of places.
+  // Empty caches with room for so many tokens, or for the model's fixed number of places.
   void start(int64_t room) {
     room_ = room;
     length_ = 0;

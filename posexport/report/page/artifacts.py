@@ -13,13 +13,13 @@ from typing import Any
 
 import attrs
 
+from posexport.artifact.manifest import matches_manifest, read_plan_manifest
 from posexport.errors import RequestError
-from posexport.jsondata import unstructure
-from posexport.report.page.blocks import Block, Cell, Chain, Section, Step, Table, listed, number, plural
-from posexport.report.page.sources import clean
+from posexport.report.page.blocks import Cell, Chain, Section, Step, Table, cells, listed, megabytes, number, plural
+from posexport.runtimes.tensorrt.kernels import Kernel
 
 MARKS = {"★": re.compile(r".*Attention|Softmax"), "◆": re.compile(r"Rotary.*|.*Bias|.*Sinusoids|Sin|Cos")}
-"""Which operators and functions compute attention, and which positions."""
+"""The operators and functions that compute attention, and those that compute positions."""
 
 MOST_STEPS = 60
 """Steps of a chain that are shown."""
@@ -27,85 +27,68 @@ MOST_STEPS = 60
 MOST_OPEN = 24
 """Rows up to which a table stands open."""
 
-_MANIFEST = {
-    "file": str, "form": str, "runtime": {"name": str, "version": str}, "sizes?": {"plan?": float, "scratch?": float},
-    "spec": {"encoding": {"name": str}, "dtype": str},
-    "kernels": {
-        "count?": int, "fused_attention?": bool, "attention_kernels?": int, "attention_layers?": int,
-        "host_steps?": int, "unknown?": str, "rows": [{"name": str, "type": str, "nodes": [str]}],
-    },
-}  # fmt: skip
-
 
 @attrs.frozen(kw_only=True)
 class Graph:
-    """One ONNX file: how often each operator stands in it, in functions those of their bodies, and its longest path."""
+    """One ONNX file: the counts of its operators and of those inside its functions, and its longest path."""
 
     name: str
-    told: str
+    summary: str
     operators: Counter[str]
     inside: Counter[str]
     chain: tuple[str, ...]
 
 
 def sections(
-    artifacts: Sequence[tuple[Path, str]], known: Mapping[str, str], advance: Callable[[str], object]
+    artifacts: Sequence[tuple[Path, str]], evidence: Mapping[str, str], advance: Callable[[str], object]
 ) -> list[Section]:
     """Sections for plans and for ONNX files; RequestError names a file that can't be read.
 
-    `known` is, by name, who verified and timed them.
+    `evidence` says by name who verified and timed them.
     """
     plans, graphs = [], []
     for path, name in artifacts:
         advance(name)
         if path.suffix == ".plan":
-            plans.append(_plan(path, name, known[name]))
+            plans.append(_plan(path, name, evidence[name]))
         else:
             graphs.append(read_graph(path, name))
-    found = []
+    made = []
     if plans:
         lead = "What TensorRT's builder made of each graph. Rows marked ★ are fused attention: one kernel for it all."
-        blocks = tuple(block for each in plans for block in each)
-        found.append(Section(id="kernels", title="Kernels of plans", lead=lead, blocks=blocks))
+        made.append(Section(id="kernels", title="Kernels of plans", lead=lead, blocks=tuple(plans)))
     if graphs:
-        found.append(_graphs(graphs, known))
-    return found
+        made.append(_graphs(graphs, evidence))
+    return made
 
 
-def _plan(path: Path, name: str, known: str) -> list[Block]:
-    from posexport.artifact.manifest import matches_manifest, read_manifest
-    from posexport.runtimes.tensorrt.kernels import Kernel
-
-    manifest = read_manifest(path)
+def _plan(path: Path, name: str, evidence: str) -> Table:
+    manifest = read_plan_manifest(path)
     if manifest is None:
         raise RequestError(f"{str(path)!r} has no manifest {path.name}.json: build it with 'posexport compile'.")
-    manifest = clean(unstructure(manifest))
-    told, found = manifest["kernels"], []
-    for at, row in enumerate(told["rows"], 1):
-        fused = Kernel(name=row["name"], type=row["type"]).attention
+    kernels, rows = manifest.kernels, []
+    for at, kernel in enumerate(kernels.rows, 1):
+        fused = Kernel(name=kernel.name, type=kernel.type).attention
         mark = Cell(text="★ fused attention", tone="best") if fused else Cell(text="")
-        found.append((number(str(at), at), Cell(text=row["name"]), Cell(text=row["type"]), mark,
-                      Cell(text=listed(row["nodes"], 6), more=", ".join(row["nodes"]))))  # fmt: skip
-    if told.get("count") is None:
-        said = f"kernels are not known: {told.get('unknown') or 'the builder did not say'}"
+        nodes = Cell(text=listed(kernel.nodes, 6), more=", ".join(kernel.nodes))
+        rows.append((number(at), *cells(kernel.name, kernel.type), mark, nodes))
+    if kernels.count is None:
+        texts = [f"kernels are unknown: {kernels.unknown or 'the builder did not report them'}"]
     else:
-        fused_all = {True: "attention fused", False: "attention not fused"}.get(
-            told.get("fused_attention"), "fusion not known"
-        )
-        said = f"{plural(told['count'], 'kernel')}, {plural(told.get('host_steps') or 0, 'host step')}; {fused_all}"
-    runtime, sizes = manifest["runtime"], manifest.get("sizes") or {}
-    said += f"; {runtime['name']} {runtime['version']}"
-    said += f"; plan {sizes['plan'] / 1e6:,.2f} MB" if sizes.get("plan") else ""
-    said += "" if matches_manifest(path) else "; the manifest does not match the file"
-    title = f"{name}: {_told(manifest['spec'], manifest['form'])}"
-    note = f"{said[:1].upper()}{said[1:]}. {known}"
-    columns = ("", "kernel", "type", "", "ONNX nodes")
-    folded = f"{title}: {said}" if len(found) > MOST_OPEN else ""
-    return [Table(caption=title, columns=columns, rows=tuple(found), right=(0,), note=note, folded=folded)]
-
-
-def _told(spec: dict[str, Any], form: str) -> str:
-    return f"{spec['encoding']['name']}, {form}, {spec['dtype']}"
+        fusion = {True: "attention fused", False: "attention not fused", None: "fusion unknown"}
+        texts = [f"{plural(kernels.count, 'kernel')}, {plural(kernels.host_steps or 0, 'host step')}"]
+        texts += [fusion[kernels.fused_attention]]
+    texts += [f"{manifest.runtime.name} {manifest.runtime.version}"]
+    texts += [f"plan {megabytes(size)}"] if (size := manifest.sizes.get("plan")) else []
+    texts += [] if matches_manifest(path) else ["the manifest does not match the file"]
+    text = "; ".join(texts)
+    spec = manifest.block()
+    title = f"{name}: {spec.encoding.name}, {manifest.form}, {spec.dtype}"
+    return Table(
+        caption=title, columns=("", "kernel", "type", "", "ONNX nodes"), rows=tuple(rows), right=(0,),
+        note=f"{text[:1].upper()}{text[1:]}. {evidence}",
+        folded=f"{title}: {text}" if len(rows) > MOST_OPEN else "",
+    )  # fmt: skip
 
 
 def read_graph(path: Path, name: str) -> Graph:
@@ -114,21 +97,20 @@ def read_graph(path: Path, name: str) -> Graph:
 
     artifact = read_onnx(path)
     graph = artifact.model.graph
-    bodies = {
-        function.name: Counter(clean(node.op_type) for node in function.node) for function in artifact.model.functions
-    }
+    bodies = {function.name: Counter(node.op_type for node in function.node) for function in artifact.model.functions}
     operators = Counter(_operator(node) for node in graph.node)
     inside: Counter[str] = Counter()
     for node in graph.node:
         inside += bodies.get(node.op_type, Counter())
-    told = f"{_told(artifact.spec.to_dict(), artifact.form)}, opset {artifact.opset}"
+    spec = artifact.spec
+    summary = f"{spec.encoding.name}, {artifact.form}, {spec.dtype}, opset {artifact.opset}"
     start, end = graph.input[0].name, graph.output[0].name
-    return Graph(name=name, told=clean(told), operators=operators, inside=inside, chain=longest(graph.node, start, end))
+    return Graph(name=name, summary=summary, operators=operators, inside=inside, chain=longest(graph.node, start, end))
 
 
 def _operator(node: Any) -> str:
     domain = {"": "", "ai.onnx": "", "com.microsoft": "ms."}.get(node.domain, f"{node.domain}.")
-    return str(clean(f"{domain}{node.op_type}"))
+    return f"{domain}{node.op_type}"
 
 
 def longest(nodes: Sequence[Any], start: str, end: str) -> tuple[str, ...]:
@@ -141,20 +123,20 @@ def longest(nodes: Sequence[Any], start: str, end: str) -> tuple[str, ...]:
         source = max(reached, key=lambda name: best[name][0])
         for name in node.output:
             best[name] = (best[source][0] + 1, node, source)
-    found = []
+    path = []
     while end in best and best[end][1] is not None:
         _, node, end = best[end]
-        found.append(_operator(node))
-    return tuple(reversed(found))
+        path.append(_operator(node))
+    return tuple(reversed(path))
 
 
-def _graphs(graphs: Sequence[Graph], known: Mapping[str, str]) -> Section:
+def _graphs(graphs: Sequence[Graph], evidence: Mapping[str, str]) -> Section:
     lead = (
         "The operators in each file, and the longest path from its input to its output. What computes attention is "
         "marked ★, what computes positions ◆."
     )
     names = sorted({name for graph in graphs for name in (*graph.operators, *graph.inside)})
-    total = [number(str(graph.operators.total()), graph.operators.total()) for graph in graphs]
+    total = [number(graph.operators.total()) for graph in graphs]
     rows = [(Cell(text="all nodes"), *total)]
     rows += [(Cell(text=f"{name} {mark}".strip()), *(_count(graph, name) for graph in graphs))
              for name in names for mark in (_mark(name),)]  # fmt: skip
@@ -164,14 +146,14 @@ def _graphs(graphs: Sequence[Graph], known: Mapping[str, str]) -> Section:
         note="A number behind + stands in the bodies of the file's own functions.",
         folded=f"Operators by artifact: {plural(len(rows), 'row')}" if len(rows) > MOST_OPEN else "",
     )  # fmt: skip
-    chains = [_chain(graph, known[graph.name]) for graph in graphs]
+    chains = [_chain(graph, evidence[graph.name]) for graph in graphs]
     return Section(id="graphs", title="Shape of the graphs", lead=lead, blocks=(*chains, table))
 
 
 def _count(graph: Graph, name: str) -> Cell:
     outside, inside = graph.operators[name], graph.inside[name]
     text = f"{outside or ''}{f' +{inside}' if inside else ''}".strip() or "–"
-    return number(text, outside + inside)
+    return Cell(text=text, value=outside + inside)
 
 
 def _mark(name: str) -> str:
@@ -179,7 +161,7 @@ def _mark(name: str) -> str:
     return next((mark for mark, names in MARKS.items() if names.fullmatch(bare)), "")
 
 
-def _chain(graph: Graph, known: str) -> Chain:
+def _chain(graph: Graph, evidence: str) -> Chain:
     steps: list[Step] = []
     for name in graph.chain:
         if steps and steps[-1].text == name:
@@ -189,4 +171,4 @@ def _chain(graph: Graph, known: str) -> Chain:
     note = f"{plural(graph.operators.total(), 'node')} in all, {len(graph.chain)} on the longest path"
     if len(steps) > MOST_STEPS:
         note += f", the first {MOST_STEPS} steps shown"
-    return Chain(title=f"{graph.name}: {graph.told}", note=f"{note}. {known}", steps=tuple(steps[:MOST_STEPS]))
+    return Chain(title=f"{graph.name}: {graph.summary}", note=f"{note}. {evidence}", steps=tuple(steps[:MOST_STEPS]))

@@ -1,22 +1,24 @@
-"""What a report page is made of, as data: boxes on top, then sections of tables, figures, chains and words.
+"""The parts of a report page as data: boxes on top, then sections of tables, figures, chains and paragraphs.
 
-HTML and Markdown are both made of this, so neither can say what the other doesn't.
+HTML and Markdown are both made from these, so they say the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-TONES = ("good", "bad", "refused", "away", "best", "h1", "h2", "h3", "h4", "h5")
-"""Looks of a cell: what it means is always said by its text too. h1 to h5 are the steps of a heat-map."""
+from posexport.bench.statistics import Ratio
 
 
 @attrs.frozen(kw_only=True)
 class Cell:
-    """One cell: `more` is told on hover, `tone` is one of TONES, `value` is what it is sorted by."""
+    """One cell: `more` shows on hover, and tables sort by `value`.
+
+    `tone` is its look (good, bad, refused, away, best, or h1 to h5 in a heat-map); the text always says the same.
+    """
 
     text: str
     more: str = ""
@@ -26,9 +28,9 @@ class Cell:
 
 @attrs.frozen(kw_only=True)
 class Table:
-    """Rows under columns. The first `heads` cells of a row name it; `right` are the columns of numbers, by index.
+    """Rows under columns. The first `heads` cells of a row name it; `right` are the indices of columns of numbers.
 
-    `groups` are names above so many columns each; `folded` is the line that opens it where it starts closed.
+    `groups` are names over so many columns each; `folded` is the line that opens a table that starts closed.
     """
 
     caption: str
@@ -45,22 +47,18 @@ class Table:
 
 @attrs.frozen(kw_only=True)
 class Figure:
-    """A drawing: `svg` is markup that posexport.page.svg made, `legend` a swatch of the same kind and its name each.
-
-    `table` holds the drawn numbers.
-    """
+    """A drawing: `svg` is markup from `drawing.inline`; `table` holds the drawn numbers."""
 
     title: str
     svg: str
     note: str = ""
-    legend: tuple[tuple[str, str], ...] = ()
     table: Table | None = None
     folded: str = ""
 
 
 @attrs.frozen(kw_only=True)
 class Step:
-    """One operator of a chain, so many `times` one after the other; `mark` says why it stands out."""
+    """One operator of a chain, repeated so many `times`; `mark` says why it stands out."""
 
     text: str
     times: int = 1
@@ -78,7 +76,7 @@ class Chain:
 
 @attrs.frozen(kw_only=True)
 class Prose:
-    """A paragraph; `tone` is care where it is a warning, `note` follows in small print."""
+    """A paragraph; `tone` is care for a warning, `note` follows in small print."""
 
     text: str
     tone: str = ""
@@ -100,29 +98,29 @@ class Section:
 
 @attrs.frozen(kw_only=True)
 class Point:
-    """One line of a box: `head` says what, `figure` the number that counts, `text` the rest; `label` stands above.
+    """One line of a box: `head` names the thing, `figure` is its number, `label` stands above and `text` below.
 
-    `sure` says how sure it is, before the text. `tone` is care where the line is a warning.
+    `confidence` says how certain a ranking is. `tone` is care for a warning.
     """
 
     head: str
     label: str = ""
     figure: str = ""
-    sure: str = ""
+    confidence: str = ""
     text: str = ""
     tone: str = ""
 
     @property
-    def told(self) -> str:
-        """How sure it is and the text, where both stand on one line."""
-        return "; ".join(text for text in (self.sure, self.text) if text)
+    def details(self) -> str:
+        """The confidence and the text on one line."""
+        return "; ".join(filter(None, (self.confidence, self.text)))
 
 
 @attrs.frozen(kw_only=True)
 class Box:
-    """One of the three boxes on top: `verdict` says it in a sentence; `rest` are points that start closed.
+    """One of the three boxes on top: a sentence, points, and further points that start closed.
 
-    `tone` is good, bad, or nothing where neither is known.
+    `tone` is good or bad, or empty where neither is known.
     """
 
     id: str
@@ -131,22 +129,19 @@ class Box:
     tone: str
     verdict: str
     points: tuple[Point, ...] = ()
-    rest: tuple[Point, ...] = ()
-    rest_title: str = ""
+    closed: tuple[Point, ...] = ()
+    closed_title: str = ""
 
 
 @attrs.frozen(kw_only=True)
 class Page:
-    """The whole report: `read` says what it was made from, `left` which files of a folder hold no results.
-
-    `words` are the terms that its readers may not know.
-    """
+    """The whole report: `read` lists its sources, `left` the files of a folder that hold no results."""
 
     title: str
     subtitle: str
     boxes: tuple[Box, ...]
     sections: tuple[Section, ...]
-    words: Table
+    glossary: Table
     read: Table
     left: tuple[str, ...] = ()
 
@@ -157,7 +152,7 @@ def cells(*texts: str | Cell) -> tuple[Cell, ...]:
 
 
 def trimmed(table: Table) -> Table:
-    """The table without the columns that say nothing in any row."""
+    """The table without the columns that are empty in every row."""
     kept = [at for at in range(len(table.columns)) if any(row[at].text not in ("", "–") for row in table.rows)]
     return attrs.evolve(
         table,
@@ -167,9 +162,12 @@ def trimmed(table: Table) -> Table:
     )
 
 
-def number(text: str, value: float | None) -> Cell:
-    """A cell sorted by its value."""
-    return Cell(text=text, value=value)
+EMPTY = Cell(text="–")
+
+
+def number(value: float | None, show: Callable[[float], str] = "{:,}".format) -> Cell:
+    """A cell with a number, sorted by it; empty without one."""
+    return EMPTY if value is None else Cell(text=show(value), value=value)
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
@@ -188,16 +186,15 @@ def plural(count: int, noun: str) -> str:
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 
-def seconds(value: float) -> str:
+def seconds(value: float, digits: Callable[[float], str] | None = None) -> str:
     """A duration for people, with three digits."""
-    unit, size = next((each for each in _UNITS if value >= each[1]), _UNITS[-1])
-    return f"{_digits(value / size)} {unit}"
+    unit, size = next((pair for pair in _UNITS if value >= pair[1] * (1 - 1e-9)), _UNITS[-1])
+    return f"{(digits or _digits)(value / size)} {unit}"
 
 
 def brief(value: float) -> str:
     """A round duration, for a tick."""
-    unit, size = next((each for each in _UNITS if value >= each[1] * (1 - 1e-9)), _UNITS[-1])
-    return f"{value / size:.3g} {unit}"
+    return seconds(value, "{:.3g}".format)
 
 
 def _digits(value: float) -> str:
@@ -210,24 +207,27 @@ def times(value: float) -> str:
     return f"{_digits(value)}×"
 
 
-def span(ratio: Mapping[str, float]) -> str:
+def span(ratio: Ratio) -> str:
     """The interval of a ratio for people."""
-    return f"{_digits(ratio['low'])} to {_digits(ratio['high'])}"
+    return f"{_digits(ratio.low)} to {_digits(ratio.high)}"
 
 
-def facts_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A result's record of its machine, its memory in GiB."""
-    facts = dict(data.get("machine") or {})
-    if isinstance(size := facts.get("memory"), int):
-        facts["memory"] = f"{size / 2**30:.1f} GiB"
-    return facts
+def megabytes(size: float) -> str:
+    """Bytes for people."""
+    return f"{size / 1e6:,.2f} MB"
+
+
+def facts_of(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of a machine with its memory in GiB."""
+    memory = machine.get("memory")
+    return {**machine, "memory": f"{memory / 2**30:.1f} GiB"} if isinstance(memory, int) else dict(machine)
 
 
 def fact(value: Any) -> str:
-    """A value of a record for people; what isn't known is empty."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {fact(each)}" for key, each in value.items() if each is not None)
-    if isinstance(value, list):
+    """A value of a record for people; unknown values are empty."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {fact(item)}" for key, item in value.items() if item is not None)
+    if isinstance(value, list | tuple):
         return ", ".join(map(fact, value))
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -1,4 +1,4 @@
-"""Benchmarks on the page: who is fastest in each comparison, bars with intervals and floors, curves over a sweep.
+"""Benchmarks on the page: who is fastest in each comparison, bars with intervals and lower bounds, curves over sizes.
 
 A comparison is one block in one scenario; files of the same block (other forms, dtypes, opsets) stand in it together.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 
-import attrs
-
-from posexport.report.page import machine_load, regressions, sure
+from posexport.bench.result import OUT_OF_DATE, Benchmark, ProjectBenchmark
+from posexport.report.page import charts, machine_load, regressions
 from posexport.report.page.blocks import (
+    EMPTY,
     Block,
     Cell,
     Figure,
@@ -30,192 +31,192 @@ from posexport.report.page.blocks import (
     times,
     trimmed,
 )
-from posexport.report.page.charts import Bar, Bars, Curve, draw_bars, draw_lines, patch, swatch
-from posexport.report.page.evidence import PASSED
-from posexport.report.page.latency_rows import Comparison, Row, comparisons, rows_of
+from posexport.report.page.charts import Bar, Bars
+from posexport.report.page.evidence import Evidence
+from posexport.report.page.latency_rows import LOWER_BOUND, TORCH, Comparison, Row, comparisons, confidence, order
 from posexport.report.page.results import Result
-from posexport.report.page.scale import LINEAR, LOG
-from posexport.report.page.summary import FAILED, NOT_RUN, Finding, Found
+from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights
+from posexport.report.plots.panels import Chart, Line
+from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
-_VERDICTS = {"failed": "✗ but it failed verify", "passed": "✓ verified"}
-_DIGITS = 16
-_UNITS = {"prefill": "new tokens at once", "decode": "tokens in the cache", "batch": "prompts side by side"}
-
-
-def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
-    """The section, and what the boxes learn from it."""
-    if not results:
-        return None, Found()
-    found = comparisons(results)
-    blocks: list[Block] = [*machine_load.warning(results), *_curves(found)]
-    swept = [each for group in _sweeps(found).values() if len(group) > 2 for each in group[:-1]]
-    blocks += [_bars(each, folded=each in swept or len(found) > 12) for each in found]
-    blocks += [table for result in results for table in regressions.tables(result)]
-    blocks += [_table(found), *_absent(found), *_machines(results)]
-    rows = list(rows_of(results))
-    lead = (
-        "Bars end at the median, whiskers span the middle 80 % of all runs, and the dashed line is the lower bound: "
-        "the bare matrix products of the same block; › goes on beyond the drawing. Ratios are taken round by round "
-        "against what ran beside it: a steady slowdown cancels out, a busy machine widens their intervals."
-    )
-    return Section(id="latency", title="Latency", lead=lead, blocks=tuple(blocks)), Found(
-        findings=tuple(_findings(results, found)),
-        fastest=tuple(point for each in found if (point := _point(each)) is not None),
-        timed=sum(row.timed for row in rows),
-        machine_load=machine_load.shares(results),
-    )
-
-
-def _point(each: Comparison) -> Point | None:
-    ranked = each.ranked
-    if not ranked:
-        return None
-    first = ranked[0]
-    said = []
-    for peer, words in (("torch", "of torch eager"), ("lower_bound", "of the lower bound")):
-        ratio = first.ratio(peer)
-        if ratio is not None and first.role != peer:
-            said.append(f"{times(ratio['median'])} {words} ({span(ratio)})")
-    name = each.name(first)
-    beside = {row.runtime for row in ranked if row.head is first.head}
-    others = [
-        row
-        for row in ranked[1:]
-        # a peer that ran beside the winner counts by those rounds, not by those of another file
-        if each.name(row) != name and (row.head is first.head or not row.role or row.runtime not in beside)
-    ]
-    alike: dict[str, Row] = {}
-    for row in others:
-        if not sure.apart(first, row):
-            alike.setdefault(each.name(row), row)
-    ties = [f"{other} ({_beside(first, row)})" for other, row in alike.items()]
-    separate = any(row.head is not first.head for row in alike.values())
-    unsure = any(machine_load.is_busy(row.head) for row in ranked)
-    behind = next((row for row in others if row.role != "torch" and each.name(row) not in alike), None)
-    if behind is not None and not ties:
-        said.append(f"next {each.name(behind)} ({_beside(first, behind)})")
-    if not first.role:
-        said.insert(len(said) if first.verdict == PASSED else 0, _verdict(first))
-    otherwise = [row for row in alike.values() if not row.role and row.verdict != first.verdict]
-    said += [f"{each.name(row)}: {_verdict(row)}" for row in otherwise]
-    if first.stale:
-        said.insert(0, "⚠ stale: other bytes were timed than those of the file here")
-    return Point(
-        label=f"{machine_load.sign(first.head)}{each.block}, {each.where} ({each.words})",
-        head=name,
-        figure=seconds(first.median),
-        sure=sure.told(ties, unsure, separate) if others else "nothing else was timed beside it",
-        text="; ".join(said),
-    )
-
-
-def _verdict(row: Row) -> str:
-    return _VERDICTS.get(row.verdict, f"⚠ not verified on {row.runtime} here")
-
-
-def _beside(first: Row, row: Row) -> str:
-    """What another took beside the winner: its time, or across runs of their own its ratio to torch."""
-    ratio = row.ratio("torch")
-    if row.head is first.head or ratio is None or row.gpu != first.gpu:
-        return seconds(row.median)
-    return f"{times(ratio['median'])} of torch eager, {span(ratio)}, in its own run"
-
-
-def _bars(each: Comparison, folded: bool) -> Figure | Table:
-    timed = [row for row in each.rows if row.timed]
-    title = machine_load.title([row.head for row in timed], f"{each.block}: {each.where} ({each.words})")
-    if not timed:
-        rows = tuple(cells(each.name(row), row.result["state"], row.result.get("reason") or "") for row in each.rows)
-        return Table(caption=title, columns=("candidate", "state", "reason"), rows=rows)
-    best = each.ranked[:1]
-    groups = []
-    files = list(dict.fromkeys(row.file for row in timed))
-    several = len(files) > 1  # the file's name stands above its bars then
-    for file in files:
-        own = sorted((row for row in timed if row.file == file), key=lambda row: row.median)
-        floor = next((row.median for row in own if row.role == "lower_bound"), None)
-        bars = tuple(_bar(each, row, row in best, not several) for row in own if row.role != "lower_bound")
-        if bars:
-            groups.append(Bars(name=file, bars=bars, floor=floor))
-    if not groups:
-        groups = [Bars(name="", bars=tuple(_bar(each, row, False, True) for row in timed))]
-    if len(groups) == 1:
-        groups = [attrs.evolve(groups[0], name="")]
-    floors = [seconds(group.floor) for group in groups if group.floor is not None]
-    note = f"Lower bound (dashed): {listed(list(dict.fromkeys(floors)))}." if floors else "No lower bound was timed."
-    note += " Each file ran by itself, so files are compared by × torch, not by times." * several
-    drawn = {bar.look for group in groups for bar in group.bars} | ({"floor"} if floors else set())
-    legend = tuple((patch(look), name) for look, name in _LOOKS.items() if look in drawn)
-    return Figure(
-        title=title, svg=draw_bars(title, groups), legend=legend, note=note,
-        folded=f"Bars of {title}" if folded else "",
-    )  # fmt: skip
-
-
-_LOOKS = {
-    "best": "★ the fastest",
-    "ours": "an artifact of posexport",
-    "peer": "a peer (others' way)",
-    "floor": "lower bound",
-}
-
-
-def _bar(each: Comparison, row: Row, best: bool, with_file: bool) -> Bar:
-    spread, ratio = row.result["seconds"], row.ratio("torch")
-    text = seconds(row.median) + (f" · {times(ratio['median'])} torch" if ratio and row.role != "torch" else "")
-    look = "best" if best else "peer" if row.role else "ours"
-    return Bar(
-        name=("★ " if best else "") + each.name(row, with_file), text=text, value=row.median, low=spread["p10"],
-        high=max(spread["p90"], row.median), look=look,
-    )  # fmt: skip
-
-
-def _sweep_of(each: Comparison) -> tuple[str, str]:
-    return each.key, each.where.split(":")[0]
-
-
-def _sweeps(found: Sequence[Comparison]) -> dict[tuple[str, str], list[Comparison]]:
-    """The scenarios of one kind, by block: prefill at several lengths and the like."""
-    groups: dict[tuple[str, str], list[Comparison]] = {}
-    for each in found:
-        kind, _, size = each.where.partition(":")
-        if kind in _UNITS and size.isdecimal() and len(size) < _DIGITS:
-            groups.setdefault(_sweep_of(each), []).append(each)
-    return groups
-
-
+_VERDICTS = {FAILED: "✗ but it failed verify", PASSED: "✓ verified"}
+_MOST_DIGITS = 15  # of a size in a scenario's name
+_SIZES = {"prefill": "new tokens at once", "decode": "tokens in the cache", "batch": "prompts side by side"}
+_LEAD = (
+    "Bars end at the median, whiskers span the middle 80 % of all runs, and the dashed line is the lower bound: the "
+    "bare matrix products of the same block; › goes on beyond the drawing. Ratios are taken round by round against "
+    "what ran beside it: a steady slowdown cancels out, a busy machine widens their intervals."
+)
 _CURVES = (
-    "Both axes are logarithmic; lower is faster. Of a peer that was timed beside several files, the fastest is drawn."
+    "Both axes are logarithmic; lower is faster. Of an alternative that was timed beside several files, the fastest is "
+    "drawn."
 )
 
 
-def _curves(found: Sequence[Comparison]) -> Iterator[Figure]:
-    for (_, kind), group in _sweeps(found).items():
-        if len(group) < 3:
-            continue
-        block = group[0].block
-        series: dict[str, dict[float, float]] = {}
-        roles: dict[str, str] = {}
-        for each in sorted(group, key=lambda each: int(each.where.split(":")[1])):
-            for row in (row for row in each.rows if row.timed):
-                own, at = series.setdefault(each.name(row), {}), float(each.where.split(":")[1])
-                own[at] = min(row.median, own.get(at, row.median))
-                roles[each.name(row)] = row.role
-        names = sorted(series, key=lambda name: bool(roles[name]))
-        looks = {name: (at, 1 if roles[name] == "lower_bound" else 0) for at, name in enumerate(names)}
-        curves = [
-            Curve(name=name, x=tuple(own), y=tuple(own.values()), look=looks[name])
-            for name in names
-            if (own := series[name])
-        ]
-        title = f"{block}: {kind} over a sweep"
-        sizes = sorted({x for own in series.values() for x in own})
-        svg = draw_lines(
-            title, curves, axes=(_UNITS[kind], "median time"), kinds=(LOG if min(sizes) > 0 else LINEAR, LOG),
-            show=brief, marks=sizes,
-        )  # fmt: skip
-        legend = tuple((swatch(looks[name]), name) for name in names)
-        yield Figure(title=title, svg=svg, legend=legend, note=_CURVES)
+def section(results: Sequence[Result[Benchmark]], evidence: Evidence) -> tuple[Section | None, Highlights]:
+    """The section, and its highlights."""
+    if not results:
+        return None, Highlights()
+    compared, busy = comparisons(results), machine_load.shares(results)
+    curves = [group for group in _by_size(compared).values() if len(group) > 2]
+    drawn = {id(comparison) for group in curves for comparison in group[:-1]}
+    blocks: list[Block] = [*machine_load.warning(busy), *map(_curve, curves)]
+    blocks += [_bars(each, folded=id(each) in drawn or len(compared) > 12) for each in compared]
+    blocks += [table for result in results for table in regressions.tables(result)]
+    blocks += [_table(compared), *_absent(compared), _machines(results)]
+    return Section(id="latency", title="Latency", lead=_LEAD, blocks=tuple(blocks)), Highlights(
+        findings=tuple(_findings(results, compared)),
+        fastest=tuple(point for each in compared if (point := _point(each, evidence)) is not None),
+        timed=sum(row.timed for each in compared for row in each.rows),
+        machine_load=busy,
+    )
+
+
+def project_findings(results: Sequence[Result[ProjectBenchmark]]) -> Highlights:
+    """The files of projects that were not timed; one that is out of date fails its project, as the exit code says."""
+    return Highlights(
+        findings=tuple(
+            Finding(
+                state=FAILED if file.state == OUT_OF_DATE else NOT_RUN, who=PurePath(file.file).name,
+                reason=file.reason or NO_REASON, where="bench",
+            )
+            for result in results for file in result.data.files if file.result is None
+        )
+    )  # fmt: skip
+
+
+def _point(compared: Comparison, evidence: Evidence) -> Point | None:
+    """The fastest of a comparison, with how certain that is and its ratios."""
+    ranked = compared.ranked
+    if not ranked:
+        return None
+    first = ranked[0]
+    name = compared.name(first)
+    beside = {row.runtime for row in ranked if row.benchmark is first.benchmark}
+    others = [
+        row
+        for row in ranked[1:]
+        # an alternative that ran beside the winner counts by those rounds, not by those of another file
+        if compared.name(row) != name
+        and (row.benchmark is first.benchmark or not row.role or row.runtime not in beside)
+    ]
+    orders: dict[str, dict[str, Row]] = {"tie": {}, "too few rounds": {}, "inconclusive": {}, "faster": {}}
+    for row in others:
+        orders[order(first, row)].setdefault(compared.name(row), row)
+    ties = {**orders["tie"], **orders["inconclusive"]}
+    few = {other: row for other, row in orders["too few rounds"].items() if other not in ties}
+    text = []
+    if first.benchmark.sha256 and evidence.is_stale(first.benchmark.file, first.benchmark.sha256):
+        text.append("⚠ stale: other bytes were timed than those of the file here")
+    verdict = evidence.verdict(first)
+    ratios = [(TORCH, "of torch eager"), (LOWER_BOUND, "of the lower bound")]
+    texts = [
+        f"{times(ratio.median)} {words} ({span(ratio)})"
+        for role, words in ratios
+        if (ratio := first.ratio(role)) is not None and first.role != role
+    ]
+    behind = next((row for row in others if row.role != TORCH and compared.name(row) not in ties), None)
+    if behind is not None and not ties:
+        texts.append(f"next {compared.name(behind)} ({_figure(first, behind)})")
+    if not first.role:
+        texts.insert(len(texts) if verdict == PASSED else 0, _verdict(first, verdict))
+    unlike = [row for row in ties.values() if not row.role and evidence.verdict(row) != verdict]
+    texts += [f"{compared.name(row)}: {_verdict(row, evidence.verdict(row))}" for row in unlike]
+    certainty = confidence(
+        [f"{other} ({_figure(first, row)})" for other, row in ties.items()],
+        [f"{other} ({_figure(first, row)})" for other, row in few.items()],
+        doubtful=any(machine_load.is_high(row.benchmark) for row in ranked),
+        separate=any(row.benchmark is not first.benchmark for row in ties.values()),
+    )
+    return Point(
+        label=f"{machine_load.sign(first.benchmark)}{compared.block}, {compared.scenario} ({compared.sizes})",
+        head=name, figure=seconds(first.median),
+        confidence=certainty if others else "nothing else was timed beside it", text="; ".join([*text, *texts]),
+    )  # fmt: skip
+
+
+def _verdict(row: Row, verdict: str) -> str:
+    return _VERDICTS.get(verdict, f"⚠ not verified on {row.runtime} here")
+
+
+def _figure(first: Row, row: Row) -> str:
+    """The time of another candidate, or across separate runs its ratio to torch."""
+    ratio = row.ratio(TORCH)
+    if row.benchmark is first.benchmark or ratio is None or row.gpu != first.gpu:
+        return seconds(row.median)
+    return f"{times(ratio.median)} of torch eager, {span(ratio)}, in its own run"
+
+
+def _bars(compared: Comparison, folded: bool) -> Figure | Table:
+    timed = sorted((row for row in compared.rows if row.timed), key=lambda row: row.median)
+    title = f"{compared.block}: {compared.scenario} ({compared.sizes})"
+    title = machine_load.title([row.benchmark for row in timed], title)
+    if not timed:
+        rows = tuple(cells(compared.name(row), row.timing.state, row.timing.reason) for row in compared.rows)
+        return Table(caption=title, columns=("candidate", "state", "reason"), rows=rows)
+    best, sources = compared.ranked[:1], dict.fromkeys(row.source for row in compared.rows if row.timed)
+    groups = []
+    for source in sources:
+        rows_here = [row for row in timed if row.source == source]
+        bound = next((row.median for row in rows_here if row.role == LOWER_BOUND), None)
+        shown = [row for row in rows_here if row.role != LOWER_BOUND] or ([] if len(sources) > 1 else rows_here)
+        bars = tuple(_bar(compared, row, row in best, len(sources) == 1) for row in shown)
+        groups += [Bars(name=source if len(sources) > 1 else "", bars=bars, bound=bound)] if bars else []
+    if not groups:
+        groups = [Bars(name="", bars=tuple(_bar(compared, row, False, True) for row in timed))]
+    bounds = dict.fromkeys(seconds(group.bound) for group in groups if group.bound is not None)
+    note = f"Lower bound (dashed): {listed(list(bounds))}." if bounds else "No lower bound was timed."
+    note += " Each file ran by itself, so files are compared by × torch, not by times." * (len(sources) > 1)
+    return Figure(
+        title=title, svg=charts.draw_bars(title, groups), note=note, folded=f"Bars of {title}" if folded else ""
+    )
+
+
+def _bar(compared: Comparison, row: Row, best: bool, with_file: bool) -> Bar:
+    ratio = row.ratio(TORCH)
+    text = seconds(row.median) + (f" · {times(ratio.median)} torch" if ratio and row.role != TORCH else "")
+    return Bar(
+        name=("★ " if best else "") + compared.name(row, with_file), text=text, value=row.median, low=row.seconds.p10,
+        high=max(row.seconds.p90, row.median), look="best" if best else "alternative" if row.role else "ours",
+    )  # fmt: skip
+
+
+def _by_size(compared: Sequence[Comparison]) -> dict[tuple[str, str], list[Comparison]]:
+    """The scenarios of one kind by block, such as prefill at several lengths, in the order of their sizes."""
+    groups: dict[tuple[str, str], list[Comparison]] = {}
+    for each in compared:
+        kind, _, size = each.scenario.partition(":")
+        if kind in _SIZES and size.isdecimal() and len(size) <= _MOST_DIGITS:
+            groups.setdefault((each.key, kind), []).append(each)
+    return {key: sorted(group, key=_size) for key, group in groups.items()}
+
+
+def _size(compared: Comparison) -> int:
+    return int(compared.scenario.partition(":")[2])
+
+
+def _curve(group: Sequence[Comparison]) -> Figure:
+    series: dict[str, dict[float, float]] = {}
+    roles: dict[str, str] = {}
+    for each in group:
+        for row in (row for row in each.rows if row.timed):
+            name, size = each.name(row), float(_size(each))
+            points = series.setdefault(name, {})
+            points[size] = min(row.median, points.get(size, row.median))
+            roles[name] = row.role
+    names = sorted(series, key=lambda name: bool(roles[name]))
+    sizes = sorted({size for points in series.values() for size in points})
+    kind = group[0].scenario.partition(":")[0]
+    title = f"{group[0].block}: {kind} over a sweep"
+    lines = [
+        Line(label=name, x=tuple(series[name]), y=tuple(series[name].values()), look=(at, roles[name] == LOWER_BOUND))
+        for at, name in enumerate(names)
+    ]
+    chart = Chart(
+        title=title, note="", x=_SIZES[kind], y="median time", lines=tuple(lines),
+        scales=("log" if min(sizes) > 0 else "linear", "log"),
+    )  # fmt: skip
+    return Figure(title=title, svg=charts.draw_lines(chart, brief, sizes), note=_CURVES)
 
 
 _COLUMNS = (
@@ -224,8 +225,10 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def _table(found: Sequence[Comparison]) -> Table:
-    ran = [(each, row) for each in found for row in sorted(each.rows, key=_order) if row.result["state"] != NOT_RUN]
+def _table(compared: Sequence[Comparison]) -> Table:
+    ran = [(each, row) for each in compared for row in each.rows if row.timing.state != NOT_RUN]
+    places = {id(each): at for at, each in enumerate(compared)}
+    ran.sort(key=lambda pair: (places[id(pair[0])], not pair[1].timed, pair[1].median))
     return trimmed(
         Table(
             caption="Every timing", columns=_COLUMNS, rows=tuple(_row(*pair) for pair in ran), heads=2,
@@ -234,17 +237,15 @@ def _table(found: Sequence[Comparison]) -> Table:
     )  # fmt: skip
 
 
-def _absent(found: Sequence[Comparison]) -> Iterator[Table]:
-    """What was not run, each reason once for each candidate."""
+def _absent(compared: Sequence[Comparison]) -> Iterator[Table]:
+    """Candidates that were not run, with each reason once."""
     counted = Counter(
-        (each.name(row), row.result.get("reason") or "no reason was given")
-        for each in found
+        (each.name(row), row.timing.reason or NO_REASON)
+        for each in compared
         for row in each.rows
-        if row.result["state"] == NOT_RUN
+        if row.timing.state == NOT_RUN
     )
-    rows = tuple(
-        (Cell(text=name), Cell(text=reason), number(str(count), count)) for (name, reason), count in counted.items()
-    )
+    rows = tuple((*cells(name, reason), number(count)) for (name, reason), count in counted.items())
     if rows:
         yield Table(
             caption="Not timed", columns=("candidate", "reason", "times"), rows=rows, right=(2,),
@@ -252,57 +253,44 @@ def _absent(found: Sequence[Comparison]) -> Iterator[Table]:
         )  # fmt: skip
 
 
-def _order(row: Row) -> tuple[bool, float]:
-    return not row.timed, row.median if row.timed else 0.0
-
-
-def _row(each: Comparison, row: Row) -> tuple[Cell, ...]:
-    result = row.result
-    spread = result.get("seconds") or {}
-    shown = [number(seconds(spread[key]), spread[key]) if spread.get(key) else Cell(text="–")
-             for key in ("median", "p10", "p90", "p99")]  # fmt: skip
-    for peer in ("torch", "lower_bound"):
-        ratio = row.ratio(peer)
-        low_high = span(ratio) if ratio else "–"
-        shown += [number(times(ratio["median"]), ratio["median"]) if ratio else Cell(text="–"), Cell(text=low_high)]
-    speed, memory = result.get("tokens_per_second"), result.get("memory")
-    shown += [number(f"{speed:,.0f}", speed) if speed else Cell(text="–")]
-    shown += [number(f"{memory / 1e6:,.1f} MB", memory) if memory else Cell(text="–")]
-    for key in ("load_seconds", "build_seconds"):
-        shown.append(number(seconds(result[key]), result[key]) if result.get(key) else Cell(text="–"))
-    tone = {"failed": "bad", "not run": "away"}.get(result["state"], "")
-    told = "; ".join(text for text in (result.get("reason"), result.get("note")) if text)
+def _row(compared: Comparison, row: Row) -> tuple[Cell, ...]:
+    timing, spread = row.timing, row.seconds
+    quantiles = (spread.median, spread.p10, spread.p90, spread.p99)
+    figures = [number(value, seconds) if row.timed else EMPTY for value in quantiles]
+    for role in (TORCH, LOWER_BOUND):
+        ratio = row.ratio(role)
+        figures += [number(ratio.median, times), Cell(text=span(ratio))] if ratio else [EMPTY, EMPTY]
     return (
-        Cell(text=f"{each.block}, {each.where}"), Cell(text=each.name(row)), Cell(text=result["state"], tone=tone),
-        *shown, Cell(text=told),
+        *cells(f"{compared.block}, {compared.scenario}", compared.name(row)),
+        Cell(text=timing.state, tone=TONES.get(timing.state, "")), *figures,
+        number(timing.tokens_per_second, "{:,.0f}".format),
+        number(timing.memory, lambda size: f"{size / 1e6:,.1f} MB"),
+        number(timing.load_seconds, seconds), number(timing.build_seconds, seconds),
+        Cell(text="; ".join(filter(None, (timing.reason, timing.note)))),
     )  # fmt: skip
 
 
-def _findings(results: Sequence[Result], found: Sequence[Comparison]) -> Iterator[Finding]:
-    for each in found:
-        for row in each.rows:
-            if not row.timed:
-                state = FAILED if row.result["state"] == "failed" else NOT_RUN
-                reason = row.result.get("reason") or "no reason was given"
-                cuda = row.role and row.runtime.endswith("-cuda")
-                yield Finding(state=state, who="peers on CUDA" if cuda else row.runtime, reason=reason, where="bench")
+def _findings(results: Sequence[Result[Benchmark]], compared: Sequence[Comparison]) -> Iterator[Finding]:
+    for row in (row for each in compared for row in each.rows if not row.timed):
+        who = "alternatives on CUDA" if row.role and row.runtime.endswith("-cuda") else row.runtime
+        yield Finding(state=row.timing.state, who=who, reason=row.timing.reason or NO_REASON, where="bench")
     for result in results:
         yield from regressions.findings(result)
-        for left in result.data.get("left_out") or ():
-            yield Finding(state=NOT_RUN, who=left["scenario"], reason=left["reason"], where="bench")
+        for left in result.data.left_out:
+            yield Finding(state=NOT_RUN, who=left.scenario, reason=left.reason, where="bench")
 
 
-def _machines(results: Sequence[Result]) -> Iterator[Table]:
-    """What each file was measured on; only facts that are known."""
+def _machines(results: Sequence[Result[Benchmark]]) -> Table:
+    """The known facts of the machine, versions and settings of each file."""
     facts: dict[str, list[str]] = {}
     for at, result in enumerate(results):
-        machine = facts_of(result.data)
-        own = {"file": result.data["file"], "sha256": result.data.get("sha256"), "rounds": result.data.get("rounds")}
-        own |= {"threads": result.data.get("threads"), "machine_load": f"{result.data.get('busy') or 0:.0%}", **machine}
-        for key, value in own.items():
-            facts.setdefault(key, [""] * len(results))[at] = fact(value)
-    rows = tuple(cells(key.replace("_", " "), *values) for key, values in facts.items() if any(values))
-    yield Table(
+        data = result.data
+        known = {"file": data.file, "sha256": data.sha256, "rounds": data.rounds, "threads": data.threads}
+        known |= {"machine load": f"{data.machine_load:.0%}", **facts_of(data.machine)}
+        for name, value in known.items():
+            facts.setdefault(name, [""] * len(results))[at] = fact(value)
+    rows = tuple(cells(name.replace("_", " "), *values) for name, values in facts.items() if any(values))
+    return Table(
         caption="What it was measured on", columns=("", *(result.name for result in results)), rows=rows,
         folded="The machine, versions and settings of each run",
     )  # fmt: skip

@@ -1,10 +1,11 @@
-"""The report as Markdown, for a job's summary: the boxes, and the tables that stand open on the page."""
+"""The report as Markdown for a job's summary: the boxes and the tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from posexport.report.page.blocks import Block, Box, Chain, Figure, Page, Point, Prose, Table
+from posexport.report.page.sources import writable
 
 MOST_ROWS = 60
 """Rows of one table; job summaries end at a megabyte."""
@@ -15,14 +16,14 @@ def to_markdown(page: Page) -> str:
     lines = [f"## {_text(page.title)}", "", _text(page.subtitle), ""]
     for box in page.boxes:
         lines += [*_box(box), ""]
-    lines += _block(page.words)
+    lines += _block(page.glossary)
     for section in page.sections:
         lines += [f"### {_text(section.title)}", "", _text(section.lead), ""]
         for block in section.blocks:
             lines += _block(block)
     if page.left:
         lines += [f"Left out, for they hold no results: {', '.join(map(_text, page.left))}.", ""]
-    return "\n".join(lines).rstrip() + "\n"
+    return writable("\n".join(lines).rstrip() + "\n")
 
 
 def _box(box: Box) -> Iterator[str]:
@@ -31,19 +32,18 @@ def _box(box: Box) -> Iterator[str]:
     yield _text(box.verdict)
     yield ""
     yield from map(_point, box.points)
-    if box.rest:
-        yield from ("", f"<details><summary>{_text(box.rest_title)}</summary>", "")
-        yield from map(_point, box.rest[:MOST_ROWS])
-        yield from _more(len(box.rest))
+    if box.closed:
+        yield from ("", f"<details><summary>{_text(box.closed_title)}</summary>", "")
+        yield from map(_point, box.closed[:MOST_ROWS])
+        yield from _more(len(box.closed))
         yield from ("", "</details>")
 
 
 def _point(point: Point) -> str:
     figure = f" **{_text(point.figure)}**" if point.figure else ""
     label = f"{_text(point.label)}: " if point.label else ""
-    return (
-        f"- {label}{_text(point.head)}{figure}{': ' if point.told and point.head else ' '}{_text(point.told)}".rstrip()
-    )
+    colon = ": " if point.details and point.head else " "
+    return f"- {label}{_text(point.head)}{figure}{colon}{_text(point.details)}".rstrip()
 
 
 def _block(block: Block) -> Iterator[str]:

@@ -4,172 +4,149 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from posexport.report.matrix_markdown import idle, judged, rows
 from posexport.report.page.blocks import Block, Cell, Section, Table, cells, listed, number
 from posexport.report.page.results import Result
-from posexport.report.page.summary import REFUSED, Finding, Found
-from posexport.report.page.verdicts import MARKS, TONES, key_of, step
+from posexport.report.page.summary import MARKS, NO_REASON, TONES, Finding, Highlights
+from posexport.report.page.verdicts import heat, key_of
+from posexport.verify.matrix.table import BUILD, REFUSED, Matrix
+from posexport.verify.matrix.table import Cell as Entry
+from posexport.verify.result import FAILED, PASSED
 
-_EAGER = (1.0, 2.0, 4.0, 6.0)
-BUILD = "build"
-EAGER = "torch"
-"""The column of the measure itself."""
-
-_GROUPS = {BUILD: "build: plans with fused attention"}
+_STEPS = (1.0, 2.0, 4.0, 6.0)
+TORCH = "torch"
+"""The column of the reference for the ratios."""
 
 
-def section(results: Sequence[Result]) -> tuple[Section | None, Found]:
-    """The section of `posexport matrix`, and what the boxes learn from it."""
+def section(results: Sequence[Result[Matrix]]) -> tuple[Section | None, Highlights]:
+    """The section of `posexport matrix`, and its highlights."""
     if not results:
-        return None, Found()
+        return None, Highlights()
     blocks: list[Block] = []
     for result in results:
-        blocks += _matrix(result, f" ({result.name})" if len(results) > 1 else "")
-    everything = [cell for result in results for cell in result.data["cells"]]
-    counted = Counter(cell["state"] for cell in everything)
+        blocks += _matrix(result.data, f" ({result.name})" if len(results) > 1 else "")
+    counted: Counter[str] = Counter(cell.state for result in results for cell in result.data.cells.values())
     lead = (
         f"{', '.join(f'{counted[state]:,} {state}' for state in MARKS)}. Every encoding and form, with all dtypes and "
-        "modes in one cell: a number is the largest error over torch eager's own in the same place. Up to 8 passes, "
-        "and a little more where eager comes out nearly exact. Under build are TensorRT's plans, "
-        "and in how many of them attention is fused."
+        "modes in one cell: a number is the largest error over torch's own error in the same place. Up to 8 passes, "
+        "and a little more where torch is nearly exact. Under build are TensorRT's plans, and in how many of them "
+        "attention is fused."
     )
-    findings = tuple(_of_cells(results))
-    section = Section(id="matrix", title="What works where", lead=lead, blocks=tuple(blocks))
-    return section, Found(findings=findings, checked=counted["passed"] + counted["failed"])
+    return Section(id="matrix", title="What works where", lead=lead, blocks=tuple(blocks)), Highlights(
+        findings=tuple(_findings(results)), checked=counted[PASSED] + counted[FAILED]
+    )
 
 
-def _of_cells(results: Sequence[Result]) -> Iterator[Finding]:
+def _findings(results: Sequence[Result[Matrix]]) -> Iterator[Finding]:
     for result in results:
         grouped: Counter[tuple[str, str, str, str]] = Counter()
-        for cell in result.data["cells"]:
-            if cell["state"] == "passed":
-                continue
-            name = " ".join(cell[key] for key in ("encoding", "form", "dtype", "mode"))
-            reason = cell.get("reason") or "no reason was given"
-            failed = cell["state"] == "failed"
-            who = cell["encoding"] if cell["state"] == REFUSED else cell["column"]
-            grouped[cell["state"], who, reason, name if failed else "matrix"] += 1
+        for cell in result.data.ordered():
+            entry = cell.entry
+            if cell.state != PASSED:
+                name = f"{entry.encoding} {entry.form} {entry.dtype} {entry.mode}" if cell.state == FAILED else "matrix"
+                who = entry.encoding if cell.state == REFUSED else cell.column
+                grouped[cell.state, who, cell.reason or NO_REASON, name] += 1
         for (state, who, reason, where), count in grouped.items():
             yield Finding(state=state, who=who, reason=reason, where=where, count=count)
 
 
-def _matrix(result: Result, told: str) -> list[Block]:
-    found = result.data["cells"]
-    judged = [name for name in dict.fromkeys(cell["column"] for cell in found)
-              if any(cell["column"] == name and cell["state"] in ("passed", "failed") for cell in found)]  # fmt: skip
-    forms = list(dict.fromkeys(cell["form"] for cell in found))
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    dtypes: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for cell in found:
-        groups.setdefault((cell["encoding"], cell["column"], cell["form"]), []).append(cell)
-        dtypes.setdefault((cell["mode"] + ", " + cell["dtype"], cell["column"], cell["form"]), []).append(cell)
-    idle = [name for name in dict.fromkeys(cell["column"] for cell in found) if name not in judged]
-    even = [name for name in judged if name == EAGER and all(_is_one(cell) for cell in found if cell["column"] == name)]
-    judged = [name for name in judged if name not in even] or judged
-    note = "◦ some of it was refused or not run: the cell tells on hover, the tables below in full."
-    note += f" Nothing ran on {', '.join(idle)}, so they have no column." if idle else ""
-    note += f" {', '.join(even)} is the measure itself: 1 everywhere." if even and even != judged else ""
+def _matrix(matrix: Matrix, suffix: str) -> list[Block]:
+    every = matrix.ordered()
+    columns, forms = judged(every), list(dict.fromkeys(cell.entry.form for cell in every))
+    even = [TORCH] if TORCH in columns and all(_is_one(cell) for cell in every if cell.column == TORCH) else []
+    shown = [name for name in columns if name not in even] or columns
+    note = "◦ some of it was refused or not run: the cell shows more on hover, the tables below all of it."
+    away = list(idle(every))
+    note += f" Nothing ran on {', '.join(away)}, so they have no column." if away else ""
+    note += f" {TORCH} is the reference itself: 1 everywhere." if even and even != shown else ""
     tables = []
-    for title, grouped in (("by encoding", groups), ("by mode and dtype", dtypes)):
-        rows = [
-            (Cell(text=row), *(_sum(row, grouped.get((row, name, form), [])) for name in judged for form in forms))
-            for row in dict.fromkeys(key[0] for key in grouped)
-        ]
+    for title, folded in (("by encoding", ""), ("by mode and dtype", f"The same by mode and dtype{suffix}")):
+        groups: dict[str, dict[tuple[str, str], list[Entry]]] = {}
+        for cell in every:
+            entry = cell.entry
+            row = entry.encoding if not folded else f"{entry.mode}, {entry.dtype}"
+            groups.setdefault(row, {}).setdefault((cell.column, entry.form), []).append(cell)
         tables.append(
             Table(
-                caption=f"Worst error over torch eager's, {title}{told}",
-                columns=(title.removeprefix("by "), *(form for _ in judged for form in forms)),
-                rows=tuple(rows),
-                groups=(("", 1), *((_GROUPS.get(name, name), len(forms)) for name in judged)),
-                heat=True,
-                note=note,
-                key=key_of(_EAGER, "error over torch eager's"),
-                folded="" if title == "by encoding" else f"The same by mode and dtype{told}",
+                caption=f"Worst error over torch error, {title}{suffix}",
+                columns=(title.removeprefix("by "), *(form for _ in shown for form in forms)),
+                rows=tuple(
+                    (Cell(text=row), *(_sum(row, group.get((name, form), [])) for name in shown for form in forms))
+                    for row, group in groups.items()
+                ),
+                groups=(("", 1), *((f"{name}: plans with fused attention" if name == BUILD else name, len(forms))
+                                   for name in shown)),
+                heat=True, note=note, key=key_of(_STEPS, "error over torch error"), folded=folded,
             )
-        )
-    return [*tables, _totals(found, [*even, *judged], told), _reasons(found, told), _made(result, told)]
+        )  # fmt: skip
+    return [*tables, _totals(every, suffix), _reasons(every, suffix), _made(matrix, suffix)]
 
 
-def _is_one(cell: dict[str, Any]) -> bool:
-    """Whether a cell is no more than the measure held against itself."""
-    return cell["state"] != "failed" and cell.get("ratio") in (None, 1.0)
+def _is_one(cell: Entry) -> bool:
+    """Whether a cell only compares the reference with itself."""
+    return cell.state != FAILED and cell.ratio in (None, 1.0)
 
 
-def _sum(row: str, group: Sequence[dict[str, Any]]) -> Cell:
+def _sum(row: str, group: Sequence[Entry]) -> Cell:
     """One cell for several: the state that matters most, the worst number, and all counts on hover."""
     if not group:
         return Cell(text="")
-    counted = Counter(cell["state"] for cell in group)
-    judged = [name for name in ("failed", "passed") if counted[name]]
-    state = judged[0] if judged else counted.most_common(1)[0][0]
-    some = " ◦" if judged and len(counted) > len(judged) else ""
-    ratios = [cell["ratio"] for cell in group if cell.get("ratio") is not None]
-    fused = [cell["fused"] for cell in group if cell.get("fused") is not None]
-    first = group[0]
-    said = [f"{row}, {first['form']}, {first['column']}: " + ", ".join(f"{n} {name}" for name, n in counted.items())]
-    said += [f"worst {max(ratios):g} times torch eager's"] if ratios else []
-    said += [f"attention fused in {sum(fused)} of {len(fused)} plans"] if fused else []
-    if state == "passed":
+    counted: Counter[str] = Counter(cell.state for cell in group)
+    ran = [name for name in (FAILED, PASSED) if counted[name]]
+    state = ran[0] if ran else counted.most_common(1)[0][0]
+    some = " ◦" if ran and len(counted) > len(ran) else ""
+    ratios = [cell.ratio for cell in group if cell.ratio is not None]
+    fused = [cell.fused for cell in group if cell.fused is not None]
+    column = group[0].column
+    texts = [f"{row}, {group[0].entry.form}, {column}: " + ", ".join(f"{n} {name}" for name, n in counted.items())]
+    texts += [f"worst {max(ratios):g} times torch error"] if ratios else []
+    texts += [f"attention fused in {sum(fused)} of {len(fused)} plans"] if fused else []
+    if state == PASSED:
         value = max(ratios, default=None)
-        shown = "✓" if value is None else f"✓ {value:.2g}"
-        if first["column"] == BUILD:
-            shown = f"✓ {sum(fused)}/{len(fused)}" if fused else "✓"
-        return Cell(text=shown + some, more="; ".join(said), tone=step(value or 0.0, _EAGER), value=value)
-    reasons = dict.fromkeys(cell["reason"] for cell in group if cell["state"] == state and cell.get("reason"))
-    said += [next(iter(reasons))] if reasons else []
-    text = f"{MARKS[state]} {counted[state]}{some}" if state == "failed" else MARKS[state]
-    return Cell(text=text, more="; ".join(said), tone=TONES[state])
+        figure = "" if value is None else f" {value:.2g}"
+        figure = f" {sum(fused)}/{len(fused)}" if column == BUILD and fused else figure
+        return Cell(text=f"✓{figure}{some}", more="; ".join(texts), tone=heat(value or 0.0, _STEPS), value=value)
+    texts += [reason for cell in group if cell.state == state and (reason := cell.reason)][:1]
+    text = f"{MARKS[state]} {counted[state]}{some}" if state == FAILED else MARKS[state]
+    return Cell(text=text, more="; ".join(texts), tone=TONES[state])
 
 
-def _totals(found: Sequence[dict[str, Any]], judged: Sequence[str], told: str) -> Table:
-    rows = []
-    for name in judged:
-        own = [cell for cell in found if cell["column"] == name]
-        counted = Counter(cell["state"] for cell in own)
-        worst = max((cell["ratio"] for cell in own if cell.get("ratio") is not None), default=None)
-        fused = [cell["fused"] for cell in own if cell.get("fused") is not None]
-        rows.append(
+def _totals(every: Sequence[Entry], suffix: str) -> Table:
+    return Table(
+        caption=f"Totals{suffix}", columns=("runtime", *MARKS, "worst to torch error", "fused"),
+        rows=tuple(cells(*row) for row in rows(every)), right=(1, 2, 3, 4, 5, 6),
+        folded=f"Totals by runtime{suffix}",
+    )  # fmt: skip
+
+
+def _reasons(every: Sequence[Entry], suffix: str) -> Table:
+    """Every reason once, with the cells that it explains."""
+    grouped: dict[tuple[str, str], list[Entry]] = {}
+    for cell in every:
+        if cell.state != PASSED:
+            grouped.setdefault((cell.state, cell.reason or ""), []).append(cell)
+    made = []
+    for (state, reason), group in sorted(grouped.items(), key=lambda pair: -len(pair[1])):
+        entries = [cell.entry for cell in group]
+        names = [[cell.column for cell in group]]
+        names += [[getattr(entry, key) for entry in entries] for key in ("encoding", "form", "dtype", "mode")]
+        made.append(
             (
-                Cell(text=name),
-                *(number(f"{counted[state]:,}", counted[state]) for state in MARKS),
-                Cell(text="–") if worst is None else number(f"{worst:g}×", worst),
-                Cell(text=f"{sum(fused)} of {len(fused)}" if fused else "–"),
+                Cell(text=f"{MARKS[state]} {state}", tone=TONES[state]),
+                number(len(group)),
+                *cells(reason, *(listed(list(dict.fromkeys(column)), 6) for column in names)),
             )
         )
     return Table(
-        caption=f"Totals{told}", columns=("runtime", *MARKS, "worst to eager's", "fused"), rows=tuple(rows),
-        right=(1, 2, 3, 4, 5, 6), folded=f"Totals by runtime{told}",
+        caption=f"Reasons{suffix}", columns=("state", "cells", "reason", "on", "encodings", "forms", "dtypes", "modes"),
+        rows=tuple(made), right=(1,), folded=f"Every reason for what was refused or not run{suffix}: {len(made)}",
     )  # fmt: skip
 
 
-def _reasons(found: Sequence[dict[str, Any]], told: str) -> Table:
-    """Every reason once, with what it befell."""
-    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for cell in found:
-        if cell["state"] != "passed":
-            grouped.setdefault((cell["state"], cell.get("reason") or ""), []).append(cell)
-    rows = tuple(
-        (
-            Cell(text=f"{MARKS[state]} {state}", tone=TONES[state]),
-            number(f"{len(own):,}", len(own)),
-            Cell(text=reason),
-            *(
-                Cell(text=listed(list(dict.fromkeys(c[key] for c in own)), 6))
-                for key in ("column", "encoding", "form", "dtype", "mode")
-            ),
-        )
-        for (state, reason), own in sorted(grouped.items(), key=lambda each: -len(each[1]))
-    )
+def _made(matrix: Matrix, suffix: str) -> Table:
+    versions = {(cell.column, cell.version) for cell in matrix.cells.values() if cell.version}
+    made = tuple(cells(name, version) for name, version in [*matrix.made_by.items(), *sorted(versions)])
     return Table(
-        caption=f"Reasons{told}", columns=("state", "cells", "reason", "on", "encodings", "forms", "dtypes", "modes"),
-        rows=rows, right=(1,), folded=f"Every reason for what was refused or not run{told}: {len(rows)}",
-    )  # fmt: skip
-
-
-def _made(result: Result, told: str) -> Table:
-    versions = {(cell["column"], cell["version"]) for cell in result.data["cells"] if cell.get("version")}
-    rows = [cells(name, version) for name, version in [*result.data["made_by"].items(), *sorted(versions)]]
-    return Table(
-        caption=f"Versions{told}", columns=("what", "version"), rows=tuple(rows), folded=f"Made and judged by{told}"
+        caption=f"Versions{suffix}", columns=("what", "version"), rows=made, folded=f"Made and judged by{suffix}"
     )

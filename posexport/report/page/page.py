@@ -1,6 +1,6 @@
-"""The report page: everything that was read, as one self-contained HTML file or as Markdown for a job's summary.
+"""The report page: everything that was read, as one HTML file.
 
-The page loads nothing: its style, its script and its drawings are inside, and its own policy forbids the rest. It is
+The page loads nothing: its style, script and drawings are inside, and its own policy forbids everything else. It is
 complete without the script. The same files give the same bytes.
 """
 
@@ -11,28 +11,43 @@ from importlib.resources import files
 from pathlib import Path
 
 from posexport import __version__
-from posexport.report.page import angles, artifacts, latency, matrix, project, subjects, sweep, tuning, verdicts, words
-from posexport.report.page.blocks import Page, Section, Table, cells, plural
-from posexport.report.page.results import Result
-from posexport.report.page.sources import COMMANDS, Sources, clean, read_sources
-from posexport.report.page.summary import Found, boxes
+from posexport.bench.result import Benchmark, ProjectBenchmark
+from posexport.bench.tune.result import Result as Tuning
+from posexport.report.page import angles, artifacts, evidence, latency, matrix, sweep, tuning, verdicts
+from posexport.report.page.blocks import Page, Table, cells, plural
+from posexport.report.page.results import Sweep
+from posexport.report.page.sources import KINDS, Sources, read_sources, writable
+from posexport.report.page.summary import boxes
+from posexport.report.plots.panels import Plot
+from posexport.verify.matrix.table import Matrix
+from posexport.verify.result import Report
 
 FOLDER = files("posexport.report.page").joinpath("template")
 
 ABOUT = "Attention blocks with positional encodings, exported to ONNX: how fast they run, and whether they are right."
 """What every page is about, for somebody who was sent one."""
 
-SECTIONS: tuple[tuple[str, Callable[[Sequence[Result]], tuple[Section | None, Found]]], ...] = (
-    ("sweep", sweep.section),
-    ("tune", tuning.section),
-    ("bench", latency.section),
-    ("bench-project", project.section),
-    ("verify", verdicts.section),
-    ("matrix", matrix.section),
-    ("angles", angles.angles),
-    ("plot", angles.plots),
-)
-"""What makes a section of each kind of result, in the order of the page."""
+GLOSSARY = {
+    "block": "one attention layer with its positional encoding, as PyTorch computes it",
+    "form": "how a block is written as ONNX: decomposed, function, native or contrib",
+    "decomposed": "plain operators of the standard, which every runtime knows",
+    "function": "the standard's operators inside functions that the file carries",
+    "native": "the standard's own Attention and RotaryEmbedding, since opset 23",
+    "contrib": "ONNX Runtime's own operators (com.microsoft)",
+    "ort": "ONNX Runtime; ort-cpu and ort-cuda are its two devices; a candidate 'for ort' runs nowhere else",
+    "tensorrt-import": "TensorRT's parser reads the file and its graph is evaluated on the CPU; no GPU is needed",
+    "io_binding": "inputs and outputs of ONNX Runtime are given as buffers that stay in place",
+    "alternatives": "other ways to run the same block: torch eager, torch.compile, torch.onnx.export, ORT's optimizer",
+    "lower bound": "the time of the block's bare matrix products: nothing can be much faster",
+    "prefill, decode": "many tokens at once, or one new token behind those in the cache",
+    "clearly": "the winner's interval against every other lies below 1",
+    "likely": "the same, but the machine was busy, or others left the race early",
+    "tie, too close to call": "that interval holds 1; or, across separate runs, the two against torch overlap",
+    "too few rounds": "that interval lies below 1, but so few rounds don't reach a confidence of 95 %",
+    "inconclusive": "the measurement does not show whether something got slower, or which of two is faster",
+    "stale": "a result of other bytes than those of the file on the page",
+}
+"""The terms of the page, for a reader who was sent one."""
 
 
 def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], object] = lambda _: None) -> Page:
@@ -41,25 +56,41 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     `advance` is called with the name of each file as it is read.
     """
     sources = read_sources(paths, advance)
-    about = subjects.subjects(sources.results, sources.sha256)
-    made = [subjects.section(about), *(make(sources.of(kind)) for kind, make in SECTIONS)]
+    known = evidence.Evidence.of(sources.results, sources.sha256)
+    summaries = known.artifacts()
+    made = [
+        evidence.section(summaries),
+        sweep.section(sources.of(Sweep)),
+        tuning.section(sources.of(Tuning)),
+        latency.section(sources.of(Benchmark), known),
+        (None, latency.project_findings(sources.of(ProjectBenchmark))),
+        verdicts.section(sources.of(Report), known),
+        matrix.section(sources.of(Matrix)),
+        angles.angles(sources.of(angles.Angles)),
+        angles.plots(sources.of(Plot)),
+    ]
     sections = [section for section, _ in made if section is not None]
-    sections += artifacts.sections(sources.artifacts, {each.name: each.words for each in about}, advance)
-    told = [plural(len(sources.of(kind)), f"{kind} file") for kind, _ in SECTIONS if sources.of(kind)]
-    told += [plural(len(sources.artifacts), "artifact")] if sources.artifacts else []
+    sections += artifacts.sections(sources.artifacts, {each.name: each.sentence for each in summaries}, advance)
+    counted = [(len(sources.of(kind.schema)), f"{name} file") for name, kind in KINDS.items()]
+    counted.append((len(sources.artifacts), "artifact"))
+    origin = ", ".join(plural(count, noun) for count, noun in counted if count)
     return Page(
-        title=clean(title) or "posexport report",
-        subtitle=f"{ABOUT} Made from {', '.join(told)} by posexport {__version__}.",
-        boxes=boxes([found for _, found in made]),
+        title=title or "posexport report",
+        subtitle=f"{ABOUT} Made from {origin} by posexport {__version__}.",
+        boxes=boxes([highlights for _, highlights in made]),
         sections=tuple(sections),
-        words=words.table(),
+        glossary=Table(
+            caption="The terms of this page", columns=("term", "meaning"), folded="What the terms mean",
+            rows=tuple(cells(*pair) for pair in GLOSSARY.items()),
+        ),
         read=_read(sources),
         left=tuple(sources.left),
-    )
+    )  # fmt: skip
 
 
 def _read(sources: Sources) -> Table:
-    rows = [cells(result.name, COMMANDS[result.kind]) for result in sources.results]
+    commands = {kind.schema: kind.command for kind in KINDS.values()}
+    rows = [cells(result.name, commands[type(result.data)]) for result in sources.results]
     rows += [cells(name, "artifact") for _, name in sources.artifacts]
     return Table(
         caption="What this page was made from", columns=("file", "written by"), rows=tuple(rows),
@@ -81,7 +112,7 @@ def to_html(page: Page) -> str:
     parts = {name: FOLDER.joinpath(f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     kinds = {"Table": "table", "Figure": "figure", "Chain": "chain", "Prose": "prose"}
     environment.tests["kind"] = lambda block, name: kinds[type(block).__name__] == name
-    return environment.get_template("page.html.j2").render(page=page, **parts)
+    return writable(environment.get_template("page.html.j2").render(page=page, **parts))
 
 
 def _load(name: str) -> str:

@@ -1,91 +1,92 @@
-"""What a benchmark is held to, on the page: the baseline before it and the budget of its project."""
+"""What a benchmark is judged by, on the page: the baseline before it, and the limits of its project."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any
 
-from posexport.report.page.blocks import Cell, Table, cells, number, times
+from posexport.bench.result import FINE, INCONCLUSIVE, NOT_RUN, SLOWER, Benchmark, Change, LimitResult
+from posexport.report.page.blocks import EMPTY, Cell, Table, cells, number, times
 from posexport.report.page.results import Result
-from posexport.report.page.summary import CARE, FAILED, NOT_RUN, SLOWER, Finding
+from posexport.report.page.summary import CARE, NO_REASON, Finding
+from posexport.verify.result import FAILED
 
-_TONES = {"slower": "bad", "not run": "away", "fine": "good"}
+_TONES = {SLOWER: "bad", NOT_RUN: "away", FINE: "good"}
 
 
-def findings(result: Result) -> Iterator[Finding]:
-    """Whatever isn't fine: it got slower, or over its budget; that can't be told; or it was not run.
+def findings(result: Result[Benchmark]) -> Iterator[Finding]:
+    """Whatever is not fine: slower, over its limit, inconclusive or not run.
 
-    A budget that was not run fails where its runtime is there.
+    A limit that was not measured fails where its runtime is there.
     """
-    gate = result.data.get("gate") or {"changes": ()}
-    for each in gate["changes"]:
-        said = f"{_change(each)} than before, allowed is {gate['limit']:.0%}"
-        unsure = f"whether it got slower than before can't be told: {each.get('reason') or _change(each)}"
-        yield from _told(each, f"{result.name}, {each['shape']}", said, unsure, "gate")
-    for each in result.data.get("limits") or ():
-        allowed = f"{each['limit']:g}×"
-        said = f"{_ratio(each).text} of {each['reference']}, the budget allows {allowed}"
-        unsure = f"whether it keeps the budget of {allowed} of {each['reference']} can't be told"
-        yield from _told(each, f"{PurePath(result.data['file']).name}, {each['scenario']}", said, unsure, "budget")
+    gate, file = result.data.gate, PurePath(result.data.file).name
+    for change in gate.changes if gate else ():
+        where, text = f"{result.name}, {change.shape}", _change(change)
+        if change.state == SLOWER and gate:
+            reason = f"{text} than before, limit {gate.limit:.0%}"
+            yield Finding(state=SLOWER, who=change.runtime, reason=reason, where=where)
+        elif change.state == INCONCLUSIVE:
+            reason = f"inconclusive whether it got slower than before: {change.reason or text}"
+            yield Finding(state=CARE, who=f"{change.runtime} ({where})", reason=reason, where=where)
+        elif change.state == NOT_RUN:
+            yield Finding(state=NOT_RUN, who=change.runtime, reason=change.reason or NO_REASON, where="gate")
+    for limit in result.data.limits:
+        where, text = f"{file}, {limit.scenario}", f"limit {limit.limit:g}×"
+        if limit.state == SLOWER:
+            reason = f"{_ratio(limit).text} of {limit.reference}, {text}"
+            yield Finding(state=SLOWER, who=limit.runtime, reason=reason, where=where)
+        elif limit.state == INCONCLUSIVE:
+            reason = f"inconclusive whether it is within its {text} of {limit.reference}"
+            yield Finding(state=CARE, who=f"{limit.runtime} ({where})", reason=reason, where=where)
+        elif limit.state == NOT_RUN:
+            state, at = (FAILED, where) if limit.there else (NOT_RUN, "budget")
+            yield Finding(state=state, who=limit.runtime, reason=limit.reason or NO_REASON, where=at)
 
 
-def _told(each: dict[str, Any], where: str, slower: str, unsure: str, held_to: str) -> Iterator[Finding]:
-    who, reason = each["runtime"], each.get("reason") or "no reason was given"
-    absent, at = (FAILED, where) if each.get("there") else (NOT_RUN, held_to)
-    known = {
-        "slower": Finding(state=SLOWER, who=who, reason=slower, where=where),
-        "inconclusive": Finding(state=CARE, who=f"{who} ({where})", reason=unsure, where=where),
-        "not run": Finding(state=absent, who=who, reason=reason, where=at),
-    }
-    if each["state"] in known:
-        yield known[each["state"]]
-
-
-def _change(each: dict[str, Any]) -> str:
-    if each.get("change") is None:
+def _change(change: Change) -> str:
+    if change.change is None:
         return "an unknown change"
-    share = [each[key] - 1 for key in ("change", "low", "high") if each.get(key) is not None]
-    slower = f"{abs(share[0]):.1%} {'slower' if share[0] >= 0 else 'faster'}"
-    return f"{slower} ({share[1]:+.1%} to {share[2]:+.1%})" if len(share) == 3 else slower
+    share = change.change - 1
+    text = f"{abs(share):.1%} {'slower' if share >= 0 else 'faster'}"
+    if change.low is None or change.high is None:
+        return text
+    return f"{text} ({change.low - 1:+.1%} to {change.high - 1:+.1%})"
 
 
-def _ratio(each: dict[str, Any]) -> Cell:
-    return Cell(text="–") if each.get("ratio") is None else number(times(each["ratio"]), each["ratio"])
+def _ratio(limit: LimitResult) -> Cell:
+    return number(limit.ratio, times)
 
 
-def tables(result: Result) -> Iterator[Table]:
+def tables(result: Result[Benchmark]) -> Iterator[Table]:
     """Every change since the baseline, and every limit."""
-    gate, limits = result.data.get("gate"), result.data.get("limits")
+    gate = result.data.gate
     if gate:
         rows = tuple(
             (
-                *_head(each, each["shape"]),
-                number(_change(each), each["change"]) if each.get("change") is not None else Cell(text="–"),
-                *cells(each.get("reference") or "–", each.get("reason") or ""),
+                *_head(change, change.shape),
+                EMPTY if change.change is None else Cell(text=_change(change), value=change.change),
+                *cells(change.reference or "–", change.reason),
             )
-            for each in gate["changes"]
+            for change in gate.changes
         )
         yield Table(
-            caption=f"Since the baseline, {gate['limit']:.0%} allowed: {result.name}", rows=rows, heads=2, right=(3,),
-            columns=("scenario", "runtime", "state", "change", "measured by", "reason"),
-            note=" ".join(gate.get("notes") or ()),
+            caption=f"Since the baseline, limit {gate.limit:.0%}: {result.name}", rows=rows, heads=2, right=(3,),
+            columns=("scenario", "runtime", "state", "change", "measured by", "reason"), note=" ".join(gate.notes),
         )  # fmt: skip
-    if limits:
+    if result.data.limits:
         rows = tuple(
             (
-                *_head(each, each["scenario"]),
-                _ratio(each),
-                *cells(f"{each['limit']:g}× {each['reference']}", each.get("reason") or ""),
+                *_head(limit, limit.scenario),
+                _ratio(limit),
+                *cells(f"{limit.limit:g}× {limit.reference}", limit.reason),
             )
-            for each in limits
+            for limit in result.data.limits
         )
         yield Table(
-            caption=f"Budget of time: {PurePath(result.data['file']).name}", rows=rows, heads=2, right=(3,),
-            columns=("scenario", "runtime", "state", "ratio", "allowed", "reason"),
+            caption=f"Limits on time: {PurePath(result.data.file).name}", rows=rows, heads=2, right=(3,),
+            columns=("scenario", "runtime", "state", "ratio", "limit", "reason"),
         )  # fmt: skip
 
 
-def _head(each: dict[str, Any], scenario: str) -> tuple[Cell, ...]:
-    state = Cell(text=each["state"], tone=_TONES.get(each["state"], ""))
-    return (*cells(scenario, each["runtime"]), state)
+def _head(row: Change | LimitResult, scenario: str) -> tuple[Cell, ...]:
+    return (*cells(scenario, row.runtime), Cell(text=row.state, tone=_TONES.get(row.state, "")))

@@ -1,93 +1,130 @@
-"""What result files say of each other: the jobs of a sweep, the files of a project."""
+"""Results as they were read, and how those of one sweep or one project belong together."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import attrs
+
+from posexport.bench.result import SLOWER, Benchmark, ProjectBenchmark
+from posexport.bench.tune.result import Result as Tuning
+from posexport.jsondata import DataError, read_json
+from posexport.verify.matrix.table import Matrix
+from posexport.verify.result import FAILED, Report
+
+T = TypeVar("T")
 
 SWEEP = "sweep.json"
 
 
 @attrs.frozen(kw_only=True)
-class Result:
-    """One result file: `name` is what the page calls it.
+class Result(Generic[T]):
+    """One result file: `name` is what the page calls it."""
 
-    Of a benchmark, `verdicts` are the states in which its artifact was found, by runtime, and `stale` says that it
-    timed other bytes than those of the file on the page.
-    """
-
-    kind: str
     name: str
-    data: dict[str, Any]
+    data: T
     path: Path = Path()
-    verdicts: dict[str, str] = attrs.field(factory=dict)
-    stale: bool = False
 
 
-def superseded(inside: Sequence[Path]) -> set[Path]:
+@attrs.frozen(kw_only=True)
+class JobFile:
+    """An artifact that a job was given."""
+
+    name: str
+    sha256: str
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """One job of a sweep. `shown` is set where its result is on the page and says the same state."""
+
+    id: str
+    kind: str
+    label: str | None = None
+    state: str | None = None
+    reason: str | None = None
+    result: str | None = None
+    files: tuple[JobFile, ...] = ()
+    shown: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Sweep:
+    """What the page reads of a sweep.json. `refused` are combinations without a job, each with its `reason`; those of
+    the targets in `matrices` are cells of a matrix on the page too."""
+
+    jobs: tuple[Job, ...]
+    refused: tuple[dict[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    matrices: tuple[str, ...] = ()
+
+
+def superseded(files: Sequence[Path]) -> set[Path]:
     """The files in `results/` of sweeps that none of their jobs names: an earlier sweep of the folder left them."""
-    found = set()
-    for file in inside:
-        jobs = _jobs(file) if file.name == SWEEP else None
-        if jobs is not None:
-            named = {PurePath(job["result"]).name for job in jobs if isinstance(job.get("result"), str)}
-            own = (each for each in inside if each.parent == file.parent / "results")
-            found |= {each for each in own if each.suffix == ".json" and each.name not in named}
-    return found
+    old = set()
+    for sweep in (file for file in files if file.name == SWEEP):
+        try:
+            data = read_json(sweep)
+            named = {PurePath(job["result"]).name for job in data["jobs"] if job.get("result")}
+        except (OSError, DataError, TypeError, KeyError, AttributeError):
+            continue  # reading it as a result reports the fault
+        inside = (file for file in files if file.parent == sweep.parent / "results")
+        old |= {file for file in inside if file.suffix == ".json" and file.name not in named}
+    return old
 
 
-def _jobs(path: Path) -> list[dict[str, Any]] | None:
-    try:
-        data = json.loads(path.read_bytes())
-        sound = data["kind"] == "sweep" and all(isinstance(job, dict) for job in data["jobs"])
-        return list(data["jobs"]) if sound else None
-    except (OSError, ValueError, RecursionError, TypeError, KeyError):
-        return None  # whoever reads it as a result says so
+def linked(results: Sequence[Result[Any]]) -> list[Result[Any]]:
+    """The results with what they say of each other; the benchmarks of a project's files stand on their own too."""
+    every = [part for result in results for part in (result, *_of_project(result))]
+    by_path = {result.path.absolute(): result for result in every}
+    for at, result in enumerate(every):
+        if isinstance(result.data, Sweep):
+            every[at] = attrs.evolve(result, data=_linked_sweep(result.data, result.path.absolute().parent, by_path))
+    return [by_path[result.path.absolute()] if isinstance(result.data, Report) else result for result in every]
 
 
-def linked(results: Sequence[Result]) -> list[Result]:
-    """The results, each with what the others say of it; the benchmarks inside a project's stand as their own too."""
-    found = [each for result in results for each in (result, *_of_project(result))]
-    by_path = {result.path.absolute(): result for result in found}
-    for sweep in (result for result in found if result.kind == "sweep"):
-        folder = sweep.path.absolute().parent
-        for job in sweep.data["jobs"]:
-            told = by_path.get(folder / job["result"]) if job.get("result") else None
-            job["told"] = told is not None and job.get("state") in _states(told.data)
-            if told is not None and told.kind == "verify":
-                _put_hashes(told.data["verdicts"], {file["name"]: file["sha256"] for file in job.get("files") or ()})
-        matrices = {each.data["target"] for path, each in by_path.items()
-                    if each.kind == "matrix" and path.parent == folder}  # fmt: skip
-        for refused in sweep.data.get("refused") or ():  # the matrix of the sweep has these as cells
-            refused["told"] = refused.get("target", "portable") in matrices
-    return found
+def _linked_sweep(sweep: Sweep, folder: Path, by_path: dict[Path, Result[Any]]) -> Sweep:
+    """The sweep with its results found; verdicts that don't state their artifact's sha256 get the job's."""
+    jobs = []
+    for job in sweep.jobs:
+        path = folder / job.result if job.result else folder
+        result = by_path.get(path)
+        jobs.append(attrs.evolve(job, shown=result is not None and job.state in _states(result.data)))
+        if result is not None and isinstance(result.data, Report):
+            hashes = {file.name: file.sha256 for file in job.files}
+            verdicts = tuple(
+                attrs.evolve(verdict, sha256=verdict.sha256 or hashes.get(PurePath(verdict.artifact).name))
+                for verdict in result.data.verdicts
+            )
+            by_path[path] = attrs.evolve(result, data=attrs.evolve(result.data, verdicts=verdicts))
+    beside = [result.data for path, result in by_path.items() if path.parent == folder]
+    return attrs.evolve(
+        sweep, jobs=tuple(jobs), matrices=tuple(data.target for data in beside if isinstance(data, Matrix))
+    )
 
 
-def _put_hashes(verdicts: Sequence[dict[str, Any]], known: dict[str, str]) -> None:
-    """Give the verdicts that don't say the bytes of their artifact those that the job was given."""
-    for each in verdicts:
-        each["sha256"] = each.get("sha256") or known.get(PurePath(each["artifact"]).name)
+def _states(data: Any) -> set[str]:
+    """Every state in a result; an unreadable artifact has failed, and so has one that got slower."""
+    match data:
+        case Report():
+            return {verdict.state for verdict in data.verdicts} | ({FAILED} if data.unreadable else set())
+        case Matrix():
+            return {cell.state for cell in data.cells.values()}
+        case Benchmark():
+            changes = data.gate.changes if data.gate else ()
+            slower = any(change.state == SLOWER for change in changes)
+            return {timing.state for timing in data.timings} | ({FAILED} if slower else set())
+        case Tuning():
+            return {row.state for row in data.candidates}
+    return set()
 
 
-def _states(value: Any) -> set[str]:
-    """Every state in a result, at any depth; what can't be read has failed, and what got slower too."""
-    if isinstance(value, list):
-        return {state for each in value for state in _states(each)}
-    if not isinstance(value, dict):
-        return set()
-    own = {"failed" if value.get("state") == "slower" else str(value.get("state"))}
-    own |= {"failed"} if value.get("unreadable") else set()
-    return own.union(*map(_states, value.values()))
-
-
-def _of_project(result: Result) -> Iterator[Result]:
-    """The benchmarks of a project's files, each with the limits that it was held to."""
-    if result.kind == "bench-project":
-        for file in result.data["files"]:
-            if file.get("result"):
-                data = {**file["result"], "limits": file.get("limits")}
-                yield Result(kind="bench", name=f"{result.name}: {PurePath(file['file']).name}", data=data)
+def _of_project(result: Result[Any]) -> Iterator[Result[Benchmark]]:
+    """The benchmarks of a project's files, each with the limits that it was judged by."""
+    if isinstance(result.data, ProjectBenchmark):
+        for file in result.data.files:
+            if file.result is not None:
+                data = attrs.evolve(file.result, limits=file.limits)
+                yield Result(name=f"{result.name}: {PurePath(file.file).name}", data=data)

@@ -92,6 +92,7 @@ def error_panels(subject: ProbeTarget) -> list[Panel]:
             x=tuple(places),
             y=each.errors,
             look=(measured.index(each.runtime), ANGLES.index(each.spec.angles)),
+            angles=each.spec.angles,
         )
         for each in found
         if each.errors

@@ -1,12 +1,14 @@
-"""The panels of a picture as data: numbers with their titles, units and scales. Needs neither torch nor matplotlib."""
+"""The panels of a picture as data: numbers with titles, units and scales. It imports neither torch nor matplotlib."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
+
+from posexport.jsondata import structure
 
 WHAT = {
     "table": "what is added to the input, or a query of ones as rotated",
@@ -20,9 +22,9 @@ WHAT = {
 """Every kind of picture, and what it shows."""
 
 
-def _plain(numbers: Iterable[float]) -> list[float | None]:
+def _plain(numbers: Iterable[float | None]) -> list[float | None]:
     """Numbers as JSON has them: None for NaN."""
-    return [None if math.isnan(number) else number for number in numbers]
+    return [None if number is None or math.isnan(number) else number for number in numbers]
 
 
 @attrs.frozen(kw_only=True)
@@ -51,13 +53,21 @@ class Image:
 
 @attrs.frozen(kw_only=True)
 class Line:
-    """One line of a chart; y is NaN where there is no value. `look` are the numbers of its colour and its dashes, None
-    for those of its place among the lines."""
+    """One line of a chart; y is NaN (null in JSON) where there is no value.
+
+    `look` are the numbers of its colour and its dashes, by default those of its place among the lines. `angles` is the
+    kind of angles (parity or exact) whose errors it shows.
+    """
 
     label: str
     x: tuple[float, ...] = attrs.field(repr=False)
-    y: tuple[float, ...] = attrs.field(repr=False)
+    y: tuple[float | None, ...] = attrs.field(repr=False)
     look: tuple[int, int] | None = None
+    angles: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise ValueError(f"({self.label!r}) has not one number for each x")
 
 
 def line_of(label: str, x: Iterable[float], y: Any) -> Line:
@@ -88,18 +98,27 @@ class Absent:
     failed: bool
 
 
+def _check_scales(_: object, field: attrs.Attribute[Any], scales: tuple[str | float, ...]) -> None:
+    for scale in scales:
+        if scale not in ("linear", "log") and (isinstance(scale, str) or scale <= 0):
+            raise ValueError(f"{field.name} has {scale!r}, not linear, log or a number above 0")
+
+
 @attrs.frozen(kw_only=True)
 class Chart:
-    """Lines over one x axis. `scales` are those of x and y: linear, log, or, as a number, a logarithm that is linear
-    from 0 up to it. `dots` for values that stand apart from each other, `rising` where the upper left stays free,
-    `together` where lines may cover each other."""
+    """Lines over one x axis.
+
+    `scales` are those of x and y: linear, log, or a number up to which a logarithmic axis is linear. `dots` is for
+    values that stand apart from each other, `rising` for lines that leave the upper left free, `together` for lines
+    that may cover each other.
+    """
 
     title: str
     note: str
     x: str
     y: str
     lines: tuple[Line, ...]
-    scales: tuple[str | float, str | float] = ("linear", "linear")
+    scales: tuple[str | float, str | float] = attrs.field(default=("linear", "linear"), validator=_check_scales)
     marks: tuple[Mark, ...] = ()
     dots: bool = False
     rising: bool = False
@@ -114,3 +133,26 @@ class Chart:
 
 
 Panel = Image | Chart
+
+
+@attrs.frozen(kw_only=True)
+class _File:
+    file: str | None = None
+    rows: tuple[tuple[Mapping[str, Any], ...], ...]
+
+
+@attrs.frozen(kw_only=True)
+class Plot:
+    """What `posexport plot --json` prints, as far as a report shows it: the charts, and the number of other panels."""
+
+    file: str | None
+    charts: tuple[Chart, ...]
+    images: int
+
+
+def plot_from(data: Any) -> Plot:
+    """A plot from its JSON; DataError where it is damaged."""
+    plot = structure(data, _File)
+    panels = [panel for row in plot.rows for panel in row]
+    charts = [panel for panel in panels if panel.get("kind") == "chart"]
+    return Plot(file=plot.file, charts=structure(charts, tuple[Chart, ...]), images=len(panels) - len(charts))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from posexport.runtimes.tensorrt.values import Inputs, Unsure, ints
+from posexport.runtimes.tensorrt.values import CannotEvaluate, Inputs, ints
 
 Tensor = torch.Tensor
 
@@ -15,20 +15,20 @@ _SEES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "UPPER_LEFT": lambda query, key, more: key <= query,
     "LOWER_RIGHT": lambda query, key, more: key <= query + more,
 }
-"""Whether a query sees a key, by their indices and by how many keys there are more than queries."""
+"""Whether a query attends to a key, by their indices and the number of keys minus that of queries."""
 
 
 def attention(layer: Any, inputs: Inputs) -> Tensor:
-    """softmax(Q K^T, masked) V, with nothing scaled: the parser scales queries and keys by layers of their own.
+    """softmax(Q K^T, masked) V without a scale: the parser scales queries and keys in separate layers.
 
-    Q is [batch, heads, queries, size], K and V [batch, heads or a divisor of them, keys, size]; a mask is of bools
-    (True is seen) or added. The first layer of a scope is evaluated as the whole; the second passes on.
+    Q is [batch, heads, queries, size], K and V [batch, heads or a divisor of them, keys, size]; a mask is bool (True
+    attends) or added. The first layer of a scope computes the whole attention; the second passes its input on.
     """
     scope = layer.attention
     query, key, value, *masks = inputs
     _check(layer, scope, masks)
     groups = query.shape[1] // key.shape[1]
-    key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+    key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
     scores: Tensor = query @ key.transpose(-1, -2)
     for mask in masks:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
@@ -38,66 +38,66 @@ def attention(layer: Any, inputs: Inputs) -> Tensor:
         sees = _SEES[kind](at[:, None], to[None, :], len(to) - len(at))
         scores = scores.masked_fill(~sees, -torch.inf)
     if bool((scores == -torch.inf).all(-1).any()):
-        raise Unsure("a query sees no key, and what attention gives it then is not defined")
+        raise CannotEvaluate("a query attends to no key, for which attention is not defined")
     return torch.matmul(torch.softmax(scores, -1), value)
 
 
 def _check(layer: Any, scope: Any, masks: Inputs) -> None:
-    """Unsure for what this attention has beyond queries, keys, values, a mask and causality."""
+    """CannotEvaluate where this attention has more than queries, keys, values, a mask and causality."""
     forms = [getattr(getattr(scope, name, None), "name", "PADDED_BHND") for name in ("query_form", "key_value_form")]
     if set(forms) != {"PADDED_BHND"}:
-        raise Unsure(f"its tensors are {' and '.join(forms)}")
+        raise CannotEvaluate(f"its tensors are {' and '.join(forms)}")
     for name in ("query_lengths", "key_value_lengths", "normalization_quantize_scale"):
         if getattr(scope, name, None) is not None:
-            raise Unsure(f"it has {name}")
+            raise CannotEvaluate(f"it has {name}")
     if scope.norm_op.name != "SOFTMAX" or getattr(scope, "num_ranks", 1) != 1:
-        raise Unsure(f"it normalises by {scope.norm_op.name}, on {getattr(scope, 'num_ranks', 1)} devices")
+        raise CannotEvaluate(f"it normalises by {scope.norm_op.name}, on {getattr(scope, 'num_ranks', 1)} devices")
     named = [scope.get_input(0), scope.get_input(1), scope.get_input(2), *([] if scope.mask is None else [scope.mask])]
-    if [each.name for each in named] != [layer.get_input(at).name for at in range(layer.num_inputs)]:
-        raise Unsure("it has inputs beyond queries, keys, values and a mask")
+    if [tensor.name for tensor in named] != [layer.get_input(at).name for at in range(layer.num_inputs)]:
+        raise CannotEvaluate("it has inputs beyond queries, keys, values and a mask")
     if (masks and _causal_kind(scope) != "NONE") or _causal_kind(scope) not in ("NONE", *_SEES):
-        raise Unsure(f"it has a mask beside the causality {_causal_kind(scope)}")
+        raise CannotEvaluate(f"it has a mask beside the causality {_causal_kind(scope)}")
 
 
 def _causal_kind(scope: Any) -> str:
-    """NONE, UPPER_LEFT or LOWER_RIGHT; versions that know no kinds have the first two."""
+    """NONE, UPPER_LEFT or LOWER_RIGHT; versions without causal kinds have the first two."""
     if hasattr(scope, "causal_kind"):
         return str(scope.causal_kind.name)
     return "UPPER_LEFT" if scope.causal else "NONE"
 
 
 def rotary_embedding(layer: Any, inputs: Inputs) -> Tensor:
-    """Pairs of features of x [batch, heads, seq, size] turned by angles whose cosines and sines are given.
+    """Pairs of features of x [batch, heads, seq, size], rotated by angles whose cosines and sines are inputs.
 
-    They are [batch, seq, n/2], or [positions, n/2] where a fourth input says which row, [batch, seq]; n is the layer's
-    `rotary_embedding_dim`, 0 for all features. Pairs are (2i, 2i + 1) where `interleaved`, else (i, i + n/2).
+    Cosines and sines are [batch, seq, n/2], or [positions, n/2] with the rows in a fourth input [batch, seq]. n is the
+    layer's `rotary_embedding_dim`, 0 for all features. Pairs are (2i, 2i + 1) if `interleaved`, else (i, i + n/2).
     """
     x: Tensor
     x, cos, sin, positions = (*inputs, None)[:4]
     if positions is not None:
         if bool(((positions < 0) | (positions >= len(cos))).any()):
-            raise Unsure(f"a position is not in [0, {len(cos)})")
+            raise CannotEvaluate(f"a position is not in [0, {len(cos)})")
         cos, sin = cos[positions], sin[positions]
-    turned = layer.rotary_embedding_dim or x.shape[-1]
+    rotated = layer.rotary_embedding_dim or x.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    if 2 * cos.shape[-1] != turned:
-        raise ValueError(f"{cos.shape[-1]} angles don't turn {turned} features")
-    part, rest = x[..., :turned], x[..., turned:]
+    if 2 * cos.shape[-1] != rotated:
+        raise ValueError(f"{cos.shape[-1]} angles can't rotate {rotated} features")
+    part, unrotated = x[..., :rotated], x[..., rotated:]
     first, second = (part[..., ::2], part[..., 1::2]) if layer.interleaved else part.chunk(2, -1)
     pair = (first * cos - second * sin, second * cos + first * sin)
     part = torch.stack(pair, -1).flatten(-2) if layer.interleaved else torch.cat(pair, -1)
-    return torch.cat((part, rest), -1)
+    return torch.cat((part, unrotated), -1)
 
 
 def kv_cache_update(layer: Any, inputs: Inputs) -> Tensor:
-    """The cache [batch, heads, length, size] with new entries [batch, heads, seq, size] written from an index on."""
+    """The cache [batch, heads, length, size] with entries [batch, heads, seq, size] written from an index on."""
     cache, update, starts = inputs[:3]
     form = getattr(getattr(layer, "update_form", None), "name", "PADDED_BHND")
     if layer.cache_mode.name != "LINEAR" or form != "PADDED_BHND" or len(inputs) > 3:
-        raise Unsure(f"its mode is {layer.cache_mode.name} and its entries are {form}")
+        raise CannotEvaluate(f"its mode is {layer.cache_mode.name} and its entries are {form}")
     cache, count = torch.clone(cache), update.shape[2]
     for row, start in enumerate(ints(starts)):
         if start < 0 or start + count > cache.shape[2]:
-            raise Unsure(f"{count} entries don't fit from {start} on into a cache of {cache.shape[2]}")
+            raise CannotEvaluate(f"{count} entries from {start} on don't fit into a cache of {cache.shape[2]}")
         cache[row, :, start : start + count] = update[row]
     return cache

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from posexport.runtimes.tensorrt.values import Inputs, Unsure, bits, ints
+from posexport.runtimes.tensorrt.values import CannotEvaluate, Inputs, bits, ints
 
 Tensor = torch.Tensor
 
@@ -19,32 +19,31 @@ def shuffle(layer: Any, inputs: Inputs) -> Tensor:
     x = x.permute(list(layer.first_transpose)[: x.ndim])
     dims = layer.reshape_dims if len(inputs) < 2 or inputs[1] is None else ints(inputs[1])
     if dims is not None:
-        said = layer.get_output(0).shape
-        back = list(layer.second_transpose)[: len(said)]
-        x = x.reshape(
-            _resolved(list(dims), x, layer.zero_is_placeholder, {axis: said[at] for at, axis in enumerate(back)})
-        )
+        declared = layer.get_output(0).shape
+        back = list(layer.second_transpose)[: len(declared)]
+        sizes = {axis: declared[at] for at, axis in enumerate(back)}
+        x = x.reshape(_resolved(list(dims), x, layer.zero_is_placeholder, sizes))
     return x.permute(list(layer.second_transpose)[: x.ndim])
 
 
-def _resolved(dims: list[int], x: Tensor, placeholder: bool, said: dict[int, int]) -> list[int]:
-    """Sizes with 0 (the size of the same axis, where it is a placeholder) and -1 (what is left) worked out."""
+def _resolved(dims: list[int], x: Tensor, placeholder: bool, declared: dict[int, int]) -> list[int]:
+    """Sizes with 0 (the input's size of that axis, where it is a placeholder) and -1 (inferred) replaced."""
     if placeholder:
         dims = [x.shape[axis] if size == 0 else size for axis, size in enumerate(dims)]
     if -1 in dims:
-        at, rest = dims.index(-1), math.prod(size for size in dims if size != -1)
-        if not rest and said[at] < 0:
-            raise Unsure("it works out a size of a tensor without elements")
-        dims[at] = x.numel() // rest if rest else said[at]
+        at, others = dims.index(-1), math.prod(size for size in dims if size != -1)
+        if not others and declared[at] < 0:
+            raise CannotEvaluate("it infers a size of a tensor without elements")
+        dims[at] = x.numel() // others if others else declared[at]
     return dims
 
 
 def squeeze(layer: Any, inputs: Inputs) -> Tensor:
-    """Without the axes of the second input, each of size 1; where there is none, without any axis of size 1."""
+    """Removes the axes in the second input, all of size 1; without a second input, every axis of size 1."""
     x: Tensor = inputs[0]
     if len(inputs) < 2:
         if -1 in tuple(layer.get_input(0).shape):
-            raise Unsure("which axes go is not said")
+            raise CannotEvaluate("the axes to remove are not given")
         return x.squeeze()
     axes = {axis % x.ndim for axis in ints(inputs[1])}
     if any(x.shape[axis] != 1 for axis in axes):
@@ -53,7 +52,7 @@ def squeeze(layer: Any, inputs: Inputs) -> Tensor:
 
 
 def unsqueeze(layer: Any, inputs: Inputs) -> Tensor:
-    """With axes of size 1 put in at those of the second input, which count in the output."""
+    """Inserts axes of size 1 at the indices in the second input, which count axes of the output."""
     x: Tensor = inputs[0]
     axes = ints(inputs[1])
     for axis in sorted(axis % (x.ndim + len(axes)) for axis in axes):
@@ -62,7 +61,7 @@ def unsqueeze(layer: Any, inputs: Inputs) -> Tensor:
 
 
 def concatenation(layer: Any, inputs: Inputs) -> Tensor:
-    """Side by side along one axis."""
+    """The inputs joined along one axis."""
     return torch.cat(list(inputs), layer.axis)
 
 
@@ -79,22 +78,23 @@ _OUTSIDE: dict[str, Callable[[Tensor, int], Tensor]] = {
     "FILL": lambda at, size: at.clamp(0, size - 1),
     "REFLECT": _mirrored,
 }
-"""Coordinates outside of an axis, by the mode of a slice; those of FILL are filled in later."""
+"""Replaces coordinates outside of an axis, by the mode of a slice; `slice_` fills the elements of FILL later."""
 
 
 def slice_(layer: Any, inputs: Inputs) -> Tensor:
-    """start + stride * index along each axis, for `size` indices; each is an attribute or an input. What FILL finds
-    outside is the fill value, 0 where there is none.
+    """The elements at start + stride * index along each axis, for `size` indices.
+
+    Start, stride and size are attributes or inputs. In the mode FILL, elements outside are the fill value (default 0).
     """
     x: Tensor
     x, start, size, stride, filler, axes = (*inputs, *[None] * 6)[:6]
     mode = layer.mode.name
     parts = [
-        list(said) if given is None else ints(given)
-        for given, said in ((start, layer.start), (size, layer.shape), (stride, layer.stride))
+        list(attribute) if given is None else ints(given)
+        for given, attribute in ((start, layer.start), (size, layer.shape), (stride, layer.stride))
     ]
-    said_axes = getattr(layer, "axes", None)
-    on = ints(axes) if axes is not None else list(range(x.ndim)) if said_axes is None else list(said_axes)
+    attribute = getattr(layer, "axes", None)
+    on = ints(axes) if axes is not None else list(range(x.ndim)) if attribute is None else list(attribute)
     inside = torch.ones((), dtype=torch.bool)
     for axis, first, count, step in zip(on, *parts, strict=True):
         at = first + step * torch.arange(count)
@@ -104,10 +104,10 @@ def slice_(layer: Any, inputs: Inputs) -> Tensor:
             if mode not in _OUTSIDE:
                 raise ValueError(f"index {int(at[outside][0])} is outside of axis {axis} with size {length}")
             if not length:
-                raise Unsure("it reads outside of an axis without elements")
+                raise CannotEvaluate("it reads outside of an axis without elements")
             at = _OUTSIDE[mode](at, length)
             if mode == "FILL":
-                inside = inside & ~outside.reshape([-1 if each == axis else 1 for each in range(x.ndim)])
+                inside = inside & ~outside.reshape([-1 if other == axis else 1 for other in range(x.ndim)])
         x = _taken(x, axis, at)
     if bool(inside.all()):
         return x
@@ -115,92 +115,94 @@ def slice_(layer: Any, inputs: Inputs) -> Tensor:
 
 
 def _taken(x: Tensor, axis: int, at: Tensor) -> Tensor:
-    """The elements at indices along an axis, without a copy where they are a run, or one again and again."""
+    """The elements at indices along an axis, without a copy for consecutive or equal indices."""
     if len(at) and torch.equal(at, torch.arange(len(at)) + at[0]):
         return x.narrow(axis, int(at[0]), len(at))
     if len(at) and bool((at == at[0]).all()):
-        return x.narrow(axis, int(at[0]), 1).expand([len(at) if each == axis else -1 for each in range(x.ndim)])
+        return x.narrow(axis, int(at[0]), 1).expand([len(at) if other == axis else -1 for other in range(x.ndim)])
     return x.index_select(axis, at)
 
 
-def _indices(indices: Tensor, size: int, said: int) -> tuple[Tensor, Tensor]:
-    """Indices into an axis, those outside set to 0, and which lie inside. A negative one counts from the end where
-    TensorRT knows the axis' size (`said`); where it doesn't, it defines nothing.
+def _indices(indices: Tensor, size: int, declared: int) -> tuple[Tensor, Tensor]:
+    """(indices into an axis with those outside set to 0, which of them lie inside).
+
+    A negative index counts from the end if TensorRT knows the axis' size (`declared`), and is not defined otherwise.
     """
-    if said < 0 and bool((indices < 0).any()):
-        raise Unsure("a negative index into an axis of a size known only at run time is not defined")
+    if declared < 0 and bool((indices < 0).any()):
+        raise CannotEvaluate("a negative index into an axis of a size known only at run time is not defined")
     indices = torch.where(indices < 0, indices + size, indices)
     inside = (indices >= 0) & (indices < size)
     return torch.where(inside, indices, 0), inside
 
 
 def gather(layer: Any, inputs: Inputs) -> Tensor:
-    """Elements by index, along one axis (DEFAULT, ELEMENT) or along several (ND); what lies outside is 0."""
+    """Elements by index, along one axis (DEFAULT, ELEMENT) or several (ND); 0 for an index outside."""
     x: Tensor
     x, indices = inputs
-    said, mode, together = layer.get_input(0).shape, layer.mode.name, layer.num_elementwise_dims
+    declared, mode, together = layer.get_input(0).shape, layer.mode.name, layer.num_elementwise_dims
     if mode == "ND":
-        return _gather_nd(x, indices, list(said), together)
+        return _gather_nd(x, indices, list(declared), together)
     if together or mode not in ("DEFAULT", "ELEMENT"):
-        raise Unsure(f"the mode {mode} with {together} axes in common is not known")
+        raise CannotEvaluate(f"the mode {mode} with {together} axes in common is not known")
     axis = layer.axis
-    at, inside = _indices(indices, x.shape[axis], said[axis])
+    at, inside = _indices(indices, x.shape[axis], declared[axis])
     if not x.shape[axis]:
         if at.numel():
-            raise Unsure("it reads from an axis without elements")
+            raise CannotEvaluate("it reads from an axis without elements")
         return x.new_zeros(at.shape if mode == "ELEMENT" else (*x.shape[:axis], *at.shape, *x.shape[axis + 1 :]))
     if mode == "ELEMENT":
         return torch.where(inside, x.gather(axis, at), torch.zeros((), dtype=x.dtype))
-    found = x.index_select(axis, at.reshape(-1)).reshape((*x.shape[:axis], *at.shape, *x.shape[axis + 1 :]))
+    elements = x.index_select(axis, at.reshape(-1)).reshape((*x.shape[:axis], *at.shape, *x.shape[axis + 1 :]))
     if bool(inside.all()):
-        return found
-    there = inside.reshape((*[1] * axis, *inside.shape, *[1] * (x.ndim - axis - 1)))
-    return torch.where(there, found, torch.zeros((), dtype=x.dtype))
+        return elements
+    inside = inside.reshape((*[1] * axis, *inside.shape, *[1] * (x.ndim - axis - 1)))
+    return torch.where(inside, elements, torch.zeros((), dtype=x.dtype))
 
 
-def _gather_nd(x: Tensor, indices: Tensor, said: list[int], together: int) -> Tensor:
+def _gather_nd(x: Tensor, indices: Tensor, declared: list[int], together: int) -> Tensor:
+    """Elements by tuples of indices, the last axis of `indices`; the first `together` axes are common to both."""
     depth = indices.shape[-1]
     rows = [
-        torch.arange(size).reshape([-1 if each == axis else 1 for each in range(indices.ndim - 1)])
+        torch.arange(size).reshape([-1 if other == axis else 1 for other in range(indices.ndim - 1)])
         for axis, size in enumerate(x.shape[:together])
     ]
     for number in range(depth):
         axis = together + number
-        at, inside = _indices(indices[..., number], x.shape[axis], said[axis])
+        at, inside = _indices(indices[..., number], x.shape[axis], declared[axis])
         if not bool(inside.all()):
-            raise Unsure("it gathers from outside of an axis")
+            raise CannotEvaluate("it gathers from outside of an axis")
         rows.append(at)
-    found: Tensor = x[tuple(rows)]
-    return found
+    elements: Tensor = x[tuple(rows)]
+    return elements
 
 
 def scatter(layer: Any, inputs: Inputs) -> Tensor:
-    """The first input with the third written into it at the second: along one axis (ELEMENT) or at tuples (ND)."""
+    """The first input with the third written at the indices in the second, along one axis (ELEMENT) or several (ND)."""
     x: Tensor
     x, indices, updates = inputs
     axes = [layer.axis] if layer.mode.name == "ELEMENT" else list(range(indices.shape[-1]))
     sizes = torch.tensor([x.shape[axis] for axis in axes])
     if layer.mode.name not in ("ELEMENT", "ND") or bool(((indices < 0) | (indices >= sizes)).any()):
-        raise Unsure("it writes by negative indices, or outside of an axis")
+        raise CannotEvaluate("it writes at negative indices, or outside of an axis")
     if layer.mode.name == "ELEMENT":
         grid = list(torch.meshgrid(*[torch.arange(size) for size in indices.shape], indexing="ij"))
         grid[layer.axis] = indices
-        places = torch.stack([each.reshape(-1) for each in grid], -1)
+        places = torch.stack([index.reshape(-1) for index in grid], -1)
     else:
         places = indices.reshape(-1, len(axes))
     if len(torch.unique(places, dim=0)) != len(places):
-        raise Unsure("it writes to one place twice")
+        raise CannotEvaluate("it writes to one place twice")
     at = places.unbind(-1)
     return x.index_put(at, updates.reshape((len(places), *x.shape[len(at) :])))
 
 
 def one_hot(layer: Any, inputs: Inputs) -> Tensor:
-    """`on` of the values [off, on] at the index along a new axis of size depth, else `off`."""
+    """The value `on` at the index along a new axis of size depth, and `off` elsewhere."""
     indices, (off, on), depth = inputs[0], inputs[1], int(inputs[2])
     if bool(((indices < 0) | (indices >= depth)).any()):
-        raise Unsure(f"an index is not in [0, {depth})")
+        raise CannotEvaluate(f"an index is not in [0, {depth})")
     axis = layer.axis % (indices.ndim + 1)
-    steps = torch.arange(depth).reshape([-1 if each == axis else 1 for each in range(indices.ndim + 1)])
+    steps = torch.arange(depth).reshape([-1 if other == axis else 1 for other in range(indices.ndim + 1)])
     return torch.where(indices.unsqueeze(axis) == steps, on, off)
 
 
@@ -209,11 +211,11 @@ def top_k(layer: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
     x, axes = inputs[0], bits(layer.axes)
     count = layer.k if len(inputs) < 2 or inputs[1] is None else int(inputs[1])
     if len(axes) != 1 or layer.op.name not in ("MAX", "MIN"):
-        raise Unsure(f"its axes are {axes} and its operation is {layer.op.name}")
+        raise CannotEvaluate(f"its axes are {axes} and its operation is {layer.op.name}")
     values, indices = torch.sort(x, dim=axes[0], descending=layer.op.name == "MAX", stable=True)
     if count < 1 or count > x.shape[axes[0]]:
-        raise ValueError(f"{count} of {x.shape[axes[0]]} elements are asked for")
+        raise ValueError(f"{count} of {x.shape[axes[0]]} elements are requested")
     near = values.narrow(axes[0], 0, min(count + 1, x.shape[axes[0]]))
     if bool((near.diff(dim=axes[0]) == 0).any()):
-        raise Unsure("elements are equal, and which comes first is not defined")
+        raise CannotEvaluate("elements are equal, and which comes first is not defined")
     return values.narrow(axes[0], 0, count), indices.narrow(axes[0], 0, count)

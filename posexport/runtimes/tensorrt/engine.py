@@ -3,8 +3,8 @@
 Options: `module` ("tensorrt" or "tensorrt_rtx"), `profile` (requests as `posexport compile --profile` takes them, for a
 `.onnx`), `cuda_graph` (record the run once and replay it when timed).
 
-A plan is code: it is opened only when its manifest fits it and names this very runtime and version. Tensors cross as
-bytes, because numpy has no bf16.
+A plan is code, so it is opened only if its manifest matches it and names this runtime and version. Tensors are passed
+as bytes, because numpy has no bf16.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OPTIONS = ("module", "profile", "cuda_graph")
 
 
 class PlanRunner:
-    """One engine. `outputs` are dtypes by name; device memory is taken for the shapes at hand, not for the largest."""
+    """One engine. `outputs` are dtypes by name. Device memory is allocated for the given shapes, not the largest."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class PlanRunner:
         self._held: list[Any] = []
         self._cache: Any = None
         self._log = api.make_log(trt)
-        self._runtime = trt.Runtime(self._log)  # the engine needs it, and the log, for as long as it lives
+        self._runtime = trt.Runtime(self._log)  # must live as long as the engine, like the log
         self._engine = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
             if not _serves_gpu(trt, self._runtime, plan):
                 raise RuntimeMissingError(
-                    f"this GPU (compute capability {device()[1]}) is not one that the plan serves: {name} "
+                    f"the plan does not support this GPU (compute capability {device()[1]}): {name} "
                     f"{trt.__version__} builds for {', '.join(api.capabilities(trt))}."
                 )
-            raise RuntimeError(f"{name} can't open the plan: {'; '.join(self._log.errors()) or 'it does not say why'}")
+            raise RuntimeError(f"{name} can't open the plan: {'; '.join(self._log.errors()) or 'it gives no reason'}")
         self._cuda = load_runtime()
         from polygraphy.backend.trt import TrtRunner
 
@@ -85,19 +85,20 @@ class PlanRunner:
         for name, array in inputs.items():
             data = _bytes(array)
             held.append(raw((data.nbytes,)).copy_from(data))
-            _done(context.set_input_shape(name, array.shape), f"set the shape of {name}")
-            _done(context.set_tensor_address(name, held[-1].ptr), f"bind {name}")
+            _check(context.set_input_shape(name, array.shape), f"set the shape of {name}")
+            _check(context.set_tensor_address(name, held[-1].ptr), f"bind {name}")
         for name, dtype in self._outputs.items():
             size = int(np.prod(tuple(context.get_tensor_shape(name)))) * NUMPY_DTYPES[dtype].itemsize
             held.append(raw((size,)))
-            _done(context.set_tensor_address(name, held[-1].ptr), f"bind {name}")
+            _check(context.set_tensor_address(name, held[-1].ptr), f"bind {name}")
         size = context.update_device_memory_size_for_shapes()
         held.append(raw((size,)))
         context.set_device_memory(held[-1].ptr, size)
 
         def enqueue() -> None:
-            assert held
-            _done(context.execute_async_v3(stream.ptr), "run the plan")
+            if not held:
+                raise RuntimeError("a later prepare freed the buffers of this run")
+            _check(context.execute_async_v3(stream.ptr), "run the plan")
 
         cuda = self._cuda.wrapper()
         enqueue()  # the first run compiles kernels, which can't be recorded in a graph
@@ -110,13 +111,13 @@ class PlanRunner:
             return self._engine.create_execution_context(strategy)
         config, cache = self._cache
         config.set_execution_context_allocation_strategy(strategy)
-        _done(config.set_runtime_cache(cache), "use the runtime cache")
+        _check(config.set_runtime_cache(cache), "use the runtime cache")
         return self._engine.create_execution_context(config)
 
     def warm(self, inputs: Arrays, stored: bytes) -> bytes:
-        """Run once, and give TensorRT for RTX's cache of the kernels that it compiled for this GPU.
+        """Run once; returns TensorRT for RTX's cache of the kernels that it compiled for this GPU.
 
-        Those of `stored` (an earlier cache, or nothing) stay in; the engine leaves out one of another GPU or version.
+        The kernels of `stored` (an earlier cache, or empty) are kept, unless it is of another GPU or version.
         """
         config = self._engine.create_runtime_config()
         self._cache = (config, config.create_runtime_cache())
@@ -126,8 +127,8 @@ class PlanRunner:
         return bytes(memoryview(self._cache[1].serialize()))
 
     def _free(self) -> None:
-        """Give back what the last `prepare` holds: polygraphy's memory and streams are freed on request only."""
-        for handle in reversed(self._held[1:]):  # all but the context, which goes with its last reference
+        """Free what the last `prepare` allocated: polygraphy frees memory and streams on request only."""
+        for handle in reversed(self._held[1:]):  # all but the context, which its last reference frees
             handle.free()
         self._held.clear()
 
@@ -138,8 +139,8 @@ class PlanRunner:
 def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     """Open a `.plan`, or build a `.onnx` artifact and open that.
 
-    Raises RequestError for a plan that isn't what its manifest says or that another runtime or version built,
-    RuntimeMissingError where the engine or a GPU is missing; nothing is deserialised then.
+    Raises RequestError for a plan that does not match its manifest or that another runtime or version built,
+    RuntimeMissingError where the engine or a GPU is missing; the plan is not deserialised then.
     """
     check_options("tensorrt", options, _OPTIONS)
     name = str(options["module"]).replace("_", "-")
@@ -159,7 +160,7 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     trt = _engine(name)
     check_builder(path, manifest, name, trt.__version__)
     plan = path.read_bytes()
-    if hashlib.sha256(plan).hexdigest() != manifest.sha256:  # what is opened, not what was checked a moment ago
+    if hashlib.sha256(plan).hexdigest() != manifest.sha256:  # the bytes that are opened, not those checked before
         raise RequestError(f"{str(path)!r} changed while it was being opened: build it again.")
     outputs = {tensor.name: tensor.dtype for tensor in manifest.outputs}
     return PlanRunner(trt, plan, name, manifest.profiles, outputs, cuda_graph)
@@ -168,9 +169,9 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
 def warm_cache(
     name: str, plan: Any, artifact: Artifact, profiles: Mapping[str, Mapping[str, list[int]]], file: Path
 ) -> bytes:
-    """The runtime cache of a plan just built, run once at the shapes it is tuned for; `file` may hold an earlier one.
+    """The runtime cache of a new plan, run once at the shapes it is tuned for; `file` may hold an earlier cache.
 
-    Raises RuntimeMissingError where no GPU is there to compile kernels for.
+    Raises RuntimeMissingError without a GPU to compile kernels for.
     """
     trt = _engine(name)
     outputs = {key: dtype for key, (_, dtype) in artifact.outputs().items()}
@@ -190,12 +191,12 @@ def _engine(name: str) -> Any:
 
 
 def _serves_gpu(trt: Any, runtime: Any, plan: Any) -> bool:
-    """Whether a plan that didn't open is for a GPU like this one, as far as the engine can tell."""
+    """Whether a plan that could not be opened is for a GPU like this one, as far as the engine can tell."""
     wrong = getattr(trt, "EngineInvalidityDiagnostics", None)
     if wrong is not None and hasattr(runtime, "get_engine_validity"):
-        _, found = runtime.get_engine_validity(plan)
-        if int(found):
-            return not int(found) & int(wrong.UNSUPPORTED_CC)
+        _, problems = runtime.get_engine_validity(plan)
+        if int(problems):
+            return not int(problems) & int(wrong.UNSUPPORTED_CC)
     known = api.capabilities(trt)
     try:
         return not known or device()[1] in known
@@ -204,10 +205,10 @@ def _serves_gpu(trt: Any, runtime: Any, plan: Any) -> bool:
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The bytes of a tensor; one for an empty cache, whose input must have an address too."""
+    """The bytes of a tensor; one byte for an empty cache, because its input needs an address."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else np.zeros(1, np.uint8)
 
 
-def _done(fine: bool, what: str) -> None:
-    if not fine:
-        raise RuntimeError(f"TensorRT could not {what}")
+def _check(done: bool, action: str) -> None:
+    if not done:
+        raise RuntimeError(f"TensorRT could not {action}")

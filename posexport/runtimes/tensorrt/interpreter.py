@@ -1,11 +1,11 @@
-"""TensorRT's import of an ONNX file, evaluated on the CPU in float64: what its parser made of it, without kernels.
+"""TensorRT's import of an ONNX file, evaluated on the CPU in float64 without TensorRT's kernels.
 
-TensorRT's own parser reads the file, and the layers of the network that it made are evaluated one by one in torch
-(`layers`). So a node that TensorRT takes for another, or an attribute that it passes over, shows
-as a wrong value on any machine. What does not show: the rounding of half precision, and faults of kernels. Only an
-overflow is kept: what a cast can't hold in its type becomes infinite there.
+TensorRT's parser reads the file, and torch evaluates the layers of the resulting network one by one (`layers`). So a
+node that TensorRT confuses with another operator, or an attribute that it ignores, gives a wrong value on any machine.
+Rounding to half precision and faults of kernels do not show. Overflow does: a cast of a value that its type can't hold
+gives infinity.
 
-A layer, or a mode of one, whose meaning isn't known for sure is never guessed: RuntimeMissingError names it.
+Nothing is guessed: a layer, or a mode of a layer, whose meaning is not certain raises RuntimeMissingError.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from posexport.runtimes.base import Arrays, check_options
 from posexport.runtimes.installation import install_command
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.layers import LAYERS
-from posexport.runtimes.tensorrt.values import DTYPES, Unsure, fits, widened
+from posexport.runtimes.tensorrt.values import DTYPES, CannotEvaluate, fits, widened
 from posexport.runtimes.tensors import to_numpy, to_torch
 
 NAME = "tensorrt-import"
@@ -35,9 +35,9 @@ _INT32 = torch.iinfo(torch.int32)
 
 @attrs.frozen(kw_only=True, eq=False)
 class Node:
-    """One layer: `inputs` and `outputs` are names of tensors (None for an input that isn't there).
+    """One layer: `inputs` and `outputs` are names of tensors (None for an absent input).
 
-    `choice` is the condition of a layer that takes its first or its second input; the other is then not evaluated.
+    `choice` is the condition of a layer that selects its first or its second input; the other is not evaluated.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Node:
     outputs: tuple[str, ...]
     choice: str | None = None
 
-    def unsure(self, why: str) -> RuntimeMissingError:
-        """The error for what isn't known of this layer."""
+    def cannot_evaluate(self, why: str) -> RuntimeMissingError:
+        """The error for a layer whose meaning is not certain."""
         return RuntimeMissingError(f"{NAME} can't evaluate layer {self.name!r} ({self.kind}): {why}.")
 
-    def wanted(self, values: Mapping[str, torch.Tensor]) -> list[str]:
-        """What must be there before it can be evaluated, as far as that is known yet."""
+    def required(self, values: Mapping[str, torch.Tensor]) -> list[str]:
+        """The tensors that it needs, as far as `values` tell: a selected input follows its condition."""
         if self.choice is None:
             return [name for name in self.inputs if name is not None]
         if self.choice not in values:
@@ -60,42 +60,45 @@ class Node:
         return [str(self.inputs[0 if bool(values[self.choice]) else 1])]
 
     def evaluate(self, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Its outputs; raises RuntimeMissingError for what isn't known, RuntimeError for what TensorRT would refuse."""
+        """Its outputs.
+
+        Raises RuntimeMissingError where its meaning is not certain, RuntimeError for inputs that TensorRT would reject.
+        """
         try:
             if self.choice is not None:
-                found: Any = values[self.wanted(values)[0]]
+                result: Any = values[self.required(values)[0]]
             else:
                 inputs = [None if name is None else values[name] for name in self.inputs]
-                found = LAYERS[self.kind].evaluate(self.layer, inputs)
-        except Unsure as error:
-            raise self.unsure(str(error)) from None
+                result = LAYERS[self.kind].evaluate(self.layer, inputs)
+        except CannotEvaluate as error:
+            raise self.cannot_evaluate(str(error)) from None
         except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
-            said = " ".join(str(error).split())
-            raise RuntimeError(f"layer {self.name!r} ({self.kind}) can't take its inputs: {said}") from None
-        outputs = found if isinstance(found, tuple) else (found,)
+            message = " ".join(str(error).split())
+            raise RuntimeError(f"layer {self.name!r} ({self.kind}) can't take its inputs: {message}") from None
+        outputs = result if isinstance(result, tuple) else (result,)
         for index, value in enumerate(outputs):
-            said = self.layer.get_output(index)
-            if not fits(value, said):
-                raise self.unsure(
-                    f"its output came out as {value.dtype} {list(value.shape)}, and TensorRT says that it is "
-                    f"{said.dtype.name} {list(said.shape)}"
+            declared = self.layer.get_output(index)
+            if not fits(value, declared):
+                raise self.cannot_evaluate(
+                    f"its output is {value.dtype} {list(value.shape)}, and TensorRT declares "
+                    f"{declared.dtype.name} {list(declared.shape)}"
                 )
-            if said.dtype.name == "INT32" and bool(((value < _INT32.min) | (value > _INT32.max)).any()):
-                raise self.unsure("its output overflows INT32")
+            if declared.dtype.name == "INT32" and bool(((value < _INT32.min) | (value > _INT32.max)).any()):
+                raise self.cannot_evaluate("its output overflows INT32")
         return outputs
 
 
 class ImportRunner:
-    """One parsed network. `held` are the objects that own it and its weights."""
+    """One parsed network. `owners` are the objects that own it and its weights."""
 
-    def __init__(self, trt: Any, network: Any, *held: Any) -> None:
-        self._trt, self._network, self._held = trt, network, held
+    def __init__(self, trt: Any, network: Any, *owners: Any) -> None:
+        self._trt, self._network, self._owners = trt, network, owners
         self._nodes = _nodes(trt, network)
         self._producers: dict[str, Node] = {}
         for node in self._nodes:
             for name in node.outputs:
                 if name in self._producers:
-                    raise node.unsure(f"another layer gives a tensor {name!r} too")
+                    raise node.cannot_evaluate(f"another layer has the output {name!r} too")
                 self._producers[name] = node
         self._outputs = [network.get_output(index) for index in range(network.num_outputs)]
         self._inputs = [network.get_input(index) for index in range(network.num_inputs)]
@@ -115,9 +118,9 @@ class ImportRunner:
         return {name: to_numpy(values[name].to(dtype)) for name, dtype in kept.items()}
 
     def _fill(self, values: dict[str, torch.Tensor], kept: set[str]) -> None:
-        """Evaluate what outputs and assertions need, each layer once its inputs are there; drop what isn't read again.
+        """Evaluate the layers that outputs and assertions need, and drop values that are not read again.
 
-        The order of layers in a network is not that of evaluation, and a branch that isn't taken is never evaluated.
+        Layers are evaluated when their inputs are there, not in the network's order. Unselected branches are skipped.
         """
         unread = Counter(self._uses)
         kept = kept | set(values)
@@ -126,7 +129,7 @@ class ImportRunner:
         done: set[Node] = set()
         while stack:
             node = stack[-1]
-            missing = [] if node in done else [name for name in node.wanted(values) if name not in values]
+            missing = [] if node in done else [name for name in node.required(values) if name not in values]
             if missing:
                 stack += [self._producers[name] for name in missing]
                 continue
@@ -151,23 +154,23 @@ class ImportRunner:
 
 
 def _nodes(trt: Any, network: Any) -> list[Node]:
-    """Every layer, downcast to its own class; RuntimeMissingError for one that isn't known."""
+    """Every layer, downcast to its class; RuntimeMissingError for a layer of an unknown kind."""
     nodes = []
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         tensors = [layer.get_input(at) for at in range(layer.num_inputs)]
         node = Node(
             name=layer.name,
-            kind=layer.type.name,  # before the cast, since `type` of an activation is another thing
+            kind=layer.type.name,  # before the cast, because `type` of an activation means something else
             layer=layer,
             inputs=tuple(None if tensor is None else str(tensor.name) for tensor in tensors),
             outputs=tuple(str(layer.get_output(at).name) for at in range(layer.num_outputs)),
         )
         if node.kind not in LAYERS:
-            raise node.unsure("it is of no kind that is known")
+            raise node.cannot_evaluate("its kind is not known")
         for at in range(layer.num_outputs):
             if layer.get_output(at).dtype.name not in DTYPES:
-                raise node.unsure(f"it gives {layer.get_output(at).dtype.name}")
+                raise node.cannot_evaluate(f"its output is {layer.get_output(at).dtype.name}")
         layer.__class__ = getattr(trt, LAYERS[node.kind].cls)
         nodes.append(node)
     conditions = [(node.layer.conditional, node.inputs[0]) for node in nodes if node.kind == "CONDITION"]
@@ -179,7 +182,7 @@ def _nodes(trt: Any, network: Any) -> list[Node]:
 
 
 def _engine() -> tuple[str, Any]:
-    """The runtime whose parser is used, and its module: TensorRT for RTX where it is there, else TensorRT."""
+    """The runtime whose parser is used, and its module: TensorRT for RTX where it is installed, else TensorRT."""
     for name in ("tensorrt-rtx", "tensorrt"):
         if find_spec(api.BUILDERS[name].package) is not None:
             return name, api.load(name)
@@ -198,7 +201,7 @@ def load(path: Path, options: Mapping[str, Any]) -> ImportRunner:
     log = api.make_log(trt)
     try:
         builder = trt.Builder(log)
-    except Exception as error:  # TensorRT asks the driver for a GPU, TensorRT for RTX doesn't
+    except Exception as error:  # TensorRT needs a GPU to start, TensorRT for RTX does not
         raise RuntimeMissingError(f"{name} can't start here: {'; '.join(log.errors()) or error}.") from error
     network = api.make_network(trt, builder)
     parser = trt.OnnxParser(network, log)

@@ -24,30 +24,30 @@ from posexport.runtimes.tensorrt.data_movement import (
     top_k,
     unsqueeze,
 )
-from posexport.runtimes.tensorrt.values import Inputs, Unsure, bits, cast, ints, read_weights
+from posexport.runtimes.tensorrt.values import CannotEvaluate, Inputs, bits, cast, ints, read_weights
 
 Tensor = torch.Tensor
 
 
 def chosen(table: Mapping[str, Callable[..., Tensor]], kind: Any) -> Callable[..., Tensor]:
-    """The function of an operation, or Unsure."""
+    """The function of an operation, or CannotEvaluate."""
     if kind.name not in table:
-        raise Unsure(f"the operation {kind.name} is not known")
+        raise CannotEvaluate(f"the operation {kind.name} is not known")
     return table[kind.name]
 
 
 def constant(layer: Any, inputs: Inputs) -> Tensor:
-    """The weights themselves."""
+    """The layer's weights."""
     return read_weights(layer.weights, tuple(layer.shape))
 
 
 def identity(layer: Any, inputs: Inputs) -> Tensor:
-    """The input, in the type of the output."""
+    """The input cast to the type of the output."""
     return cast(inputs[0], layer.get_output(0).dtype.name)
 
 
 def cast_(layer: Any, inputs: Inputs) -> Tensor:
-    """The input in another type."""
+    """The input cast to another type."""
     return cast(inputs[0], layer.to_type.name)
 
 
@@ -114,12 +114,12 @@ def elementwise(layer: Any, inputs: Inputs) -> Tensor:
 
 
 def unary(layer: Any, inputs: Inputs) -> Tensor:
-    """A function of each element."""
+    """A function of every element."""
     return chosen(UNARY, layer.op)(inputs[0])
 
 
 def activation(layer: Any, inputs: Inputs) -> Tensor:
-    """A function of each element, with parameters."""
+    """A function of every element, with parameters."""
     return chosen(ACTIVATIONS, layer.type)(inputs[0], layer.alpha, layer.beta)
 
 
@@ -129,7 +129,7 @@ def parametric_relu(layer: Any, inputs: Inputs) -> Tensor:
 
 
 def matrix_multiply(layer: Any, inputs: Inputs) -> Tensor:
-    """The product of matrices or vectors, each transposed where the layer says so."""
+    """The product of matrices or vectors; the layer says which are transposed."""
     a, b = inputs
     ops = [layer.op0.name, layer.op1.name]
     a = a.transpose(-1, -2) if ops[0] == "TRANSPOSE" else a.unsqueeze(-2) if ops[0] == "VECTOR" else a
@@ -140,15 +140,15 @@ def matrix_multiply(layer: Any, inputs: Inputs) -> Tensor:
 
 
 def einsum(layer: Any, inputs: Inputs) -> Tensor:
-    """A sum of products, as the equation says."""
+    """A sum of products by an einsum equation."""
     return torch.einsum(layer.equation, *inputs)
 
 
 def softmax(layer: Any, inputs: Inputs) -> Tensor:
-    """Along the one axis of the bitmask."""
+    """Softmax along the only axis in the bitmask."""
     axes = bits(layer.axes)
     if len(axes) != 1:
-        raise Unsure(f"its axes are {axes}")
+        raise CannotEvaluate(f"its axes are {axes}")
     return torch.softmax(inputs[0], axes[0])
 
 
@@ -168,32 +168,32 @@ REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
 
 
 def reduce(layer: Any, inputs: Inputs) -> Tensor:
-    """Over the axes of the bitmask."""
+    """A reduction over the axes in the bitmask."""
     axes = bits(layer.axes)
     if not axes or (layer.op.name == "AVG" and not inputs[0].is_floating_point()):
-        raise Unsure(f"it reduces {inputs[0].dtype} by {layer.op.name} over axes {axes}")
+        raise CannotEvaluate(f"it reduces {inputs[0].dtype} by {layer.op.name} over axes {axes}")
     return chosen(REDUCTIONS, layer.op)(inputs[0], axes, layer.keep_dims)
 
 
 def select(layer: Any, inputs: Inputs) -> Tensor:
-    """The first where the condition holds, else the second."""
+    """The second input where the condition (the first) holds, else the third."""
     condition, first, second = inputs
     return torch.where(condition, first, second)
 
 
 def fill(layer: Any, inputs: Inputs) -> Tensor:
-    """alpha plus, for each axis, its beta times the index; both are inputs or attributes, of integers or of floats."""
+    """alpha plus beta times the index, summed over axes; both are inputs or attributes, of integers or floats."""
     if layer.operation.name != "LINSPACE":
-        raise Unsure(f"the operation {layer.operation.name} is random")
+        raise CannotEvaluate(f"the operation {layer.operation.name} is random")
     dims, alpha, beta = (*inputs, None, None, None)[:3]
     sizes = tuple(layer.shape) if dims is None else ints(dims)
     dtype = torch.float64 if layer.to_type.name == "FLOAT" else torch.int64
     if (alpha is None) != (beta is None) or (beta is None and len(sizes) != 1):
-        raise Unsure("its start and step are not both given")
+        raise CannotEvaluate("its start and step are not both given")
     start = torch.as_tensor(layer.alpha if alpha is None else alpha).to(dtype)
     steps = torch.as_tensor([layer.beta] if beta is None else beta).to(dtype).reshape(-1)
     if len(steps) != len(sizes):
-        raise Unsure(f"it has {len(steps)} steps for {len(sizes)} axes")
+        raise CannotEvaluate(f"it has {len(steps)} steps for {len(sizes)} axes")
     filled = start.reshape(()).expand(sizes)
     for axis, size in enumerate(sizes):
         along = [size if each == axis else 1 for each in range(len(sizes))]
@@ -202,9 +202,9 @@ def fill(layer: Any, inputs: Inputs) -> Tensor:
 
 
 def cumulative(layer: Any, inputs: Inputs) -> Tensor:
-    """Sums up to each element along an axis, without that one where `exclusive`, from the end where `reverse`."""
+    """Cumulative sums along an axis, without the element if `exclusive`, from the end if `reverse`."""
     if layer.op.name != "SUM":
-        raise Unsure(f"the operation {layer.op.name} is not known")
+        raise CannotEvaluate(f"the operation {layer.op.name} is not known")
     (axis,) = ints(inputs[1])
     x: Tensor = inputs[0].flip(axis) if layer.reverse else inputs[0]
     sums = x.cumsum(axis)
@@ -216,7 +216,7 @@ def cumulative(layer: Any, inputs: Inputs) -> Tensor:
 def normalization(layer: Any, inputs: Inputs) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, over the axes of the bitmask."""
     if layer.num_groups != 1:
-        raise Unsure(f"it has {layer.num_groups} groups")
+        raise CannotEvaluate(f"it has {layer.num_groups} groups")
     x: Tensor
     x, scale, bias = inputs
     axes = bits(layer.axes)
@@ -226,11 +226,11 @@ def normalization(layer: Any, inputs: Inputs) -> Tensor:
 
 
 def scale(layer: Any, inputs: Inputs) -> Tensor:
-    """(x * scale + shift) ^ power, with coefficients for all or for each channel."""
+    """(x * scale + shift) ^ power, with one coefficient for all channels or one per channel."""
     x: Tensor = inputs[0]
     shapes: dict[str, list[int]] = {"UNIFORM": [], "CHANNEL": [-1, *[1] * (x.ndim - layer.channel_axis - 1)]}
     if layer.mode.name not in shapes:
-        raise Unsure(f"the mode {layer.mode.name} is not known")
+        raise CannotEvaluate(f"the mode {layer.mode.name} is not known")
     weights = [layer.scale, layer.shift, layer.power]
     found = [read_weights(each, shapes[layer.mode.name]) if len(each) else None for each in weights]
     x = x if found[0] is None else x * found[0]
@@ -239,26 +239,26 @@ def scale(layer: Any, inputs: Inputs) -> Tensor:
 
 
 def non_zero(layer: Any, inputs: Inputs) -> Tensor:
-    """The indices of what isn't zero, [rank, count]."""
+    """The indices of elements that are not zero, [rank, count]."""
     return torch.nonzero(inputs[0]).T
 
 
 def assertion(layer: Any, inputs: Inputs) -> tuple[Tensor, ...]:
-    """Nothing; RuntimeError where the input doesn't hold, as TensorRT does when it runs."""
+    """No output; RuntimeError where the input is false, as TensorRT gives when it runs."""
     if not bool(inputs[0].all()):
         raise RuntimeError(f"an assertion of TensorRT's fails: {layer.message}")
     return ()
 
 
 def passed_on(layer: Any, inputs: Inputs) -> Tensor:
-    """The first input as it is: the borders of a conditional and of an attention."""
+    """The first input unchanged: the borders of a conditional and of an attention."""
     value: Tensor = inputs[0]
     return value
 
 
 @attrs.frozen
 class Kind:
-    """A kind of layer: its class in TensorRT, and what it computes of (layer, inputs)."""
+    """A kind of layer: its class in TensorRT, and the function of (layer, inputs) that it computes."""
 
     cls: str
     evaluate: Callable[[Any, Inputs], Tensor | tuple[Tensor, ...]]
@@ -301,4 +301,4 @@ LAYERS: dict[str, Kind] = {
     "UNARY": Kind("IUnaryLayer", unary),
     "UNSQUEEZE": Kind("IUnsqueezeLayer", unsqueeze),
 }
-"""Every kind of layer that is known, by the name of TensorRT's LayerType."""
+"""Every known kind of layer, by the name of TensorRT's LayerType."""

@@ -20,14 +20,14 @@ DTYPES = {
     "INT64": torch.int64,
     "BOOL": torch.bool,
 }
-"""torch's dtype of each of TensorRT's that is evaluated; the others belong to quantisation."""
+"""torch's dtypes for TensorRT's; quantised ones are not evaluated."""
 
 Inputs = Sequence[Any]
-"""Values of a layer's inputs by index, None where one isn't there."""
+"""Values of a layer's inputs by index, None for an absent one."""
 
 
-class Unsure(Exception):
-    """What a layer means here isn't known for sure; the text says what, in a clause."""
+class CannotEvaluate(Exception):
+    """The meaning of a layer is not certain; the text is a clause that says why."""
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fits(value: torch.Tensor, tensor: Any) -> bool:
-    """Whether a value has the kind of TensorRT's `tensor`, and its shape as far as that is fixed."""
+    """Whether a value has the type of TensorRT's `tensor`, and its shape in the fixed dimensions."""
     if tensor.dtype.name not in DTYPES or value.dtype != widened(torch.empty(0, dtype=DTYPES[tensor.dtype.name])).dtype:
         return False
     dims = tuple(tensor.shape)
@@ -46,12 +46,12 @@ def fits(value: torch.Tensor, tensor: Any) -> bool:
 
 
 def cast(value: torch.Tensor, to: str) -> torch.Tensor:
-    """The value in the type `to`, as a function of exact numbers: floats keep all their digits, integers are cut off.
+    """The value cast to the type `to` without rounding of floats; floats are truncated to integers.
 
-    A float beyond the type's range becomes infinite; an integer beyond it wraps, a float turned integer stops there.
+    Beyond the type's range, a float becomes infinite, an integer wraps, and a float cast to an integer is clamped.
     """
     if to not in DTYPES:
-        raise Unsure(f"it casts to {to}")
+        raise CannotEvaluate(f"it casts to {to}")
     dtype = DTYPES[to]
     if dtype == torch.bool:
         return value != 0
@@ -64,12 +64,12 @@ def cast(value: torch.Tensor, to: str) -> torch.Tensor:
     limits = torch.iinfo(dtype)
     whole = value.nan_to_num(0.0, float(limits.max), float(limits.min)).trunc()
     inside = whole.clamp(float(limits.min), float(limits.max)).to(torch.int64)
-    return torch.where(whole >= float(limits.max), limits.max, inside)  # 2^63 - 1 is no float64
+    return torch.where(whole >= float(limits.max), limits.max, inside)  # float64 can't represent 2^63 - 1
 
 
 def ints(value: torch.Tensor) -> list[int]:
     """A vector or a scalar of integers, as a list."""
-    return [int(each) for each in value.reshape(-1).tolist()]
+    return [int(number) for number in value.reshape(-1).tolist()]
 
 
 def bits(mask: int) -> list[int]:
@@ -78,22 +78,22 @@ def bits(mask: int) -> list[int]:
 
 
 def read_weights(weights: Any, shape: Sequence[int]) -> torch.Tensor:
-    """Weights of a layer, widened. TensorRT gives them as numpy arrays, but for bf16, which numpy lacks."""
+    """Weights of a layer, widened. TensorRT gives them as numpy arrays, except bf16, which numpy lacks."""
     array = weights if isinstance(weights, np.ndarray) else _read_bf16(weights)
     if array.dtype.name not in ("float32", "float16", "bfloat16", "int32", "int64", "bool"):
-        raise Unsure(f"its weights are {array.dtype.name}")
+        raise CannotEvaluate(f"its weights are {array.dtype.name}")
     return widened(to_torch(array)).reshape(tuple(shape))
 
 
 def _read_bf16(weights: Any) -> np.ndarray[Any, Any]:
-    """bf16 weights by their address, which the Python API holds but doesn't show."""
+    """bf16 weights by their address, which the Python API does not expose."""
     if weights.dtype.name != "BF16":
-        raise Unsure(f"its weights are {weights.dtype.name}")
+        raise CannotEvaluate(f"its weights are {weights.dtype.name}")
     if not weights.size:
         return np.empty(0, ml_dtypes.bfloat16)
     probe = np.array([1.0, 2.0], np.float32)
     if _address(type(weights)(probe))[1:] != (probe.ctypes.data, 2) or _address(weights)[2] != weights.size:
-        raise Unsure("its bf16 weights can't be read from this version's Python API")
+        raise CannotEvaluate("its bf16 weights can't be read from this version's Python API")
     raw = ctypes.string_at(_address(weights)[1], 2 * weights.size)
     return np.frombuffer(raw, ml_dtypes.bfloat16)
 

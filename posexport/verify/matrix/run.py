@@ -20,7 +20,7 @@ from posexport.errors import Reason
 from posexport.machine import available, usable
 from posexport.processes import Worker, failure_of
 from posexport.verify.matrix.schedule import Column, Todo, spec_hash
-from posexport.verify.matrix.table import BUILD, Cell, Entry, Matrix
+from posexport.verify.matrix.table import BUILD, Cell, Entry, Matrix, State
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
 WORKER = "posexport.verify.matrix.worker"
@@ -178,7 +178,7 @@ class _Job:
         self,
         entry: Entry,
         column: str,
-        state: str,
+        state: State,
         reason: str | None = None,
         lasting: bool = True,
         **numbers: Any,

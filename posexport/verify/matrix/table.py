@@ -13,7 +13,7 @@ import json
 from collections.abc import Container, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import attrs
 
@@ -21,14 +21,16 @@ from posexport import __version__
 from posexport.errors import RequestError
 from posexport.export import support
 from posexport.files import staged
+from posexport.jsondata import DataError, read_json, structure
 from posexport.models import ENCODINGS, read_spec
 from posexport.runtimes import RUNTIMES
 from posexport.spec.forms import FORMS
 from posexport.spec.spec import DTYPES, Spec
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
-REFUSED = "refused"
+REFUSED: Final = "refused"
 STATES = (PASSED, FAILED, REFUSED, NOT_RUN)
+State = Literal["passed", "failed", "refused", "not run"]
 SIZES = {"hidden_size": 256, "num_heads": 4}
 """The sizes of every block: four heads of 64 features."""
 
@@ -101,7 +103,7 @@ class Cell:
 
     entry: Entry
     column: str
-    state: str
+    state: State
     reason: str | None = None
     error: float | None = None
     eager: float | None = None
@@ -174,46 +176,44 @@ class Matrix:
 
 
 def read(path: Path) -> Matrix:
-    """The matrix in a file; cells of names that are no more are left out. RequestError where it holds none."""
+    """The matrix in a file; cells of unknown names are left out. RequestError where it holds none."""
     try:
-        data = json.loads(path.read_bytes())
-        found = Matrix(target=str(data["target"]), made_by=dict(data["made_by"]))
-        found.put(_cell(each) for each in data["cells"] if _known(each))
+        return matrix_from(read_json(path))
     except OSError as error:
         raise RequestError(f"{str(path)!r} can't be read ({error.strerror}): give another folder.") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except DataError as error:
         raise RequestError(
-            f"{str(path)!r} is no matrix of posexport: give another folder, or --no-resume to write it anew."
+            f"{str(path)!r} is no matrix of posexport ({error}): give another folder, or --no-resume to write it anew."
         ) from None
-    return found
 
 
-def _known(data: Mapping[str, Any]) -> bool:
-    tables: dict[str, Container[str]] = {
-        "encoding": ENCODINGS, "form": FORMS, "dtype": DTYPES, "mode": MODES, "column": COLUMNS,
-    }  # fmt: skip
-    return all(data[key] in table for key, table in tables.items())
+@attrs.frozen(kw_only=True)
+class _File:
+    target: str
+    made_by: Mapping[str, str]
+    cells: tuple[Cell, ...]
 
 
-def _cell(data: Mapping[str, Any]) -> Cell:
-    names = [field.name for field in attrs.fields(Entry)]
-    cell = Cell(
-        entry=Entry(**{name: data[name] for name in names}),
-        **{key: value for key, value in data.items() if key not in names},
-    )
-    sound = all(value is None or type(value) in _KINDS.get(key, (str,)) for key, value in attrs.asdict(cell).items())
-    if cell.state not in STATES or not sound:
-        raise ValueError(data)
-    return cell
+def matrix_from(data: Any) -> Matrix:
+    """The matrix that `to_dict` made plain data of, without cells of unknown names; DataError for anything else."""
+    rows = data.get("cells") if isinstance(data, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError("it has no list of cells")
+    known = [{**row, "entry": row} for row in rows if all(_is_known(row, name) for name in _NAMES)]
+    file = structure({**data, "cells": known}, _File)
+    matrix = Matrix(target=file.target, made_by=file.made_by)
+    matrix.put(file.cells)
+    return matrix
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "entry": (dict,),
-    **dict.fromkeys(("error", "eager", "ratio"), (int, float)),
-    **dict.fromkeys(("cases", "kernels"), (int,)),
-    "fused": (bool,),
-}
-"""What a value of a cell may be, text where nothing is said."""
+_NAMES: dict[str, Container[str]] = {
+    "encoding": ENCODINGS, "form": FORMS, "dtype": DTYPES, "mode": MODES, "column": COLUMNS,
+}  # fmt: skip
+
+
+def _is_known(row: Mapping[str, Any], name: str) -> bool:
+    """Whether a name is in its table; a missing one, or one that is no text, is left to the class to refuse."""
+    return not isinstance(row.get(name), str) or row[name] in _NAMES[name]
 
 
 def makers() -> dict[str, str]:

@@ -13,7 +13,7 @@ from posexport.export.request import Request, write
 from posexport.jsondata import unstructure
 from posexport.progress import Progress
 from posexport.runtimes.tensorrt.api import can_build
-from posexport.workflows.project.requests import chosen_names, wanted
+from posexport.workflows.project.requests import chosen_names, read_requests
 
 if TYPE_CHECKING:
     from posexport.workflows.project.file import Project
@@ -65,7 +65,7 @@ def build_project(
     from posexport.workflows.project.products import out_of_date, products
 
     files = products(project, chosen)
-    sources, requests = wanted(project, files)
+    sources, requests = read_requests(project, files)
     stale: set[Path] = set()
     outcomes = []
     for product in files:

@@ -1,6 +1,6 @@
-"""What a project's files must keep beside parity: to be there and up to date, and within their budget.
+"""The checks of a project's files beside parity: a file exists, is up to date and is within its budget.
 
-Each check gives a verdict of the "runtime" `project`, so that reports hold it like any other.
+Each check gives a verdict whose "runtime" is `project`, so that reports show it like any other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ UP_TO_DATE = "up to date"
 
 
 def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
-    """On which of the `chosen` runtimes (none: all) parity is checked, with which numbers; a plan's is its builder."""
+    """The runtimes among the `chosen` (none: all) on which parity is checked, with the entry's tolerance.
+
+    A plan is checked on the runtime that builds it.
+    """
     entry = product.entry
     asked = (entry.compile.runtime,) if product.plan and entry.compile else entry.runtimes or tuple(RUNTIMES)
     runtimes = tuple(name for name in asked if not chosen or name in chosen)
@@ -31,15 +34,15 @@ def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
 
 
 def check(product: Product, source: Mapping[str, Any]) -> list[Verdict]:
-    """The verdicts on one file; `source` is what it is to be made from."""
+    """The verdicts on one file; `source` describes what it should be made from."""
     if product.plan and not product.path.is_file() and (missing := can_build(source["runtime"])) is not None:
         return [_verdict(product, UP_TO_DATE, NOT_RUN, f"{source['runtime']} can't build it here, {missing}")]
     reason = out_of_date(product, source)
-    told = None if reason is None else f"{reason}: run 'posexport build'"
-    found = [_verdict(product, UP_TO_DATE, PASSED if told is None else FAILED, told)]
+    advice = None if reason is None else f"{reason}: run 'posexport build'"
+    verdicts = [_verdict(product, UP_TO_DATE, PASSED if advice is None else FAILED, advice)]
     if product.path.is_file():
-        found += _budget(product)
-    return found
+        verdicts += _budget(product)
+    return verdicts
 
 
 def _budget(product: Product) -> Iterator[Verdict]:
@@ -83,8 +86,8 @@ def _verdict(product: Product, name: str, state: State, reason: str | None) -> V
 
 
 def is_stale(verdicts: Sequence[Verdict]) -> bool:
-    """Whether a file is not what the project asks for."""
-    return any(each.check == UP_TO_DATE and each.state == FAILED for each in verdicts)
+    """Whether the verdicts on a file say that it is out of date."""
+    return any(verdict.check == UP_TO_DATE and verdict.state == FAILED for verdict in verdicts)
 
 
 def without_parity(
@@ -93,11 +96,14 @@ def without_parity(
     checks: Mapping[Path, Sequence[Verdict]],
     ran: Report | None,
 ) -> list[Verdict]:
-    """A verdict "not run" for each runtime of each file that is there but that parity was not told of."""
-    told = {each.artifact for each in ran.verdicts} | {file.artifact for file in ran.unreadable} if ran else set()
-    found = []
+    """A verdict "not run" for each runtime of each file that is there but has no verdict of parity."""
+    reported = (
+        {verdict.artifact for verdict in ran.verdicts} | {file.artifact for file in ran.unreadable} if ran else ()
+    )
+    verdicts = []
     for product in files:
-        if str(product.path) in told or not product.path.is_file():
+        path = str(product.path)
+        if path in reported or not product.path.is_file():
             continue
         names = terms[product.path].runtimes if product.path in terms else None
         if names:
@@ -107,27 +113,26 @@ def without_parity(
             stale = product.plan and is_stale(checks[product.path])
             names = terms_of(product, ()).runtimes
             reason = "it is out of date" if stale else "the runtime was not asked for"
-        path = str(product.path)
-        found += [Verdict(artifact=path, runtime=name, state=NOT_RUN, reason=reason) for name in names or ()]
-    return found
+        verdicts += [Verdict(artifact=path, runtime=name, state=NOT_RUN, reason=reason) for name in names or ()]
+    return verdicts
 
 
 def exit_code(report: Report, required: Sequence[str]) -> int:
-    """As a report's own, but nothing is proved where no runtime ran, whatever the files look like."""
+    """The exit code of the report, but 3 instead of 0 where no runtime ran: file checks alone prove no parity."""
     code = report.exit_code(required)
-    ran = any(each.check == PARITY and each.state != NOT_RUN for each in report.verdicts)
+    ran = any(verdict.check == PARITY and verdict.state != NOT_RUN for verdict in report.verdicts)
     return 3 if code == 0 and not ran else code
 
 
 def joined(
     checks: Mapping[Path, Sequence[Verdict]], report: Report | None, unrun: Sequence[Verdict], seed: int
 ) -> Report:
-    """One report of all, file by file; `report` is None where no file was there to be run."""
-    verdicts = {path: list(found) for path, found in checks.items()}
+    """One report of all verdicts, file by file; `report` is None where no file could be run."""
+    by_file = {path: list(verdicts) for path, verdicts in checks.items()}
     for verdict in (*(report.verdicts if report else ()), *unrun):
-        verdicts[Path(verdict.artifact)].append(verdict)
+        by_file[Path(verdict.artifact)].append(verdict)
     return Report(
-        verdicts=tuple(verdict for found in verdicts.values() for verdict in found),
+        verdicts=tuple(verdict for verdicts in by_file.values() for verdict in verdicts),
         unreadable=report.unreadable if report else (),
         manifest_warnings=report.manifest_warnings if report else (),
         seed=seed,

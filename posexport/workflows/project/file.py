@@ -1,7 +1,7 @@
 """The project file: what a repository ships, in `[tool.posexport]` of a pyproject.toml or in a posexport.toml.
 
-Each artifact has the options of `posexport export` under the names of the command line, and what it must keep: where it
-is checked, tolerances, a budget. Paths are relative to the file. Whatever isn't known is refused. Imports no engine.
+Each artifact has the options of `posexport export` under the names of the command line, and its checks: runtimes,
+tolerances, a budget. Paths are relative to the file. Unknown keys are errors. Imports no engine.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ EXPORT_OPTIONS = (
     *(field.name for field in attrs.fields(Spec) if field.name != "encoding"),
     *("target", "opset", "batch", "seq", "max_seq", "weights", "seed"),
 )
-"""The options of `posexport export` that an artifact may have, but for `form`."""
+"""The options of `posexport export` that an artifact may have beside `form`."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """One artifact of a project: `options` are those of its export, the rest what is checked of it."""
+    """One artifact of a project: `options` are those of its export, the other fields are its checks."""
 
     name: str = text(None, "what its files are called")
     form: str | None = choice(None, tuple(FORMS), "its form", optional=True)
@@ -50,13 +50,13 @@ class Entry:
 
     @property
     def all_forms(self) -> tuple[str | None, ...]:
-        """The forms that it is written in; None for the one that its config states, or posexport's own default."""
+        """The forms that it is written in; None for the form of its config, or posexport's default."""
         return self.forms or (self.form,)
 
 
 @attrs.frozen(kw_only=True)
 class Project:
-    """A project as its file describes it; `file` says where it was read."""
+    """A project as its `file` describes it."""
 
     file: Path
     folder: str = text("artifacts", "the folder that artifacts are written to")
@@ -65,27 +65,34 @@ class Project:
 
     @property
     def root(self) -> Path:
-        """What all paths are relative to."""
+        """The folder that all paths are relative to."""
         return self.file.parent
 
 
 def find_project(named: str | None) -> Project:
-    """The project in the file `named`, else in the nearest one, here or above; RequestError where there is none, or
-    where two files of one folder both hold one."""
+    """The project in the file `named`, else in the nearest file here or in a folder above.
+
+    RequestError where there is none, or where two files of one folder both describe one.
+    """
     if named is not None:
         path = Path(named)
-        table = _table(path, required=True)
-        assert table is not None
+        table = _table(path)
+        if table is None:
+            raise RequestError(
+                f"{str(path)!r} has no [tool.posexport]: describe the project's artifacts there."
+                if path.exists()
+                else f"project {str(path)!r} is not there: give a pyproject.toml or a posexport.toml."
+            )
         return read_project(path, table)
     start = Path.cwd()
     for folder in (start, *start.parents):
-        found = {file: table for name in FILES if (table := _table(file := folder / name)) is not None}
-        if len(found) > 1:
+        tables = {file: table for name in FILES if (table := _table(file := folder / name)) is not None}
+        if len(tables) > 1:
             raise RequestError(
-                f"{' and '.join(f'{str(file)!r}' for file in found)} both describe a project: keep posexport.toml or "
+                f"{' and '.join(f'{str(file)!r}' for file in tables)} both describe a project: keep posexport.toml or "
                 "[tool.posexport], not both."
             )
-        for file, table in found.items():
+        for file, table in tables.items():
             return read_project(Path(os.path.relpath(file)), table)
     raise RequestError(
         f"no project was found in {str(start)!r} or above: give the files that are meant, or describe those of this "
@@ -93,39 +100,34 @@ def find_project(named: str | None) -> Project:
     )
 
 
-def _table(path: Path, required: bool = False) -> dict[str, Any] | None:
+def _table(path: Path) -> dict[str, Any] | None:
     """The project's table in a file, or None where the file isn't there or has none."""
     if not path.exists():
-        if not required:
-            return None
-        raise RequestError(f"project {str(path)!r} is not there: give a pyproject.toml or a posexport.toml.")
+        return None
     data: Any = read_toml(path, "project")
     if path.name == "pyproject.toml":
         tool = data.get("tool")
-        found = tool.get("posexport") if isinstance(tool, dict) else None
-        if found is None and required:
-            raise RequestError(f"{str(path)!r} has no [tool.posexport]: describe the project's artifacts there.")
-        if found is None:
+        data = tool.get("posexport") if isinstance(tool, dict) else None
+        if data is None:
             return None
-        data = found
     if not isinstance(data, dict):
         raise RequestError(f"{str(path)!r}: tool.posexport must be a table.")
     return data
 
 
 def read_project(file: Path, table: Mapping[str, Any]) -> Project:
-    """A project from its table; RequestError names the file and the artifact for what can't be used."""
+    """A project from its table; RequestError names the file and the artifact."""
     where, header = str(file), f"[[{_PLACE.get(file.name, '')}artifact]]"
-    own = ("folder", "require", "runtimes", "artifact")
+    project_keys = ("folder", "require", "runtimes", "artifact")
     for key in table:
-        if key.replace("-", "_") in set(_entry_keys()) - set(own):
+        if key.replace("-", "_") in set(_entry_keys()) - set(project_keys):
             raise RequestError(f"{where}: {key!r} is a key of an artifact: begin each artifact with a line {header}.")
-    data = _keys(table, where, own)
+    data = _keys(table, where, project_keys)
     listed, common = data.pop("artifact", []), data.pop("runtimes", None)
-    if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
+    if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
         raise RequestError(f"{where}: it lists no artifact: add an {header} for each.")
     usual = {} if common is None else {"runtimes": common}
-    entries = tuple(_entry({**usual, **each}, where, index) for index, each in enumerate(listed, 1))
+    entries = tuple(_entry({**usual, **entry}, where, index) for index, entry in enumerate(listed, 1))
     project = _made(Project, {**data, "file": file, "entries": entries}, where)
     _check_files(project)
     return project
@@ -135,7 +137,7 @@ _PLACE = {"pyproject.toml": "tool.posexport."}
 
 
 def _entry_keys() -> tuple[str, ...]:
-    """What an artifact may have, with `_` for `-`."""
+    """The keys of an artifact, with `_` for `-`."""
     return (*(field.name for field in attrs.fields(Entry) if field.name != "options"), *EXPORT_OPTIONS)
 
 
@@ -185,7 +187,7 @@ def _check_entry(entry: Entry, where: str) -> None:
 
 
 def _check_files(project: Project) -> None:
-    """No two artifacts may be written to one file (names are equal on some systems whatever their case)."""
+    """RequestError where two artifacts are written to one file; on some systems the case of names does not count."""
     seen: dict[str, str] = {}
     for entry in project.entries:
         for form in entry.all_forms:
@@ -199,7 +201,7 @@ def _check_files(project: Project) -> None:
 
 
 def stem_of(entry: Entry, form: str | None) -> str:
-    """The name of an artifact's files without their ending: its own, and the form's where it has several."""
+    """The name of an artifact's files without their ending; it includes the form where there are several."""
     return entry.name if len(entry.all_forms) == 1 else f"{entry.name}-{form}"
 
 
@@ -207,15 +209,15 @@ def _keys(data: Any, where: str, allowed: Sequence[str]) -> dict[str, Any]:
     """A table with `_` for `-` in its keys; RequestError for unknown ones."""
     if not isinstance(data, dict):
         raise RequestError(f"{where} is {data!r}: it must be a table.")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in data.items():
         name = key.replace("-", "_")
         if name not in allowed:
-            raise unknown(f"key in {where}:", key, [_key(each) for each in allowed])
-        if name in found:
+            raise unknown(f"key in {where}:", key, list(map(_key, allowed)))
+        if name in values:
             raise RequestError(f"{where} gives {name} twice, with '-' and with '_': drop one.")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _key(name: str) -> str:
@@ -224,11 +226,11 @@ def _key(name: str) -> str:
 
 
 def _nested(kind: type[T], data: Any, where: str) -> T:
-    found = _keys(data, where, [field.name for field in attrs.fields(kind)])  # type: ignore[arg-type]
-    if kind is Budget and "latency" in found:
-        listed = found["latency"] if isinstance(found["latency"], list) else [found["latency"]]
-        found["latency"] = tuple(_nested(Latency, each, f"{where}, latency") for each in listed)
-    return _made(kind, found, where)
+    values = _keys(data, where, [field.name for field in attrs.fields(kind)])  # type: ignore[arg-type]
+    if kind is Budget and "latency" in values:
+        tables = values["latency"] if isinstance(values["latency"], list) else [values["latency"]]
+        values["latency"] = tuple(_nested(Latency, table, f"{where}, latency") for table in tables)
+    return _made(kind, values, where)
 
 
 def _made(kind: type[T], data: Mapping[str, Any], where: str) -> T:

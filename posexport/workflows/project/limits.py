@@ -1,4 +1,4 @@
-"""What an artifact of a project must keep: tolerances of its own, a budget of size, kernels and time; and its plan.
+"""The limits of a project's artifact: tolerances, and a budget of size, kernels and time; and how its plan is built.
 
 All are tables of the project's file, validated here. Imports no engine.
 """
@@ -30,7 +30,7 @@ def names(help: str, default: tuple[str, ...] | None = None) -> Any:
     """A list of different names."""
 
     def read(value: Any) -> tuple[str, ...]:
-        if not isinstance(value, list | tuple) or not all(isinstance(each, str) and each for each in value):
+        if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
             raise TypeError
         if len(set(value)) != len(value) or (not value and default is None):
             raise ValueError
@@ -56,16 +56,16 @@ def amount(help: str) -> Any:
 
     def read(value: Any) -> int:
         match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmg]i?|)b", str(value).strip().lower())
-        found = int(float(match[1]) * _UNITS[match[2]]) if match else 0
-        if found < 1:
+        size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+        if size < 1:
             raise ValueError
-        return found
+        return size
 
     return parsed(help, 'a size such as "6 MB" or "6 MiB"', read)
 
 
 def size_text(size: int) -> str:
-    """Bytes in the largest unit that fits, so exact that no two sizes read alike."""
+    """Bytes in the largest unit that fits, with all digits, so that two sizes never look equal."""
     for name, unit in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= unit:
             return f"{size / unit:.12g} {name}"
@@ -74,14 +74,14 @@ def size_text(size: int) -> str:
 
 @attrs.frozen(kw_only=True)
 class Tolerances:
-    """The numbers of `posexport.verify.parity.Tolerance` that a project states itself; None leaves posexport's own."""
+    """The numbers of `posexport.verify.result.Tolerance` that a project sets; None keeps posexport's default."""
 
     multiple: float | None = positive(None, "times torch eager's error", optional=True)
     floor: float | None = positive(None, "part of the outputs' rms", optional=True)
     ceiling: float | None = positive(None, "part of the outputs' rms", optional=True)
 
     def given(self) -> dict[str, float]:
-        """Those that are stated."""
+        """The numbers that are set."""
         return {name: value for name, value in attrs.asdict(self).items() if value is not None}
 
 
@@ -90,7 +90,7 @@ class Latency:
     """How long one scenario may take on `runtime` (None: on each that is timed), as multiples of a reference's time."""
 
     scenario: str = text(None, "what is timed")
-    runtime: str | None = text(None, "the runtime that it holds for")
+    runtime: str | None = text(None, "the runtime that it applies to")
     of_lower_bound: float | None = positive(None, "times the lower bound", optional=True)
     of_torch: float | None = positive(None, "times torch eager", optional=True)
     of_torch_compile: float | None = positive(None, "times torch.compile", optional=True)
@@ -100,10 +100,10 @@ class Latency:
     def __attrs_post_init__(self) -> None:
         if self.scenario is None:
             raise RequestError("it has no scenario: give one with its size, such as prefill:512.")
-        found = read_scenario(self.scenario)
-        if len(found) != 1 or ":" not in self.scenario:
+        scenarios = read_scenario(self.scenario)
+        if len(scenarios) != 1 or ":" not in self.scenario:
             raise RequestError(f"scenario is {self.scenario!r}: give one with its size, such as prefill:512.")
-        object.__setattr__(self, "scenario", str(found[0]))  # the name under which it is timed
+        object.__setattr__(self, "scenario", str(scenarios[0]))  # the name under which it is timed
         if not self.limits():
             keys = ", ".join(field.replace("_", "-") for field in REFERENCES)
             raise RequestError(f"latency {self.scenario} has no limit: give one or more of {keys}.")
@@ -116,7 +116,7 @@ class Latency:
 
 @attrs.frozen(kw_only=True)
 class Budget:
-    """What each file may take: bytes of the ONNX file with its weights and of the plan, kernels of the plan, time."""
+    """Limits of each file: bytes of the ONNX file with its weights and of the plan, kernels of the plan, and time."""
 
     size: int | None = amount("the ONNX file, external data included")
     plan_size: int | None = amount("the plan")

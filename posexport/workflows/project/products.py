@@ -1,8 +1,8 @@
-"""Which files a project's artifacts are, and whether each is what its entry asks for.
+"""The files of a project's artifacts, and whether each is what its entry asks for.
 
-What a file was made from stands in its manifest under `request`: everything that decides its bytes, weights by their
-sha256 or seed. A file is up to date where that, the versions that wrote it and its own sha256 are what they must be.
-Local parts of versions (`+cpu`) are not compared: they name a build of a package, not what it writes.
+The manifest of a file holds under `request` everything that decides its bytes, weights by their sha256 or seed. A file
+is up to date where the request, the versions that wrote it and its sha256 are as expected. Local parts of versions
+(`+cpu`) are not compared: they name a build of a package, which writes the same bytes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from posexport.workflows.project.file import Entry, Project, stem_of
 
 @attrs.frozen(kw_only=True)
 class Product:
-    """One file of a project: the ONNX file of one form (None: that of its config), or the plan that is built from it
-    (`plan`)."""
+    """One file of a project: the ONNX file of one form (None: the form of its config), or with `plan` the plan that is
+    built from it."""
 
     entry: Entry
     form: str | None
@@ -42,31 +42,31 @@ class Product:
 
     @property
     def source(self) -> Path:
-        """The ONNX file that a plan is built from; of an ONNX file, itself."""
+        """The ONNX file that a plan is built from; an ONNX file is its own source."""
         return self.path.with_suffix(".onnx") if self.plan else self.path
 
     def bytes(self) -> int:
         """The size of the file, with the external data that its manifest names."""
-        beside = [self.path.with_name(name) for name in external_data(self.path)]
-        return sum(file.stat().st_size for file in (self.path, *beside) if file.is_file())
+        external = [self.path.with_name(name) for name in external_data(self.path)]
+        return sum(file.stat().st_size for file in (self.path, *external) if file.is_file())
 
 
 def products(project: Project, chosen: tuple[str, ...] = ()) -> list[Product]:
-    """Every file of a project, or of its artifacts of `chosen` names, plans behind their ONNX files."""
-    found = []
+    """Every file of a project, or of its artifacts of the `chosen` names; a plan comes after its ONNX file."""
+    files = []
     for entry in project.entries:
         if chosen and entry.name not in chosen:
             continue
         for form in entry.all_forms:
             path = project.root / project.folder / f"{stem_of(entry, form)}.onnx"
-            found.append(Product(entry=entry, form=form, path=path))
+            files.append(Product(entry=entry, form=form, path=path))
             if entry.compile is not None:
-                found.append(Product(entry=entry, form=form, path=path.with_name(path.stem + ".plan"), plan=True))
-    return found
+                files.append(Product(entry=entry, form=form, path=path.with_name(path.stem + ".plan"), plan=True))
+    return files
 
 
 def out_of_date(product: Product, request: Mapping[str, Any]) -> str | None:
-    """Why the file is not what `request` asks for, in words without a full stop, or None where it is."""
+    """Why the file is not what `request` asks for, as a clause without a full stop; None where it is."""
     if not product.path.is_file():
         return "it is not there"
     try:
@@ -84,7 +84,7 @@ def out_of_date(product: Product, request: Mapping[str, Any]) -> str | None:
 
 
 def stamp(path: Path, request: Mapping[str, Any]) -> None:
-    """Write into a manifest what its file was made from."""
+    """Add to a file's manifest what the file was made from."""
     manifest = read_manifest(path)
     if manifest is None:
         raise RequestError(f"{str(path)!r} has no manifest: make it again with 'posexport build'.")
@@ -92,28 +92,27 @@ def stamp(path: Path, request: Mapping[str, Any]) -> None:
 
 
 def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = "") -> str | None:
-    """The first thing in which two requests differ, by its name."""
+    """The first difference of two requests, with its name; None where they are equal."""
     for name in dict.fromkeys((*request, *made)):
         old, new = made.get(name), request.get(name)
         if old == new:
             continue
         if isinstance(old, dict) and isinstance(new, dict):
             return _changed(old, new, f"{within}{name} ")
-        told = [str(value) for value in (old, new)]
-        if max(map(len, told)) > 40:
+        if max(len(str(old)), len(str(new))) > 40:
             return f"its {within}{name} changed"
-        return f"its {within}{name} is {told[0]}, asked for is {told[1]}"
+        return f"its {within}{name} is {old}, asked for is {new}"
     return None
 
 
 def _other_versions(product: Product, manifest: Manifest) -> str | None:
-    wanted = {"posexport": __version__}
+    expected = {"posexport": __version__}
     made = {"posexport": manifest.version, **manifest.tools}
     for name in ("onnx", _runtime(product)) if product.plan else TOOLS:
         installed = _version(name)
-        if installed is not None:  # whoever can't build it here inconclusive
-            wanted[name] = installed
-    for name, version in wanted.items():
+        if installed is not None:  # a machine without the builder can't compare its version
+            expected[name] = installed
+    for name, version in expected.items():
         if _public(made.get(name)) != _public(version):
             return f"it was made by {name} {made.get(name)}, here is {version}"
     return None
@@ -132,7 +131,7 @@ def _version(package: str) -> str | None:
 
 
 def _other_source(product: Product, manifest: Manifest) -> str | None:
-    """For a plan: what was built from another ONNX file than the one beside it."""
+    """The reason where a plan was built from another ONNX file than the one beside it."""
     if not isinstance(manifest, PlanManifest):
         return None
     source = manifest.onnx

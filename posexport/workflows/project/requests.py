@@ -1,5 +1,7 @@
-"""What the entries of a project's file ask for, read as the commands read their own options: requests to export and to
-compile, and what each file is made from."""
+"""The requests of a project's entries, to export and to compile, and what each file is made from.
+
+Options are read as the commands read theirs.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ if TYPE_CHECKING:
 
 
 Sources = dict[Path, dict[str, Any]]
-"""By the path of each file, what it is to be made from."""
+"""What each file should be made from, by its path."""
 
 
 def open_project(named: str | None) -> Project:
-    """The project; RequestError for runtimes that nobody knows."""
+    """The project in the file `named`, or the nearest one; RequestError for unknown runtimes."""
     project = find_project(named)
     for name in (*project.require, *(name for entry in project.entries for name in entry.runtimes or ())):
         _about(project, None, partial(runtime, name))
@@ -43,19 +45,19 @@ def open_project(named: str | None) -> Project:
 
 
 def _check_latency(entry: Entry) -> None:
-    """RequestError for a budget of time that nothing of the entry could ever break."""
+    """RequestError for a budget of time that applies to no runtime of the entry."""
     from posexport.bench.candidates import CANDIDATES
 
     known = [name for name, candidate in CANDIDATES.items() if not candidate.role]
     plan = () if entry.compile is None else (entry.compile.runtime,)
-    own = known if entry.runtimes is None else [name for name in known if name in (*entry.runtimes, *plan)]
-    if entry.budget.latency and not own:
+    timed = known if entry.runtimes is None else [name for name in known if name in (*entry.runtimes, *plan)]
+    if entry.budget.latency and not timed:
         raise RequestError(
             f"budget latency was given, but none of its runtimes is timed: add one of {', '.join(known)}."
         )
     for latency in entry.budget.latency:
-        if latency.runtime is not None and latency.runtime not in own:
-            raise unknown("runtime in budget latency,", latency.runtime, own)
+        if latency.runtime is not None and latency.runtime not in timed:
+            raise unknown("runtime in budget latency,", latency.runtime, timed)
 
 
 def chosen_names(project: Project, names: Sequence[str]) -> tuple[str, ...]:
@@ -68,7 +70,7 @@ def chosen_names(project: Project, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def request_of(project: Project, entry: Entry, form: str | None) -> Request:
-    """The export that an entry asks for in one form (None: that of its config); RequestError names the entry."""
+    """The export that an entry asks for in one form (None: the form of its config); RequestError names the entry."""
     options = dict(entry.options)
     given = {name: value for name, value in options.items() if name not in ("config", "preset", "set")} | {"form": form}
     config, preset, parameters = (options.get(name) for name in ("config", "preset", "set"))
@@ -77,35 +79,37 @@ def request_of(project: Project, entry: Entry, form: str | None) -> Request:
             raise RequestError(f"{project.file}, artifact {entry.name!r}: {name} is {value!r}: it must be text.")
     for kind in (Spec, ExportOptions, CheckpointOptions):
         _about(project, entry, partial(check_types, kind, given))
-    found: Request = _about(project, entry, lambda: read_request(config, preset, parameters or {}, given, project.root))
-    if found.options.output is not None:
+    request: Request = _about(
+        project, entry, lambda: read_request(config, preset, parameters or {}, given, project.root)
+    )
+    if request.options.output is not None:
         raise RequestError(
             f"{project.file}, artifact {entry.name!r}: its config gives output: a project names the files, so drop it."
         )
-    return found
+    return request
 
 
 def made_from(request: Request) -> dict[str, Any]:
-    """Everything that decides the bytes of an ONNX file, as JSON holds it."""
+    """Everything that decides the bytes of an ONNX file, as JSON data."""
     options = request.options
     if options.weights is not None:
         weights: dict[str, Any] = {"file_sha256": sha256_of(Path(options.weights))}
     elif request.weights is not None:
         from posexport.models.weights import digest_of
 
-        # of what is read, not of gigabytes beside it
+        # of the tensors that are read, not of the whole checkpoint
         weights = {"checkpoint_sha256": digest_of(request.weights)}
     else:
         weights = {"seed": options.seed or 0}
     opset = options.opset or default_opset(options.form, request.spec)
     sizes = {name: getattr(options, name) for name in ("batch", "seq", "max_seq")}
     head = {"form": options.form, "target": options.target, "opset": opset, **sizes, "weights": weights}
-    found: dict[str, Any] = json.loads(json.dumps({**head, "spec": request.spec.to_dict()}))
-    return found
+    source: dict[str, Any] = json.loads(json.dumps({**head, "spec": request.spec.to_dict()}))
+    return source
 
 
 def plan_made_from(project: Project, product: Product) -> dict[str, Any]:
-    """Everything but its ONNX file that decides a plan, as JSON holds it."""
+    """Everything beside its ONNX file that decides a plan, as JSON data."""
     plan = product.entry.compile
     assert plan is not None
     limit, entry = plan.memory_limit, product.entry
@@ -118,9 +122,11 @@ def plan_made_from(project: Project, product: Product) -> dict[str, Any]:
     }
 
 
-def wanted(project: Project, files: Sequence[Product]) -> tuple[Sources, dict[Path, Request]]:
-    """What each file is to be made from, and the export requests, by path; RequestError for the first
-    that isn't sound, as far as that can be told without making it."""
+def read_requests(project: Project, files: Sequence[Product]) -> tuple[Sources, dict[Path, Request]]:
+    """What each file should be made from, and the export requests, by path.
+
+    RequestError for the first request that can't work, as far as that is known without exporting.
+    """
     sources: Sources = {}
     requests: dict[Path, Request] = {}
     for product in files:
@@ -134,7 +140,7 @@ def wanted(project: Project, files: Sequence[Product]) -> tuple[Sources, dict[Pa
 
 
 def _about(project: Project, entry: Entry | None, read: Callable[[], Any]) -> Any:
-    """What `read` gives; an error names the project's file and the entry, for there are many."""
+    """The result of `read`; its error names the project's file and the entry."""
     try:
         return read()
     except PosexportError as error:

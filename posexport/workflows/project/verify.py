@@ -10,7 +10,7 @@ from posexport.verify.verifier import Advance, verify
 from posexport.workflows.project import checks
 from posexport.workflows.project.file import Project
 from posexport.workflows.project.products import products
-from posexport.workflows.project.requests import wanted
+from posexport.workflows.project.requests import read_requests
 
 
 def verify_project(
@@ -26,7 +26,7 @@ def verify_project(
     """The report on a project's files, and its exit code; parity on `runtimes` (none: those that the project states)
     and on the `required` ones. The other arguments are those of `verify`."""
     files = products(project)
-    sources, _ = wanted(project, files)
+    sources, _ = read_requests(project, files)
     checked = {product.path: checks.check(product, sources[product.path]) for product in files}
     overrides = {
         product.path: checks.terms_of(product, [*runtimes, *required] if runtimes else [])

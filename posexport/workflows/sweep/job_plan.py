@@ -8,7 +8,6 @@ gpu, gpus    the type of GPU that it needs ("H100"), and how many
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from glob import glob, has_magic
@@ -19,7 +18,8 @@ from typing import Any
 import attrs
 
 from posexport.errors import FieldError, RequestError, unknown
-from posexport.files import read_bytes, read_toml
+from posexport.files import read_toml
+from posexport.jsondata import DataError, read_json
 from posexport.spec.fields import integer
 from posexport.workflows.sweep.job_files import Hashes
 from posexport.workflows.sweep.jobs import File, Job, JobResources
@@ -60,7 +60,12 @@ class Plan:
 
 def read_tables(path: Path) -> list[JobTable]:
     """The tables of a file; RequestError where it can't be read or holds something else."""
-    data = _read_json(path) if path.suffix == ".json" else read_toml(path, "the sweep")
+    try:
+        data: Any = read_json(path) if path.suffix == ".json" else read_toml(path, "the sweep")
+    except OSError as error:
+        raise RequestError(f"the sweep {str(path)!r} can't be read ({error.strerror}): give a file of jobs.") from None
+    except DataError as error:
+        raise RequestError(f"the sweep {str(path)!r} can't be used, {error}: fix it.") from None
     if not isinstance(data, dict):
         raise RequestError(f"the sweep {str(path)!r} is no table: write [[job]] tables into it.")
     for key in data:
@@ -74,15 +79,6 @@ def read_tables(path: Path) -> list[JobTable]:
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise RequestError(f"the sweep {str(path)!r} has no jobs: write at least one [[job]] table into it.")
     return [JobTable(table, path.parent, f"{path.name}, job {number}") for number, table in enumerate(tables, 1)]
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(read_bytes(path))
-    except OSError as error:
-        raise RequestError(f"the sweep {str(path)!r} can't be read ({error.strerror}): give a file of jobs.") from None
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the sweep {str(path)!r} is not JSON ({error}): fix it.") from None
 
 
 def read_text(text: str) -> JobTable:

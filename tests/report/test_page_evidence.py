@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import cli, refused
+from manifest_data import onnx_manifest, write_manifest_data
 from page_helpers import bench, tune, write_all
 from test_page_links import box, page_of, part, verdict
 
+from posexport.bench.result import Benchmark
+from posexport.jsondata import structure
 from posexport.report.page import verdicts
 from posexport.report.page.blocks import Page, Table
-from posexport.report.page.evidence import same
+from posexport.report.page.evidence import Evidence, same, section
 from posexport.report.page.results import Result
 from posexport.report.page.sources import read_sources
-from posexport.report.page.subjects import section, subjects
 from posexport.report.page.summary import boxes
+from posexport.verify.result import Report
 
 
 def known(page: Page) -> dict[str, tuple[str, str]]:
@@ -83,15 +85,19 @@ def test_a_verdict_of_other_bytes_than_the_file_here_is_stale(tmp_path: Path) ->
     def marks(sha256: str) -> list[Any]:
         (tmp_path / "rope-native.onnx").write_bytes(b"x")
         write_all(tmp_path, {"v": hashed("passed", sha256), "b": bench(sha256=sha256)})
-        found = {each.kind: each for each in read_sources([tmp_path]).results}
-        return [found["verify"].data["verdicts"][0]["stale"], found["bench"].stale]
+        sources = read_sources([tmp_path])
+        known = Evidence.of(sources.results, sources.sha256)
+        (found,), (timed,) = sources.of(Report), sources.of(Benchmark)
+        first = found.data.verdicts[0]
+        return [known.is_stale(first.artifact, first.sha256), known.is_stale(timed.data.file, timed.data.sha256)]
 
     own = hashlib.sha256(b"x").hexdigest()
     assert marks(own) == [False, False]
     assert marks("5" * 64) == [True, True]
     sources = read_sources([tmp_path])
-    (subject,) = [each for each in subjects(sources.results, sources.sha256) if each.name == "rope-native.onnx"]
-    assert subject.words == "Verified: ⚠ stale: v.json is of other bytes. Timed: ⚠ stale: b.json is of other bytes."
+    summaries = Evidence.of(sources.results, sources.sha256).artifacts()
+    (subject,) = [each for each in summaries if each.name == "rope-native.onnx"]
+    assert subject.sentence == "Verified: ⚠ stale: v.json is of other bytes. Timed: ⚠ stale: b.json is of other bytes."
     reasons = [each.reason for each in section([subject])[1].findings]
     assert reasons == [
         "its verdict in v.json is of other bytes (stale): verify it again",
@@ -102,8 +108,8 @@ def test_a_verdict_of_other_bytes_than_the_file_here_is_stale(tmp_path: Path) ->
 def test_stale_verdicts_prove_nothing() -> None:
     def wrong(state: str) -> tuple[str, list[str]]:
         data = hashed(state, "5" * 64)
-        data["verdicts"][0]["stale"] = True
-        _, found = verdicts.section([Result(kind="verify", name="v.json", data=data)])
+        shown = Evidence((), {"rope-native.onnx": "6" * 64})
+        _, found = verdicts.section([Result(name="v.json", data=structure(data, Report))], shown)
         made = boxes([found])[1]
         return made.verdict, [f"{each.label}: {each.text}" for each in made.points]
 
@@ -124,15 +130,17 @@ def test_tune_s_own_checks_count(tmp_path: Path) -> None:
 
 def test_the_manifest_of_a_tuned_artifact_tells_of_its_tuning_once(tmp_path: Path) -> None:
     def kinds(manifest: dict[str, Any]) -> list[str]:
-        (tmp_path / "tuned.onnx.json").write_text(json.dumps(manifest))
+        write_manifest_data(file, manifest)
         return [each.name for each in read_sources([tmp_path]).results]
 
-    (tmp_path / "tuned.onnx").write_bytes(b"x")
+    file = tmp_path / "tuned.onnx"
+    file.write_bytes(b"x")
+    plain = onnx_manifest(file, sha256="7" * 64)
     told = {key: value for key, value in tune().items() if key not in ("kind", "version")}
     write_all(tmp_path, {"b": bench()})
-    assert kinds({"sha256": "7" * 64, "tune": told}) == ["b.json", "tuned.onnx.json"]
-    assert kinds({"sha256": "7" * 64}) == ["b.json"]
-    (tmp_path / "tuned.onnx.json").write_text(json.dumps({"sha256": "7" * 64, "tune": {"winner": 3}}))
+    assert kinds({**plain, "tune": told}) == ["b.json", "tuned.onnx.json"]
+    assert kinds(plain) == ["b.json"]
+    write_manifest_data(file, {**plain, "tune": {"winner": 3}})
     refused(cli("report", tmp_path, "-o", tmp_path / "r.html"), "tuned.onnx.json", "is damaged", "tune again")
     write_all(tmp_path, {"t": tune()})
-    assert kinds({"sha256": "7" * 64, "tune": told}) == ["b.json", "t.json"]
+    assert kinds({**plain, "tune": told}) == ["b.json", "t.json"]

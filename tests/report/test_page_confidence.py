@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from page_helpers import bench, everything, plot, shape, tune, write_all
+from page_helpers import bench, everything, html_of, plot, shape, tune, write_all
 from test_page_links import box, page_of, part, verdict
 
+from posexport.bench.statistics import Ratio
 from posexport.report.page.angles import plots
 from posexport.report.page.blocks import Figure, Table
+from posexport.report.page.latency_rows import order_of
 from posexport.report.page.markdown import to_markdown
-from posexport.report.page.page import make_page
+from posexport.report.page.page import GLOSSARY, make_page
 from posexport.report.page.results import Result
-from posexport.report.page.summary import FAILED, Finding, Found, boxes
-from posexport.report.page.words import WORDS
+from posexport.report.page.summary import FAILED, Finding, Highlights, boxes
+from posexport.report.plots.panels import plot_from
 
 
 def winner(folder: Path, **files: dict[str, Any]) -> str:
-    return box(page_of(folder, files), "fastest").points[-1].sure
+    return box(page_of(folder, files), "fastest").points[-1].confidence
 
 
 def against(low: float, high: float) -> dict[str, Any]:
@@ -46,7 +49,7 @@ def test_files_with_runs_of_their_own_are_ranked_by_their_ratio_to_torch(tmp_pat
         if each["seconds"]:
             each["seconds"] |= {name: 3 * each["seconds"][name] for name in ("median", "p10", "p90", "p99")}
     (point,) = box(page_of(tmp_path, {"a": bench(), "b": slow}), "fastest").points
-    assert (point.head, point.figure, point.sure) == ("ort-cpu · contrib", "15.0 ms", "clearly the fastest")
+    assert (point.head, point.figure, point.confidence) == ("ort-cpu · contrib", "15.0 ms", "clearly the fastest")
     assert point.text.endswith("; next ort-cpu · native (0.60× of torch eager, 0.57 to 0.63, in its own run)")
     slow["shapes"][0]["results"] = [each for each in slow["shapes"][0]["results"] if each["runtime"] != "torch"]
     assert box(page_of(tmp_path, {"a": bench(), "b": slow}), "fastest").points[0].head == "ort-cpu · native"
@@ -70,7 +73,7 @@ def test_few_rounds_make_nobody_sure(tmp_path: Path) -> None:
     for each in data["shapes"][0]["results"]:
         for ratio in each["ratios"].values():
             ratio["confidence"] = 0.75
-    assert winner(tmp_path, a=data).startswith("tie with")
+    assert winner(tmp_path, a=data) == "too few rounds to rank it against torch eager (10.0 ms)"
 
 
 def test_ratios_to_the_peers_of_another_device_are_not_compared(tmp_path: Path) -> None:
@@ -118,20 +121,21 @@ def test_how_sure_a_tuned_winner_is(tmp_path: Path) -> None:
     assert text.startswith("of 3 timed (4 candidates), in a run of tune's own; ")
     few = raced(1.01, 1.16, 1.2)
     few["candidates"][1]["ratio"]["confidence"] = 0.875  # of four rounds
-    assert winner(tmp_path, t=few).startswith("tie with")
+    assert winner(tmp_path, t=few) == "too few rounds to rank it against contrib · fp32 · opset 23 (1.16×)"
     halved = raced(1.01, 1.16, 1.2)
-    halved["candidates"][2]["reason"] = "1.04x of another in the median, in the slower half"
+    halved["candidates"][2] |= {"reason": "behind", "reason_code": "slower-half"}
     assert winner(tmp_path, t=halved) == "likely the fastest"
 
 
 def test_a_tuning_is_told_by_ratio_and_by_what_was_never_timed(tmp_path: Path) -> None:
-    data = raced(0.9, 1.16, 1.2, state="dropped", rounds=4, reason="1.03x of native in the median, in the slower half")
+    data = raced(0.9, 1.16, 1.2, state="dropped", rounds=4, reason_code="slower-half")
     data["candidates"][2] |= {"ratio": {"median": 1.1, "low": 1.05, "high": 1.2, "confidence": 0.95}}
     twin = {
         **data["candidates"][3],
         "name": "twin",
         "state": "dropped",
         "reason": "the same graph as native: timed once",
+        "reason_code": "same-graph",
     }
     data["candidates"].append(twin)
     section = part(page_of(tmp_path, {"t": data}), "tune")
@@ -139,7 +143,7 @@ def test_a_tuning_is_told_by_ratio_and_by_what_was_never_timed(tmp_path: Path) -
     first, away, _ = [each for each in section.blocks if isinstance(each, Table)]
     assert first.columns[:5] == ("candidate", "state", "×\u00a0winner", "interval", "median")
     assert [(row[2].text, row[-1].text) for row in first.rows[1:]] == [
-        ("1.10×", "1.9× of native"), ("1.16×", "slower half in the median, after 4 rounds")
+        ("1.10×", "1.9x of native"), ("1.16×", "slower half in the median, after 4 rounds")
     ]  # fmt: skip
     assert {row[0].text: row[1].text for row in away.rows}["twin"] == "left out"
 
@@ -153,24 +157,13 @@ def test_times_of_tune_and_of_bench_are_said_to_be_of_different_runs(tmp_path: P
 DEPARTS = "RotaryEmbedding 'rotary_0', node 12 of the graph, has interleaved=0, in a fresh export interleaved=1"
 
 
-@pytest.mark.parametrize(
-    ("where", "head"),
-    [
-        (f"{DEPARTS}; more", "node 12 rotary_0: interleaved=0, a fresh export has 1: export it again"),
-        (
-            DEPARTS.replace("interleaved=1", "none"),
-            "node 12 rotary_0: interleaved=0, a fresh export has none: export it again",
-        ),
-        ("the graph ends before Add 'n', which a fresh export has", None),
-    ],
-    ids=["attribute", "other", "verbatim"],
-)
-def test_a_fault_leads_with_its_cause(where: str, head: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", [DEPARTS, "the graph ends before Add 'n', which a fresh export has"])
+def test_a_fault_leads_with_its_cause(where: str, tmp_path: Path) -> None:
     data = verdict("failed")
-    one = {**data["verdicts"][0], "where": where}
+    one = {**data["verdicts"][0], "where": f"{where}; its values differ", "departure": where}
     data["verdicts"] = [{**one, "reason": "off by 1"}, {**one, "runtime": "torch", "reason": "off by 2"}]
     (point,) = box(page_of(tmp_path, {"v": data}), "wrong").points
-    assert (point.label, point.head) == ("rope-native.onnx", head or where)
+    assert (point.label, point.head) == ("rope-native.onnx", where)
     assert point.text == "one file, on 2 runtimes: ort-cpu and torch; off by 1"
 
 
@@ -178,13 +171,13 @@ def test_one_cause_in_several_files_is_told_once() -> None:
     findings = tuple(
         Finding(state=FAILED, who="ort-cpu", reason=f"off by {name}", where=name, cause="Add 'n'") for name in "ab"
     )
-    found = boxes([Found(findings=findings)])[1]
+    found = boxes([Highlights(findings=findings)])[1]
     assert found.verdict == "2 results failed, all by one fault."
     (point,) = found.points
     assert (point.label, point.text) == ("a and b", "2 files, on ort-cpu; off by a")
     other = Finding(state=FAILED, who="ort-cpu", reason="off by c", where="c", cause="Mul 'n'")
     assert (
-        boxes([Found(findings=(*findings, other), checked=9)])[1].verdict
+        boxes([Highlights(findings=(*findings, other), checked=9)])[1].verdict
         == "3 results failed, by 2 faults; 9 checks ran."
     )
 
@@ -200,7 +193,7 @@ def test_what_torch_proves_is_said_beside_it(tmp_path: Path) -> None:
     ("parity", "exact", "said"),
     [
         (1e-3, 1e-7, "drift with the position. Only exact angles promise to stay below, and they do."),
-        (1e-3, 1e-3, "drift with the position. Exact above it is not: only exact angles promise to stay below."),
+        (1e-3, 1e-3, "drift with the position. Exact angles above the line are a fault: they promise to stay below."),
         (1e-7, 1e-7, "across: position."),
     ],
     ids=["expected", "broken", "below"],
@@ -209,7 +202,7 @@ def test_lines_above_the_promise_are_judged(parity: float, exact: float, said: s
     data = plot()
     for line, last in zip(data["rows"][0][0]["lines"], (parity, exact), strict=True):
         line["y"] = [0.0, None, last]
-    section, _ = plots([Result(kind="plot", name="p.json", data=data)])
+    section, _ = plots([Result(name="p.json", data=plot_from(data))])
     assert section is not None
     (figure,) = section.blocks
     assert isinstance(figure, Figure) and figure.note.endswith(said)
@@ -218,7 +211,73 @@ def test_lines_above_the_promise_are_judged(parity: float, exact: float, said: s
 def test_words_and_colours_are_explained_on_the_page(tmp_path: Path) -> None:
     page = make_page(write_all(tmp_path, everything()))
     assert page.subtitle.startswith("Attention blocks with positional encodings, exported to ONNX: ")
-    assert page.words.folded and to_markdown(page).count("| tensorrt-import | ") == 1
-    assert {"peers", "native", "contrib", "decomposed", "ort", "tensorrt-import"} <= WORDS.keys()
+    assert page.glossary.folded and to_markdown(page).count("| tensorrt-import | ") == 1
+    assert {
+        "alternatives",
+        "lower bound",
+        "native",
+        "contrib",
+        "decomposed",
+        "ort",
+        "tensorrt-import",
+    } <= GLOSSARY.keys()
     bars = next(each for each in part(page, "latency").blocks if isinstance(each, Figure) and "bar best" in each.svg)
-    assert [name for _, name in bars.legend] == ["★ the fastest", "a peer (others' way)", "lower bound"]
+    assert re.findall(">([^<>]+)<", bars.svg)[-3:] == ["★ the fastest", "an alternative", "lower bound"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "confidence", "expected"),
+    [
+        (0.0008, 0.0009, 0.75, "too few rounds"),
+        (0.0008, 0.0009, 0.95, "faster"),
+        (0.9, 1.1, 0.75, "tie"),
+        (1.0, 1.2, 0.95, "tie"),
+        (1.1, 1.2, 0.95, "inconclusive"),
+    ],
+)
+def test_a_tie_is_only_an_interval_that_holds_one(low: float, high: float, confidence: float, expected: str) -> None:
+    ratio = Ratio(median=(low + high) / 2, low=low, high=high, confidence=confidence)
+    assert order_of(ratio) == expected
+    turned = Ratio(median=1 / ratio.median, low=1 / high, high=1 / low, confidence=confidence)
+    assert order_of(turned, inverted=True) == expected
+
+
+def test_a_winner_far_ahead_after_two_rounds_is_no_tie(tmp_path: Path) -> None:
+    data = against(0.0008, 0.0009)
+    for each in data["shapes"][0]["results"]:
+        for ratio in each["ratios"].values():
+            ratio["confidence"] = 0.5
+    text = to_markdown(page_of(tmp_path, {"a": data}))
+    assert "too few rounds to rank it against torch eager (10.0 ms)" in text
+    assert "tie with" not in text.replace("tie, too close", "")
+
+
+def test_the_box_of_faults_is_one_line_where_there_are_none(tmp_path: Path) -> None:
+    def shown(state: str) -> str:
+        page = html_of(tmp_path, {"v": verdict(state)})
+        return page[page.index('<section class="box wrong') : page.index('<section class="box not-run')]
+
+    fine, failed = shown("passed"), shown("failed")
+    assert "is-empty" in fine and fine.count("<p") == 1 and "<ul" not in fine and "<details" not in fine
+    assert "is-empty" not in failed and "<ul" in failed
+
+
+def test_the_checks_of_a_project_are_no_runtimes(tmp_path: Path) -> None:
+    data = verdict("passed")
+    one = data["verdicts"][0]
+    size = {**one, "runtime": "project", "check": "size", "worst": None, "measured": "71.7 kB", "limit_text": "80 kB"}
+    late = {**size, "state": "failed", "check": "up to date", "reason": "its spec changed", "measured": None}
+    data["verdicts"] += [size, late]
+    page = page_of(tmp_path, {"p": data})
+    section = part(page, "parity")
+    assert section.lead.startswith(
+        "1 verdict: 1 passed, 0 failed, 0 not run. 2 checks of a project: 1 passed, 1 failed"
+    )
+    heat, checks, _ = [block for block in section.blocks if isinstance(block, Table)]
+    assert heat.columns == ("artifact", "ort-cpu")
+    assert [(row[1].text, row[2].text, row[-1].text) for row in checks.rows] == [
+        ("size", "passed", "71.7 kB, limit 80 kB"), ("up to date", "failed", "its spec changed")
+    ]  # fmt: skip
+    wrong = box(page, "wrong")
+    assert wrong.verdict == "1 result failed; 3 checks ran."
+    assert [(point.head, point.text) for point in wrong.points] == [("up to date", "its spec changed")]

@@ -1,0 +1,120 @@
+"""Writes a model, or a version of it, into a model repository of Triton.
+
+    <repository>/<name>/config.pbtxt                the configuration, shared by all versions
+    <repository>/<name>/<version>/model.onnx        or model.plan, the bytes of the artifact
+    <repository>/<name>/<version>/model.onnx.json   its manifest: `posexport verify` accepts a packaged ONNX file too
+    <repository>/<name>/<version>/<file>.data       external data, under the name that the graph has
+
+Source: https://github.com/triton-inference-server/server, docs/user_guide/model_repository.md.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport.artifact.manifest import manifest_path
+from posexport.errors import RequestError
+from posexport.export.triton.config import BACKENDS, read_config
+from posexport.export.triton.served_artifact import ServedArtifact
+from posexport.files import HashingFile, write_folder
+from posexport.progress import Progress
+
+_PIECE = 1 << 22  # bytes read at a time
+
+
+@attrs.frozen
+class ModelVersion:
+    """A place in a repository; `force` allows to replace what is there."""
+
+    repository: Path
+    name: str
+    version: int
+    force: bool
+
+    @property
+    def home(self) -> Path:
+        """The model's folder."""
+        return self.repository / self.name
+
+    @property
+    def folder(self) -> Path:
+        """The version's folder."""
+        return self.home / str(self.version)
+
+    def check(self) -> None:
+        """RequestError where something is in the way of the model's folder or of this version."""
+        if not self.repository.parent.is_dir():
+            raise RequestError(
+                f"the folder {str(self.repository.parent)!r} is not there: make it first, or give another."
+            )
+        for folder in (self.repository, self.home, self.folder):
+            if folder.exists() and not folder.is_dir():
+                raise RequestError(f"{str(folder)!r} is a file: give another --output or --name, or move it away.")
+        if self.folder.exists() and not self.force:
+            raise RequestError(
+                f"{str(self.folder)!r} is there: give another --version or --name, or --force to replace it."
+            )
+
+    def write(self, served: ServedArtifact, config: Any, text: bytes, progress: Progress) -> dict[str, str]:
+        """Write the model's folder, or a version of it; returns the sha256 of each file in the version's folder.
+
+        `config` is the configuration as a message, `text` as the file. RequestError where it can't be replaced.
+        """
+        self._check_config(config)
+        target = next((folder for folder in (self.repository, self.home) if not folder.exists()), self.folder)
+        hashes: dict[str, str] = {}
+
+        def fill(folder: Path) -> None:
+            inside = folder / self.folder.relative_to(target)
+            if target != self.folder:
+                inside.mkdir(parents=True)
+                (inside.parent / "config.pbtxt").write_bytes(text)
+            for name, (source, sha256) in served.files.items():
+                progress(f"copying {source.name}")
+                hashes[name] = _copy(source, inside / name, sha256)
+            if served.manifest is not None:
+                manifest_path(inside / BACKENDS[served.backend][1]).write_bytes(served.manifest.to_bytes())
+
+        write_folder(target, fill, {self.home / "config.pbtxt": text} if target == self.folder else {})
+        return hashes
+
+    def _check_config(self, config: Any) -> None:
+        """RequestError where another configuration is there, unless `force` is set and no other version uses it."""
+        path = self.home / "config.pbtxt"
+        versions = [folder.name for folder in self.home.glob("*") if folder.name.isdigit() and folder.is_dir()]
+        others = sorted((name for name in versions if name != str(self.version)), key=int)
+        if not path.is_file() or (self.force and not others):
+            return
+        try:
+            same = read_config(path.read_bytes()) == config
+        except RequestError:
+            same = False
+        if same:
+            return
+        if others:
+            raise RequestError(
+                f"{str(path)!r} differs from the configuration of this version, and version {others[0]} shares it: "
+                "give another --name."
+            )
+        raise RequestError(
+            f"{str(path)!r} differs from the configuration of this version: give another --name, or --force to "
+            "replace it."
+        )
+
+
+def _copy(source: Path, target: Path, sha256: str | None) -> str:
+    """Copy a file in pieces; returns its sha256, RequestError where it is not the one in the manifest."""
+    with source.open("rb") as read, target.open("wb") as write:
+        hashing = HashingFile(write)
+        while piece := read.read(_PIECE):
+            hashing.write(piece)
+        write.flush()
+        os.fsync(write.fileno())
+    digest = hashing.sha256.hexdigest()
+    if sha256 is not None and digest != sha256:
+        raise RequestError(f"{str(source)!r} is not the file that its manifest describes: make the artifact again.")
+    return digest

@@ -1,0 +1,133 @@
+"""An artifact as Triton will serve it, read from an ONNX file or a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from posexport.artifact.manifest import Manifest, manifest_path, values_of
+from posexport.artifact.plan import check_plan
+from posexport.artifact.profiles import profiles_of
+from posexport.errors import RequestError
+from posexport.export.triton.config import BACKENDS
+from posexport.export.triton.rules import UNSERVED
+from posexport.spec.contract import Values, bounds_of, graph_inputs
+from posexport.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from posexport.artifact.onnx_artifact import Artifact
+
+
+@attrs.frozen(kw_only=True)
+class ServedArtifact:
+    """An artifact to be served.
+
+    `files` maps names in the version's folder to (the file to copy, its sha256 in the manifest). `usual` holds for each
+    input the shape that it is tuned for. `profiles` are those of a plan, `operators` those of an ONNX graph.
+    """
+
+    path: Path
+    backend: str
+    spec: Spec
+    inputs: Values
+    outputs: Values
+    usual: Mapping[str, Sequence[int]]
+    profiles: Mapping[str, Mapping[str, Sequence[int]]] | None
+    operators: frozenset[str]
+    manifest: Manifest | None
+    files: dict[str, tuple[Path, str | None]]
+    about: str
+
+
+def read_served(path: Path, gpu: bool | None) -> ServedArtifact:
+    """The artifact at `path` (.onnx or .plan), to run on a GPU, on the CPU (False) or where Triton chooses (None).
+
+    Raises RequestError where it can't be read, and for a dtype or a device that its backend does not support.
+    """
+    served = _from_plan(path) if path.suffix == ".plan" else _from_onnx(path)
+    if served.spec.dtype in UNSERVED[served.backend]:
+        raise RequestError(
+            f"{str(path)!r} is {served.spec.dtype}, which Triton's {served.backend} backend has no tensors of: export "
+            "it with --dtype fp16, or package a plan of tensorrt."
+        )
+    if served.backend == "tensorrt" and gpu is False:
+        raise RequestError(f"--cpu was given with the plan {str(path)!r}, which runs on GPUs only: drop it.")
+    return served
+
+
+def _from_onnx(path: Path) -> ServedArtifact:
+    from posexport.artifact.loaded import contradictions
+    from posexport.artifact.onnx_artifact import read_onnx
+
+    artifact = read_onnx(path)
+    manifest = artifact.manifest()
+    if manifest is not None and (other := contradictions(manifest, artifact)):
+        raise RequestError(f"{str(path)!r} and its manifest differ in {', '.join(other)}: export it again.")
+    inputs = artifact.inputs()
+    fixed = {dim: low for dim, (low, high) in bounds_of(graph_inputs(artifact.spec), inputs).items() if low == high}
+    shapes = {name: shape for name, (shape, _) in inputs.items()}
+    spans = profiles_of(shapes, (), artifact.spec.token_limit(), fixed)
+    file = BACKENDS["onnxruntime"][1]
+    hashes = {} if manifest is None else manifest.external_data
+    weight_files = artifact.external_files()
+    for name in weight_files:
+        if name in (file, manifest_path(Path(file)).name):
+            raise RequestError(
+                f"{str(path)!r} keeps weights in {name!r}, a name that Triton reserves: export it again."
+            )
+    return ServedArtifact(
+        path=path,
+        backend="onnxruntime",
+        spec=artifact.spec,
+        inputs=inputs,
+        outputs=artifact.outputs(),
+        usual={name: shapes["opt"] for name, shapes in spans.items()},
+        profiles=None,
+        operators=_operators(artifact),
+        manifest=None if manifest is None else attrs.evolve(manifest, file=file),
+        files={
+            file: (path, None if manifest is None else manifest.sha256),
+            **{name: (path.with_name(name), hashes.get(name)) for name in weight_files},
+        },
+        about=f"opset {artifact.opset}{_domains(artifact)}",
+    )
+
+
+def _from_plan(path: Path) -> ServedArtifact:
+    manifest = check_plan(path)
+    runtime = manifest.runtime
+    if runtime.name != "tensorrt":
+        raise RequestError(
+            f"{str(path)!r} was built by {runtime.name} {runtime.version}, whose plans Triton's TensorRT backend "
+            "can't load: build it with 'posexport compile --runtime tensorrt', or package the ONNX file."
+        )
+    inputs, outputs = values_of(manifest.inputs), values_of(manifest.outputs)
+    file, profiles = BACKENDS["tensorrt"][1], manifest.profiles
+    return ServedArtifact(
+        path=path,
+        backend="tensorrt",
+        spec=manifest.block(),
+        inputs=inputs,
+        outputs=outputs,
+        usual={name: shapes["opt"] for name, shapes in profiles.items()},
+        profiles=profiles,
+        operators=frozenset(),
+        manifest=attrs.evolve(manifest, file=file),
+        files={file: (path, manifest.sha256)},
+        about=f"only TensorRT {runtime.version} can open it: use a Triton with that version",
+    )
+
+
+def _operators(artifact: Artifact) -> frozenset[str]:
+    """The operators of a graph and its functions."""
+    nodes = [*artifact.model.graph.node, *(node for function in artifact.model.functions for node in function.node)]
+    return frozenset(node.op_type for node in nodes)
+
+
+def _domains(artifact: Artifact) -> str:
+    """The operator domains beside ONNX's, as a clause."""
+    others = sorted({entry.domain for entry in artifact.model.opset_import} - {"", "ai.onnx", "posexport"})
+    return f" and {', '.join(others)}" if others else ""

@@ -1,0 +1,105 @@
+"""A plot as it was asked for: which encodings, with which parameters, drawn into which file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import methodcaller
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport.errors import RequestError
+from posexport.export.block_options import spec_of
+from posexport.export.layer_pattern import parameters_of
+from posexport.files import check_writable, staged
+from posexport.progress import Progress
+from posexport.runtimes import Runtime
+from posexport.spec.fields import integer
+from posexport.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from posexport.report.plots.panels import Panel
+
+FIELDS = (
+    "hidden_size",
+    "num_heads",
+    "head_dim",
+    "scale",
+    "causal",
+    "window",
+    "attention_chunk_size",
+    "angles",
+    "prefix_tokens",
+)
+"""The fields of a spec that a plot shows."""
+
+_LONGEST = 45  # letters of a parameter that a plot shows
+
+
+@attrs.frozen(kw_only=True)
+class PlotOptions:
+    """The numbers among the options, validated."""
+
+    seq: int | None = integer(None, "tokens that are drawn", at_least=2, at_most=1024, optional=True)
+    seed: int = integer(0, "seed of the weights", at_least=0)
+
+
+@attrs.frozen
+class PlotRow:
+    """One encoding of a plot: its spec, and the parameters as text beside its name."""
+
+    spec: Spec
+    parameters: str
+
+
+def read_row(text: str, parameters: Sequence[str], block: Mapping[str, Any]) -> PlotRow:
+    """The row that NAME, or NAME:key=value:key=value, describes; `parameters` and options of the `block` apply too."""
+    name, *pairs = text.split(":")
+    if not name or not all("=" in pair for pair in pairs):
+        raise RequestError(f"{text!r} is no encoding: write NAME, or NAME:key=value:key=value.")
+    texts = (*pairs, *parameters)
+    values: dict[str, Any] = dict(parameters_of(texts))
+    fields = {key: values.pop(key) for key in FIELDS if key in values}
+    shown = " ".join(pair if len(pair) <= _LONGEST else f"{pair[:_LONGEST]}…" for pair in texts)
+    return PlotRow(spec_of({**block, **fields, "encoding": name}, values), shown)
+
+
+def draw_plot(
+    rows: Sequence[PlotRow],
+    kind: str | None,
+    path: Path,
+    options: PlotOptions,
+    runtimes: Mapping[str, Runtime],
+    progress: Progress,
+) -> list[list[Panel]]:
+    """Draw the rows into the file at `path`; returns the panels of each row.
+
+    Raises RequestError for a kind or a file that can't be used, before anything is measured.
+    """
+    from posexport.report.plots.picture import check_suffix, draw
+
+    check_suffix(str(path), path.suffix)
+    if not path.parent.is_dir():
+        raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
+    check_writable(path)
+    from posexport.report.plots.kinds import panels
+    from posexport.report.plots.probe import ProbeTarget
+
+    progress("probing the encodings")
+    targets = [
+        ProbeTarget(
+            spec=row.spec,
+            given=row.parameters,
+            runtimes=runtimes,
+            advance=lambda text: progress(f"measuring {text}"),
+            **attrs.asdict(options),
+        )
+        for row in rows
+    ]
+    drawn = panels(targets, kind)
+    progress("drawing")
+    picture = draw(drawn, path.suffix)
+    with staged() as files:
+        files.write(path, methodcaller("write", picture))
+    return drawn

@@ -1,0 +1,143 @@
+"""Workers of tests are forks of one process that has imported the engines, which saves each of them seconds of imports.
+
+That process forks twice, and this one adopts the orphan (Linux's "child subreaper"). So a worker is a child as any
+other: it is waited for and killed as usual, and the kernel ends it with this process. Other systems start workers as
+the product does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
+
+PRELOADED = (
+    "torch",
+    "torch.onnx",
+    "torch.export",
+    "onnxscript",
+    "onnxruntime",
+    "onnx.reference",
+    "posexport.export.exporter",
+    "posexport.runtimes.onnx_reference",
+    "posexport.runtimes.ort",
+    "posexport.runtimes.torch_eager",
+    "posexport.runtimes.worker",
+)
+_PR_SET_CHILD_SUBREAPER = 36
+_POPEN = subprocess.Popen
+
+
+class Forks:
+    """Starts workers in place of `subprocess.Popen`. The process that is forked starts with the first of them."""
+
+    def __init__(self) -> None:
+        self._lock, self._control = threading.Lock(), None
+
+    def popen(self, command: list[str], *, stderr: IO[bytes], **options: Any) -> subprocess.Popen[str]:
+        """What `Popen` of a worker's command gives: text pipes at its input and output."""
+        if subprocess.Popen is not _POPEN:  # a test replaced it
+            return subprocess.Popen(command, stderr=stderr, **options)
+        (child_in, parent_in), (parent_out, child_out) = os.pipe(), os.pipe()
+        request = {
+            "module": command[-1],
+            "environment": dict(os.environ),
+            "folder": str(Path.cwd()),
+            "parent": os.getpid(),
+        }
+        with self._lock:
+            control = self._control = self._control or _start()
+            socket.send_fds(control, [json.dumps(request).encode()], [child_in, child_out, stderr.fileno()])
+            pid = int(control.recv(32))
+        os.close(child_in)
+        os.close(child_out)
+        process: subprocess.Popen[str] = _POPEN.__new__(_POPEN)
+        vars(process).update(
+            args=command,
+            pid=pid,
+            returncode=None,
+            stdin=open(parent_in, "w", encoding="utf-8"),  # noqa: PTH123, SIM115
+            stdout=open(parent_out, encoding="utf-8"),  # noqa: PTH123, SIM115
+            stderr=None,
+            _child_created=True,
+            _waitpid_lock=threading.Lock(),
+            _sigint_wait_secs=0.25,
+            _communication_started=False,
+        )
+        return process
+
+
+def _start() -> socket.socket:
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        theirs.set_inheritable(True)
+        os.posix_spawn(sys.executable, [sys.executable, "-P", __file__, str(theirs.fileno())], os.environ)
+    return ours
+
+
+def install() -> None:
+    """Let workers of this process be forks from now on, where the system can."""
+    if sys.platform == "linux":
+        from posexport import processes
+
+        vars(processes)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Forks().popen})
+
+
+def serve(control: socket.socket) -> None:
+    """Fork a worker for each request, until the other end is closed."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    while True:
+        message, pipes, _, _ = socket.recv_fds(control, 2**20, 3)
+        if not message:
+            return
+        if os.fork() == 0:
+            worker = os.fork()
+            if worker == 0:
+                control.close()
+                _become(pipes, **json.loads(message))
+            control.send(str(worker).encode())
+            os._exit(0)
+        os.wait()
+        for pipe in pipes:
+            os.close(pipe)
+
+
+def _become(pipes: list[int], module: str, environment: dict[str, str], folder: str, parent: int) -> None:
+    """Be `python -P -m MODULE` with these three pipes, once the adoption is done."""
+    while os.getppid() != parent:
+        time.sleep(0.001)
+    for number, pipe in enumerate(pipes):
+        os.dup2(pipe, number)
+        os.close(pipe)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.argv = [module]
+    code = 1
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,15 +18,16 @@ from posexport.verify.result import FAILED, NOT_RUN, PASSED
 WIDTH, DPI = 10.0, 200
 """The inches of a whole matrix and the pixels of an inch; a README shows half as many."""
 
-_CELL, _HIGH = 0.172, 0.165  # inches of a cell
+_WIDE, _HIGH = 0.172, 0.165  # inches of a cell
 _LEFT, _HEAD, _FOOT = 1.15, 0.85, 0.86  # inches beside, above and below the cells
-_GAPS = {"runtime": 0.035, "form": 0.11, "mode": 0.13}  # inches between groups
-_PALE, _DEEP = (0.86, 0.92, 0.97), (0.10, 0.37, 0.66)  # passed, from exact to _WORST times eager's error
+_PALE, _DEEP = (0.86, 0.92, 0.97), (0.10, 0.37, 0.66)  # passed, from exact to _WORST times torch error
 _WORST = 4.0  # the tolerance of parity is at least this multiple
 # Colours that differ for the colour-blind too (Okabe and Ito), each with a mark of its own.
 FILL = {FAILED: "#d55e00", REFUSED: "#f0d848", NOT_RUN: "#ececec", "fused": "#009e73", "unfused": "#ffffff"}
 _INK = {FAILED: "white", REFUSED: "#333333", NOT_RUN: "#999999", "fused": "white", "unfused": "#333333"}
 _TEXT, _SMALL = 6.2, 5.0  # points
+
+Key = tuple[str, ...]
 
 
 def digest(matrix: Matrix) -> str:
@@ -35,58 +38,46 @@ def digest(matrix: Matrix) -> str:
 def draw(matrix: Matrix) -> bytes:
     """The picture as a PNG file.
 
-    torch eager is the measure, so it has no column unless it failed; a runtime that judged nothing has none either.
+    torch is the reference, so it has no column unless it failed; a runtime that judged nothing has none either.
     """
-    cells = {(cell.entry, cell.column): cell for cell in matrix.ordered()}
-    plan = _Plan(list(cells.values()))
-    with figure(plan.width, plan.height) as drawn:
+    cells = matrix.ordered()
+    shown = [name for name in judged(cells) if name != "torch" or any(_failed_torch(cell) for cell in cells)]
+    forms, dtypes = (list(dict.fromkeys(getattr(cell.entry, key) for cell in cells)) for key in ("form", "dtype"))
+    columns = _positions(list(itertools.product(forms, shown, dtypes)), _LEFT, _WIDE, (0.145, 0.035))
+    rows = _positions(
+        list(dict.fromkeys((cell.entry.mode, cell.entry.encoding) for cell in cells)), _HEAD, _HIGH, (0.13,)
+    )
+    bottom = max(rows.values(), default=_HEAD) + _HIGH
+    width, height = max(*columns.values(), _LEFT, WIDTH * 0.8 - 0.3) + 0.3, bottom + _FOOT
+    with figure(width, height) as drawn:
         axes = drawn.add_axes((0, 0, 1, 1))
-        axes.set_xlim(0, plan.width)
-        axes.set_ylim(plan.height, 0)
+        axes.set_xlim(0, width)
+        axes.set_ylim(height, 0)
         axes.axis("off")
-        _headings(axes, plan)
-        for (mode, encoding), y in plan.rows.items():
-            for (form, column, dtype), x in plan.columns.items():
-                cell = cells.get((Entry(encoding=encoding, form=form, dtype=dtype, mode=mode), column))
-                if cell is not None:
-                    _draw(axes, cell, x, y)
-        _legend(axes, plan, idle(cells.values()))
+        _headings(axes, columns, rows)
+        for cell in cells:
+            entry = cell.entry
+            if (x := columns.get((entry.form, cell.column, entry.dtype))) is not None:
+                _draw(axes, cell, x, rows[entry.mode, entry.encoding])
+        _legend(axes, bottom + 0.19, idle(cells))
         return encode(drawn, ".png", DPI, Source=digest(matrix))
 
 
-class _Plan:
-    """Where everything stands, in inches from the upper left."""
+def _positions(keys: Sequence[Key], start: float, size: float, gaps: Sequence[float]) -> dict[Key, float]:
+    """Where each key stands, in inches, with a gap wherever its first part changes, or its second, ..."""
+    places, at, last = {}, start, keys[0] if keys else ()
+    for key in keys:
+        at += next((gap for gap, part, before in zip(gaps, key, last, strict=False) if part != before), 0.0)
+        places[key], last = at, key
+        at += size
+    return places
 
-    def __init__(self, cells: list[Cell]) -> None:
-        shown = [name for name in judged(cells) if name != "torch" or any(_failed_torch(cell) for cell in cells)]
-        forms = list(dict.fromkeys(cell.entry.form for cell in cells))
-        dtypes = list(dict.fromkeys(cell.entry.dtype for cell in cells))
-        self.columns: dict[tuple[str, str, str], float] = {}
-        self.spans: list[tuple[str, str, float, float]] = []
-        x = _LEFT
-        for form in forms:
-            start = x
-            for column in shown:
-                first = x
-                for dtype in dtypes:
-                    self.columns[form, column, dtype] = x
-                    x += _CELL
-                self.spans.append(("runtime", column, first, x))
-                x += _GAPS["runtime"]
-            self.spans.append(("form", form, start, x - _GAPS["runtime"]))
-            x += _GAPS["form"]
-        self.rows: dict[tuple[str, str], float] = {}
-        self.modes: list[tuple[str, float, float]] = []
-        y = _HEAD
-        for mode in dict.fromkeys(cell.entry.mode for cell in cells):
-            start = y
-            for encoding in dict.fromkeys(cell.entry.encoding for cell in cells if cell.entry.mode == mode):
-                self.rows[mode, encoding] = y
-                y += _HIGH
-            self.modes.append((mode, start, y))
-            y += _GAPS["mode"]
-        self.bottom = y
-        self.width, self.height = max(x, WIDTH * 0.8), y + _FOOT
+
+def _spans(places: Mapping[Key, float], level: int, size: float) -> list[tuple[str, float, float]]:
+    """The name, the start and the end of each group of keys whose first parts, up to `level`, are the same."""
+    groups = itertools.groupby(places, key=lambda key: key[: level + 1])
+    spans = [(key[-1], [places[member] for member in group]) for key, group in groups]
+    return [(name, inside[0], inside[-1] + size) for name, inside in spans]
 
 
 def _failed_torch(cell: Cell) -> bool:
@@ -94,7 +85,7 @@ def _failed_torch(cell: Cell) -> bool:
 
 
 def look(cell: Cell) -> tuple[Any, str, str]:
-    """Fill, ink and text of a cell: a state its mark, an error its quotient with eager's, a plan its kernels."""
+    """Fill, ink and text of a cell: a state its mark, an error its quotient with torch error, a plan its kernels."""
     if cell.state != PASSED:
         return FILL[cell.state], _INK[cell.state], MARKS[cell.state]
     if cell.column == BUILD:
@@ -107,50 +98,44 @@ def look(cell: Cell) -> tuple[Any, str, str]:
 
 
 def _draw(axes: Axes, cell: Cell, x: float, y: float) -> None:
-    _box(axes, x, y, *look(cell))
-
-
-def _box(axes: Axes, x: float, y: float, fill: Any, ink: str, text: str) -> None:
+    fill, ink, text = look(cell)
     edge = "#bbbbbb" if fill == FILL["unfused"] else fill
-    axes.add_patch(
-        Rectangle((x + 0.006, y + 0.006), _CELL - 0.012, _HIGH - 0.012, facecolor=fill, edgecolor=edge, linewidth=0.4)
-    )
-    axes.text(x + _CELL / 2, y + _HIGH / 2 + 0.003, text, ha="center", va="center_baseline", fontsize=_SMALL, color=ink)
+    place, size = (x + 0.006, y + 0.006), (_WIDE - 0.012, _HIGH - 0.012)
+    axes.add_patch(Rectangle(place, *size, facecolor=fill, edgecolor=edge, linewidth=0.4))
+    axes.text(x + _WIDE / 2, y + _HIGH / 2 + 0.003, text, ha="center", va="center_baseline", fontsize=_SMALL, color=ink)
 
 
-def _headings(axes: Axes, plan: _Plan) -> None:
-    for kind, name, start, end in plan.spans:
-        middle = (start + end) / 2
-        if kind == "form":
-            axes.text(middle, 0.12, name, ha="center", va="center", fontsize=8, weight="bold")
-            axes.plot([start, end], [0.23, 0.23], color="#444444", linewidth=0.8)
-        else:
-            label = "build:\nkernels" if name == BUILD else name.replace("-", "-\n", 1)
-            axes.text(middle, 0.38, label, ha="center", va="center", fontsize=5.6, linespacing=0.95)
-    for (_, _, dtype), x in plan.columns.items():
-        axes.text(x + _CELL / 2, _HEAD - 0.05, dtype, ha="center", va="bottom", fontsize=_SMALL, rotation=90,
-                  color="#555555")  # fmt: skip
-    for mode, start, end in plan.modes:
-        axes.text(0.09, (start + end) / 2, mode, ha="center", va="center", fontsize=7, weight="bold", rotation=90)
+def _headings(axes: Axes, columns: Mapping[Key, float], rows: Mapping[Key, float]) -> None:
+    middle: dict[str, Any] = {"ha": "center", "va": "center"}
+    for form, start, end in _spans(columns, 0, _WIDE):
+        axes.text((start + end) / 2, 0.12, form, fontsize=8, weight="bold", **middle)
+        axes.plot([start, end], [0.23, 0.23], color="#444444", linewidth=0.8)
+    for name, start, end in _spans(columns, 1, _WIDE):
+        label = "build:\nkernels" if name == BUILD else name.replace("-", "-\n", 1)
+        axes.text((start + end) / 2, 0.38, label, fontsize=5.6, linespacing=0.95, **middle)
+    for (_, _, dtype), x in columns.items():
+        style: dict[str, Any] = {"ha": "center", "va": "bottom", "color": "#555555"}
+        axes.text(x + _WIDE / 2, _HEAD - 0.05, dtype, fontsize=_SMALL, rotation=90, **style)
+    for mode, start, end in _spans(rows, 0, _HIGH):
+        axes.text(0.09, (start + end) / 2, mode, fontsize=7, weight="bold", rotation=90, **middle)
         axes.plot([0.19, 0.19], [start + 0.01, end - 0.01], color="#444444", linewidth=0.8)
-    for (_, encoding), y in plan.rows.items():
+    for (_, encoding), y in rows.items():
         axes.text(_LEFT - 0.07, y + _HIGH / 2, encoding, ha="right", va="center", fontsize=_TEXT + 0.5)
 
 
-def _legend(axes: Axes, plan: _Plan, away: dict[str, str]) -> None:
-    y = plan.bottom + 0.06
+def _legend(axes: Axes, y: float, away: Mapping[str, str]) -> None:
     entry = Entry(encoding="", form="", dtype="", mode="")
     shades = [Cell(entry=entry, column="", state=PASSED, ratio=ratio) for ratio in (0.3, 1.0, 2.0, 4.0)]
     builds = [Cell(entry=entry, column=BUILD, state=PASSED, kernels=6, fused=fused) for fused in (True, False)]
     others = [Cell(entry=entry, column="", state=state) for state in (FAILED, REFUSED, NOT_RUN)]
-    first = [(shades, "passed: error ÷ torch eager's own, against float64"), *(([cell], cell.state) for cell in others)]
+    first = [(shades, "passed: error ÷ torch error, against float64"), *(([cell], cell.state) for cell in others)]
     second = [([builds[0]], "kernels of the plan, attention fused"), ([builds[1]], "kernels, attention not fused")]
     for entries, top in ((first, y), (second, y + 0.24)):
         x = _LEFT
         for cells, label in entries:
             for cell in cells:
                 _draw(axes, cell, x, top)
-                x += _CELL
+                x += _WIDE
             said = axes.text(x + 0.06, top + _HIGH / 2, label, ha="left", va="center", fontsize=_TEXT)
             width = said.get_window_extent().transformed(axes.transData.inverted()).width
             x += 0.06 + width + 0.25

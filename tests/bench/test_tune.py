@@ -22,7 +22,7 @@ from posexport.bench.tune.programs import PreparedProgram, Programs
 from posexport.bench.tune.result import Result
 from posexport.bench.tune.search import Block, Limits, Request, Store, Tuning
 from posexport.bench.tune.space import Program
-from posexport.cli import tune_command
+from posexport.cli.tune_tables import show_tuning
 from posexport.errors import Reason, RequestError, RuntimeMissingError
 from posexport.jsondata import structure
 
@@ -131,17 +131,17 @@ def test_everything_counts_each_distinct_candidate_once(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
-    import tuning_full
+    import tuning
 
     levels = (("graph_level", "extended"),), (("graph_level", "extended"), ("threads", 1))  # twins of "all"
-    monkeypatch.setattr(tuning_full, "options_of", lambda *args, **more: [*OPTIONS, *levels])
+    monkeypatch.setattr(tuning, "options_of", lambda *args, **more: [*OPTIONS, *levels])
     spec = small_spec("rope")
     block = Block(specs={"fp32": spec}, load=lambda dtype: (spec, {}), source="seed 0")
-    every = tuning_full.full(block, Request(scenario=Scenario("prefill", 8)), "contrib/fp32/18", Store(tmp_path))
-    assert len(every.ratios) == 3 * len(OPTIONS)
-    assert every.runs == len(every.ratios) * 20 * 4
+    every = tuning.time_everything(block, Request(scenario=Scenario("prefill", 8)), "contrib/fp32/18", Store(tmp_path))
+    assert len(every["ratios"]) == 3 * len(OPTIONS)
+    assert every["everything_runs"] == len(every["ratios"]) * 20 * 4
     own = [Program(form="native", dtype="fp32", opset=23, target=target) for target in ("portable", "ort")]
-    assert [tuning_full.own_program(name, own) for name in ("native/fp32/24", "native/fp32/24/ort threads=1")] == own
+    assert [tuning.winning_program(name, own) for name in ("native/fp32/24", "native/fp32/24/ort threads=1")] == own
 
 
 def test_a_winner_that_does_not_verify_is_out_and_the_next_is_raced_for(tmp_path: Path, world: World) -> None:
@@ -181,7 +181,7 @@ def test_size_and_memory_come_before_speed(
     contrib = next(row for row in result.candidates if row.name == "contrib/fp32/18 io_binding=true")
     assert (contrib.state, contrib.reason) == ("dropped", "takes 1,000 bytes, the least is 500")
     assert result.winner.reason.startswith("takes 500 bytes; of those within 2% of the least, ")
-    tune_command._show(attrs.evolve(result, winner=None), Path("rope.onnx"))
+    show_tuning(attrs.evolve(result, winner=None), Path("rope.onnx"))
     assert ("500 B" if objective == "size" else "0.00 MB") in capsys.readouterr().out
 
 

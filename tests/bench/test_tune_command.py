@@ -105,6 +105,7 @@ def test_the_winner_is_the_file_that_export_writes_and_its_manifest_says_why(
     assert cli("export", "--encoding", "rope", *SMALL, *made, "-o", "same.onnx").exit_code == 0
     assert Path("same.onnx").read_bytes() == Path("rope.onnx").read_bytes()
     manifest = json.loads(Path("rope.onnx.json").read_bytes())
+    assert manifest["weights"] == {"source": "random", "seed": 0}
     assert manifest["tune"]["options"] == winner["settings"]
     assert manifest["tune"]["candidates"] == data["candidates"]
     assert "timed once" in str(data["candidates"])

@@ -28,8 +28,8 @@ from posexport.verify import eligibility, verify
 
 ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference")
 VERDICT = {
-    "artifact", "sha256", "runtime", "check", "state", "reason", "reason_code", "worst", "worst_usual", "tolerance", "cases",
-    "notes", "where", "departure", "describe", "measured", "limit_text",
+    "artifact", "sha256", "runtime", "check", "state", "reason", "reason_code", "worst", "worst_usual", "tolerance",
+    "cases", "notes", "where", "departure", "describe", "measured", "limit_text",
 }  # fmt: skip
 COMPARISON = {
     "case", "far_out", "output", "state", "reason", "reason_code", "max_error", "rms_error", "torch_error", "limit",

@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from checkpoint_files import LLAMA, llama_tensors, written
 from helpers import cli, refused, tree
+from safetensors.torch import save_file
 
 from posexport.workflows.project.requests import open_project, request_of
 
@@ -94,7 +96,6 @@ def test_check_names_what_is_out_of_date_and_writes_nothing(made: Path, tmp_path
 
 def test_weights_are_known_by_their_content(made: Path, tmp_path: Path) -> None:
     import torch
-    from safetensors.torch import save_file
 
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     file = tmp_path / "posexport.toml"
@@ -105,6 +106,23 @@ def test_weights_are_known_by_their_content(made: Path, tmp_path: Path) -> None:
         (row,) = json.loads(cli("build", "--project", file, "--json").stdout)["files"]
         states.append((row["state"], "weights" in row["reason"]))
     assert states == [("made", False), ("up to date", False), ("made", True)]
+
+
+def test_a_checkpoint_s_folder_gives_its_weights(tmp_path: Path) -> None:
+    """Layer 0 without `layer`, in the manifest too; the file is out of date once the checkpoint has other weights."""
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    written(folder, **LLAMA)
+    file = tmp_path / "posexport.toml"
+    file.write_text('[[artifact]]\nname = "layer"\nfrom = "llama"\n')
+    states = []
+    for scale in (1, 1, 2):
+        save_file({name: tensor * scale for name, tensor in llama_tensors().items()}, folder / "model.safetensors")
+        (row,) = json.loads(cli("build", "--project", file, "--json").stdout)["files"]
+        states.append((row["state"], "weights" in str(row["reason"])))
+    assert states == [("made", False), ("up to date", False), ("made", True)]
+    weights = json.loads(Path(f"{row['file']}.json").read_bytes())["weights"]
+    assert (weights["source"], weights["folder"], weights["layer"]) == ("checkpoint", "llama", 0)
 
 
 WRONG = {

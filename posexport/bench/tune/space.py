@@ -11,7 +11,6 @@ from typing import Any
 
 import attrs
 
-from posexport import runtimes
 from posexport.errors import RequestError, unknown
 from posexport.export.support import default_opset, unsupported_opset
 from posexport.machine import usable
@@ -104,11 +103,6 @@ def check_objective(name: str) -> None:
     """RequestError for an objective that isn't known."""
     if name not in OBJECTIVES:
         raise unknown("objective", name, OBJECTIVES)
-
-
-def no_kernels(runtime: str, dtype: str) -> str | None:
-    """Why a runtime runs no file of a dtype, or None."""
-    return runtimes.RUNTIMES[runtime].unsupported_dtypes.get(dtype)
 
 
 def programs(runtime: str, specs: Mapping[str, Spec], limits: Limits) -> Iterator[Program]:

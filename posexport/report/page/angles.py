@@ -16,8 +16,8 @@ from posexport.report.page.blocks import (
     Section,
     Table,
     cells,
-    listed,
     number,
+    plain_number,
     plural,
 )
 from posexport.report.page.charts import draw_lines
@@ -28,13 +28,6 @@ from posexport.verify.matrix.table import REFUSED
 from posexport.verify.result import FAILED, NOT_RUN
 
 PARITY, EXACT = "parity", "exact"
-_LINEAR_TO = (1.0, 1e-8)
-"""The position and the error up to which the logarithmic axes are linear, so that 0 has a place."""
-
-_NOTE = (
-    "Both axes are logarithmic, and linear next to 0. Runtimes within a factor of two share a line, drawn at "
-    "the larger error."
-)
 _LEAD = (
     "The largest error of cosine and sine over all encodings and pairs, against float64. Angles named parity are "
     "fp32 products as models have them, so they drift with the position; exact ones don't."
@@ -67,16 +60,6 @@ class Angles:
                 raise ValueError(f"has a row of {row.encoding} without one error for each position")
 
 
-def label(value: float) -> str:
-    """A number of an axis, as short as can be."""
-    if value == 0:
-        return "0"
-    if 1e-3 <= abs(value) < 1e5:
-        return f"{value:,.10g}" if abs(value) >= 1 else f"{value:.3g}"
-    mantissa, exponent = f"{value:.0e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
-
-
 def angles(results: Sequence[Result[Angles]]) -> tuple[Section | None, Highlights]:
     """The section of measured errors of angles, and its highlights."""
     if not results:
@@ -84,46 +67,33 @@ def angles(results: Sequence[Result[Angles]]) -> tuple[Section | None, Highlight
     blocks: list[Block] = []
     for result in results:
         dtypes = dict.fromkeys(row.dtype for row in result.data.rows)
-        blocks += (_worst(result.data, dtype) for dtype in dtypes)
+        blocks += [_figure(_worst(result.data, dtype)) for dtype in dtypes]
         blocks.append(_rows(result.data))
-    section = Section(id="angles", title="Error against position", lead=_LEAD, blocks=tuple(blocks))
     findings = (
         Finding(state=state, who=who, reason=reason, where="angles")
         for result in results
         for state, reasons in ((REFUSED, result.data.refused), (NOT_RUN, result.data.not_run))
         for who, reason in reasons.items()
     )
+    section = Section(id="angles", title="Error against position", lead=_LEAD, blocks=tuple(blocks))
     return section, Highlights(findings=tuple(findings))
 
 
-def _worst(data: Angles, dtype: str) -> Figure:
-    """A line for each kind of angles and each group of runtimes that agree."""
-    rows = [row for row in data.rows if row.dtype == dtype]
-    lines: list[Line] = []
-    for kind in dict.fromkeys(row.angles for row in rows):
-        worst: dict[str, tuple[float, ...]] = {}
-        for row in (row for row in rows if row.angles == kind):
-            worst[row.runtime] = tuple(map(max, worst.get(row.runtime, row.errors), row.errors))
-        for names in _alike(worst):
-            highest = tuple(map(max, *(worst[name] for name in names), worst[names[0]]))
-            lines.append(Line(label=f"{kind}: {listed(names, 8)}", x=tuple(data.positions), y=highest))
-    title = f"Error of cosine and sine by position, {dtype}"
-    chart = Chart(title=title, note="", x="position", y="largest error", lines=tuple(lines), scales=_LINEAR_TO)
-    return Figure(title=title, svg=draw_lines(chart, label), note=_NOTE)
-
-
-def _alike(worst: Mapping[str, tuple[float, ...]]) -> list[list[str]]:
-    """Runtimes in groups whose lines would cover each other: within a factor of two everywhere."""
-    groups: list[list[str]] = []
-    for name, errors in worst.items():
-        for group in groups:
-            pairs = zip(worst[group[0]], errors, strict=True)
-            if all(abs(one - other) <= 0.5 * max(one, other) for one, other in pairs):
-                group.append(name)
-                break
-        else:
-            groups.append([name])
-    return groups
+def _worst(data: Angles, dtype: str) -> Chart:
+    """A line for each kind of angles on each runtime: the largest error of all encodings."""
+    worst: dict[tuple[str, str], tuple[float, ...]] = {}
+    for row in (row for row in data.rows if row.dtype == dtype):
+        line = row.angles, row.runtime
+        worst[line] = tuple(map(max, worst.get(line, row.errors), row.errors))
+    runtimes, kinds = (list(dict.fromkeys(line[at] for line in worst)) for at in (1, 0))
+    lines = tuple(
+        Line(label=f"{kind}, {runtime}", x=data.positions, y=errors, look=(runtimes.index(runtime), kinds.index(kind)))
+        for (kind, runtime), errors in worst.items()
+    )
+    return Chart(
+        title=f"Error of cosine and sine by position, {dtype}", note="", x="position", y="largest error", lines=lines,
+        scales=(1.0, 1e-8), together=True,
+    )  # fmt: skip
 
 
 def _rows(data: Angles) -> Table:
@@ -134,7 +104,7 @@ def _rows(data: Angles) -> Table:
         )
         for row in data.rows
     )
-    positions = tuple(map(label, data.positions))
+    positions = tuple(map(plain_number, data.positions))
     return Table(
         caption="Errors of angles by position", columns=("encoding", "angles", "dtype", "runtime", *positions),
         rows=rows, heads=4, right=tuple(range(4, 4 + len(positions))),
@@ -148,7 +118,7 @@ def plots(results: Sequence[Result[Plot]]) -> tuple[Section | None, Highlights]:
         return None, Highlights()
     blocks: list[Block] = []
     for result in results:
-        blocks += map(_chart, result.data.charts)
+        blocks += map(_figure, result.data.charts)
         if result.data.images:
             picture = result.data.file or "the file that it wrote"
             text = f"{plural(result.data.images, 'picture')} of {result.name}, no line chart: see {picture}."
@@ -162,10 +132,12 @@ def _absent(results: Sequence[Result[Plot]]) -> Iterator[Finding]:
         yield Finding(state=FAILED if absent.failed else NOT_RUN, who=absent.name, reason=absent.reason, where="plot")
 
 
-def _chart(chart: Chart) -> Figure:
+def _figure(chart: Chart) -> Figure:
     title = ": ".join(filter(None, (chart.title, chart.note.replace("\n", ", "))))
-    note = f"Up: {chart.y}; across: {chart.x}.{_judged(chart)}"
-    return Figure(title=title, svg=draw_lines(chart, label), note=note, table=_numbers(chart))
+    return Figure(
+        title=title, svg=draw_lines(chart, plain_number), note=f"Up: {chart.y}; across: {chart.x}.{_judged(chart)}",
+        table=_numbers(chart),
+    )  # fmt: skip
 
 
 def _judged(chart: Chart) -> str:
@@ -191,7 +163,7 @@ def _numbers(chart: Chart) -> Table:
         step = max(1, len(line.x) // 12)
         for x, y in list(zip(line.x, line.y, strict=True))[::step]:
             value = EMPTY if y is None or math.isnan(y) else number(y, "{:.3g}".format)
-            rows.append((Cell(text=line.label), number(x, label), value))
+            rows.append((Cell(text=line.label), number(x, plain_number), value))
     return Table(
         caption=chart.title, columns=("line", chart.x, chart.y), rows=tuple(rows), right=(1, 2),
         folded="The numbers, some of each line",

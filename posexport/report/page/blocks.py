@@ -170,6 +170,11 @@ def number(value: float | None, show: Callable[[float], str] = "{:,}".format) ->
     return EMPTY if value is None else Cell(text=show(value), value=value)
 
 
+def plain_number(value: float) -> str:
+    """A number without a unit, as short as can be."""
+    return f"{value:,.6g}"
+
+
 def listed(names: Sequence[str], most: int = 4) -> str:
     """Names in a sentence, the first `most` of them."""
     shown = list(names[:most])

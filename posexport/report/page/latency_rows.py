@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import attrs
 
-from posexport.bench.candidates import AGAINST
+from posexport.bench.candidates import PREVIOUS_ARTIFACT
 from posexport.bench.result import TIMED, Benchmark, Shape, Timing
 from posexport.bench.statistics import CONFIDENCE, Ratio, Summary
 from posexport.machine import SAME
@@ -51,7 +51,7 @@ class Row:
     def role(self) -> str:
         """The role of an alternative; empty for a runtime that runs the artifact."""
         name = self.runtime.removesuffix("-cuda")
-        return name if name in ALTERNATIVES else AGAINST if name.startswith(f"{AGAINST}:") else ""
+        return name if name in ALTERNATIVES else PREVIOUS_ARTIFACT if name.startswith(f"{PREVIOUS_ARTIFACT}:") else ""
 
     @property
     def gpu(self) -> bool:

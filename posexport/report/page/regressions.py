@@ -21,26 +21,26 @@ def findings(result: Result[Benchmark]) -> Iterator[Finding]:
     """
     gate, file = result.data.gate, PurePath(result.data.file).name
     for change in gate.changes if gate else ():
-        where, text = f"{result.name}, {change.shape}", _change(change)
-        if change.state == SLOWER and gate:
-            reason = f"{text} than before, limit {gate.limit:.0%}"
-            yield Finding(state=SLOWER, who=change.runtime, reason=reason, where=where)
-        elif change.state == INCONCLUSIVE:
-            reason = f"inconclusive whether it got slower than before: {change.reason or text}"
-            yield Finding(state=CARE, who=f"{change.runtime} ({where})", reason=reason, where=where)
-        elif change.state == NOT_RUN:
-            yield Finding(state=NOT_RUN, who=change.runtime, reason=change.reason or NO_REASON, where="gate")
+        text = _change(change)
+        worse = f"{text} than before, limit {gate.limit:.0%}" if gate else ""
+        doubt = f"inconclusive whether it got slower than before: {change.reason or text}"
+        yield from _finding(change, f"{result.name}, {change.shape}", worse, doubt, (NOT_RUN, "gate"))
     for limit in result.data.limits:
-        where, text = f"{file}, {limit.scenario}", f"limit {limit.limit:g}×"
-        if limit.state == SLOWER:
-            reason = f"{_ratio(limit).text} of {limit.reference}, {text}"
-            yield Finding(state=SLOWER, who=limit.runtime, reason=reason, where=where)
-        elif limit.state == INCONCLUSIVE:
-            reason = f"inconclusive whether it is within its {text} of {limit.reference}"
-            yield Finding(state=CARE, who=f"{limit.runtime} ({where})", reason=reason, where=where)
-        elif limit.state == NOT_RUN:
-            state, at = (FAILED, where) if limit.there else (NOT_RUN, "budget")
-            yield Finding(state=state, who=limit.runtime, reason=limit.reason or NO_REASON, where=at)
+        where = f"{file}, {limit.scenario}"
+        worse = f"{_ratio(limit).text} of {limit.reference}, limit {limit.limit:g}×"
+        doubt = f"inconclusive whether it is within its limit of {limit.limit:g}× of {limit.reference}"
+        yield from _finding(limit, where, worse, doubt, (FAILED, where) if limit.there else (NOT_RUN, "budget"))
+
+
+def _finding(
+    row: Change | LimitResult, where: str, worse: str, doubt: str, absent: tuple[str, str]
+) -> Iterator[Finding]:
+    if row.state == SLOWER:
+        yield Finding(state=SLOWER, who=row.runtime, reason=worse, where=where)
+    elif row.state == INCONCLUSIVE:
+        yield Finding(state=CARE, who=f"{row.runtime} ({where})", reason=doubt, where=where)
+    elif row.state == NOT_RUN:
+        yield Finding(state=absent[0], who=row.runtime, reason=row.reason or NO_REASON, where=absent[1])
 
 
 def _change(change: Change) -> str:
@@ -59,31 +59,24 @@ def _ratio(limit: LimitResult) -> Cell:
 
 def tables(result: Result[Benchmark]) -> Iterator[Table]:
     """Every change since the baseline, and every limit."""
-    gate = result.data.gate
+    gate, file = result.data.gate, PurePath(result.data.file).name
     if gate:
-        rows = tuple(
-            (
-                *_head(change, change.shape),
-                EMPTY if change.change is None else Cell(text=_change(change), value=change.change),
-                *cells(change.reference or "–", change.reason),
-            )
-            for change in gate.changes
-        )
+        changes = [Cell(text=_change(row), value=row.change) if row.change else EMPTY for row in gate.changes]
+        rows = [
+            (*_head(row, row.shape), change, *cells(row.reference or "–", row.reason))
+            for row, change in zip(gate.changes, changes, strict=True)
+        ]
         yield Table(
-            caption=f"Since the baseline, limit {gate.limit:.0%}: {result.name}", rows=rows, heads=2, right=(3,),
+            caption=f"Since the baseline, limit {gate.limit:.0%}: {result.name}", rows=tuple(rows), heads=2, right=(3,),
             columns=("scenario", "runtime", "state", "change", "measured by", "reason"), note=" ".join(gate.notes),
         )  # fmt: skip
     if result.data.limits:
-        rows = tuple(
-            (
-                *_head(limit, limit.scenario),
-                _ratio(limit),
-                *cells(f"{limit.limit:g}× {limit.reference}", limit.reason),
-            )
-            for limit in result.data.limits
-        )
+        rows = [
+            (*_head(row, row.scenario), _ratio(row), *cells(f"{row.limit:g}× {row.reference}", row.reason))
+            for row in result.data.limits
+        ]
         yield Table(
-            caption=f"Limits on time: {PurePath(result.data.file).name}", rows=rows, heads=2, right=(3,),
+            caption=f"Limits on time: {file}", rows=tuple(rows), heads=2, right=(3,),
             columns=("scenario", "runtime", "state", "ratio", "limit", "reason"),
         )  # fmt: skip
 

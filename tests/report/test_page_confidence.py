@@ -203,7 +203,6 @@ def test_lines_above_the_promise_are_judged(parity: float, exact: float, said: s
     for line, last in zip(data["rows"][0][0]["lines"], (parity, exact), strict=True):
         line["y"] = [0.0, None, last]
     section, _ = plots([Result(name="p.json", data=plot_from(data))])
-    assert section is not None
     (figure,) = section.blocks
     assert isinstance(figure, Figure) and figure.note.endswith(said)
 

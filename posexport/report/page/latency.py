@@ -53,10 +53,8 @@ _CURVES = (
 )
 
 
-def section(results: Sequence[Result[Benchmark]], evidence: Evidence) -> tuple[Section | None, Highlights]:
+def section(results: Sequence[Result[Benchmark]], evidence: Evidence) -> tuple[Section, Highlights]:
     """The section, and its highlights."""
-    if not results:
-        return None, Highlights()
     compared, busy = comparisons(results), machine_load.shares(results)
     curves = [group for group in _by_size(compared).values() if len(group) > 2]
     drawn = {id(comparison) for group in curves for comparison in group[:-1]}

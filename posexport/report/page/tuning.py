@@ -62,10 +62,8 @@ _COMPARE = (
 )
 
 
-def section(results: Sequence[Result[Tuning]]) -> tuple[Section | None, Highlights]:
+def section(results: Sequence[Result[Tuning]]) -> tuple[Section, Highlights]:
     """The section, and its highlights."""
-    if not results:
-        return None, Highlights()
     tried, busy = [row for result in results for row in result.data.candidates], machine_load.shares(results)
     blocks: list[Block] = [*machine_load.warning(busy)]
     blocks += [Prose(text=_COMPARE)] if any(row.ratio for row in tried) else []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from posexport.artifact.paths import check_artifact
 from posexport.bench.candidates import choose, previous
 from posexport.bench.options import BenchOptions
 from posexport.bench.result import Benchmark, LeftOut, Shape, differing
@@ -22,7 +23,6 @@ from posexport.bench.scenarios import Scenario, read_scenario
 from posexport.bench.session import BURST, BenchSession, Settings
 from posexport.bench.shapes import Sizes, load_for_bench, read_sizes, scenario_sizes, sizes_of
 from posexport.errors import RequestError
-from posexport.files import check_artifact
 from posexport.machine import machine
 from posexport.progress import Progress, silent
 

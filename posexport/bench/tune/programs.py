@@ -26,7 +26,7 @@ from posexport.errors import Reason, RequestError
 from posexport.export import support
 from posexport.processes import Worker, failure_of
 from posexport.progress import Progress
-from posexport.runtimes import NO_KERNELS
+from posexport.runtimes import RUNTIMES
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ class Programs:
         """Why a program can't be written or run, in one sentence without a full stop, known without exporting it."""
         spec = self._block.specs[program.dtype]
         reason = support.unsupported_reason(spec, program.form, program.target, program.opset)
-        return NO_KERNELS.get((self._runtime, program.dtype)) or (None if reason is None else reason.text)
+        return RUNTIMES[self._runtime].unsupported_dtypes.get(program.dtype) or (
+            None if reason is None else reason.text
+        )
 
     def prepare(self, program: Program) -> PreparedProgram | str:
         """The program, exported and sized; or why it can't be had."""

@@ -109,7 +109,7 @@ def main(
     for name in encodings:
         if name.partition(":")[0] not in ENCODINGS:
             raise click.UsageError(str(unknown("encoding", name, ENCODINGS)))
-    missing = {name: why for name in names if (why := RUNTIMES[name].missing()) is not None}
+    missing = {name: reason.text for name in names if (reason := RUNTIMES[name].missing()) is not None}
     if len(missing) == len(names):
         gpu = gpu_missing()
         why = gpu if gpu and all(RUNTIMES[name].needs_gpu for name in names) else "; ".join(missing.values())
@@ -235,7 +235,7 @@ def _verify(path: Path, results: list[Result]) -> None:
     for result in results:
         verdict = verdicts.get(result.runtime)
         if verdict is None:
-            why = report.unreadable[0][1] if report.unreadable else "no verdict"
+            why = report.unreadable[0].error if report.unreadable else "no verdict"
             result.fail("verify", why)
             continue
         result.state, result.reason = verdict.state, verdict.reason or ""

@@ -1,6 +1,6 @@
 """The bench stage: latency and memory of an artifact on every runtime that is there, beside torch and the lower bound.
 
-Each runtime has its own process, so that its memory can be told and a crash ends only itself. They are called in
+Each runtime has its own process, so that its memory can be measured and a crash ends only itself. They are called in
 alternation (`rounds`); a turn is untimed runs, which wake threads that slept, and then a few timed ones. Quantiles are
 over all timed runs; ratios to the references are over rounds, of the median run of each turn.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from posexport.artifact.paths import check_artifact
 from posexport.bench.candidates import choose, previous
 from posexport.bench.options import BenchOptions
 from posexport.bench.result import Benchmark, LeftOut, Shape, differing
@@ -22,7 +23,6 @@ from posexport.bench.scenarios import Scenario, read_scenario
 from posexport.bench.session import BURST, BenchSession, Settings
 from posexport.bench.shapes import Sizes, load_for_bench, read_sizes, scenario_sizes, sizes_of
 from posexport.errors import RequestError
-from posexport.files import check_artifact
 from posexport.machine import machine
 from posexport.progress import Progress, silent
 

@@ -54,7 +54,8 @@ class Candidate:
         required = artifact.required_runtime
         if required not in (None, self.runtime.name) and self.role in ("", PREVIOUS_ARTIFACT):
             return f"a plan of {required} runs on nothing else"
-        return self.runtime.missing()
+        reason = self.runtime.missing()
+        return None if reason is None else reason.text
 
     def takes(self, option: str) -> bool:
         """Whether `threads` or `cuda_graph` has an effect on it."""

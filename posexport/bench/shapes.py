@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from posexport.artifact.paths import check_artifact
 from posexport.bench.scenarios import Scenario
 from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.errors import RequestError, unknown
-from posexport.files import check_artifact
 from posexport.spec.contract import graph_inputs, resolved
 from posexport.spec.fields import integer
 from posexport.spec.spec import Spec

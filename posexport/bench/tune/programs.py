@@ -1,7 +1,7 @@
-"""The programs of a tuning on the disk: exported once, sized for the scenario, and told apart by what they compute.
+"""The programs of a tuning on the disk: exported once, sized for the scenario, and identified by what they compute.
 
-The store keeps what is so for good: files, sizes, graphs, and what the scenario refuses. A full disk, a crash or a time
-limit is trouble of today, and is asked about again the next time.
+The store keeps lasting facts: files, sizes, graphs, and what the scenario refuses. A full disk, a crash or a time limit
+is temporary, and is tried again the next time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from posexport.errors import Reason, RequestError
 from posexport.export import support
 from posexport.processes import Worker, failure_of
 from posexport.progress import Progress
-from posexport.runtimes import NO_KERNELS
+from posexport.runtimes import RUNTIMES
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ class Programs:
         """Why a program can't be written or run, in one sentence without a full stop, known without exporting it."""
         spec = self._block.specs[program.dtype]
         reason = support.unsupported_reason(spec, program.form, program.target, program.opset)
-        return NO_KERNELS.get((self._runtime, program.dtype)) or (None if reason is None else reason.text)
+        return RUNTIMES[self._runtime].unsupported_dtypes.get(program.dtype) or (
+            None if reason is None else reason.text
+        )
 
     def prepare(self, program: Program) -> PreparedProgram | str:
         """The program, exported and sized; or why it can't be had."""
@@ -193,7 +195,7 @@ class Programs:
         manifest = write_onnx(model, path)  # where this can't be done, the tuning can't go on
         self._made.add(path)
         data = [path, *(path.with_name(name) for name in manifest.external_data)]
-        return {"sha256": content(manifest), "size": sum(each.stat().st_size for each in data)}
+        return {"sha256": content(manifest), "size": sum(file.stat().st_size for file in data)}
 
     def _prepare(self, program: Program) -> dict[str, Any]:
         from posexport.bench.shapes import free_dimensions, load_for_bench, scenario_sizes

@@ -38,7 +38,9 @@ def timed_on(product: Product, chosen: Sequence[str]) -> tuple[tuple[str, ...], 
     """The runtimes that a file is timed on (none: all), and why it can't be timed here, or None."""
     runtimes, name = product.entry.runtimes, _plan_runtime(product)
     if name is not None:
-        return (name,), f"{name} was not asked for" if chosen and name not in chosen else RUNTIMES[name].missing()
+        missing = RUNTIMES[name].missing()
+        text = None if missing is None else missing.text
+        return (name,), f"{name} was not asked for" if chosen and name not in chosen else text
     if runtimes is None:
         return tuple(chosen), None
     names = [name for name in runtimes if name in CANDIDATES and not CANDIDATES[name].role]

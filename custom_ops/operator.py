@@ -61,8 +61,8 @@ class Operator(Generic[R]):
     """`inputs` and `outputs` are tensors by name; the parameters of `eager` after the inputs are attributes.
 
     `fake` gives empty outputs of the right shapes and dtypes, by default like the first input. `body` is the operator
-    in standard ONNX. `forms` holds better bodies: under "form" for all targets, and under "form:target" where one target
-    supports more than the others.
+    in standard ONNX. `forms` holds better bodies: under "form" for all targets, and under "form:target" for one
+    that supports more.
     """
 
     name: str

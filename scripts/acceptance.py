@@ -1,4 +1,4 @@
-"""`scripts/gpu_acceptance`: what can't be shown without a GPU.
+"""`scripts/gpu_acceptance`: what needs a GPU to be shown.
 
 Every cell of encoding x form x dtype x mode is exported, compiled to a plan where TensorRT is there, verified, and
 timed; one that fails is a row of the table, and the rest go on. Exits 0 where everything that ran passed, 1 where
@@ -23,8 +23,8 @@ import click
 from posexport.runtimes import TENSORRT
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
-import blocks
-from tools import versions
+from results import record
+from timing import COMMON, block_spec
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench import bench
@@ -57,19 +57,19 @@ QUICK_SHAPES = {
     "decode-shared": ("seq=1,past_seq=16,max_seq=32",),
     "padding": ("seq=16",),
 }
-COLUMNS = ("cell", "runtime", "verify", "error / allowed", "tokens: median ms (to torch eager)", "kernels", "reason")
+COLUMNS = ("cell", "runtime", "verify", "error / limit", "tokens: median ms (to torch eager)", "kernels", "reason")
 
 
 @attrs.define(kw_only=True)
 class Result:
-    """One cell on one runtime. `state` is what verify says, or refused where the form can't carry the block."""
+    """One cell on one runtime. `state` is that of verify, or refused where the form can't carry the block."""
 
     cell: str
     runtime: str
     state: str = "not run"
     reason: str = ""
     error: float | None = None
-    allowed: float | None = None
+    limit: float | None = None
     kernels: int | None = None
     fused_attention: bool | None = None
     times: list[dict[str, Any]] = attrs.field(factory=list)
@@ -116,7 +116,9 @@ def main(
         raise SystemExit(3)
     device = _device(names)
     target = output or RESULTS / f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}.json"
-    asked = itertools.product(encodings or blocks.names(False), forms or FORMS, dtypes or DTYPES, modes or MODES)
+    asked = itertools.product(
+        encodings or (*COMMON, "rope:layout=half"), forms or FORMS, dtypes or DTYPES, modes or MODES
+    )
     cells = [Cell(*each) for each in asked]
     try:
         for cell in cells:
@@ -131,7 +133,7 @@ def main(
             progress.update(str(cell))
             results += _measure(cell, names, missing, Path(folder), quick, cuda_graph)
             progress.update(advance=1)
-            data = {"device": device, "quick": quick, "cuda_graph": cuda_graph, "versions": versions()}
+            data = {"device": device, "quick": quick, "cuda_graph": cuda_graph, **record()}
             write_json(target, {**data, "results": [attrs.asdict(result) for result in results]})
     console.show_table(f"Acceptance on {device}", COLUMNS, map(_row, results))
     states = [result.state for result in results]
@@ -148,7 +150,7 @@ def _exit_code(states: list[str], lacking: bool) -> int:
 
 @attrs.frozen
 class Cell:
-    """What one file is made of; `encoding` as blocks.spec names it."""
+    """What one file is made of; `encoding` as timing.block_spec names it."""
 
     encoding: str
     form: str
@@ -161,8 +163,8 @@ class Cell:
     def spec(self, quick: bool) -> Spec:
         """Its block."""
         hidden, heads = (64, 4) if quick else (768, 12)
-        name, _ = blocks.parameters_of(self.encoding)
-        return blocks.spec(self.encoding, hidden, heads, dtype=self.dtype, **MODES[self.mode].fields_for(name))
+        fields = MODES[self.mode].fields_for(self.encoding.partition(":")[0])
+        return block_spec(self.encoding, hidden, heads, dtype=self.dtype, **fields)
 
 
 def _measure(
@@ -220,8 +222,8 @@ def _compile(path: Path, plan: Path, result: Result) -> None:
         [sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=COMPILE_LIMIT, check=False
     )
     if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or [f"it ended with code {done.returncode}"]
-        raise RequestError(said[0].removeprefix("Error: "))
+        lines = done.stderr.strip().splitlines()[-1:] or [f"it ended with code {done.returncode}"]
+        raise RequestError(lines[0].removeprefix("Error: "))
     kernels = json.loads(done.stdout)["kernels"]
     result.kernels, result.fused_attention = kernels["count"], kernels["fused_attention"]
 
@@ -237,7 +239,7 @@ def _verify(path: Path, results: list[Result]) -> None:
             continue
         result.state, result.reason = verdict.state, verdict.reason or ""
         if verdict.worst is not None:
-            result.error, result.allowed = verdict.worst.max_error, verdict.worst.allowed
+            result.error, result.limit = verdict.worst.max_error, verdict.worst.limit
 
 
 def _bench(path: Path, results: list[Result], shapes: tuple[str, ...], quick: bool, cuda_graph: bool) -> None:
@@ -264,7 +266,7 @@ def _bench(path: Path, results: list[Result], shapes: tuple[str, ...], quick: bo
 
 
 def _row(result: Result) -> tuple[str, ...]:
-    error = "-" if result.error is None or result.allowed is None else f"{result.error:.2g} / {result.allowed:.2g}"
+    error = "-" if result.error is None or result.limit is None else f"{result.error:.2g} / {result.limit:.2g}"
     times = [
         f"{_tokens(each)}: {each['seconds']['median'] * 1e3:.3f}"
         + (f" ({each['ratio']['median']:.2f}x)" if each["ratio"] else "")

@@ -42,6 +42,7 @@ _STYLE = {
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
     "axes.linewidth": 0.7,
+    "text.color": INK,
     "xtick.color": FAINT,
     "ytick.color": FAINT,
     "legend.frameon": False,

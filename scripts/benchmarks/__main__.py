@@ -2,67 +2,70 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import click
-from rows import Row
-from tools import machine_line, versions
+from results import RESULTS, Row, machine_line, record, table, write_figures
 
 from posexport.bench import rounds
 from posexport.cli import console
-from posexport.files import staged, write_json
+from posexport.files import write_json
 
 PARTS = {
-    "startup": ("startup", "Start-up"),
-    "export": ("export_time", "Export time, against torch.onnx.export of the same block in plain torch"),
-    "memory": ("memory", "Export memory"),
-    "stacks": ("stacks", "Stacks of layers: memory and time of an export and of the reference of `verify`"),
-    "ort": ("ort_latency", "ONNX Runtime on the CPU, against torch's own opset-18 export of the plain block"),
-    "forms": ("forms", "Forms on ONNX Runtime's CPU, against torch eager: causal rope, hidden 1024, 16 heads, fp32"),
-    "forms_memory": ("forms_memory", "Memory of the forms on ONNX Runtime's CPU: the same block"),
-    "peers": ("peers", "posexport's best form against its peers on ONNX Runtime's CPU (docs/results/alternatives.md)"),
-    "kernels": ("kernels", "TensorRT for RTX, fp16, hidden 256, 4 heads"),
+    "startup": ("startup.measure", "Start-up"),
+    "export": ("export_time.measure", "Export time, against torch.onnx.export of the same block in plain torch"),
+    "memory": ("memory.measure_exports", "Export memory"),
+    "stacks": ("memory.measure_stacks", "Stacks of layers: memory and time of an export and of verify's reference"),
+    "forms": ("forms.measure", "Forms on ONNX Runtime's CPU, against torch eager: causal rope, hidden 1024, fp32"),
+    "forms_memory": ("memory.measure_forms", "Memory of the forms on ONNX Runtime's CPU: the same block"),
+    "alternatives": ("alternatives.measure", "The best form against its alternatives on ONNX Runtime's CPU"),
+    "kernels": ("kernels.measure", "TensorRT for RTX, fp16, hidden 256, 4 heads"),
+    "tuning": ("tuning.measure", "What tune chooses, against timing everything"),
+    "gate": ("gate.measure", "The gate of bench: equal builds, and planted slowdowns"),
 }
-"""What is measured: name to (file here, title)."""
+"""What is measured: name to (function here, title)."""
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "docs/results/cpu.json", ROOT / "docs/results/benchmarks.md"
-_BLOCK = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
+LONG = ("tuning", "gate")
+"""Parts that take an hour each: measured only where they are named."""
+
+COLUMNS = ("what", "ours", "theirs", "ratio or count", "interval", "target", "state")
 
 
 @click.command()
 @click.option("--only", "only", multiple=True, type=click.Choice(list(PARTS)), help="measure this part, repeatable")
 @click.option("--quick", is_flag=True, help="few rounds and one encoding, to see that it works; writes nothing")
 def main(only: tuple[str, ...], quick: bool) -> None:
-    """Measure, print a table, and write docs/results/cpu.json and the tables of docs/results/benchmarks.md.
+    """Measure, print tables, and write docs/results/cpu.json and the figures of docs/results/benchmarks.md.
 
-    Parts that aren't measured keep their figures. Exits 1 where a target is missed.
+    alternatives, tuning and gate have files of their own there. Parts that are not measured keep their figures. Exits
+    1 where a target is missed.
     """
-    stored = {} if quick else _read()
+    path = RESULTS / "cpu.json"
+    parts: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
     missed = False
-    for name, (home, title) in PARTS.items():
-        if only and name not in only:
-            continue
+    for name in only or [part for part in PARTS if part not in LONG]:
+        (module, _, function), title = PARTS[name][0].partition("."), PARTS[name][1]
         others = rounds.Others()
-        measure: Callable[[bool], list[Row]] = import_module(home).measure
+        measure: Callable[[bool], list[Row]] = getattr(import_module(module), function)
         with console.steps(title):
             rows = measure(quick)
-        part = {"title": title, "machine_load": round(others.share(), 2), "rows": [row.data() for row in rows]}
-        stored[name] = {"machine": machine_line(), "versions": versions(), **part}
-        console.show_table(title, COLUMNS, [_cells(row) for row in stored[name]["rows"]], right=COLUMNS[1:5])
+        data = [row.data() for row in rows]
+        parts[name] = {"title": title, "machine_load": round(others.share(), 2), **record(), "rows": data}
+        console.show_table(title, COLUMNS, map(_cells, data), right=COLUMNS[1:5])
         missed |= any(row.state == "failed" for row in rows)
     if not quick:
-        parts = {name: stored[name] for name in PARTS if name in stored}
-        write_json(RESULTS, parts)
-        _write_page(parts)
+        parts = {name: parts[name] for name in PARTS if name in parts}
+        write_json(path, parts)
+        write_figures("benchmarks.md", [line for part in parts.values() for line in _section(part)])
     raise SystemExit(int(missed))
 
 
-COLUMNS = ("what", "ours", "theirs", "ratio or count", "interval", "target", "state")
+def _section(part: dict[str, Any]) -> list[str]:
+    machine = f"{machine_line(part['machine'])}; other work took {part['machine_load']:.0%} of the CPU."
+    return ["", f"### {part['title']}", "", machine, "", *table(COLUMNS, map(_cells, part["rows"]))]
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -71,27 +74,9 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         return (row["what"], "-", "-", "-", "-", target, f"not run: {row['reason']}")
     details = row.get("details", {})
     times = (f"{details[key]:.4g} ms" if key in details else "-" for key in ("ours_ms", "theirs_ms"))
-    value = f"{row['value']:.2f}" if row["unit"] == "ratio" else f"{row['value']:g}"
+    value = f"{row['value']:.2f}" if row["unit"] in ("ratio", "s") else f"{row['value']:g}"
     interval = f"{row['low']:.2f} to {row['high']:.2f}" if "low" in row else "-"
     return (row["what"], *times, value, interval, target, row["state"])
-
-
-def _write_page(parts: dict[str, Any]) -> None:
-    lines = []
-    for part in parts.values():
-        lines += ["", f"### {part['title']}", "", f"{part['machine']}; other work took {part['busy']:.0%} of the CPU."]
-        lines += ["", f"| {' | '.join(COLUMNS)} |", "| --- | --: | --: | --: | --: | --: | --- |"]
-        lines += [f"| {' | '.join(_cells(row))} |" for row in part["rows"]]
-    text = PAGE.read_text(encoding="utf-8")
-    page = _BLOCK.sub(lambda _: "\n".join(lines).lstrip("\n") + "\n", text)
-    with staged() as files:
-        files.write(PAGE, lambda file: file.write(page.encode()))
-
-
-def _read() -> dict[str, Any]:
-    import json
-
-    return dict(json.loads(RESULTS.read_bytes())) if RESULTS.exists() else {}
 
 
 if __name__ == "__main__":

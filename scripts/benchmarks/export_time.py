@@ -1,49 +1,58 @@
-"""Export time: posexport's export of a default block against torch.onnx.export of the same block in plain torch.
+"""Export time: posexport's export of a block against torch.onnx.export of the same block without its operators.
 
 Both write their file into a temporary folder, both with dynamic batch and sequence, opset 18, in one process.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import blocks
-from rows import Row, compared
+import torch
+from results import Row, compared
+from timing import COMMON, block_spec, seeded_block, write_block
 
-from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench import rounds
-from posexport.export import export
-from posexport.models.weights import seeded_weights
+from posexport.bench.shapes import Sizes, seeded_inputs
+from posexport.custom_ops.operator import plain_torch
 from posexport.runtimes.base import timed
+from posexport.spec.spec import Spec
 
 TARGET = 1.3
-HIDDEN, HEADS = 768, 12
 
 
 def measure(quick: bool) -> list[Row]:
-    """A ratio per encoding."""
+    """A ratio for each encoding."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in blocks.names(quick):
-            calls = {
-                "ours": timed(_ours(name, Path(folder))),
-                "theirs": timed(_theirs(name, Path(folder))),
-            }
+        for name in ["rope"] if quick else [*COMMON, "rope:layout=half"]:
+            spec = block_spec(name, 768, 12)
+            calls = {"ours": lambda spec=spec: write_block(spec, Path(folder, "ours.onnx"))}
+            calls["theirs"] = _torch_export(spec, Path(folder, "theirs.onnx"))
             for call in calls.values():
                 call()
-            series = rounds.interleave(calls, 3 if quick else 9, pause=0.0)
-            rows.append(compared(f"export of {name}, hidden {HIDDEN}", series["ours"], series["theirs"], TARGET))
+            timings = {side: timed(call) for side, call in calls.items()}
+            series = rounds.interleave(timings, 3 if quick else 9, pause=0.0)
+            rows.append(compared(f"export of {name}, hidden 768", series["ours"], series["theirs"], TARGET))
     return rows
 
 
-def _ours(name: str, folder: Path) -> Callable[[], object]:
-    spec = blocks.spec(name, HIDDEN, HEADS)
-    weights = seeded_weights(spec, 0)
-    return lambda: write_onnx(export(spec, weights), folder / "ours.onnx")
+def _torch_export(spec: Spec, path: Path) -> Callable[[], None]:
+    """torch's own export with its default optimizations."""
+    inputs = {name: torch.from_numpy(array) for name, array in seeded_inputs(spec, Sizes(batch=2, seq=7), 0).items()}
+    dims = ({0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")},) * len(inputs)
+    names = {"input_names": list(inputs), "output_names": ["output"], "dynamic_shapes": (dims,)}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it lists torchvision's operators as missing
 
+    def call() -> None:
+        with torch.no_grad(), plain_torch(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            block, example = seeded_block(spec), tuple(inputs.values())
+            torch.onnx.export(block, example, path, opset_version=18, external_data=False, verbose=False, **names)
 
-def _theirs(name: str, folder: Path) -> Callable[[], object]:
-    block = blocks.plain(name, HIDDEN, HEADS, seeded_weights(blocks.spec(name, HIDDEN, HEADS), 0))
-    return lambda: blocks.plain_export(block, block.hidden, blocks.parameters_of(name)[0], folder / "theirs.onnx")
+    return call

@@ -1,21 +1,15 @@
-"""`python scripts/benchmarks/gate.py`: the gate of `posexport bench` here: false alarms, and planted slowdowns caught.
+"""The gate of `posexport bench`: false alarms of equal builds, and planted slowdowns that are caught.
 
-A baseline is saved anew before every `RENEWED` rounds. Some rounds hold builds against it into whose graph
-transposes are planted (`PLANTS`), and each an equal one then. How much longer the planted ones take is measured too. At
-rest it takes about a minute and a half a build. Prints a line per build and a sum; `--save` writes all as JSON after
-each round, and goes on with what is there. Exits 1 where an equal build was called slower, or most of those with a slow
-pair weren't.
+A baseline is saved anew before every `RENEWED` rounds. A round compares an equal build with it and, in some rounds,
+builds into whose graph transposes are planted. How much longer those take is measured too. At rest it takes about a
+minute and a half a build. Results: docs/results/gate.json.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,41 +17,80 @@ import attrs
 import click
 import onnx
 from onnx import helper
-from tools import machine_line
+from results import RESULTS, Row, counted, record
+from timing import block_spec, write_block
 
-from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench import bench
 from posexport.bench.benchmark import PROCESSES
 from posexport.bench.gate import bench_gated, bench_to_keep
 from posexport.bench.regression import STEADY
-from posexport.bench.result import Benchmark, read_benchmark
-from posexport.export import export
 from posexport.files import write_json
-from posexport.models import read_spec
-from posexport.models.weights import seeded_weights
 
-ALLOWED = 0.05
-RENEWED = 5
-NAME = "block.onnx"
+LIMIT, RUNS, RENEWED = 0.05, 20, 5
+SCENARIO = {"runtimes": ["ort-cpu"], "scenarios": ["prefill:256"]}
 
 
-@attrs.frozen
-class Plant:
-    """Pairs of transposes, to and fro by `perm`, in the builds of every so many rounds."""
-
-    perm: tuple[int, ...]
-    pairs: int
-    every: int
-
-
-SLOW = "slow pair"
-PLANTS = {SLOW: Plant((2, 1, 0), 1, 2), "3 fast pairs": Plant((0, 2, 1), 3, 4)}
-"""ONNX Runtime has a fast way for an axis that moves alone, and goes value by value where several do."""
-
-EQUAL = "equal"
+EQUAL, SLOW = "equal", "slow pair"
+PLANTS: dict[str, dict[str, Any]] = {
+    SLOW: {"perm": (2, 1, 0), "pairs": 1, "every": 2},
+    "3 fast pairs": {"perm": (0, 2, 1), "pairs": 3, "every": 4},
+}
+"""Pairs of transposes, to and fro by `perm`, in the builds of every so many rounds. ONNX Runtime has a fast way for an
+axis that moves alone, and goes value by value where several do."""
 
 
-def plant(path: Path, pairs: int, perm: tuple[int, ...] = PLANTS[SLOW].perm) -> None:
+def measure(quick: bool) -> list[Row]:
+    """How often an equal build was called slower, and one with a slow pair was not."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        builds = {kind: folder / kind.replace(" ", "-") / "block.onnx" for kind in (EQUAL, *PLANTS)}
+        for kind, path in builds.items():
+            path.parent.mkdir()
+            make(path)
+            if kind in PLANTS:
+                plant(path, PLANTS[kind]["pairs"], PLANTS[kind]["perm"])
+        shares = {kind: _share(builds[EQUAL], builds[kind]) for kind in PLANTS}
+        runs = _runs(builds, 1 if quick else RUNS)
+    states = {kind: Counter(run["state"] for run in runs if run["kind"] == kind) for kind in builds}
+    if not quick:
+        head = {"scenario": SCENARIO, "limit": LIMIT, "steady": STEADY, "planted": PLANTS}
+        write_json(RESULTS / "gate.json", {**record(), **head, "shares": shares, "states": states, "runs": runs})
+    missed = states[SLOW].total() - states[SLOW]["slower"]
+    return [
+        counted("equal builds that were called slower", states[EQUAL]["slower"], 0, "builds", **states[EQUAL]),
+        counted("slow builds that were not", missed, states[SLOW].total() // 2, "builds", **states[SLOW]),
+    ]
+
+
+def _runs(builds: dict[str, Path], count: int) -> list[dict[str, Any]]:
+    shuffle, runs, baseline = random.Random(0), [], None
+    for number in range(count):
+        if baseline is None or number % RENEWED == 0:
+            baseline = bench_to_keep(builds[EQUAL], **SCENARIO)
+        due = [EQUAL, *(kind for kind, each in PLANTS.items() if number % each["every"] == 0)]
+        for kind in shuffle.sample(due, len(due)):
+            result = bench_gated(builds[kind], baseline=baseline, allowed=LIMIT)
+            head = {"kind": kind, "processes": result.processes, "machine_load": result.machine_load}
+            runs += [{**head, **attrs.asdict(change)} for change in (result.gate.changes if result.gate else ())]
+            click.echo(f"{kind}: {runs[-1]['state']}")
+    return runs
+
+
+def _share(plain: Path, planted: Path) -> dict[str, float]:
+    """How much longer a planted build takes than a plain one in the same rounds, with its 95 % interval."""
+    timing = bench(planted, processes=PROCESSES, against=plain, **SCENARIO).shapes[0].timing("ort-cpu")
+    if timing is None:
+        raise RuntimeError("ort-cpu was not timed")
+    ratio = timing.ratios["against"]
+    return {"share": ratio.median - 1, "low": ratio.low - 1, "high": ratio.high - 1}
+
+
+def make(path: Path, hidden: int = 256) -> None:
+    """Write a small block, in which a run takes about a millisecond."""
+    write_block(block_spec("rope", hidden, 4, causal=True), path)
+
+
+def plant(path: Path, pairs: int, perm: tuple[int, ...] = (2, 1, 0)) -> None:
     """Transpose `hidden_states` to and fro `pairs` times, before anything else reads it.
 
     Halfway and between pairs the value becomes a row and takes its shape again, so that optimizers can't fold two
@@ -73,101 +106,10 @@ def plant(path: Path, pairs: int, perm: tuple[int, ...] = PLANTS[SLOW].perm) -> 
         nodes.append(helper.make_node("Shape", [there], [shape]))
         nodes.append(helper.make_node("Reshape", [row, shape], [again]))
         value = again
-    flat = helper.make_tensor("plant.flat", onnx.TensorProto.INT64, [1], [-1])
     for node in graph.node:
-        for at, name in enumerate(node.input):
-            if name == source:
-                node.input[at] = value
-    graph.initializer.append(flat)
-    old = list(graph.node)
+        node.input[:] = [value if name == source else name for name in node.input]
+    graph.initializer.append(helper.make_tensor("plant.flat", onnx.TensorProto.INT64, [1], [-1]))
+    planted = [*nodes, *graph.node]
     del graph.node[:]
-    graph.node.extend([*nodes, *old])
+    graph.node.extend(planted)
     onnx.save(model, path)
-
-
-def make(path: Path, hidden: int = 256) -> None:
-    """A small block, in which a run takes about a millisecond."""
-    spec = read_spec({"encoding": {"name": "rope"}, "hidden_size": hidden, "num_heads": 4, "causal": True})
-    write_onnx(export(spec, seeded_weights(spec, 0)), path)
-
-
-def share(plain: Path, planted: Path, scenario: str) -> dict[str, float]:
-    """How much longer a planted build takes than a plain one in the same rounds, with its 95 % interval."""
-    found = bench(planted, runtimes=["ort-cpu"], scenarios=[scenario], processes=PROCESSES, against=plain)
-    timed = found.shapes[0].timing("ort-cpu")
-    assert timed is not None
-    ratio = timed.ratios["against"]
-    return {"share": ratio.median - 1, "low": ratio.low - 1, "high": ratio.high - 1}
-
-
-def held(block: Path, base: Benchmark) -> dict[str, Any]:
-    """One build held against a baseline, as plain data."""
-    found = bench_gated(block, baseline=base, allowed=ALLOWED)
-    assert found.gate is not None
-    (change,) = found.gate.changes
-    return {**attrs.asdict(change), "processes": found.processes, "machine_load": found.machine_load}
-
-
-def _known(path: Path | None, head: dict[str, Any]) -> dict[str, Any]:
-    """What was measured before in the same way."""
-    if path is None or not path.exists():
-        return {}
-    data: dict[str, Any] = json.loads(path.read_bytes())
-    return data if all(data.get(key) == value for key, value in head.items()) else {}
-
-
-def _states(runs: list[dict[str, Any]], kinds: Iterable[str]) -> dict[str, Counter[str]]:
-    """How often each kind of build was judged how."""
-    return {kind: Counter(run["state"] for run in runs if run["kind"] == kind) for kind in kinds}
-
-
-def main() -> int:
-    """Run it as the options say."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--runs", type=int, default=20, help="rounds, each of an equal build at least")
-    options.add_argument("--scenario", default="prefill:256")
-    options.add_argument("--save", type=Path, help="write the result as JSON, such as docs/results/gate.json")
-    asked = options.parse_args()
-    if asked.runs < 1:
-        options.error("--runs must be above 0")
-    shuffle = random.Random(0)
-    head = {"machine": machine_line(), "scenario": asked.scenario, "limit": ALLOWED, "steady": STEADY}
-    head |= {"planted": {kind: attrs.asdict(each) | {"perm": list(each.perm)} for kind, each in PLANTS.items()}}
-    known = _known(asked.save, head)
-    shares, runs = known.get("shares", {}), list(known.get("runs", ()))
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        blocks = {kind: folder / kind.replace(" ", "-") / NAME for kind in (EQUAL, *PLANTS)}
-        for kind, block in blocks.items():
-            block.parent.mkdir()
-            make(block)
-            if kind in PLANTS:
-                plant(block, PLANTS[kind].pairs, PLANTS[kind].perm)
-        for kind in PLANTS:
-            if kind not in shares:
-                shares[kind] = share(blocks[EQUAL], blocks[kind], asked.scenario)
-                click.echo(f"{kind}: takes {shares[kind]['share']:.1%} longer")
-        for number in range(sum(run["kind"] == EQUAL for run in runs), asked.runs):
-            base = folder / f"base{number // RENEWED}.json"
-            if not base.exists():
-                fresh = bench_to_keep(blocks[EQUAL], runtimes=["ort-cpu"], scenarios=[asked.scenario])
-                write_json(base, fresh.to_dict())
-            saved = read_benchmark(base)
-            due = [EQUAL, *(kind for kind, each in PLANTS.items() if number % each.every == 0)]
-            for kind in sorted(shuffle.sample(due, len(due)), key=EQUAL.__eq__):  # with the equal one a round is done
-                run = held(blocks[kind], saved)
-                runs.append({"kind": kind, "baseline": number // RENEWED, "baseline_processes": saved.processes, **run})
-                told = "" if run["change"] is None else f"{run['change']:.3f} ({run['low']:.3f} to {run['high']:.3f})"
-                more = f"by {run['by']}, {run['processes']} processes, busy {run['busy']:.0%} {run['reason']}"
-                click.echo(f"{kind:12} {run['state']:10} {told} {more}")
-            if asked.save is not None:
-                write_json(asked.save, {**head, "shares": shares, "states": _states(runs, blocks), "runs": runs})
-    states = _states(runs, blocks)
-    for kind, counted in states.items():
-        took = f" (takes {shares[kind]['share']:.1%} longer)" if kind in shares else ""
-        click.echo(f"{kind}{took}: {', '.join(f'{count} {state}' for state, count in counted.items())}")
-    return int(states[EQUAL]["slower"] > 0 or states[SLOW]["slower"] * 2 <= states[SLOW].total())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
@@ -19,7 +18,6 @@ from posexport.machine import machine
 RESULTS = Path(__file__).resolve().parents[2] / "docs/results"
 PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime-gpu", "onnxruntime", "tensorrt", "tensorrt-rtx")
 MACHINE = ("cpu", "vendor", "instruction_sets", "architecture", "logical_cpus", "memory", "os")
-_FIGURES = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
 
 
 @attrs.frozen(kw_only=True)
@@ -39,8 +37,7 @@ class Row:
 
     def data(self) -> dict[str, Any]:
         """Plain data, four significant digits, without empty fields."""
-        fields = {name: value for name, value in attrs.asdict(self).items() if value not in (None, "", {})}
-        return dict(rounded(fields))
+        return dict(rounded({name: value for name, value in attrs.asdict(self).items() if value not in (None, "", {})}))
 
 
 def counted(what: str, value: float, target: float | None, unit: str, **details: Any) -> Row:
@@ -50,13 +47,11 @@ def counted(what: str, value: float, target: float | None, unit: str, **details:
 
 
 def compared(what: str, ours: Sequence[float], theirs: Sequence[float], target: float | None, **details: Any) -> Row:
-    """A row for two series of seconds in the same rounds: passed where the median of their ratios is at most the
-    target."""
+    """A row for two series of seconds in the same rounds: passed where the median ratio is at most the target."""
     ratio = statistics.ratio(ours, theirs)
-    ours_ms, theirs_ms = (statistics.summarize(series).median * 1e3 for series in (ours, theirs))
-    details = {"ours_ms": ours_ms, "theirs_ms": theirs_ms, "rounds": len(ours), **details}
-    row = counted(what, ratio.median, target, "ratio", **details, confidence=ratio.confidence)
-    return attrs.evolve(row, low=ratio.low, high=ratio.high)
+    times = {"ours_ms": statistics.summarize(ours).median * 1e3, "theirs_ms": statistics.summarize(theirs).median * 1e3}
+    details = {**times, "rounds": len(ours), "confidence": ratio.confidence, **details}
+    return attrs.evolve(counted(what, ratio.median, target, "ratio", **details), low=ratio.low, high=ratio.high)
 
 
 def not_run(what: str, target: float | None, reason: str) -> Row:
@@ -66,51 +61,40 @@ def not_run(what: str, target: float | None, reason: str) -> Row:
 
 def record() -> dict[str, Any]:
     """The machine and the versions that figures depend on. Unknown values are None."""
-    facts = machine()
-    return {"machine": {name: facts.get(name) for name in MACHINE}, "versions": versions()}
-
-
-def versions() -> dict[str, str]:
-    """The installed engines and exporters."""
-    installed = {}
+    facts, versions = machine(), {}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            installed[name] = metadata.version(name)
-    return installed
+            versions[name] = metadata.version(name)
+    return {"machine": {name: facts.get(name) for name in MACHINE}, "versions": versions}
 
 
 def machine_line(facts: Mapping[str, Any]) -> str:
-    """One line: `AMD EPYC 9B14 (AuthenticAMD; avx2, avx512f), 2 CPUs, 24 GiB, Linux x86_64`."""
-    sets = ", ".join(facts["instruction_sets"] or ["instruction sets unknown"])
-    cpu = f"{facts['cpu'] or 'CPU unknown'} ({facts['vendor'] or 'vendor unknown'}; {sets})"
+    """One line: `Intel(R) Xeon(R) (GenuineIntel, avx2, avx512f), 2 CPUs, 24 GiB, Linux x86_64`."""
+    known = [facts["vendor"], *(facts["instruction_sets"] or ())]
+    cpu = f"{facts['cpu']} ({', '.join(filter(None, known))})" if facts["cpu"] else "CPU model not recorded"
     memory = f"{facts['memory'] / 2**30:.0f} GiB"
     return f"{cpu}, {facts['logical_cpus']} CPUs, {memory}, {facts['os']} {facts['architecture']}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> list[str]:
-    """A table in Markdown; its columns are aligned to the right, but for the first, the last and those in `left`."""
-    edges = (columns[0], columns[-1], *left)
-    marks = ["---" if name in edges else "--:" for name in columns]
+    """A table in Markdown. Columns are aligned to the right, except for the first, the last and those in `left`."""
+    marks = ["---" if name in (columns[0], columns[-1], *left) else "--:" for name in columns]
     return [f"| {' | '.join(cells)} |" for cells in (columns, marks, *rows)]
 
 
 def write_figures(page: str, lines: Sequence[str]) -> None:
-    """Replace the figures of a page in docs/results, between its two comments."""
-    path = RESULTS / page
-    text = _FIGURES.sub(lambda _: "\n".join(lines).strip("\n") + "\n", path.read_text(encoding="utf-8"))
+    """Replace the figures of a page in docs/results, which stand between two comments."""
+    path, figures = RESULTS / page, "\n".join(lines).strip("\n") + "\n"
+    block = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
+    text = block.sub(lambda _: figures, path.read_text(encoding="utf-8"))
     with staged() as files:
         files.write(path, lambda file: file.write(text.encode()))
 
 
-def ratio_text(ratio: Mapping[str, float] | None) -> str:
-    """`0.50 (0.45-0.58)`: the median and its interval."""
-    return "-" if ratio is None else f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
-
-
 def rounded(value: Any) -> Any:
     """Plain data with its floats at four significant digits."""
-    if isinstance(value, float) and math.isfinite(value):
-        return float(f"{value:.4g}")
     if isinstance(value, Mapping):
         return {name: rounded(entry) for name, entry in value.items()}
-    return [rounded(entry) for entry in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [rounded(entry) for entry in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value

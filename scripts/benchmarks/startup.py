@@ -1,48 +1,52 @@
-"""Start-up: `posexport --help` and `posexport list` against a bare interpreter that imports click."""
+"""Start-up: commands against a bare interpreter that imports the libraries that they need anyway."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
-from rows import Row, compared, counted
+from results import Row, compared, counted
+from timing import block_spec, write_block
 
-from posexport.bench import rounds
+from posexport.bench import rounds, statistics
 from posexport.runtimes.base import timed
 
-TARGET = 3.0
-HEAVY = ("torch", "onnx", "onnxruntime")
+CLICK, ONNX = "import click", "import onnx, click"
+COMMANDS = {"--help": (CLICK, 3.0), "list": (CLICK, 3.0), "inspect block.onnx": (ONNX, 4.0)}
+"""Commands, each with what it is compared with and the largest ratio."""
+
+MISSING, MISSING_SECONDS = ("verify missing.onnx", "inspect missing.onnx"), 0.5
+"""Commands that are given a missing file, and the most seconds until they say so."""
+
 _RUN = "from posexport.cli import main; main()"
-_LOADED = f"""
-import sys
-from posexport.cli import main
-try:
-    main()
-finally:
-    print(*(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr)
-"""
 
 
 def measure(quick: bool) -> list[Row]:
-    """Two ratios of wall time, and the number of heavy packages that either command imports."""
-    commands = {"posexport --help": ["--help"], "posexport list": ["list"]}
-    calls = {name: timed(_python(_RUN, *args)) for name, args in commands.items()}
-    calls["import click"] = timed(_python("import click"))
-    for call in calls.values():
-        call()
-    series = rounds.interleave(calls, 5 if quick else 31)
-    rows = [
-        compared(f"{name}, against a bare 'import click'", series[name], series["import click"], TARGET)
-        for name in commands
-    ]
-    for name, args in commands.items():
-        loaded = _python(_LOADED, *args)().stderr.split()
-        what = f"{name}: how many of {', '.join(HEAVY)} it imports"
-        rows.append(counted(what, len(loaded), 0, "packages", **({"imports": loaded} if loaded else {})))
+    """Ratios of wall time, and seconds until a missing file is reported."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_block(block_spec("rope", 256, 4), Path(folder, "block.onnx"))
+        calls = {name: _python(folder, _RUN, name, 2 if name in MISSING else 0) for name in (*COMMANDS, *MISSING)}
+        calls |= {code: _python(folder, code) for code in (CLICK, ONNX)}
+        for call in calls.values():
+            call()
+        series = rounds.interleave({name: timed(call) for name, call in calls.items()}, 5 if quick else 31)
+    seconds = {name: statistics.quantile(series[name], 0.5) for name in MISSING}
+    rows = [counted(f"posexport {name}", seconds[name], MISSING_SECONDS, "s") for name in MISSING]
+    for name, (code, target) in COMMANDS.items():
+        rows.append(compared(f"posexport {name}, against '{code}'", series[name], series[code], target))
     return rows
 
 
-def _python(code: str, *args: str) -> Callable[[], subprocess.CompletedProcess[str]]:
-    command = [sys.executable, "-c", code, *args]
-    return lambda: subprocess.run(command, check=True, capture_output=True, text=True)
+def _python(folder: str, program: str, words: str = "", code: int = 0) -> Callable[[], None]:
+    """A call that runs a program in a new interpreter, which must end with the exit code."""
+
+    def run() -> None:
+        command = [sys.executable, "-c", program, *words.split()]
+        done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+        if done.returncode != code:
+            raise RuntimeError(f"posexport {words} exited {done.returncode}: {done.stderr.strip()}")
+
+    return run

@@ -1,194 +1,174 @@
-"""`python scripts/benchmarks/tuning.py`: does tune find what timing everything finds, and at what share of its cost?
+"""Does tune find what timing everything finds, and at what share of its cost?
 
-For each encoding, one after the other in one run: `posexport.tune` of a block, and then every distinct program under
-every combination of options at full rounds (tuning_full). Tune's pick is right where it is no slower than the
-best of all, within the interval over fresh processes. Writes docs/results/tuning.json and tuning.md, and exits 1
-where a pick is slower, or costs more than its share.
+For each encoding: `posexport.tune` of a block, and then every distinct program under every combination of options.
+Tune's choice is right where it is no slower than the best of all, within the interval over new processes. Results:
+docs/results/tuning.json and tuning.md.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import click
-from tools import machine_line, versions
-from tuning_full import FRESH, SURE, full
+from results import RESULTS, Row, counted, machine_line, record, table, write_figures
+from timing import block_spec
 
+from posexport.bench import statistics
 from posexport.bench.scenarios import Scenario
-from posexport.bench.tune.halving import MAX_ROUNDS, NEAR
-from posexport.bench.tune.search import Block, Limits, Request, Store, tune
-from posexport.cli import console
+from posexport.bench.tune.fact_cache import Store
+from posexport.bench.tune.halving import GROUP, MAX_ROUNDS, Halving
+from posexport.bench.tune.measure import WARMUP
+from posexport.bench.tune.search import Block, Request, Tuning, tune
+from posexport.bench.tune.space import Candidate, Program, options_of, other_opsets, plain_options, programs
 from posexport.errors import RequestError
-from posexport.files import json_bytes, staged
-from posexport.models import ENCODINGS, read_spec
+from posexport.files import write_json
+from posexport.models import ENCODINGS
 from posexport.models.weights import seeded_weights
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "docs/results/tuning.json", ROOT / "docs/results/tuning.md"
+HIDDEN, TOKENS, ROUNDS = 512, 512, 10
 SHARE = 0.4
-"""The most that a tuning may cost of timing everything, in runs."""
+"""The largest share of the runs of timing everything that a tuning may cost."""
 
-SETS: dict[str, dict[str, Any]] = {
-    "learned": {"max_positions": 1024},
-    "swin": {"window_size": 32},
-    "swinv2": {"window_size": 32},
-}
-"""Parameters of encodings whose defaults hold too few positions."""
+PROCESSES, TURNS = 7, 3
+"""Pairs of new processes that judge a choice, and the rounds of each."""
 
+CONFIDENCE = 0.998
+"""Of that judgement: 24 of them hold together with 95 %."""
 
-@click.command()
-@click.option("--only", multiple=True, type=click.Choice(list(ENCODINGS)), help="this encoding, repeatable")
-@click.option("--hidden-size", default=512, help="width of the block  [default: 512]")
-@click.option("--tokens", default=512, help="tokens of the prompt  [default: 512]")
-@click.option(
-    "--rounds", default=10, help=f"rounds of timing everything  [default: 10; tune itself has up to {MAX_ROUNDS}]"
-)
-@click.option("--dtype", "dtypes", multiple=True, default=("fp32",), help="repeatable  [default: fp32]")
-@click.option("--form", "forms", multiple=True, help="only this form, repeatable  [default: all]")
-@click.option("--dry", is_flag=True, help="write nothing")
-def main(
-    only: tuple[str, ...],
-    hidden_size: int,
-    tokens: int,
-    rounds: int,
-    dtypes: tuple[str, ...],
-    forms: tuple[str, ...],
-    dry: bool,
-) -> None:
-    """Tune and time everything, for every encoding; those left out keep their figures, if all else is the same."""
-    found = {
-        "kind": "tuning",
-        "version": 1,
-        "block": {"hidden_size": hidden_size, "tokens": tokens, "dtypes": list(dtypes), "rounds": rounds},
-        "machine": machine_line(),
-        "versions": versions(),
-    }
-    rows = {} if dry else _stored(found)
-    failed = False
-    with console.steps("tuning", total=len(only or ENCODINGS)) as progress:
-        for name in only or ENCODINGS:
-            row = rows[name] = _measure(name, hidden_size, tokens, rounds, dtypes, Limits(forms=forms))
-            failed |= row["state"] == "failed"
-            progress.update(advance=1)
-            click.echo("  ".join(_cells(row)))
-            if not dry:
-                _write({**found, "rows": [rows[each] for each in ENCODINGS if each in rows]})
-    raise SystemExit(int(failed))
+COLUMNS = ("encoding", "tune's choice", "best of all", "choice / best", "candidates", "runs", "time", "state")
 
 
-def _stored(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The rows that stand, by encoding, where they were measured with the same block, versions and rounds."""
-    if not RESULTS.exists():
-        return {}
-    data = json.loads(RESULTS.read_bytes())
-    same = all(data[key] == found[key] for key in ("block", "versions"))
-    return {row["encoding"]: row for row in data["rows"]} if same else {}
+def measure(quick: bool) -> list[Row]:
+    """How many choices of tune are slower than the best, or cost more than their share."""
+    rows = []
+    for name in ["rope"] if quick else ENCODINGS:
+        rows.append(_measure(name))
+        click.echo("  ".join(_cells(rows[-1])))
+    if not quick:
+        block = {"hidden_size": HIDDEN, "tokens": TOKENS, "dtypes": ["fp32"], "rounds": ROUNDS}
+        data = {"kind": "tuning", "version": 1, "block": block, **record(), "rows": rows}
+        write_json(RESULTS / "tuning.json", data)
+        write_figures("tuning.md", figures(data))
+    failed = [row["encoding"] for row in rows if row["state"] == "failed"]
+    return [counted("choices of tune that are slower than the best, or cost too much", len(failed), 0, "encodings")]
 
 
-def _write(found: dict[str, Any]) -> None:
-    page = _page(found)
-    with staged() as files:
-        files.write(RESULTS, lambda file: file.write(json_bytes(found)))
-        files.write(PAGE, lambda file: file.write(page.encode()))
-
-
-def _measure(
-    name: str, hidden: int, tokens: int, rounds: int, dtypes: tuple[str, ...], limits: Limits
-) -> dict[str, Any]:
-    block = _block(name, hidden, dtypes)
-    limit = next(iter(block.specs.values())).token_limit()
-    request = Request(scenario=Scenario("prefill", min(tokens, limit or tokens)), limits=limits)
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        result = tune(block, request, folder / "winner.onnx", Store(folder / "tune"))
-        if result.winner is None:
-            return {"encoding": name, "state": "failed", "reason": "nothing verified"}
-        every = full(block, request, result.winner["name"], Store(folder / "full"), rounds=rounds)
-    share = result.runs / every.runs
-    state = "passed" if every.fine and share <= SHARE else "failed"
-    return {
-        "encoding": name,
-        "scenario": str(request.scenario),
-        "pick": result.winner["name"],
-        "best": every.best,
-        "ratio": None if every.judged is None else attrs.asdict(every.judged),
-        "candidates": len(every.ratios),
-        "runs": result.runs,
-        "everything_runs": every.runs,
-        "share_of_runs": share,
-        "seconds": result.seconds,
-        "everything_seconds": every.seconds,
-        "machine_load": max(result.machine_load, every.machine_load),
-        "ratios": {each: attrs.asdict(ratio) for each, ratio in every.ratios.items()},
-        "state": state,
-    }
-
-
-def _block(name: str, hidden: int, dtypes: tuple[str, ...]) -> Block:
-    """A block with heads of 64; causal only where the encoding can't do without."""
-    specs = {}
-    for dtype in dtypes:
-        data = {"encoding": {"name": name, **SETS.get(name, {})}, "hidden_size": hidden, "num_heads": hidden // 64}
-        try:
-            specs[dtype] = read_spec({**data, "dtype": dtype})
-        except RequestError:
-            specs[dtype] = read_spec({**data, "dtype": dtype, "causal": True})
-    return Block(specs=specs, load=lambda dtype: (specs[dtype], seeded_weights(specs[dtype], 0)), source="seed 0")
-
-
-COLUMNS = ("encoding", "tune's pick", "best of all", "pick / best", "candidates", "runs", "time", "state")
+def figures(data: dict[str, Any]) -> list[str]:
+    """The lines of the page for results as they stand in the file."""
+    rows = data["rows"]
+    passed, load = sum(row["state"] == "passed" for row in rows), max(row.get("machine_load", 0) for row in rows)
+    lines = [f"{machine_line(data['machine'])}; other work took up to {load:.0%} of the CPU.", ""]
+    lines += [
+        f"**{passed} of {len(rows)}** choices are no slower than the best, at {SHARE:.0%} of the runs or less.",
+        "",
+    ]
+    return lines + table(COLUMNS, map(_cells, rows), left=COLUMNS[1:3])
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     if "pick" not in row:
         return (row["encoding"], *["-"] * 6, f"failed: {row['reason']}")
-    ratio = row["ratio"]
+    ratio, times = row["ratio"], row["seconds"] / row["everything_seconds"]
     same = "the same" if ratio is None else f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-    return (
-        row["encoding"],
-        row["pick"],
-        row["best"],
-        same,
-        str(row["candidates"]),
-        f"{row['share_of_runs']:.0%}",
-        f"{row['seconds'] / row['everything_seconds']:.0%}",
-        row["state"],
-    )
+    shares = (str(row["candidates"]), f"{row['share_of_runs']:.0%}", f"{times:.0%}")
+    return (row["encoding"], row["pick"], row["best"], same, *shares, row["state"])
 
 
-def _page(found: dict[str, Any]) -> str:
-    block, rows = found["block"], found["rows"]
-    passed = sum(row["state"] == "passed" for row in rows)
-    busy = max(row.get("machine_load", 0) for row in rows)
-    return "\n".join(
-        [
-            "# What tune finds, against timing everything",
-            "",
-            "    python scripts/benchmarks/tuning.py",
-            "",
-            f"Blocks of width {block['hidden_size']}, heads of 64, prompts of {block['tokens']} tokens (or all that",
-            f"have positions), {' and '.join(block['dtypes'])}, ONNX Runtime on the CPU; other work took up to",
-            f'{busy:.0%} of the CPU. "Best of all" is the fastest of every distinct program under every combination of',
-            f"options, {block['rounds']} rounds each; the ratio is that of tune's pick to it, timed anew in {FRESH}",
-            f"pairs of processes, with its {SURE:.1%} interval over them, so that all rows hold with 95 %: a pick",
-            f"is right where that reaches 1. (Of programs within {NEAR:.0%} of each other tune takes the simplest.)",
-            "",
-            f'"Runs" and "time" are what tune took of timing everything at {MAX_ROUNDS} rounds: time with exports and',
-            "opening of the programs, and for tune with verification and writing.",
-            "",
-            f"**{passed} of {len(rows)}** picks are no slower than the best, at {SHARE:.0%} of the runs or less.",
-            "",
-            f"| {' | '.join(COLUMNS)} |",
-            "| --- | --- | --- | --: | --: | --: | --: | --- |",
-            *(f"| {' | '.join(_cells(row))} |" for row in rows),
-            "",
-        ]
-    )
+def _measure(name: str) -> dict[str, Any]:
+    """Tune and time everything for one encoding; causal only where it can't do without."""
+    try:
+        spec = block_spec(name, HIDDEN, HIDDEN // 64)
+    except RequestError:
+        spec = block_spec(name, HIDDEN, HIDDEN // 64, causal=True)
+    block = Block(specs={"fp32": spec}, load=lambda dtype: (spec, seeded_weights(spec, 0)), source="seed 0")
+    request = Request(scenario=Scenario("prefill", min(TOKENS, spec.token_limit() or TOKENS)))
+    with tempfile.TemporaryDirectory() as folder:
+        result = tune(block, request, Path(folder, "winner.onnx"), Store(Path(folder, "tune")))
+        if result.winner is None:
+            return {"encoding": name, "state": "failed", "reason": "nothing verified"}
+        pick = result.winner["name"]
+        everything = time_everything(block, request, pick, Store(Path(folder, "everything")), ROUNDS)
+    share, ratio = result.runs / everything["everything_runs"], everything["ratio"]
+    return {
+        "encoding": name,
+        "scenario": str(request.scenario),
+        "pick": pick,
+        "candidates": len(everything["ratios"]),
+        "runs": result.runs,
+        "share_of_runs": share,
+        "seconds": result.seconds,
+        **everything,
+        "machine_load": max(result.machine_load, everything["machine_load"]),
+        "state": "passed" if (ratio is None or ratio["low"] <= 1) and share <= SHARE else "failed",
+    }
 
 
-if __name__ == "__main__":
-    main()
+def winning_program(winner: str, distinct: Sequence[Program]) -> Program:
+    """The program of the winner's form, dtype and target."""
+    form, dtype, _, *target = winner.split()[0].split("/")
+    key = (form, dtype, target[0] if target else "portable")
+    return next(program for program in distinct if (program.form, program.dtype, program.target) == key)
+
+
+def time_everything(
+    block: Block, request: Request, winner: str, store: Store, rounds: int = MAX_ROUNDS
+) -> dict[str, Any]:
+    """Time every distinct program under every combination of options against `winner`, a candidate's name.
+
+    `ratios` holds every candidate's time over that of the winner, `best` is the smallest of them, and `ratio` the
+    winner's time over the best's, timed anew in new processes: the smallest of many noisy ratios is too small by
+    itself. It is None where they are the same. `everything_runs` and `everything_seconds` are what timing each
+    candidate once at full rounds takes: that the winner is timed again beside every group is not counted. Opsets are
+    those of the first search and all of the winner's form and target. `store` should be empty: what it knows is not
+    timed again.
+    """
+    start = time.perf_counter()
+    with Tuning(block, request, store, lambda step: None) as tuning:
+        distinct = tuning.distinct(programs(request.runtime, block.specs, request.limits))
+        distinct += tuning.distinct(other_opsets(winning_program(winner, distinct), request.limits))
+        names: list[str] = []
+        for program in distinct:
+            levels: dict[str, str | None] = {}  # the first level that makes a graph
+            for options in (*options_of(request.runtime, gpu=True), plain_options(request.runtime)):
+                level = dict(options).get("graph_level")
+                identity, error = tuning.programs.identity(program, tuning.prepared[program], level)
+                name = str(candidate := Candidate(program=program, options=options))
+                if error is None and levels.setdefault(identity, level) == level and name not in names:
+                    tuning.timer.add(candidate, tuning.prepared[program])
+                    names.append(name)
+        search, others = Halving(), [name for name in names if name != winner]
+        cost, runs, timing_seconds = tuning.timer.cost, 0.0, 0.0
+        for at in range(0, max(len(others), 1), GROUP - 1):
+            group, before = [winner, *others[at : at + GROUP - 1]], attrs.evolve(cost)
+            timed, failed = tuning.timer.time_rounds(group, rounds, at)
+            search.rounds += timed
+            search.failed |= failed
+            share = (len(group) - (at > 0)) / len(group)  # the winner counts once
+            warmups = WARMUP * len(group)
+            runs += (warmups + (cost.runs - before.runs - warmups) * MAX_ROUNDS / rounds) * share
+            timing_seconds += (cost.seconds - before.seconds) * share
+        ratios = {name: ratio for name in names if (ratio := search.ratio(name, winner)) is not None}
+        best = min(ratios, key=lambda name: ratios[name].median)
+        seconds = time.perf_counter() - start - cost.seconds + timing_seconds * MAX_ROUNDS / rounds
+        judged = None if best == winner else attrs.asdict(_judged(tuning, winner, best, len(names)))
+        costs = {"everything_runs": round(runs), "everything_seconds": seconds}
+        plain = {name: attrs.asdict(ratio) for name, ratio in ratios.items()}
+        load = tuning.timer.machine_load
+        return {"best": best, "ratio": judged, "ratios": plain, **costs, "machine_load": load}
+
+
+def _judged(tuning: Tuning, winner: str, best: str, seed: int) -> statistics.Ratio:
+    """The ratio of the two with its interval over processes."""
+    series: dict[str, list[list[float]]] = {winner: [], best: []}
+    for number in range(PROCESSES):
+        timed, failed = tuning.timer.time_rounds([winner, best], TURNS, seed + number)
+        if failed:
+            raise RuntimeError(f"{winner} or {best} failed when they were timed again: {failed}")
+        for name, values in series.items():
+            values.append([seconds[name] for seconds in timed])
+    return statistics.ratio_of_processes(series[winner], series[best], CONFIDENCE)[0]

@@ -131,17 +131,17 @@ def test_everything_counts_each_distinct_candidate_once(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
-    import tuning_full
+    import tuning
 
     levels = (("graph_level", "extended"),), (("graph_level", "extended"), ("threads", 1))  # twins of "all"
-    monkeypatch.setattr(tuning_full, "options_of", lambda *args, **more: [*OPTIONS, *levels])
+    monkeypatch.setattr(tuning, "options_of", lambda *args, **more: [*OPTIONS, *levels])
     spec = small_spec("rope")
     block = Block(specs={"fp32": spec}, load=lambda dtype: (spec, {}), source="seed 0")
-    every = tuning_full.full(block, Request(scenario=Scenario("prefill", 8)), "contrib/fp32/18", Store(tmp_path))
-    assert len(every.ratios) == 3 * len(OPTIONS)
-    assert every.runs == len(every.ratios) * 20 * 4
+    every = tuning.time_everything(block, Request(scenario=Scenario("prefill", 8)), "contrib/fp32/18", Store(tmp_path))
+    assert len(every["ratios"]) == 3 * len(OPTIONS)
+    assert every["everything_runs"] == len(every["ratios"]) * 20 * 4
     own = [Program(form="native", dtype="fp32", opset=23, target=target) for target in ("portable", "ort")]
-    assert [tuning_full.own_program(name, own) for name in ("native/fp32/24", "native/fp32/24/ort threads=1")] == own
+    assert [tuning.winning_program(name, own) for name in ("native/fp32/24", "native/fp32/24/ort threads=1")] == own
 
 
 def test_a_winner_that_does_not_verify_is_out_and_the_next_is_raced_for(tmp_path: Path, world: World) -> None:

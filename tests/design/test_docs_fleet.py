@@ -52,7 +52,7 @@ def test_its_numbers() -> None:
 @pytest.mark.slow
 def test_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert pages.run(PAGE, tmp_path, slow=True) == 5
+    assert pages.run(PAGE, tmp_path, slow=True) == 6
     records = [json.loads(path.read_text()) for path in Path("sweep/.state/jobs").glob("*.json")]
     assert sorted(record["label"] for record in records) == [
         "bench models/rope.onnx prefill:16",

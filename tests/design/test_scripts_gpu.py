@@ -72,7 +72,7 @@ def test_cells_run_and_missing_runtimes_are_rows_with_their_reason(tmp_path: Pat
         "passed",
         "",
     )
-    assert 0 <= ours["error"] <= ours["allowed"]
+    assert 0 <= ours["error"] <= ours["limit"]
     assert [(each["seq"], each["past_seq"], each["against"]) for each in ours["times"]] == [(1, 16, "torch")]
     assert (imported["state"], imported["times"]) == ("passed", [])  # which runs no kernels that could be timed
     assert (cuda["state"], cuda["reason"], cuda["times"]) == ("not run", gpu_missing(), [])

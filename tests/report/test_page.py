@@ -129,6 +129,16 @@ def test_tables_and_drawings_are_named_for_those_who_hear_them(page: str) -> Non
     assert read.all("html")[0]["lang"] == "en"
 
 
+def test_drawings_have_only_colours_of_the_style_sheet(page: str) -> None:
+    drawings = re.findall('<svg class="chart".*?</svg>', page, re.DOTALL)
+    names = colours(FOLDER.joinpath("page.css").read_text(encoding="utf-8"))[0]
+    for drawing in drawings:
+        assert set(re.findall(r"var\(--([\w-]+)\)", drawing)) <= names.keys()
+        assert not re.search("#[0-9a-fA-F]{3}|rgb|black", drawing)
+        for style in re.findall('<text style="([^"]*)"', drawing):
+            assert "fill: var(--" in style, style
+
+
 def test_every_state_has_a_symbol_and_every_colour_a_word(page: str) -> None:
     read = Reader(page)
     for tone, mark in {"bad": "✗", "refused": "–", "away": "·", "h1": "✓"}.items():

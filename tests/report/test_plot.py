@@ -129,7 +129,7 @@ def blind(*_: Any) -> None:
 
 
 FAULTS: dict[Callable[[], None], tuple[str, Callable[[Any], Any]]] = {
-    table_is_vaswanis: ("posexport.models.absolute.inverse_frequencies", faster),
+    table_is_vaswanis: ("posexport.models.frequencies.inverse_frequencies", faster),
     table_is_a_rotation: ("posexport.models.rotary.inverse_frequencies", faster),
     bias_is_presses: ("posexport.models.biases.alibi_slopes", faster),
     bias_on_a_grid_is_a_distance: ("posexport.models.biases.alibi_slopes", faster),

@@ -111,6 +111,7 @@ def draw_chart(axes: Axes, panel: Chart) -> None:
             style |= {"marker": MARKERS[colour % len(MARKERS)], "markersize": 3 + 1.8 * wider, "linewidth": 0}
         else:
             style |= {"linestyle": DASHES[dash % len(DASHES)], "linewidth": 1.3 + 0.9 * wider}
+            style |= {"marker": MARKERS[colour % len(MARKERS)], "markersize": 4} if len(line.x) == 1 else {}
         axes.plot(line.x, np.array(line.y, dtype=float), **style)
     for name, scale in zip("xy", panel.scales, strict=True):
         if isinstance(scale, str):

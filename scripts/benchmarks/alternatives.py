@@ -1,0 +1,265 @@
+"""posexport's best form against what users have without it, for every encoding and scenario, on ONNX Runtime's CPU.
+
+One block, one process, two threads. A first session over forms and targets finds posexport's fastest form; new sessions
+then time it beside the alternatives, so that luck in the first does not count. Alternatives are torch eager,
+torch.compile, torch's own ONNX export at three opsets, and that file through two optimizers; beside them stands the
+lower bound. Results: docs/results/alternatives.json and alternatives.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import timing
+import torch
+from results import RESULTS, Row, counted, machine_line, record, rounded, table, write_figures
+from timing import THREADS, TORCH, Contender
+
+from posexport.bench import alternatives, lower_bound, statistics
+from posexport.bench.shapes import Sizes, seeded_inputs
+from posexport.errors import RequestError
+from posexport.files import write_json
+from posexport.models import ENCODINGS
+from posexport.spec.spec import Spec
+
+EXPORTED = {18: "torch-onnx 18", 20: "torch-onnx 20", 24: "torch-onnx 24"}
+OPTIMIZED = ("ort-optimizer", "ort-fusions")
+LOWER_BOUND, COMPILED, OWN_GROWN = "lower_bound", "torch-compile", "posexport, grown caches"
+ALTERNATIVES = ("torch", COMPILED, *EXPORTED.values(), *OPTIMIZED)
+PLACES = ("fastest", "equal", "inconclusive")
+
+FORMS, GROWN, SHARED = ("decomposed", "native", "contrib"), "concat", "shared"
+SIZES: Mapping[str, Sizes] = {
+    "prefill:128": Sizes(seq=128),
+    "prefill:1024": Sizes(seq=1024),
+    "batch:8": Sizes(batch=8, seq=128),
+    "decode:2048": Sizes(seq=1, past_seq=2048, max_seq=2560),
+}
+FOR_ALL = ("prefill:1024", "decode:2048")
+"""The scenarios of every encoding; the others are measured for `COMMON` only, as is torch.compile in these two."""
+
+SESSIONS, CONFIDENCE, BURSTS = 2, 0.99, {"decode:2048": 5, "prefill:128": 3}
+SESSION_SECONDS, ROUNDS = 2.25, (4, 12)
+"""Seconds of a session's rounds, and the fewest and most rounds."""
+
+GOALS = {"prefill:1024": (LOWER_BOUND, 1.1, "the lower bound"), "decode:2048": (TORCH, 0.35, "torch eager")}
+"""The largest ratio to an alternative in a scenario."""
+
+
+def measure(quick: bool) -> list[Row]:
+    """How many encodings miss each goal; the figures themselves go to a page of their own."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(THREADS)
+    cells: list[dict[str, Any]] = []
+    for encoding, cache in itertools.product(["rope"] if quick else ENCODINGS, (None, GROWN)):
+        with tempfile.TemporaryDirectory() as folder:
+            cells += _measure(encoding, cache, Path(folder), quick)
+    if not quick:
+        data = rounded({**record(), "cells": cells})
+        write_json(RESULTS / "alternatives.json", data)
+        write_figures("alternatives.md", figures(data))
+    return goal_rows(cells)
+
+
+def scenarios(encoding: str) -> list[str]:
+    """The scenarios that an encoding is measured in."""
+    names = [name for name in SIZES if name in FOR_ALL or encoding in timing.COMMON]
+    return [name for name in names if decodes(encoding) or not name.startswith("decode")]
+
+
+def decodes(encoding: str) -> bool:
+    """Whether it is for decoders: encodings of a grid are for encoders, except M-RoPE."""
+    return encoding == "mrope" or ENCODINGS[encoding].axes < 2
+
+
+def spec_of(encoding: str, cache: str | None) -> Spec:
+    """The block of an encoding."""
+    return timing.block_spec(encoding, 768, 12, causal=decodes(encoding), kv_cache=cache)
+
+
+def _measure(encoding: str, cache: str | None, folder: Path, quick: bool) -> list[dict[str, Any]]:
+    """The cells of one encoding, with a cache or without."""
+    names = [name for name in scenarios(encoding) if (SIZES[name].past_seq is None) == (cache is None)]
+    if not names:
+        return []
+    spec, buffers = spec_of(encoding, cache), spec_of(encoding, SHARED if cache else None)
+    own, _ = timing.write_forms(spec, folder, FORMS)
+    buffered = timing.write_forms(buffers, folder, FORMS)[0] if cache else {}
+    files, missing = _write_alternatives(spec, next(iter(own.values())), folder)
+    block, cells = timing.seeded_block(spec), []
+    for name in names:
+        inputs = seeded_inputs(buffers, SIZES[name], 0)
+        plain, notes = timing.grown(inputs, SIZES[name].past_seq or 0), dict(missing)
+        ours = {form: timing.of_file(path, plain) for form, path in own.items()}
+        ours |= {f"{form}, shared buffers": timing.of_file(path, inputs) for form, path in buffered.items()}
+        others = {
+            TORCH: timing.of_torch(block, plain),
+            **{other: timing.of_file(path, plain) for other, path in files.items()},
+        }
+        if encoding in timing.COMMON and name in FOR_ALL and not quick:
+            torch.compiler.reset()  # other compiled blocks count against the limit of recompilations
+            others[COMPILED] = timing.of_torch(torch.compile(block, dynamic=False), plain)  # type: ignore[arg-type]
+        else:
+            notes[COMPILED] = "compiled for the common encodings only, in the two scenarios of all"
+        _leave_out_wrong(ours, others[TORCH], notes)
+        _leave_out_wrong(others, others[TORCH], notes)
+        others[LOWER_BOUND] = Contender(lambda: lower_bound.LowerBoundRunner(spec, "cpu", THREADS), plain)
+        cell = {"encoding": encoding, "scenario": name, **_compare(ours, others, BURSTS.get(name, 1), quick)}
+        cells.append({**cell, "missing": notes, **judged(name, cell["ratios"])})
+    return cells
+
+
+def _write_alternatives(spec: Spec, source: Path, folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """The files of alternatives, and why others are missing."""
+    files: dict[str, Path] = {}
+    missing: dict[str, str] = {}
+    for opset, name in EXPORTED.items():
+        path = folder / f"torch-{opset}.onnx"
+        try:
+            alternatives.write_plain(source, path, opset)
+            files[name] = path
+        except RequestError as error:
+            missing[name] = str(error)
+    for name, write in zip(OPTIMIZED, (alternatives.write_optimized, alternatives.write_fused), strict=True):
+        path = folder / f"{name}.onnx"
+        try:
+            if EXPORTED[20] in files and write(files[EXPORTED[20]], path, spec):
+                files[name] = path
+            else:
+                missing[name] = f"it fuses nothing of {EXPORTED[20]}, so it is that file"
+        except RequestError as error:
+            missing[name] = str(error)
+    return files, missing
+
+
+def _leave_out_wrong(contenders: dict[str, Contender], reference: Contender, notes: dict[str, str]) -> None:
+    """Drop contenders that compute something else, or that can't run, with the reason in `notes`."""
+    for name, contender in list(contenders.items()):
+        try:
+            error = timing.error_of(contender, reference)
+            reason = f"its output differs from torch's by {error:.2g}" if not error < 1e-3 else None
+        except Exception as failure:  # torch.compile needs a compiler of the system
+            reason = f"{type(failure).__name__}: {str(failure).splitlines()[0][:120]}"
+        if reason is not None:
+            notes[name] = reason
+            del contenders[name]
+
+
+def _compare(ours: dict[str, Contender], others: dict[str, Contender], burst: int, quick: bool) -> dict[str, Any]:
+    """Find the best of `ours` in a session of its own, then time it in new sessions beside the others, and beside
+    posexport's best whose cache grows, where that is another."""
+
+    def rounds(seconds: float) -> int:
+        return 3 if quick else max(ROUNDS[0], min(ROUNDS[1], int(SESSION_SECONDS / seconds)))
+
+    first = timing.time_sessions({**ours, TORCH: others[TORCH]}, 1, rounds, burst, 99)
+    order = timing.ranking(first, list(ours), TORCH)
+    best, own_grown = order[0], next((name for name in order if not name.endswith("shared buffers")), order[0])
+    chosen = {**others, best: ours[best], own_grown: ours[own_grown]}
+    sessions = timing.time_sessions(chosen, SESSIONS, rounds, burst)
+    series = {name: list(itertools.chain(*values)) for name, values in sessions.items()}
+    ratios = {name: statistics.ratio(series[best], values, CONFIDENCE) for name, values in series.items()}
+    return {
+        "best": best,
+        "seconds": {name: statistics.quantile(values, 0.5) for name, values in series.items()},
+        "ratios": {
+            OWN_GROWN if name == own_grown else name: attrs.asdict(ratio)
+            for name, ratio in ratios.items()
+            if name != best
+        },
+        "rounds": len(series[best]),
+    }
+
+
+def judged(scenario: str, ratios: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """`place`: fastest, equal (an interval holds 1), inconclusive (one that does reaches beyond 1.25), or slower, with
+    the alternatives in `slower_than`; `missed`: goals whose whole interval lies above."""
+    others = {name: ratio for name, ratio in ratios.items() if name in ALTERNATIVES}
+    slower = [name for name, ratio in others.items() if ratio["low"] > 1]
+    fastest = all(ratio["high"] < 1 for ratio in others.values())
+    wide = any(ratio["low"] <= 1 <= ratio["high"] and ratio["high"] > 1.25 for ratio in others.values())
+    place = "slower" if slower else "fastest" if fastest else "inconclusive" if wide else "equal"
+    goals = [GOALS[scenario]] if scenario in GOALS else []
+    missed = [f"above {limit} of {title}" for name, limit, title in goals if ratios[name]["low"] > limit]
+    return {"place": place, "slower_than": slower, "missed": missed}
+
+
+def goal_rows(cells: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """For each scenario the number of encodings for which an alternative is faster, or the goal is missed."""
+    rows = []
+    for scenario in SIZES:
+        here = [cell for cell in cells if cell["scenario"] == scenario]
+        slower, missed = (sum(bool(cell[key]) for cell in here) for key in ("slower_than", "missed"))
+        if here:
+            what = f"{scenario}: encodings for which an alternative is faster"
+            rows.append(counted(what, slower, 0, "encodings"))
+        if here and scenario in GOALS:
+            _, limit, title = GOALS[scenario]
+            rows.append(counted(f"{scenario}: encodings above {limit} of {title}", missed, 0, "encodings"))
+    return rows
+
+
+def figures(data: Mapping[str, Any]) -> list[str]:
+    """The lines of the page for results as they stand in the file."""
+    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
+    by_scenario = {name: [cell for cell in data["cells"] if cell["scenario"] == name] for name in SIZES}
+    columns = ("scenario", "encodings", *PLACES, "slower", "goal missed")
+    summary = [_summary(name, cells) for name, cells in by_scenario.items() if cells]
+    lines = [
+        textwrap.fill(f"{machine_line(data['machine'])}; {versions}.", 120),
+        "",
+        *table(columns, summary, left=("slower",)),
+    ]
+    for name, cells in by_scenario.items():
+        if cells:
+            lines += ["", f"### `{name}`", "", *_cells(cells), "", *_reasons(cells)]
+    return lines
+
+
+def _summary(scenario: str, cells: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    slower, missed = (
+        ", ".join(f"`{cell['encoding']}`" for cell in cells if cell[key]) or "-" for key in ("slower_than", "missed")
+    )
+    return (
+        scenario,
+        str(len(cells)),
+        *(str(sum(cell["place"] == at for cell in cells)) for at in PLACES),
+        slower,
+        missed,
+    )
+
+
+def _cells(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    shown = [name for name in (*ALTERNATIVES, OWN_GROWN, LOWER_BOUND) if any(name in cell["ratios"] for cell in cells)]
+    rows = []
+    for cell in cells:
+        place = f"slower than {', '.join(cell['slower_than'])}" if cell["slower_than"] else cell["place"]
+        ratios = (_ratio(cell["ratios"][name]) if name in cell["ratios"] else "-" for name in shown)
+        milliseconds = f"{cell['seconds'][cell['best']] * 1e3:.2f}"
+        rows.append((cell["encoding"], cell["best"], milliseconds, *ratios, "; ".join([place, *cell["missed"]])))
+    columns = ("encoding", "posexport", "ms", *(f"× {name.replace('_', ' ')}" for name in shown), "verdict")
+    return table(columns, rows, left=("posexport",))
+
+
+def _ratio(ratio: Mapping[str, float]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
+
+
+def _reasons(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why an alternative has no figure: each reason once, with its encodings."""
+    encodings: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        for name, reason in cell["missing"].items():
+            if name in ALTERNATIVES:
+                encodings.setdefault((name, reason.rstrip(".")), []).append(cell["encoding"])
+    return [
+        textwrap.fill(f"- {name}, not run: {reason} ({'all' if len(names) == len(cells) else ', '.join(names)}).", 120)
+        for (name, reason), names in encodings.items()
+    ]

@@ -1,0 +1,138 @@
+"""What the timed parts share: blocks, the files of each form, and rounds of contenders in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from posexport.artifact.onnx_artifact import write_onnx
+from posexport.bench import rounds, statistics
+from posexport.errors import RequestError
+from posexport.export import export
+from posexport.models import read_spec
+from posexport.models.block import Block, build_block
+from posexport.models.weights import seeded_weights
+from posexport.runtimes import ort
+from posexport.runtimes.base import Arrays, Runner
+from posexport.runtimes.torch_eager import TorchRunner
+from posexport.spec.spec import Spec
+
+THREADS, TORCH = 2, "torch"
+COMMON = ("none", "learned", "sinusoidal", "relative", "t5", "rope", "rope2d", "alibi")
+"""The encodings that most models have."""
+
+PARAMETERS: Mapping[str, dict[str, Any]] = {
+    "learned": {"max_positions": 4096},
+    "swin": {"window_size": 32},
+    "swinv2": {"window_size": 32},
+}
+"""What an encoding must be given to reach long prompts; everything else is its default."""
+
+Series = dict[str, list[list[float]]]
+"""Seconds by name: a list of rounds for each session."""
+
+
+def block_spec(name: str, hidden: int, heads: int, **fields: object) -> Spec:
+    """The spec of a block named `encoding` or `encoding:parameter=value`."""
+    encoding, _, parameter = name.partition(":")
+    parameters = {**PARAMETERS.get(encoding, {}), **dict([parameter.split("=")] if parameter else ())}
+    return read_spec(
+        {"encoding": {"name": encoding, **parameters}, "hidden_size": hidden, "num_heads": heads, **fields}
+    )
+
+
+def write_block(spec: Spec, path: Path, **options: Any) -> None:
+    """Export a block with seeded weights to a file."""
+    write_onnx(export(spec, seeded_weights(spec, 0), **options), path)
+
+
+def write_forms(spec: Spec, folder: Path, forms: Sequence[str]) -> tuple[dict[str, Path], dict[str, str]]:
+    """Export each form for ONNX Runtime alone and for all targets: the distinct files, and why others are missing."""
+    weights, files, missing = seeded_weights(spec, 0), {}, {}
+    for form in forms:
+        for target in ("ort", "portable"):
+            name = f"{form} --target ort" if target == "ort" else form
+            try:
+                model = export(spec, weights, form=form, target=target)
+            except RequestError as error:
+                missing[name] = str(error)
+                continue
+            if target == "portable" or "posexport.target" in model.metadata_props:  # else one file is for both
+                files[name] = folder / f"{form}-{target}-{spec.kv_cache}.onnx"
+                write_onnx(model, files[name])
+    return files, missing
+
+
+@attrs.frozen
+class Contender:
+    """One competitor: `load` opens it anew for each session."""
+
+    load: Callable[[], Runner]
+    inputs: Arrays
+
+
+def of_file(path: Path, inputs: Arrays) -> Contender:
+    """An ONNX file on ONNX Runtime's CPU provider."""
+    return Contender(lambda: ort.load(path, {"threads": THREADS}), inputs)
+
+
+def of_torch(block: Block, inputs: Arrays) -> Contender:
+    """A block in torch."""
+    runner = TorchRunner(block, torch.float32, torch.device("cpu"))
+    return Contender(lambda: runner, inputs)
+
+
+def seeded_block(spec: Spec) -> Block:
+    """posexport's block in torch, with seeded weights."""
+    return build_block(spec, seeded_weights(spec, 0))
+
+
+def grown(shared: Arrays, past: int) -> Arrays:
+    """The inputs for a cache that grows: of shared buffers, the `past` places that are written."""
+    return {
+        name: np.ascontiguousarray(array[:, :, :past]) if name.startswith("past_") else array
+        for name, array in shared.items()
+        if name != "write_indices"
+    }
+
+
+def error_of(contender: Contender, reference: Contender) -> float:
+    """How far the output of a contender is from that of the reference."""
+    output, expected = (each.load().run(each.inputs)["output"] for each in (contender, reference))
+    return float(np.abs(output - expected).max())
+
+
+def time_sessions(
+    contenders: Mapping[str, Contender], sessions: int, count: Callable[[float], int], burst: int, seed: int = 0
+) -> Series:
+    """Time all in alternation, in sessions that load everything anew: memory placement biases a loaded model for life.
+
+    A turn is one untimed run, which wakes threads, and the median of `burst` timed ones. `count` gives the rounds of a
+    session for the seconds that one round takes.
+    """
+    series: Series = {name: [] for name in contenders}
+    for session in range(sessions):
+        turns = {name: _turn(each.load().prepare(each.inputs), burst) for name, each in contenders.items()}
+        seconds = sum((1 + burst) * turn() + rounds.PAUSE for turn in turns.values())
+        for name, values in rounds.interleave(turns, count(seconds), seed=seed + session).items():
+            series[name].append(values)
+    return series
+
+
+def _turn(call: Callable[[], float], burst: int) -> Callable[[], float]:
+    def turn() -> float:
+        call()
+        return statistics.quantile([call() for _ in range(burst)], 0.5)
+
+    turn()
+    return turn
+
+
+def ranking(series: Series, names: Sequence[str], reference: str) -> list[str]:
+    """`names` from the fastest to the slowest in the first session, by their ratios to the reference."""
+    return sorted(sorted(names), key=lambda name: statistics.ratio(series[name][0], series[reference][0]).median)

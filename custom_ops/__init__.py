@@ -1,7 +1,7 @@
-"""posexport's own operators: what a torch block calls where positions matter, and how each is written in ONNX.
+"""posexport's own operators, which torch blocks call wherever positions matter, and how each is written in ONNX.
 
-Names resolve on first use, because every operator's file imports torch and onnx, and the table of encodings (which
-names operators) must stay cheap to import.
+Names load on first use: every operator's file imports torch and onnx, and the table of encodings, which uses the
+operators, must stay cheap to import.
 """
 
 from __future__ import annotations
@@ -31,79 +31,33 @@ if TYPE_CHECKING:
     from posexport.custom_ops.rotary import angles_by_heads, rotate, rotate_features
     from posexport.custom_ops.windows import cosine_heads, window_bias, window_table
 
-_HOMES = {
-    "sinusoids": "angles",
-    "exact_sinusoids": "angles",
-    "length_frequencies": "angles",
-    "ntk_frequencies": "angles",
-    "grid_sinusoids": "angles",
-    "position_powers": "angles",
-    "position_temperature": "angles",
-    "keep_prefix": "angles",
-    "pair_features": "angles",
-    "angles_by_heads": "rotary",
-    "rotate": "rotary",
-    "rotate_features": "rotary",
-    "alibi_bias": "bias",
-    "grid_bias": "bias",
-    "relative_bias": "bias",
-    "kerple_bias": "bias",
-    "cosine_bias": "bias",
-    "fire_bias": "bias",
-    "window_table": "windows",
-    "window_bias": "windows",
-    "cosine_heads": "windows",
-    "add_head_bias": "relative",
-    "relative_score": "relative",
-    "relative_table_score": "relative",
-    "offset_score": "offsets",
-    "offset_values": "offsets",
-    "disentangled_score": "content",
-    "contextual_score": "content",
-    "cached_keys": "content",
-    "head_norm": "norm",
-    "key_positions": "cache",
-    "attend": "attention",
-    "attend_cached": "cache",
-    "attend_shared": "cache",
+_FILES = {
+    "angles": "sinusoids exact_sinusoids length_frequencies ntk_frequencies grid_sinusoids position_powers "
+    "position_temperature keep_prefix pair_features",
+    "rotary": "angles_by_heads rotate rotate_features",
+    "bias": "alibi_bias grid_bias relative_bias kerple_bias cosine_bias fire_bias",
+    "windows": "window_table window_bias cosine_heads",
+    "relative": "add_head_bias relative_score relative_table_score",
+    "offsets": "offset_score offset_values",
+    "content": "disentangled_score contextual_score cached_keys",
+    "norm": "head_norm",
+    "cache": "key_positions attend_cached attend_shared",
+    "attention": "attend",
 }
+"""The operators of each file, separated by spaces."""
 
+_HOMES = {name: file for file, names in _FILES.items() for name in names.split()}
+
+# fmt: off
 __all__ = [
-    "add_head_bias",
-    "alibi_bias",
-    "angles_by_heads",
-    "attend",
-    "attend_cached",
-    "attend_shared",
-    "cached_keys",
-    "contextual_score",
-    "cosine_bias",
-    "cosine_heads",
-    "disentangled_score",
-    "exact_sinusoids",
-    "fire_bias",
-    "grid_bias",
-    "grid_sinusoids",
-    "head_norm",
-    "keep_prefix",
-    "kerple_bias",
-    "key_positions",
-    "length_frequencies",
-    "ntk_frequencies",
-    "offset_score",
-    "offset_values",
-    "pair_features",
-    "position_powers",
-    "position_temperature",
-    "relative_bias",
-    "relative_score",
-    "relative_table_score",
-    "rotate",
-    "rotate_features",
-    "sinusoids",
-    "window_bias",
-    "window_table",
+    "add_head_bias", "alibi_bias", "angles_by_heads", "attend", "attend_cached", "attend_shared", "cached_keys",
+    "contextual_score", "cosine_bias", "cosine_heads", "disentangled_score", "exact_sinusoids", "fire_bias",
+    "grid_bias", "grid_sinusoids", "head_norm", "keep_prefix", "kerple_bias", "key_positions", "length_frequencies",
+    "ntk_frequencies", "offset_score", "offset_values", "pair_features", "position_powers", "position_temperature",
+    "relative_bias", "relative_score", "relative_table_score", "rotate", "rotate_features", "sinusoids",
+    "window_bias", "window_table",
 ]
+# fmt: on
 
 
 def __getattr__(name: str) -> Any:

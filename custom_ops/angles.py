@@ -4,15 +4,15 @@ sinusoids         (positions [B, S] or [B, S, axes] int, frequencies [P] or [axe
 exact_sinusoids   the same from turns int64 [2, P] or [2, axes, P], in 2^-50 of a turn, of 4096 positions and of one
 length_frequencies, ntk_frequencies   frequencies that depend on the length, which is the largest position + 1
 pair_features     (first, second [B, S, P]) -> [B, S, 2P], features alternating or one half each
-position_powers   (positions [B, S], rates [P]) -> exp(p * rate) [B, S, P], from the middle of each row's positions
-                  on where `centred`, which keeps them small
-grid_sinusoids    positions [B, S, 2] stand for the centres of a grid's cells, from -1 to 1 along each axis, times 2 pi;
-                  the grid is given, or as far as each row's positions reach (DINOv3: Simeoni et al. 2025,
+position_powers   (positions [B, S], rates [P]) -> exp(p * rate) [B, S, P]; with `centred`, p counts from the middle
+                  of each row's positions, which keeps the powers small
+grid_sinusoids    positions [B, S, 2] are cells of a grid; angles are their centres, from -1 to 1 along each axis, times
+                  2 pi; the grid is given, or ends at each row's largest positions (DINOv3: Simeoni et al. 2025,
                   arXiv:2508.10104, as in its code)
-keep_prefix       cos 1 and sin 0 for the first tokens, which then don't turn
+keep_prefix       cos 1 and sin 0 for the first tokens, which then don't rotate
 
-Angles, cosines and sines are fp32 whatever the graph's dtype (fp64 in the float64 reference): an angle in half
-precision is wrong by radians from position 1000 on. Who uses them casts last.
+Angles, cosines and sines are fp32 for every graph dtype (fp64 in the float64 reference): an angle in half precision is
+wrong by radians from position 1000 on. Callers cast the results last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first, rank_of
 
 HALF_TURN, SPLIT = 1 << 49, 4096
-"""Half a turn in the units of exact_sinusoids, and how many positions its first turns are of."""
+"""Half a turn in the units of exact_sinusoids, and the number of positions that its first turns stand for."""
 
 
 def _check(frequencies: torch.Tensor) -> None:
@@ -56,15 +56,14 @@ def _sinusoids(positions: torch.Tensor, frequencies: torch.Tensor, scale: float)
     return _scaled(angles.cos(), angles.sin(), scale)
 
 
-def _sinusoids_fake(
-    positions: torch.Tensor, frequencies: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (*positions.shape[:2], frequencies.shape[-1])
-    return frequencies.new_empty(shape), frequencies.new_empty(shape)
+def _angles_fake(positions: torch.Tensor, frequencies: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    dtype = frequencies.dtype if frequencies.is_floating_point() else torch.float32
+    cos = frequencies.new_empty((*positions.shape[:2], frequencies.shape[-1]), dtype=dtype)
+    return cos, torch.empty_like(cos)
 
 
 def _sinusoids_onnx(op: Ops, positions: ir.Value, frequencies: ir.Value, *, scale: float) -> tuple[ir.Value, ir.Value]:
-    # Products and a sum, not MatMul: TF32 would round the positions to 11 bits.
+    # products and a sum, not MatMul: TF32 would round the positions to 11 bits
     angles = op.Mul(op.Unsqueeze(op.Cast(positions, to=ir.DataType.FLOAT), [-1]), frequencies)
     if rank_of(frequencies) == 2:
         angles = op.ReduceSum(angles, [-2], keepdims=0)
@@ -77,14 +76,14 @@ sinusoids = Operator(
     inputs=("positions", "frequencies"),
     outputs=("cos", "sin"),
     eager=_sinusoids,
-    fake=_sinusoids_fake,
+    fake=_angles_fake,
     body=_sinusoids_onnx,
 )
 
 
-# With p = hi * 4096 + lo, both below 4096 for p < 2^24, and turns below 2^50, hi * turns[0] + lo * turns[1] is p's
-# angle but for whole turns, and below 2^63. Taken from the nearest half turn, at most a quarter turn is left, whose
-# fp32 is off by 5e-8 rad; its cosine and sine change sign with every half turn.
+# With p = hi * 4096 + lo, both below 4096 for p < 2^24, and turns below 2^50, hi * turns[0] + lo * turns[1] is the
+# angle of p up to whole turns, and below 2^63. Its distance to the nearest half turn is at most a quarter turn, which
+# fp32 holds within 5e-8 rad; cosine and sine change sign with every half turn.
 
 
 def _exact(positions: torch.Tensor, turns: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,14 +93,9 @@ def _exact(positions: torch.Tensor, turns: torch.Tensor, scale: float) -> tuple[
     if turns.dim() == 3:
         angles = angles.sum(-2)
     halves = (angles + HALF_TURN // 2).div(HALF_TURN, rounding_mode="trunc")
-    rest = (angles - halves * HALF_TURN).float() * (math.pi / HALF_TURN)
+    angle = (angles - halves * HALF_TURN).float() * (math.pi / HALF_TURN)
     signs = 1.0 - 2.0 * halves.remainder(2).float()
-    return _scaled(rest.cos() * signs, rest.sin() * signs, scale)
-
-
-def _exact_fake(positions: torch.Tensor, turns: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (*positions.shape[:2], turns.shape[-1])
-    return turns.new_empty(shape, dtype=torch.float32), turns.new_empty(shape, dtype=torch.float32)
+    return _scaled(angle.cos() * signs, angle.sin() * signs, scale)
 
 
 def _exact_onnx(op: Ops, positions: ir.Value, turns: ir.Value, *, scale: float) -> tuple[ir.Value, ir.Value]:
@@ -113,11 +107,11 @@ def _exact_onnx(op: Ops, positions: ir.Value, turns: ir.Value, *, scale: float) 
     if rank_of(turns) == 3:
         angles = op.ReduceSum(angles, [-2], keepdims=0)
     halves = op.Div(op.Add(angles, HALF_TURN // 2), HALF_TURN)
-    rest = op.Cast(op.Sub(angles, op.Mul(halves, HALF_TURN)), to=fp32)
-    rest = op.Mul(rest, constant(op, math.pi / HALF_TURN, fp32))
+    angle = op.Cast(op.Sub(angles, op.Mul(halves, HALF_TURN)), to=fp32)
+    angle = op.Mul(angle, constant(op, math.pi / HALF_TURN, fp32))
     odd = op.Equal(op.Mod(halves, 2), 1)
     signs = op.Where(odd, constant(op, -1.0, fp32), constant(op, 1.0, fp32))
-    return _scaled_onnx(op, op.Mul(op.Cos(rest), signs), op.Mul(op.Sin(rest), signs), scale)
+    return _scaled_onnx(op, op.Mul(op.Cos(angle), signs), op.Mul(op.Sin(angle), signs), scale)
 
 
 exact_sinusoids = Operator(
@@ -126,7 +120,7 @@ exact_sinusoids = Operator(
     inputs=("positions", "turns"),
     outputs=("cos", "sin"),
     eager=_exact,
-    fake=_exact_fake,
+    fake=_angles_fake,
     body=_exact_onnx,
 )
 
@@ -135,8 +129,8 @@ def _by_length(positions: torch.Tensor, short: torch.Tensor, long: torch.Tensor,
     return torch.where(positions.max() + 1 > limit, long, short)
 
 
-def _by_length_fake(positions: torch.Tensor, short: torch.Tensor, long: torch.Tensor, limit: int) -> torch.Tensor:
-    return torch.empty_like(short)
+def _like_second(positions: torch.Tensor, frequencies: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(frequencies)
 
 
 def _by_length_onnx(op: Ops, positions: ir.Value, short: ir.Value, long: ir.Value, *, limit: int) -> ir.Value:
@@ -149,11 +143,11 @@ length_frequencies = Operator(
     inputs=("positions", "short", "long"),
     outputs=("frequencies",),
     eager=_by_length,
-    fake=_by_length_fake,
+    fake=_like_second,
     body=_by_length_onnx,
 )
-"""`long` where a position is `limit` or more, else `short`; frequencies or turns (LongRoPE: Ding et al. 2024,
-arXiv:2402.13753, section 3.3, as transformers switches)."""
+"""`long` where any position is `limit` or more, otherwise `short`; frequencies or turns (LongRoPE: Ding et al. 2024,
+arXiv:2402.13753, section 3.3, with the switch of transformers)."""
 
 
 def _ntk(
@@ -165,12 +159,6 @@ def _ntk(
     base = theta * grown ** (dim / (dim - 2))
     steps = torch.arange(0, dim, 2, device=positions.device).to(frequencies.dtype)
     return torch.where(length > limit, 1.0 / base ** (steps / dim), frequencies)
-
-
-def _ntk_fake(
-    positions: torch.Tensor, frequencies: torch.Tensor, theta: float, factor: float, limit: int, dim: int
-) -> torch.Tensor:
-    return torch.empty_like(frequencies)
 
 
 def _ntk_onnx(
@@ -191,7 +179,7 @@ ntk_frequencies = Operator(
     inputs=("positions", "frequencies"),
     outputs=("scaled",),
     eager=_ntk,
-    fake=_ntk_fake,
+    fake=_like_second,
     body=_ntk_onnx,
 )
 """`frequencies` up to the length `limit`; beyond, those of theta (factor length / limit - factor + 1)^(dim / (dim - 2))
@@ -209,12 +197,9 @@ def _pair_features_fake(first: torch.Tensor, second: torch.Tensor, interleaved: 
 
 
 def _pair_features_onnx(op: Ops, first: ir.Value, second: ir.Value, *, interleaved: bool) -> ir.Value:
-    made: ir.Value
     if interleaved:
-        made = op.Reshape(op.Concat(op.Unsqueeze(first, [-1]), op.Unsqueeze(second, [-1]), axis=-1), [0, 0, -1])
-    else:
-        made = op.Concat(first, second, axis=-1)
-    return made
+        return op.Reshape(op.Concat(op.Unsqueeze(first, [-1]), op.Unsqueeze(second, [-1]), axis=-1), [0, 0, -1])
+    return op.Concat(first, second, axis=-1)
 
 
 pair_features = Operator(
@@ -326,13 +311,6 @@ def _grid(
     return angles.cos(), angles.sin()
 
 
-def _grid_fake(
-    positions: torch.Tensor, frequencies: torch.Tensor, grid: Sequence[int], prefix: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (*positions.shape[:2], frequencies.shape[-1])
-    return frequencies.new_empty(shape), frequencies.new_empty(shape)
-
-
 def _grid_onnx(
     op: Ops, positions: ir.Value, frequencies: ir.Value, *, grid: Sequence[int], prefix: int
 ) -> tuple[ir.Value, ir.Value]:
@@ -356,6 +334,6 @@ grid_sinusoids = Operator(
     inputs=("positions", "frequencies"),
     outputs=("cos", "sin"),
     eager=_grid,
-    fake=_grid_fake,
+    fake=_angles_fake,
     body=_grid_onnx,
 )

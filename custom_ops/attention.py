@@ -1,12 +1,11 @@
 """Attention with a bias: softmax(scale * q k^T + bias, masked) v, softmax in fp32 (Vaswani et al. 2017, eq. 1).
 
 q [B, S, N*head_dim], k and v [B, T, K*head_dim], bias [B, N, S, T] in fp32, mask [B, T] int64, sinks [N]; the last
-three or any of them absent -> [B, S, N*head_dim]. Query head n reads key head n // (N/K). `causal`, `window` and `mask`
-say which keys a query sees (posexport.custom_ops.visibility); one that sees none gets zeros.
+three are optional -> [B, S, N*head_dim]. Query head n reads key head n // (N/K). `causal`, `window` and `mask`
+say which keys a query sees (posexport.custom_ops.visibility); a query that sees none gets zeros.
 
 softcap  c > 0: logits are c tanh(logits / c), before bias and mask (Gemma 2: Riviere et al. 2024, arXiv:2408.00118)
-sinks    a logit per head beside those of the keys, which takes weight and has no value (gpt-oss: OpenAI 2025,
-         arXiv:2508.10925)
+sinks    one more logit per head in the softmax, without a value (gpt-oss: OpenAI 2025, arXiv:2508.10925)
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_o
 from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visible, visible_onnx
 
 MASKED = -3.0e38
-"""The logit of a key out of sight: finite, so that no row becomes NaN, and 0 after softmax beside any other."""
+"""The logit of a key that is not seen: finite, so that no row becomes NaN, and 0 after softmax with any other key."""
 
 FUSED_SOFTCAP = 1000.0
-"""Caps up to here are written without tanh in half precision: logits are then off by 6e-5 at most."""
+"""In half precision, caps up to this are computed without tanh; the error of the logits is at most 6e-5."""
 
 
 def attention(
@@ -46,7 +45,7 @@ def attention(
     plain = bias is None and sinks is None and not heads.softcap
     all_seen = mask is None and write_indices is None and not heads.local
     if plain and all_seen and (seq in (1, total) or not heads.causal):
-        causal = heads.causal and bool(seq > 1)  # in an export of these bodies a symbol
+        causal = heads.causal and bool(seq > 1)  # seq is a symbol in an export of this body
         out = sdpa(q, k, v, is_causal=causal, scale=heads.scale, enable_gqa=grouped)
         return from_heads(out)
     seen = visible(heads, seq, total, mask, write_indices, q.device)
@@ -64,12 +63,12 @@ def attention(
 
 
 def heads_of(k: torch.Tensor, heads: Heads) -> torch.Tensor:
-    """Keys [B, K, T, head_dim], from those or from [B, T, K*head_dim]."""
+    """Keys [B, K, T, head_dim], from the same shape or from [B, T, K*head_dim]."""
     return k if k.dim() == 4 else to_heads(k, heads.num_kv_heads)
 
 
 def logits_of(q: torch.Tensor, k: torch.Tensor, heads: Heads) -> torch.Tensor:
-    """scale * q k^T, [B, N, S, T], from q [B, N, S, head_dim] and k [B, K, T, head_dim]; fp32 in half precision too."""
+    """scale * q k^T, [B, N, S, T], from q [B, N, S, head_dim] and k [B, K, T, head_dim]; fp32 for half precision."""
     logits = (q * heads.scale) @ k.repeat_interleave(heads.group, 1).transpose(-1, -2)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -83,8 +82,8 @@ def weights_of(
     heads: Heads,
     write_indices: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weights of attention [B, N, S, T] in q's dtype, from logits that are summed in fp32 as in the graph, and
-    which keys are seen."""
+    """The weights of attention [B, N, S, T] in q's dtype, from logits that are summed in fp32 as in the graph, and the
+    visible keys."""
     seq, total = q.shape[-2], k.shape[-2]
     seen = visible(heads, seq, total, mask, write_indices, q.device)
     logits = logits_of(q, k, heads)
@@ -93,15 +92,15 @@ def weights_of(
     logits = logits if bias is None else logits + bias
     logits = logits if seen is None else logits.masked_fill(~seen, MASKED)
     if sinks is not None:
-        beside = sinks.to(logits.dtype).view(-1, 1, 1).expand(*logits.shape[:-1], 1)
-        logits = torch.cat((logits, beside), -1)
+        column = sinks.to(logits.dtype).view(-1, 1, 1).expand(*logits.shape[:-1], 1)
+        logits = torch.cat((logits, column), -1)
     return logits.softmax(-1)[..., :total].to(q.dtype), seen
 
 
 def to_heads(t: torch.Tensor, num_heads: int) -> torch.Tensor:
     """[B, S, heads*head_dim] to [B, heads, S, head_dim]."""
-    made: torch.Tensor = t.unflatten(-1, (num_heads, -1)).transpose(1, 2)
-    return made
+    heads: torch.Tensor = t.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    return heads
 
 
 def from_heads(t: torch.Tensor) -> torch.Tensor:
@@ -124,15 +123,7 @@ def _attend(
     chunk: int,
     softcap: float,
 ) -> torch.Tensor:
-    heads = Heads(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        scale=scale,
-        causal=causal,
-        window=window,
-        chunk=chunk,
-        softcap=softcap,
-    )
+    heads = Heads(num_heads, num_kv_heads, scale, causal, window, chunk, softcap)
     return attention(q, to_heads(k, num_kv_heads), to_heads(v, num_kv_heads), bias, mask, sinks, heads)
 
 
@@ -149,12 +140,12 @@ def attention_onnx(
     """q [B, S, N*head_dim], k [B, N, head_dim, T], v [B, N, T, head_dim]; `added` are bias, mask and sinks, `lengths` S
     and T as scalars: the ONNX body of all three kinds of attention.
 
-    Written so that TensorRT fuses all of it into one kernel in half precision: with tanh, or sinks put beside the
-    logits, it doesn't.
+    TensorRT fuses all of it into one kernel in half precision; it doesn't with tanh, or with the sinks concatenated to
+    the logits.
     """
     _, mask, sinks = added
     weights, seen = weights_onnx(op, q, k, added, heads, lengths, write_indices)
-    if sinks is not None:  # the value of their key is zero
+    if sinks is not None:  # their key has the value zero
         v = op.Pad(v, [0, 0, 1, 0, 0, 0, 0, 0])
     out = op.MatMul(weights, v)
     if mask is not None and sinks is None:
@@ -171,11 +162,10 @@ def weights_onnx(
     lengths: tuple[ir.Value, ir.Value],
     write_indices: ir.Value | None,
 ) -> tuple[ir.Value, ir.Value | None]:
-    """The weights of attention in q's dtype, [B, N, S, T] or with sinks one column more in front, and which keys are
-    seen."""
+    """The weights of attention [B, N, S, T] in q's dtype, with sinks one more column in front, and the visible keys."""
     (bias, mask, sinks), dtype, fp32 = added, dtype_of(q), ir.DataType.FLOAT
     front = [0, 0, 0, 1, 0, 0, 0, 0]
-    if sinks is not None:  # a key of zeros in front, whose logit then becomes the sink
+    if sinks is not None:  # a first key of zeros, whose logit is then replaced by the sink
         k = op.Pad(k, front)
     logits = logits_onnx(op, q, k, heads)
     if heads.softcap:
@@ -198,7 +188,7 @@ def logits_onnx(op: Ops, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
 
 
 def keys_onnx(op: Ops, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
-    """Keys as `logits_onnx` takes them, from [B, T, K*head_dim], or [B, K, T, head_dim] of a cache."""
+    """Keys for `logits_onnx`, from [B, T, K*head_dim], or [B, K, T, head_dim] of a cache."""
     head_dim = size_of(q, -1) // heads.num_heads
     if rank_of(k) == 4:
         return op.Transpose(repeated_onnx(op, k, heads, head_dim), perm=[0, 1, 3, 2])
@@ -209,14 +199,14 @@ def _split_onnx(op: Ops, t: ir.Value, heads: Heads) -> ir.Value:
     """[B, T, K*head_dim] to [B, T, N, head_dim], each key head for the query heads that read it."""
     t = op.Reshape(t, [0, 0, heads.num_kv_heads, -1])
     if heads.group > 1:
-        # constant shapes only: a reshape to computed ones costs TensorRT host-side shape kernels
+        # constant shapes only: computed ones cost TensorRT shape kernels on the host
         t = op.Expand(op.Unsqueeze(t, [3]), [1, 1, 1, heads.group, 1])
         t = op.Reshape(t, [0, 0, heads.num_heads, -1])
     return t
 
 
 def _capped_onnx(op: Ops, logits: ir.Value, softcap: float, fused: bool) -> ir.Value:
-    """c tanh(z / c), or the same as c - 2c / (exp(2z / c) + 1), which is c * 2^-24 off, and which TensorRT fuses."""
+    """c tanh(z / c), or c - 2c / (exp(2z / c) + 1), which TensorRT fuses, with an error of c * 2^-24."""
     fp32 = ir.DataType.FLOAT
     cap = constant(op, softcap, fp32)
     if fused:

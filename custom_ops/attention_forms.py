@@ -1,13 +1,12 @@
-"""Attention of all three kinds (plain, cached, shared) in operators of its own: the forms `native` and `contrib`.
+"""Attention of all three kinds (plain, cached, shared) as attention operators: the forms `native` and `contrib`.
 
 native    ONNX Attention-23, TensorScatter-24
 contrib   com.microsoft MultiHeadAttention and GroupQueryAttention
 
-What an operator has no input for goes through its mask, which is added to the logits: biases, windows, the corner of
-causality over a cache, padding, and sinks as one more key of zeros whose logit is the sink. Two traps are kept out of
-all of them: the operators' own corners differ between runtimes wherever keys outnumber queries, so those come as a
-mask; and a row without any key is NaN, a mean or the unmasked result, so such rows see every key and are then
-multiplied by 0.
+Whatever an operator has no input for becomes part of its mask, which is added to the logits: biases, windows, causality
+over a cache, padding, and sinks as one more key of zeros whose logit is the sink. Runtimes differ in two cases, which
+are avoided: where keys outnumber queries, causal masks are aligned differently, so they are passed as a mask; and a row
+without any key is NaN, a mean or the unmasked result, so such rows see every key and are then multiplied by 0.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visi
 from posexport.errors import RequestError
 
 LOWEST = {ir.DataType.FLOAT: -3.0e38, ir.DataType.FLOAT16: -65504.0, ir.DataType.BFLOAT16: -3.0e38}
-"""What a mask adds to the logit of a key out of sight: finite, so that it never meets another infinity."""
+"""What a mask adds to the logit of a hidden key: finite, so that no difference of infinities is NaN."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call: q [B, S, N*head_dim], the new k and v [B, S or T, K*head_dim], a cache where there is one."""
+    """One call: q [B, S, N*head_dim], the new k and v [B, S or T, K*head_dim], and the optional inputs."""
 
     op: Ops
     q: ir.Value
@@ -44,7 +43,7 @@ class Call:
 
     @property
     def dtype(self) -> ir.DataType:
-        """The graph's."""
+        """The dtype of the graph."""
         return dtype_of(self.q)
 
     @property
@@ -54,11 +53,11 @@ class Call:
 
     @property
     def square(self) -> bool:
-        """Whether there are always as many keys as queries, none of them cached."""
+        """Whether there are always as many keys as queries, and none is cached."""
         return self.past is None and shape_of(self.q)[1] == shape_of(self.k)[1]
 
     def lengths(self) -> tuple[ir.Value, ir.Value]:
-        """Queries and keys, as scalars."""
+        """The numbers of queries and keys, as scalars."""
         if self.past is None:
             return lengths_onnx(self.op, self.q, self.k, 1)
         seq, length = lengths_onnx(self.op, self.q, self.past[0], 2)
@@ -69,55 +68,54 @@ class Call:
         return self.op.Reshape(self.op.Transpose(t, perm=[0, 2, 1, 3]), [0, 0, -1])
 
     def grown(self) -> list[ir.Value]:
-        """The caches with the new keys and values behind the old."""
-        assert self.past is not None
-        pairs = zip(self.past, (self.k, self.v), strict=True)
-        return [grown_onnx(self.op, past, new, self.heads) for past, new in pairs]
+        """The caches with the new keys and values appended; empty without a cache."""
+        pairs = zip(self.past or (), (self.k, self.v), strict=False)
+        return [grown_onnx(self.op, past, new, self.heads.num_kv_heads) for past, new in pairs]
 
 
 @dataclass(frozen=True)
 class Mask:
-    """What is `added` to the logits, [B or 1, N or 1, S, T] in the graph's dtype, and `rows` [B or 1, 1, S, 1], 0 for a
-    query that sees no key; None where every query sees every key."""
+    """`added` to the logits, [B or 1, N or 1, S, T] in the graph's dtype, and `rows` [B or 1, 1, S, 1], 0 for a query
+    that sees no key; None where every query sees every key."""
 
     added: ir.Value | None = None
     rows: ir.Value | None = None
 
 
-def _mask(call: Call, *, told: bool = False, sinks: bool = True) -> Mask:
-    """Everything that the operator must not or can't see to itself.
+def _mask(call: Call, *, covered: bool = False, sinks: bool = True) -> Mask:
+    """The mask for everything that the operator can't do, or must not because runtimes differ.
 
-    `told`: the operator knows of causality, window and buffer. Padding needs all of them in the mask nonetheless, to
-    find the rows without a key. `sinks`: they come as a column in front. Added, not boolean: that takes half the memory
-    on ONNX Runtime and half the kernels in TensorRT.
+    `covered`: the operator itself covers causality, window and buffer. With padding the mask has them nonetheless, to
+    find the rows without a key. `sinks`: they are the first column. The mask is added, not boolean: that takes half the
+    memory on ONNX Runtime and half the kernels in TensorRT.
     """
     op, dtype, heads = call.op, call.dtype, call.heads
-    (seq, total), sink = call.lengths(), sinks and call.sinks is not None
+    seq, total = call.lengths()
+    sink = call.sinks if sinks else None
     seen = rows = None
-    if not told or call.mask is not None:
-        seen = visible_onnx(op, heads, seq, total, call.mask, call.write_indices, sink)
+    if not covered or call.mask is not None:
+        seen = visible_onnx(op, heads, seq, total, call.mask, call.write_indices, sink is not None)
     if seen is not None and call.mask is None and call.write_indices is None:
         seen = op.Unsqueeze(seen, [0, 1])
     if seen is not None and call.mask is not None and call.sinks is None:
         rows = op.ReduceMax(op.Cast(seen, to=dtype), [-1])
         seen = op.Or(seen, op.Equal(rows, constant(op, 0.0, dtype)))
-    if seen is None and sink:
+    if seen is None and sink is not None:
         seen = op.Unsqueeze(op.GreaterOrEqual(op.Range(0, op.Add(total, 1), 1), 0), [0, 1, 2])
-    if seen is not None and not heads.causal and not heads.local:  # the same for every query, who want it each
+    if seen is not None and not heads.causal and not heads.local:  # one row for each query
         seen = op.And(seen, op.GreaterOrEqual(op.Unsqueeze(op.Range(0, seq, 1), [1]), 0))
     added = call.bias
     if added is not None:
         if dtype == ir.DataType.FLOAT16:
-            # half as low, so that a far key is above one out of sight
+            # half of the lowest, so that a distant key is above a hidden one
             added = op.Max(added, constant(op, LOWEST[dtype] / 2, ir.DataType.FLOAT))
         added = cast(op, added, dtype)
-        added = op.Pad(added, [0, 0, 0, 1, 0, 0, 0, 0]) if sink else added
+        added = added if sink is None else op.Pad(added, [0, 0, 0, 1, 0, 0, 0, 0])
     if seen is not None:
         zero = constant(op, 0.0, dtype) if added is None else added
         added = op.Where(seen, zero, constant(op, LOWEST[dtype], dtype))
-    if sink and added is not None:
-        assert call.sinks is not None
-        added = sink_onnx(op, added, call.sinks, total)
+    if sink is not None and added is not None:
+        added = sink_onnx(op, added, sink, total)
     return Mask(added, rows)
 
 
@@ -128,8 +126,8 @@ def _without_keyless(call: Call, out: ir.Value, mask: Mask) -> ir.Value:
     return call.op.Mul(out, call.op.Squeeze(mask.rows, [1]))
 
 
-def _one_more(call: Call, t: ir.Value, axis: int, rank: int) -> ir.Value:
-    """A key of zeros in front of the others, for the sinks."""
+def _with_sink_key(call: Call, t: ir.Value, axis: int, rank: int) -> ir.Value:
+    """`t` with a first key of zeros for the sinks, where there are any."""
     if call.sinks is None:
         return t
     pads = [0] * (2 * rank)
@@ -137,63 +135,58 @@ def _one_more(call: Call, t: ir.Value, axis: int, rank: int) -> ir.Value:
     return call.op.Pad(t, pads)
 
 
-def _native(call: Call, inside: bool) -> tuple[ir.Value, ...]:
-    """`inside`: for ONNX Runtime, whose Attention takes the cache as its own input, and the precision of softmax."""
+def _native(call: Call, ort: bool) -> tuple[ir.Value, ...]:
+    """`ort`: for ONNX Runtime, whose Attention takes the cache as an input, and the precision of softmax."""
     op, heads = call.op, call.heads
-    kept: dict[str, Any] = {"scale": heads.scale}
-    if inside and call.dtype != ir.DataType.FLOAT:  # TensorRT takes no such attribute; its kernels sum in fp32
-        kept["softmax_precision"] = int(ir.DataType.FLOAT)
+    attributes: dict[str, Any] = {"scale": heads.scale}
+    if ort and call.dtype != ir.DataType.FLOAT:  # TensorRT takes no such attribute; its kernels sum in fp32
+        attributes["softmax_precision"] = int(ir.DataType.FLOAT)
     if heads.softcap:
-        kept["softcap"] = heads.softcap
-    own = heads.causal and not heads.local and call.bias is None and call.mask is None and call.sinks is None
-    if _grows(call) and inside and call.sinks is None:  # is_causal counts from the last key where past is an input
-        assert call.past is not None
-        own = heads.causal and not heads.local and call.mask is None
-        mask = _mask(call, told=own)
-        kept |= {"q_num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads, "is_causal": int(own)}
-        outputs: Any = op.Attention(call.q, call.k, call.v, mask.added, *call.past, **kept, _outputs=3)
+        attributes["softcap"] = heads.softcap
+    causal = heads.causal and not heads.local and call.bias is None and call.mask is None and call.sinks is None
+    if call.past is not None and call.write_indices is None and call.sinks is None and ort:
+        # with past as an input, is_causal is aligned to the last key
+        causal = heads.causal and not heads.local and call.mask is None
+        mask = _mask(call, covered=causal)
+        attributes |= {"q_num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads, "is_causal": int(causal)}
+        outputs: Any = op.Attention(call.q, call.k, call.v, mask.added, *call.past, **attributes, _outputs=3)
         out, *grown = outputs
         return _without_keyless(call, out, mask), *grown
-    own = own and call.square
-    mask = _mask(call, told=own)
-    if call.write_indices is None:
-        # As [B, T, K*head_dim]: where rotated queries meet cached keys by heads, TensorRT-RTX 1.7 fails to build.
-        present = call.grown() if call.past is not None else []
-        k, v = (_one_more(call, t, 1, 3) for t in (map(call.flat, present) if present else (call.k, call.v)))
-        kept |= {"q_num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads, "is_causal": int(own)}
-        out = op.Attention(call.q, k, v, mask.added, **kept)
+    causal = causal and call.square
+    mask = _mask(call, covered=causal)
+    if call.past is None or call.write_indices is None:
+        # [B, T, K*head_dim]: TensorRT-RTX 1.7 fails to build rotated queries with cached keys split by heads
+        present = call.grown()
+        k, v = (_with_sink_key(call, t, 1, 3) for t in (map(call.flat, present) if present else (call.k, call.v)))
+        attributes |= {"q_num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads, "is_causal": int(causal)}
+        out = op.Attention(call.q, k, v, mask.added, **attributes)
     else:
-        present = _written(call, inside)
-        k, v = (_one_more(call, t, 2, 4) for t in present)
-        out = call.flat(op.Attention(heads_onnx(op, call.q, heads.num_heads), k, v, mask.added, **kept))
+        present = _written(call, call.past, call.write_indices, ort)
+        k, v = (_with_sink_key(call, t, 2, 4) for t in present)
+        out = call.flat(op.Attention(heads_onnx(op, call.q, heads.num_heads), k, v, mask.added, **attributes))
     return _without_keyless(call, out, mask), *present
 
 
-def _written(call: Call, scatter: bool) -> list[ir.Value]:
-    """Buffers with the new keys and values. TensorRT takes TensorScatter where the buffer's length is fixed."""
-    assert call.past is not None and call.write_indices is not None and call.past[0].shape is not None
-    op, heads = call.op, call.heads
-    pairs = zip(call.past, (call.k, call.v), strict=True)
-    if scatter or isinstance(shape_of(call.past[0])[2], int):
-        return [
-            op.TensorScatter(past, heads_onnx(op, new, heads.num_kv_heads), call.write_indices, axis=2)
-            for past, new in pairs
-        ]
-    return [written_onnx(op, past, new, call.write_indices, call.lengths(), heads) for past, new in pairs]
+def _written(call: Call, buffers: tuple[ir.Value, ir.Value], write_indices: ir.Value, scatter: bool) -> list[ir.Value]:
+    """Buffers with the new keys and values. TensorRT supports TensorScatter only for a fixed buffer length."""
+    op, kv_heads, pairs = call.op, call.heads.num_kv_heads, zip(buffers, (call.k, call.v), strict=True)
+    if scatter or isinstance(shape_of(buffers[0])[2], int):
+        return [op.TensorScatter(past, heads_onnx(op, new, kv_heads), write_indices, axis=2) for past, new in pairs]
+    return [written_onnx(op, past, new, write_indices, call.lengths(), kv_heads) for past, new in pairs]
 
 
 _MICROSOFT: dict[str, Any] = {"_domain": "com.microsoft", "_version": 1}
 
 
-def _multi_head(call: Call, ready: bool) -> tuple[ir.Value, ...]:
-    """MultiHeadAttention, which wants as many key heads as query heads. `ready`: as [B, N, T, head_dim] from a cache,
-    which ONNX Runtime takes and TensorRT doesn't, else [B, T, N*head_dim]."""
+def _multi_head(call: Call, ort: bool) -> tuple[ir.Value, ...]:
+    """MultiHeadAttention, which needs as many key heads as query heads. `ort`: cached keys are [B, N, T, head_dim],
+    which ONNX Runtime takes and TensorRT doesn't, instead of [B, T, N*head_dim]."""
     op, heads = call.op, call.heads
     plain = call.bias is None and call.mask is None and call.sinks is None and not heads.local
-    own = heads.causal and plain and call.square  # where its corner is right
-    mask = _mask(call, told=own)
-    present = [] if call.past is None else call.grown()
-    if present and ready:
+    causal = heads.causal and plain and call.square  # runtimes agree only there
+    mask = _mask(call, covered=causal)
+    present = call.grown()
+    if present and ort:
         k, v = (repeated_onnx(op, t, heads, call.head_dim) for t in present)
         axis = 2
     else:
@@ -206,7 +199,7 @@ def _multi_head(call: Call, ready: bool) -> tuple[ir.Value, ...]:
                 )
                 for t in whole
             )
-    k, v = (_one_more(call, t, axis, axis + 2) for t in (k, v))
+    k, v = (_with_sink_key(call, t, axis, axis + 2) for t in (k, v))
     out = op.MultiHeadAttention(
         call.q,
         k,
@@ -216,18 +209,18 @@ def _multi_head(call: Call, ready: bool) -> tuple[ir.Value, ...]:
         mask.added,
         num_heads=heads.num_heads,
         scale=heads.scale,
-        **({"unidirectional": 1} if own else {}),
+        **({"unidirectional": 1} if causal else {}),
         **_MICROSOFT,
     )
     return _without_keyless(call, out, mask), *present
 
 
 def _grouped(call: Call) -> tuple[ir.Value, ...]:
-    """GroupQueryAttention: all three outputs are always there, since without them ONNX Runtime takes another kernel,
-    which with a past is silently wrong."""
+    """GroupQueryAttention, always with all three outputs: without them ONNX Runtime uses another kernel, which gives
+    wrong results with a past and no error."""
     op, heads = call.op, call.heads
-    own_window = heads.window if heads.causal else 0
-    mask = _mask(call, told=not heads.chunk and (heads.causal or not heads.window), sinks=False)
+    window = heads.window if heads.causal else 0
+    mask = _mask(call, covered=not heads.chunk and (heads.causal or not heads.window), sinks=False)
     seq, int32 = op.Shape(call.q, start=1, end=2), ir.DataType.INT32
     if call.write_indices is None:
         batch = op.Shape(call.q, start=0, end=1)
@@ -237,7 +230,7 @@ def _grouped(call: Call) -> tuple[ir.Value, ...]:
         lengths = op.Cast(op.Add(call.write_indices, op.Sub(seq, 1)), to=int32)
         total = op.Add(op.ReduceMax(call.write_indices, [0]), seq)
     added = mask.added
-    if added is not None and call.write_indices is not None:  # as wide as the keys so far, not as the buffer
+    if added is not None and call.write_indices is not None:  # only the keys so far, not the whole buffer
         added = op.Slice(added, [0], total, [3])
     out, *present = op.GroupQueryAttention(
         call.q,
@@ -254,7 +247,7 @@ def _grouped(call: Call) -> tuple[ir.Value, ...]:
         num_heads=heads.num_heads,
         kv_num_heads=heads.num_kv_heads,
         scale=heads.scale,
-        **({"local_window_size": own_window} if own_window else {}),
+        **({"local_window_size": window} if window else {}),
         **({"softcap": heads.softcap} if heads.softcap else {}),
         **({} if heads.causal else {"causal": 0}),
         _outputs=3,
@@ -269,10 +262,6 @@ def _contrib(call: Call, target: str) -> tuple[ir.Value, ...]:
     if target == "ort" and grouped and call.head_dim % GROUPED_WIDTH == 0:
         return _grouped(call)
     return _multi_head(call, target == "ort")
-
-
-def _grows(call: Call) -> bool:
-    return call.past is not None and call.write_indices is None
 
 
 def bodies(pasts: int, writes: bool) -> dict[str, Body]:

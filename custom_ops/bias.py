@@ -1,19 +1,20 @@
-"""Biases on the logits that follow from the positions of query and key alone, in fp32 whatever the graph's dtype.
+"""Biases on the logits that depend only on the positions of query and key, in fp32 for every graph dtype.
 
-alibi_bias     -slope_n |p_i - p_j|                       (Press et al. 2022, arXiv:2108.12409, section 3); where keys
-               ahead of the query have slopes of their own, those there
+alibi_bias     -slope_n |p_i - p_j|                       (Press et al. 2022, arXiv:2108.12409, section 3); `ahead` has
+               the slopes for keys ahead of the query, if they differ
 grid_bias      -slope_n d(p_i, p_j), d the distance on a grid: Euclidean (CROMA: Fuller et al. 2023, arXiv:2311.00566)
                or manhattan (data2vec 2.0: Baevski et al. 2022, arXiv:2212.07525)
 relative_bias  W[bucket[clip(p_j - p_i, -M, M) + M], n]   (Raffel et al. 2020, arXiv:1910.10683, section 2.1)
 kerple_bias    -r1_n log(1 + r2_n |p_i - p_j|), or -r1_n |p_i - p_j|^r2_n (Chi et al. 2022, arXiv:2205.09921)
 cosine_bias    rate_n sum over f of cos(w_f (p_i - p_j)), from cosines and sines [B, S or T, P] (Sandwich: Chi et al.
-               2023, arXiv:2212.10356); `below_zero`: less its value at distance 0
+               2023, arXiv:2212.10356); `below_zero`: minus its value at distance 0
 fire_bias      MLP_n(log(1 + |c (p_i - p_j)|) / log(1 + |c max(p_i, L)|)) (FIRE: Li et al. 2024, arXiv:2310.04418)
 
-q_positions [B, S], k_positions [B, T] int64 ([B, S, 2] and [B, T, 2] on a grid) -> [B, N, S, T]. Distances are taken in
-integers, so they are exact at any position; buckets are looked up, not computed with a logarithm that each runtime
-rounds its own way.
+q_positions [B, S], k_positions [B, T] int64 ([B, S, 2] and [B, T, 2] on a grid) -> [B, N, S, T]. Distances are computed
+in integers, so they are exact at any position. Buckets are looked up, because runtimes round logarithms differently.
 """
+
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -34,14 +35,23 @@ def behind(q_positions: torch.Tensor, k_positions: torch.Tensor) -> torch.Tensor
 
 
 def behind_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value) -> ir.Value:
-    """As `behind`."""
+    """As `behind`, in ONNX."""
     return op.Sub(op.Unsqueeze(q_positions, [2]), op.Unsqueeze(k_positions, [1]))
+
+
+def fake_logits(queries: torch.Tensor, keys: int, num_heads: int, dtype: torch.dtype) -> torch.Tensor:
+    """An empty [B, N, S, T] for `queries` [B, S, ...], in the wide dtype of `dtype`."""
+    return queries.new_empty((queries.shape[0], num_heads, queries.shape[1], keys), dtype=wide(dtype))
 
 
 def _per_head(q_positions: torch.Tensor, k_positions: torch.Tensor, heads: torch.Tensor, *_: object) -> torch.Tensor:
     """The fake of a bias whose third input has a number for each head."""
-    shape = (q_positions.shape[0], heads.shape[0], q_positions.shape[1], k_positions.shape[1])
-    return heads.new_empty(shape, dtype=wide(heads.dtype))
+    return fake_logits(q_positions, k_positions.shape[1], heads.shape[0], heads.dtype)
+
+
+def per_table(q_positions: torch.Tensor, k_positions: torch.Tensor, table: torch.Tensor, *_: object) -> torch.Tensor:
+    """The fake of a bias whose third input is a table [rows, N]."""
+    return fake_logits(q_positions, k_positions.shape[1], table.shape[1], table.dtype)
 
 
 def _alibi(
@@ -87,8 +97,8 @@ def _grid(q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Te
 
 def _grid_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value, *, euclidean: bool) -> ir.Value:
     offset = behind_onnx(op, q_positions, k_positions)
-    each = op.Mul(offset, offset) if euclidean else op.Abs(offset)
-    distance = op.Cast(op.ReduceSum(each, [-1], keepdims=0), to=FP32)
+    per_axis = op.Mul(offset, offset) if euclidean else op.Abs(offset)
+    distance = op.Cast(op.ReduceSum(per_axis, [-1], keepdims=0), to=FP32)
     distance = op.Unsqueeze(op.Sqrt(distance) if euclidean else distance, [1])
     return op.Mul(distance, op.Neg(op.Unsqueeze(slopes, [1, 2])))
 
@@ -104,10 +114,9 @@ grid_bias = Operator(
 )
 
 
-def offsets_onnx(op: Ops, ahead: ir.Value, behind: ir.Value, reach: int, most: int | None = None) -> ir.Value:
-    """clip(ahead - behind, -reach, most or reach) + reach, int64: the row of a table of distances."""
-    most = reach if most is None else most
-    return op.Add(op.Min(op.Max(op.Sub(ahead, behind), -reach), most), reach)
+def offsets_onnx(op: Ops, left: ir.Value, right: ir.Value, reach: int, limit: int | None = None) -> ir.Value:
+    """clip(left - right, -reach, limit or reach) + reach, int64: the row in a table of distances."""
+    return op.Add(op.Min(op.Max(op.Sub(left, right), -reach), reach if limit is None else limit), reach)
 
 
 def _relative(
@@ -116,12 +125,6 @@ def _relative(
     offset = (k_positions.unsqueeze(1) - q_positions.unsqueeze(2)).clamp(-max_distance, max_distance) + max_distance
     bias = table[buckets][offset].permute(0, 3, 1, 2)
     return bias if bias.dtype == torch.float64 else bias.float()
-
-
-def _relative_fake(
-    q_positions: torch.Tensor, k_positions: torch.Tensor, table: torch.Tensor, buckets: torch.Tensor, max_distance: int
-) -> torch.Tensor:
-    return _per_head(q_positions, k_positions, table.T)
 
 
 def _relative_onnx(
@@ -138,21 +141,21 @@ relative_bias = Operator(
     inputs=("q_positions", "k_positions", "table", "buckets"),
     outputs=("bias",),
     eager=_relative,
-    fake=_relative_fake,
+    fake=per_table,
     body=_relative_onnx,
 )
 
 
-LEAST, MOST_POWER = 0.01, 2.0
-"""KERPLE's parameters are at least the one, and its exponent at most the other: beyond, it is no kernel."""
+MIN_PARAMETER, MAX_POWER = 0.01, 2.0
+"""KERPLE's smallest parameter and largest exponent: beyond them it is not a kernel."""
 
 
 def _kerple(
     q_positions: torch.Tensor, k_positions: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, power: bool
 ) -> torch.Tensor:
     distance = behind(q_positions, k_positions).abs().unsqueeze(1).to(wide(r1.dtype))
-    r1, r2 = (t.to(distance.dtype).clamp(min=LEAST).view(-1, 1, 1) for t in (r1, r2))
-    grown = distance ** r2.clamp(max=MOST_POWER) if power else torch.log(1 + r2 * distance)
+    r1, r2 = (t.to(distance.dtype).clamp(min=MIN_PARAMETER).view(-1, 1, 1) for t in (r1, r2))
+    grown = distance ** r2.clamp(max=MAX_POWER) if power else torch.log(1 + r2 * distance)
     return -r1 * grown
 
 
@@ -160,10 +163,10 @@ def _kerple_onnx(
     op: Ops, q_positions: ir.Value, k_positions: ir.Value, r1: ir.Value, r2: ir.Value, *, power: bool
 ) -> ir.Value:
     distance = op.Cast(op.Unsqueeze(op.Abs(behind_onnx(op, q_positions, k_positions)), [1]), to=FP32)
-    least = constant(op, LEAST, FP32)
-    r1, r2 = (op.Unsqueeze(op.Max(cast(op, t, FP32), least), [1, 2]) for t in (r1, r2))
+    lowest = constant(op, MIN_PARAMETER, FP32)
+    r1, r2 = (op.Unsqueeze(op.Max(cast(op, t, FP32), lowest), [1, 2]) for t in (r1, r2))
     if power:
-        grown = op.Pow(distance, op.Min(r2, constant(op, MOST_POWER, FP32)))
+        grown = op.Pow(distance, op.Min(r2, constant(op, MAX_POWER, FP32)))
     else:
         grown = op.Log(op.Add(op.Mul(r2, distance), constant(op, 1.0, FP32)))
     return op.Mul(op.Neg(r1), grown)
@@ -195,12 +198,7 @@ def _cosine(
 
 
 def _cosine_fake(
-    q_cos: torch.Tensor,
-    q_sin: torch.Tensor,
-    k_cos: torch.Tensor,
-    k_sin: torch.Tensor,
-    rates: torch.Tensor,
-    below_zero: bool,
+    q_cos: torch.Tensor, q_sin: torch.Tensor, k_cos: torch.Tensor, k_sin: torch.Tensor, rates: torch.Tensor, *_: object
 ) -> torch.Tensor:
     return _per_head(q_cos, k_cos, rates)
 
@@ -257,18 +255,8 @@ def _fire(
     return (hidden @ w2.T + b2).permute(0, 3, 1, 2)
 
 
-def _fire_fake(
-    q_positions: torch.Tensor,
-    k_positions: torch.Tensor,
-    c: torch.Tensor,
-    multiplier: torch.Tensor,
-    w1: torch.Tensor,
-    b1: torch.Tensor,
-    w2: torch.Tensor,
-    b2: torch.Tensor,
-    init_l: float,
-) -> torch.Tensor:
-    return _per_head(q_positions, k_positions, b2)
+def _fire_fake(q_positions: torch.Tensor, k_positions: torch.Tensor, *inputs: Any) -> torch.Tensor:
+    return _per_head(q_positions, k_positions, inputs[-2])  # b2
 
 
 def _fire_onnx(
@@ -287,8 +275,8 @@ def _fire_onnx(
     one = constant(op, 1.0, FP32)
     c, multiplier, w1, b1, w2, b2 = (cast(op, t, FP32) for t in (c, multiplier, w1, b1, w2, b2))
     distance = op.Cast(behind_onnx(op, q_positions, k_positions), to=FP32)
-    least = op.Abs(op.Mul(multiplier, constant(op, init_l, FP32)))
-    norm = op.Unsqueeze(op.Max(op.Cast(q_positions, to=FP32), least), [-1])
+    threshold = op.Abs(op.Mul(multiplier, constant(op, init_l, FP32)))
+    norm = op.Unsqueeze(op.Max(op.Cast(q_positions, to=FP32), threshold), [-1])
 
     def logs(t: ir.Value) -> ir.Value:
         return op.Log(op.Add(op.Abs(op.Mul(t, c)), one))

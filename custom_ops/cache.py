@@ -1,13 +1,13 @@
 """Attention over cached keys and values, and the positions of cached keys.
 
-attend_cached  past [B, K, P, head_dim] grows: present [B, K, P + S, head_dim], the new keys behind the old
-attend_shared  past [B, K, M, head_dim] is a buffer: present is it with the new keys at write_indices[b] ... + S - 1
-               (ONNX TensorScatter-24); what lies behind them is no key
-key_positions  positions [B, S] of the queries -> [B, T] of all keys: those of the new keys are the queries' own, and
-               cached keys stand right before the first of them, one after the other. With `mask` [B, T], padding
-               takes up no position, nor is it the first.
+attend_cached  past [B, K, P, head_dim] grows: present is [B, K, P + S, head_dim], with the new keys last
+attend_shared  past [B, K, M, head_dim] is a buffer: present is the buffer with the new keys at write_indices[b] ...
+               + S - 1 (ONNX TensorScatter-24); slots after them hold no keys
+key_positions  positions [B, S] of the queries -> [B, T] of all keys: new keys have the queries' positions, and cached
+               keys the consecutive positions before the first of them. With `mask` [B, T], padding takes up no
+               position and is not the first.
 
-Otherwise as posexport.custom_ops.attention. Keys are cached as they enter the product: rotated, where they rotate.
+Otherwise as posexport.custom_ops.attention. Keys are cached as they enter the product, after any rotation.
 """
 
 from __future__ import annotations
@@ -44,15 +44,7 @@ def _cached(
     chunk: int,
     softcap: float,
 ) -> Three:
-    heads = Heads(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        scale=scale,
-        causal=causal,
-        window=window,
-        chunk=chunk,
-        softcap=softcap,
-    )
+    heads = Heads(num_heads, num_kv_heads, scale, causal, window, chunk, softcap)
     key, value = (torch.cat((past, to_heads(new, num_kv_heads)), 2) for past, new in ((past_key, k), (past_value, v)))
     return attention(q, key, value, bias, mask, sinks, heads), key, value
 
@@ -62,24 +54,14 @@ def _cached_fake(
     k: torch.Tensor,
     v: torch.Tensor,
     past_key: torch.Tensor,
-    past_value: torch.Tensor,
-    bias: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    num_heads: int,
-    num_kv_heads: int,
-    scale: float,
-    causal: bool,
-    window: int,
-    chunk: int,
-    softcap: float,
+    *_: object,
 ) -> Three:
     batch, heads, past, width = past_key.shape
     present = (batch, heads, past + q.shape[1], width)
     return torch.empty_like(q), past_key.new_empty(present), past_key.new_empty(present)
 
 
-def _over(
+def _attended_onnx(
     op: Ops,
     q: ir.Value,
     caches: tuple[ir.Value, ir.Value],
@@ -106,19 +88,19 @@ def _cached_onnx(
     **attributes: Any,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     heads = Heads(**attributes)
-    key, value = grown_onnx(op, past_key, k, heads), grown_onnx(op, past_value, v, heads)
+    key, value = grown_onnx(op, past_key, k, heads.num_kv_heads), grown_onnx(op, past_value, v, heads.num_kv_heads)
     seq, past = lengths_onnx(op, q, past_key, 2)
-    return _over(op, q, (key, value), added, heads, (seq, op.Add(past, seq))), key, value
+    return _attended_onnx(op, q, (key, value), added, heads, (seq, op.Add(past, seq))), key, value
 
 
 _INPUTS = ("q", "k", "v", "past_key", "past_value")
-_ADDED = ("bias", "mask", "sinks")
+_OPTIONAL = ("bias", "mask", "sinks")
 _OUTPUTS = ("attended", "present_key", "present_value")
 
 attend_cached = Operator(
     name="attend_cached",
     function="CachedAttention",
-    inputs=(*_INPUTS, *_ADDED),
+    inputs=(*_INPUTS, *_OPTIONAL),
     outputs=_OUTPUTS,
     eager=_cached,
     fake=_cached_fake,
@@ -128,7 +110,7 @@ attend_cached = Operator(
 
 
 def written(buffer: torch.Tensor, new: torch.Tensor, write_indices: torch.Tensor) -> torch.Tensor:
-    """The buffer [B, K, M, head_dim] with new [B, K, S, head_dim] from write_indices [B] on."""
+    """The buffer [B, K, M, head_dim] with new [B, K, S, head_dim] written from write_indices [B] on."""
     steps = torch.arange(new.shape[2], device=new.device)
     at = (write_indices.unsqueeze(1) + steps)[:, None, :, None].expand_as(new)
     return buffer.scatter(2, at, new)
@@ -152,15 +134,7 @@ def _shared(
     chunk: int,
     softcap: float,
 ) -> Three:
-    heads = Heads(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        scale=scale,
-        causal=causal,
-        window=window,
-        chunk=chunk,
-        softcap=softcap,
-    )
+    heads = Heads(num_heads, num_kv_heads, scale, causal, window, chunk, softcap)
     key, value = (
         written(past, to_heads(new, num_kv_heads), write_indices) for past, new in ((past_key, k), (past_value, v))
     )
@@ -173,17 +147,7 @@ def _shared_fake(
     v: torch.Tensor,
     past_key: torch.Tensor,
     past_value: torch.Tensor,
-    write_indices: torch.Tensor,
-    bias: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    num_heads: int,
-    num_kv_heads: int,
-    scale: float,
-    causal: bool,
-    window: int,
-    chunk: int,
-    softcap: float,
+    *_: object,
 ) -> Three:
     return torch.empty_like(q), torch.empty_like(past_key), torch.empty_like(past_value)
 
@@ -201,10 +165,9 @@ def _shared_onnx(write: Callable[..., ir.Value]) -> Body:
         **attributes: Any,
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         heads, lengths = Heads(**attributes), lengths_onnx(op, q, past_key, 2)
-        key, value = (
-            write(op, past, new, write_indices, lengths, heads) for past, new in ((past_key, k), (past_value, v))
-        )
-        return _over(op, q, (key, value), added, heads, lengths, write_indices), key, value
+        pairs = ((past_key, k), (past_value, v))
+        key, value = (write(op, past, new, write_indices, lengths, heads.num_kv_heads) for past, new in pairs)
+        return _attended_onnx(op, q, (key, value), added, heads, lengths, write_indices), key, value
 
     return body
 
@@ -214,7 +177,7 @@ _SCATTERED = _shared_onnx(scattered_onnx)
 attend_shared = Operator(
     name="attend_shared",
     function="SharedCacheAttention",
-    inputs=(*_INPUTS, "write_indices", *_ADDED),
+    inputs=(*_INPUTS, "write_indices", *_OPTIONAL),
     outputs=_OUTPUTS,
     eager=_shared,
     fake=_shared_fake,
@@ -233,9 +196,9 @@ def _key_positions(
     before, at_first, anchor = keys, first, positions[:, :1]
     if mask is not None:
         attended = (mask != 0).long()
-        before = attended.cumsum(1) - attended  # tokens that are attended, before each key
+        before = attended.cumsum(1) - attended  # the number of attended tokens before each key
         at_first = before.gather(1, first)
-        # the first new token that is no padding: the position of one that is means nothing
+        # the first new token that is not padding, whose position would mean nothing
         new = (before + attended).gather(1, first + torch.arange(seq, device=positions.device))
         anchor = positions.gather(1, (new == at_first).sum(1, keepdim=True).clamp(max=seq - 1))
     cached = anchor - at_first + before
@@ -267,7 +230,7 @@ def _key_positions_onnx(
         leading = op.ReduceSum(op.Cast(op.Equal(new, at_first), to=ir.DataType.INT64), [1])
         anchor = op.GatherElements(positions, op.Min(leading, op.Sub(seq, 1)), axis=1)
     cached = op.Add(op.Sub(anchor, at_first), before)
-    # A choice, not a concatenation of cached and new: behind CumSum, that keeps TensorRT from fusing attention.
+    # Where, not Concat of cached and new: a Concat after CumSum keeps TensorRT from fusing attention
     steps = op.Min(op.Max(op.Sub(keys, first), 0), op.Sub(seq, 1))
     new = (op.Gather if write_indices is None else op.GatherElements)(positions, steps, axis=1)
     return op.Where(op.Less(keys, first), cached, new)

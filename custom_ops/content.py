@@ -1,4 +1,4 @@
-"""Scores where position and content mix beyond Transformer-XL, and values that depend on distance; fp32 logits.
+"""Scores that mix position and content in other ways than Transformer-XL; fp32 logits.
 
 disentangled_score    scale * (q_i . K[b_ij] + k_j . Q[b_ij]), K and Q [N*head_dim, rows] or absent, b_ij =
                       bucket[clip(p_i - p_j, -M, M) + M] (DeBERTa: He et al. 2021, arXiv:2006.03654, eq. 4)
@@ -18,7 +18,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.custom_ops.attention import heads_of, keys_onnx, logits_of, logits_onnx, to_heads
-from posexport.custom_ops.bias import FP32, behind, offsets_onnx, wide
+from posexport.custom_ops.bias import FP32, behind, fake_logits, offsets_onnx, wide
 from posexport.custom_ops.buffers import grown_onnx, heads_onnx, written_onnx
 from posexport.custom_ops.cache import written
 from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, rank_of, size_of
@@ -31,7 +31,7 @@ def picked_onnx(op: Ops, scores: ir.Value, index: ir.Value, num_heads: int) -> i
 
 
 def key_lengths_onnx(op: Ops, q: ir.Value, k: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The numbers of queries and keys, keys with a cache or without."""
+    """The numbers of queries and of keys, with a cache or without."""
     return lengths_onnx(op, q, k, rank_of(k) - 2)
 
 
@@ -61,18 +61,9 @@ def _disentangled(
     return score.to(wide(q.dtype))
 
 
-def _disentangled_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    q_positions: torch.Tensor,
-    k_positions: torch.Tensor,
-    buckets: torch.Tensor,
-    key_table: torch.Tensor | None,
-    query_table: torch.Tensor | None,
-    num_heads: int,
-    scale: float,
-) -> torch.Tensor:
-    return q.new_empty((q.shape[0], num_heads, q.shape[1], k_positions.shape[1]), dtype=wide(q.dtype))
+def _disentangled_fake(q: torch.Tensor, *inputs: Any) -> torch.Tensor:
+    _, _, k_positions, _, _, _, num_heads, _ = inputs
+    return fake_logits(q, k_positions.shape[1], num_heads, q.dtype)
 
 
 def _disentangled_onnx(
@@ -93,20 +84,18 @@ def _disentangled_onnx(
     rows = op.Gather(buckets, offset, axis=0)
 
     def scores(heads: ir.Value, table: ir.Value) -> ir.Value:
-        # features come before rows: a transpose here crashes ONNX Runtime 1.31 in fp16
+        # features before rows: a transpose here crashes ONNX Runtime 1.31 in fp16
         by_head = op.Reshape(table, [num_heads, size_of(table, 0) // num_heads, -1])
         return op.MatMul(op.Mul(heads, constant(op, scale, dtype)), by_head)
 
-    score = None
+    terms = []
     if key_table is not None:
-        score = picked_onnx(op, scores(heads_onnx(op, q, num_heads), key_table), rows, num_heads)
+        terms.append(picked_onnx(op, scores(heads_onnx(op, q, num_heads), key_table), rows, num_heads))
     if query_table is not None:
         keys = k if rank_of(k) == 4 else heads_onnx(op, k, num_heads)
         by_key = picked_onnx(op, scores(keys, query_table), op.Transpose(rows, perm=[0, 2, 1]), num_heads)
-        by_key = op.Transpose(by_key, perm=[0, 1, 3, 2])
-        score = by_key if score is None else op.Add(score, by_key)
-    assert score is not None
-    return cast(op, score, FP32)
+        terms.append(op.Transpose(by_key, perm=[0, 1, 3, 2]))
+    return cast(op, terms[0] if len(terms) == 1 else op.Add(*terms), FP32)
 
 
 disentangled_score = Operator(
@@ -133,15 +122,7 @@ def _contextual(
     window: int,
     chunk: int,
 ) -> torch.Tensor:
-    heads = Heads(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        scale=scale,
-        causal=causal,
-        window=window,
-        chunk=chunk,
-        softcap=0.0,
-    )
+    heads = Heads(num_heads, num_kv_heads, scale, causal, window, chunk, 0.0)
     queries, keys = to_heads(q, num_heads), heads_of(k, heads)
     logits = logits_of(queries, keys, heads)
     seen = visible(heads, q.shape[1], keys.shape[2], mask, write_indices, q.device)
@@ -154,21 +135,9 @@ def _contextual(
     return scores.gather(-1, high.long()) * part + scores.gather(-1, low.long()) * (1 - part)
 
 
-def _contextual_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    mask: torch.Tensor | None,
-    write_indices: torch.Tensor | None,
-    pos_emb: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    scale: float,
-    causal: bool,
-    window: int,
-    chunk: int,
-) -> torch.Tensor:
-    total = k.shape[2] if k.dim() == 4 else k.shape[1]
-    return q.new_empty((q.shape[0], num_heads, q.shape[1], total), dtype=wide(q.dtype))
+def _contextual_fake(q: torch.Tensor, k: torch.Tensor, *inputs: Any) -> torch.Tensor:
+    _, _, _, num_heads, *_ = inputs
+    return fake_logits(q, k.shape[2] if k.dim() == 4 else k.shape[1], num_heads, q.dtype)
 
 
 def _contextual_onnx(
@@ -224,13 +193,10 @@ def _cached_keys_fake(
 def _cached_keys_onnx(
     op: Ops, past: ir.Value, k: ir.Value, write_indices: ir.Value | None, *, num_kv_heads: int
 ) -> ir.Value:
-    # as attention writes them, so that the two become one where a graph is flat
-    heads = Heads(
-        num_heads=num_kv_heads, num_kv_heads=num_kv_heads, scale=1.0, causal=False, window=0, chunk=0, softcap=0.0
-    )
+    # the nodes that attention writes, so that the two become one where functions are inlined
     if write_indices is None:
-        return grown_onnx(op, past, k, heads)
-    return written_onnx(op, past, k, write_indices, lengths_onnx(op, k, past, 2), heads)
+        return grown_onnx(op, past, k, num_kv_heads)
+    return written_onnx(op, past, k, write_indices, lengths_onnx(op, k, past, 2), num_kv_heads)
 
 
 cached_keys = Operator(

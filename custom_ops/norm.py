@@ -1,7 +1,7 @@
 """RMS norm of each head, x / sqrt(mean(x^2) + eps) * weight (Zhang & Sennrich 2019, arXiv:1910.07467; on queries and
 keys: Qwen3, arXiv:2505.09388), the mean in fp32.
 
-head_norm  x [B, S, heads*head_dim], weight [head_dim] or none -> like x
+head_norm  x [B, S, heads*head_dim], weight [head_dim] or None -> like x
 """
 
 from __future__ import annotations

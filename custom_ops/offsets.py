@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.custom_ops.attention import heads_of, keys_onnx, to_heads, weights_of, weights_onnx
-from posexport.custom_ops.bias import FP32, behind, offsets_onnx, wide
+from posexport.custom_ops.bias import FP32, behind, fake_logits, offsets_onnx, wide
 from posexport.custom_ops.buffers import heads_onnx
 from posexport.custom_ops.content import key_lengths_onnx, picked_onnx
 from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first, size_of
@@ -22,7 +22,7 @@ from posexport.custom_ops.visibility import Heads
 
 
 def _rows(q_positions: torch.Tensor, k_positions: torch.Tensor, reach_behind: int, reach_ahead: int) -> torch.Tensor:
-    """[B, S, T]: the row of each pair in a table of distances."""
+    """int64 [B, S, T]: the row of each query and key in a table of distances."""
     return (-behind(q_positions, k_positions)).clamp(-reach_behind, reach_ahead) + reach_behind
 
 
@@ -42,21 +42,14 @@ def _offset_score(
     heads = q.unflatten(-1, (-1, table.shape[1])).transpose(1, 2) * scale
     scores = heads @ table.T
     index = _rows(q_positions, k_positions, behind, ahead).unsqueeze(1).expand(-1, heads.shape[1], -1, -1)
-    made: torch.Tensor = scores.gather(-1, index).to(wide(q.dtype))
-    return made
+    score: torch.Tensor = scores.gather(-1, index).to(wide(q.dtype))
+    return score
 
 
 def _offset_score_fake(
-    q: torch.Tensor,
-    q_positions: torch.Tensor,
-    k_positions: torch.Tensor,
-    table: torch.Tensor,
-    behind: int,
-    ahead: int,
-    scale: float,
+    q: torch.Tensor, q_positions: torch.Tensor, k_positions: torch.Tensor, table: torch.Tensor, *_: object
 ) -> torch.Tensor:
-    shape = (q.shape[0], q.shape[2] // table.shape[1], q.shape[1], k_positions.shape[1])
-    return q.new_empty(shape, dtype=wide(q.dtype))
+    return fake_logits(q, k_positions.shape[1], q.shape[2] // table.shape[1], q.dtype)
 
 
 def _offset_score_onnx(
@@ -108,15 +101,7 @@ def _offset_values(
     behind: int,
     ahead: int,
 ) -> torch.Tensor:
-    heads = Heads(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        scale=scale,
-        causal=causal,
-        window=window,
-        chunk=chunk,
-        softcap=softcap,
-    )
+    heads = Heads(num_heads, num_kv_heads, scale, causal, window, chunk, softcap)
     weights, seen = weights_of(to_heads(q, num_heads), heads_of(k, heads), bias, mask, sinks, heads, write_indices)
     rows = table[_rows(q_positions, k_positions, behind, ahead)]
     out = weights.transpose(1, 2) @ rows
@@ -144,7 +129,7 @@ def _offset_values_onnx(
     heads = Heads(**attributes)
     lengths = key_lengths_onnx(op, q, k)
     weights, seen = weights_onnx(op, q, keys_onnx(op, q, k, heads), (bias, mask, sinks), heads, lengths, write_indices)
-    if sinks is not None:  # their column comes first
+    if sinks is not None:  # they are the first column
         weights = op.Slice(weights, [1], [2**31 - 1], [3])
     rows = op.Gather(table, _rows_onnx(op, q_positions, k_positions, behind, ahead), axis=0)
     out = op.MatMul(op.Transpose(weights, perm=[0, 2, 1, 3]), rows)

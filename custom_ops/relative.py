@@ -3,18 +3,21 @@
 relative_score        R sinusoidal. With w = W_r^T (q_i + v), split into a sine half s and a cosine half c,
                       sum_f s_f sin(w_f (p_i - p_j)) + c_f cos(w_f (p_i - p_j))
                       = [s sin_i + c cos_i, c sin_i - s cos_i] . [cos_j, sin_j]   (addition theorem)
-                      so one product gives the term for any positions, without a shift trick and its consecutive ones.
-relative_table_score  R a trained table: scores against every row, then each pair takes its own.
+                      so one product gives the term for any positions, without the paper's shift trick for consecutive
+                      ones.
+relative_table_score  R a trained table: scores for every row, then a lookup for each query and key.
 add_head_bias         q + u, the content bias of term (c), u [N, head_dim]
 
 q [B, S, N*head_dim]; v = position_bias [N, head_dim]; r_proj [N*head_dim, D]; cos, sin [B, S or T, D/2]; result
 [B, N, S, T] in fp32.
 """
 
+from typing import Any
+
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.bias import offsets_onnx, wide
+from posexport.custom_ops.bias import fake_logits, offsets_onnx, wide
 from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first, shape_of, size_of
 
 
@@ -37,17 +40,9 @@ def _score(
     return (left @ right.transpose(2, 3)).to(wide(q.dtype))
 
 
-def _score_fake(
-    q: torch.Tensor,
-    q_cos: torch.Tensor,
-    q_sin: torch.Tensor,
-    k_cos: torch.Tensor,
-    k_sin: torch.Tensor,
-    position_bias: torch.Tensor,
-    r_proj: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    return q.new_empty((q.shape[0], position_bias.shape[0], q.shape[1], k_cos.shape[1]), dtype=wide(q.dtype))
+def _score_fake(q: torch.Tensor, *inputs: Any) -> torch.Tensor:
+    _, _, k_cos, _, position_bias, *_ = inputs
+    return fake_logits(q, k_cos.shape[1], position_bias.shape[0], q.dtype)
 
 
 def _heads_onnx(op: Ops, q: ir.Value, position_bias: ir.Value, scale: float) -> ir.Value:
@@ -111,16 +106,9 @@ def _table_score(
     return score
 
 
-def _table_score_fake(
-    q: torch.Tensor,
-    q_positions: torch.Tensor,
-    k_positions: torch.Tensor,
-    position_bias: torch.Tensor,
-    r_proj: torch.Tensor,
-    table: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    return q.new_empty((q.shape[0], position_bias.shape[0], q.shape[1], k_positions.shape[1]), dtype=wide(q.dtype))
+def _table_score_fake(q: torch.Tensor, *inputs: Any) -> torch.Tensor:
+    _, k_positions, position_bias, *_ = inputs
+    return fake_logits(q, k_positions.shape[1], position_bias.shape[0], q.dtype)
 
 
 def _table_score_onnx(
@@ -136,7 +124,7 @@ def _table_score_onnx(
 ) -> ir.Value:
     num_heads = size_of(position_bias, 0)
     reach = size_of(table, 0) // 2
-    # no transposed rows of rank 3: in fp16 ONNX Runtime 1.31 crashes on that next to a second MatMul
+    # no transposed rows of rank 3: ONNX Runtime 1.31 crashes on them in fp16 next to a second MatMul
     rows = op.MatMul(op.Reshape(r_proj, [*shape_of(position_bias), -1]), op.Transpose(table, perm=[1, 0]))
     all_scores = op.MatMul(_heads_onnx(op, q, position_bias, scale), rows)
     offset = offsets_onnx(op, op.Unsqueeze(q_positions, [2]), op.Unsqueeze(k_positions, [1]), reach)
@@ -160,7 +148,7 @@ def _head_bias(q: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 def _head_bias_onnx(op: Ops, q: ir.Value, bias: ir.Value) -> ir.Value:
-    # By heads: added to the flat queries, TensorRT takes it for the projection's bias and no longer merges q, k and v.
+    # by heads: TensorRT would fuse a bias on the flat queries into the projection and then not merge q, k and v
     return op.Reshape(op.Add(op.Reshape(q, [0, 0, *shape_of(bias)]), bias), [0, 0, -1])
 
 

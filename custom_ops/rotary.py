@@ -1,15 +1,15 @@
 """Rotation of pairs of features: (a, b) -> (a cos - b sin, a sin + b cos), Su et al. 2021, arXiv:2104.09864, eq. 34.
 
-rotate  x [B, S, heads*head_dim], cos and sin [B, S, P] or for each head its own [B, S, heads, P] -> like x; of each
-        head the first 2P features turn.
-`interleaved`: pair i is (2i, 2i+1). Otherwise the features fall into runs of 2 * `runs[r]` features, and in each a
-feature of the first half pairs with one of the second: (i, i + P) for one run (Hugging Face's rotate_half).
+rotate  x [B, S, heads*head_dim], cos and sin [B, S, P], or [B, S, heads, P] with angles per head -> like x; the first
+        2P features of each head rotate.
+`interleaved`: pair i is (2i, 2i+1). Otherwise the features form runs of 2 * `runs[r]` features, in which feature i of
+the first half pairs with feature i of the second: (i, i + P) for one run (Hugging Face's rotate_half).
 
 rotate_features  cos and sin [B, S, 2P] have an angle per feature, interleaved: (a cos_a - b sin_a, b cos_b + a sin_b),
-        which turns pairs only where both angles are the same (V-JEPA 2: Assran et al. 2025, arXiv:2506.09985, as in
-        its code).
+        a rotation only where both angles are equal (V-JEPA 2: Assran et al. 2025, arXiv:2506.09985, as in its code).
 
-Splits and a concatenation, no strided assignment (40 times slower on ONNX Runtime, and it breaks TensorRT's fusion).
+The graphs use splits and a concatenation: strided assignment is 40 times slower on ONNX Runtime and breaks TensorRT's
+fusion.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,24 +27,24 @@ def _rotate(
     pairs = cos.shape[-1]
     heads = x.view(batch, seq, width // head_dim, head_dim)
     cos, sin = (t.to(x.dtype) if t.dim() == 4 else t.to(x.dtype).unsqueeze(2) for t in (cos, sin))
-    made, first = [], 0
+    parts, first = [], 0
     for run in [pairs] if interleaved else runs:
         shape, axis = ((run, 2), -1) if interleaved else ((2, run), -2)
         a, b = heads[..., 2 * first : 2 * (first + run)].unflatten(-1, shape).unbind(axis)
         c, s = (t[..., first : first + run] for t in (cos, sin))
-        made.append(torch.stack((a * c - b * s, a * s + b * c), axis).flatten(3))
+        parts.append(torch.stack((a * c - b * s, a * s + b * c), axis).flatten(3))
         first += run
     if 2 * pairs < head_dim:
-        made.append(heads[..., 2 * pairs :])
-    return (torch.cat(made, -1) if len(made) > 1 else made[0]).reshape(batch, seq, width)
+        parts.append(heads[..., 2 * pairs :])
+    return (torch.cat(parts, -1) if len(parts) > 1 else parts[0]).reshape(batch, seq, width)
 
 
 def _rotate_onnx(
     op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
 ) -> ir.Value:
-    pairs, own = size_of(cos, -1), rank_of(cos) == 4
+    pairs, per_head = size_of(cos, -1), rank_of(cos) == 4
     cos, sin = (cast(op, t, dtype_of(x)) for t in (cos, sin))
-    cos, sin = (t if own else op.Unsqueeze(t, [2]) for t in (cos, sin))
+    cos, sin = (t if per_head else op.Unsqueeze(t, [2]) for t in (cos, sin))
     turned, kept = op.Reshape(x, [0, 0, -1, head_dim]), None
     if 2 * pairs < head_dim:
         turned, kept = op.Split(turned, [2 * pairs, head_dim - 2 * pairs], axis=-1, _outputs=2)
@@ -71,15 +71,15 @@ def _rotate_onnx(
 
 
 def _turned_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
-    """The halves of the last axis, turned."""
+    """The halves of the last axis, rotated."""
     a, b = op.Split(x, num_outputs=2, axis=-1, _outputs=2)
     first = op.Sub(op.Mul(a, cos), op.Mul(b, sin))
     second = op.Add(op.Mul(a, sin), op.Mul(b, cos))
     return op.Concat(first, second, axis=-1)
 
 
-def _own_body(x: ir.Value, cos: ir.Value, head_dim: int, interleaved: bool, runs: Sequence[int]) -> bool:
-    """Whether RotaryEmbedding can't turn it: angles of each head, or runs that don't share a head evenly."""
+def _needs_decomposed(x: ir.Value, cos: ir.Value, head_dim: int, interleaved: bool, runs: Sequence[int]) -> bool:
+    """Whether RotaryEmbedding can't do it: angles per head, or runs that don't divide a head evenly."""
     uneven = len(set(runs)) > 1 or 2 * sum(runs) != head_dim
     return rank_of(cos) == 4 or (not interleaved and len(runs) > 1 and uneven)
 
@@ -87,7 +87,7 @@ def _own_body(x: ir.Value, cos: ir.Value, head_dim: int, interleaved: bool, runs
 def _one_run(
     op: Ops, x: ir.Value, interleaved: bool, runs: Sequence[int], turn: Callable[[ir.Value], ir.Value]
 ) -> ir.Value:
-    """`turn` of features brought into the one order that operators know: all first halves, then all second ones."""
+    """`turn` of features in the order that operators support: all first halves, then all second halves."""
     if interleaved or len(runs) == 1:
         return turn(x)
     split = [0, 0, -1, len(runs), 2, runs[0]]
@@ -97,15 +97,15 @@ def _one_run(
 
 
 def _sizes(x: ir.Value, cos: ir.Value, head_dim: int) -> tuple[int, int]:
-    """Heads, and pairs that turn."""
+    """The numbers of heads and of rotating pairs."""
     return size_of(x, -1) // head_dim, size_of(cos, -1)
 
 
 def _rotate_native(
     op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
 ) -> ir.Value:
-    # Caches per token, [B, S, P], and no position_ids: positions stay data, on any number of axes.
-    if _own_body(x, cos, head_dim, interleaved, runs):
+    # cosines and sines per token, [B, S, P], instead of position_ids: any positions, on any number of axes
+    if _needs_decomposed(x, cos, head_dim, interleaved, runs):
         return _rotate_onnx(op, x, cos, sin, head_dim=head_dim, interleaved=interleaved, runs=runs)
     heads, pairs = _sizes(x, cos, head_dim)
     cos, sin = (cast(op, t, dtype_of(x)) for t in (cos, sin))
@@ -120,9 +120,9 @@ def _rotate_native(
 def _rotate_contrib(
     op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
 ) -> ir.Value:
-    # Its caches are rows by position. A row per token of the batch, and the token's number for its position, make any
-    # positions data.
-    if _own_body(x, cos, head_dim, interleaved, runs):
+    # The operator looks up rows of cosines by position. One row per token of the batch, with the token's index as its
+    # position, supports any positions.
+    if _needs_decomposed(x, cos, head_dim, interleaved, runs):
         return _rotate_onnx(op, x, cos, sin, head_dim=head_dim, interleaved=interleaved, runs=runs)
     heads, pairs = _sizes(x, cos, head_dim)
     batch, seq = (op.Squeeze(op.Shape(cos, start=axis, end=axis + 1)) for axis in (0, 1))
@@ -159,8 +159,8 @@ rotate = Operator(
 
 
 def _by_heads(angles: torch.Tensor, heads: int) -> torch.Tensor:
-    split: torch.Tensor = angles.unflatten(-1, (heads, -1))
-    return split
+    by_heads: torch.Tensor = angles.unflatten(-1, (heads, -1))
+    return by_heads
 
 
 def _by_heads_fake(angles: torch.Tensor, heads: int) -> torch.Tensor:
@@ -180,7 +180,7 @@ angles_by_heads = Operator(
     fake=_by_heads_fake,
     body=_by_heads_onnx,
 )
-"""[B, S, heads*P] to [B, S, heads, P], as `rotate` takes angles of each head."""
+"""[B, S, heads*P] to [B, S, heads, P], the angles per head for `rotate`."""
 
 
 def _features(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> torch.Tensor:

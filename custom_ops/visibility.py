@@ -1,9 +1,9 @@
-"""Which keys a query sees, by index in the sequence, as torch and as ONNX compute it from the lengths at run time.
+"""Which keys a query sees, by index in the sequence, computed in torch and in ONNX from the lengths at run time.
 
-The last query stands at the last key: query i has index i + T - S. In shared buffers it has write_indices[b] + i, and
-what lies behind the last query is no key. `causal`: index_i >= j. `window` w > 0: |index_i - j| < w. `chunk` c > 0:
-index_i and j fall into the same run of c tokens (Llama 4's chunked attention). `mask` [B, T] is 1 where a key may be
-seen.
+The last query has the index of the last key: query i has index i + T - S. In shared buffers query i has index
+write_indices[b] + i, and slots after the last query hold no keys. `causal`: index_i >= j. `window` w > 0:
+|index_i - j| < w. `chunk` c > 0: index_i // c == j // c (Llama 4's chunked attention). `mask` [B, T] is 1 where a key
+may be seen.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from posexport.custom_ops.operator import Ops
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Heads:
-    """The attributes of attention: 0 for `window`, `chunk` and `softcap` means none."""
+    """The attributes of attention, in the order of the operators; 0 for `window`, `chunk` and `softcap` means none."""
 
     num_heads: int
     num_kv_heads: int
@@ -30,7 +30,7 @@ class Heads:
 
     @property
     def local(self) -> bool:
-        """Whether distance hides keys."""
+        """Whether a window or chunks hide distant keys."""
         return bool(self.window or self.chunk)
 
     @property
@@ -47,7 +47,7 @@ def visible(
     write_indices: torch.Tensor | None = None,
     device: torch.device | None = None,
 ) -> torch.Tensor | None:
-    """bool, [S, T] or [B, 1, S, T]; None where every query sees every key."""
+    """bool [S, T] or [B, 1, S, T]; None where every query sees every key."""
     keys = torch.arange(total, device=device)
     steps = torch.arange(seq, device=device).unsqueeze(1)
     seen: torch.Tensor | None = None
@@ -76,7 +76,7 @@ def visible(
 
 
 def lengths_onnx(op: Ops, q: ir.Value, k: ir.Value, axis: int) -> tuple[ir.Value, ir.Value]:
-    """The numbers of queries (axis 1 of `q`) and of keys (`axis` of `k`), scalars."""
+    """The numbers of queries (axis 1 of `q`) and of keys (`axis` of `k`), as scalars."""
     return op.Squeeze(op.Shape(q, start=1, end=2)), op.Squeeze(op.Shape(k, start=axis, end=axis + 1))
 
 
@@ -89,7 +89,7 @@ def visible_onnx(
     write_indices: ir.Value | None = None,
     sink: bool = False,
 ) -> ir.Value | None:
-    """As `visible`, from the lengths as scalars; with `sink` one column more in front, whatever is in it."""
+    """As `visible`, from scalar lengths; with `sink`, one more column comes first, with any value."""
     seen: ir.Value | None = None
     if write_indices is not None or heads.causal or heads.local:
         keys = op.Range(-1 if sink else 0, total, 1)
@@ -119,6 +119,6 @@ def visible_onnx(
 
 
 def sink_onnx(op: Ops, logits: ir.Value, sinks: ir.Value, total: ir.Value) -> ir.Value:
-    """`logits` [B or 1, N or 1, S or 1, T + 1], or a mask of that shape, with the sinks [N] in the column in front."""
+    """`logits` [B or 1, N or 1, S or 1, T + 1], or a mask of that shape, with the sinks [N] in the first column."""
     first = op.Equal(op.Range(0, op.Add(total, 1), 1), 0)
     return op.Where(first, op.Unsqueeze(sinks, [1, 2]), logits)

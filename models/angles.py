@@ -1,8 +1,8 @@
-"""What every encoding with angles shares: its constants, and cosines and sines of positions by way of them.
+"""Cosines and sines of positions, and their constants, for every encoding with angles.
 
-`--angles parity` (the default) multiplies fp32 positions by fp32 frequencies, as PyTorch models do: bit for bit their
-angles, which lose the fraction far out (2e-3 at position 100,000). `--angles exact` reduces the angle in integers
-first: within 2.5e-7 of float64's cosines and sines at every position to 2^24.
+`--angles parity` (the default) multiplies fp32 positions by fp32 frequencies and gives bit for bit the angles of
+PyTorch models, whose error grows with the position (2e-3 at position 100,000). `--angles exact` reduces the angle in
+integers first: within 2.5e-7 of float64's cosines and sines at every position up to 2^24.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def angle_constant(spec: Spec, dtype: torch.dtype, frequencies: Callable[[torch.dtype], Tensor]) -> Tensor:
-    """The constant that `cos_sin` takes: `frequencies` in radians per position, in `dtype`; or int64 turns where angles
-    are exact, but for the float64 reference."""
+    """The constant for `cos_sin`: `frequencies` in radians per position, in `dtype`; or int64 turns with exact angles,
+    except in the float64 reference."""
     import torch
 
     if spec.angles == "exact" and dtype != torch.float64:
         exact = frequencies(torch.float64)
         if float(exact.max()) > 1.001:
             raise RequestError(
-                f"the fastest pair turns by {float(exact.max()):.3g} radians a position with angles exact: they are "
-                "exact for at most one, so give a theta or factors of 1 or more."
+                f"the fastest pair turns by {float(exact.max()):.3g} radians per position with angles exact: at most 1 "
+                "is supported, so give a theta or factors of 1 or more."
             )
         return turns(exact)
     return frequencies(dtype)
@@ -38,18 +38,14 @@ def angle_constant(spec: Spec, dtype: torch.dtype, frequencies: Callable[[torch.
 
 def cos_sin(positions: Tensor, constant: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """scale * cos and scale * sin of the angles of positions [B, S] or [B, S, axes]: two tensors [B, S, P]."""
-    made: tuple[Tensor, Tensor]
-    if constant.is_floating_point():
-        made = custom_ops.sinusoids(positions, constant, scale)
-    else:
-        made = custom_ops.exact_sinusoids(positions, constant, scale)
-    return made
+    operator = custom_ops.sinusoids if constant.is_floating_point() else custom_ops.exact_sinusoids
+    return operator(positions, constant, scale)
 
 
 def check_exact(spec: Spec, theta: float) -> None:
-    """RequestError where exact angles are asked for and the frequencies of `theta` have none."""
+    """RequestError for exact angles with a `theta` whose frequencies are above one radian per position."""
     if spec.angles == "exact" and theta < 1.0:
         raise RequestError(
-            f"theta is {theta:g} with angles exact: they are exact for at most a radian per position, so give a theta "
-            "of 1 or more."
+            f"theta is {theta:g} with angles exact: at most one radian per position is supported, so give a theta of 1 "
+            "or more."
         )

@@ -4,8 +4,8 @@ rope2d      half of a head turns by one axis, half by the other, pair i of each 
             (Heo et al. 2024, arXiv:2403.13298, eq. 12 and 13, "RoPE-Axial"); with `spacing=alternate` the axes take
             the frequencies theta^(-2i/head_dim) in turns (Pixtral: Agrawal et al. 2024, arXiv:2410.07073, section 2.1)
 rope3d      the same for video, `split` features for each axis (as in HunyuanVideo: Kong et al. 2024, arXiv:2412.03603)
-mrope       pair i has RoPE's own frequency and turns by the axis of its section (Qwen2-VL: Wang et al. 2024,
-            arXiv:2409.12191, section 2.1), sections one after the other or interleaved (Qwen3-VL)
+mrope       pair i has RoPE's frequency and turns by the axis of its section (Qwen2-VL: Wang et al. 2024,
+            arXiv:2409.12191, section 2.1); sections are consecutive or interleaved (Qwen3-VL)
 rope-mixed  pair i of head h turns by x * f_x + y * f_y, both trained (Heo et al. 2024, eq. 14, "RoPE-Mixed")
 rope-dinov3 as rope2d over the centres of patches, from -1 to 1 along each axis, times 2 pi (Simeoni et al. 2025,
             arXiv:2508.10104, as in its code)
@@ -42,18 +42,18 @@ _LAYOUT = "pairs (2i, 2i+1), or (i, i + n/2) of the n features of an axis, or (i
 
 
 def placed(parts: Sequence[tuple[int, Tensor]], axes: int) -> Tensor:
-    """The matrix [axes, P] of runs of frequencies, each with the axis that it belongs to."""
+    """The matrix [axes, P] of runs of frequencies, given as pairs of axis and frequencies."""
     import torch
 
     def row(axis: int) -> Tensor:
-        return torch.cat([part if own == axis else torch.zeros_like(part) for own, part in parts])
+        return torch.cat([run if owner == axis else torch.zeros_like(run) for owner, run in parts])
 
     return torch.stack([row(axis) for axis in range(axes)])
 
 
 @attrs.frozen(kw_only=True)
 class Rope2d(Rotary):
-    """Axial rotary embedding over (x = column, y = row). Positions are data: any grid, any order, dropped tokens."""
+    """Axial rotary embedding over (x = column, y = row), for any grid, any order and dropped tokens."""
 
     name: ClassVar[str] = "rope2d"
     summary: ClassVar[str] = "rotary over columns and rows: half of each head turns by x, half by y"
@@ -63,7 +63,7 @@ class Rope2d(Rotary):
     theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)", optional=True)
     layout: str = fields.choice("interleaved", LAYOUTS, _LAYOUT)
     order: str = fields.choice("xy", ("xy", "yx"), "which axis has the first half of a head")
-    spacing: str = fields.choice("each", ("each", "alternate"), "frequencies of each axis, or of one list in turns")
+    spacing: str = fields.choice("each", ("each", "alternate"), "frequencies per axis, or of one list in turns")
     factor: float = fields.positive(1.0, "what positions are divided by (EVA-02: grid / trained grid)")
 
     def check(self, spec: Spec) -> None:
@@ -76,18 +76,16 @@ class Rope2d(Rotary):
         check_exact(spec, min(self.theta, self.theta_y or self.theta))
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
-        def frequencies(wanted: torch.dtype) -> Tensor:
+        def frequencies(dtype: torch.dtype) -> Tensor:
             width = spec.head_dim
             if self.spacing == "alternate":
-                whole = inverse_frequencies(width, self.theta, wanted)
+                whole = inverse_frequencies(width, self.theta, dtype)
                 halves = [whole[::2], whole[1::2]]
             else:
                 thetas = {"x": self.theta, "y": self.theta_y or self.theta}
-                halves = [inverse_frequencies(width // 2, thetas[axis], wanted) for axis in self.order]
-            return (
-                placed([(AXES.index(axis), half) for axis, half in zip(self.order, halves, strict=True)], 2)
-                / self.factor
-            )
+                halves = [inverse_frequencies(width // 2, thetas[axis], dtype) for axis in self.order]
+            axes = [AXES.index(axis) for axis in self.order]
+            return placed(list(zip(axes, halves, strict=True)), 2) / self.factor
 
         return {"frequencies": angle_constant(spec, dtype, frequencies)}
 
@@ -98,7 +96,7 @@ class Rope2d(Rotary):
 
 @attrs.frozen(kw_only=True)
 class Rope3d(Rotary):
-    """Axial rotary embedding over (x = column, y = row, t = frame), any split of the head among them."""
+    """Axial rotary embedding over (x = column, y = row, t = frame), with any split of the head."""
 
     name: ClassVar[str] = "rope3d"
     summary: ClassVar[str] = "rotary over columns, rows and frames: a part of each head for each"
@@ -110,7 +108,7 @@ class Rope3d(Rotary):
     layout: str = fields.choice("interleaved", LAYOUTS, _LAYOUT)
     order: str = fields.choice("tyx", ("xyt", "xty", "yxt", "ytx", "txy", "tyx"), "whose features come first in a head")
     split: tuple[int, ...] | None = fields.numbers(
-        "features of each axis in that order (default: thirds, the rest to the first)", whole=True
+        "features of each axis in that order (default: thirds, the remainder to the first)", whole=True
     )
 
     def parts(self, spec: Spec) -> tuple[int, ...]:
@@ -130,10 +128,10 @@ class Rope3d(Rotary):
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         thetas = {"x": self.theta, "y": self.theta_y or self.theta, "t": self.theta_t or self.theta}
 
-        def frequencies(wanted: torch.dtype) -> Tensor:
+        def frequencies(dtype: torch.dtype) -> Tensor:
             runs = zip(self.order, self.parts(spec), strict=True)
             return placed(
-                [(AXES.index(axis), inverse_frequencies(width, thetas[axis], wanted)) for axis, width in runs], 3
+                [(AXES.index(axis), inverse_frequencies(width, thetas[axis], dtype)) for axis, width in runs], 3
             )
 
         return {"frequencies": angle_constant(spec, dtype, frequencies)}
@@ -145,7 +143,7 @@ class Rope3d(Rotary):
 
 @attrs.frozen(kw_only=True)
 class Mrope(Rope):
-    """RoPE whose pairs turn by time, row or column, as `mrope_section` shares them out; scaling as RoPE's."""
+    """RoPE whose pairs turn by time, row or column, as `mrope_section` assigns them; scaling as in RoPE."""
 
     name: ClassVar[str] = "mrope"
     summary: ClassVar[str] = "multimodal rotary: sections of RoPE's pairs turn by time, row and column"
@@ -155,7 +153,7 @@ class Mrope(Rope):
     mrope_section: tuple[int, ...] | None = fields.numbers(
         "pairs of time, row and column (default: a quarter and three eighths each)", whole=True
     )
-    mrope_interleaved: bool = fields.flag(False, "time, row and column take pairs in turns (Qwen3-VL)")
+    mrope_interleaved: bool = fields.flag(False, "time, row and column alternate (Qwen3-VL)")
 
     def sections(self, spec: Spec) -> tuple[int, ...]:
         """Pairs of time, row and column."""
@@ -170,11 +168,11 @@ class Mrope(Rope):
                 f"mrope_section is {list(sections)}: it must be three numbers (time, row, column) of {pairs} together, "
                 "which are the pairs that turn."
             )
-        most = ((pairs + 1) // 3, pairs // 3)
-        if self.mrope_interleaved and (sections[1] > most[0] or sections[2] > most[1]):
+        limits = ((pairs + 1) // 3, pairs // 3)
+        if self.mrope_interleaved and (sections[1] > limits[0] or sections[2] > limits[1]):
             raise RequestError(
                 f"mrope_section is {list(sections)} with mrope_interleaved: rows and columns take every third of "
-                f"{pairs} pairs, so at most {most[0]} and {most[1]}."
+                f"{pairs} pairs, so at most {limits[0]} and {limits[1]}."
             )
         if self.scaling == "dynamic":
             raise RequestError("scaling dynamic was given with mrope: give another scaling, or none.")
@@ -190,14 +188,13 @@ class Mrope(Rope):
         else:
             owner[len(owner) - rows - columns : len(owner) - columns] = AXES.index("y")
             owner[len(owner) - columns :] = AXES.index("x")
-        mine = torch.arange(3)[:, None] == owner
-        made = self.tensors(spec, dtype)
-        return {name: torch.where(mine, values[..., None, :], 0) for name, values in made.items()}
+        owned = torch.arange(3)[:, None] == owner
+        return {name: torch.where(owned, values[..., None, :], 0) for name, values in self.tensors(spec, dtype).items()}
 
 
 @attrs.frozen(kw_only=True)
 class RopeMixed(Rotary):
-    """Rotary embedding with trained frequencies of both axes, for each head and layer its own."""
+    """Rotary embedding with trained frequencies of both axes, different in every head and layer."""
 
     name: ClassVar[str] = "rope-mixed"
     summary: ClassVar[str] = "rotary over columns and rows at trained frequencies, per head and layer"
@@ -211,8 +208,8 @@ class RopeMixed(Rotary):
             raise RequestError(f"head_dim is {spec.head_dim}: rope-mixed turns pairs, so it must be even.")
         if spec.num_kv_heads != spec.num_heads:
             raise RequestError(
-                f"num_kv_heads is {spec.num_kv_heads} with {spec.num_heads} heads: each head of rope-mixed turns at "
-                "its own frequencies, so give as many key heads as query heads."
+                f"num_kv_heads is {spec.num_kv_heads} with {spec.num_heads} heads: heads of rope-mixed have different "
+                "frequencies, so give as many key heads as query heads."
             )
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
@@ -223,7 +220,7 @@ class RopeMixed(Rotary):
 
     def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
         freqs = state["freqs"]
-        freqs = freqs if freqs.element_size() > 2 else freqs.float()  # angles are never in half precision
+        freqs = freqs if freqs.element_size() > 2 else freqs.float()  # angles are never half precision
         cos, sin = (custom_ops.angles_by_heads(t, state.spec.num_heads) for t in cos_sin(positions, freqs))
         return cos, sin
 
@@ -233,7 +230,7 @@ class RopeMixed(Rotary):
 
 @attrs.frozen(kw_only=True)
 class RopeDinov3(Rotary):
-    """Axial rotary embedding over patch centres, normalised by the grid, which is as large as positions reach."""
+    """Axial rotary embedding over patch centres, normalised by the grid (default: up to the largest positions)."""
 
     name: ClassVar[str] = "rope-dinov3"
     summary: ClassVar[str] = "rotary over patch centres, from -1 to 1 along each axis of the grid"
@@ -243,7 +240,7 @@ class RopeDinov3(Rotary):
     angular: ClassVar[bool] = False  # its angles are those of fractions
     theta: float = fields.positive(100.0, "base of the periods")
     grid: tuple[int, ...] | None = fields.numbers(
-        "rows and columns (default: as far as each row of position_ids reaches)", whole=True
+        "rows and columns (default: up to the largest positions of each batch row)", whole=True
     )
 
     def check(self, spec: Spec) -> None:
@@ -255,8 +252,8 @@ class RopeDinov3(Rotary):
             raise RequestError(f"grid is {list(self.grid)}: it must be two numbers, rows and columns, from 1.")
         if spec.kv_cache and self.grid is None:
             raise RequestError(
-                "kv_cache was given with rope-dinov3 without a grid: each step would take another one, as far as its "
-                "own positions reach, so give --set grid=ROWS,COLUMNS, or drop the cache."
+                "kv_cache was given with rope-dinov3 without a grid: each step would use another grid, that of its own "
+                "positions, so set grid=ROWS,COLUMNS, or drop the cache."
             )
 
     def uses_fp32_products(self) -> bool:
@@ -274,16 +271,13 @@ class RopeDinov3(Rotary):
 
     def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
         columns_and_rows = list(self.grid or ())[::-1]
-        made: tuple[Tensor, Tensor] = custom_ops.grid_sinusoids(
-            positions, state["frequencies"], columns_and_rows, state.spec.prefix_tokens
-        )
-        return made
+        return custom_ops.grid_sinusoids(positions, state["frequencies"], columns_and_rows, state.spec.prefix_tokens)
 
 
 @attrs.frozen(kw_only=True)
 class RopeVjepa2(Rotary):
-    """V-JEPA 2's rotation over time, row and column: pairs of neighbours, whose two features turn by angles of their
-    own, since its code repeats the frequencies of an axis as a whole."""
+    """V-JEPA 2's rotation over time, row and column: the two features of a pair (2i, 2i+1) have different angles,
+    because its code repeats the frequencies of an axis as a whole."""
 
     name: ClassVar[str] = "rope-vjepa2"
     summary: ClassVar[str] = "V-JEPA 2: a third of each head for time, row and column, an angle per feature"
@@ -298,8 +292,8 @@ class RopeVjepa2(Rotary):
         check_exact(spec, self.theta)
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
-        def frequencies(wanted: torch.dtype) -> Tensor:
-            axis = inverse_frequencies(2 * (spec.head_dim // 3 // 2), self.theta, wanted).repeat(2)
+        def frequencies(dtype: torch.dtype) -> Tensor:
+            axis = inverse_frequencies(2 * (spec.head_dim // 3 // 2), self.theta, dtype).repeat(2)
             return placed([(AXES.index(letter), axis) for letter in "tyx"], 3)
 
         return {"frequencies": angle_constant(spec, dtype, frequencies)}

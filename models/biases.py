@@ -1,7 +1,7 @@
-"""Encodings that add a bias to the logits, before softmax, from the positions of query and key alone.
+"""Encodings that add a bias to the logits, before softmax, computed only from the positions of query and key.
 
-alibi     -m_h |p_i - p_j|, m_h = 2^(-8h/n) for h = 1 ... n (Press et al. 2022, arXiv:2108.12409, section 3); for n no
-          power of two: the slopes of the next lower power c, then every other slope of 2c (the authors' rule)
+alibi     -m_h |p_i - p_j|, m_h = 2^(-8h/n) for h = 1 ... n (Press et al. 2022, arXiv:2108.12409, section 3); where n is
+          no power of two: the slopes of the next lower power c, then every other slope of 2c (the authors' rule)
 alibi2d   -m_h d(p_i, p_j) on a grid, d Euclidean (CROMA: Fuller et al. 2023, arXiv:2311.00566, section 3.1) or
           manhattan (data2vec 2.0: Baevski et al. 2022, arXiv:2212.07525)
 t5        W[bucket(p_j - p_i), h] (Raffel et al. 2020, arXiv:1910.10683, section 2.1): of the buckets for one
@@ -46,9 +46,9 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 def t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> list[int]:
-    """The bucket of key position minus query position, for each of -max_distance ... max_distance.
+    """The bucket of each key position minus query position from -max_distance to max_distance.
 
-    Integer arithmetic throughout: a logarithm rounded in fp32 puts a distance at a bucket's edge on either side.
+    Only integer arithmetic: with an fp32 logarithm, the bucket of a distance at an edge depends on rounding.
     """
     side = num_buckets // 2 if bidirectional else num_buckets
     exact = side // 2
@@ -56,13 +56,11 @@ def t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> list
     edges = []  # the smallest distance of each bucket after the first that is not exact
     for step in range(1, wide):
         # floor(log(d/exact) / log(max/exact) * wide) >= step  <=>  d^wide >= exact^(wide-step) * max^step
-        least, edge = (
-            exact ** (wide - step) * max_distance**step,
-            round(exact * (max_distance / exact) ** (step / wide)),
-        )
-        while (edge - 1) ** wide >= least:
+        bound = exact ** (wide - step) * max_distance**step
+        edge = round(exact * (max_distance / exact) ** (step / wide))
+        while (edge - 1) ** wide >= bound:
             edge -= 1
-        while edge**wide < least:
+        while edge**wide < bound:
             edge += 1
         edges.append(edge)
     by_distance = [d if d < exact else exact + bisect_right(edges, d) for d in range(max_distance + 1)]
@@ -71,7 +69,7 @@ def t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> list
 
 
 def given_slopes(name: str, slopes: tuple[float, ...] | None, spec: Spec) -> list[float]:
-    """The slopes of all heads, the authors' where none are given; RequestError where they are as many as no heads."""
+    """The slopes of all heads, by default the authors'; RequestError where their number differs from the heads'."""
     if slopes is not None and len(slopes) != spec.num_heads:
         raise RequestError(f"{name} has {len(slopes)} numbers: it must have one for each of {spec.num_heads} heads.")
     return alibi_slopes(spec.num_heads) if slopes is None else [*slopes]
@@ -79,8 +77,8 @@ def given_slopes(name: str, slopes: tuple[float, ...] | None, spec: Spec) -> lis
 
 @attrs.frozen(kw_only=True)
 class Alibi(Encoding):
-    """Attention with linear biases: distance lowers the score, symmetrically where the block is not causal, unless keys
-    ahead of the query have slopes of their own."""
+    """Attention with linear biases: distance lowers the score; in a block that is not causal symmetrically, unless
+    `slopes_ahead` is given."""
 
     name: ClassVar[str] = "alibi"
     summary: ClassVar[str] = "logits fall linearly with distance, at a slope per head"
@@ -97,16 +95,15 @@ class Alibi(Encoding):
             raise RequestError("slopes_ahead was given with causal: no query sees a key ahead of it, so drop it.")
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
-        found = {"slopes": given_slopes("slopes", self.slopes, spec)}
-        return found if self.slopes_ahead is None else {**found, "slopes_ahead": [*self.slopes_ahead]}
+        constants = {"slopes": given_slopes("slopes", self.slopes, spec)}
+        return constants if self.slopes_ahead is None else {**constants, "slopes_ahead": [*self.slopes_ahead]}
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         ahead = None if self.slopes_ahead is None else state["slopes_ahead"]
-        bias: Tensor = custom_ops.alibi_bias(q_positions, k_positions, state["slopes"], ahead)
-        return bias
+        return custom_ops.alibi_bias(q_positions, k_positions, state["slopes"], ahead)
 
 
-ON_A_GRID = "positions on a grid have no order in which cached keys could be counted back"
+ON_A_GRID = "positions on a grid have no order by which those of cached keys could be computed"
 
 
 @attrs.frozen(kw_only=True)
@@ -131,8 +128,7 @@ class Alibi2d(Encoding):
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         euclidean = self.distance == "euclidean"
-        bias: Tensor = custom_ops.grid_bias(q_positions, k_positions, state["slopes"], euclidean)
-        return bias
+        return custom_ops.grid_bias(q_positions, k_positions, state["slopes"], euclidean)
 
 
 @attrs.frozen(kw_only=True)
@@ -146,7 +142,7 @@ class T5(Encoding):
     base_properties: ClassVar[tuple[str, ...]] = ("shift", "buckets", "permutation", "prefix", "finite")
     in_cross: ClassVar[bool] = True  # as in T5's decoder, where cross-attention has no bias
     num_buckets: int = fields.integer(32, "rows of the table", at_least=2, at_most=4096)
-    max_distance: int = fields.integer(128, "distance from which all share the last bucket", at_most=2**20)
+    max_distance: int = fields.integer(128, "distance from which on all share the last bucket", at_most=2**20)
 
     def check(self, spec: Spec) -> None:
         exact = self.num_buckets // (2 if spec.causal else 4)
@@ -171,8 +167,7 @@ class T5(Encoding):
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         table = state["relative_attention_bias.weight"]
-        bias: Tensor = custom_ops.relative_bias(q_positions, k_positions, table, state["buckets"], self.max_distance)
-        return bias
+        return custom_ops.relative_bias(q_positions, k_positions, table, state["buckets"], self.max_distance)
 
 
 @attrs.frozen(kw_only=True)
@@ -193,10 +188,7 @@ class Kerple(Encoding):
         return values.abs()
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        bias: Tensor = custom_ops.kerple_bias(
-            q_positions, k_positions, state["r1"], state["r2"], self.kernel == "power"
-        )
-        return bias
+        return custom_ops.kerple_bias(q_positions, k_positions, state["r1"], state["r2"], self.kernel == "power")
 
 
 @attrs.frozen(kw_only=True)
@@ -225,20 +217,19 @@ class Sandwich(Encoding):
         return {"frequencies": frequencies, "rates": [spec.num_heads / (8.0 * h) for h in range(1, spec.num_heads + 1)]}
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        first = k_positions.amin(1, keepdim=True)  # counted from there, angles are small and so more exact
+        first = k_positions.amin(1, keepdim=True)  # positions from there on give small, more exact angles
         sides = (cos_sin(positions - first, state["frequencies"]) for positions in (q_positions, k_positions))
-        # the same for softmax, and small where it matters, as masks in half precision need it; not beside sinks
+        # softmax ignores the constant, and masks in half precision need small values; sinks don't ignore it
         below_zero = not state.spec.sinks
-        bias: Tensor = custom_ops.cosine_bias(*(part for side in sides for part in side), state["rates"], below_zero)
-        return bias
+        return custom_ops.cosine_bias(*(part for side in sides for part in side), state["rates"], below_zero)
 
 
 @attrs.frozen(kw_only=True)
 class Fire(Encoding):
-    """Functional interpolation: an MLP of the distance's logarithm as a part of the query position's."""
+    """Functional interpolation: an MLP of log distance divided by log query position."""
 
     name: ClassVar[str] = "fire"
-    summary: ClassVar[str] = "MLP of the distance, as a part of the query's position on a log scale"
+    summary: ClassVar[str] = "MLP of the distance relative to the query's position, on a log scale"
     source: ClassVar[str] = "Li et al. 2024, arXiv:2310.04418, section 3"
     hook: ClassVar[str] = "bias"
     mlp_width: int = fields.integer(32, "width of the hidden layer", at_most=65536)
@@ -262,5 +253,4 @@ class Fire(Encoding):
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         weights = (state[name] for name in self.weights(state.spec))
-        bias: Tensor = custom_ops.fire_bias(q_positions, k_positions, *weights, self.init_L)
-        return bias
+        return custom_ops.fire_bias(q_positions, k_positions, *weights, self.init_L)

@@ -1,4 +1,4 @@
-"""Encodings whose scores mix content and position, beyond Transformer-XL (posexport.models.relative).
+"""Encodings whose scores mix content and position, other than Transformer-XL (posexport.models.relative).
 
 shaw      logits scale q_i.(k_j + K[r]), outputs sum_j a_ij (v_j + V[r]), r = clip(p_j - p_i), K and V trained rows that
           all heads share (Shaw et al. 2018, arXiv:1803.02155, eq. 3 to 5)
@@ -40,11 +40,11 @@ class Shaw(Encoding):
     hook: ClassVar[str] = "score"
     base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     reads_keys: ClassVar[bool] = True
-    max_distance: int = fields.integer(16, "distance beyond which all share a row", at_most=2**20)
+    max_distance: int = fields.integer(16, "larger distances share a row", at_most=2**20)
     max_distance_ahead: int = fields.integer(
         None, "the same for keys ahead of the query (default: max_distance)", at_least=0, at_most=2**20, optional=True
     )
-    relative_values: bool = fields.flag(True, "values have vectors too, not keys alone")
+    relative_values: bool = fields.flag(True, "values have vectors too, not only keys")
 
     def __attrs_post_init__(self) -> None:
         if self.max_distance_ahead is None:
@@ -71,12 +71,12 @@ class Shaw(Encoding):
 
 
 def log_bucket(distance: int, buckets: int, max_position: int) -> int:
-    """DeBERTa v2's bucket of a distance: itself up to half of `buckets`, then growing with the logarithm."""
-    middle, far = buckets // 2, abs(distance)
-    if far <= middle:
+    """DeBERTa v2's bucket of a distance: the distance up to half of `buckets`, then growing with its logarithm."""
+    middle, size = buckets // 2, abs(distance)
+    if size <= middle:
         return distance
-    grown = math.ceil(math.log(far / middle) / math.log((max_position - 1) / middle) * (middle - 1)) + middle
-    return grown if distance > 0 else -grown
+    bucket = math.ceil(math.log(size / middle) / math.log((max_position - 1) / middle) * (middle - 1)) + middle
+    return bucket if distance > 0 else -bucket
 
 
 @attrs.frozen(kw_only=True)
@@ -89,7 +89,7 @@ class Deberta(Encoding):
     hook: ClassVar[str] = "score"
     base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
     reads_keys: ClassVar[bool] = True
-    max_relative_positions: int = fields.integer(512, "distances that the table holds, on either side", at_most=2**20)
+    max_relative_positions: int = fields.integer(512, "distances in the table, on either side", at_most=2**20)
     position_buckets: int | None = fields.integer(
         None,
         "rows on either side, growing with the logarithm of the distance (v2; default: a row each)",
@@ -97,7 +97,7 @@ class Deberta(Encoding):
         at_most=2**20,
         optional=True,
     )
-    pos_att_type: str = fields.choice("c2p|p2c", ("c2p|p2c", "c2p", "p2c"), "terms beside content to content")
+    pos_att_type: str = fields.choice("c2p|p2c", ("c2p|p2c", "c2p", "p2c"), "terms besides content to content")
     pos_bias: bool = fields.flag(False, "the projections of the table have biases (v2)")
 
     def default_scale(self, head_dim: int) -> float:
@@ -106,8 +106,8 @@ class Deberta(Encoding):
     def check(self, spec: Spec) -> None:
         if spec.num_kv_heads != spec.num_heads:
             raise RequestError(
-                f"num_kv_heads is {spec.num_kv_heads} with {spec.num_heads} heads: deberta scores every head's own "
-                "keys, so give as many key heads as query heads."
+                f"num_kv_heads is {spec.num_kv_heads} with {spec.num_heads} heads: deberta scores keys of each head, "
+                "so give as many key heads as query heads."
             )
         if self.position_buckets is not None and self.position_buckets // 2 >= self.max_relative_positions - 1:
             raise RequestError(
@@ -128,12 +128,12 @@ class Deberta(Encoding):
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         width = spec.num_heads * spec.head_dim
-        found: dict[str, tuple[int, ...]] = {"weight": (2 * self.span(), spec.hidden_size)}
+        shapes: dict[str, tuple[int, ...]] = {"weight": (2 * self.span(), spec.hidden_size)}
         for name in self._projections():
-            found[f"{name}.weight"] = (width, spec.hidden_size)
+            shapes[f"{name}.weight"] = (width, spec.hidden_size)
             if self.pos_bias:
-                found[f"{name}.bias"] = (width,)
-        return found
+                shapes[f"{name}.bias"] = (width,)
+        return shapes
 
     def seeded(self, name: str, values: Tensor) -> Tensor:
         if name.endswith("_proj.weight"):
@@ -170,15 +170,15 @@ class Deberta(Encoding):
 
 @attrs.frozen(kw_only=True)
 class Cope(Encoding):
-    """Contextual positions: a query counts the keys that its gates let through, and reads no `position_ids`."""
+    """Contextual positions: a query counts the keys for which its gates open, and reads no `position_ids`."""
 
     name: ClassVar[str] = "cope"
-    summary: ClassVar[str] = "contextual positions: a query counts the keys that its gates let through"
+    summary: ClassVar[str] = "contextual positions: a query counts the keys for which its gates open"
     source: ClassVar[str] = "Golovneva et al. 2024, arXiv:2405.18719, eq. 3 to 5"
     axes: ClassVar[int] = 0
     hook: ClassVar[str] = "score"
     reads_keys: ClassVar[bool] = True
-    npos_max: int = fields.integer(64, "positions that are told apart", at_least=2, at_most=2**20)
+    npos_max: int = fields.integer(64, "number of distinct positions", at_least=2, at_most=2**20)
 
     def check(self, spec: Spec) -> None:
         if not spec.causal:

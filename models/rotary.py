@@ -35,8 +35,8 @@ LAYOUTS = ("interleaved", "half")
 
 @attrs.frozen(kw_only=True)
 class Rotary(Encoding):
-    """What rotary encodings share: queries and keys are turned by `cos_sin`, paired as `pairing` says; the first
-    `prefix_tokens` tokens stay as they are."""
+    """Base of rotary encodings: queries and keys rotate by `cos_sin`, paired by `pairing`; the first `prefix_tokens`
+    tokens don't rotate."""
 
     hook: ClassVar[str] = "rotate"
     base_properties: ClassVar[tuple[str, ...]] = ("norms", "shift", "permutation", "prefix", "finite")
@@ -51,19 +51,19 @@ class Rotary(Encoding):
         return cos_sin(positions, state["frequencies"])
 
     def pairing(self, spec: Spec) -> tuple[bool, list[int]]:
-        """Whether pairs are neighbours, and else the pairs of each run, as `custom_ops.rotate` takes them."""
+        """Whether pairs are interleaved, and the pairs of each run otherwise, as `custom_ops.rotate` takes them."""
         return False, [spec.head_dim // 2]
 
     def turns(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """`cos_sin`, and for the first `prefix_tokens` tokens none."""
-        found = self.cos_sin(state, positions)
-        kept = state.spec.prefix_tokens
-        return custom_ops.keep_prefix(*found, kept) if kept else found
+        """`cos_sin`, without rotation of the first `prefix_tokens` tokens."""
+        cos, sin = self.cos_sin(state, positions)
+        prefix = state.spec.prefix_tokens
+        return custom_ops.keep_prefix(cos, sin, prefix) if prefix else (cos, sin)
 
     def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self.turns(state, positions)
-        how = (state.spec.head_dim, *self.pairing(state.spec))
-        return custom_ops.rotate(q, cos, sin, *how), custom_ops.rotate(k, cos, sin, *how)
+        layout = (state.spec.head_dim, *self.pairing(state.spec))
+        return custom_ops.rotate(q, cos, sin, *layout), custom_ops.rotate(k, cos, sin, *layout)
 
 
 @attrs.frozen(kw_only=True)
@@ -75,7 +75,7 @@ class Rope(Rotary):
     source: ClassVar[str] = "Su et al. 2021, arXiv:2104.09864, eq. 34"
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     layout: str = fields.choice("interleaved", LAYOUTS, "pairs (2i, 2i+1), or (i, i + rotary_dim/2)")
-    rotary_dim: int | None = fields.integer(None, "features of a head that turn (default: all)", optional=True)
+    rotary_dim: int | None = fields.integer(None, "features of a head that rotate (default: all)", optional=True)
     scaling: str | None = fields.choice(
         None, tuple(scaling.SCALINGS), "how frequencies change for longer contexts", optional=True
     )
@@ -105,7 +105,7 @@ class Rope(Rotary):
         scaling.settle(self)
 
     def dim(self, spec: Spec) -> int:
-        """Features of a head that turn."""
+        """The number of features of a head that rotate."""
         return self.rotary_dim or spec.head_dim
 
     def check(self, spec: Spec) -> None:
@@ -117,44 +117,46 @@ class Rope(Rotary):
         if self.scaling in ("ntk", "dynamic") and dim < 4:
             raise RequestError(f"scaling {self.scaling} with {dim} features that turn: it needs 4 or more.")
         for name in ("short_factor", "long_factor"):
-            given = getattr(self, name)
-            if given is not None and len(given) != dim // 2:
+            factors = getattr(self, name)
+            if factors is not None and len(factors) != dim // 2:
                 raise RequestError(
-                    f"{name} has {len(given)} numbers: {dim} features turn in pairs, so it must have {dim // 2}."
+                    f"{name} has {len(factors)} numbers: {dim} features turn in pairs, so it must have {dim // 2}."
                 )
         check_exact(spec, self.theta)
         if spec.angles == "exact" and self.scaling == "dynamic":
             raise RequestError(
-                "scaling dynamic was given with angles exact: its frequencies depend on the length at run time, so no "
-                "constants hold them exactly; give angles parity, or another scaling."
+                "scaling dynamic was given with angles exact: its frequencies depend on the length at run time, so "
+                "they are no constants; give angles parity, or another scaling."
             )
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         return self.tensors(spec, dtype)
 
     def tensors(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Tensor]:
-        """Frequencies, or turns, by name."""
+        """Frequencies, or with exact angles turns, by name."""
         dim = self.dim(spec)
 
-        def of(name: str) -> Tensor:
-            return angle_constant(spec, dtype, lambda wanted: self._frequencies(dim, wanted)[name])
+        def constant(name: str) -> Tensor:
+            return angle_constant(spec, dtype, lambda dtype: self._frequencies(dim, dtype)[name])
 
-        return {name: of(name) for name in self._frequencies(dim, dtype)}
+        return {name: constant(name) for name in self._frequencies(dim, dtype)}
 
     def _frequencies(self, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
         if self.scaling is None:
             return {"frequencies": inverse_frequencies(dim, self.theta, dtype)}
-        return scaling.SCALINGS[self.scaling].frequencies(self, dim, dtype)
+        row = scaling.SCALINGS[self.scaling]
+        return row.frequencies(self.theta, dim, dtype, **row.parameters_of(self))
 
     def properties(self, spec: Spec) -> tuple[str, ...]:
         if self.scaling is not None and scaling.SCALINGS[self.scaling].by_length:
-            return ("norms", "permutation", "finite")  # angles change with the longest position
+            return ("norms", "permutation", "finite")  # angles depend on the largest position
         return self.base_properties
 
     def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
         scale = 1.0
         if self.scaling is not None:
-            scale = self.attention_factor or scaling.SCALINGS[self.scaling].attention_factor(self)
+            row = scaling.SCALINGS[self.scaling]
+            scale = self.attention_factor or row.attention_factor(**row.parameters_of(self))
         if self.scaling == "longrope":
             frequencies = custom_ops.length_frequencies(
                 positions,
@@ -181,9 +183,9 @@ class Rope(Rotary):
 
 @attrs.frozen(kw_only=True)
 class XPos(Rotary):
-    """RoPE whose scores fall with distance: queries shrink with their position and keys grow, at a rate per pair.
+    """RoPE whose scores decay with distance: queries shrink with their position and keys grow, at a rate per pair.
 
-    Positions must not fall along the sequence, and the block must be causal: ahead of a query, keys would grow.
+    Positions must not decrease along the sequence, and the block must be causal: keys ahead of a query would grow.
     """
 
     name: ClassVar[str] = "xpos"
@@ -204,12 +206,12 @@ class XPos(Rotary):
             raise RequestError("xpos was given without causal: keys ahead of a query would grow, so add causal.")
         if spec.qk_norm_type == "l2":
             raise RequestError(
-                "qk_norm_type l2 was given with xpos, whose decay such a norm takes away: drop one of them."
+                "qk_norm_type l2 was given with xpos, whose decay such a norm removes: drop one of them."
             )
         check_exact(spec, self.theta)
 
     def position_limit(self) -> int | None:
-        return 6 * self.scale_base  # beyond, the scaled keys of a cache leave fp16
+        return 6 * self.scale_base  # beyond, the scaled keys of a cache overflow fp16
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         import torch
@@ -226,9 +228,9 @@ class XPos(Rotary):
 
     def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self.cos_sin(state, positions)
-        grown = custom_ops.position_powers(positions, state["decay"], state.spec.kv_cache is None)
-        how = (state.spec.head_dim, *self.pairing(state.spec))
+        decay = custom_ops.position_powers(positions, state["decay"], state.spec.kv_cache is None)
+        layout = (state.spec.head_dim, *self.pairing(state.spec))
         return (
-            custom_ops.rotate(q, cos * grown, sin * grown, *how),
-            custom_ops.rotate(k, cos / grown, sin / grown, *how),
+            custom_ops.rotate(q, cos * decay, sin * decay, *layout),
+            custom_ops.rotate(k, cos / decay, sin / decay, *layout),
         )

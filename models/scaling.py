@@ -14,13 +14,13 @@ llama3        w_i above high_freq_factor turns within L, w_i / s below low_freq_
 proportional  w_i for the first partial_rotary_factor of the pairs of the whole head, 0 for the rest
               (p-RoPE: Barbero et al. 2024, arXiv:2410.06205, section 5)
 
-The arithmetic follows transformers' modeling_rope_utils, operation by operation, so that its float32 is the same.
+The operations and their order are those of transformers' modeling_rope_utils, so that float32 results are equal.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -35,113 +35,134 @@ if TYPE_CHECKING:
     from posexport.models.rotary import Rope
 
 NEEDED = object()
-"""Stands for the default of a parameter that has none."""
+"""The default of a parameter that has none."""
 
 
-def _linear(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
-    assert rope.factor is not None
-    return {"frequencies": inverse_frequencies(dim, rope.theta, dtype) / rope.factor}
+def _linear(theta: float, dim: int, dtype: torch.dtype, *, factor: float) -> Mapping[str, Tensor]:
+    return {"frequencies": inverse_frequencies(dim, theta, dtype) / factor}
 
 
-def _ntk(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
-    assert rope.factor is not None
-    return {"frequencies": inverse_frequencies(dim, rope.theta * rope.factor ** (dim / (dim - 2)), dtype)}
+def _ntk(theta: float, dim: int, dtype: torch.dtype, *, factor: float) -> Mapping[str, Tensor]:
+    return {"frequencies": inverse_frequencies(dim, theta * factor ** (dim / (dim - 2)), dtype)}
 
 
-def _dynamic(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
-    return {"frequencies": inverse_frequencies(dim, rope.theta, dtype)}
+def _dynamic(theta: float, dim: int, dtype: torch.dtype, **_: object) -> Mapping[str, Tensor]:
+    return {"frequencies": inverse_frequencies(dim, theta, dtype)}
 
 
-def _yarn(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
+def _yarn(
+    theta: float,
+    dim: int,
+    dtype: torch.dtype,
+    *,
+    factor: float,
+    original_max_position_embeddings: int,
+    beta_fast: float,
+    beta_slow: float,
+    truncate: bool,
+    **_: object,
+) -> Mapping[str, Tensor]:
     import torch
 
-    assert rope.factor is not None and rope.original_max_position_embeddings is not None
-    assert rope.beta_fast is not None and rope.beta_slow is not None
-
     def pair(rotations: float) -> float:
-        """The pair that makes so many turns within the trained length."""
-        length = rope.original_max_position_embeddings
-        assert length is not None
-        return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        """The pair that makes this many turns within the trained length."""
+        return dim * math.log(original_max_position_embeddings / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair(rope.beta_fast), pair(rope.beta_slow)
-    if rope.truncate:
+    low, high = pair(beta_fast), pair(beta_slow)
+    if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high += 0.001
     ramp = ((torch.arange(dim // 2, dtype=dtype) - low) / (high - low)).clamp(0, 1)
     kept = 1 - ramp
-    steps = torch.arange(0, dim, 2).to(dtype)
-    wide = rope.theta ** (steps / dim)
-    return {"frequencies": 1.0 / (rope.factor * wide) * (1 - kept) + 1.0 / wide * kept}
+    wavelengths = theta ** (torch.arange(0, dim, 2).to(dtype) / dim)
+    return {"frequencies": 1.0 / (factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept}
 
 
-def _longrope(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
+def _longrope(
+    theta: float,
+    dim: int,
+    dtype: torch.dtype,
+    *,
+    short_factor: Sequence[float],
+    long_factor: Sequence[float],
+    **_: object,
+) -> Mapping[str, Tensor]:
     import torch
 
     steps = torch.arange(0, dim, 2, dtype=torch.int64).to(dtype) / dim
-    factors = {"short_frequencies": rope.short_factor, "long_frequencies": rope.long_factor}
-    return {name: 1.0 / (torch.tensor(value, dtype=dtype) * rope.theta**steps) for name, value in factors.items()}
+    factors = {"short_frequencies": short_factor, "long_frequencies": long_factor}
+    return {name: 1.0 / (torch.tensor(value, dtype=dtype) * theta**steps) for name, value in factors.items()}
 
 
-def _llama3(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
+def _llama3(
+    theta: float,
+    dim: int,
+    dtype: torch.dtype,
+    *,
+    factor: float,
+    original_max_position_embeddings: int,
+    low_freq_factor: float,
+    high_freq_factor: float,
+) -> Mapping[str, Tensor]:
     import torch
 
-    assert rope.factor is not None and rope.original_max_position_embeddings is not None
-    assert rope.low_freq_factor is not None and rope.high_freq_factor is not None
-    length, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
-    frequencies = inverse_frequencies(dim, rope.theta, dtype)
+    length, low, high = original_max_position_embeddings, low_freq_factor, high_freq_factor
+    frequencies = inverse_frequencies(dim, theta, dtype)
     wavelength = 2 * math.pi / frequencies
-    scaled = torch.where(wavelength > length / low, frequencies / rope.factor, frequencies)
+    scaled = torch.where(wavelength > length / low, frequencies / factor, frequencies)
     smooth = (length / wavelength - low) / (high - low)
-    between = (1 - smooth) * scaled / rope.factor + smooth * scaled
+    between = (1 - smooth) * scaled / factor + smooth * scaled
     medium = (wavelength >= length / high) & (wavelength <= length / low)
     return {"frequencies": torch.where(medium, between, scaled)}
 
 
-def _proportional(rope: Rope, dim: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
+def _proportional(
+    theta: float, dim: int, dtype: torch.dtype, *, partial_rotary_factor: float, factor: float
+) -> Mapping[str, Tensor]:
     import torch
 
-    assert rope.partial_rotary_factor is not None and rope.factor is not None
-    turning = int(rope.partial_rotary_factor * dim // 2)
-    frequencies = inverse_frequencies(dim, rope.theta, dtype)[:turning]
-    return {"frequencies": torch.cat((frequencies, torch.zeros(dim // 2 - turning, dtype=dtype))) / rope.factor}
+    rotating = int(partial_rotary_factor * dim // 2)
+    frequencies = inverse_frequencies(dim, theta, dtype)[:rotating]
+    return {"frequencies": torch.cat((frequencies, torch.zeros(dim // 2 - rotating, dtype=dtype))) / factor}
 
 
-def _unscaled(rope: Rope) -> float:
+def _unscaled(**_: object) -> float:
     return 1.0
 
 
-def _yarn_attention(rope: Rope) -> float:
-    assert rope.factor is not None
+def _yarn_attention(*, factor: float, mscale: float | None, mscale_all_dim: float | None, **_: object) -> float:
+    def attention(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    def mscale(weight: float) -> float:
-        assert rope.factor is not None
-        return 0.1 * weight * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
-
-    if rope.mscale is not None and rope.mscale_all_dim is not None:
-        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
-    return mscale(1.0)
+    if mscale is not None and mscale_all_dim is not None:
+        return attention(mscale) / attention(mscale_all_dim)
+    return attention(1.0)
 
 
-def _longrope_attention(rope: Rope) -> float:
-    assert rope.original_max_position_embeddings is not None and rope.factor is not None
-    if rope.factor <= 1.0:
-        return 1.0
-    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings))
+def _longrope_attention(*, factor: float, original_max_position_embeddings: int, **_: object) -> float:
+    return math.sqrt(1 + math.log(factor) / math.log(original_max_position_embeddings)) if factor > 1.0 else 1.0
 
 
 @attrs.frozen(kw_only=True)
 class Scaling:
-    """One way of scaling: in words, the parameters that it takes with their defaults, its constants, its factor on
-    cosines and sines where none is given, and whether frequencies depend on the length."""
+    """One scaling.
+
+    `takes` maps its parameters to their defaults. `frequencies(theta, dim, dtype, **parameters)` gives its constants by
+    name, `attention_factor(**parameters)` the default factor on cosines and sines. `by_length`: frequencies depend on
+    the length.
+    """
 
     summary: str
     takes: Mapping[str, Any]
-    frequencies: Callable[[Rope, int, torch.dtype], Mapping[str, Tensor]]
-    attention_factor: Callable[[Rope], float] = _unscaled
+    frequencies: Callable[..., Mapping[str, Tensor]]
+    attention_factor: Callable[..., float] = _unscaled
     by_length: bool = False
+
+    def parameters_of(self, rope: Rope) -> dict[str, Any]:
+        """The parameters that it takes, by name."""
+        return {name: getattr(rope, name) for name in self.takes}
 
 
 _LENGTH = "original_max_position_embeddings"
@@ -154,13 +175,13 @@ SCALINGS = {
     ),
     "ntk": Scaling(summary="NTK-aware: a larger theta, once", takes={"factor": NEEDED}, frequencies=_ntk),
     "dynamic": Scaling(
-        summary="NTK-aware by the current length, beyond the trained one",
+        summary="NTK-aware for the current length, beyond the trained length",
         takes={"factor": NEEDED, _LENGTH: NEEDED},
         frequencies=_dynamic,
         by_length=True,
     ),
     "yarn": Scaling(
-        summary="slow pairs interpolated, fast ones kept, a ramp between",
+        summary="slow pairs interpolated, fast pairs kept, a ramp between",
         takes={
             "factor": NEEDED,
             _LENGTH: NEEDED,
@@ -175,7 +196,7 @@ SCALINGS = {
         attention_factor=_yarn_attention,
     ),
     "longrope": Scaling(
-        summary="frequencies divided pair by pair, by short or long factors by length",
+        summary="frequencies divided by short or long factors, depending on the length",
         takes={
             "short_factor": NEEDED,
             "long_factor": NEEDED,
@@ -188,17 +209,17 @@ SCALINGS = {
         by_length=True,
     ),
     "llama3": Scaling(
-        summary="slow pairs divided by the factor, fast ones kept, a mean between",
+        summary="slow pairs divided by the factor, fast pairs kept, a mean between",
         takes={"factor": NEEDED, _LENGTH: NEEDED, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
         frequencies=_llama3,
     ),
     "proportional": Scaling(
-        summary="p-RoPE: the slowest pairs don't turn",
+        summary="p-RoPE: the slowest pairs don't rotate",
         takes={"partial_rotary_factor": NEEDED, "factor": 1.0},
         frequencies=_proportional,
     ),
 }
-"""Every scaling by its name in `rope_parameters`, `ntk` being static NTK, which has none there."""
+"""Every scaling by its name in `rope_parameters`; `ntk`, static NTK, has no name there."""
 
 
 def parameters() -> tuple[str, ...]:
@@ -207,8 +228,8 @@ def parameters() -> tuple[str, ...]:
 
 
 def settle(rope: Rope) -> None:
-    """Put the defaults of its scaling into `rope`; RequestError for a parameter that is missing, not its own or out of
-    place."""
+    """Set the defaults of its scaling in `rope`; RequestError for a parameter that is missing, wrong or of another
+    scaling."""
     takes: Mapping[str, Any] = SCALINGS[rope.scaling].takes if rope.scaling is not None else {}
     for name in parameters():
         value = getattr(rope, name)
@@ -229,14 +250,14 @@ def settle(rope: Rope) -> None:
 
 def _check(rope: Rope) -> None:
     if rope.factor is not None and rope.factor < 1.0:
-        raise RequestError(f"factor is {rope.factor:g}: a scaling lengthens the context, so it must be 1 or more.")
+        raise RequestError(f"factor is {rope.factor:g}: a scaling extends the context, so it must be 1 or more.")
     if rope.partial_rotary_factor is not None and rope.partial_rotary_factor > 1.0:
-        raise RequestError(f"partial_rotary_factor is {rope.partial_rotary_factor:g}: it is a part, so at most 1.")
+        raise RequestError(f"partial_rotary_factor is {rope.partial_rotary_factor:g}: it must be at most 1.")
     for low, high in (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor")):
         lower, upper = getattr(rope, low), getattr(rope, high)
         if lower is not None and upper is not None and lower > upper:
-            raise RequestError(f"{low} is {lower:g} and {high} {upper:g}: {low} can't be the larger one.")
+            raise RequestError(f"{low} is {lower:g} and {high} {upper:g}: {low} must not be larger.")
     if (rope.mscale is None) != (rope.mscale_all_dim is None):
         raise RequestError("one of mscale and mscale_all_dim was given: they act together, so give both or none.")
     if rope.scaling == "yarn" and rope.theta <= 1.0:
-        raise RequestError(f"theta is {rope.theta:g} with scaling yarn: wavelengths must grow, so give more than 1.")
+        raise RequestError(f"theta is {rope.theta:g} with scaling yarn: it must be more than 1.")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Temperature(Encoding):
-    """Attention temperature tuning: no position but a factor on each query."""
+    """Attention temperature tuning: a factor on each query instead of a position."""
 
     name: ClassVar[str] = "temperature"
     summary: ClassVar[str] = "queries grow with the logarithm of their position (Llama 4's layers without RoPE)"
@@ -35,7 +35,7 @@ class Temperature(Encoding):
     def check(self, spec: Spec) -> None:
         if spec.qk_norm_type == "l2":
             raise RequestError(
-                "qk_norm_type l2 was given with temperature, whose factor such a norm takes away: drop one of them."
+                "qk_norm_type l2 was given with temperature, whose factor such a norm removes: drop one of them."
             )
 
     def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,8 +50,7 @@ class Swin(Encoding):
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         table = state["relative_position_bias_table"]
-        bias: Tensor = custom_ops.window_bias(q_positions, k_positions, table, self.window_size)
-        return bias
+        return custom_ops.window_bias(q_positions, k_positions, table, self.window_size)
 
 
 MLP_WIDTH = 512
@@ -70,7 +69,7 @@ class SwinV2(Encoding):
     no_cache_reason: ClassVar[str | None] = ON_A_GRID
     window_size: int = fields.integer(8, "columns and rows of a window", at_least=2, at_most=1024)
     pretrained_window_size: int | None = fields.integer(
-        None, "those of the window that the MLP was trained for (default: window_size)", at_least=2, optional=True
+        None, "window_size in the training of the MLP (default: window_size)", at_least=2, optional=True
     )
 
     def default_scale(self, head_dim: int) -> float:
@@ -79,7 +78,7 @@ class SwinV2(Encoding):
     def check(self, spec: Spec) -> None:
         if spec.scale != 1.0:
             raise RequestError(
-                f"scale is {spec.scale:g} with swinv2: its trained logit_scale stands for it, so drop it."
+                f"scale is {spec.scale:g} with swinv2: its trained logit_scale replaces the scale, so drop it."
             )
         if spec.qk_norm:
             raise RequestError("qk_norm was given with swinv2, which takes cosines of queries and keys: drop it.")
@@ -119,5 +118,4 @@ class SwinV2(Encoding):
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         layers = [state[f"continuous_position_bias_mlp.{name}"] for name in ("0.weight", "0.bias", "2.weight")]
         table = custom_ops.window_table(state["coordinates"], *layers)
-        bias: Tensor = custom_ops.window_bias(q_positions, k_positions, table, self.window_size)
-        return bias
+        return custom_ops.window_bias(q_positions, k_positions, table, self.window_size)

@@ -130,16 +130,6 @@ def check_output(target: Path, ending: str) -> None:
     check_writable(target)
 
 
-def check_artifact(path: Path) -> None:
-    """RequestError unless `path` is a file with the name of an artifact: told before any engine loads."""
-    maker = {".onnx": "export", ".plan": "compile"}.get(path.suffix)
-    if maker is None:
-        raise RequestError(f"{str(path)!r} is neither .onnx nor .plan: give an artifact of posexport.")
-    if not path.is_file():
-        wrong = "no file" if path.exists() else "not there"
-        raise RequestError(f"{str(path)!r} is {wrong}: make it with 'posexport {maker}'.")
-
-
 def read_bytes(path: Path) -> bytes:
     """What a file or a pipe holds; OSError for a device, which may never end."""
     if path.is_char_device() or path.is_block_device():

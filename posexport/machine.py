@@ -1,4 +1,4 @@
-"""The machine that a measurement was taken on: what a time depends on beside the artifact. What isn't known is None."""
+"""The machine that a measurement was taken on: what a time depends on beside the artifact. Unknown values are None."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ def machine() -> dict[str, Any]:
         frequency = psutil.cpu_freq()
     return {
         "cpu": cpu_model(),
+        "vendor": _cpuinfo("vendor_id", "CPU implementer"),
+        "instruction_sets": instruction_sets(),
         "architecture": platform.machine(),
         "cores": psutil.cpu_count(logical=False),
         "logical_cpus": psutil.cpu_count(),
@@ -62,7 +64,18 @@ def machine() -> dict[str, Any]:
     }
 
 
-SAME = ("cpu", "architecture", "logical_cpus", "affinity", "governor", "memory", "thread_variables", "engines", "gpu")
+SAME = (
+    "cpu",
+    "instruction_sets",
+    "architecture",
+    "logical_cpus",
+    "affinity",
+    "governor",
+    "memory",
+    "thread_variables",
+    "engines",
+    "gpu",
+)
 """What must agree before two measurements are of "the same machine"."""
 
 
@@ -73,11 +86,46 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 def cpu_model() -> str | None:
     """The processor's name as its maker writes it."""
+    return _cpuinfo("model name", "Model", "cpu model") or platform.processor() or None
+
+
+INSTRUCTION_SETS = {
+    "avx": "AVX", "avx2": "AVX2", "fma": "FMA", "avx512f": "AVX-512", "avx512_vnni": "AVX-512 VNNI",
+    "avx512_bf16": "AVX-512 BF16", "avx512_fp16": "AVX-512 FP16", "avx_vnni": "AVX VNNI", "amx_bf16": "AMX BF16",
+    "amx_int8": "AMX INT8", "asimd": "NEON", "neon": "NEON", "sve": "SVE", "sve2": "SVE2", "bf16": "BF16",
+    "i8mm": "I8MM",
+}  # fmt: skip
+"""Instruction sets that matrix products use, by the flag that Linux has for each."""
+
+
+def instruction_sets() -> list[str] | None:
+    """Those of INSTRUCTION_SETS that the CPU has; None where the system doesn't list them."""
+    listed = _cpuinfo("flags", "Features")
+    if listed is None:
+        return None
+    flags = listed.split()
+    return list(dict.fromkeys(name for flag, name in INSTRUCTION_SETS.items() if flag in flags))
+
+
+def describe_cpu(record: Mapping[str, Any]) -> str:
+    """The CPU of a machine's record in one line: its model, cores, and widest instruction sets."""
+    sets = [name for name in record.get("instruction_sets") or () if name in _SHOWN]
+    cores = record.get("cores") or record.get("logical_cpus")
+    counted = f"{cores} core{'s' * (cores != 1)}" if cores else None
+    parts = [record.get("cpu") or "unknown CPU", counted, *sets]
+    return ", ".join(part for part in parts if part)
+
+
+_SHOWN = ("AVX2", "AVX-512", "AMX BF16", "NEON", "SVE", "SVE2")
+
+
+def _cpuinfo(*names: str) -> str | None:
+    """The first value that Linux gives under one of these names; None elsewhere."""
     for line in (_read("/proc/cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
-        if name.strip() in ("model name", "Model", "cpu model"):
-            return value.strip() or None
-    return platform.processor() or None
+        if name.strip() in names and value.strip():
+            return value.strip()
+    return None
 
 
 def _affinity() -> list[int] | None:
@@ -97,10 +145,8 @@ def _turbo() -> bool | None:
 
 def _virtual() -> bool | None:
     """Whether it is a virtual machine, whose neighbours can't be seen."""
-    for line in (_read("/proc/cpuinfo") or "").splitlines():
-        if line.startswith("flags"):
-            return "hypervisor" in line.split()
-    return None
+    flags = _cpuinfo("flags")
+    return None if flags is None else "hypervisor" in flags.split()
 
 
 def _power() -> str | None:
@@ -113,11 +159,11 @@ def _power() -> str | None:
 
 
 def _engines() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in ENGINES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _gpu() -> dict[str, Any] | None:
@@ -127,10 +173,10 @@ def _gpu() -> dict[str, Any] | None:
         return None
     ask = [tool, "--id=0", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        said = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        output = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    values = [value.strip() for value in said.split(",")]
+    values = [value.strip() for value in output.split(",")]
     if len(values) != len(_GPU_FIELDS):
         return None
     return {

@@ -29,6 +29,7 @@ from timing import COMMON, block_spec
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench import bench
 from posexport.bench.candidates import CANDIDATES
+from posexport.bench.options import BenchOptions
 from posexport.cli import console
 from posexport.errors import RequestError, unknown
 from posexport.export import export
@@ -108,7 +109,7 @@ def main(
     for name in encodings:
         if name.partition(":")[0] not in ENCODINGS:
             raise click.UsageError(str(unknown("encoding", name, ENCODINGS)))
-    missing = {name: why for name in names if (why := RUNTIMES[name].missing()) is not None}
+    missing = {name: reason.text for name in names if (reason := RUNTIMES[name].missing()) is not None}
     if len(missing) == len(names):
         gpu = gpu_missing()
         why = gpu if gpu and all(RUNTIMES[name].needs_gpu for name in names) else "; ".join(missing.values())
@@ -234,7 +235,7 @@ def _verify(path: Path, results: list[Result]) -> None:
     for result in results:
         verdict = verdicts.get(result.runtime)
         if verdict is None:
-            why = report.unreadable[0][1] if report.unreadable else "no verdict"
+            why = report.unreadable[0].error if report.unreadable else "no verdict"
             result.fail("verify", why)
             continue
         result.state, result.reason = verdict.state, verdict.reason or ""
@@ -243,20 +244,20 @@ def _verify(path: Path, results: list[Result]) -> None:
 
 
 def _bench(path: Path, results: list[Result], shapes: tuple[str, ...], quick: bool, cuda_graph: bool) -> None:
-    found = bench(
-        path,
-        runtimes=[result.runtime for result in results],
+    options = BenchOptions(
+        runtimes=tuple(result.runtime for result in results),
         shapes=shapes,
         rounds=2 if quick else 15,
         cuda_graph=cuda_graph,
     )
+    found = bench(path, options)
     for result in results:
         for shape in found.shapes:
             mine = next(each for each in shape.results if each.runtime == result.runtime)
             if mine.state == "failed":
                 result.fail("bench", mine.reason)
             elif mine.seconds is not None:
-                against = CANDIDATES[mine.runtime].peers["torch"]
+                against = CANDIDATES[mine.runtime].references["torch"]
                 ratio = attrs.asdict(mine.ratios["torch"]) if "torch" in mine.ratios else None
                 size = {**shape.sizes.to_dict(), "ratio": ratio, "against": against if ratio else ""}
                 memory = {"memory": mine.memory, "gpu_memory": mine.gpu_memory}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -49,25 +48,6 @@ class LoadedArtifact:
     def required_runtime(self) -> str | None:
         """The one runtime that can open it: a plan's builder. None for an ONNX file."""
         return None if self.plan is None else self.plan.runtime.name
-
-
-def find_artifacts(paths: Sequence[Path]) -> list[Path]:
-    """The artifacts that `paths` name, all those under a folder, each once; RequestError where there are none."""
-    artifacts: dict[str, Path] = {}
-    for path in paths:
-        if not path.exists():
-            raise RequestError(f"{str(path)!r} is not there: give artifacts of posexport, or a folder that holds some.")
-        if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix in (".onnx", ".plan") and file.is_file())
-            if not inside:
-                raise RequestError(f"the folder {str(path)!r} holds no .onnx or .plan: give a folder with artifacts.")
-        elif path.suffix in (".onnx", ".plan"):
-            inside = [path]
-        else:
-            raise RequestError(f"{str(path)!r} is neither .onnx nor .plan nor a folder: give artifacts of posexport.")
-        for file in inside:
-            artifacts.setdefault(os.path.realpath(file), file)
-    return list(artifacts.values())
 
 
 def load_artifact(path: Path) -> LoadedArtifact:

@@ -1,182 +1,185 @@
 """The bench stage: latency and memory of an artifact on every runtime that is there, beside torch and the lower bound.
 
-Each runtime has its own process, so that its memory can be told and a crash ends only itself. They are called in
-alternation (`rounds`); a turn is untimed runs, which wake threads that slept, and then a few timed ones.
-Quantiles are over all timed runs; ratios to the peers are over rounds, of the median run of each turn.
+Each runtime has its own process, so that its memory can be measured and a crash ends only itself. They are called in
+alternation (`rounds`); a turn is untimed runs, which wake threads that slept, and then a few timed ones. Quantiles are
+over all timed runs; ratios to the references are over rounds, of the median run of each turn.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
-from posexport.bench.candidates import choose, earlier
-from posexport.bench.result import HIGH_MACHINE_LOAD, Benchmark, LeftOut, Shape, differing
+from posexport.artifact.paths import check_artifact
+from posexport.bench.candidates import choose, previous
+from posexport.bench.options import BenchOptions
+from posexport.bench.result import Benchmark, LeftOut, Shape, differing
 from posexport.bench.scenarios import Scenario, read_scenario
 from posexport.bench.session import BURST, BenchSession, Settings
-from posexport.bench.shapes import Sizes, Subject, read_sizes, read_subject
+from posexport.bench.shapes import Sizes, load_for_bench, read_sizes, scenario_sizes, sizes_of
 from posexport.errors import RequestError
-from posexport.files import check_artifact, sha256_of
 from posexport.machine import machine
+from posexport.progress import Progress, silent
 
-__all__ = ["BUDGET", "HIGH_MACHINE_LOAD", "PROCESSES", "Benchmark", "bench"]
+if TYPE_CHECKING:
+    from posexport.artifact.loaded import LoadedArtifact
 
-BUDGET = 60.0
-"""Seconds for the rounds of one shape, however slow it is."""
-
-ROUNDS, ROUNDS_EACH = 20, 10
+ROUNDS, ROUNDS_OF_SEVERAL = 20, 10
 """Rounds of one process, and of each where there are several."""
 
 PROCESSES = 7
 """Processes of each candidate where runs are compared with one another."""
 
 
-def bench(
-    path: Path,
-    *,
-    runtimes: Sequence[str] = (),
-    also: Sequence[str] = (),
-    shapes: Sequence[str] = (),
-    scenarios: Sequence[str] = (),
-    peers: bool = False,
-    compiled: bool = False,
-    rounds: int | None = None,
-    warmup: int = 3,
-    threads: int | None = None,
-    cuda_graph: bool = False,
-    seed: int = 0,
-    budget: float = BUDGET,
-    processes: int = 1,
-    most_processes: int | None = None,
-    check: Callable[[Benchmark], object] = lambda head: None,
-    enough: Callable[[Benchmark], bool] = lambda found: True,
-    against: Path | None = None,
-    methods: Mapping[tuple[str, str], str] | None = None,
-    progress: Callable[[str], object] = lambda step: None,
-) -> Benchmark:
-    """Time the artifact at `path`; torch eager, torch.compile and the lower bound are always among the candidates.
+def bench(path: Path, options: BenchOptions | None = None, *, progress: Progress = silent) -> Benchmark:
+    """Time the artifact at `path` beside torch eager, torch.compile and the lower bound.
 
-    `also` names candidates beside `runtimes`, or beside the default ones. `shapes` are texts like
-    `batch=1,seq=128`, `scenarios` like `decode:2048`; `threads` counts the threads of each runtime (default: its own
-    choice). `peers` adds torch's own export and ONNX Runtime's optimizer; `against` is an
-    earlier artifact of the same block, timed in the same rounds. `budget` is in seconds, for the rounds of one shape.
-    Each candidate gets `processes` processes one after another, which share the rounds; and more, up to
-    `most_processes`, until `enough` says so of the result. With more than one, torch.compile is timed only where it is
-    named or `compiled` is given: it takes seconds to start. `check` sees the result before anything is timed.
-    `methods` says how a lower bound is run (`Benchmark.bound_methods` of an earlier result).
-    `progress` is called with what comes next. RequestError for names, sizes and files that can't be used.
+    RequestError for names, sizes and files that can't be used.
     """
-    chosen = choose(runtimes, peers, also)
-    _check_early(path, against, scenarios, shapes)
-    if rounds is None:
-        rounds = ROUNDS if processes == 1 else ROUNDS_EACH * processes
-    if processes > 1 and not compiled:
-        chosen = [each for each in chosen if each.role != "torch-compile" or each.name in (*runtimes, *also)]
-    subject = read_subject(path)
-    sizes, names, left_out = _points(subject, shapes, scenarios)
-    if rounds < 1 or warmup < 1 or processes < 1 or not 0 < budget < math.inf:
-        raise RequestError(
-            f"rounds is {rounds}, warmup {warmup}, processes {processes} and budget {budget:g}: each must be above 0."
+    with BenchRun(path, options or BenchOptions(), progress=progress) as run:
+        run.open_processes(run.planned)
+        return run.result()
+
+
+class BenchRun:
+    """One benchmark under way: made without timing anything, then process after process is opened and timed.
+
+    `previous_artifact` is an earlier artifact of the same block, timed in the same rounds. `methods` says how a lower
+    bound is run (`Benchmark.bound_methods` of an earlier result). `planned` processes share the rounds that were asked
+    for. RequestError for names, sizes and files that can't be used.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        options: BenchOptions,
+        *,
+        previous_artifact: Path | None = None,
+        methods: Mapping[tuple[str, str], str] | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        candidates = choose(options.runtimes, options.alternatives, options.required)
+        for file in (path, *([] if previous_artifact is None else [previous_artifact])):
+            check_artifact(file)
+        for text in options.shapes:  # before an engine loads to read the artifact
+            read_sizes(text, Sizes(), [field.name for field in attrs.fields(Sizes)])
+        for text in options.scenarios:
+            read_scenario(text)
+        self.planned = options.processes or 1
+        rounds = options.rounds or (ROUNDS if self.planned == 1 else ROUNDS_OF_SEVERAL * self.planned)
+        if self.planned > 1 and not options.torch_compile:
+            named = (*options.runtimes, *options.required)
+            candidates = [one for one in candidates if one.role != "torch-compile" or one.name in named]
+        self._path, self._options = path, options
+        self._artifact = load_for_bench(path)
+        self._sizes, self._names, self._left_out = points(self._artifact, options.shapes, options.scenarios)
+        self._warnings = [f"{path}: {note}" for note in self._artifact.manifest_warnings]
+        other = None
+        if previous_artifact is not None:
+            other = _load_previous(self._artifact, previous_artifact, self._sizes)
+            self._warnings += [f"{previous_artifact}: {note}" for note in other.manifest_warnings]
+            candidates += [previous(one) for one in candidates if not one.role]
+        self._share = math.ceil(rounds / self.planned)
+        settings = Settings(
+            rounds=self._share,
+            warmup=options.warmup,
+            threads=options.threads,
+            cuda_graph=options.cuda_graph,
+            seed=options.seed,
+            budget=options.seconds / self.planned,
         )
-    old = None if against is None else _earlier(subject, against, sizes)
-    if old is not None:
-        chosen += [earlier(each) for each in chosen if not each.role]
-    share = math.ceil(rounds / processes)
-    settings = Settings(
-        rounds=share, warmup=warmup, threads=threads, cuda_graph=cuda_graph, seed=seed, budget=budget / processes
-    )
-    digest, here = sha256_of(path), machine()
-    with BenchSession(subject, chosen, sizes, settings, old, progress, methods) as field:
+        self._machine = machine()
+        self._session = BenchSession(self._artifact, candidates, self._sizes, settings, other, progress, methods)
 
-        def result() -> Benchmark:
-            return Benchmark(
-                file=path.name,
-                sha256=digest,
-                encoding=subject.spec.encoding.name,
-                form=subject.form,
-                opset=subject.opset,
-                dtype=subject.spec.dtype,
-                spec=json.loads(subject.spec.to_json()),
-                rounds=share * field.sessions,
-                burst=BURST,
-                processes=field.sessions,
-                seed=seed,
-                machine_load=field.machine_load,
-                machine=here,
-                threads=threads,
-                cuda_graph=cuda_graph,
-                left_out=left_out,
-                manifest_warnings=(*subject.manifest_warnings, *(() if old is None else old.manifest_warnings)),
-                shapes=tuple(
-                    Shape(
-                        scenario=names_of[0] if names_of else None,
-                        also=names_of[1:],
-                        **each.to_dict(),
-                        rounds=field.rounds[index],
-                        results=field.timings(index) if field.sessions else (),
-                    )
-                    for index, (each, names_of) in enumerate(zip(sizes, names, strict=True))
-                ),
-            )
+    def __enter__(self) -> BenchRun:
+        return self
 
-        check(result())
-        while field.sessions < processes:
-            field.session()
-        found = result()
-        while field.sessions < (most_processes or processes) and not enough(found):
-            field.session()
-            found = result()
-    return found
+    def __exit__(self, *_: object) -> None:
+        self._session.__exit__()
 
+    @property
+    def processes(self) -> int:
+        """How many processes each candidate has had."""
+        return self._session.sessions
 
-def _check_early(path: Path, against: Path | None, scenarios: Sequence[str], shapes: Sequence[str]) -> None:
-    """RequestError for what is wrong with any artifact, before an engine loads to read this one."""
-    for file in (path, *([] if against is None else [against])):
-        check_artifact(file)
-    for text in shapes:
-        read_sizes(text, Sizes(), [field.name for field in attrs.fields(Sizes)])
-    for text in scenarios:
-        read_scenario(text)
+    def open_processes(self, count: int = 1) -> None:
+        """Time everything in so many processes more, one after another."""
+        for _ in range(count):
+            self._session.session()
+
+    def result(self) -> Benchmark:
+        """What is known so far; without timings before the first process."""
+        artifact, session = self._artifact, self._session
+        return Benchmark(
+            file=self._path.name,
+            sha256=artifact.sha256,
+            encoding=artifact.spec.encoding.name,
+            form=artifact.source.form,
+            opset=artifact.source.opset,
+            dtype=artifact.spec.dtype,
+            spec=json.loads(artifact.spec.to_json()),
+            rounds=self._share * session.sessions,
+            burst=BURST,
+            processes=session.sessions,
+            seed=self._options.seed,
+            machine_load=session.machine_load,
+            machine=self._machine,
+            threads=self._options.threads,
+            cuda_graph=self._options.cuda_graph,
+            manifest_warnings=tuple(self._warnings),
+            left_out=self._left_out,
+            shapes=tuple(
+                Shape(
+                    scenario=names[0] if names else None,
+                    also=names[1:],
+                    **sizes.to_dict(),
+                    rounds=session.rounds[index],
+                    results=session.timings(index),
+                )
+                for index, (sizes, names) in enumerate(zip(self._sizes, self._names, strict=True))
+            ),
+        )
 
 
-def _points(
-    subject: Subject, shapes: Sequence[str], scenarios: Sequence[str]
+def points(
+    artifact: LoadedArtifact, shapes: Sequence[str], scenarios: Sequence[str]
 ) -> tuple[list[Sizes], list[tuple[str, ...]], tuple[LeftOut, ...]]:
     """The sizes to time with the scenarios of each, and what of whole sweeps the artifact can't take."""
     asked: dict[Scenario, Scenario] = {}
-    for scenario in (each for text in scenarios for each in read_scenario(text)):
+    for scenario in (scenario for text in scenarios for scenario in read_scenario(text)):
         if not scenario.swept:
             asked[scenario] = scenario  # named once is named, whatever sweep has it too
         asked.setdefault(scenario, scenario)
-    found: dict[Sizes, tuple[str, ...]] = {}
+    names: dict[Sizes, tuple[str, ...]] = {}
     left_out = []
     for scenario in asked.values():
         try:
-            size = subject.scenario(scenario)
-            found[size] = (*found.get(size, ()), str(scenario))
+            sizes = scenario_sizes(artifact, scenario)
+            names[sizes] = (*names.get(sizes, ()), str(scenario))
         except RequestError as error:
             if not scenario.swept:
                 raise
             left_out.append(LeftOut(scenario=str(scenario), reason=str(error).rstrip(".")))
-    if asked and not found:
+    if asked and not names:
         raise RequestError(f"nothing of the sweep can be timed: {left_out[0].reason}.")
     if shapes or not asked:
-        found |= {each: () for each in subject.sizes(shapes) if each not in found}
-    return list(found), list(found.values()), tuple(left_out)
+        names |= {sizes: () for sizes in sizes_of(artifact, shapes) if sizes not in names}
+    return list(names), list(names.values()), tuple(left_out)
 
 
-def _earlier(subject: Subject, path: Path, sizes: Sequence[Sizes]) -> Subject:
+def _load_previous(artifact: LoadedArtifact, path: Path, sizes: Sequence[Sizes]) -> LoadedArtifact:
     """The earlier artifact; RequestError where it is another block, or can't take the sizes."""
-    old = read_subject(path)
-    if old.spec != subject.spec:
-        names = ", ".join(differing(old.spec.to_dict(), subject.spec.to_dict()))
+    other = load_for_bench(path)
+    if other.spec != artifact.spec:
+        names = ", ".join(differing(other.spec.to_dict(), artifact.spec.to_dict()))
         raise RequestError(
-            f"{str(path)!r} is another block than {str(subject.path)!r} ({names} differ): give an earlier artifact of "
+            f"{str(path)!r} is another block than {str(artifact.path)!r} ({names} differ): give an earlier artifact of "
             "the same one."
         )
-    old.sizes([str(each) for each in sizes])
-    return old
+    sizes_of(other, [str(one) for one in sizes])
+    return other

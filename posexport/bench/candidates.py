@@ -8,13 +8,15 @@ ONNX Runtime's transformers optimizer) and `against` (an earlier artifact). Impo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.bench.shapes import Subject
 from posexport.errors import RequestError, unknown
 from posexport.runtimes import ORT, REFERENCE, RUNTIMES, TENSORRT, TORCH, Runtime
+
+if TYPE_CHECKING:
+    from posexport.artifact.loaded import LoadedArtifact
 
 _TAKES = {TORCH: ("threads",), ORT: ("threads", "cuda_graph"), TENSORRT: ("cuda_graph",), REFERENCE: ()}
 """Which of the options of a benchmark an engine has, by its module; one that isn't here runs nothing to be timed."""
@@ -26,31 +28,34 @@ ROLES = {
     "torch-onnx": "ort",
     "ort-optimizer": "ort",
 }
-"""The peers that are always held against, each with what runs it."""
+"""The references, each with what runs it."""
 
 ALWAYS = ("lower_bound", "torch", "torch-compile")
-EXPORTED = ("torch-onnx", "ort-optimizer")
-"""Peers that are files of their own, made before they are timed; timed with `--peers`, or where they are named."""
+ALTERNATIVES = ("torch-onnx", "ort-optimizer")
+"""References that are files of their own, made before they are timed; timed with `--peers`, or where they are named."""
 
-AGAINST = "against"
+PREVIOUS_ARTIFACT = "against"
+"""The role of an earlier artifact that is timed in the same rounds."""
 
 
 @attrs.frozen(kw_only=True)
 class Candidate:
-    """What is timed: a row of RUNTIMES with extra options. `role` is set for a peer; `peers` names, by role, the
-    candidates that its ratios are taken to."""
+    """What is timed: a row of RUNTIMES with extra options. `role` is set for a reference; `references` names, by role,
+    the candidates that its ratios are taken to."""
 
     name: str
     runtime: Runtime
     role: str = ""
-    peers: Mapping[str, str] = attrs.field(factory=dict)
+    references: Mapping[str, str] = attrs.field(factory=dict)
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
-    def missing(self, subject: Subject) -> str | None:
-        """Why it can't time the subject here, or None."""
-        if subject.plan_runtime not in (None, self.runtime.name) and self.role in ("", AGAINST):
-            return f"a plan of {subject.plan_runtime} runs on nothing else"
-        return self.runtime.missing()
+    def missing(self, artifact: LoadedArtifact) -> str | None:
+        """Why it can't time the artifact here, or None."""
+        required = artifact.required_runtime
+        if required not in (None, self.runtime.name) and self.role in ("", PREVIOUS_ARTIFACT):
+            return f"a plan of {required} runs on nothing else"
+        reason = self.runtime.missing()
+        return None if reason is None else reason.text
 
     def takes(self, option: str) -> bool:
         """Whether `threads` or `cuda_graph` has an effect on it."""
@@ -63,49 +68,58 @@ class Candidate:
 
 
 def _candidates() -> dict[str, Candidate]:
-    found = {}
+    candidates = {}
     for suffix in ("", "-cuda"):
-        peers = {role: f"{role}{suffix}" for role in ROLES}
+        references = {role: f"{role}{suffix}" for role in ROLES}
         for role, package in ROLES.items():
             row = RUNTIMES["ort-cpu" if (package, suffix) == ("ort", "") else f"{package}{suffix}"]
             options = {"compiled": True} if role == "torch-compile" else {}
-            found[peers[role]] = Candidate(name=peers[role], runtime=row, role=role, peers=peers, options=options)
-    for row in (row for row in RUNTIMES.values() if row.module in _TAKES and row.name not in found):
-        peers = {role: f"{role}{'-cuda' if row.needs_gpu else ''}" for role in ROLES}
-        found[row.name] = Candidate(name=row.name, runtime=row, peers=peers)
-    return found
+            name = references[role]
+            candidates[name] = Candidate(
+                name=name, runtime=row, role=role, references=_with_previous(references, name), options=options
+            )
+    for row in (row for row in RUNTIMES.values() if row.module in _TAKES and row.name not in candidates):
+        references = {role: f"{role}{'-cuda' if row.needs_gpu else ''}" for role in ROLES}
+        candidates[row.name] = Candidate(name=row.name, runtime=row, references=_with_previous(references, row.name))
+    return candidates
+
+
+def _with_previous(references: Mapping[str, str], name: str) -> dict[str, str]:
+    return {**references, PREVIOUS_ARTIFACT: f"{PREVIOUS_ARTIFACT}:{name}"}
 
 
 CANDIDATES = _candidates()
-"""Everything that can be timed, by name, in the order of reports: peers on the CPU, those on the GPU, the runtimes."""
+"""Everything that can be timed, by name, in the order of reports: references on the CPU, on the GPU, then runtimes."""
 
 DEFAULT = tuple(
-    name for name, candidate in CANDIDATES.items() if name != "onnx-reference" and candidate.role not in EXPORTED
+    name for name, candidate in CANDIDATES.items() if name != "onnx-reference" and candidate.role not in ALTERNATIVES
 )
 """Timed where no runtime is named; onnx's evaluator is there to be right, not to be fast."""
 
 
-def choose(names: Iterable[str], peers: bool = False, also: Iterable[str] = ()) -> list[Candidate]:
-    """The candidates of those names (default: DEFAULT), those of `also`, and the peers that they are held against.
+def choose(names: Iterable[str], alternatives: bool = False, required: Iterable[str] = ()) -> list[Candidate]:
+    """The candidates of those names (default: DEFAULT), those that are `required`, and the references of their ratios.
 
-    `peers` adds torch's own export and ONNX Runtime's optimizer.
+    `alternatives` adds torch's own export and ONNX Runtime's optimizer. RequestError for other names.
     """
-    wanted = (set(names) or set(DEFAULT)) | set(also)
-    for name in wanted:
+    chosen = (set(names) or set(DEFAULT)) | set(required)
+    for name in chosen:
         if name in RUNTIMES and name not in CANDIDATES:
             raise RequestError(f"runtime {name!r} runs no kernels to be timed: allowed: {', '.join(CANDIDATES)}.")
         if name not in CANDIDATES:
             raise unknown("runtime", name, CANDIDATES)
-    for name in tuple(wanted):
-        wanted |= {CANDIDATES[name].peers[role] for role in (*ALWAYS, *(EXPORTED if peers else ()))}
-    return [candidate for name, candidate in CANDIDATES.items() if name in wanted]
+    for name in tuple(chosen):
+        chosen |= {CANDIDATES[name].references[role] for role in (*ALWAYS, *(ALTERNATIVES if alternatives else ()))}
+    return [candidate for name, candidate in CANDIDATES.items() if name in chosen]
 
 
-def is_peer(name: str) -> bool:
-    """Whether a candidate is what the artifact is measured by, and doesn't run it: torch, or an earlier artifact."""
+def is_reference(name: str) -> bool:
+    """Whether a candidate doesn't run the artifact: torch, an alternative, or an earlier artifact."""
     return name not in CANDIDATES or bool(CANDIDATES[name].role)
 
 
-def earlier(candidate: Candidate) -> Candidate:
+def previous(candidate: Candidate) -> Candidate:
     """The same runtime, for an earlier artifact that is timed in the same rounds."""
-    return attrs.evolve(candidate, name=f"{AGAINST}:{candidate.name}", role=AGAINST)
+    references = {role: name for role, name in candidate.references.items() if role != PREVIOUS_ARTIFACT}
+    name = candidate.references[PREVIOUS_ARTIFACT]
+    return attrs.evolve(candidate, name=name, role=PREVIOUS_ARTIFACT, references=references)

@@ -1,99 +1,149 @@
-"""Timing that ends in a judgement, or is kept for one: as many processes as it takes to tell what got slower."""
+"""Timing that ends in a judgement, or is kept for one: as many processes as it takes to know what got slower."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import attrs
 
-from posexport.bench.benchmark import PROCESSES, bench
-from posexport.bench.candidates import CANDIDATES
-from posexport.bench.regression import MOST_PROCESSES, compare, compare_earlier, is_steady, notes_on
-from posexport.bench.result import TIMED, Benchmark, Gate
+from posexport.bench.benchmark import PROCESSES, BenchRun, bench
+from posexport.bench.candidates import CANDIDATES, choose, is_reference
+from posexport.bench.options import BenchOptions
+from posexport.bench.regression import (
+    DEFAULT_LIMIT,
+    MOST_PROCESSES,
+    check_named,
+    compare,
+    compare_previous,
+    is_steady,
+    notes_on,
+    read_limit,
+)
+from posexport.bench.result import FAILED, NOT_RUN, TIMED, Benchmark, Gate, check_place, read_benchmark
 from posexport.machine import differences, machine
+from posexport.progress import Progress, silent
 
 GATE_TIMEOUT = 300.0
 """Seconds after the first judgement in which more processes may be opened to settle it."""
 
+_log = logging.getLogger(__name__)
 
-def bench_to_keep(path: Path, *, processes: int | None = None, **options: Any) -> Benchmark:
-    """Time the artifact at `path` to compare later runs with: in so many processes, or as many as make it steady.
 
-    `options` are those of `bench`. RequestError as `bench` raises it.
+def bench_to_keep(path: Path, options: BenchOptions | None = None, *, progress: Progress = silent) -> Benchmark:
+    """Time the artifact at `path` to compare later runs with.
+
+    It takes `options.processes`, or as many as make the result steady. RequestError as `bench` raises it.
     """
-    if processes is not None:
-        return bench(path, processes=processes, **options)
-    return bench(path, processes=PROCESSES, most_processes=MOST_PROCESSES, enough=_in_time(None, True), **options)
+    options = options or BenchOptions()
+    planned = attrs.evolve(options, processes=options.processes or PROCESSES)
+    with BenchRun(path, planned, progress=progress) as run:
+        return _settled(run, options.processes or MOST_PROCESSES, is_steady)
 
 
 def bench_gated(
     path: Path,
+    reference: Benchmark | Path,
+    limit: float,
+    options: BenchOptions | None = None,
     *,
-    baseline: Benchmark | None = None,
-    against: Path | None = None,
-    allowed: float,
-    processes: int | None = None,
     keep: bool = False,
-    tell: Callable[[str], object] = lambda note: None,
-    **options: Any,
+    progress: Progress = silent,
 ) -> Benchmark:
-    """Time the artifact at `path`, with a gate by the saved result `baseline` or the earlier artifact `against`.
+    """Time the artifact at `path`, with a gate by `reference`: a saved result, or an earlier artifact.
 
-    `options` are those of `bench`; what isn't given of scenarios, shapes, runtimes, threads and CUDA graphs is as
-    in the baseline. `allowed` is a share: 0.05 lets it be 5 % slower. With `keep` it goes on until the result is steady
-    too: one that stopped where it looked fast is no baseline. `tell` hears what makes the comparison less sure
-    before anything is timed. RequestError as `bench` raises it, and for a baseline of something else.
+    Scenarios, shapes, runtimes, threads and CUDA graphs that aren't given are those of a saved result. `limit` is the
+    largest share by which it may be slower (0.05 is 5 %). With `keep` it goes on until the result is steady too: one
+    that stopped where it looked fast is no baseline. What makes the comparison less certain is logged as a warning
+    before anything is timed. RequestError as `bench` raises it, and for a result of something else.
     """
-    options |= {"processes": processes or PROCESSES, "most_processes": max(processes or 0, MOST_PROCESSES)}
-    if baseline is None:
-        named = (*options.get("runtimes", ()), *options.get("also", ()))
+    options = options or BenchOptions()
+    planned = attrs.evolve(options, processes=options.processes or PROCESSES)
+    methods = {}
+    if isinstance(reference, Benchmark):
+        planned = _as_in(reference, planned)
+        methods = {} if differences(dict(reference.machine), machine()) else reference.bound_methods()
 
-        def judge(found: Benchmark) -> Gate:
-            return compare_earlier(found, allowed, named)
+    def judge(result: Benchmark) -> Gate:
+        if isinstance(reference, Benchmark):
+            return compare(result, reference, limit)
+        return compare_previous(result, limit, (*options.runtimes, *options.required))
 
-        found = bench(path, against=against, enough=_in_time(judge, keep), **options)
-        return attrs.evolve(found, gate=judge(found))
-    base = baseline  # no longer None, also inside what follows
+    def enough(result: Benchmark) -> bool:
+        return judge(result).settled and (not keep or is_steady(result))
 
-    def check(head: Benchmark) -> None:
-        for note in notes_on(base, head):
-            tell(note)
-
-    found = bench(
-        path,
-        check=check,
-        enough=_in_time(lambda found: compare(found, base, allowed), keep),
-        methods={} if differences(dict(base.machine), machine()) else base.bound_methods(),
-        **_as_in(base, options),
-    )
-    return attrs.evolve(found, gate=compare(found, base, allowed))
+    previous = reference if isinstance(reference, Path) else None
+    with BenchRun(path, planned, previous_artifact=previous, methods=methods, progress=progress) as run:
+        for note in notes_on(reference, run.result()) if isinstance(reference, Benchmark) else ():
+            _log.warning("%s: %s", path.name, note)
+        result = _settled(run, max(options.processes or 0, MOST_PROCESSES), enough)
+    return attrs.evolve(result, gate=judge(result))
 
 
-def _in_time(judge: Callable[[Benchmark], Gate] | None, keep: bool) -> Callable[[Benchmark], bool]:
-    """What says whether a result is settled, and steady where it is kept; or took all the patience there is."""
-    first: list[float] = []
+def _settled(run: BenchRun, most: int, enough: Callable[[Benchmark], bool]) -> Benchmark:
+    """The result once it is enough, or after `most` processes or `GATE_TIMEOUT`."""
+    run.open_processes(run.planned)
+    start = time.monotonic()
+    result = run.result()
+    while run.processes < most and not enough(result) and time.monotonic() - start <= GATE_TIMEOUT:
+        run.open_processes()
+        result = run.result()
+    return result
 
-    def enough(found: Benchmark) -> bool:
-        first.append(time.monotonic())
-        done = (judge is None or judge(found).settled) and (not keep or is_steady(found))
-        return done or first[-1] - first[0] > GATE_TIMEOUT
 
-    return enough
-
-
-def _as_in(base: Benchmark, options: dict[str, Any]) -> dict[str, Any]:
+def _as_in(baseline: Benchmark, options: BenchOptions) -> BenchOptions:
     """Options with what wasn't given taken from the baseline."""
-    filled = dict(options)
-    if not options.get("scenarios") and not options.get("shapes"):
-        filled["scenarios"] = [name for shape in base.shapes for name in shape.scenarios]
-        filled["shapes"] = [str(shape.sizes) for shape in base.shapes if shape.scenario is None]
-    if not options.get("runtimes"):
-        timed = {result.runtime for shape in base.shapes for result in shape.results if result.state == TIMED}
-        filled["runtimes"] = [name for name, each in CANDIDATES.items() if name in timed and not each.role]
-    if options.get("threads") is None:
-        filled["threads"] = base.threads
-    filled["cuda_graph"] = base.cuda_graph or options.get("cuda_graph", False)
-    return filled
+    if not options.scenarios and not options.shapes:
+        scenarios = tuple(name for shape in baseline.shapes for name in shape.scenarios)
+        shapes = tuple(str(shape.sizes) for shape in baseline.shapes if shape.scenario is None)
+        options = attrs.evolve(options, scenarios=scenarios, shapes=shapes)
+    if not options.runtimes:
+        timed = {timing.runtime for timing in baseline.timings if timing.state == TIMED}
+        runtimes = tuple(name for name, candidate in CANDIDATES.items() if name in timed and not candidate.role)
+        options = attrs.evolve(options, runtimes=runtimes)
+    threads = baseline.threads if options.threads is None else options.threads
+    return attrs.evolve(options, threads=threads, cuda_graph=baseline.cuda_graph or options.cuda_graph)
+
+
+def bench_file(
+    path: Path,
+    options: BenchOptions,
+    *,
+    baseline: Path | None = None,
+    previous_artifact: Path | None = None,
+    limit: str = DEFAULT_LIMIT,
+    save: Path | None = None,
+    progress: Progress = silent,
+) -> Benchmark:
+    """What `posexport bench FILE` does: time an artifact, to keep the result in `save`, or with a gate by a saved
+    `baseline` or a `previous_artifact`, whose `limit` is text such as `5%`.
+
+    Nothing is written here. RequestError for what can't be asked, before anything is timed.
+    """
+    choose(options.required)  # a misspelt name is reported before anything is read
+    if save is not None:
+        check_place(save, baseline)
+    share = read_limit(limit)
+    reference: Benchmark | Path | None = previous_artifact
+    if baseline is not None:
+        reference = saved = read_benchmark(baseline)
+        check_named(saved, options.runtimes)
+    if reference is not None:
+        return bench_gated(path, reference, share, options, keep=save is not None, progress=progress)
+    return (bench if save is None else bench_to_keep)(path, options, progress=progress)
+
+
+def exit_code(result: Benchmark, options: BenchOptions, strict: bool) -> tuple[int, str]:
+    """The exit code of `posexport bench FILE`, and a sentence without its full stop where it needs one."""
+    for name in options.required:
+        timings = [timing for timing in result.timings if timing.runtime == name]
+        missing = next((timing.reason for timing in timings if timing.state == NOT_RUN), None)
+        if missing is not None or not timings:
+            return 3, f"required runtime {name} was not run: {missing or 'nothing was timed on it'}"
+    # a reference that nobody named says nothing about the artifact by failing
+    excused = {name for name in CANDIDATES if is_reference(name)} - {*options.runtimes, *options.required}
+    if any(timing.state == FAILED and timing.runtime not in excused for timing in result.timings):
+        return 1, ""
+    return (0 if result.gate is None else result.gate.exit_code(strict)), ""

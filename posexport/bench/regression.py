@@ -7,18 +7,19 @@ log r over the processes of each run,
     var(d) = v' + v + 2 DRIFT^2,   d +- t sqrt(var(d))
 
 where means are trimmed and v are their variances (Yuen, 1974), with Student's t at `CONFIDENCE` and Welch's degrees of
-freedom. DRIFT stands for what two runs on one machine differ by
-though their processes agree. A change is slower where its whole interval lies above what is allowed, fine where all of
-it lies at or below, and can't be told otherwise: then more processes are timed, up to a number.
+freedom. DRIFT stands for what two runs on one machine differ by though their processes agree. A change is slower where
+its whole interval lies above the limit, fine where all of it lies at or below, and inconclusive otherwise: then more
+processes are timed, up to a number.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from posexport.bench.candidates import AGAINST, is_peer
+import attrs
+
+from posexport.bench.candidates import PREVIOUS_ARTIFACT, is_reference
 from posexport.bench.result import (
     FINE,
     HIGH_MACHINE_LOAD,
@@ -42,7 +43,7 @@ CONFIDENCE = 0.99
 DRIFT = 0.01
 """The standard deviation of the logarithm of a ratio between runs of one build, beyond that between processes."""
 
-_LEAST_SHARE = 0.2
+_MIN_SHARE = 0.2
 """Of the variance of a change: where this run's processes make no more of it, more of them narrow nothing."""
 
 STEADY = 0.02
@@ -50,10 +51,11 @@ STEADY = 0.02
 
 REFERENCES = ("lower_bound", "torch")
 MOST_PROCESSES = 20
+DEFAULT_LIMIT = "5%"
 
 
-def read_allowed(text: str) -> float:
-    """The largest allowed change as a share, from `5%` or `0.05`; RequestError for anything else."""
+def read_limit(text: str) -> float:
+    """The largest change that is no regression as a share, from `5%` or `0.05`; RequestError for anything else."""
     percent = text.strip().endswith("%")
     try:
         value = float(text.strip().removesuffix("%")) / (100 if percent else 1)
@@ -68,56 +70,60 @@ def read_allowed(text: str) -> float:
     return value
 
 
-def ours(found: Benchmark) -> list[tuple[Timing, Shape]]:
-    """Whatever ran the artifact and was timed, peers left out, with the shape at which it was."""
-    both = [(each, shape) for shape in found.shapes for each in shape.results]
-    return [(each, shape) for each, shape in both if each.state == TIMED and not is_peer(each.runtime)]
+def timings_of_artifact(result: Benchmark) -> list[tuple[Timing, Shape]]:
+    """Whatever ran the artifact and was timed, with the shape at which it was."""
+    return [
+        (timing, shape)
+        for shape in result.shapes
+        for timing in shape.results
+        if timing.state == TIMED and not is_reference(timing.runtime)
+    ]
 
 
-def notes_on(base: Benchmark, found: Benchmark) -> tuple[str, ...]:
+def notes_on(baseline: Benchmark, result: Benchmark) -> tuple[str, ...]:
     """Sentences on what else differs; RequestError where a baseline is of something else."""
     for name in ("file", "encoding", "dtype"):
-        now, before = getattr(found, name), getattr(base, name)
+        now, before = getattr(result, name), getattr(baseline, name)
         if now != before:
             raise RequestError(f"the baseline is of {name} {before!r}, this run of {now!r}: save one of {now!r}.")
-    if base.spec != found.spec:
-        names = ", ".join(differing(base.spec, found.spec))
+    if baseline.spec != result.spec:
+        names = ", ".join(differing(baseline.spec, result.spec))
         raise RequestError(f"the baseline is of another block ({names} differ): save one of this block.")
-    sizes, before = ({str(shape.sizes) for shape in each.shapes} for each in (found, base))
-    if sizes != before:
-        odd = sorted(sizes ^ before)[0]
+    sizes, known_sizes = ({str(shape.sizes) for shape in run.shapes} for run in (result, baseline))
+    if sizes != known_sizes:
+        odd = sorted(sizes ^ known_sizes)[0]
         where = "this run" if odd in sizes else "the baseline"
         raise RequestError(f"{odd} is in {where} only: time the same scenarios and shapes in both.")
-    if base.threads != found.threads:
-        theirs_, ours_ = (each.threads or "each runtime's own" for each in (base, found))
-        raise RequestError(f"the threads of the baseline are {theirs_}, those of this run {ours_}: give the same.")
-    if base.cuda_graph != found.cuda_graph:
-        with_, without = ("baseline", "run") if base.cuda_graph else ("run", "baseline")
+    if baseline.threads != result.threads:
+        before, now = (run.threads or "each runtime's own" for run in (baseline, result))
+        raise RequestError(f"the threads of the baseline are {before}, those of this run {now}: give the same.")
+    if baseline.cuda_graph != result.cuda_graph:
+        with_, without = ("baseline", "run") if baseline.cuda_graph else ("run", "baseline")
         raise RequestError(f"the {with_} has --cuda-graph, the {without} has not: time both with it or both without.")
-    if not ours(base):
+    if not timings_of_artifact(baseline):
         raise RequestError(
             "the baseline timed nothing that runs the artifact, so nothing can be compared: save one of a runtime that "
             "is here."
         )
     notes = [
-        f"The baseline's {name} is {getattr(base, name)}, this one's {getattr(found, name)}."
+        f"The baseline's {name} is {getattr(baseline, name)}, this one's {getattr(result, name)}."
         for name in ("form", "opset")
-        if getattr(base, name) != getattr(found, name)
+        if getattr(baseline, name) != getattr(result, name)
     ]
-    if base.processes < ENOUGH_PROCESSES:
-        several = "processes" if base.processes > 1 else "process"
-        notes.append(f"The baseline has {base.processes} {several} per runtime, too few to tell changes by.")
-    elif not is_steady(base):
+    if baseline.processes < ENOUGH_PROCESSES:
+        several = "processes" if baseline.processes > 1 else "process"
+        notes.append(f"The baseline has {baseline.processes} {several} per runtime, too few to tell changes by.")
+    elif not is_steady(baseline):
         notes.append(
-            f"The baseline's ratios are known to {unsteadiness(base):.1%} (standard error; {STEADY:.0%} is steady), so "
-            "changes are told roughly: save it anew at rest, or with more --processes."
+            f"The baseline's ratios are known to {unsteadiness(baseline):.1%} (standard error; {STEADY:.0%} is "
+            "steady), so changes are inexact: save it anew at rest, or with more --processes."
         )
-    if base.machine_load > HIGH_MACHINE_LOAD:
+    if baseline.machine_load > HIGH_MACHINE_LOAD:
         notes.append(
-            f"The baseline was saved on a busy machine (other work took {base.machine_load:.0%} of the CPU), so "
-            "changes may not be told from it: save it anew at rest."
+            f"The baseline was saved on a busy machine (other work took {baseline.machine_load:.0%} of the CPU), so "
+            "changes may be inconclusive: save it anew at rest."
         )
-    unlike = differences(dict(base.machine), dict(found.machine))
+    unlike = differences(dict(baseline.machine), dict(result.machine))
     if unlike:
         notes.append(
             f"The baseline is of another machine or other software ({', '.join(unlike)} differ): ratios carry over "
@@ -126,117 +132,121 @@ def notes_on(base: Benchmark, found: Benchmark) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def check_named(base: Benchmark, runtimes: Sequence[str]) -> None:
-    """RequestError where none of the runtimes, all of them if none is named, was timed in a baseline."""
-    timed = dict.fromkeys(each.runtime for each, _ in ours(base))
+def check_named(baseline: Benchmark, runtimes: Sequence[str]) -> None:
+    """RequestError where none of the runtimes was timed in a baseline; without names, all are meant."""
+    timed = dict.fromkeys(timing.runtime for timing, _ in timings_of_artifact(baseline))
     if timed and runtimes and not set(runtimes) & set(timed):
         raise RequestError(
             f"--runtime is {', '.join(runtimes)}, and the baseline has {', '.join(timed)}: name one of those, or none."
         )
 
 
-def compare(found: Benchmark, base: Benchmark, allowed: float) -> Gate:
+def compare(result: Benchmark, baseline: Benchmark, limit: float) -> Gate:
     """Every runtime that the baseline timed, at every shape; RequestError for a baseline that doesn't fit."""
-    notes = notes_on(base, found)
-    shapes = {str(shape.sizes): shape for shape in found.shapes}
-    methods, earlier = found.bound_methods(), base.bound_methods()
-    unlike = {sizes for (name, sizes), method in earlier.items() if methods.get((name, sizes), method) != method}
-    changes = [
-        _changed(before, shapes[str(shape.sizes)], allowed, ("lower_bound",) if str(shape.sizes) in unlike else ())
-        for before, shape in ours(base)
-    ]
-    return Gate(limit=allowed, confidence=CONFIDENCE, changes=tuple(changes), notes=notes)
+    notes = notes_on(baseline, result)
+    shapes = {str(shape.sizes): shape for shape in result.shapes}
+    methods = result.bound_methods()
+    unlike = {
+        at for (name, at), method in baseline.bound_methods().items() if methods.get((name, at), method) != method
+    }
+    changes = []
+    for before, shape in timings_of_artifact(baseline):
+        sizes = str(shape.sizes)
+        references = tuple(name for name in REFERENCES if name != "lower_bound" or sizes not in unlike)
+        changes.append(_change_since(before, shapes[sizes], references, limit))
+    return Gate(limit=limit, confidence=CONFIDENCE, changes=tuple(changes), notes=notes)
 
 
-def compare_earlier(found: Benchmark, allowed: float, named: Sequence[str] = ()) -> Gate:
-    """Every runtime against the earlier artifact in the same rounds; what ran neither is left out where something else
-    did, unless it is among `named`."""
-    both = [(each, shape) for shape in found.shapes for each in shape.results if not is_peer(each.runtime)]
-    ran = [(each, shape) for each, shape in both if each.runtime in named or not _ran_neither(each, shape)]
-    changes = [_beside(result, shape, allowed) for result, shape in ran or both]
-    return Gate(limit=allowed, confidence=CONFIDENCE, changes=tuple(changes))
+def compare_previous(result: Benchmark, limit: float, named: Sequence[str] = ()) -> Gate:
+    """Every runtime by the previous artifact in the same rounds.
+
+    A runtime that ran neither artifact is left out where another one ran, unless it is among `named`.
+    """
+    every = [(timing, shape) for shape in result.shapes for timing in shape.results if not is_reference(timing.runtime)]
+    ran = [(timing, shape) for timing, shape in every if timing.runtime in named or not _ran_neither(timing, shape)]
+    changes = tuple(_change_to_previous(timing, shape, limit) for timing, shape in ran or every)
+    return Gate(limit=limit, confidence=CONFIDENCE, changes=changes)
 
 
-def _ran_neither(result: Timing, shape: Shape) -> bool:
+def _ran_neither(timing: Timing, shape: Shape) -> bool:
     """Whether a runtime is not here, or takes neither artifact."""
-    old = shape.timing(f"{AGAINST}:{result.runtime}")
-    return result.state == NOT_RUN and (old is None or old.state == NOT_RUN)
+    previous = shape.timing(f"{PREVIOUS_ARTIFACT}:{timing.runtime}")
+    return timing.state == NOT_RUN and (previous is None or previous.state == NOT_RUN)
 
 
-def _changed(before: Timing, shape: Shape, allowed: float, unlike: Sequence[str]) -> Change:
-    """`unlike` names references that are not the same in both runs."""
+def _change_since(before: Timing, shape: Shape, references: Sequence[str], limit: float) -> Change:
+    """The change by one of the `references` that are the same in both runs."""
     now = shape.timing(before.runtime)
-    whole: dict[str, Any] = {"runtime": before.runtime, "shape": shape.title}
+    change = Change(runtime=before.runtime, shape=shape.title, state=NOT_RUN)
     if now is None or now.state != TIMED:
         why = "it is not among the runtimes of this run" if now is None else f"{now.state}: {now.reason}"
-        return Change(**whole, state=NOT_RUN, reason=why)
-    by = _steadier(before, now, unlike)
-    if by is None:
+        return attrs.evolve(change, reason=why)
+    shared = [name for name in references if before.processes.get(name) and now.processes.get(name)]
+    if not shared:
         why = "neither torch nor the same lower bound was timed beside it in both runs"
-        return Change(**whole, state=NOT_RUN, reason=why)
-    old, new = before.processes[by], now.processes[by]
-    told: dict[str, Any] = {"reference": by, "before": _middle(old), "now": _middle(new)}
+        return attrs.evolve(change, reason=why)
+    steadiest = min(shared, key=lambda name: _variance(before, name) + _variance(now, name))
+    old, new = before.processes[steadiest], now.processes[steadiest]
+    change = attrs.evolve(change, reference=steadiest, before=_mean(old), now=_mean(new))
     if min(len(old), len(new)) < ENOUGH_PROCESSES:
         why = f"it needs {ENOUGH_PROCESSES} processes of each, there are {len(old)} and {len(new)}"
-        return Change(**whole, **told, state=INCONCLUSIVE, reason=why, more=len(old) >= ENOUGH_PROCESSES)
-    return _judged(whole | told, _logs(old), _logs(new), allowed)
+        return attrs.evolve(change, state=INCONCLUSIVE, reason=why, more=len(old) >= ENOUGH_PROCESSES)
+    return _judged(change, _logs(old), _logs(new), limit)
 
 
-def _beside(result: Timing, shape: Shape, allowed: float) -> Change:
-    whole: dict[str, Any] = {"runtime": result.runtime, "shape": shape.title}
-    parts = result.processes.get(AGAINST, ())
-    if result.state != TIMED or not parts:
-        return Change(**whole, state=NOT_RUN, reason=result.reason or "the earlier artifact was not timed")
-    told: dict[str, Any] = {"reference": "the earlier artifact", "before": 1.0, "now": _middle(parts)}
-    if len(parts) < ENOUGH_PROCESSES:
-        why = f"it needs {ENOUGH_PROCESSES} processes, there are {len(parts)}"
-        return Change(**whole, **told, state=INCONCLUSIVE, reason=why, more=True)
-    return _judged(whole | told, None, _logs(parts), allowed)
+def _change_to_previous(timing: Timing, shape: Shape, limit: float) -> Change:
+    """The change by the previous artifact in the same rounds."""
+    change = Change(runtime=timing.runtime, shape=shape.title, state=NOT_RUN)
+    ratios = timing.processes.get(PREVIOUS_ARTIFACT, ())
+    if timing.state != TIMED or not ratios:
+        return attrs.evolve(change, reason=timing.reason or "the earlier artifact was not timed")
+    change = attrs.evolve(change, reference="the earlier artifact", before=1.0, now=_mean(ratios))
+    if len(ratios) < ENOUGH_PROCESSES:
+        why = f"it needs {ENOUGH_PROCESSES} processes, there are {len(ratios)}"
+        return attrs.evolve(change, state=INCONCLUSIVE, reason=why, more=True)
+    return _judged(change, None, _logs(ratios), limit)
 
 
-def _judged(told: dict[str, Any], old: Sequence[float] | None, new: Sequence[float], allowed: float) -> Change:
-    """The change from logarithms of ratios; without `old`, of those to the earlier artifact itself."""
+def _judged(change: Change, old: Sequence[float] | None, new: Sequence[float], limit: float) -> Change:
+    """The change from logarithms of ratios; without `old`, of those to the previous artifact itself."""
     now, before = trimmed(new), Trimmed(0.0, 0.0, 1) if old is None else trimmed(old)
     drift = 0.0 if old is None else 2 * DRIFT**2
-    whole = now.variance + before.variance + drift
+    variance = now.variance + before.variance + drift
     middle = now.middle - before.middle
     reach = 0.0
-    if whole:
-        spread = sum(each.variance**2 / each.freedom for each in (now, before))
-        reach = student(CONFIDENCE, round(whole**2 / spread, 1) if spread else math.inf) * math.sqrt(whole)
+    if variance:
+        spread = sum(mean.variance**2 / mean.freedom for mean in (now, before))
+        reach = student(CONFIDENCE, round(variance**2 / spread, 1) if spread else math.inf) * math.sqrt(variance)
     low, high = math.exp(middle - reach), math.exp(middle + reach)
-    state: Judgement = SLOWER if low > 1 + allowed else FINE if high <= 1 + allowed else INCONCLUSIVE
-    more = now.variance > _LEAST_SHARE * whole
-    return Change(**told, state=state, change=math.exp(middle), low=low, high=high, more=more)
+    state: Judgement = SLOWER if low > 1 + limit else FINE if high <= 1 + limit else INCONCLUSIVE
+    more = now.variance > _MIN_SHARE * variance
+    return attrs.evolve(change, state=state, change=math.exp(middle), low=low, high=high, more=more)
 
 
-def unsteadiness(found: Benchmark) -> float:
-    """The largest standard error of a runtime's ratio to a reference. Both count: by which of them a later run is
-    compared depends on that run too."""
-    known = [_variance(each, by) for each, _ in ours(found) for by in REFERENCES if each.processes.get(by)]
-    return math.sqrt(max(known, default=0.0))
+def unsteadiness(result: Benchmark) -> float:
+    """The largest standard error of a runtime's ratio to a reference, of both: a later run decides which one counts."""
+    variances = [
+        _variance(timing, name)
+        for timing, _ in timings_of_artifact(result)
+        for name in REFERENCES
+        if timing.processes.get(name)
+    ]
+    return math.sqrt(max(variances, default=0.0))
 
 
-def is_steady(found: Benchmark) -> bool:
+def is_steady(result: Benchmark) -> bool:
     """Whether every ratio is known well enough to compare later runs with."""
-    return unsteadiness(found) <= STEADY
+    return unsteadiness(result) <= STEADY
 
 
-def _steadier(before: Timing, now: Timing, unlike: Sequence[str]) -> str | None:
-    """The reference by which the change is known best: that of the smaller variance over both runs."""
-    both = [by for by in REFERENCES if before.processes.get(by) and now.processes.get(by)]
-    there = [by for by in both if by not in unlike]
-    return min(there, key=lambda by: _variance(before, by) + _variance(now, by), default=None)
+def _variance(timing: Timing, reference: str) -> float:
+    ratios = _logs(timing.processes[reference])
+    return trimmed(ratios).variance if len(ratios) > 1 else math.inf
 
 
-def _variance(timing: Timing, by: str) -> float:
-    parts = _logs(timing.processes[by])
-    return trimmed(parts).variance if len(parts) > 1 else math.inf
+def _logs(ratios: Sequence[float]) -> list[float]:
+    return [math.log(ratio) for ratio in ratios]
 
 
-def _logs(parts: Sequence[float]) -> list[float]:
-    return [math.log(part) for part in parts]
-
-
-def _middle(parts: Sequence[float]) -> float:
-    return math.exp(trimmed(_logs(parts)).middle if len(parts) > 1 else math.log(parts[0]))
+def _mean(ratios: Sequence[float]) -> float:
+    return math.exp(trimmed(_logs(ratios)).middle if len(ratios) > 1 else math.log(ratios[0]))

@@ -235,13 +235,16 @@ class Benchmark:
         }
 
 
+FileState = Literal["timed", "not run", "out of date"]
+
+
 @attrs.frozen(kw_only=True)
 class FileResult:
     """One file of a project: its result, or why there is none."""
 
     file: str
     artifact: str
-    state: Literal["timed", "not run", "out of date"]
+    state: FileState
     reason: str = ""
     limits: tuple[LimitResult, ...] = ()
     result: Benchmark | None = None
@@ -255,6 +258,8 @@ class ProjectBenchmark:
     version: Literal[1] = 1
     project: str
     exit_code: int
+    reason: str = attrs.field(default="", metadata={OMITTED: True})
+    """Why the exit code is not 0, where the rows alone don't say it."""
     files: tuple[FileResult, ...]
 
 

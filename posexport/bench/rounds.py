@@ -35,7 +35,7 @@ def interleave(
     pause: float = PAUSE,
     done: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Timed]]:
-    """What each call returns, once per round: its own seconds, or what it likes. `done` is called after each round."""
+    """What each call returned, by round. `done` is called after each round."""
     if rounds < 1:
         raise RequestError(f"rounds is {rounds}: give at least 1.")
     series: dict[str, list[Timed]] = {name: [] for name in calls}
@@ -47,30 +47,30 @@ def interleave(
     return series
 
 
-class Others:
-    """How much of the machine's CPU everybody else takes from now on: beside a timing, it says what that is worth."""
+class MachineLoad:
+    """How much of the machine's CPU other work takes from now on: times beside much of it mean little."""
 
     def __init__(self, children: Sequence[int] = ()) -> None:
-        """`children` are processes of ours that run on; those that have ended and were waited for count as ours too."""
+        """`children` are processes of its own that run on; those that have ended count as its own too."""
         self._children = children
-        self._start, self._busy, self._own = time.perf_counter(), _busy(), self._ours()
+        self._start, self._all, self._own = time.perf_counter(), _busy_seconds(), self._own_seconds()
 
     def share(self) -> float:
-        """Their part of all cores' time since then, 0 to 1."""
+        """Its part of all cores' time since then, 0 to 1."""
         seconds = time.perf_counter() - self._start
-        theirs = (_busy() - self._busy) - (self._ours() - self._own)
-        return min(max(theirs / (seconds * (psutil.cpu_count() or 1)), 0.0), 1.0)
+        others = (_busy_seconds() - self._all) - (self._own_seconds() - self._own)
+        return min(max(others / (seconds * (psutil.cpu_count() or 1)), 0.0), 1.0)
 
-    def _ours(self) -> float:
-        found = sum(os.times()[:4])
+    def _own_seconds(self) -> float:
+        seconds = sum(os.times()[:4])
         for pid in self._children:
             with contextlib.suppress(psutil.Error):  # it ended just now
                 times = psutil.Process(pid).cpu_times()
-                found += times.user + times.system
-        return found
+                seconds += times.user + times.system
+        return seconds
 
 
-def _busy() -> float:
+def _busy_seconds() -> float:
     """Seconds that all cores have worked since the machine started."""
     times = psutil.cpu_times()
     return float(sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal")))

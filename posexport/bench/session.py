@@ -1,7 +1,7 @@
-"""The candidates of one benchmark in the field: a process for each, rounds in alternation, and what came of it.
+"""One session of a benchmark: a process for each candidate, rounds in alternation, and their results.
 
-A process keeps its luck for as long as it lives (where its memory lies, where its threads run), so a session opens a
-process for every candidate, times every shape and closes them; several sessions tell how much of a ratio is luck.
+Memory placement and thread affinity bias a process for life, so each session starts new ones: it opens a process for
+every candidate, times every shape and closes them. Several sessions show how much of a ratio is that bias.
 """
 
 from __future__ import annotations
@@ -11,28 +11,32 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from posexport.bench import statistics
-from posexport.bench.candidates import AGAINST, EXPORTED, Candidate
+from posexport.bench.candidates import ALTERNATIVES, PREVIOUS_ARTIFACT, Candidate
 from posexport.bench.result import FAILED, METHOD, NOT_RUN, TIMED, Timing
-from posexport.bench.rounds import PAUSE, Others, interleave
-from posexport.bench.shapes import Sizes, Subject
+from posexport.bench.rounds import PAUSE, MachineLoad, interleave
+from posexport.bench.shapes import Sizes, profile_requests
 from posexport.bench.worker import LONG_RUN_SECONDS
 from posexport.processes import KILLED, MEMORY, REFUSED, Worker
+from posexport.progress import Progress
 from posexport.runtimes import TENSORRT
+
+if TYPE_CHECKING:
+    from posexport.artifact.loaded import LoadedArtifact
 
 BURST, MIN_BURST_SECONDS = 3, 0.01
 """Timed runs of a turn at least, and the seconds for which they, and the untimed ones before them, go on about."""
 
-MOST_RUNS = 1000
+MAX_RUNS = 1000
 
 OPEN_LIMIT, RUN_LIMIT = 900.0, 300.0
 """Seconds: to load and compile for one shape, and for one turn."""
 
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 
 Turns = list[list[float]]
 """The seconds of every timed run, by round."""
@@ -52,28 +56,31 @@ class Settings:
 
 @attrs.define
 class _Series:
-    """What one candidate gave at one shape: a list of turns per process, and what each process said of itself."""
+    """The times of one candidate at one shape: a list of turns per process, and each process's answer to `shape`."""
 
     turns: list[Turns] = attrs.field(factory=list)
     ready: list[Mapping[str, Any]] = attrs.field(factory=list)
 
 
 class BenchSession:
-    """The candidates of one benchmark: those that run have a process, the others a reason."""
+    """The candidates of one benchmark: those that run have a process, the others a reason.
+
+    `previous` is an earlier artifact, timed under the candidates of that role. `methods` says how a lower bound is run,
+    by its name and the sizes; where it does not, all processes use the method of the first.
+    """
 
     def __init__(
         self,
-        subject: Subject,
+        artifact: LoadedArtifact,
         candidates: Sequence[Candidate],
         sizes: Sequence[Sizes],
         settings: Settings,
-        earlier: Subject | None,
-        progress: Callable[[str], object],
+        previous: LoadedArtifact | None,
+        progress: Progress,
         methods: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
-        """`methods` says how a lower bound is run, by its name and the sizes; else all processes do as the first."""
         self._methods = dict(methods or {})
-        self._subject, self._earlier, self._settings = subject, earlier, settings
+        self._artifact, self._previous, self._settings = artifact, previous, settings
         self._candidates = {candidate.name: candidate for candidate in candidates}
         self._sizes, self._progress = list(sizes), progress
         self._series = [{name: _Series() for name in self._candidates} for _ in self._sizes]
@@ -81,7 +88,7 @@ class BenchSession:
         self._loaded: dict[str, list[Mapping[str, Any]]] = {name: [] for name in self._candidates}
         self._workers: dict[str, Worker] = {}
         self._notes: dict[str, str] = {}
-        self._unmade: dict[str, Timing] = {}
+        self._not_made: dict[str, Timing] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="posexport-", ignore_cleanup_errors=True)
         self.rounds = [0] * len(self._sizes)
         self.sessions = 0
@@ -99,7 +106,7 @@ class BenchSession:
         number = self.sessions = self.sessions + 1
         again = f" (process {number})" if number > 1 else ""
         for candidate in self._candidates.values():
-            if not self._gone(candidate.name):
+            if not self._is_out(candidate.name):
                 self._progress(f"loading {candidate.name}{again}")
                 self._open(candidate)
         for index, sizes in enumerate(self._sizes):
@@ -112,12 +119,12 @@ class BenchSession:
             return ()
         return tuple(
             self._timing(name, index)
-            if self._whole(name, index)
+            if self._is_complete(name, index)
             else self._out.get((name, None)) or self._out[name, index]
             for name in self._candidates
         )
 
-    def _whole(self, name: str, index: int) -> bool:
+    def _is_complete(self, name: str, index: int) -> bool:
         """Whether every session timed it at this shape; what fails later stays timed at the shapes before."""
         return len(self._series[index][name].turns) == self.sessions
 
@@ -126,13 +133,14 @@ class BenchSession:
             worker.close()
         self._workers.clear()
 
-    def _gone(self, name: str, index: int | None = None) -> bool:
+    def _is_out(self, name: str, index: int | None = None) -> bool:
         return (name, None) in self._out or (name, index) in self._out
 
     def _open(self, candidate: Candidate) -> None:
         name, settings = candidate.name, self._settings
-        source = self._earlier if candidate.role == AGAINST and self._earlier is not None else self._subject
-        missing = candidate.missing(source)
+        previous = self._previous if candidate.role == PREVIOUS_ARTIFACT else None
+        artifact = self._artifact if previous is None else previous
+        missing = candidate.missing(artifact)
         if missing is not None:
             self._out[name, None] = Timing(runtime=name, state=NOT_RUN, reason=missing)
             return
@@ -140,39 +148,44 @@ class BenchSession:
         if settings.cuda_graph and candidate.takes("cuda_graph"):
             options["cuda_graph"] = True
         threads = settings.threads if candidate.takes("threads") else None
-        idle = ["--threads"] * (threads != settings.threads)
+        without_effect = ["--threads"] * (threads != settings.threads)
         if settings.cuda_graph and candidate.runtime.needs_gpu and "cuda_graph" not in options:
-            idle.append("--cuda-graph")
-        self._notes[name] = "; ".join(f"{option} has no effect on it" for option in idle)
-        if candidate.runtime.module == TENSORRT and source.plan_runtime is None:
-            options["profile"] = source.profile(self._sizes)
-        path = self._path(candidate, source)
+            without_effect.append("--cuda-graph")
+        self._notes[name] = "; ".join(f"{option} has no effect on it" for option in without_effect)
+        if candidate.runtime.module == TENSORRT and artifact.required_runtime is None:
+            options["profile"] = profile_requests(artifact, self._sizes)
+        path = self._path(candidate, artifact)
         if path is None:
             return
         worker = self._workers[name] = Worker("posexport.bench.worker")
-        asked = {"runtime_name": candidate.runtime.name, "role": candidate.role, "options": options, "threads": threads}
-        reply = self._ask(worker, name, None, "open", OPEN_LIMIT, path=str(path.resolve()), **asked)
+        request = {
+            "runtime_name": candidate.runtime.name,
+            "role": candidate.role,
+            "options": options,
+            "threads": threads,
+        }
+        reply = self._ask(worker, name, None, "open", OPEN_LIMIT, path=str(path.resolve()), **request)
         if reply is not None:
             self._loaded[name].append(reply)
 
-    def _path(self, candidate: Candidate, source: Subject) -> Path | None:
+    def _path(self, candidate: Candidate, artifact: LoadedArtifact) -> Path | None:
         """The file that it opens; None where it can't be made, with the reason noted."""
         if candidate.torch_side:
-            return source.onnx
-        if candidate.role not in EXPORTED:
-            return source.path
-        made = self._made("torch-onnx", candidate.name, source=str(self._subject.onnx.resolve()))
+            return artifact.source.path
+        if candidate.role not in ALTERNATIVES:
+            return artifact.path
+        made = self._made("torch-onnx", candidate.name, source=str(self._artifact.source.path.resolve()))
         if made is None or candidate.role == "torch-onnx":
             return made
-        return self._made("ort-optimizer", candidate.name, source=str(made), spec=self._subject.spec.to_dict())
+        return self._made("ort-optimizer", candidate.name, source=str(made), spec=self._artifact.spec.to_dict())
 
     def _made(self, role: str, name: str, **fields: Any) -> Path | None:
-        """The file of a peer, made once, by a process that ends then."""
+        """The file of an alternative, made once, by a process of its own."""
         path = Path(self._folder.name) / f"{role}.onnx"
         if path.exists():
             return path
-        if role in self._unmade:
-            self._out[name, None] = attrs.evolve(self._unmade[role], runtime=name)
+        if role in self._not_made:
+            self._out[name, None] = attrs.evolve(self._not_made[role], runtime=name)
             return None
         self._progress(f"exporting {role}")
         worker = Worker("posexport.bench.worker")
@@ -181,18 +194,18 @@ class BenchSession:
         finally:
             worker.close()
         if reply is None:
-            self._unmade[role] = self._out[name, None]
+            self._not_made[role] = self._out[name, None]
             return None
         return path
 
     def _measure(self, index: int, sizes: Sizes, again: str) -> None:
         settings = self._settings
         ready: dict[str, Mapping[str, Any]] = {}
-        asked = {"spec": self._subject.spec.to_dict(), **sizes.to_dict(), "seed": settings.seed}
-        asked |= {"warmup": settings.warmup}
+        request = {"spec": self._artifact.spec.to_dict(), **sizes.to_dict(), "seed": settings.seed}
+        request |= {"warmup": settings.warmup}
         transient = 0  # bytes that a candidate before takes anew in every run
         for name in self._candidates:
-            if self._gone(name, index):
+            if self._is_out(name, index):
                 continue
             if name not in self._workers:  # it ran out of memory at another shape
                 self._open(self._candidates[name])
@@ -200,40 +213,40 @@ class BenchSession:
                 continue
             self._progress(f"warming up {name} at {sizes}{again}")
             more = {"keep_free": transient, "method": self._methods.get((name, str(sizes)))}
-            reply = self._ask(self._workers[name], name, index, "shape", OPEN_LIMIT, **asked, **more)
+            reply = self._ask(self._workers[name], name, index, "shape", OPEN_LIMIT, **request, **more)
             if reply is not None:
                 ready[name] = reply
                 if METHOD in reply["describe"]:
                     self._methods[name, str(sizes)] = reply["describe"][METHOD]
                 transient = max(transient, reply["memory"] - reply["resident"])
-        calls = {name: self._turn(name, index, _burst(each["run_seconds"])) for name, each in ready.items()}
+        calls = {name: self._turn(name, index, _burst(answer["run_seconds"])) for name, answer in ready.items()}
         if not calls:
             return
         rounds = self._affordable(ready)
         self._progress(f"timing {sizes}{again}")
         workers = [worker.pid for worker in self._workers.values()]
-        others = Others([pid for pid in workers if pid is not None])
+        load = MachineLoad([pid for pid in workers if pid is not None])
         turns = interleave(
             calls,
             rounds,
             seed=settings.seed + self.sessions - 1,
             done=lambda: self._progress(f"timing {sizes}{again}"),
         )
-        self.machine_load = max(self.machine_load, others.share())
+        self.machine_load = max(self.machine_load, load.share())
         self.rounds[index] += rounds
         for name, series in turns.items():
-            if not self._gone(name, index):
+            if not self._is_out(name, index):
                 self._series[index][name].turns.append(series)
                 self._series[index][name].ready.append(ready[name])
 
     def _affordable(self, ready: Mapping[str, Mapping[str, Any]]) -> int:
         """As many rounds as asked for, or as many as the budget has time for, but a few at least."""
-        one = sum(PAUSE + _turn_seconds(each["run_seconds"]) for each in ready.values())
-        return min(self._settings.rounds, max(LEAST_ROUNDS, int(self._settings.budget / one)))
+        one = sum(PAUSE + _turn_seconds(answer["run_seconds"]) for answer in ready.values())
+        return min(self._settings.rounds, max(MIN_ROUNDS, int(self._settings.budget / one)))
 
     def _turn(self, name: str, index: int, burst: int) -> Callable[[], list[float]]:
         def turn() -> list[float]:
-            if self._gone(name, index):
+            if self._is_out(name, index):
                 return []
             reply = self._ask(self._workers[name], name, index, "time", RUN_LIMIT, burst=burst, wake=MIN_BURST_SECONDS)
             return [] if reply is None else list(reply["seconds"])
@@ -261,14 +274,13 @@ class BenchSession:
     def _timing(self, name: str, index: int) -> Timing:
         series, sizes, role = self._series[index][name], self._sizes[index], self._candidates[name].role
         ratios, processes = {}, {}
-        peers = dict(self._candidates[name].peers) | {AGAINST: f"{AGAINST}:{name}"}
-        for kind, peer in peers.items():
-            if peer in self._candidates and self._whole(peer, index):
-                theirs = self._series[index][peer]
-                ratios[kind], processes[kind] = statistics.ratio_of_processes(_typical(series), _typical(theirs))
-        seconds = statistics.summarize([each for turns in series.turns for turn in turns for each in turn])
+        for kind, reference in self._candidates[name].references.items():
+            if reference in self._candidates and self._is_complete(reference, index):
+                other = self._series[index][reference]
+                ratios[kind], processes[kind] = statistics.ratio_of_processes(_medians(series), _medians(other))
+        seconds = statistics.summarize([run for turns in series.turns for turn in turns for run in turn])
         first = series.ready[0]
-        gpu = [each["gpu_memory"] for each in series.ready]
+        gpu = [answer["gpu_memory"] for answer in series.ready]
         return Timing(
             runtime=name,
             state=TIMED,
@@ -277,10 +289,10 @@ class BenchSession:
             ratios=ratios,
             processes=processes,
             tokens_per_second=sizes.batch * sizes.seq / seconds.median,
-            memory=None if role == "lower_bound" else max(each["memory"] for each in series.ready),
+            memory=None if role == "lower_bound" else max(answer["memory"] for answer in series.ready),
             gpu_memory=None if None in gpu else max(gpu),
-            load_seconds=_middle([each["load_seconds"] for each in self._loaded[name]]),
-            build_seconds=_middle([each["build_seconds"] for each in (*self._loaded[name], *series.ready)]),
+            load_seconds=_median([answer["load_seconds"] for answer in self._loaded[name]]),
+            build_seconds=_median([answer["build_seconds"] for answer in (*self._loaded[name], *series.ready)]),
             warmup_seconds=first["seconds"],
             engine={**self._loaded[name][0]["describe"], **first["describe"]},
         )
@@ -288,7 +300,7 @@ class BenchSession:
 
 def _burst(seconds: float) -> int:
     """How many runs of so many seconds a turn times: the same in every turn, so that slow ones count as much."""
-    return max(BURST, min(math.ceil(MIN_BURST_SECONDS / max(seconds, 1e-9)), MOST_RUNS))
+    return max(BURST, min(math.ceil(MIN_BURST_SECONDS / max(seconds, 1e-9)), MAX_RUNS))
 
 
 def _turn_seconds(run: float) -> float:
@@ -296,11 +308,11 @@ def _turn_seconds(run: float) -> float:
     return run if run > LONG_RUN_SECONDS else max(run, MIN_BURST_SECONDS) + _burst(run) * run
 
 
-def _typical(series: _Series) -> list[list[float]]:
+def _medians(series: _Series) -> list[list[float]]:
     """The median run of each turn, by process."""
     return [[statistics.quantile(turn, 0.5) for turn in turns] for turns in series.turns]
 
 
-def _middle(values: Sequence[float | None]) -> float | None:
-    there = [value for value in values if value is not None and math.isfinite(value)]
-    return median(there) if there else None
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return median(known) if known else None

@@ -1,23 +1,24 @@
-"""What a benchmark runs on: sizes of the dimensions that the artifact takes, and seeded inputs of those sizes."""
+"""The sizes that a benchmark runs an artifact at, and seeded inputs of those sizes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from posexport.artifact.paths import check_artifact
 from posexport.bench.scenarios import Scenario
 from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.errors import RequestError, unknown
-from posexport.files import check_artifact
 from posexport.spec.contract import graph_inputs, resolved
 from posexport.spec.fields import integer
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
+    from posexport.artifact.loaded import LoadedArtifact
     from posexport.runtimes.base import Arrays
 
 _DEFAULT = ((128, 0), (512, 0))
@@ -49,144 +50,134 @@ class Sizes:
         return {dim: size for dim, size in attrs.asdict(self).items() if size is not None}
 
 
-@attrs.frozen(kw_only=True)
-class Subject:
-    """An artifact that can be timed: its file, the ONNX file that torch's block is rebuilt from, and what it takes.
-
-    `ranges` holds for each dimension the (smallest, preferred or None, largest or None) size, `manifest_warnings`
-    what of its     manifest is not of it.
-    """
-
-    path: Path
-    onnx: Path
-    spec: Spec
-    form: str
-    opset: int
-    plan_runtime: str | None
-    ranges: Mapping[str, tuple[int, int | None, int | None]]
-    manifest_warnings: tuple[str, ...] = ()
-
-    def sizes(self, given: Sequence[str]) -> list[Sizes]:
-        """The sizes of `--shape` options, or defaults that the artifact takes; RequestError for what it can't take."""
-        defaults = [self._default(seq, past) for seq, past in (_DEFAULT_CACHED if self.spec.kv_cache else _DEFAULT)]
-        found = [read_sizes(text, defaults[0], self._dimensions()) for text in given] or defaults
-        return [self._check(self._with_buffer(size)) for size in dict.fromkeys(found)]
-
-    def scenario(self, scenario: Scenario) -> Sizes:
-        """The sizes of a scenario: what it doesn't name is as in the defaults; RequestError for what can't be taken."""
-        seq, past = (_DEFAULT_CACHED if self.spec.kv_cache else _DEFAULT)[0]
-        usual = self._default(seq, past)
-        if scenario.kind == "decode":
-            if self.spec.kv_cache is None:
-                raise RequestError(
-                    f"--scenario {scenario}: {self.path.name!r} has no cache, so give prefill or batch, or export it "
-                    "with --kv-cache."
-                )
-            wanted: dict[str, Any] = {"batch": usual.batch, "seq": 1, "past_seq": scenario.size}
-        elif scenario.kind == "prefill":
-            wanted = {"batch": usual.batch, "seq": scenario.size, "past_seq": 0 if self.spec.kv_cache else None}
-        else:
-            wanted = {"batch": scenario.size}
-        try:
-            return self._check(self._with_buffer(attrs.evolve(usual, **wanted)))
-        except RequestError as error:
-            raise RequestError(f"--scenario {scenario}: {error}") from None
-
-    def profile(self, sizes: Sequence[Sizes]) -> list[str]:
-        """Requests for a plan that is built on the fly: it spans `sizes` and is tuned for the largest."""
-        found = []
-        for dim, (low, _, high) in self.ranges.items():
-            values = [getattr(each, dim) for each in sizes]
-            if low != high:
-                found.append(f"{dim}={min(values)}:{max(values)}:{max(values)}")
-        return found
-
-    def _dimensions(self) -> tuple[str, ...]:
-        """What a `--shape` may name."""
-        return tuple(dict.fromkeys((*self.ranges, *(["past_seq"] if self.spec.kv_cache else []))))
-
-    def _default(self, seq: int, past: int) -> Sizes:
-        room = min(each for each in (self._most(), self.ranges.get("max_seq", (0, None, None))[2], seq + past) if each)
-        past = min(past, room - 1)
-        wanted = {"batch": 1, "seq": min(seq, room - past), "past_seq": past, "encoder_seq": _ENCODER}
-        for dim, (low, best, high) in self.ranges.items():
-            if dim in wanted:
-                wanted[dim] = max(wanted[dim], low) if high is None else min(max(wanted[dim], low), high)
-                wanted[dim] = wanted[dim] if best is None else best
-        return Sizes(**{dim: size for dim, size in wanted.items() if dim in self._dimensions()})
-
-    def _with_buffer(self, sizes: Sizes) -> Sizes:
-        """With the places of a shared cache, where they were not named."""
-        if "max_seq" not in self.ranges or sizes.max_seq is not None:
-            return sizes
-        low, best, high = self.ranges["max_seq"]
-        usual = best or max(_BUFFER, sizes.seq + (sizes.past_seq or 0))
-        return attrs.evolve(sizes, max_seq=min(max(usual, low), high or usual))
-
-    def _most(self) -> int | None:
-        """How many positions there are, where a table holds them."""
-        return self.spec.token_limit()
-
-    def _check(self, sizes: Sizes) -> Sizes:
-        for dim, (low, _, high) in self.ranges.items():
-            value = getattr(sizes, dim)
-            if value < low or (high is not None and value > high):
-                allowed = f"exactly {low}" if low == high else f"{low} to {high}" if high else f"{low} and more"
-                raise RequestError(f"{dim} is {value}: {self.path.name!r} takes {allowed}, so give such a --shape.")
-        past, limit = sizes.past_seq or 0, self._most()
-        total = f"past_seq + seq is {past + sizes.seq}" if past else f"seq is {sizes.seq}"
-        if limit is not None and past + sizes.seq > limit:
-            raise RequestError(
-                f"{total}: {self.spec.encoding.name} knows {limit} positions, so give --shape seq={limit} or less."
-            )
-        if sizes.max_seq is not None and past + sizes.seq > sizes.max_seq:
-            raise RequestError(f"{total}: the cache has {sizes.max_seq} places, so give --shape fewer tokens.")
-        fits = sizes.max_seq is None or fits_grouped_batch(sizes.batch, sizes.seq, past)
-        if self.form == "contrib" and not fits:
-            raise RequestError(
-                f"batch is {sizes.batch}, past_seq {past} and seq {sizes.seq}: GroupQueryAttention, which "
-                f"{self.path.name!r} uses, takes several tokens after others for batch=1 only, so give that, or seq=1."
-            )
-        return sizes
-
-
-def read_subject(path: Path) -> Subject:
-    """The artifact at `path`, .onnx or .plan; RequestError for any other file, and for what verify calls broken."""
+def load_for_bench(path: Path) -> LoadedArtifact:
+    """The artifact at `path`, .onnx or .plan; RequestError for other files, and where its graph breaks the contract."""
     check_artifact(path)
-    from posexport.artifact import loaded
+    from posexport.artifact.loaded import load_artifact
 
-    found = loaded.load_artifact(path)
-    if found.contract_violation is not None:
-        raise RequestError(f"{str(path)!r} can't be timed, {found.contract_violation}: export it anew.")
-    return Subject(
-        path=path,
-        onnx=found.source.path,
-        spec=found.spec,
-        form=found.source.form,
-        opset=found.source.opset,
-        plan_runtime=found.required_runtime,
-        manifest_warnings=tuple(f"{path}: {note}" for note in found.manifest_warnings),
-        ranges={
-            dim: (low, low if low == high else found.optimal_sizes.get(dim), high)
-            for dim, (low, high) in found.bounds.items()
-        },
-    )
+    artifact = load_artifact(path)
+    if artifact.contract_violation is not None:
+        raise RequestError(f"{str(path)!r} can't be timed, {artifact.contract_violation}: export it anew.")
+    return artifact
 
 
-def read_sizes(text: str, rest: Sizes, allowed: Sequence[str] = ("batch", "seq")) -> Sizes:
-    """Sizes from `batch=1,seq=128`; a dimension that isn't named is taken from `rest`."""
-    found: dict[str, Any] = {}
+def sizes_of(artifact: LoadedArtifact, texts: Sequence[str]) -> list[Sizes]:
+    """The sizes of `--shape` options, or defaults that the artifact takes; RequestError for what it can't take."""
+    defaults = [_default(artifact, seq, past) for seq, past in _defaults(artifact.spec)]
+    dimensions = _dimensions(artifact)
+    given = [read_sizes(text, defaults[0], dimensions) for text in texts] or defaults
+    return [_checked(artifact, _with_buffer(artifact, sizes)) for sizes in dict.fromkeys(given)]
+
+
+def scenario_sizes(artifact: LoadedArtifact, scenario: Scenario) -> Sizes:
+    """The sizes of a scenario, else those of the defaults; RequestError for what the artifact can't take."""
+    cached = artifact.spec.kv_cache is not None
+    usual = _default(artifact, *_defaults(artifact.spec)[0])
+    if scenario.kind == "decode":
+        if not cached:
+            raise RequestError(
+                f"--scenario {scenario}: {artifact.path.name!r} has no cache, so give prefill or batch, or export it "
+                "with --kv-cache."
+            )
+        sizes = attrs.evolve(usual, seq=1, past_seq=scenario.size)
+    elif scenario.kind == "prefill":
+        sizes = attrs.evolve(usual, seq=scenario.size, past_seq=0 if cached else None)
+    else:
+        sizes = attrs.evolve(usual, batch=scenario.size)
+    try:
+        return _checked(artifact, _with_buffer(artifact, sizes))
+    except RequestError as error:
+        raise RequestError(f"--scenario {scenario}: {error}") from None
+
+
+def profile_requests(artifact: LoadedArtifact, sizes: Sequence[Sizes]) -> list[str]:
+    """Requests for a plan that is built on the fly: it spans `sizes` and is tuned for the largest."""
+    spans = {dim: [getattr(one, dim) for one in sizes] for dim in free_dimensions(artifact)}
+    return [f"{dim}={min(span)}:{max(span)}:{max(span)}" for dim, span in spans.items()]
+
+
+def free_dimensions(artifact: LoadedArtifact) -> dict[str, int]:
+    """The dimensions that the artifact doesn't fix, with the smallest size of each."""
+    return {dim: low for dim, (low, high) in artifact.bounds.items() if low != high}
+
+
+def _defaults(spec: Spec) -> tuple[tuple[int, int], ...]:
+    return _DEFAULT_CACHED if spec.kv_cache else _DEFAULT
+
+
+def _dimensions(artifact: LoadedArtifact) -> tuple[str, ...]:
+    """What a `--shape` may name."""
+    return tuple(dict.fromkeys((*artifact.bounds, *(["past_seq"] if artifact.spec.kv_cache else []))))
+
+
+def _optimal(artifact: LoadedArtifact, dim: str) -> int | None:
+    """The size that a plan is tuned for, or the only one that there is."""
+    low, high = artifact.bounds[dim]
+    return low if low == high else artifact.optimal_sizes.get(dim)
+
+
+def _default(artifact: LoadedArtifact, seq: int, past: int) -> Sizes:
+    """The usual sizes with `seq` new tokens behind `past` ones, as far as the artifact has room for them."""
+    places = artifact.bounds.get("max_seq", (0, None))[1]
+    room = min(limit for limit in (artifact.spec.token_limit(), places, seq + past) if limit)
+    past = min(past, room - 1)
+    usual = {"batch": 1, "seq": min(seq, room - past), "past_seq": past, "encoder_seq": _ENCODER}
+    for dim, (low, high) in artifact.bounds.items():
+        if dim in usual:
+            within = max(usual[dim], low) if high is None else min(max(usual[dim], low), high)
+            optimal = _optimal(artifact, dim)
+            usual[dim] = within if optimal is None else optimal
+    return Sizes(**{dim: size for dim, size in usual.items() if dim in _dimensions(artifact)})
+
+
+def _with_buffer(artifact: LoadedArtifact, sizes: Sizes) -> Sizes:
+    """With the places of a shared cache, where they were not named."""
+    if "max_seq" not in artifact.bounds or sizes.max_seq is not None:
+        return sizes
+    low, high = artifact.bounds["max_seq"]
+    usual = _optimal(artifact, "max_seq") or max(_BUFFER, sizes.seq + (sizes.past_seq or 0))
+    return attrs.evolve(sizes, max_seq=min(max(usual, low), high or usual))
+
+
+def _checked(artifact: LoadedArtifact, sizes: Sizes) -> Sizes:
+    """The sizes, if the artifact takes them; else RequestError."""
+    name, spec, limit = artifact.path.name, artifact.spec, artifact.spec.token_limit()
+    for dim, (low, high) in artifact.bounds.items():
+        size = getattr(sizes, dim)
+        if size < low or (high is not None and size > high):
+            span = f"exactly {low}" if low == high else f"{low} to {high}" if high else f"{low} and more"
+            raise RequestError(f"{dim} is {size}: {name!r} takes {span}, so give such a --shape.")
+    past = sizes.past_seq or 0
+    total = f"past_seq + seq is {past + sizes.seq}" if past else f"seq is {sizes.seq}"
+    if limit is not None and past + sizes.seq > limit:
+        raise RequestError(
+            f"{total}: {spec.encoding.name} knows {limit} positions, so give --shape seq={limit} or less."
+        )
+    if sizes.max_seq is not None and past + sizes.seq > sizes.max_seq:
+        raise RequestError(f"{total}: the cache has {sizes.max_seq} places, so give --shape fewer tokens.")
+    fits = sizes.max_seq is None or fits_grouped_batch(sizes.batch, sizes.seq, past)
+    if artifact.source.form == "contrib" and not fits:
+        raise RequestError(
+            f"batch is {sizes.batch}, past_seq {past} and seq {sizes.seq}: GroupQueryAttention, which {name!r} uses, "
+            "takes several tokens after others for batch=1 only, so give that, or seq=1."
+        )
+    return sizes
+
+
+def read_sizes(text: str, defaults: Sizes, dimensions: Sequence[str] = ("batch", "seq")) -> Sizes:
+    """Sizes from `batch=1,seq=128`; a dimension that isn't named is taken from `defaults`."""
+    given: dict[str, Any] = {}
     for part in text.split(","):
         dim, equals, value = part.partition("=")
         dim = dim.strip()
         if not equals:
             raise RequestError(f"--shape {text!r} is not like batch=1,seq=128: write each dimension as NAME=SIZE.")
-        if dim not in allowed:
-            raise unknown("dimension in --shape", dim, allowed)
-        if dim in found:
+        if dim not in dimensions:
+            raise unknown("dimension in --shape", dim, dimensions)
+        if dim in given:
             raise RequestError(f"--shape {text!r} gives {dim} twice: give it once.")
-        found[dim] = value.strip()
-    return attrs.evolve(rest, **found)
+        given[dim] = value.strip()
+    return attrs.evolve(defaults, **given)
 
 
 def seeded_inputs(spec: Spec, sizes: Sizes, seed: int) -> Arrays:

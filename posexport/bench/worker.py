@@ -1,4 +1,4 @@
-"""The child process that times one artifact on one runtime: `python -m posexport.bench_worker`.
+"""The child process that times one artifact on one runtime: `python -m posexport.bench.worker`.
 
 It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     open   {runtime_name, role, options, path, threads} -> {describe, load_seconds, build_seconds}   loads the artifact
@@ -7,7 +7,7 @@ It serves as `posexport.runtimes.worker` does; a request names what to `do`:
            -> {seconds, run_seconds, build_seconds, memory, resident, gpu_memory, describe}
     time   {burst[, wake]}  -> {seconds: [...]}                one untimed run, and more until `wake` seconds have
                                                                passed, then `burst` timed ones
-    make   {role, path, source[, spec]} -> {}                  writes the file of a peer
+    make   {role, path, source[, spec]} -> {}                  writes the file of an alternative
 The code of a failure is "refused" where the engine says it can't run this, "memory" where that didn't suffice, and
 "failed" for anything else.
 """
@@ -28,13 +28,13 @@ from posexport.errors import PosexportError, Reason
 from posexport.models import read_spec
 from posexport.processes import MEMORY, serve
 from posexport.runtimes import TENSORRT, runtime
-from posexport.runtimes.base import Runner, failure_code
+from posexport.runtimes.base import CompilableRunner, MethodRunner, Runner, failure_code
 from posexport.runtimes.cuda import memory_used
 
 LONG_RUN_SECONDS = 0.25
 """Seconds of a run from which on one is timed per turn, with none before it: threads wake within milliseconds."""
 
-WARM = 5.0
+WARMUP_SECONDS = 5.0
 """Seconds after which warming up ends, though not before the second run: the first may compile."""
 
 
@@ -42,8 +42,8 @@ class Worker:
     """State of the child between requests."""
 
     def __init__(self) -> None:
-        self._runner: Runner | None = None
-        self._call: Callable[[], float] | None = None
+        self._runner: Runner  # there from `open` on
+        self._call: Callable[[], float] = _not_prepared
         self._before = 0
         self._gpu_before: int | None = None
         self._limited = self._compiled = False
@@ -72,8 +72,8 @@ class Worker:
             self._runner = lower_bound.load(Path(path), row.options["device"], threads)
         else:
             self._runner = attrs.evolve(row, options={**row.options, **options}).load(Path(path))
-        if self._compiled:
-            _compile(self._runner)
+        if self._compiled and isinstance(self._runner, CompilableRunner):
+            self._runner.compile()
         seconds = time.perf_counter() - start
         built = row.module == TENSORRT and path.endswith(".onnx")
         return {
@@ -85,21 +85,20 @@ class Worker:
     def shape(
         self, spec: dict[str, Any], seed: int, warmup: int, keep_free: int = 0, method: str | None = None, **sizes: int
     ) -> dict[str, Any]:
-        assert self._runner is not None
-        if hasattr(self._runner, "method"):
-            vars(self._runner)["method"] = method
-        self._call = None  # the memory of the shape before
+        if isinstance(self._runner, MethodRunner):
+            self._runner.method = method
+        self._call = _not_prepared  # frees the memory of the shape before
         if self._limited:
             machine.limit_to_what_is_free(keep_free)
         machine.forget_peak()
         start = time.perf_counter()
         self._call = self._runner.prepare(seeded_inputs(read_spec(spec), Sizes(**sizes), seed))
         before = time.perf_counter()
-        took = [self._call()]
+        runs = [self._call()]
         built = time.perf_counter() - before
-        while len(took) < warmup and (len(took) < 2 or time.perf_counter() - start < WARM):
-            took.append(self._call())
-        self._last = took[-1]
+        while len(runs) < warmup and (len(runs) < 2 or time.perf_counter() - start < WARMUP_SECONDS):
+            runs.append(self._call())
+        self._last = runs[-1]
         gpu = _gpu_used(self._gpu_before is not None)
         return {
             "seconds": time.perf_counter() - start,
@@ -112,7 +111,6 @@ class Worker:
         }
 
     def time(self, burst: int, wake: float = 0.0) -> dict[str, Any]:
-        assert self._call is not None
         if self._last > LONG_RUN_SECONDS:
             return {"seconds": [self._call()]}
         # threads sleep while others run; woken they share a CPU for some milliseconds, with runs several times slower
@@ -132,18 +130,14 @@ class Worker:
         return {}
 
 
-def _compile(loaded: Any) -> None:
-    """Compile the block of a torch runner in place; it is specialised for each shape, as a deployment would be."""
-    import torch
-
-    torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
-    loaded._block.compile(dynamic=False)
+def _not_prepared() -> float:
+    raise RuntimeError("a shape must be prepared before it is timed")
 
 
-def _gpu_used(wanted: bool) -> int | None:
+def _gpu_used(on_gpu: bool) -> int | None:
     """Bytes in use on the GPU by everyone, or None where the driver doesn't say."""
     try:
-        return memory_used() if wanted else None
+        return memory_used() if on_gpu else None
     except (OSError, AttributeError):  # the figure is left out, the timing stands
         return None
 

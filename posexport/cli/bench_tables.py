@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from posexport.bench.result import HIGH_MACHINE_LOAD
+from posexport.bench.statistics import CONFIDENCE
 from posexport.cli import console
+from posexport.machine import describe_cpu
 
 if TYPE_CHECKING:
     from posexport.bench.result import Benchmark, Change, Gate, Shape, Timing
@@ -17,35 +20,30 @@ _OTHERS = {"torch-compile": "x torch.compile", "torch-onnx": "x torch's export",
 _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "state")
 
 
-def show_benchmark(found: Benchmark, peers: bool) -> None:
+def show_benchmark(result: Benchmark, alternatives: bool) -> None:
     """A table for each shape, then what is to be said of some of it."""
-    for shape in found.shapes:
-        title = f"{found.file}: {found.encoding}, {found.form}, {found.dtype}, {_shape(shape)}, {shape.rounds} rounds"
-        if found.processes > 1:
-            title += f" in {found.processes} processes"
-        console.show_table(title, _COLUMNS, [_row(each) for each in shape.results], right=_COLUMNS[1:-1])
-        if peers:
+    for shape in result.shapes:
+        block = f"{result.encoding}, {result.form}, {result.dtype}"
+        title = f"{result.file}: {block}, {_shape(shape)}, {shape.rounds} rounds"
+        if result.processes > 1:
+            title += f" in {result.processes} processes"
+        title += f"; {describe_cpu(result.machine)}"
+        console.show_table(title, _COLUMNS, [_row(timing) for timing in shape.results], right=_COLUMNS[1:-1])
+        if alternatives:
             right = tuple(_OTHERS.values())
-            rows = [_others(each) for each in shape.results if each.seconds is not None]
+            rows = [_others(timing) for timing in shape.results if timing.seconds is not None]
             console.show_table("beside other ways to run it", ("runtime", *_OTHERS.values()), rows, right)
-    results = found.timings
-    said = dict.fromkeys(f"{each.runtime}: {text}" for each in results if (text := each.reason or each.note))
-    said |= dict.fromkeys(f"{each.scenario}: left out, {each.reason}" for each in found.left_out)
-    for line in said:
+    texts = [(timing.runtime, timing.reason or timing.note) for timing in result.timings]
+    lines = dict.fromkeys(f"{runtime}: {text}" for runtime, text in texts if text)
+    lines |= dict.fromkeys(f"{point.scenario}: left out, {point.reason}" for point in result.left_out)
+    for line in lines:
         click.echo(line)
-    _say_if_short(found)
-
-
-def _say_if_short(found: Benchmark) -> None:
-    from posexport.bench.result import HIGH_MACHINE_LOAD
-
-    short = [shape for shape in found.shapes if 0 < shape.rounds < found.rounds]
-    for shape in short:
-        click.echo(f"{_shape(shape)}: {shape.rounds} of {found.rounds} rounds, for lack of time (--seconds).")
-    if found.machine_load > HIGH_MACHINE_LOAD:
-        click.echo(
-            f"The machine was busy (other work took {found.machine_load:.0%} of the CPU): time it again at rest."
-        )
+    for shape in result.shapes:
+        if 0 < shape.rounds < result.rounds:
+            click.echo(f"{_shape(shape)}: {shape.rounds} of {result.rounds} rounds, for lack of time (--seconds).")
+    if result.machine_load > HIGH_MACHINE_LOAD:
+        load = f"other work took {result.machine_load:.0%} of the CPU"
+        click.echo(f"The machine was busy ({load}): time it again at rest.")
 
 
 def show_gate(gate: Gate) -> None:
@@ -54,15 +52,16 @@ def show_gate(gate: Gate) -> None:
     changes = sorted(gate.changes, key=lambda change: order.index(change.state))
     title = f"got slower by more than {gate.limit:.1%}?"
     console.show_table(title, _GATED, [_change(change) for change in changes], right=_GATED[2:4] + _GATED[5:7])
-    for line in dict.fromkeys(f"{each.runtime} at {each.shape}: {each.reason}" for each in changes if each.reason):
+    reasons = [f"{change.runtime} at {change.shape}: {change.reason}" for change in changes if change.reason]
+    for line in dict.fromkeys(reasons):
         click.echo(line)
     for note in gate.notes:
         click.echo(note)
-    slower, unsure = (sum(change.state == state for change in changes) for state in ("slower", "inconclusive"))
+    slower, inconclusive = (sum(change.state == state for change in changes) for state in ("slower", "inconclusive"))
     if slower:
         click.echo(f"{slower} of {len(changes)} got slower.")
-    elif unsure:
-        click.echo(f"Nothing surely got slower; {unsure} of {len(changes)} can't be told at this noise.")
+    elif inconclusive:
+        click.echo(f"Nothing clearly got slower; {inconclusive} of {len(changes)} are inconclusive at this noise.")
     elif all(change.state == "not run" for change in changes):
         click.echo("Nothing was compared.")
     else:
@@ -97,17 +96,15 @@ def _rate(number: float) -> str:
 def _memory(result: Timing) -> str:
     if result.memory is None:
         return "-"
-    told = f"{result.memory / 1e6:.0f} MB"
-    return told if result.gpu_memory is None else f"{told} + {result.gpu_memory / 1e6:.0f} MB GPU"
+    text = f"{result.memory / 1e6:.0f} MB"
+    return text if result.gpu_memory is None else f"{text} + {result.gpu_memory / 1e6:.0f} MB GPU"
 
 
 def _with_interval(ratio: Ratio | None) -> str:
-    from posexport.bench.statistics import CONFIDENCE
-
     if ratio is None:
         return "-"
-    sure = f"{_times(ratio.low)} to {_times(ratio.high)}" if ratio.confidence >= CONFIDENCE else "few rounds"
-    return f"{_times(ratio.median)} ({sure})"
+    interval = f"{_times(ratio.low)} to {_times(ratio.high)}" if ratio.confidence >= CONFIDENCE else "few rounds"
+    return f"{_times(ratio.median)} ({interval})"
 
 
 def _times(ratio: float) -> str:

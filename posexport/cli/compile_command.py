@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from posexport.artifact.manifest import KernelRow, PlanKernels, PlanManifest
+from posexport.artifact.paths import check_artifact
 from posexport.artifact.profiles import default_requests, describe
 from posexport.cli import console
 from posexport.errors import Reason, RequestError
-from posexport.files import check_artifact, check_output
+from posexport.files import check_output
 from posexport.jsondata import unstructure
 from posexport.runtimes.tensorrt.options import read_options
 

@@ -13,7 +13,7 @@ from posexport.export.block_options import preset_options, spec_of
 from posexport.models import ENCODINGS
 from posexport.models.scaling import NEEDED, SCALINGS
 from posexport.models.scaling import parameters as scaling_parameters
-from posexport.runtimes import RUNTIMES
+from posexport.runtimes import RUNTIMES, Runtime
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.presets import preset_names, read_preset
 
@@ -128,5 +128,10 @@ def _everything() -> dict[str, Any]:
             {"form": row.form, "targets": [*row.targets], "what": row.feature, "why": f"{row.reason}."}
             for row in REFUSALS
         ],
-        "runtimes": {name: {"summary": row.summary, "missing": row.missing()} for name, row in RUNTIMES.items()},
+        "runtimes": {name: {"summary": row.summary, "missing": _missing(row)} for name, row in RUNTIMES.items()},
     }
+
+
+def _missing(row: Runtime) -> str | None:
+    reason = row.missing()
+    return None if reason is None else reason.text

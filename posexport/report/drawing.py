@@ -83,7 +83,7 @@ def inline(made: Figure, name: str, description: str) -> str:
     drawn.attrib |= {"class": "chart", "role": "img", "viewBox": box, "aria-label": f"{name}. {description}"}
     drawn[:0] = [_text("title", name), _text("desc", description)]
     markup = ElementTree.tostring(drawn, encoding="unicode").replace("'DejaVu Sans'", "system-ui, sans-serif")
-    return re.sub("#[0-9a-f]{6}", lambda found: _variable(found[0]), markup)
+    return re.sub("#[0-9a-f]{6}", lambda match: _variable(match[0]), markup)
 
 
 def _plain(element: ElementTree.Element, shapes: Mapping[str, ElementTree.Element]) -> ElementTree.Element:

@@ -16,7 +16,7 @@ _HOW = """\
 Each file was exported with {sizes} and seeded weights for the target `{target}`, and held against the same block in
 float64 by `posexport verify`. A cell says:
 
-- {passed} **passed**: the largest error, and torch eager's own in the same place (the worst of all inputs and outputs).
+- {passed} **passed**: the largest error, and torch error in the same place (the worst of all inputs and outputs).
 - {failed} **failed**: wrong, or it crashed; the number leads to the reason below.
 - {refused} **refused**: the form can't carry the block, so `posexport export` refuses it with the sentence below.
 - {not_run} **not run**: the runtime can't take the file by its nature, or isn't there; the reason is below.
@@ -39,8 +39,8 @@ def summary(cells: Iterable[Cell]) -> str:
 
 def judged(cells: Iterable[Cell]) -> list[str]:
     """The columns that judged anything, in order."""
-    found = {cell.column for cell in cells if cell.state in (PASSED, FAILED)}
-    return [name for name in COLUMNS if name in found]
+    columns = {cell.column for cell in cells if cell.state in (PASSED, FAILED)}
+    return [name for name in COLUMNS if name in columns]
 
 
 def idle(cells: Iterable[Cell]) -> dict[str, str]:
@@ -60,14 +60,14 @@ ROWS = ("runtime", *STATES, "worst to torch error", "fused")
 def rows(cells: Iterable[Cell]) -> list[tuple[str, ...]]:
     """A row of text per column of the matrix in which anything ran, under `ROWS`."""
     cells = list(cells)
-    found = []
+    table = []
     for name in judged(cells):
-        own = [cell for cell in cells if cell.column == name]
-        worst = max((cell.ratio for cell in own if cell.ratio is not None), default=None)
-        fused = [cell.fused for cell in own if cell.fused is not None]
+        column = [cell for cell in cells if cell.column == name]
+        worst = max((cell.ratio for cell in column if cell.ratio is not None), default=None)
+        fused = [cell.fused for cell in column if cell.fused is not None]
         numbers = ("-" if worst is None else f"{worst:g}x", f"{sum(fused)} of {len(fused)}" if fused else "-")
-        found.append((name, *(str(number) for number in counts(own).values()), *numbers))
-    return found
+        table.append((name, *(str(number) for number in counts(column).values()), *numbers))
+    return table
 
 
 def to_markdown(matrix: Matrix) -> str:
@@ -85,8 +85,8 @@ def to_markdown(matrix: Matrix) -> str:
                 by_entry.setdefault(cell.entry, {})[cell.column] = cell
         lines += ["", f"## {mode}: {MODES[mode].summary}", "", _line(("encoding", "form", "dtype", *columns))]
         lines += [_line(["---"] * (3 + len(columns)))]
-        for entry, own in by_entry.items():
-            shown = [notes.shown(own.get(column)) for column in columns]
+        for entry, by_column in by_entry.items():
+            shown = [notes.shown(by_column.get(column)) for column in columns]
             lines.append(_line((entry.encoding, entry.form, entry.dtype, *shown)))
     lines += ["", "## Reasons", "", *notes.lines()] if notes.numbers else []
     away = idle(cells)

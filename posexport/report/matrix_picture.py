@@ -136,8 +136,8 @@ def _legend(axes: Axes, y: float, away: Mapping[str, str]) -> None:
             for cell in cells:
                 _draw(axes, cell, x, top)
                 x += _WIDE
-            said = axes.text(x + 0.06, top + _HIGH / 2, label, ha="left", va="center", fontsize=_TEXT)
-            width = said.get_window_extent().transformed(axes.transData.inverted()).width
+            written = axes.text(x + 0.06, top + _HIGH / 2, label, ha="left", va="center", fontsize=_TEXT)
+            width = written.get_window_extent().transformed(axes.transData.inverted()).width
             x += 0.06 + width + 0.25
     if away:
         text = "Not run at all: " + ", ".join(away)

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from posexport.errors import RequestError
 from posexport.files import staged
-from posexport.verify.result import FAILED, NOT_RUN, PASSED, Report, Verdict
+from posexport.jsondata import unstructure
+from posexport.verify.result import FAILED, NOT_RUN, PASSED, Comparison, Report, Verdict
 
-COLUMNS = ("artifact", "runtime", "state", "error", "torch error", "limit", "cases", "note")
+COLUMNS = ("artifact", "runtime", "state", "case", "error", "torch error", "limit", "cases", "note")
 """The columns of `rows`."""
 
 VERSION = 1
@@ -34,8 +33,8 @@ def to_dict(report: Report, required: Sequence[str] = ()) -> dict[str, Any]:
         "exit_code": report.exit_code(required),
         "seed": report.seed,
         "counts": counts(report),
-        "verdicts": [attrs.asdict(verdict) for verdict in report.verdicts],
-        "unreadable": [attrs.asdict(file) for file in report.unreadable],
+        "verdicts": unstructure(report.verdicts),
+        "unreadable": unstructure(report.unreadable),
     }
 
 
@@ -50,31 +49,40 @@ def summary(report: Report) -> str:
     return ", ".join(texts + ([f"{len(report.unreadable)} unreadable"] if report.unreadable else []))
 
 
-def rows(report: Report) -> list[tuple[str, ...]]:
-    """One row of text per verdict, under `COLUMNS`."""
-    return [_row(verdict) for verdict in report.verdicts]
+def rows(verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
+    """Rows of text under `COLUMNS`: one for each verdict, with the case that came nearest to its limit, or beyond it.
+
+    Where that case has positions beyond the usual range, a second row has the worst case within that range.
+    """
+    table = []
+    for verdict in verdicts:
+        table.append(_row(verdict))
+        if verdict.worst is not None and verdict.worst.far_out and verdict.worst_usual is not None:
+            table.append(("", "", "usual range", *_numbers(verdict.worst_usual), "", ""))
+    return table
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
-    worst = verdict.worst
-    numbers = (None, None, None) if worst is None else (worst.max_error, worst.torch_error, worst.limit)
     measured = f"{verdict.measured}, limit {verdict.limit_text}" if verdict.measured and not verdict.reason else None
     notes = [text for text in (verdict.reason, measured, verdict.where, *verdict.notes) if text]
-    return (
-        verdict.artifact,
-        verdict.label,
-        verdict.state,
-        *("-" if number is None else f"{number:.2e}" for number in numbers),
-        str(verdict.cases or "-"),
-        "; ".join(notes),
-    )
+    numbers = _numbers(verdict.worst)
+    return (verdict.artifact, verdict.label, verdict.state, *numbers, str(verdict.cases or "-"), "; ".join(notes))
+
+
+def _numbers(comparison: Comparison | None) -> tuple[str, str, str, str]:
+    """The case, the error, the torch error and the limit of a comparison."""
+    if comparison is None:
+        return "-", "-", "-", "-"
+    numbers = (comparison.max_error, comparison.torch_error, comparison.limit)
+    error, torch_error, limit = ("-" if number is None else f"{number:.2e}" for number in numbers)
+    return comparison.case, error, torch_error, limit
 
 
 def to_markdown(report: Report) -> str:
     """A table for a job's summary, with what could not be read below it."""
     lines = [f"### posexport verify: {summary(report)}", ""]
     lines += [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
-    lines += [_line(row) for row in rows(report)]
+    lines += [_line(row) for row in rows(report.verdicts)]
     lines += [f"\n**Unreadable:** {_escaped(file.error)}" for file in report.unreadable]
     return "\n".join(lines) + "\n"
 
@@ -102,20 +110,30 @@ def to_junit(report: Report) -> bytes:
     )
     for verdict in report.verdicts:
         case = ElementTree.SubElement(suite, "testcase", classname=_text(verdict.artifact), name=verdict.label)
-        _, _, _, error, torch_error, limit, cases, note = _row(verdict)
+        cases, note = _row(verdict)[-2:]
         if verdict.state == FAILED:
             ElementTree.SubElement(case, "failure", message=_text(verdict.reason or "failed")).text = _text(note)
         elif verdict.state == NOT_RUN:
             ElementTree.SubElement(case, "skipped", message=_text(verdict.reason or "not run"))
-        numbers = f"error {error}, torch error {torch_error}, limit {limit}, sets of inputs {cases}"
-        if verdict.measured is not None:
-            numbers = f"{verdict.measured}, limit {verdict.limit_text}"
-        ElementTree.SubElement(case, "system-out").text = numbers
+        ElementTree.SubElement(case, "system-out").text = _junit_numbers(verdict, cases)
     for file in report.unreadable:
         case = ElementTree.SubElement(suite, "testcase", classname=_text(file.artifact), name="read")
         ElementTree.SubElement(case, "error", message=_text(file.error))
     ElementTree.indent(suite)
     return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
+
+
+def _junit_numbers(verdict: Verdict, cases: str) -> str:
+    if verdict.measured is not None:
+        return f"{verdict.measured}, limit {verdict.limit_text}"
+    _, error, torch_error, limit = _numbers(verdict.worst)
+    text = f"error {error}, torch error {torch_error}, limit {limit}, sets of inputs {cases}"
+    if verdict.worst is not None:
+        text += f", worst case {verdict.worst.case}"
+    if verdict.worst is not None and verdict.worst.far_out and verdict.worst_usual is not None:
+        case, error, torch_error, limit = _numbers(verdict.worst_usual)
+        text += f"; in the usual range: error {error}, torch error {torch_error}, limit {limit}, worst case {case}"
+    return text
 
 
 def _text(text: str) -> str:

@@ -1,7 +1,7 @@
-"""What executes an artifact. One row per runtime, one file per engine; importing this loads no engine.
+"""The runtimes that execute artifacts: one row per runtime, one file per engine. Importing this loads no engine.
 
-A row says whether the runtime is there, and if not, why not, in one sentence. Engines differ in start-up time by
-seconds, and some crash: they load only inside the child process that runs them (see `posexport.runtimes.worker`).
+A row says whether the runtime can run here, and if not, why not. Engines take seconds to load, and some crash: they
+load only in the child process that runs them (posexport.runtimes.worker).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import unknown
+from posexport.errors import Reason, unknown
 from posexport.runtimes.base import Runner
 from posexport.runtimes.installation import install_command
 
@@ -27,12 +27,16 @@ ORT = "posexport.runtimes.ort"
 TENSORRT = "posexport.runtimes.tensorrt.engine"
 INTERPRETER = "posexport.runtimes.tensorrt.interpreter"
 
+NOT_INSTALLED, NO_GPU = "not-installed", "no-gpu"
+"""Codes of the reasons why a runtime is missing."""
+
 
 @attrs.frozen(kw_only=True)
 class Runtime:
-    """`module` has the `load(path, options)` that opens an artifact; `options` are its own.
+    """One runtime: `module` has the `load(path, options)` that opens an artifact with the row's `options`.
 
-    `instead` is a package that does as well as `package`, and `note` what a report must say of whatever ran on it.
+    `instead` is a package that serves as well as `package`, `note` is repeated in every verdict of the runtime, and
+    `unsupported_dtypes` gives the reason, by dtype, why it can't run artifacts of that dtype.
     """
 
     name: str
@@ -44,12 +48,14 @@ class Runtime:
     options: Mapping[str, Any] = attrs.field(factory=dict)
     instead: str | None = None
     note: str | None = None
+    unsupported_dtypes: Mapping[str, str] = attrs.field(factory=dict)
 
-    def missing(self) -> str | None:
-        """Why it can't run here, in one sentence without a full stop; None where it is there."""
+    def missing(self) -> Reason | None:
+        """Why it can't run here; None where it can."""
         if not any(importlib.util.find_spec(name) for name in (self.package, self.instead) if name):
-            return f"not installed: {install_command(self.install)}"
-        return gpu_missing() if self.needs_gpu else None
+            return Reason(NOT_INSTALLED, f"not installed: {install_command(self.install)}")
+        why = gpu_missing() if self.needs_gpu else None
+        return None if why is None else Reason(NO_GPU, why)
 
     def load(self, path: Path) -> Runner:
         """Open the artifact at `path`; imports the engine into this process."""
@@ -71,7 +77,15 @@ RUNTIMES: dict[str, Runtime] = {
         _row("torch", "PyTorch eager on the CPU", TORCH, "torch", "torch", device="cpu"),
         _row("torch-cuda", "PyTorch eager on the GPU", TORCH, "torch", "torch", True, device="cuda"),
         _row("onnx-reference", "onnx's ReferenceEvaluator (numpy)", REFERENCE, "onnx", "onnx"),
-        _row("ort-cpu", "ONNX Runtime, CPU provider", ORT, "onnxruntime", "onnxruntime", provider="CPU"),
+        Runtime(
+            name="ort-cpu",
+            summary="ONNX Runtime, CPU provider",
+            module=ORT,
+            package="onnxruntime",
+            install="onnxruntime",
+            options={"provider": "CPU"},
+            unsupported_dtypes={"bf16": "ONNX Runtime's CPU provider has no bf16 kernels"},
+        ),
         _row("ort-cuda", "ONNX Runtime, CUDA provider", ORT, "onnxruntime", "onnxruntime-gpu", True, provider="CUDA"),
         _row("tensorrt", "TensorRT", TENSORRT, "tensorrt", "posexport[tensorrt]", True, module="tensorrt"),
         _row(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from posexport.errors import PosexportError, unknown
 from posexport.machine import is_short
@@ -31,6 +31,23 @@ class Runner(Protocol):
     def describe(self) -> dict[str, str]:
         """Versions and device, for reports."""
         ...
+
+
+@runtime_checkable
+class CompilableRunner(Runner, Protocol):
+    """A runner whose graph can be compiled further in place."""
+
+    def compile(self) -> None:
+        """Compile it for each shape that it runs from now on."""
+        ...
+
+
+@runtime_checkable
+class MethodRunner(Runner, Protocol):
+    """A runner that has several methods and chooses the fastest."""
+
+    method: str | None
+    """The method to use where it can, or None to choose."""
 
 
 def check_options(engine: str, options: Mapping[str, Any], allowed: Iterable[str]) -> None:

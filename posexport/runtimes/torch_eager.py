@@ -47,6 +47,11 @@ class TorchRunner:
         bound = self._bind(inputs)
         return timed(lambda: self._block(*bound), self._device)
 
+    def compile(self) -> None:
+        """Compile the block in place by torch.compile, for each shape anew as a deployment would."""
+        torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
+        self._block.compile(dynamic=False)
+
     def describe(self) -> dict[str, str]:
         return _describe(self._device)
 

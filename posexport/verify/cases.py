@@ -27,6 +27,9 @@ LANDMARKS = (0, 1, 255, 256, 2047, 65_535, FAR - 1)
 """Positions that the case "far out" has among others: half precision aliases from 256 and 2048 on, and what is indexed
 by 16 bits ends at 65,535."""
 
+USUAL_POSITIONS = 2**16
+"""Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""
+
 LONG, LONGEST = 600, 1024
 """Tokens of the long cases, so that tables and masks baked at the usual 512 show; more where a window or a table of
 distances reaches further, up to the longest."""
@@ -48,7 +51,7 @@ Positions = Callable[[np.random.Generator, Array, int], Array]
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """One set of inputs by the graph's names, what it is for, and its sizes by dimension (see posexport.dimensions)."""
+    """One set of inputs by the graph's names, what it is for, and its sizes by dimension (posexport.spec.contract)."""
 
     name: str
     arrays: Arrays
@@ -59,6 +62,17 @@ class Case:
         """How many keys the last query has, its own included, without those of an encoder."""
         before = self.arrays["write_indices"].max() if "write_indices" in self.arrays else self.sizes.get("past_seq", 0)
         return int(before) + self.sizes["seq"]
+
+    @property
+    def farthest(self) -> int:
+        """The largest position, or its distance from 0 where positions are negative; 0 without positions."""
+        positions = self.arrays.get("position_ids")
+        return 0 if positions is None or not positions.size else int(abs(positions).max())
+
+    @property
+    def far_out(self) -> bool:
+        """Whether a position lies beyond the usual range."""
+        return self.farthest >= USUAL_POSITIONS
 
 
 def _consecutive(rng: np.random.Generator, places: Array, limit: int) -> Array:

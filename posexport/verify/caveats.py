@@ -1,4 +1,4 @@
-"""What the inputs of a verdict could not show, each in a sentence that stands with it."""
+"""Caveats of a verdict: what its inputs could not show, one sentence each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ALIKE = 16
 """Tokens of a row are alike where they differ by fewer floors of the tolerance than this."""
 
 
-def notes_on(spec: Spec, cases: Sequence[Case], truth: Sequence[Arrays]) -> tuple[str, ...]:
-    """What these cases could not show of a block; `truth` are its outputs on them."""
-    return (*_windows(spec, cases), *_alike(spec, truth))
+def notes_on(spec: Spec, cases: Sequence[Case], reference: Sequence[Arrays]) -> tuple[str, ...]:
+    """What these cases could not show of a block; `reference` are its float64 outputs on them."""
+    return (*_windows(spec, cases), *_alike(spec, reference))
 
 
 def _windows(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
@@ -34,17 +34,17 @@ def _windows(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
     )
 
 
-def _alike(spec: Spec, truth: Sequence[Arrays]) -> tuple[str, ...]:
-    """Bare attention over the same keys again and again makes tokens alike: then it matters no more how it weighs them,
-    and what any layer did with positions is lost in rounding."""
-    outputs = [made["output"] for made in truth if made["output"].shape[1] > 1]
-    several = [values for values in outputs if np.isfinite(values).all()]  # of others a verdict of its own says so
+def _alike(spec: Spec, reference: Sequence[Arrays]) -> tuple[str, ...]:
+    """Several layers of bare attention make tokens alike: how attention weighs them then no longer matters, and what a
+    layer did with positions is lost in rounding."""
+    outputs = [arrays["output"] for arrays in reference if arrays["output"].shape[1] > 1]
+    several = [values for values in outputs if np.isfinite(values).all()]  # others fail the comparison
     if spec.layers == 1 or not several:
         return ()
     apart = max(float(abs(x - x.mean(1, keepdims=True)).max() / np.sqrt((x**2).mean() or 1.0)) for x in several)
     if apart > ALIKE * TOLERANCES[spec.dtype].floor:
         return ()
     return (
-        f"after {spec.layers} layers all tokens of a row are alike (to {apart:.0e}), as bare attention makes them, so "
-        "that a fault in how a layer uses positions may not show: it does with a cache, a residual or fewer layers",
+        f"after {spec.layers} layers of bare attention all tokens of a row are alike (to {apart:.0e}), so a fault in "
+        "how a layer uses positions may not show: it does with a cache, a residual or fewer layers",
     )

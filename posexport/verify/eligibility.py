@@ -1,12 +1,13 @@
-"""What verify doesn't ask of a runtime: what it can't take by its nature, what it is too slow or has no memory for."""
+"""Reasons to skip a runtime: unsupported, too slow, or out of memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from posexport.runtimes import TORCH, Runtime
+from posexport.errors import Reason
+from posexport.runtimes import INTERPRETER, TENSORRT, TORCH, Runtime
 from posexport.spec.forms import ORT_ALONE
 
 if TYPE_CHECKING:
@@ -14,68 +15,70 @@ if TYPE_CHECKING:
     from posexport.artifact.onnx_artifact import Artifact
     from posexport.spec.spec import Spec
 
-_NOT_FOR: tuple[tuple[Callable[[Runtime, Artifact], bool], str], ...] = (
-    (
-        lambda row, artifact: row.name == "ort-cpu" and artifact.spec.dtype == "bf16",
-        "ONNX Runtime's CPU provider has no bf16 kernels",
-    ),
-    (
-        lambda row, artifact: row.name == "onnx-reference" and artifact.form == "contrib",
-        "onnx's evaluator has no com.microsoft operators",
-    ),
-    (
-        lambda row, artifact: (
-            row.name == "onnx-reference" and artifact.form == "native" and artifact.spec.dtype != "fp32"
-        ),
-        "onnx's evaluator sums Attention's softmax in half precision, which is no measure",
-    ),
-    (
-        lambda row, artifact: row.name.startswith("tensorrt") and artifact.target == "ort",
-        ORT_ALONE,
-    ),
-)
-"""What a runtime can't take by its nature, and the reason."""
+UNSUPPORTED = "unsupported"
+"""The runtime can't take the file, whatever the machine."""
 
-_HELD = "fp64"
-"""An engine holds 4 to 8 bytes for each weight: as many as one of this dtype has."""
+OTHER_BUILDER = "other-builder"
+"""A plan that another runtime built."""
 
-_MIXED = ("relative", "shaw", "deberta", "cope")
-"""Encodings whose scores take a product of their own."""
+SLOW = "slow"
+OUT_OF_MEMORY = "out-of-memory"
+
+_WEIGHTS_DTYPE = "fp64"  # an engine holds 4 to 8 bytes for each weight: as many as one of this dtype has
+_MIXED = ("relative", "shaw", "deberta", "cope")  # encodings whose scores take a third product
 
 WORK = {"onnx-reference": 4e9}
-"""Multiply-adds of one case that a slow runtime still gets: ten seconds or so."""
+"""Multiply-adds of the largest case that a slow runtime gets: about ten seconds."""
 
 
-def unsupported_reason(subject: LoadedArtifact, row: Runtime) -> str | None:
-    """Why a runtime can't take an artifact by its nature, or None."""
-    return next((why for applies, why in _NOT_FOR if applies(row, subject.source)), None)
+def unsupported_reason(artifact: Artifact, row: Runtime) -> Reason | None:
+    """Why a runtime can't take an artifact on any machine, or None."""
+    dtype, form = artifact.spec.dtype, artifact.form
+    text = row.unsupported_dtypes.get(dtype)
+    if row.name == "onnx-reference" and form == "contrib":
+        text = "onnx's evaluator has no com.microsoft operators"
+    elif row.name == "onnx-reference" and form == "native" and dtype != "fp32":
+        text = "onnx's evaluator sums Attention's softmax in half precision, so its error says nothing"
+    elif row.module in (TENSORRT, INTERPRETER) and artifact.target == "ort":
+        text = ORT_ALONE
+    return None if text is None else Reason(UNSUPPORTED, text)
 
 
-def is_permanent(reason: str | None) -> bool:
-    """Whether a runtime did not run for what a file is, which no other machine or day changes."""
-    return any(reason == why for _, why in _NOT_FOR)
+def is_permanent(reason_code: str | None) -> bool:
+    """Whether a runtime was not run because of the file itself, which no other machine or day changes."""
+    return reason_code == UNSUPPORTED
 
 
-def held(subject: LoadedArtifact, row: Runtime) -> int:
-    """Bytes of memory that a runtime holds of an artifact's weights, about; torch streams them."""
+def weight_bytes(artifact: LoadedArtifact, row: Runtime) -> int:
+    """About how many bytes of memory a runtime needs for an artifact's weights; torch streams them."""
     from posexport.models.weights import bytes_of
 
-    return 0 if row.module == TORCH or row.needs_gpu else bytes_of(subject.spec, _HELD)
+    return 0 if row.module == TORCH or row.needs_gpu else bytes_of(artifact.spec, _WEIGHTS_DTYPE)
 
 
-def memory_shortfall(needed: int, promised: int = 0) -> str | None:
-    """Why an engine that is to hold so many bytes can't have them here, or None; `promised` are those that runs under
-    way may still take."""
+def memory_shortfall(needed: int, promised: int = 0) -> Reason | None:
+    """Why so many bytes are not free here, or None; `promised` are those that runs under way may still take."""
     from posexport.machine import available
 
     free = available() - promised
     if needed <= free or not needed:
         return None
-    return f"it would hold about {needed / 1e9:.1f} GB of weights in memory, and {free / 1e9:.1f} GB are free"
+    text = f"it would need about {needed / 1e9:.1f} GB of memory for weights, and {free / 1e9:.1f} GB are free"
+    return Reason(OUT_OF_MEMORY, text)
+
+
+def slow_reason(row: Runtime) -> Reason:
+    """Why a slow runtime gets none of the cases."""
+    return Reason(SLOW, f"it is slow and takes only inputs of at most {WORK[row.name]:.0e} multiply-adds")
+
+
+def is_affordable(spec: Spec, sizes: Mapping[str, int], row: Runtime) -> bool:
+    """Whether a runtime is fast enough for a run of these sizes."""
+    return row.name not in WORK or work(spec, sizes) <= WORK[row.name]
 
 
 def work(spec: Spec, sizes: Mapping[str, int]) -> float:
-    """Multiply-adds of one run, about: projections, and two products of attention (three for mixed scores)."""
+    """About the multiply-adds of one run: projections, and two products of attention (three for mixed scores)."""
     from posexport.models.weights import weight_shapes
 
     tables = ("embed_tokens.weight", "encoding.weight")

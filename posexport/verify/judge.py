@@ -3,162 +3,183 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
-from posexport.errors import RequestError
+from posexport.errors import Reason, RequestError
 from posexport.processes import INVALID, MISSING
 from posexport.runtimes import RUNTIMES, Runtime
+from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
-from posexport.verify import eligibility as limits
+from posexport.verify import eligibility
 from posexport.verify.cases import Case
 from posexport.verify.caveats import notes_on
 from posexport.verify.parity import TOLERANCES, compare, inconclusive_reason, judge, tolerance_at
-from posexport.verify.property_runs import Trials
-from posexport.verify.result import _ANY, FAILED, NOT_RUN, State, Tolerance, Verdict, VerifyOverrides
+from posexport.verify.property_runs import PropertyRuns
+from posexport.verify.result import (
+    CONTRACT,
+    FAILED,
+    INCONCLUSIVE,
+    NOT_RUN,
+    REFERENCE_FAILED,
+    Comparison,
+    Tolerance,
+    Verdict,
+    VerifyOverrides,
+)
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
-    from posexport.spec.spec import Spec
+    from posexport.verify.locate import Graphs
 
-
-_TORCH = "torch"  # the worker that gives truth and yardstick too
+TORCH_WORKER = "torch"
+"""The worker that computes the float64 reference and the torch error too."""
 
 
 @attrs.define(kw_only=True)
-class _Job:
-    """One artifact under way."""
+class ArtifactJob:
+    """One artifact with its runs under way.
 
-    subject: LoadedArtifact
-    sha256: str
-    terms: VerifyOverrides = _ANY
+    `reference` and `by_torch` are None where the graph breaks its contract: it then fails without a run. `runs` have
+    the indices of the cases that a runtime gets, `memory` is about how many bytes all runs may take.
+    """
+
+    artifact: LoadedArtifact
+    pool: Pool
+    overrides: VerifyOverrides
     cases: list[Case]
     notes: tuple[str, ...]
-    truth: Future[Answer] | None = None  # None where nothing need be run to know that it failed
-    eager: Future[Answer] | None = None
+    property_runs: PropertyRuns | None = None
+    reference: Future[Answer] | None = None
+    by_torch: Future[Answer] | None = None
     runs: dict[str, tuple[Future[Answer], list[int]]] = attrs.field(factory=dict)
-    skipped: dict[str, str] = attrs.field(factory=dict)
-    trials: Trials | None = None
-    graphs: Any = None
-    held: int = 0  # bytes that the engines of its runs may hold
+    skipped: dict[str, Reason] = attrs.field(factory=dict)
+    memory: int = 0
+    graphs: Graphs | str | None = None  # the artifact's and a fresh export's, once they are needed
 
+    def verdicts(self, runtimes: Mapping[str, Runtime]) -> list[Verdict]:
+        """Wait for the runs, and judge them; RequestError where the artifact can't be read."""
+        verdicts = [self._verdict(row) for name, row in runtimes.items() if self._is_for(name)]
+        if self.property_runs is not None:
+            verdicts += self.property_runs.verdicts(str(self.artifact.path))
+        return [attrs.evolve(verdict, sha256=self.artifact.sha256) for verdict in verdicts]
 
-def _tolerance(spec: Spec, case: Case) -> Tolerance:
-    """That of the dtype, wider where angles of far positions are computed as PyTorch models do."""
-    products = spec.angles == "parity" and any(kind.encoding.uses_fp32_products() for kind in spec.distinct_layers())
-    position_ids = case.arrays.get("position_ids")
-    far = int(abs(position_ids).max()) if products and position_ids is not None and position_ids.size else 0
-    return tolerance_at(spec.dtype, far)
+    def _is_for(self, name: str) -> bool:
+        """Whether the artifact gets a verdict of that runtime."""
+        fails = self.artifact.contract_violation is not None and self.artifact.required_runtime in (None, name)
+        return fails or name in self.runs or name in self.skipped
 
-
-def _judge_all(job: _Job, pool: Pool, runtimes: Mapping[str, Runtime]) -> list[Verdict]:
-    nothing = Answer()
-    truth = nothing if job.truth is None else result(job.truth)
-    eager = nothing if job.eager is None else result(job.eager)
-    if truth.failure is not None and truth.failure.code in (INVALID, MISSING):
-        raise RequestError(truth.failure.text)
-    found = [_judge_one(job, name, pool, runtimes[name], truth, eager) for name in runtimes if _concerns(job, name)]
-    found += [] if job.trials is None else job.trials.verdicts(str(job.subject.path))
-    return [attrs.evolve(verdict, sha256=job.sha256) for verdict in found]
-
-
-def _concerns(job: _Job, name: str) -> bool:
-    """Whether the artifact gets a verdict of that runtime; one whose graph breaks the contract fails without a run."""
-    told = job.subject.contract_violation is not None and job.subject.required_runtime in (None, name)
-    return told or name in job.runs or name in job.skipped
-
-
-def _judge_one(job: _Job, name: str, pool: Pool, row: Runtime, truth: Answer, eager: Answer) -> Verdict:
-    artifact, subject = str(job.subject.path), job.subject
-
-    def verdict(state: State, reason: str | None, **rest: Any) -> Verdict:
-        return Verdict(artifact=artifact, runtime=name, state=state, reason=reason, **rest)
-
-    if name in job.skipped:
-        return verdict(NOT_RUN, job.skipped[name])
-    if subject.contract_violation is not None:
-        where, departure = _where(job, name, pool, row, None)
-        return verdict(FAILED, subject.contract_violation, notes=job.notes, where=where, departure=departure)
-    for who, answer in (("the truth", truth), ("torch eager", eager)):
+    def _verdict(self, row: Runtime) -> Verdict:
+        path, name = str(self.artifact.path), row.name
+        if name in self.skipped:
+            return Verdict.of(path, name, NOT_RUN, self.skipped[name])
+        if self.reference is None or self.by_torch is None:
+            reason = Reason(CONTRACT, self.artifact.contract_violation or "its graph breaks the contract")
+            return self._located(Verdict.of(path, name, FAILED, reason, notes=self.notes), row)
+        reference, by_torch = result(self.reference), result(self.by_torch)
+        if reference.failure is not None and reference.failure.code in (INVALID, MISSING):
+            raise RequestError(reference.failure.text)
+        for who, answer in (("the float64 reference", reference), ("torch eager", by_torch)):
+            if answer.failure is not None:
+                reason = Reason(REFERENCE_FAILED, f"{who} could not be computed: {answer.failure}")
+                return Verdict.of(path, name, FAILED, reason, notes=self.notes)
+        future, indices = self.runs[name]
+        answer, notes = result(future), self._notes(row, indices, reference)
         if answer.failure is not None:
-            return verdict(FAILED, f"{who} could not be computed: {answer.failure}", notes=job.notes)
-    future, chosen = job.runs[name]
-    answer, notes = result(future), job.notes
-    if len(chosen) < len(job.cases):
-        some, most = f"{len(chosen)} of {len(job.cases)} sets of inputs", limits.WORK[name]
-        notes = (*notes, f"slow, so only {some}: at most {most:.0e} multiply-adds")
-    told = notes_on(subject.spec, [job.cases[index] for index in chosen], [truth.outputs[index] for index in chosen])
-    notes = (*notes, *told, *([] if row.note is None else [row.note]))
-    if answer.failure is not None:
-        if answer.failure.code == MISSING:
-            return verdict(NOT_RUN, answer.failure.text, notes=notes)
-        if answer.failure.code == INVALID and subject.required_runtime is not None:
-            raise RequestError(answer.failure.text)  # a plan that is not this runtime's to open
-        where, departure = _where(job, name, pool, row, None)
-        return verdict(FAILED, answer.failure.text, notes=notes, where=where, departure=departure)
-    own = job.terms.tolerance
-    tolerances = {case.name: attrs.evolve(_tolerance(subject.spec, case), **own) for case in job.cases}
-    comparisons = [
-        each
-        for index, got in zip(chosen, answer.outputs, strict=True)
-        for each in compare(
-            job.cases[index].name,
-            truth.outputs[index],
-            eager.outputs[index],
-            got,
-            {output: dtype for output, (_, dtype) in subject.outputs.items()},
-            subject.spec.dtype,
-            tolerances[job.cases[index].name],
+            if answer.failure.code == MISSING:
+                return Verdict.of(path, name, NOT_RUN, answer.failure, notes=notes)
+            if answer.failure.code == INVALID and self.artifact.plan is not None:
+                raise RequestError(answer.failure.text)  # the runtime can't open this plan
+            return self._located(Verdict.of(path, name, FAILED, answer.failure, notes=notes), row)
+        comparisons = self._comparisons(indices, reference, by_torch, answer)
+        verdict = judge(path, name, comparisons, len(indices), notes=notes, describe=answer.describe)
+        worst = verdict.worst
+        case = None if worst is None else next(case for case in self.cases if case.name == worst.case)
+        tolerance = TOLERANCES[self.artifact.spec.dtype] if case is None else self._tolerance(case)
+        verdict = attrs.evolve(verdict, tolerance=tolerance)
+        if verdict.state != FAILED or worst is None:
+            return verdict
+        inconclusive = inconclusive_reason(worst, tolerance)
+        if inconclusive is not None:
+            verdict = attrs.evolve(verdict, reason_code=INCONCLUSIVE)
+        return self._located(verdict, row, case, inconclusive)
+
+    def _notes(self, row: Runtime, indices: list[int], reference: Answer) -> tuple[str, ...]:
+        """What the runs on these cases could not show."""
+        notes = list(self.notes)
+        if len(indices) < len(self.cases):
+            share, limit = f"{len(indices)} of {len(self.cases)} sets of inputs", eligibility.WORK[row.name]
+            notes.append(f"slow, so only {share}: at most {limit:.0e} multiply-adds")
+        cases, outputs = [self.cases[index] for index in indices], [reference.outputs[index] for index in indices]
+        notes += notes_on(self.artifact.spec, cases, outputs)
+        return tuple(notes if row.note is None else [*notes, row.note])
+
+    def _comparisons(self, indices: list[int], reference: Answer, by_torch: Answer, answer: Answer) -> list[Comparison]:
+        dtypes = {name: dtype for name, (_, dtype) in self.artifact.outputs.items()}
+        comparisons = []
+        for index, outputs in zip(indices, answer.outputs, strict=True):
+            case = self.cases[index]
+            comparisons += compare(
+                case.name,
+                reference.outputs[index],
+                by_torch.outputs[index],
+                outputs,
+                dtypes,
+                self.artifact.spec.dtype,
+                self._tolerance(case),
+                case.far_out,
+            )
+        return comparisons
+
+    def _tolerance(self, case: Case) -> Tolerance:
+        """That of the dtype, wider where angles of far positions are computed as PyTorch models do."""
+        spec = self.artifact.spec
+        products = spec.angles == "parity" and any(
+            layer.encoding.uses_fp32_products() for layer in spec.distinct_layers()
         )
-    ]
-    found = judge(artifact, name, comparisons, len(chosen), notes=notes, describe=answer.describe)
-    stated = TOLERANCES[subject.spec.dtype] if found.worst is None else tolerances[found.worst.case]
-    found = attrs.evolve(found, tolerance=stated)
-    if found.state != FAILED or found.worst is None:
-        return found
-    case = next(case for case in job.cases if case.name == found.worst.case)
-    where, departure = _where(job, name, pool, row, case, inconclusive_reason(found.worst, stated))
-    return attrs.evolve(found, where=where, departure=departure)
+        tolerance = tolerance_at(spec.dtype, case.farthest if products else 0)
+        return attrs.evolve(tolerance, **self.overrides.tolerance)
 
+    def _located(
+        self, verdict: Verdict, row: Runtime, case: Case | None = None, inconclusive: str | None = None
+    ) -> Verdict:
+        """A failed verdict with where the graph departs, as far as that can be found; never raises.
 
-def _where(
-    job: _Job, name: str, pool: Pool, row: Runtime, case: Case | None, inconclusive_reason: str | None = None
-) -> tuple[str | None, str | None]:
-    """Where the graph departs, as far as that can be found, and the first node that departs; never raises.
+        `inconclusive` is why the case says nothing about the runtime: then values say nothing either.
+        """
+        from posexport.verify import locate
 
-    `inconclusive_reason` is why the case tells nothing of the runtime: then values tell nothing either.
-    """
-    from posexport.verify import locate
+        try:
+            if self.graphs is None:
+                self.graphs = locate.load_graphs(self.artifact.source)
+            if isinstance(self.graphs, str):
+                where = self.graphs if inconclusive is None else f"{inconclusive}; {self.graphs}"
+                return attrs.evolve(verdict, where=where)
+            departure, otherwise = locate.structure(self.graphs), ""
+            clauses = [departure, inconclusive]
+            if case is not None and inconclusive is None:
+                # a plan, and torch, run no graph with other outputs: onnx's evaluator runs it in their place
+                runs_graphs = row.name != TORCH_WORKER and self.artifact.plan is None
+                first, second = row if runs_graphs else RUNTIMES["onnx-reference"], RUNTIMES["onnx-reference"]
+                with tempfile.TemporaryDirectory(dir=self.pool.folder) as folder:
+                    runs = self._run(first, case), self._run(second, case)
+                    clause, otherwise = locate.values(self.graphs, Path(folder), *runs)
+                clauses.append(clause)
+            where = "; ".join(clause for clause in clauses if clause is not None)
+            if not where and case is not None:
+                where = f"the graph is that of a fresh export; {otherwise}"
+            return attrs.evolve(verdict, where=where or None, departure=departure)
+        except Exception as error:  # a damaged graph may break any tool that looks into it
+            text = f"could not be found ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            return attrs.evolve(verdict, where=text)
 
-    try:
-        if job.graphs is None:
-            job.graphs = locate.load_graphs(job.subject.source)
-        if isinstance(job.graphs, str):
-            return job.graphs if inconclusive_reason is None else f"{inconclusive_reason}; {job.graphs}", None
-        departure = locate.structure(job.graphs)
-        found, rest = [departure, inconclusive_reason], ""
-        if case is not None and inconclusive_reason is None:
-            graph_runs = name != _TORCH and job.subject.path.suffix == ".onnx"
-            first = row if graph_runs else RUNTIMES["onnx-reference"]
+    def _run(self, row: Runtime, case: Case) -> Callable[[Path], Arrays | str]:
+        def run(path: Path) -> Arrays | str:
+            answer = result(self.pool.submit(row, path, [case.arrays]))
+            return answer.outputs[0] if answer.failure is None else answer.failure.text
 
-            def run(by: Runtime) -> locate.Run:
-                def once(path: Path) -> Any:
-                    answer = result(pool.submit(by, path, [case.arrays]))
-                    return answer.outputs[0] if answer.failure is None else answer.failure.text
-
-                return once
-
-            with tempfile.TemporaryDirectory(dir=pool.folder) as folder:
-                reference = run(RUNTIMES["onnx-reference"])
-                departs, rest = locate.values(job.graphs, Path(folder), run(first), reference)
-                found.append(departs)
-        told = [each for each in found if each is not None]
-        if case is None:  # nothing was compared, so there is no more to say of its values
-            return "; ".join(told) or None, departure
-        return "; ".join(told) or f"the graph is that of a fresh export; {rest}", departure
-    except Exception as error:  # a damaged graph may break any tool that looks into it
-        return f"could not be found ({type(error).__name__}: {' '.join(str(error).split())[:200]})", None
+        return run

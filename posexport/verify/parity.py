@@ -1,12 +1,12 @@
-"""When two functions are equal: a runtime's outputs against the truth, beside eager's own error on the same inputs.
+"""When two functions are equal: a runtime's outputs against the float64 reference, with a limit from torch's error.
 
-The truth is the torch block in float64 with the same rounded weights and inputs. Outputs pair one to one by name;
+The reference is the torch block in float64 with the same rounded weights and inputs. Outputs pair one to one by name;
 shapes and dtypes are equal (nothing is broadcast or converted); every value is finite; and then
 
-    max |got - truth|  <=  min(multiple * max |eager - truth| + floor * rms(truth), ceiling * rms(truth))
+    max |got - reference|  <=  min(multiple * torch error + floor * rms(reference), ceiling * rms(reference))
 
-where eager is torch in the artifact's dtype. Eager's own error is judged by the same rule, so the ceiling is what keeps
-a wrong yardstick from excusing everything. All numbers are stated in every verdict.
+where the torch error is max |torch - reference| of torch eager in the artifact's dtype. The ceiling keeps a wrong torch
+result from excusing everything. Every verdict states all of these numbers.
 """
 
 from __future__ import annotations
@@ -17,15 +17,31 @@ from typing import Any
 import attrs
 import numpy as np
 
+from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import dtype_name
-from posexport.verify.result import FAILED, PASSED, Comparison, Tolerance, Verdict
+from posexport.verify.cases import Array
+from posexport.verify.result import (
+    FAILED,
+    MISSING_OUTPUT,
+    NOT_FINITE,
+    NOTHING_COMPARED,
+    OVER_LIMIT,
+    PASSED,
+    UNKNOWN_OUTPUT,
+    WRONG_DTYPE,
+    WRONG_SHAPE,
+    Comparison,
+    Tolerance,
+    Verdict,
+    reason_fields,
+)
 
 # Measured over every encoding, hidden 64 to 768, 1 to 3 layers, three seeds, on ONNX Runtime and onnx's reference:
-# the error is at most 4.7 (fp32), 4.2 (fp16) and 3.6 (bf16) times eager's, and eager's own lies between 2e-7 and 2e-3
+# the error is at most 4.7 (fp32), 4.2 (fp16) and 3.6 (bf16) times the torch error, which lies between 2e-7 and 2e-3
 # (fp32, at position 100,000; 2e-2 in the keys of a cache, which no attention averages), 7e-4 and 6e-3 (fp16), 6e-3 and
-# 5e-2 (bf16) of the truth's rms. The floor is about one unit in the last place (8 in fp32, where eager comes out exact
-# more often); the ceiling is ten times eager's worst, three times that of cached keys.
+# 5e-2 (bf16) of the reference's rms. The floor is about one unit in the last place (8 in fp32, where torch is exact
+# more often); the ceiling is ten times the largest torch error, three times that of cached keys.
 TOLERANCES = {
     "fp32": Tolerance(multiple=8.0, floor=2.0**-20, ceiling=0.06),
     "fp16": Tolerance(multiple=8.0, floor=2.0**-10, ceiling=0.06),
@@ -34,16 +50,16 @@ TOLERANCES = {
 
 
 FARTHEST = 2**20
-"""The farthest position that parity makes allowance for."""
+"""The farthest position for which the tolerance grows."""
 
 
 def tolerance_at(dtype: str, position: int) -> Tolerance:
     """The tolerance in `dtype` where angles are fp32 products of positions up to `position`.
 
-    Frequencies and products are rounded to 24 bits, so that every angle may be off by position * 2^-23, torch eager's
-    as much as anybody's. The floor grows by half of that, since eager's may come out exact by luck, the ceiling by
-    eight times, since values are several times their root mean square. Neither grows beyond FARTHEST: from there on,
-    angles in fp32 mean nothing, and no wide tolerance shall hide it.
+    Frequencies and products are rounded to 24 bits, so every angle may be off by position * 2^-23, in torch as in any
+    runtime. The floor grows by half of that, since torch's angle may be exact by chance, the ceiling by eight times,
+    since values are several times their root mean square. Neither grows beyond FARTHEST: from there on, fp32 angles
+    mean nothing, and a wide tolerance would hide that.
     """
     tolerance, position = TOLERANCES[dtype], min(position, FARTHEST)
     return attrs.evolve(
@@ -55,112 +71,126 @@ def tolerance_at(dtype: str, position: int) -> Tolerance:
 
 def compare(
     case: str,
-    truth: Arrays,
-    eager: Arrays,
-    got: Arrays,
+    reference: Arrays,
+    torch_outputs: Arrays,
+    outputs: Arrays,
     dtypes: Mapping[str, str],
     dtype: str,
     tolerance: Tolerance | None = None,
+    far_out: bool = False,
 ) -> list[Comparison]:
-    """Hold `got` against `truth`, every output of either by name; `dtypes` are those that the graph declares.
+    """Compare every output of `reference` and `outputs` by name; `dtypes` are those that the graph declares.
 
-    `dtype` is the artifact's own and chooses the tolerance where none is given.
+    `dtype` is the artifact's own and chooses the tolerance where none is given. `far_out` is that of the case.
     """
     tolerance = TOLERANCES[dtype] if tolerance is None else tolerance
-    found = []
-    for name in dict.fromkeys((*truth, *got)):
-        if name not in got:
-            have = ", ".join(got) or "none"
-            found.append(_wrong(case, name, f"output {name!r} is missing: the runtime gave {have}"))
-        elif name not in truth:
-            found.append(_wrong(case, name, f"output {name!r} is not one of the block's: {', '.join(truth)}"))
-        elif name not in eager or eager[name].shape != truth[name].shape:
-            found.append(_wrong(case, name, f"torch eager gave no output {name!r} of the truth's shape"))
+    comparisons = []
+    for name in dict.fromkeys((*reference, *outputs)):
+        if name not in outputs:
+            text = f"output {name!r} is missing: the runtime gave {', '.join(outputs) or 'none'}"
+            comparison = _failed(case, name, Reason(MISSING_OUTPUT, text))
+        elif name not in reference:
+            text = f"output {name!r} is not one of the block's: {', '.join(reference)}"
+            comparison = _failed(case, name, Reason(UNKNOWN_OUTPUT, text))
+        elif name not in torch_outputs or torch_outputs[name].shape != reference[name].shape:
+            text = f"torch eager gave no output {name!r} of the reference's shape"
+            comparison = _failed(case, name, Reason(WRONG_SHAPE, text))
         else:
-            found.append(_compare(case, name, truth[name], eager[name], got[name], dtypes.get(name, dtype), tolerance))
-    return found
+            values = (reference[name], torch_outputs[name], outputs[name])
+            comparison = _compare(case, name, *values, dtypes.get(name, dtype), tolerance)
+        comparisons.append(attrs.evolve(comparison, far_out=far_out))
+    return comparisons
 
 
-def _compare(case: str, name: str, truth: Any, eager: Any, got: Any, dtype: str, tolerance: Tolerance) -> Comparison:
-    if got.shape != truth.shape:
-        return _wrong(case, name, f"output {name!r} has shape {list(got.shape)}, it must be {list(truth.shape)}")
-    if dtype_name(got.dtype) != dtype:
-        return _wrong(case, name, f"output {name!r} is {dtype_name(got.dtype)}, it must be {dtype}")
-    truth, eager, wide = (np.asarray(array).astype(np.float64) for array in (truth, eager, got))
-    for who, array in (("the truth itself", truth), ("output " + repr(name), wide), ("torch eager", eager)):
-        bad = ~np.isfinite(array)
-        if bad.any():
-            index = _index(bad)
-            reason = f"{who} has {int(bad.sum())} of {bad.size} values not finite, the first at {list(index)}"
-            return attrs.evolve(_wrong(case, name, reason), index=index)
-    if not truth.size:
-        return Comparison(
-            case=case, output=name, state=FAILED, reason=f"output {name!r} is empty: nothing was compared"
-        )
-    error = np.abs(wide - truth)
-    index = _index(error == error.max())
-    torch_error = float(np.abs(eager - truth).max())
-    rms = float(np.sqrt(np.mean(truth**2)))
-    allowed = min(tolerance.beside(torch_error, rms), tolerance.ceiling * rms)
-    worst = float(error.max())
-    passed = worst <= allowed
+def _compare(
+    case: str, name: str, reference: Array, torch_output: Array, output: Array, dtype: str, tolerance: Tolerance
+) -> Comparison:
+    if output.shape != reference.shape:
+        text = f"output {name!r} has shape {list(output.shape)}, it must be {list(reference.shape)}"
+        return _failed(case, name, Reason(WRONG_SHAPE, text))
+    if dtype_name(output.dtype) != dtype:
+        text = f"output {name!r} is {dtype_name(output.dtype)}, it must be {dtype}"
+        return _failed(case, name, Reason(WRONG_DTYPE, text))
+    exact, by_torch, actual = (np.asarray(array).astype(np.float64) for array in (reference, torch_output, output))
+    for who, array in (("the float64 reference", exact), (f"output {name!r}", actual), ("torch eager", by_torch)):
+        invalid = ~np.isfinite(array)
+        if invalid.any():
+            index = _first_index(invalid)
+            text = f"{who} has {int(invalid.sum())} of {invalid.size} values not finite, the first at {list(index)}"
+            return attrs.evolve(_failed(case, name, Reason(NOT_FINITE, text)), index=index)
+    if not exact.size:
+        return _failed(case, name, Reason(NOTHING_COMPARED, f"output {name!r} is empty: nothing was compared"))
+    errors = np.abs(actual - exact)
+    error = float(errors.max())
+    index = _first_index(errors == error)
+    torch_error = float(np.abs(by_torch - exact).max())
+    rms = float(np.sqrt(np.mean(exact**2)))
+    limit = tolerance.limit(torch_error, rms)
+    text = f"output {name!r} is off by {error:.3g} at {list(index)}, the limit is {limit:.3g}"
+    passed = error <= limit
     return Comparison(
         case=case,
         output=name,
         state=PASSED if passed else FAILED,
-        reason=None if passed else f"output {name!r} is off by {worst:.3g} at {list(index)}, allowed is {allowed:.3g}",
-        max_error=worst,
-        rms_error=float(np.sqrt(np.mean(error**2))),
+        **reason_fields(None if passed else Reason(OVER_LIMIT, text)),
+        max_error=error,
+        rms_error=float(np.sqrt(np.mean(errors**2))),
         torch_error=torch_error,
-        limit=allowed,
+        limit=limit,
         reference_rms=rms,
         index=index,
-        got=float(wide[index]),
-        truth=float(truth[index]),
+        got=float(actual[index]),
+        reference=float(exact[index]),
     )
 
 
-def judge(artifact: str, runtime: str, comparisons: Sequence[Comparison], cases: int, **rest: Any) -> Verdict:
-    """The verdict that comparisons amount to: passed only where every one of at least one passed."""
+def judge(artifact: str, runtime: str, comparisons: Sequence[Comparison], cases: int, **fields: Any) -> Verdict:
+    """The verdict on comparisons: passed only where every one of at least one passed."""
     if not comparisons:
-        return Verdict(artifact=artifact, runtime=runtime, state=FAILED, reason="nothing was compared", **rest)
+        return Verdict.of(artifact, runtime, FAILED, Reason(NOTHING_COMPARED, "nothing was compared"), **fields)
     worst = worst_of(comparisons)
-    alive = {each.output for each in comparisons if each.reference_rms != 0.0}
-    silent = next((each.output for each in comparisons if each.output not in alive), None)
-    if worst.state == PASSED and silent is not None:
-        why = f"output {silent!r} is zero for all inputs: nothing was compared, give inputs that are not zero"
-        return Verdict(artifact=artifact, runtime=runtime, state=FAILED, reason=why, cases=cases, **rest)
-    reason = None if worst.state == PASSED else f"{worst.reason} (inputs: {worst.case})"
+    nonzero = {comparison.output for comparison in comparisons if comparison.reference_rms != 0.0}
+    zero = next((comparison.output for comparison in comparisons if comparison.output not in nonzero), None)
+    if worst.state == PASSED and zero is not None:
+        text = f"output {zero!r} is zero for all inputs: nothing was compared, give inputs that are not zero"
+        return Verdict.of(artifact, runtime, FAILED, Reason(NOTHING_COMPARED, text), cases=cases, **fields)
+    usual = [comparison for comparison in comparisons if not comparison.far_out]
     return Verdict(
-        artifact=artifact, runtime=runtime, state=worst.state, reason=reason, worst=worst, cases=cases, **rest
+        artifact=artifact,
+        runtime=runtime,
+        state=worst.state,
+        reason=None if worst.state == PASSED else f"{worst.reason} (inputs: {worst.case})",
+        reason_code=worst.reason_code,
+        worst=worst,
+        worst_usual=worst_of(usual) if usual else None,
+        cases=cases,
+        **fields,
     )
 
 
 def inconclusive_reason(worst: Comparison, tolerance: Tolerance) -> str | None:
-    """Why a failed comparison says nothing of the runtime: eager is itself beyond the ceiling, and the runtime no
-    further off than it may be beside eager; None where that isn't so."""
+    """Why a failed comparison says nothing about the runtime: torch itself is beyond the ceiling, and the runtime is
+    within its limit but for the ceiling. None where that isn't so."""
     if worst.torch_error is None or worst.reference_rms is None or worst.max_error is None:
         return None
-    if worst.max_error > tolerance.beside(worst.torch_error, worst.reference_rms):
-        return None
-    most = tolerance.ceiling * worst.reference_rms
-    if worst.torch_error <= most:
+    ceiling = tolerance.ceiling * worst.reference_rms
+    if worst.torch_error <= ceiling or worst.max_error > tolerance.uncapped(worst.torch_error, worst.reference_rms):
         return None
     return (
-        f"torch eager itself is off by {worst.torch_error:.3g} in {worst.output!r}, and nobody may be off by more than "
-        f"{most:.3g}: either rounding grows that much in this block or torch's own result is wrong, and of the runtime "
-        "these inputs say nothing"
+        f"inconclusive: torch eager itself is off by {worst.torch_error:.3g} in {worst.output!r}, above the ceiling of "
+        f"{ceiling:.3g}: either rounding errors grow that much in this block or torch's own result is wrong, so these "
+        "inputs say nothing about the runtime"
     )
 
 
 def worst_of(comparisons: Sequence[Comparison]) -> Comparison:
-    """The comparison that fails most, or comes nearest to it."""
-    return max(comparisons, key=lambda each: (each.state == FAILED, each.severity))
+    """The comparison that fails most, or comes nearest to its limit."""
+    return max(comparisons, key=lambda comparison: (comparison.state == FAILED, comparison.severity))
 
 
-def _wrong(case: str, name: str, reason: str) -> Comparison:
-    return Comparison(case=case, output=name, state=FAILED, reason=reason)
+def _failed(case: str, name: str, reason: Reason) -> Comparison:
+    return Comparison(case=case, output=name, state=FAILED, **reason_fields(reason))
 
 
-def _index(where: Any) -> tuple[int, ...]:
+def _first_index(where: Array) -> tuple[int, ...]:
     return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(where)), where.shape))

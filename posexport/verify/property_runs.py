@@ -1,4 +1,4 @@
-"""Properties of one artifact under way on each runtime, and the verdicts that come of them."""
+"""The properties of one artifact under verification: their runs on each runtime, and the verdicts on them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from posexport.errors import Reason
 from posexport.processes import MISSING
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, result
+from posexport.verify.eligibility import SLOW
 from posexport.verify.properties import PROPERTIES, TOLERANCES, Probe, probe, promised
-from posexport.verify.result import FAILED, NOT_RUN, PASSED, Comparison, State, Verdict
+from posexport.verify.result import FAILED, NOT_RUN, PASSED, PROPERTY, Comparison, Verdict, reason_fields
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
 
 Submit = Callable[[Sequence[Arrays]], Future[Answer]]
-SLOW = "it is slow, and the runs of properties are many"
+
+UNTRIED = "untried"
+"""The code of a property that this artifact can't be tried for."""
 
 
 def _tokens(inputs: Arrays) -> int:
@@ -27,90 +31,87 @@ def _tokens(inputs: Arrays) -> int:
 
 
 @attrs.define
-class Trials:
-    """The properties that an artifact's encoding has: `runs` of those that can be tried, `untried` with the reason."""
+class PropertyRuns:
+    """The properties of an artifact's encoding: `runs` of those that can be tried, `untried` the others, each with why.
+
+    `answers` has, by runtime, the outputs of all runs to come; None where they would take too long.
+    """
 
     probe: Probe | None
     runs: dict[str, list[Arrays]]
-    untried: dict[str, str]
-    asked: dict[str, Future[Answer] | None] = attrs.field(factory=dict)
+    untried: dict[str, Reason]
+    answers: dict[str, Future[Answer] | None] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, subject: LoadedArtifact, seed: int) -> Trials:
-        """Those of a subject."""
-        names, found = promised(subject.spec), probe(subject.spec, subject.bounds, seed)
-        if isinstance(found, str):
-            return cls(None, {}, dict.fromkeys(names, found))
-        reasons = {name: PROPERTIES[name].untried(found) for name in names}
-        low = subject.bounds["seq"][0]
+    def of(cls, artifact: LoadedArtifact, seed: int) -> PropertyRuns:
+        """Those of an artifact."""
+        names, tokens = promised(artifact.spec), probe(artifact.spec, artifact.bounds, seed)
+        if isinstance(tokens, str):
+            return cls(None, {}, dict.fromkeys(names, Reason(UNTRIED, tokens)))
+        lower, upper = artifact.bounds["seq"]
         runs: dict[str, list[Arrays]] = {}
-        untried = {name: why for name, why in reasons.items() if why is not None}
+        untried: dict[str, Reason] = {}
         for name in names:
-            if name in untried:
-                continue
-            made = PROPERTIES[name].runs(found)
-            tokens = [_tokens(each) for each in made]
-            if min(tokens) < low or (subject.bounds["seq"][1] or max(tokens)) < max(tokens):
-                untried[name] = f"its runs are of {min(tokens)} to {max(tokens)} tokens, which the file does not take"
+            text = PROPERTIES[name].untried(tokens)
+            inputs = [] if text is not None else PROPERTIES[name].runs(tokens)
+            lengths = [_tokens(run) for run in inputs]
+            if lengths and (min(lengths) < lower or max(lengths) > (upper or max(lengths))):
+                text = f"its runs have {min(lengths)} to {max(lengths)} tokens, which the file does not take"
+            if text is None:
+                runs[name] = inputs
             else:
-                runs[name] = made
-        return cls(found, runs, untried)
+                untried[name] = Reason(UNTRIED, text)
+        return cls(tokens, runs, untried)
 
     def tokens(self) -> int:
-        """All tokens of all runs."""
-        return sum(_tokens(each) for made in self.runs.values() for each in made)
+        """The tokens of all runs together."""
+        return sum(_tokens(run) for inputs in self.runs.values() for run in inputs)
 
     def sizes(self) -> list[dict[str, int]]:
-        """Sizes by dimension that runs have."""
+        """The sizes by dimension that runs have."""
         if self.probe is None:
             return []
-        rest = {"batch": self.probe.batch, "past_seq": 0, "max_seq": self.probe.room or 1}
-        counts = {_tokens(each) for made in self.runs.values() for each in made}
-        return [{**rest, "seq": count} for count in sorted(counts)]
+        fixed = {"batch": self.probe.batch, "past_seq": 0, "max_seq": self.probe.room or 1}
+        lengths = {_tokens(run) for inputs in self.runs.values() for run in inputs}
+        return [{**fixed, "seq": length} for length in sorted(lengths)]
 
     def submit(self, runtime: str, run: Submit | None) -> None:
-        """Ask a runtime for all runs; None where it would take too long."""
-        everything = [each for made in self.runs.values() for each in made]
-        self.asked[runtime] = run(everything) if run is not None and everything else None
+        """Submit all runs to a runtime; None where they would take too long."""
+        inputs = [arrays for runs in self.runs.values() for arrays in runs]
+        self.answers[runtime] = run(inputs) if run is not None and inputs else None
 
     def verdicts(self, artifact: str) -> list[Verdict]:
         """One for each property and runtime."""
         return [
             self._verdict(artifact, runtime, name, future)
-            for runtime, future in self.asked.items()
+            for runtime, future in self.answers.items()
             for name in PROPERTIES
             if name in self.runs or name in self.untried
         ]
 
     def _verdict(self, artifact: str, runtime: str, name: str, future: Future[Answer] | None) -> Verdict:
-        def verdict(state: State, reason: str | None, worst: Comparison | None = None, cases: int = 0) -> Verdict:
-            return Verdict(
-                artifact=artifact, runtime=runtime, state=state, reason=reason, worst=worst, cases=cases, check=name
-            )
-
         if name in self.untried:
-            return verdict(NOT_RUN, self.untried[name])
+            return Verdict.of(artifact, runtime, NOT_RUN, self.untried[name], check=name)
         if future is None or self.probe is None:
-            return verdict(NOT_RUN, SLOW)
+            reason = Reason(SLOW, "it is slow, and properties take many runs")
+            return Verdict.of(artifact, runtime, NOT_RUN, reason, check=name)
         answer = result(future)
         if answer.failure is not None:
-            return verdict(NOT_RUN if answer.failure.code == MISSING else FAILED, answer.failure.text)
-        first = 0
-        for each, made in self.runs.items():
-            if each == name:
-                break
-            first += len(made)
-        outs = answer.outputs[first : first + len(self.runs[name])]
-        error, allowed = PROPERTIES[name].rule(self.probe, outs), TOLERANCES[self.probe.spec.dtype]
-        passed = error <= allowed
+            missing = answer.failure.code == MISSING
+            return Verdict.of(artifact, runtime, NOT_RUN if missing else FAILED, answer.failure, check=name)
+        names = list(self.runs)
+        first = sum(len(self.runs[before]) for before in names[: names.index(name)])
+        outputs = answer.outputs[first : first + len(self.runs[name])]
+        error, limit = PROPERTIES[name].rule(self.probe, outputs), TOLERANCES[self.probe.spec.dtype]
         summary = PROPERTIES[name].summary
-        reason = None if passed else f"{name} does not hold ({summary}): outputs are {error:.3g} of the largest apart"
-        worst = Comparison(
+        text = f"{name} does not hold ({summary}): outputs differ by {error:.3g} of the largest"
+        broken = None if error <= limit else Reason(PROPERTY, text)
+        comparison = Comparison(
             case=summary,
             output="output",
-            state=PASSED if passed else FAILED,
-            reason=reason,
+            state=PASSED if broken is None else FAILED,
+            **reason_fields(broken),
             max_error=error,
-            limit=allowed,
+            limit=limit,
         )
-        return verdict(worst.state, reason, worst, len(outs))
+        return Verdict.of(artifact, runtime, comparison.state, broken, worst=comparison, cases=len(outputs), check=name)

@@ -1,17 +1,21 @@
-"""What verification found, as data: comparisons, verdicts and the report. Imports no engine."""
+"""What verification found, as data: comparisons, verdicts and the report. Imports no engine.
+
+Reasons are a text for people (`reason`) and a code for code (`reason_code`); the codes stand beside what gives them:
+here, in eligibility, and in posexport.processes for what ends a worker.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import attrs
 
+from posexport.errors import Reason
 from posexport.runtimes import Runtime
 
 PARITY = "parity"
-"""The check of a verdict that holds outputs against the truth; others are names of properties."""
-
+"""The check of a verdict that compares outputs with the float64 reference; others are names of properties."""
 
 PROJECT = "project"
 """The runtime of a verdict on a project's own check, such as a file's size: no runtime is involved."""
@@ -22,28 +26,49 @@ NOT_RUN: Final = "not run"
 
 State = Literal["passed", "failed", "not run"]
 
+CONTRACT, REFERENCE_FAILED, NOTHING_COMPARED = "contract", "reference-failed", "nothing-compared"
+MISSING_OUTPUT, UNKNOWN_OUTPUT, WRONG_SHAPE, WRONG_DTYPE = "missing-output", "unknown-output", "shape", "dtype"
+NOT_FINITE, OVER_LIMIT, INCONCLUSIVE, PROPERTY = "not-finite", "over-limit", "inconclusive", "property"
+"""Codes of failed comparisons and verdicts."""
+
+
+def reason_fields(reason: Reason | None) -> dict[str, Any]:
+    """The fields `reason` and `reason_code` of a comparison or verdict."""
+    text, code = (None, None) if reason is None else (reason.text, reason.code)
+    return {"reason": text, "reason_code": code}
+
 
 @attrs.frozen(kw_only=True)
 class Tolerance:
-    """`multiple` of eager's error; `floor` and `ceiling` as parts of the root mean square of the truth."""
+    """`multiple` of torch's error; `floor` and `ceiling` as parts of the root mean square of the float64 reference."""
 
     multiple: float
     floor: float
     ceiling: float
 
-    def beside(self, torch_error: float, rms: float) -> float:
-        """What is allowed beside eager's own error and the root mean square of the truth, whatever the ceiling is."""
+    def uncapped(self, torch_error: float, rms: float) -> float:
+        """The limit for a torch error and a root mean square of the reference, without the ceiling."""
         return self.multiple * torch_error + self.floor * rms
+
+    def limit(self, torch_error: float, rms: float) -> float:
+        """The largest error that passes."""
+        return min(self.uncapped(torch_error, rms), self.ceiling * rms)
 
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """One output on one case. Numbers are None where something kept them from being taken."""
+    """One output on one case. Numbers are None where they could not be computed.
+
+    `far_out` says that the case has positions beyond the usual range (posexport.verify.cases.USUAL_POSITIONS). `got`
+    and `reference` are the values at `index`, where the error is largest.
+    """
 
     case: str
+    far_out: bool = False
     output: str
     state: State
     reason: str | None = None
+    reason_code: str | None = None
     max_error: float | None = None
     rms_error: float | None = None
     torch_error: float | None = None
@@ -51,11 +76,11 @@ class Comparison:
     reference_rms: float | None = None
     index: tuple[int, ...] | None = None
     got: float | None = None
-    truth: float | None = None
+    reference: float | None = None
 
     @property
     def severity(self) -> float:
-        """How bad it is: the error as a part of what is allowed, infinite where no error could be taken."""
+        """The error as a part of its limit, infinite where no error could be computed."""
         if self.max_error is None or self.limit is None:
             return float("inf") if self.state == FAILED else 0.0
         return self.max_error / self.limit if self.limit else (float("inf") if self.max_error else 0.0)
@@ -65,11 +90,11 @@ class Comparison:
 class Verdict:
     """What is known of one artifact on one runtime: passed, failed, or not run with its reason.
 
-    `sha256` is that of the artifact's file, `worst` the comparison that failed most or came nearest to it, `cases` how
-    many sets of inputs were compared, `where` what was found about the place where the graph departs; `departure` is
-    the first node that a fresh export has otherwise, in one clause. A check that is no
-    comparison of outputs, such as a file's size, states its value as `measured` and the largest that passes as
-    `limit_text`, both with their unit.
+    `sha256` is that of the artifact's file, `worst` the comparison that failed most or came nearest to its limit,
+    `worst_usual` the same among cases within the usual range of positions, `cases` the number of sets of inputs that
+    were compared, `where` the place where the graph departs, as far as it was found, and `departure` the first node
+    that a fresh export has otherwise, in one clause. A check that compares no outputs, such as that of a file's size,
+    states its value as `measured` and the largest that passes as `limit_text`, both with their unit.
     """
 
     artifact: str
@@ -77,7 +102,9 @@ class Verdict:
     runtime: str
     state: State
     reason: str | None = None
+    reason_code: str | None = None
     worst: Comparison | None = None
+    worst_usual: Comparison | None = None
     tolerance: Tolerance | None = None
     cases: int = 0
     notes: tuple[str, ...] = ()
@@ -87,6 +114,11 @@ class Verdict:
     check: str = PARITY
     measured: str | None = None
     limit_text: str | None = None
+
+    @classmethod
+    def of(cls, artifact: str, runtime: str, state: State, reason: Reason | None = None, **fields: Any) -> Verdict:
+        """A verdict with the text and the code of a reason."""
+        return cls(artifact=artifact, runtime=runtime, state=state, **reason_fields(reason), **fields)
 
     @property
     def label(self) -> str:
@@ -104,8 +136,11 @@ class Unreadable:
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """All verdicts, in the order of artifacts and runtimes, the artifacts that could not be read, with why, and those
-    whose manifest is not of them (`manifest_warnings`), with what is wrong."""
+    """All verdicts, in the order of artifacts and runtimes.
+
+    `unreadable` are the artifacts that could not be read, and `manifest_warnings` say, by artifact, how its manifest
+    contradicts it.
+    """
 
     verdicts: tuple[Verdict, ...]
     unreadable: tuple[Unreadable, ...]
@@ -113,31 +148,27 @@ class Report:
     seed: int
 
     def exit_code(self, required: Sequence[str] = ()) -> int:
-        """2 where an artifact can't be read, else 1 where a verdict failed, else 3 where what was required, or
-        everything, was not run, else 0."""
+        """2 where an artifact can't be read, 1 where a verdict failed, 3 where a required runtime, or every runtime,
+        was not run, else 0."""
         if self.unreadable:
             return 2
         states = {verdict.state for verdict in self.verdicts}
         if FAILED in states:
             return 1
         for name in required:
-            of_it = [each.state for each in self.verdicts if each.runtime == name and each.check == PARITY]
-            if not of_it or NOT_RUN in of_it:
+            parity = [row.state for row in self.verdicts if row.runtime == name and row.check == PARITY]
+            if not parity or NOT_RUN in parity:
                 return 3
         return 0 if states - {NOT_RUN} else 3
 
 
 @attrs.frozen(kw_only=True)
 class VerifyOverrides:
-    """What is asked of one artifact alone: the runtimes that it is checked on (None: all), and numbers of Tolerance
-    that stand in place of posexport's own."""
+    """Settings of one artifact: its runtimes (None: all), and numbers that replace those of its Tolerance."""
 
     runtimes: tuple[str, ...] | None = None
     tolerance: Mapping[str, float] = attrs.field(factory=dict)
 
     def among(self, runtimes: Mapping[str, Runtime]) -> Mapping[str, Runtime]:
-        """Those of `runtimes` that are asked for."""
+        """Those of `runtimes` that the artifact is verified on."""
         return {name: row for name, row in runtimes.items() if self.runtimes is None or name in self.runtimes}
-
-
-_ANY = VerifyOverrides()

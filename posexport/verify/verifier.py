@@ -1,4 +1,4 @@
-"""The verify stage: artifacts are held against the truth on every runtime that is there, each in a child process.
+"""The verify stage: artifacts against the float64 reference on every runtime that is there, each in a child process.
 
 Importing this loads no engine; torch and onnx load inside `verify`, while the workers load theirs.
 """
@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posexport.errors import PosexportError
-from posexport.files import sha256_of
+from posexport.artifact.paths import find_artifacts
+from posexport.errors import PosexportError, Reason
 from posexport.runtimes import RUNTIMES, TENSORRT, TORCH, Runtime
 from posexport.runtimes.pool import Pool, result
-from posexport.verify import eligibility as limits
+from posexport.verify import eligibility
 from posexport.verify.cases import Case, make_cases
-from posexport.verify.judge import _TORCH, _Job, _judge_all
-from posexport.verify.property_runs import Trials
-from posexport.verify.result import _ANY, Report, Unreadable, Verdict, VerifyOverrides
+from posexport.verify.judge import TORCH_WORKER, ArtifactJob
+from posexport.verify.property_runs import PropertyRuns
+from posexport.verify.result import Report, Unreadable, Verdict, VerifyOverrides
 from posexport.verify.user_inputs import fit_inputs, read_arrays
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ TIME_LIMIT = 300.0
 """Seconds that one runtime may take for one artifact, its loading included."""
 
 MAX_QUEUED = 8
-"""Artifacts whose runs are asked for before the first of them is judged."""
+"""Artifacts whose runs are submitted before the first of them is judged."""
+
+Advance = Callable[[str, int], object]
+"""Called after the verdicts on an artifact, with its file's name and the number of artifacts."""
 
 
 def verify(
@@ -41,137 +44,144 @@ def verify(
     seed: int = 0,
     time_limit: float = TIME_LIMIT,
     properties: bool = False,
-    terms: Mapping[Path, VerifyOverrides] | None = None,
-    advance: Callable[[str, int], object] = lambda name, total: None,
+    overrides: Mapping[Path, VerifyOverrides] | None = None,
+    advance: Advance = lambda name, total: None,
 ) -> Report:
     """Verify the artifacts that `paths` name (files, or folders of them) on each of `runtimes`.
 
-    `inputs` is a .npz of the user's own; without it cases are made from `seed`. `properties` asks for those of the
-    encoding too, on each runtime that runs; `terms` are those of single artifacts. `advance` is told after each verdict
-    of an artifact, with the number of artifacts. Raises RequestError where `paths` name no artifact, or where `inputs`
-    can't be read; inputs that don't fit an artifact are told in its place.
+    `inputs` is a .npz file of the user; without it cases are made from `seed`. With `properties`, those of the encoding
+    are tried too, on each runtime that runs. `overrides` are settings of single artifacts. Raises RequestError where
+    `paths` name no artifact, or where `inputs` can't be read; inputs that don't fit an artifact make it unreadable.
     """
-    given = None if inputs is None else read_arrays(inputs)
-    there = {name: row.missing() for name, row in runtimes.items()}
+    arrays = None if inputs is None else read_arrays(inputs)
+    missing = {name: row.missing() for name, row in runtimes.items()}
     with Pool(time_limit) as pool:
-        for name in (_TORCH, *(name for name, why in there.items() if why is None and name != _TORCH)):
+        for name in dict.fromkeys((TORCH_WORKER, *(name for name, reason in missing.items() if reason is None))):
             pool.start(name)
-        from posexport.artifact.loaded import find_artifacts, load_artifact
+        from posexport.artifact.loaded import load_artifact
 
         files = find_artifacts(paths)
-        waiting: deque[_Job] = deque()
+        queue: deque[ArtifactJob] = deque()
         verdicts: list[Verdict] = []
-        broken: list[Unreadable] = []
+        unreadable: list[Unreadable] = []
         manifest_warnings: list[tuple[str, str]] = []
 
         def judge_first() -> None:
-            job = waiting.popleft()
+            job = queue.popleft()
             try:
-                verdicts.extend(_judge_all(job, pool, job.terms.among(runtimes)))
+                verdicts.extend(job.verdicts(job.overrides.among(runtimes)))
             except PosexportError as error:
-                broken.append(Unreadable(str(job.subject.path), _about(job.subject.path, str(error))))
-            advance(job.subject.path.name, len(files))
+                unreadable.append(_unreadable(job.artifact.path, error))
+            advance(job.artifact.path.name, len(files))
 
         for file in files:
             try:
-                subject = load_artifact(file)
-                manifest_warnings.extend((str(file), note) for note in subject.manifest_warnings)
-                found = Trials.of(subject, seed) if properties and subject.contract_violation is None else None
-                asked = (terms or {}).get(file, _ANY)
-                cases = _cases(subject, inputs, given, seed)
-                needed = max((limits.held(subject, row) for row in asked.among(runtimes).values()), default=0)
-                while waiting and limits.memory_shortfall(needed, sum(job.held for job in waiting)):
+                artifact = load_artifact(file)
+                manifest_warnings.extend((str(file), warning) for warning in artifact.manifest_warnings)
+                settings = (overrides or {}).get(file, VerifyOverrides())
+                cases, notes = _cases(artifact, inputs, arrays, seed)
+                tried = properties and artifact.contract_violation is None
+                job = ArtifactJob(
+                    artifact=artifact,
+                    pool=pool,
+                    overrides=settings,
+                    cases=cases,
+                    notes=notes,
+                    property_runs=PropertyRuns.of(artifact, seed) if tried else None,
+                )
+                chosen = settings.among(runtimes)
+                needed = max((eligibility.weight_bytes(artifact, row) for row in chosen.values()), default=0)
+                while queue and eligibility.memory_shortfall(needed, sum(waiting.memory for waiting in queue)):
                     judge_first()
-                waiting.append(_start(subject, pool, asked.among(runtimes), there, cases, found))
-                waiting[-1].terms = asked
+                _submit(job, chosen, missing)
+                queue.append(job)
             except PosexportError as error:
-                broken.append(Unreadable(str(file), _about(file, str(error))))
+                unreadable.append(_unreadable(file, error))
                 advance(file.name, len(files))
-            if len(waiting) > MAX_QUEUED:
+            if len(queue) > MAX_QUEUED:
                 judge_first()
-        while waiting:
+        while queue:
             judge_first()
     return Report(
-        verdicts=tuple(verdicts), unreadable=tuple(broken), manifest_warnings=tuple(manifest_warnings), seed=seed
+        verdicts=tuple(verdicts), unreadable=tuple(unreadable), manifest_warnings=tuple(manifest_warnings), seed=seed
     )
 
 
-def _start(
-    subject: LoadedArtifact,
-    pool: Pool,
-    runtimes: Mapping[str, Runtime],
-    there: Mapping[str, str | None],
-    cases_and_notes: tuple[list[Case], tuple[str, ...]],
-    trials: Trials | None = None,
-) -> _Job:
-    """Ask for the truth, for eager, and for a run on each runtime that can take the artifact."""
-    cases, notes = cases_and_notes
-    job = _Job(subject=subject, sha256=sha256_of(subject.path), cases=cases, notes=notes, trials=trials)
-    arrays = [case.arrays for case in cases]
-    if subject.contract_violation is None:
-        torch_row, source = RUNTIMES[_TORCH], subject.source.path
-        job.truth = pool.submit(torch_row, source, arrays, {"dtype": "fp64", "streamed": True})
-        job.eager = pool.submit(torch_row, source, arrays, {"streamed": True})
+def _submit(job: ArtifactJob, runtimes: Mapping[str, Runtime], missing: Mapping[str, Reason | None]) -> None:
+    """Submit the float64 reference, torch eager, and a run on each runtime that can take the artifact."""
+    artifact, arrays = job.artifact, [case.arrays for case in job.cases]
+    if artifact.contract_violation is None:
+        row, source = RUNTIMES[TORCH_WORKER], artifact.source.path
+        job.reference = job.pool.submit(row, source, arrays, {"dtype": "fp64", "streamed": True})
+        job.by_torch = job.pool.submit(row, source, arrays, {"streamed": True})
     for name, row in runtimes.items():
-        needed = limits.held(subject, row)
-        if limits.memory_shortfall(needed, job.held):  # not beside its other runs, but perhaps behind them
+        if artifact.required_runtime not in (None, name):
+            if len(runtimes) < len(RUNTIMES):  # the runtime was named, so it gets a verdict
+                text = f"a plan built by {artifact.required_runtime} runs on nothing else"
+                job.skipped[name] = Reason(eligibility.OTHER_BUILDER, text)
+            continue
+        needed = eligibility.weight_bytes(artifact, row)
+        if eligibility.memory_shortfall(needed, job.memory):  # not beside its other runs, but perhaps after them
             for future, _ in job.runs.values():
                 result(future)
-            job.held = 0
-        why = limits.unsupported_reason(subject, row) or there[name] or limits.memory_shortfall(needed)
-        if subject.required_runtime is not None and subject.required_runtime != name:
-            if len(runtimes) < len(RUNTIMES):  # asked for by name: then it gets its answer
-                job.skipped[name] = f"a plan built by {subject.required_runtime} runs on nothing else"
-        elif why is not None:
-            job.skipped[name] = why
-        elif name == _TORCH and job.eager is not None:
-            job.runs[name] = (job.eager, list(range(len(cases))))
-        elif subject.contract_violation is None:
-            most = limits.WORK.get(name)
-            chosen = [
-                index
-                for index, case in enumerate(cases)
-                if most is None or limits.work(subject.spec, case.sizes) <= most
-            ]
-            if chosen:
-                sizes = [cases[index].sizes for index in chosen] + ([] if trials is None else trials.sizes())
-                options, job.held = _options(subject, row, sizes), job.held + needed
-                job.runs[name] = (pool.submit(row, subject.path, [arrays[index] for index in chosen], options), chosen)
-                if trials is not None:
-                    slow = most is not None and limits.work(subject.spec, {"batch": 1, "seq": trials.tokens()}) > most
-                    trials.submit(name, None if slow else partial(pool.submit, row, subject.path, options=options))
-            else:
-                job.skipped[name] = f"it is slow and takes only inputs of at most {most:.0e} multiply-adds"
-    return job
+            job.memory = 0
+        indices = [
+            index for index, case in enumerate(job.cases) if eligibility.is_affordable(artifact.spec, case.sizes, row)
+        ]
+        reason = (
+            eligibility.unsupported_reason(artifact.source, row)
+            or missing[name]
+            or eligibility.memory_shortfall(needed)
+            or (eligibility.slow_reason(row) if job.cases and not indices else None)
+        )
+        if reason is not None:
+            job.skipped[name] = reason
+        elif name == TORCH_WORKER and job.by_torch is not None:
+            job.runs[name] = (job.by_torch, indices)
+        elif artifact.contract_violation is None:
+            _submit_runs(job, row, indices)
+            job.memory += needed
+
+
+def _submit_runs(job: ArtifactJob, row: Runtime, indices: list[int]) -> None:
+    """Submit the cases with these indices to a runtime, and the runs of properties."""
+    artifact, tried = job.artifact, job.property_runs
+    sizes = [job.cases[index].sizes for index in indices] + ([] if tried is None else tried.sizes())
+    options = _options(artifact, row, sizes)
+    arrays = [job.cases[index].arrays for index in indices]
+    job.runs[row.name] = (job.pool.submit(row, artifact.path, arrays, options), indices)
+    if tried is not None:
+        affordable = eligibility.is_affordable(artifact.spec, {"batch": 1, "seq": tried.tokens()}, row)
+        tried.submit(row.name, partial(job.pool.submit, row, artifact.path, options=options) if affordable else None)
 
 
 def _cases(
-    subject: LoadedArtifact, inputs: Path | None, given: Arrays | None, seed: int
+    artifact: LoadedArtifact, inputs: Path | None, arrays: Arrays | None, seed: int
 ) -> tuple[list[Case], tuple[str, ...]]:
-    """What the artifact is run on, and notes on it; nothing where its graph alone tells that it fails."""
-    notes = subject.manifest_warnings
-    if subject.contract_violation is not None:
+    """The cases of an artifact, and notes on them; none where its graph breaks the contract, so that it fails unrun."""
+    notes = artifact.manifest_warnings
+    if artifact.contract_violation is not None:
         return [], notes
-    if inputs is None or given is None:
-        cases = make_cases(subject.spec, seed, subject.bounds, subject.source.form)
-    else:
-        case, more = fit_inputs(inputs, given, subject.spec, subject.inputs, subject.bounds, subject.source.form)
-        cases, notes = [case], (*notes, *more)
-    return cases, notes
+    form = artifact.source.form
+    if inputs is None or arrays is None:
+        return make_cases(artifact.spec, seed, artifact.bounds, form), notes
+    case, more = fit_inputs(inputs, arrays, artifact.spec, artifact.inputs, artifact.bounds, form)
+    return [case], (*notes, *more)
 
 
-def _options(subject: LoadedArtifact, row: Runtime, sizes: Sequence[Mapping[str, int]]) -> dict[str, Any]:
-    """Torch holds one layer at a time; a plan built on the fly takes the shapes of the cases, whatever the defaults of
-    `posexport compile` are."""
+def _options(artifact: LoadedArtifact, row: Runtime, sizes: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    """Options of a run: torch holds one layer at a time; a plan that is built for the run takes the cases' shapes,
+    whatever the defaults of `posexport compile` are."""
     if row.module == TORCH:
         return {"streamed": True}
-    if row.module != TENSORRT or subject.path.suffix != ".onnx":
+    if row.module != TENSORRT or artifact.plan is not None:
         return {}
-    fixed = {dim for dim, (low, high) in subject.bounds.items() if low == high}
-    spans = {dim: [each[dim] for each in sizes] for dim in subject.bounds if dim not in fixed}
+    dynamic = [dim for dim, (low, high) in artifact.bounds.items() if low != high]
+    spans = {dim: [run[dim] for run in sizes] for dim in dynamic}
     return {"profile": [f"{dim}={min(span)}:{max(span)}:{max(span)}" for dim, span in spans.items()]}
 
 
-def _about(path: Path, error: str) -> str:
-    """The error, which names the artifact: among many, a person must see which one it is."""
-    return error if str(path) in error else f"{str(path)!r}: {error}"
+def _unreadable(path: Path, error: PosexportError) -> Unreadable:
+    """The error with the artifact's name, so that a person sees which of many it is."""
+    text = str(error)
+    return Unreadable(str(path), text if str(path) in text else f"{str(path)!r}: {text}")

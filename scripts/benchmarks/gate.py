@@ -20,14 +20,14 @@ from onnx import helper
 from results import RESULTS, Row, counted, record
 from timing import block_spec, write_block
 
-from posexport.bench import bench
-from posexport.bench.benchmark import PROCESSES
+from posexport.bench.benchmark import PROCESSES, BenchRun
 from posexport.bench.gate import bench_gated, bench_to_keep
+from posexport.bench.options import BenchOptions
 from posexport.bench.regression import STEADY
 from posexport.files import write_json
 
 LIMIT, RUNS, RENEWED = 0.05, 20, 5
-SCENARIO = {"runtimes": ["ort-cpu"], "scenarios": ["prefill:256"]}
+SCENARIO = {"runtimes": ("ort-cpu",), "scenarios": ("prefill:256",)}
 
 
 EQUAL, SLOW = "equal", "slow pair"
@@ -66,10 +66,10 @@ def _runs(builds: dict[str, Path], count: int) -> list[dict[str, Any]]:
     shuffle, runs, baseline = random.Random(0), [], None
     for number in range(count):
         if baseline is None or number % RENEWED == 0:
-            baseline = bench_to_keep(builds[EQUAL], **SCENARIO)
+            baseline = bench_to_keep(builds[EQUAL], BenchOptions(**SCENARIO))
         due = [EQUAL, *(kind for kind, each in PLANTS.items() if number % each["every"] == 0)]
         for kind in shuffle.sample(due, len(due)):
-            result = bench_gated(builds[kind], baseline=baseline, allowed=LIMIT)
+            result = bench_gated(builds[kind], baseline, LIMIT)
             head = {"kind": kind, "processes": result.processes, "machine_load": result.machine_load}
             runs += [{**head, **attrs.asdict(change)} for change in (result.gate.changes if result.gate else ())]
             click.echo(f"{kind}: {runs[-1]['state']}")
@@ -78,7 +78,10 @@ def _runs(builds: dict[str, Path], count: int) -> list[dict[str, Any]]:
 
 def _share(plain: Path, planted: Path) -> dict[str, float]:
     """How much longer a planted build takes than a plain one in the same rounds, with its 95 % interval."""
-    timing = bench(planted, processes=PROCESSES, against=plain, **SCENARIO).shapes[0].timing("ort-cpu")
+    options = BenchOptions(processes=PROCESSES, **SCENARIO)
+    with BenchRun(planted, options, previous_artifact=plain) as run:
+        run.open_processes(run.planned)
+        timing = run.result().shapes[0].timing("ort-cpu")
     if timing is None:
         raise RuntimeError("ort-cpu was not timed")
     ratio = timing.ratios["against"]

@@ -239,10 +239,10 @@ def test_an_earlier_artifact_in_the_same_rounds(factor: float, state: str) -> No
     parts = tuple(factor * part / 1.3 for part in STEADY)
     new = attrs.evolve(shape.results[1], processes={"against": parts})
     found = attrs.evolve(found, shapes=(attrs.evolve(shape, results=(shape.results[0], new, old)),))
-    change = only(regression.compare_earlier(found, 0.05))
+    change = only(regression.compare_previous(found, 0.05))
     assert (change.state, change.reference) == (state, "the earlier artifact")
     none = attrs.evolve(found, shapes=(attrs.evolve(shape, results=(attrs.evolve(new, processes={}),)),))
-    assert only(regression.compare_earlier(none, 0.05)).state == "not run"
+    assert only(regression.compare_previous(none, 0.05)).state == "not run"
 
 
 def test_what_ran_neither_artifact_is_left_out_beside_what_did() -> None:
@@ -251,13 +251,13 @@ def test_what_ran_neither_artifact_is_left_out_beside_what_did() -> None:
     new = attrs.evolve(shape.results[1], processes={"against": STEADY})
     gone = [Timing(runtime=f"{kind}ort-cuda", state="not run", reason="no GPU") for kind in ("", "against:")]
     both = attrs.evolve(found, shapes=(attrs.evolve(shape, results=(new, *gone)),))
-    assert only(regression.compare_earlier(both, 0.05)).runtime == "ort-cpu"
-    assert len(regression.compare_earlier(both, 0.05, named=["ort-cuda"]).changes) == 2
+    assert only(regression.compare_previous(both, 0.05)).runtime == "ort-cpu"
+    assert len(regression.compare_previous(both, 0.05, named=["ort-cuda"]).changes) == 2
     alone = attrs.evolve(found, shapes=(attrs.evolve(shape, results=tuple(gone)),))
-    assert only(regression.compare_earlier(alone, 0.05)).state == "not run"
+    assert only(regression.compare_previous(alone, 0.05)).state == "not run"
     lost = attrs.evolve(gone[1], state="timed", seconds=statistics.summarize([1.0]))
     assert only(
-        regression.compare_earlier(attrs.evolve(both, shapes=(attrs.evolve(shape, results=(gone[0], lost)),)), 0.05)
+        regression.compare_previous(attrs.evolve(both, shapes=(attrs.evolve(shape, results=(gone[0], lost)),)), 0.05)
     )
 
 
@@ -265,13 +265,13 @@ def test_what_ran_neither_artifact_is_left_out_beside_what_did() -> None:
     ("text", "share"), [("5%", 0.05), ("0.05", 0.05), (" 120 %", 1.2), ("0", 0.0), ("7.5%", 0.075)]
 )
 def test_what_is_allowed_is_a_share_or_percent(text: str, share: float) -> None:
-    assert regression.read_allowed(text) == pytest.approx(share)
+    assert regression.read_limit(text) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1%", "5", "1", "nan", "inf", "2000%", "5%%"])
 def test_other_shares_are_refused(text: str) -> None:
     with pytest.raises(RequestError, match="--max-regression is"):
-        regression.read_allowed(text)
+        regression.read_limit(text)
 
 
 def test_a_result_is_read_back_as_it_was(tmp_path: Path) -> None:

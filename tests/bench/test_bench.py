@@ -14,6 +14,7 @@ from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench import benchmark as benching
 from posexport.bench import candidates, session
 from posexport.bench.candidates import CANDIDATES
+from posexport.bench.options import BenchOptions
 from posexport.bench.result import Benchmark
 from posexport.cli import main
 from posexport.export import export
@@ -167,7 +168,7 @@ def test_a_failed_compilation_is_not_the_artifacts_fault(block: Path, monkeypatc
             return super().ask(request, time_limit)
 
     monkeypatch.setattr(session, "Worker", lambda module: NoCompiler(crash))
-    found = benching.bench(block, runtimes=["torch"], shapes=["seq=5"], rounds=1)
+    found = benching.bench(block, BenchOptions(runtimes=("torch",), shapes=("seq=5",), rounds=1))
     assert states(found, "torch-compile") == {"not run"}
     assert states(found, "torch") == {"timed"}
 
@@ -251,7 +252,9 @@ def test_options_go_to_the_engines_that_have_them_and_the_others_say_so(
             return super().ask({**request, "runtime_name": "torch"}, time_limit)
 
     monkeypatch.setattr(session, "Worker", lambda module: Strict(crash))
-    found = benching.bench(block, runtimes=TIMED, shapes=["seq=5"], rounds=1, threads=2, cuda_graph=True)
+    found = benching.bench(
+        block, BenchOptions(runtimes=tuple(TIMED), shapes=("seq=5",), rounds=1, threads=2, cuda_graph=True)
+    )
     assert given == {
         "torch": (False, 2),
         "torch-cuda": (False, 2),
@@ -288,5 +291,5 @@ def test_torch_compile_is_timed_where_there_is_a_compiler(block: Path) -> None:
 
     if not (shutil.which("c++") or shutil.which("g++")):
         pytest.skip("no C++ compiler")
-    found = benching.bench(block, runtimes=["ort-cpu"], shapes=["seq=5", "seq=6"], rounds=2)
+    found = benching.bench(block, BenchOptions(runtimes=("ort-cpu",), shapes=("seq=5", "seq=6"), rounds=2))
     assert states(found, "torch-compile") == {"timed"}

@@ -8,12 +8,12 @@ from typing import Any
 import attrs
 import pytest
 from helpers import small_spec
-from test_scenarios import subject
+from test_scenarios import artifact
 
 from posexport import runtimes
 from posexport.bench import rounds as rounds_module
 from posexport.bench import session
-from posexport.bench.candidates import CANDIDATES, choose, earlier
+from posexport.bench.candidates import CANDIDATES, choose, previous
 from posexport.bench.session import BenchSession, Settings
 from posexport.bench.shapes import Sizes
 
@@ -74,10 +74,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BenchSession]:
-    def made(world: World, *names: str, sessions: int = 1, peers: bool = False, **settings: Any) -> BenchSession:
+    def made(world: World, *names: str, sessions: int = 1, alternatives: bool = False, **settings: Any) -> BenchSession:
         monkeypatch.setattr(session, "Worker", world.worker)
-        one = subject("contrib")
-        candidates = choose(names, peers)
+        one = artifact("contrib")
+        candidates = choose(names, alternatives)
         field = BenchSession(
             one, candidates, [SHORT, LONG_RUN_SECONDS], attrs.evolve(SETTINGS, **settings), None, lambda step: None
         )
@@ -163,7 +163,7 @@ def test_memory_that_others_take_anew_in_each_run_is_kept_free(run: Callable[...
 
 def test_peers_that_are_files_are_made_once_and_run_by_onnxruntime(run: Callable[..., BenchSession]) -> None:
     world = World()
-    field = run(world, "ort-cpu", sessions=2, peers=True)
+    field = run(world, "ort-cpu", sessions=2, alternatives=True)
     assert (world.count("torch-onnx", "make"), world.count("ort-optimizer", "make")) == (1, 1)
     opened = {name: Path(asked["path"]).name for name, do, asked in world.asked if do == "open"}
     assert opened["torch-onnx"] == "torch-onnx.onnx" and opened["ort-optimizer"] == "ort-optimizer.onnx"
@@ -176,7 +176,7 @@ def test_peers_that_are_files_are_made_once_and_run_by_onnxruntime(run: Callable
 def test_a_peer_that_cannot_be_made_is_not_run_with_the_reason(run: Callable[..., BenchSession]) -> None:
     fault = {"error": "torch's exporter can't write this block.", "code": "refused"}
     world = World({("torch-onnx", "make", None): fault})
-    field = run(world, "ort-cpu", peers=True)
+    field = run(world, "ort-cpu", alternatives=True)
     assert states(field, "torch-onnx") == states(field, "ort-optimizer") == ["not run", "not run"]
     assert reason(field, "ort-optimizer", 0) == fault["error"]
     assert world.count("torch-onnx", "make") == 1
@@ -187,22 +187,26 @@ def test_peers_are_timed_only_where_they_are_asked_for() -> None:
     assert [each.name for each in choose(["ort-cpu"])] == ["lower_bound", "torch", "torch-compile", "ort-cpu"]
     assert [each.name for each in choose(["torch-onnx"])] == ["lower_bound", "torch", "torch-compile", "torch-onnx"]
     assert "ort-optimizer" not in {each.name for each in choose(())}
-    assert {"torch-onnx-cuda", "ort-optimizer-cuda"} <= {each.name for each in choose((), peers=True)}
+    assert {"torch-onnx-cuda", "ort-optimizer-cuda"} <= {each.name for each in choose((), alternatives=True)}
 
 
 def test_candidates_on_the_gpu_are_held_against_peers_on_the_gpu() -> None:
-    assert dict(CANDIDATES["ort-cuda"].peers) == {
+    assert dict(CANDIDATES["ort-cuda"].references) == {
         role: f"{role}-cuda" for role in ("lower_bound", "torch", "torch-compile", "torch-onnx", "ort-optimizer")
-    }
-    assert all(CANDIDATES[name].runtime.needs_gpu for name in CANDIDATES["tensorrt"].peers.values())
+    } | {"against": "against:ort-cuda"}
+    assert all(
+        CANDIDATES[name].runtime.needs_gpu
+        for role, name in CANDIDATES["tensorrt"].references.items()
+        if role != "against"
+    )
 
 
 def test_an_earlier_artifact_is_timed_on_the_same_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     monkeypatch.setattr(session, "Worker", world.worker)
-    new = subject()
-    old = attrs.evolve(new, path=Path("old.onnx"), onnx=Path("old.onnx"))
-    candidates = [*choose(["ort-cpu"]), earlier(CANDIDATES["ort-cpu"])]
+    new = artifact()
+    old = attrs.evolve(new, path=Path("old.onnx"))
+    candidates = [*choose(["ort-cpu"]), previous(CANDIDATES["ort-cpu"])]
     with BenchSession(new, candidates, [SHORT], SETTINGS, old, lambda step: None) as field:
         field.session()
     opened = {name: Path(asked["path"]).name for name, do, asked in world.asked if do == "open"}

@@ -17,7 +17,7 @@ from helpers import small_spec
 
 from posexport import files, runtimes
 from posexport.artifact.onnx_artifact import write_onnx
-from posexport.bench import session
+from posexport.bench import benchmark, session
 from posexport.bench.result import read_benchmark
 from posexport.bench.rounds import interleave
 from posexport.cli import main
@@ -90,6 +90,7 @@ def base(block: Path, bench: Callable[..., Result], tmp_path: Path) -> Path:
 def test_a_saved_result_says_what_it_is(base: Path) -> None:
     found = json.loads(base.read_text())
     assert list(found)[:4] == ["kind", "version", "file", "sha256"]
+    assert {"cpu", "vendor", "instruction_sets"} <= set(found["machine"])
     assert (found["kind"], found["version"], found["processes"]) == ("bench", 1, 7)
     assert [shape["scenario"] for shape in found["shapes"]] == ["prefill:5", "prefill:6"]
     assert "torch-compile" not in {result["runtime"] for result in found["shapes"][0]["results"]}
@@ -140,6 +141,12 @@ def test_a_slowdown_exits_1_with_the_table(block: Path, bench: Callable[..., Res
     assert result.stdout.endswith("2 of 2 got slower.\n")
 
 
+def test_the_table_names_the_cpu(block: Path, bench: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "machine", lambda: {"cpu": "Xeon X", "cores": 2, "instruction_sets": ["AVX-512"]})
+    result = bench(block, "--runtime", "ort-cpu", "--shape", "seq=5", "--rounds", 1)
+    assert "1 rounds; Xeon X, 2 cores, AVX-512 " in result.stdout
+
+
 def test_a_slower_machine_is_no_slowdown(block: Path, bench: Callable[..., Result], base: Path) -> None:
     result = bench(block, "--baseline", base, ort_cpu=3.0, torch=3.0, lower_bound=3.0)
     assert result.exit_code == 0, result.output
@@ -165,7 +172,7 @@ def test_what_cannot_be_told_passes_but_for_strict(block: Path, bench: Callable[
     limits = ("--max-regression", "5%", "--processes", 3)
     result = bench(block, "--baseline", base, *limits, ort_cpu=1.05)
     assert result.exit_code == 0, result.output
-    assert "inconclusive" in result.stdout and "2 of 2 can't be told at this noise" in result.stdout
+    assert "inconclusive" in result.stdout and "2 of 2 are inconclusive at this noise" in result.stdout
     assert bench(block, "--baseline", base, *limits, "--strict", ort_cpu=1.05).exit_code == 1
 
 
@@ -221,7 +228,10 @@ def test_a_baseline_of_a_busy_machine_is_told_before_anything_is_timed(
     monkeypatch.setattr(Speeds, "worker", started)
     result = bench(block, "--baseline", base)
     assert isinstance(result.exception, RuntimeError)
-    assert "Warning: The baseline was saved on a busy machine (other work took 43% of the CPU)" in result.stderr
+    assert (
+        "Warning: block.onnx: The baseline was saved on a busy machine (other work took 43% of the CPU)"
+        in result.stderr
+    )
 
 
 def test_what_was_timed_is_shown_even_where_it_cannot_be_saved(
@@ -334,22 +344,10 @@ def test_the_commands_of_the_page_run(
         assert result.exit_code == 0, result.output
 
 
-def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    from posexport.bench import gate
-    from posexport.bench.result import Change, Gate
-
-    clock = iter([0.0, 1.0, gate.GATE_TIMEOUT + 1.0])
-    monkeypatch.setattr(gate.time, "monotonic", lambda: next(clock))
-    unsure = Gate(
-        limit=0.05, confidence=0.99, changes=(Change(runtime="a", shape="b", state="inconclusive", more=True),)
-    )
-    enough = gate._in_time(lambda found: unsure, keep=False)
-    assert [enough(None) for _ in range(3)] == [False, False, True]  # type: ignore[arg-type]
-
-
 def test_a_manifest_that_is_not_of_the_file_is_told(block: Path, bench: Callable[..., Result], tmp_path: Path) -> None:
     path, saved = Path(shutil.copy(block, tmp_path)), tmp_path / "now.json"
-    path.with_name("block.onnx.json").write_text("{}")
+    manifest = json.loads(Path(f"{block}.json").read_bytes())
+    path.with_name("block.onnx.json").write_text(json.dumps({**manifest, "sha256": 64 * "0"}))
     result = bench(path, "--runtime", "ort-cpu", "--shape", "seq=4", "--processes", 1, "--rounds", 1, "--save", saved)
     fault = f"{path}: the file is not the one that its manifest block.onnx.json describes (their sha256 differ)"
     assert (result.exit_code, result.stderr) == (0, f"Warning: {fault}.\n")

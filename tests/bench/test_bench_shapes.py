@@ -1,6 +1,7 @@
 """Sizes and inputs of a benchmark: defaults that the artifact takes, and what is refused."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -9,21 +10,32 @@ import onnx
 import pytest
 from helpers import small_spec
 
+from posexport.artifact.loaded import LoadedArtifact
 from posexport.artifact.onnx_artifact import write_onnx
-from posexport.bench.shapes import Sizes, Subject, read_sizes, read_subject, seeded_inputs
+from posexport.bench.shapes import Sizes, load_for_bench, profile_requests, read_sizes, seeded_inputs, sizes_of
 from posexport.errors import RequestError
 from posexport.export import export
 from posexport.models.weights import seeded_weights
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 
-FREE = (1, None, None)
+Ranges = tuple[int, int | None, int | None]
+FREE: Ranges = (1, None, None)
+"""The smallest, optimal and largest size of a dimension."""
 
 
-def subject(spec: Spec, batch: tuple = FREE, seq: tuple = FREE) -> Subject:  # type: ignore[type-arg]
-    ranges = {"batch": batch, "seq": seq}
+def artifact(spec: Spec, batch: Ranges = FREE, seq: Ranges = FREE) -> LoadedArtifact:
+    """An artifact that is no file."""
     path = Path("block.onnx")
-    return Subject(path=path, onnx=path, spec=spec, form="function", opset=18, plan_runtime=None, ranges=ranges)
+    source: Any = SimpleNamespace(path=path, spec=spec, form="function", opset=18)
+    loaded = LoadedArtifact(path=path, source=source, inputs={}, outputs={}, bounds={})
+    return ranged(loaded, {"batch": batch, "seq": seq})
+
+
+def ranged(loaded: LoadedArtifact, ranges: dict[str, Ranges]) -> LoadedArtifact:
+    bounds = {dim: (low, high) for dim, (low, _, high) in ranges.items()}
+    optimal = {dim: best for dim, (_, best, _) in ranges.items() if best is not None}
+    return attrs.evolve(loaded, bounds=bounds, optimal_sizes=optimal)
 
 
 def texts(found: list[Sizes]) -> list[str]:
@@ -31,30 +43,29 @@ def texts(found: list[Sizes]) -> list[str]:
 
 
 def test_defaults_are_two_lengths() -> None:
-    assert texts(subject(small_spec("rope")).sizes(())) == ["batch=1,seq=128", "batch=1,seq=512"]
+    assert texts(sizes_of(artifact(small_spec("rope")), ())) == ["batch=1,seq=128", "batch=1,seq=512"]
 
 
 def test_defaults_stay_within_a_trained_table() -> None:
-    assert texts(subject(small_spec("learned", max_positions=64)).sizes(())) == ["batch=1,seq=64"]
+    assert texts(sizes_of(artifact(small_spec("learned", max_positions=64)), ())) == ["batch=1,seq=64"]
 
 
 def test_defaults_are_the_fixed_sizes_of_a_graph() -> None:
-    found = subject(small_spec("rope"), batch=(3, 3, 3), seq=(196, 196, 196)).sizes(())
+    found = sizes_of(artifact(small_spec("rope"), batch=(3, 3, 3), seq=(196, 196, 196)), ())
     assert texts(found) == ["batch=3,seq=196"]
 
 
 def test_defaults_are_the_preferred_sizes_of_a_plan() -> None:
-    found = subject(small_spec("rope"), batch=(1, 2, 8), seq=(16, 1024, 4096)).sizes(())
+    found = sizes_of(artifact(small_spec("rope"), batch=(1, 2, 8), seq=(16, 1024, 4096)), ())
     assert texts(found) == ["batch=2,seq=1024"]
 
 
-def within(spec: Spec, form: str = "function", **ranges: tuple[int, int | None, int | None]) -> Subject:
-    """A subject whose dimensions are free where `ranges` say nothing."""
-    free: dict[str, tuple[int, int | None, int | None]] = {
-        dim: (low, None, high) for dim, (low, high) in bounds_of(graph_inputs(spec), {}).items()
-    }
-    one = subject(spec)
-    return attrs.evolve(one, form=form, ranges={**free, **ranges})
+def within(spec: Spec, form: str = "function", **ranges: Ranges) -> LoadedArtifact:
+    """An artifact whose dimensions are free where `ranges` say nothing."""
+    free = {dim: (low, None, high) for dim, (low, high) in bounds_of(graph_inputs(spec), {}).items()}
+    one = artifact(spec)
+    source: Any = SimpleNamespace(**{**vars(one.source), "form": form})
+    return attrs.evolve(ranged(one, {**free, **ranges}), source=source)
 
 
 CACHED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
@@ -86,17 +97,17 @@ CACHED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("name", CACHED)
 def test_defaults_are_a_prefill_and_a_step(name: str) -> None:
     over, ranges, wanted = CACHED[name]
-    assert texts(within(small_spec("none", **over), **ranges).sizes(())) == wanted
+    assert texts(sizes_of(within(small_spec("none", **over), **ranges), ())) == wanted
 
 
 def test_defaults_with_a_cache_stay_within_a_trained_table() -> None:
     one = within(small_spec("learned", max_positions=64, kv_cache="concat"))
-    assert texts(one.sizes(())) == ["batch=1,seq=64,past_seq=0", "batch=1,seq=1,past_seq=63"]
+    assert texts(sizes_of(one, ())) == ["batch=1,seq=64,past_seq=0", "batch=1,seq=1,past_seq=63"]
 
 
 def test_a_buffer_that_is_not_named_holds_what_is_named() -> None:
     one = within(small_spec("rope", kv_cache="shared"))
-    assert texts(one.sizes(["seq=1,past_seq=2048", "seq=1,past_seq=9", "seq=1,past_seq=9,max_seq=10"])) == [
+    assert texts(sizes_of(one, ["seq=1,past_seq=2048", "seq=1,past_seq=9", "seq=1,past_seq=9,max_seq=10"])) == [
         "batch=1,seq=1,past_seq=2048,max_seq=2049",
         "batch=1,seq=1,past_seq=9,max_seq=1024",
         "batch=1,seq=1,past_seq=9,max_seq=10",
@@ -120,12 +131,12 @@ def test_sizes_that_a_cache_cannot_take_are_refused(name: str) -> None:
     over, form, text, message = REFUSED[name]
     one = within(small_spec(**{"encoding": "rope", **over}), form)
     with pytest.raises(RequestError, match=message):
-        one.sizes([text])
+        sizes_of(one, [text])
 
 
 def test_chunks_of_one_row_and_steps_of_several_are_taken() -> None:
     one = within(small_spec("rope", kv_cache="shared"), "contrib")
-    assert len(one.sizes(["batch=1,seq=2,past_seq=3", "batch=2,seq=1,past_seq=3", "batch=2,seq=2,past_seq=0"])) == 3
+    assert len(sizes_of(one, ["batch=1,seq=2,past_seq=3", "batch=2,seq=1,past_seq=3", "batch=2,seq=2,past_seq=0"])) == 3
 
 
 @pytest.mark.parametrize("kind", ["concat", "shared"])
@@ -144,8 +155,8 @@ def test_inputs_with_a_cache_go_on_where_it_ends(kind: str) -> None:
 
 
 def test_a_dimension_that_is_not_named_takes_its_default() -> None:
-    assert texts(subject(small_spec("rope")).sizes(["seq=7"])) == ["batch=1,seq=7"]
-    assert texts(subject(small_spec("rope")).sizes(["batch=4", "batch=2,seq=5"])) == [
+    assert texts(sizes_of(artifact(small_spec("rope")), ["seq=7"])) == ["batch=1,seq=7"]
+    assert texts(sizes_of(artifact(small_spec("rope")), ["batch=4", "batch=2,seq=5"])) == [
         "batch=4,seq=128",
         "batch=2,seq=5",
     ]
@@ -177,19 +188,19 @@ def test_shapes_that_say_nothing_are_refused(text: str, message: str) -> None:
     ],
 )
 def test_shapes_outside_the_artifact_are_refused(given: str, message: str) -> None:
-    one = subject(small_spec("rope"), batch=(2, 4, 8), seq=(196, 196, 196))
+    one = artifact(small_spec("rope"), batch=(2, 4, 8), seq=(196, 196, 196))
     with pytest.raises(RequestError, match=message):
-        one.sizes([given])
+        sizes_of(one, [given])
 
 
 def test_more_tokens_than_a_trained_table_are_refused() -> None:
     with pytest.raises(RequestError, match="learned knows 64 positions"):
-        subject(small_spec("learned", max_positions=64)).sizes(["seq=65"])
+        sizes_of(artifact(small_spec("learned", max_positions=64)), ["seq=65"])
 
 
 def test_a_profile_spans_the_sizes_and_leaves_fixed_dimensions_out() -> None:
-    one = subject(small_spec("rope"), batch=(1, 1, 1))
-    assert one.profile([Sizes(seq=128), Sizes(seq=512)]) == ["seq=128:512:512"]
+    one = artifact(small_spec("rope"), batch=(1, 1, 1))
+    assert profile_requests(one, [Sizes(seq=128), Sizes(seq=512)]) == ["seq=128:512:512"]
 
 
 @pytest.mark.parametrize("encoding", ["none", "learned", "rope", "rope2d"])
@@ -224,14 +235,14 @@ def test_token_ids_lie_in_the_vocabulary_and_half_precision_is_kept() -> None:
 @pytest.mark.parametrize("name", ["block.txt", "block"])
 def test_other_files_are_refused(name: str) -> None:
     with pytest.raises(RequestError, match=r"neither \.onnx nor \.plan"):
-        read_subject(Path(name))
+        load_for_bench(Path(name))
 
 
 def test_a_plan_without_manifest_is_refused(tmp_path: Path) -> None:
     plan = tmp_path / "block.plan"
     plan.write_bytes(b"code")
     with pytest.raises(RequestError, match="no manifest"):
-        read_subject(plan)
+        load_for_bench(plan)
 
 
 @pytest.mark.parametrize("spoil", ["inputs", "rank"])
@@ -246,4 +257,4 @@ def test_a_graph_that_is_not_that_of_its_spec_is_refused(tmp_path: Path, spoil: 
         del model.graph.input[0].type.tensor_type.shape.dim[1:]
     onnx.save(model, path)
     with pytest.raises(RequestError, match="hidden_states"):
-        read_subject(path)
+        load_for_bench(path)

@@ -213,7 +213,7 @@ def test_threads_are_woken_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_warming_up_ends_in_time_but_not_before_the_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runs(1.0)
     monkeypatch.setattr(Runtime, "load", lambda self, path: runner)
-    monkeypatch.setattr(bench_worker, "WARM", -1.0)
+    monkeypatch.setattr(bench_worker, "WARMUP_SECONDS", -1.0)
     worker = Worker()
     worker.open("ort-cpu", {}, "block.onnx", None)
     worker.shape(small_spec("none").to_dict(), batch=1, seq=5, seed=0, warmup=9)

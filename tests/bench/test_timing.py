@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from posexport.bench import gate, statistics
 from posexport.bench import rounds as rounds_module
-from posexport.bench import statistics
-from posexport.bench.rounds import Others, interleave, orders
+from posexport.bench.rounds import MachineLoad, interleave, orders
 from posexport.errors import RequestError
 from posexport.runtimes.base import timed
 
@@ -122,11 +122,11 @@ def test_no_rounds_are_refused() -> None:
 
 def test_the_share_of_others_leaves_out_what_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     busy, own, clock = iter([10.0, 18.0]), iter([1.0, 3.0]), iter([0.0, 4.0])
-    monkeypatch.setattr(rounds_module, "_busy", lambda: next(busy))
+    monkeypatch.setattr(rounds_module, "_busy_seconds", lambda: next(busy))
     monkeypatch.setattr(rounds_module.os, "times", lambda: (next(own), 0.0, 0.0, 0.0))
     monkeypatch.setattr(rounds_module.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(rounds_module.psutil, "cpu_count", lambda: 2)
-    others = Others([2**22 + 1])  # a process that isn't there counts nothing
+    others = MachineLoad([2**22 + 1])  # a process that isn't there counts nothing
     assert others.share() == pytest.approx((8 - 2) / (4 * 2))
 
 
@@ -183,3 +183,21 @@ def test_two_processes_claim_what_their_rounds_do() -> None:
     found, parts = statistics.ratio_of_processes(ours, theirs)
     assert found == statistics.ratio([1.0, 2.0, 3.0, 4.0], [1.0] * 4)
     assert parts == (1.5, 3.5)
+
+
+def test_an_undecided_gate_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Run:
+        planned, processes = 3, 0
+
+        def open_processes(self, count: int = 1) -> None:
+            self.processes += count
+
+        def result(self) -> int:
+            return self.processes
+
+    clock = iter([0.0, 1.0, gate.GATE_TIMEOUT + 1.0])
+    monkeypatch.setattr(gate.time, "monotonic", lambda: next(clock))
+    assert gate._settled(Run(), 20, lambda result: False) == 4  # type: ignore[arg-type, comparison-overlap]
+    clock = iter([0.0, 1.0, 2.0, 3.0])
+    assert gate._settled(Run(), 5, lambda result: False) == 5  # type: ignore[arg-type, comparison-overlap]
+    assert gate._settled(Run(), 20, lambda result: True) == 3  # type: ignore[arg-type, comparison-overlap]

@@ -22,7 +22,7 @@ from posexport.bench.tune.programs import PreparedProgram, Programs
 from posexport.bench.tune.result import Result
 from posexport.bench.tune.search import Block, Limits, Request, Store, Tuning
 from posexport.bench.tune.space import Program
-from posexport.cli import tune_command
+from posexport.cli.tune_tables import show_tuning
 from posexport.errors import Reason, RequestError, RuntimeMissingError
 from posexport.jsondata import structure
 
@@ -181,7 +181,7 @@ def test_size_and_memory_come_before_speed(
     contrib = next(row for row in result.candidates if row.name == "contrib/fp32/18 io_binding=true")
     assert (contrib.state, contrib.reason) == ("dropped", "takes 1,000 bytes, the least is 500")
     assert result.winner.reason.startswith("takes 500 bytes; of those within 2% of the least, ")
-    tune_command._show(attrs.evolve(result, winner=None), Path("rope.onnx"))
+    show_tuning(attrs.evolve(result, winner=None), Path("rope.onnx"))
     assert ("500 B" if objective == "size" else "0.00 MB") in capsys.readouterr().out
 
 

@@ -173,7 +173,9 @@ def test_cases_stay_within_the_bounds(data: st.DataObject) -> None:
 def test_a_plan_built_on_the_fly_takes_every_case(name: str, tmp_path: Path) -> None:
     spec = SPECS[name]
     bounds = bounds_of(graph_inputs(spec), {})
-    subject = LoadedArtifact(path=tmp_path / "a.onnx", source=None, inputs=graph_inputs(spec), dtypes={}, bounds=bounds)  # type: ignore[arg-type]
+    subject = LoadedArtifact(
+        path=tmp_path / "a.onnx", source=None, inputs=graph_inputs(spec), outputs={}, bounds=bounds
+    )  # type: ignore[arg-type]
     found = made(spec)
     requests = _options(subject, RUNTIMES["tensorrt-rtx"], [each.sizes for each in found])["profile"]
     profiles = profiles_of({key: shape for key, (shape, _) in graph_inputs(spec).items()}, requests)

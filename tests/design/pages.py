@@ -34,7 +34,6 @@ COVERED = {
     "./scripts/benchmark": "minutes on a quiet machine; its parts have tests of their own",
     "./scripts/gpu_acceptance": "test_scripts_gpu.py runs it",
     "./scripts/angle_errors": "test_angle_errors.py runs it",
-    "python scripts/benchmarks/": "minutes on a quiet machine; its parts have tests of their own",
     "pip install": "test_packaging.py installs the wheel",
     "pre-commit install": "needs a network",
 }

@@ -19,7 +19,7 @@ from posexport.verify.result import FAILED, NOT_RUN, PASSED, Comparison, Report,
 
 WORST = Comparison(
     case="offset [3, 16]", output="output", state=FAILED, reason="output 'output' is off by 0.5 at [1, 2]",
-    max_error=0.5, rms_error=0.1, torch_error=1e-6, limit=1e-5, index=(1, 2), got=1.5, truth=1.0,
+    max_error=0.5, rms_error=0.1, torch_error=1e-6, limit=1e-5, index=(1, 2), got=1.5, reference=1.0,
 )  # fmt: skip
 PASS = Verdict(
     artifact="a.onnx", runtime="torch", state=PASSED, cases=6, tolerance=TOLERANCES["fp32"],
@@ -50,12 +50,12 @@ def test_json_holds_everything_under_names_that_stay() -> None:
     assert found["unreadable"] == [{"artifact": "b.onnx", "error": "'b.onnx' is not an ONNX file."}]
     verdict = found["verdicts"][1]
     assert list(verdict) == [
-        "artifact", "sha256", "runtime", "state", "reason", "worst", "tolerance", "cases", "notes", "where",
-        "departure", "describe", "check", "measured", "limit_text",
+        "artifact", "sha256", "runtime", "state", "reason", "reason_code", "worst", "worst_usual", "tolerance",
+        "cases", "notes", "where", "departure", "describe", "check", "measured", "limit_text",
     ]  # fmt: skip
     assert list(verdict["worst"]) == [
-        "case", "output", "state", "reason", "max_error", "rms_error", "torch_error", "limit", "reference_rms",
-        "index", "got", "truth",
+        "case", "far_out", "output", "state", "reason", "reason_code", "max_error", "rms_error", "torch_error", "limit",
+        "reference_rms", "index", "got", "reference",
     ]  # fmt: skip
     assert verdict["worst"]["index"] == [1, 2]
     assert found["verdicts"][0]["tolerance"] == {"multiple": 8.0, "floor": 2.0**-20, "ceiling": 0.06}
@@ -68,9 +68,10 @@ def test_each_state_is_counted_once_and_not_run_is_none_of_the_others() -> None:
 
 
 def test_rows_stand_under_their_columns() -> None:
-    passed, failed, skipped = (dict(zip(COLUMNS, row, strict=True)) for row in rows(REPORT))
+    passed, failed, skipped = (dict(zip(COLUMNS, row, strict=True)) for row in rows(REPORT.verdicts))
     assert passed == {
-        "artifact": "a.onnx", "runtime": "torch", "state": "passed", "error": "5.00e-06", "torch error": "1.00e-06",
+        "artifact": "a.onnx", "runtime": "torch", "state": "passed", "case": "offset [3, 16]", "error": "5.00e-06",
+        "torch error": "1.00e-06",
         "limit": "1.00e-05", "cases": "6", "note": "",
     }  # fmt: skip
     assert failed["note"] == "it is wrong; Add 'n'"
@@ -122,7 +123,7 @@ def test_markdown_names_the_states_and_what_could_not_be_read() -> None:
     assert found.startswith(
         "### posexport verify: 1 passed, 1 failed, 1 not run, 1 unreadable\n\n| artifact | runtime |"
     )
-    assert "| a.onnx | tensorrt | not run | - | - | - | - | no GPU: there is no NVIDIA driver |" in found
+    assert "| a.onnx | tensorrt | not run | - | - | - | - | - | no GPU: there is no NVIDIA driver |" in found
     assert found.endswith("**Unreadable:** 'b.onnx' is not an ONNX file.\n")
 
 

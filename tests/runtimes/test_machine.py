@@ -56,3 +56,31 @@ def test_differences_are_named() -> None:
     one = machine.machine()
     assert machine.differences(one, one) == []
     assert machine.differences(one, {**one, "cpu": "another", "power": "battery"}) == ["cpu"]
+
+
+X86 = "vendor_id\t: GenuineIntel\nmodel name\t: Xeon X\nflags\t: avx avx2 fma avx512f amx_bf16 hypervisor\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd sve bf16\nCPU implementer\t: 0x41\n\nModel\t\t: Board\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "vendor", "sets", "shown"),
+    [
+        (
+            X86,
+            "GenuineIntel",
+            ["AVX", "AVX2", "FMA", "AVX-512", "AMX BF16"],
+            "Xeon X, 2 cores, AVX2, AVX-512, AMX BF16",
+        ),
+        (ARM, "0x41", ["NEON", "SVE", "BF16"], "Board, 2 cores, NEON, SVE"),
+        (None, None, None, "name, 2 cores"),
+    ],
+    ids=["x86", "arm", "no /proc"],
+)
+def test_the_cpu_is_named_with_its_instruction_sets(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, vendor: str | None, sets: list[str] | None, shown: str
+) -> None:
+    monkeypatch.setattr(machine, "_read", lambda path: text if path == "/proc/cpuinfo" else None)
+    monkeypatch.setattr(machine.platform, "processor", lambda: "name")
+    record = {**machine.machine(), "cores": 2}
+    assert (record["vendor"], record["instruction_sets"]) == (vendor, sets)
+    assert machine.describe_cpu(record) == shown

@@ -20,7 +20,7 @@ from verify_helpers import write
 
 from posexport import runtimes
 from posexport.bench import worker
-from posexport.errors import RequestError, RuntimeMissingError
+from posexport.errors import Reason, RequestError, RuntimeMissingError
 from posexport.runtimes import ORT, RUNTIMES, TENSORRT, Runtime, gpu_missing, onnx_reference, ort, runtime, torch_eager
 from posexport.runtimes.installation import install_command
 from posexport.runtimes.tensors import BF16, NUMPY_DTYPES, dtype_name, to_numpy, to_torch
@@ -193,9 +193,9 @@ def test_the_driver_is_asked_whether_there_is_a_gpu(
 
 def test_a_row_says_what_is_missing() -> None:
     gone = Runtime(name="x", summary="", module=ORT, package="no_such_package", install="posexport[x]")
-    assert gone.missing() == f"not installed: {install_command('posexport[x]')}"
+    assert gone.missing() == Reason("not-installed", f"not installed: {install_command('posexport[x]')}")
     assert RUNTIMES["torch"].missing() is None
-    assert RUNTIMES["torch-cuda"].missing() == gpu_missing()
+    assert (why := gpu_missing()) is None or RUNTIMES["torch-cuda"].missing() == Reason("no-gpu", why)
     with pytest.raises(RequestError, match="did you mean 'ort-cpu'"):
         runtime("ort_cpu")
 

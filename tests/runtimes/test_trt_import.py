@@ -269,7 +269,7 @@ def test_either_package_will_do() -> None:
     row = Runtime(name="x", summary="", module=ORT, package="no_such_package", install="posexport[x]", instead="onnx")
     assert row.missing() is None
     missing = attrs.evolve(row, instead="no_such_package_either").missing()
-    assert missing == f"not installed: {install_command('posexport[x]')}"
+    assert str(missing) == f"not installed: {install_command('posexport[x]')}"
     assert {RUNTIMES[IMPORT].package, RUNTIMES[IMPORT].instead} == {"tensorrt", "tensorrt_rtx"}
 
 

@@ -77,19 +77,19 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "odd sandwich": ({"encoding": "sandwich", "dim": 7}, "dim is 7"),
     "a scale beside a trained one": ({"encoding": "swinv2", "scale": 0.5}, "scale is 0.5 with swinv2"),
     "two norms": ({"encoding": "swinv2", "qk_norm": True}, "takes cosines of queries and keys"),
-    "keys of several queries": ({"encoding": "deberta", "num_kv_heads": 2}, "deberta scores every head's own keys"),
+    "keys of several queries": ({"encoding": "deberta", "num_kv_heads": 2}, "deberta scores keys of each head"),
     "buckets beyond": (
         {"encoding": "deberta", "max_relative_positions": 8, "position_buckets": 16},
         "position_buckets is 16",
     ),
-    "a grid of each step": ({"encoding": "rope-dinov3", "kv_cache": "concat"}, "give --set grid=ROWS,COLUMNS"),
+    "a grid of each step": ({"encoding": "rope-dinov3", "kv_cache": "concat"}, "set grid=ROWS,COLUMNS"),
     "a norm of a factor": (
         {"encoding": "temperature", "qk_norm": True, "qk_norm_type": "l2"},
-        "such a norm takes away",
+        "such a norm removes",
     ),
     "a norm of a decay": (
         {"encoding": "xpos", "causal": True, "qk_norm": True, "qk_norm_type": "l2"},
-        "such a norm takes away",
+        "such a norm removes",
     ),
     "a norm that isn't": ({"encoding": "rope", "qk_norm_type": "l2"}, "without qk_norm"),
     "chunks of an encoder": (
@@ -156,7 +156,7 @@ def test_fields_of_layers_are_read_like_those_of_a_spec() -> None:
 
 def test_exact_angles_of_more_than_a_radian_are_refused_wherever_they_come_from() -> None:
     spec = small_spec("rope2d", factor=0.001, angles="exact")
-    with pytest.raises(RequestError, match="radians a position"):
+    with pytest.raises(RequestError, match="radians per position"):
         build_block(spec, weights_for(spec))
 
 

@@ -1,26 +1,27 @@
 """Scenarios by name: what they read as, and which sizes an artifact gets for them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers import small_spec
 
-from posexport.bench.benchmark import _points
+from posexport.artifact.loaded import LoadedArtifact
+from posexport.bench.benchmark import points
 from posexport.bench.scenarios import SWEEPS, Scenario, read_scenario
-from posexport.bench.shapes import Subject
+from posexport.bench.shapes import scenario_sizes
 from posexport.errors import RequestError
 from posexport.spec.contract import bounds_of, graph_inputs
 
 
-def subject(form: str = "function", fixed: dict[str, int] | None = None, **over: Any) -> Subject:
+def artifact(form: str = "function", fixed: dict[str, int] | None = None, **over: Any) -> LoadedArtifact:
+    """An artifact that is no file: its dimensions are free, or `fixed`."""
     spec = small_spec(over.pop("encoding", "rope"), **over)
-    ranges: dict[str, tuple[int, int | None, int | None]] = {
-        dim: (low, None, high) for dim, (low, high) in bounds_of(graph_inputs(spec), {}).items()
-    }
-    ranges |= {dim: (size, size, size) for dim, size in (fixed or {}).items()}
+    bounds = bounds_of(graph_inputs(spec), {}) | {dim: (size, size) for dim, size in (fixed or {}).items()}
     path = Path("block.onnx")
-    return Subject(path=path, onnx=path, spec=spec, form=form, opset=18, plan_runtime=None, ranges=ranges)
+    source: Any = SimpleNamespace(path=path, spec=spec, form=form, opset=18)
+    return LoadedArtifact(path=path, source=source, inputs={}, outputs={}, bounds=bounds)
 
 
 @pytest.mark.parametrize("kind", SWEEPS)
@@ -74,7 +75,7 @@ SIZES: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_a_scenario_has_sizes(name: str) -> None:
     over, text, sizes = SIZES[name]
     (scenario,) = read_scenario(text)
-    assert str(subject(**over).scenario(scenario)) == sizes
+    assert str(scenario_sizes(artifact(**over), scenario)) == sizes
 
 
 @pytest.mark.parametrize(
@@ -94,26 +95,26 @@ def test_a_scenario_has_sizes(name: str) -> None:
 )
 def test_a_named_size_that_does_not_fit_is_refused(over: dict[str, Any], text: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
-        _points(subject(**over), (), (text,))
+        points(artifact(**over), (), (text,))
     assert message in str(caught.value)
 
 
 def test_a_sweep_leaves_out_what_does_not_fit_and_says_why() -> None:
-    one = subject(encoding="learned", max_positions=512)
-    sizes, names, left_out = _points(one, (), ("prefill",))
+    one = artifact(encoding="learned", max_positions=512)
+    sizes, names, left_out = points(one, (), ("prefill",))
     assert names == [("prefill:1",), ("prefill:16",), ("prefill:128",), ("prefill:512",)]
     assert [each.seq for each in sizes] == [1, 16, 128, 512]
-    assert [each["scenario"] for each in left_out] == ["prefill:1024", "prefill:4096", "prefill:16384"]
-    assert all("learned knows 512 positions" in each["reason"] for each in left_out)
+    assert [each.scenario for each in left_out] == ["prefill:1024", "prefill:4096", "prefill:16384"]
+    assert all("learned knows 512 positions" in each.reason for each in left_out)
 
 
 def test_a_sweep_of_which_nothing_fits_is_refused() -> None:
     with pytest.raises(RequestError, match=r"nothing of the sweep can be timed: .*has no cache"):
-        _points(subject(), (), ("decode",))
+        points(artifact(), (), ("decode",))
 
 
 def test_scenarios_and_shapes_stand_beside_each_other_once() -> None:
-    sizes, names, _ = _points(subject(), ("seq=16", "seq=5"), ("prefill:16", "prefill:16,1", "batch:1"))
+    sizes, names, _ = points(artifact(), ("seq=16", "seq=5"), ("prefill:16", "prefill:16,1", "batch:1"))
     assert list(zip(map(str, sizes), names, strict=True)) == [
         ("batch=1,seq=16", ("prefill:16",)),
         ("batch=1,seq=1", ("prefill:1",)),
@@ -123,11 +124,11 @@ def test_scenarios_and_shapes_stand_beside_each_other_once() -> None:
 
 
 def test_scenarios_of_equal_sizes_keep_their_names() -> None:
-    sizes, names, _ = _points(subject(), (), ("prefill:128", "batch:1"))
+    sizes, names, _ = points(artifact(), (), ("prefill:128", "batch:1"))
     assert (list(map(str, sizes)), names) == (["batch=1,seq=128"], [("prefill:128", "batch:1")])
 
 
 @pytest.mark.parametrize("texts", [("prefill", "prefill:1024"), ("prefill:1024", "prefill")])
 def test_a_size_that_is_named_is_refused_whatever_sweep_has_it_too(texts: tuple[str, ...]) -> None:
     with pytest.raises(RequestError, match="--scenario prefill:1024"):
-        _points(subject(encoding="learned", max_positions=512), (), texts)
+        points(artifact(encoding="learned", max_positions=512), (), texts)

@@ -119,7 +119,7 @@ def test_runtimes_that_are_not_there_say_why() -> None:
     assert (first.reason, first.failed) == ("not installed: pip install 'onnxruntime-gpu'", False)
     assert second.reason in (
         "it evaluates everything in float64, so no rounding shows",
-        RUNTIMES["tensorrt-import"].missing(),
+        str(RUNTIMES["tensorrt-import"].missing()),
     )
     assert not second.failed
 

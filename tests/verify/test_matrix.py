@@ -11,7 +11,7 @@ import pytest
 from helpers import CHILD_PATH, cli, refused
 
 from posexport.artifact.onnx_artifact import write_onnx
-from posexport.errors import RequestError, RuntimeMissingError
+from posexport.errors import Reason, RequestError, RuntimeMissingError
 from posexport.export import export
 from posexport.models import ENCODINGS
 from posexport.models.weights import seeded_weights
@@ -135,11 +135,13 @@ def test_cells_that_were_not_asked_for_stay_where_they_are_current() -> None:
 def test_what_could_not_run_is_for_good_only_where_the_file_is_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def verdict(reason: str) -> Verdict:
-        return Verdict(artifact="a.onnx", runtime="ort-cpu", state="not run", reason=reason)
+    def verdict(code: str) -> Verdict:
+        return Verdict.of("a.onnx", "ort-cpu", "not run", Reason(code, "the same sentence"))
 
-    assert worker._plain(verdict("ONNX Runtime's CPU provider has no bf16 kernels"))["lasting"] is True
-    assert worker._plain(verdict("its library can't be loaded"))["lasting"] is False
+    assert worker._plain(verdict("unsupported"))["lasting"] is True
+    assert [worker._plain(verdict(code))["lasting"] for code in ("runtime-missing", "slow", "out-of-memory")] == [
+        False
+    ] * 3
 
     def missing(*_: object) -> None:
         raise RuntimeMissingError("its library can't be loaded.")

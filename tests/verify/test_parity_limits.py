@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from posexport.report.verdicts import rows, to_junit
 from posexport.verify import parity
 from posexport.verify.parity import TOLERANCES, compare, judge, tolerance_at, worst_of
-from posexport.verify.result import FAILED, PASSED, Comparison, Tolerance
+from posexport.verify.result import FAILED, PASSED, Comparison, Report, Tolerance
 
 Array = np.ndarray[Any, Any]
 NUMPY = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -89,7 +90,7 @@ def test_the_worst_value_is_named_with_both_numbers(index: tuple[int, ...], sign
     assert found.index == index
     assert found.max_error == error
     assert found.got == float(got[index])
-    assert found.truth == TRUTH[index]
+    assert found.reference == TRUTH[index]
     assert found.rms_error == pytest.approx(0.7 / math.sqrt(TRUTH.size), rel=1e-3)
     assert found.reason is not None
     assert f"at {list(index)}" in found.reason
@@ -117,7 +118,7 @@ def test_a_value_that_is_not_finite_fails_wherever_it_is(who: str, value: float)
     assert found.index == (2, 3, 4)
     assert found.max_error is None
     assert found.severity == math.inf
-    name = {"truth": "the truth itself", "eager": "torch eager", "got": "output 'output'"}[who]
+    name = {"truth": "the float64 reference", "eager": "torch eager", "got": "output 'output'"}[who]
     assert found.reason == f"{name} has 1 of {TRUTH.size} values not finite, the first at [2, 3, 4]"
 
 
@@ -156,12 +157,39 @@ def test_the_worst_is_a_failure_before_any_pass_and_then_the_nearest_to_one() ->
     assert worst_of([missing, *passed, failed]) == missing
     verdict = judge("a", "r", [*passed, failed], 10, notes=("n",), tolerance=TOLERANCES["fp16"])
     assert verdict == parity.Verdict(
-        artifact="a", runtime="r", state=FAILED, reason="off (inputs: f)", worst=failed, cases=10, notes=("n",),
-        tolerance=TOLERANCES["fp16"],
+        artifact="a", runtime="r", state=FAILED, reason="off (inputs: f)", worst=failed, worst_usual=failed, cases=10,
+        notes=("n",), tolerance=TOLERANCES["fp16"],
     )  # fmt: skip
     assert judge("a", "r", [*passed, attrs.evolve(failed, state=PASSED)], 10).reason is None
     nothing = judge("a", "r", [], 0)
     assert (nothing.state, nothing.reason) == (FAILED, "nothing was compared")
+
+
+def test_a_case_that_is_far_out_does_not_hide_an_error_in_the_usual_range() -> None:
+    near, far = off_by(1e-6, "fp32")[0], off_by(1e-3, "fp32")[0]
+    torch_output, tolerance = TRUTH.astype(np.float32), tolerance_at("fp32", 2**20)
+    comparisons = [
+        comparison
+        for case, got, far_out in (("near", near, False), ("exact", torch_output, False), ("far", far, True))
+        for comparison in compare(
+            case, {"o": TRUTH}, {"o": torch_output}, {"o": got}, {"o": "fp32"}, "fp32", tolerance, far_out
+        )
+    ]
+    verdict = judge("a", "r", comparisons, 3)
+    assert verdict.state == PASSED
+    assert verdict.worst is not None
+    assert verdict.worst_usual is not None
+    assert (verdict.worst.case, verdict.worst.far_out) == ("far", True)
+    assert (verdict.worst_usual.case, verdict.worst_usual.far_out) == ("near", False)
+    first, second = rows([verdict])
+    assert (first[2:4], second[2:4]) == (("passed", "far"), ("usual range", "near"))
+    assert second[4:7] == tuple(
+        f"{number:.2e}"
+        for number in (verdict.worst_usual.max_error, verdict.worst_usual.torch_error, verdict.worst_usual.limit)
+        if number is not None
+    )
+    assert len(rows([judge("a", "r", comparisons[:2], 2)])) == 1
+    assert "in the usual range: error" in to_junit(Report(verdicts=(verdict,), unreadable=(), seed=0)).decode()
 
 
 @pytest.mark.parametrize("position", [2**20, 2**27, 2**40])

@@ -15,8 +15,9 @@ from trt_helpers import RTX, needs_rtx
 from trt_helpers import exported as exported_file
 from verify_helpers import write
 
-from posexport.artifact.loaded import find_artifacts, load_artifact
+from posexport.artifact.loaded import load_artifact
 from posexport.artifact.onnx_artifact import write_onnx
+from posexport.artifact.paths import find_artifacts
 from posexport.errors import RequestError
 from posexport.export.compile import compile_plan
 from posexport.runtimes import RUNTIMES
@@ -27,12 +28,12 @@ from posexport.verify import eligibility, verify
 
 ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference")
 VERDICT = {
-    "artifact", "sha256", "runtime", "check", "state", "reason", "worst", "tolerance", "cases", "notes", "where",
-    "departure", "describe", "measured", "limit_text",
+    "artifact", "sha256", "runtime", "check", "state", "reason", "reason_code", "worst", "worst_usual", "tolerance",
+    "cases", "notes", "where", "departure", "describe", "measured", "limit_text",
 }  # fmt: skip
 COMPARISON = {
-    "case", "output", "state", "reason", "max_error", "rms_error", "torch_error", "limit", "index", "got", "truth",
-    "reference_rms",
+    "case", "far_out", "output", "state", "reason", "reason_code", "max_error", "rms_error", "torch_error", "limit",
+    "index", "got", "reference", "reference_rms",
 }  # fmt: skip
 
 
@@ -112,7 +113,8 @@ def test_the_json_keeps_its_keys(found: tuple[dict[str, Any], dict[tuple[str, st
         assert set(verdict) == VERDICT
         assert verdict["sha256"] == json.loads(Path(f"{verdict['artifact']}.json").read_bytes())["sha256"]
         if verdict["state"] == "passed":
-            assert set(verdict["worst"]) == COMPARISON
+            assert set(verdict["worst"]) == set(verdict["worst_usual"]) == COMPARISON
+            assert verdict["worst_usual"]["far_out"] is False
             assert set(verdict["tolerance"]) == {"multiple", "floor", "ceiling"}
             assert set(verdict["describe"]) == {"engine", "version", "device"}
 
@@ -288,7 +290,7 @@ def test_a_plan_is_not_run_without_its_gpu(plan: Path) -> None:
     result = cli("verify", plan / "rope.plan", "--json")
     (verdict,) = json.loads(result.stdout)["verdicts"]
     assert (verdict["runtime"], verdict["state"]) == (RTX, "not run")
-    assert verdict["reason"] == RUNTIMES[RTX].missing()
+    assert verdict["reason"] == str(RUNTIMES[RTX].missing())
     assert result.exit_code == 3
     assert "nothing was verified" in result.stderr
     asked = cli("verify", plan / "rope.plan", "--runtime", "ort-cpu", "--json")

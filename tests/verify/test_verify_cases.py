@@ -122,7 +122,7 @@ def test_a_graphs_own_sizes_bound_the_cases() -> None:
 
 def test_a_plan_built_on_the_fly_takes_every_case(tmp_path: Path) -> None:
     spec = case("learned", max_positions=4)
-    subject = LoadedArtifact(path=tmp_path / "a.onnx", source=None, inputs=graph_inputs(spec), dtypes={}, bounds=FREE)  # type: ignore[arg-type]
+    subject = LoadedArtifact(path=tmp_path / "a.onnx", source=None, inputs=graph_inputs(spec), outputs={}, bounds=FREE)  # type: ignore[arg-type]
     made = _cases(spec)
     assert _options(subject, RUNTIMES["ort-cpu"], [each.sizes for each in made]) == {}
     options = _options(subject, RUNTIMES["tensorrt-rtx"], [each.sizes for each in made])

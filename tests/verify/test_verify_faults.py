@@ -95,8 +95,8 @@ def test_a_sound_artifact_passes_with_its_numbers(report: tuple[Report, dict[str
     assert worst.index is not None
     assert len(worst.index) == 3
     assert worst.got is not None
-    assert worst.truth is not None
-    assert math.isclose(abs(worst.got - worst.truth), worst.max_error)
+    assert worst.reference is not None
+    assert math.isclose(abs(worst.got - worst.reference), worst.max_error)
 
 
 def test_a_truncated_file_is_unreadable_and_the_others_are_still_told(

@@ -71,7 +71,9 @@ FAULTS: dict[str, Fault] = {
     "NaN in a constant": Fault(
         "rope", DEC, to.initializer("encoding.frequencies", to.nan_at), "not finite", "frequencies"
     ),
-    "NaN in a weight": Fault("none", DEC, to.initializer("k_proj.weight", to.nan_at), "the truth itself", "not finite"),
+    "NaN in a weight": Fault(
+        "none", DEC, to.initializer("k_proj.weight", to.nan_at), "the float64 reference", "not finite"
+    ),
     "causal one off": Fault("t5-causal", DEC, to.constant_read("GreaterOrEqual", 1, np.int64(-1)), OFF, PLANTED),
     "causal one off in a function": Fault("t5-causal", FUN, to.operator("GreaterOrEqual", "Greater"), OFF, "Greater"),
     "not causal": Fault("alibi", DEC, to.other_spec(case("alibi", causal=True)), OFF, "fresh export"),

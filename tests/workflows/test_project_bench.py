@@ -11,16 +11,27 @@ import attrs
 import pytest
 from helpers import cli, refused
 
-from posexport.bench.result import Benchmark, Shape, Timing
-from posexport.bench.statistics import Ratio
-from posexport.cli.bench_project import _warn
+from posexport.bench.options import BenchOptions
+from posexport.bench.result import Benchmark, FileResult, Shape, Timing
+from posexport.bench.statistics import Ratio, summarize
 from posexport.errors import RequestError
-from posexport.workflows.project.bench import Timed, exit_code
+from posexport.workflows.project import bench as bench_stage
+from posexport.workflows.project.bench import exit_code
 from posexport.workflows.project.file import find_project
-from posexport.workflows.project.latency import asked_of, baseline_of, broken, judge, timed_on
+from posexport.workflows.project.latency import (
+    baseline_of,
+    baseline_problems,
+    is_exceeded,
+    judge,
+    options_for,
+    timed_on,
+)
 from posexport.workflows.project.products import Product, products
 
 HEAD = '[[artifact]]\nname = "one"\nencoding = "rope"\nhidden-size = 16\nnum-heads = 2\n'
+
+
+SECONDS = summarize([1.0])
 
 
 def product(folder: Path, more: str) -> Product:
@@ -37,7 +48,10 @@ def measured(*results: Timing) -> Benchmark:
 
 def timed(low: float, median: float, high: float, name: str = "ort-cpu") -> Timing:
     return Timing(
-        runtime=name, state="timed", ratios={"torch": Ratio(median=median, low=low, high=high, confidence=0.95)}
+        runtime=name,
+        state="timed",
+        seconds=SECONDS,
+        ratios={"torch": Ratio(median=median, low=low, high=high, confidence=0.95)},
     )
 
 
@@ -50,17 +64,25 @@ def test_a_limit_is_judged_with_the_interval(
 ) -> None:
     one = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-torch = 0.6}}")
     torch = Timing(
-        runtime="torch", state="timed", ratios={"torch": Ratio(median=1.0, low=1.0, high=1.0, confidence=0.95)}
+        runtime="torch",
+        state="timed",
+        seconds=SECONDS,
+        ratios={"torch": Ratio(median=1.0, low=1.0, high=1.0, confidence=0.95)},
     )
     (kept,) = judge(one, measured(torch, timed(low, median, high)))
     assert (kept.runtime, kept.reference, kept.state, kept.ratio) == ("ort-cpu", "torch", state, median)
-    assert broken([kept], strict=False) is (state == "slower")
-    assert broken([kept], strict=True) is (state != "fine")
+    assert is_exceeded(kept, strict=False) is (state == "slower")
+    assert is_exceeded(kept, strict=True) is (state != "fine")
 
 
 def test_few_rounds_tell_nothing_of_a_limit(tmp_path: Path) -> None:
     one = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-torch = 0.6}}")
-    few = Timing(runtime="ort-cpu", state="timed", ratios={"torch": Ratio(median=9, low=9, high=9, confidence=0.5)})
+    few = Timing(
+        runtime="ort-cpu",
+        state="timed",
+        seconds=SECONDS,
+        ratios={"torch": Ratio(median=9, low=9, high=9, confidence=0.5)},
+    )
     (kept,) = judge(one, measured(few))
     assert (kept.state, kept.reason) == ("inconclusive", "few rounds: its interval holds with 50%, not 95%")
 
@@ -70,12 +92,12 @@ def test_what_was_not_timed_is_not_run_with_its_reason(tmp_path: Path) -> None:
     gone = Timing(runtime="ort-cuda", state="not run", reason="no GPU")
     (kept,) = judge(one, measured(timed(0.1, 0.2, 0.3), gone))
     assert (kept.runtime, kept.state, kept.reason) == ("ort-cuda", "not run", "no GPU")
-    assert not broken([kept], strict=False)
-    assert broken([kept], strict=True)
+    assert not is_exceeded(kept, strict=False)
+    assert is_exceeded(kept, strict=True)
     other = product(tmp_path, "budget = {latency = {scenario = 'prefill:9', of-torch = 1}}")
     (unmet,) = judge(other, measured(timed(0.1, 0.2, 0.3)))
     assert unmet.state == "not run"
-    assert broken([unmet], strict=False)  # ort-cpu is here, so that it could have been measured
+    assert is_exceeded(unmet, strict=False)  # ort-cpu is here, so that it could have been measured
     unheld = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-lower-bound = 1}}")
     assert [each.reason for each in judge(unheld, measured(timed(0.1, 0.2, 0.3)))] == [
         "lower_bound was not timed beside it"
@@ -86,12 +108,15 @@ def test_what_is_timed_is_what_the_budget_needs(tmp_path: Path) -> None:
     latency = "[{scenario = 'decode:8', of-torch = 1}, {scenario = 'decode:8', of-lower-bound = 1}]"
     one = product(tmp_path, f"runtimes = ['torch', 'ort-cpu', 'tensorrt-import']\nbudget = {{latency = {latency}}}")
     assert timed_on(one, ()) == (("ort-cpu",), None)
-    assert asked_of(one) == {"scenarios": ("decode:8",), "peers": False, "compiled": False}
+    asked = options_for(one, ("ort-cpu",), BenchOptions(rounds=7, required=("torch",)))
+    assert (asked.scenarios, asked.alternatives, asked.torch_compile) == (("decode:8",), False, False)
+    assert (asked.runtimes, asked.required, asked.rounds) == (("ort-cpu",), (), 7)
     assert timed_on(one, ("ort-cuda",)) == ((), "none of its runtimes is one to be timed")
-    peers = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-torch-onnx = 1}}")
-    assert asked_of(peers)["peers"]
+    alternatives = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-torch-onnx = 1}}")
+    assert options_for(alternatives, (), BenchOptions()).alternatives
     compiled = product(tmp_path, "budget = {latency = {scenario = 'prefill: 08', of-torch-compile = 1}}")
-    assert asked_of(compiled) == {"scenarios": ("prefill:8",), "peers": False, "compiled": True}
+    asked = options_for(compiled, (), BenchOptions())
+    assert (asked.scenarios, asked.alternatives, asked.torch_compile) == (("prefill:8",), False, True)
     plan = product(tmp_path, "compile = {}")
     assert timed_on(plan, ("ort-cpu",)) == (("tensorrt-rtx",), "tensorrt-rtx was not asked for")
 
@@ -107,12 +132,15 @@ def test_limits_of_a_plan_are_told_also_where_it_was_not_timed(tmp_path: Path) -
     assert (kept.runtime, kept.reason) == ("tensorrt-rtx", "no such shape")
 
 
-def test_nothing_timed_is_exit_3(tmp_path: Path) -> None:
-    one = product(tmp_path, "")
+def test_nothing_timed_is_exit_3() -> None:
+    def code(result: Benchmark, *named: str) -> int:
+        file = FileResult(file="one.onnx", artifact="one", state="timed", result=result)
+        return exit_code([file], named, (), False)[0]
+
     gone = measured(Timing(runtime="ort-cuda", state="not run", reason="no GPU"), timed(1, 1, 1, "torch"))
-    assert exit_code([Timed(product=one, found=gone)], (), (), False)[0] == 3
-    assert exit_code([Timed(product=one, found=gone)], ("torch",), (), False)[0] == 0
-    assert exit_code([Timed(product=one, found=measured(timed(1, 1, 1)))], (), (), False)[0] == 0
+    assert code(gone) == 3
+    assert code(gone, "torch") == 0
+    assert code(measured(timed(1, 1, 1))) == 0
 
 
 def test_a_baseline_of_one_file_is_made_as_the_error_says(tmp_path: Path) -> None:
@@ -155,17 +183,28 @@ UNFIT: dict[str, tuple[dict[str, Any], float, str]] = {
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_what_is_saved_and_is_no_fit_baseline_is_told(name: str, tmp_path: Path, capsys: Any) -> None:
-    over, ratio, said = UNFIT[name]
-    budget = "budget = {latency = {scenario = 'prefill:8', of-torch = 0.6}}"
-    one = product(tmp_path, f"baseline = 'bench'\n{budget}")
-    found = attrs.evolve(measured(timed(ratio, ratio, ratio)), **over)
-    each = Timed(product=one, found=found, limits=judge(one, found), saved=Path("bench/one.json"))
-    _warn(each)
-    whole = f"Warning: bench/one.json is saved, but is no fit baseline: {said}.\n"
-    assert capsys.readouterr().err == (whole if said else "")
-    _warn(attrs.evolve(each, product=product(tmp_path, budget)))  # it has no baseline
-    assert capsys.readouterr().err == ""
+def test_what_is_no_fit_baseline_is_told(name: str, tmp_path: Path) -> None:
+    over, ratio, problem = UNFIT[name]
+    one = product(tmp_path, "budget = {latency = {scenario = 'prefill:8', of-torch = 0.6}}")
+    result = attrs.evolve(measured(timed(ratio, ratio, ratio)), **over)
+    result = attrs.evolve(result, limits=tuple(judge(one, result)))
+    assert "; ".join(baseline_problems(result)) == problem
+
+
+def test_a_result_that_is_no_fit_baseline_is_warned_of_where_there_is_a_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_stage, "stale_files", lambda files, sources: {})
+    monkeypatch.setattr(bench_stage, "bench", lambda path, options, progress: measured(timed(0.5, 0.5, 0.5)))
+    monkeypatch.setattr(bench_stage, "bench_to_keep", lambda path, options, progress: measured(timed(0.5, 0.5, 0.5)))
+    for more, warned in (("baseline = 'bench'\n", True), ("", False)):
+        product(tmp_path, more)
+        result = cli("bench", "--save", "bench")
+        assert result.exit_code == 0, result.output
+        warning = "Warning: bench/one.json is saved, but is no fit baseline: it has 1 of the 3 processes"
+        assert (warning in result.stderr) is warned
+        (tmp_path / "bench" / "one.json").unlink()
 
 
 def test_options_of_one_file_are_refused_and_missing_files_name_build(

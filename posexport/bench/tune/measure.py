@@ -11,7 +11,7 @@ import attrs
 
 from posexport import __version__
 from posexport.bench.result import HIGH_MACHINE_LOAD
-from posexport.bench.rounds import Others, interleave
+from posexport.bench.rounds import MachineLoad, interleave
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.halving import Round
 from posexport.bench.tune.programs import LIMIT, PreparedProgram, Programs
@@ -153,9 +153,9 @@ class CandidateTimer:
                     runs += WARMUP
             calls = {name: turn(name) for name in names if name not in failed}
             self._progress(f"timing {len(calls)} candidates")
-            others = Others([pid for worker in workers.values() if (pid := worker.pid) is not None])
+            load = MachineLoad([pid for worker in workers.values() if (pid := worker.pid) is not None])
             series = interleave(calls, rounds, seed=seed) if calls else {}
-            machine_load = others.share()
+            machine_load = load.share()
         finally:
             for worker in workers.values():
                 worker.close()

@@ -1,7 +1,7 @@
-"""The programs of a tuning on the disk: exported once, sized for the scenario, and told apart by what they compute.
+"""The programs of a tuning on the disk: exported once, sized for the scenario, and identified by what they compute.
 
-The store keeps what is so for good: files, sizes, graphs, and what the scenario refuses. A full disk, a crash or a time
-limit is trouble of today, and is asked about again the next time.
+The store keeps lasting facts: files, sizes, graphs, and what the scenario refuses. A full disk, a crash or a time limit
+is temporary, and is tried again the next time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from posexport.artifact.manifest import OnnxManifest
 from posexport.artifact.weight_source import WeightSource
 from posexport.bench.scenarios import Scenario
 from posexport.bench.tune.fact_cache import Store
-from posexport.bench.tune.space import Program, no_kernels
+from posexport.bench.tune.space import Program
 from posexport.errors import Reason, RequestError
 from posexport.export import support
 from posexport.processes import Worker, failure_of
 from posexport.progress import Progress
+from posexport.runtimes import RUNTIMES
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -88,7 +89,9 @@ class Programs:
         """Why a program can't be written or run, in one sentence without a full stop, known without exporting it."""
         spec = self._block.specs[program.dtype]
         reason = support.unsupported_reason(spec, program.form, program.target, program.opset)
-        return no_kernels(self._runtime, program.dtype) or (None if reason is None else reason.text)
+        return RUNTIMES[self._runtime].unsupported_dtypes.get(program.dtype) or (
+            None if reason is None else reason.text
+        )
 
     def prepare(self, program: Program) -> PreparedProgram | str:
         """The program, exported and sized; or why it can't be had."""
@@ -192,24 +195,23 @@ class Programs:
         manifest = write_onnx(model, path)  # where this can't be done, the tuning can't go on
         self._made.add(path)
         data = [path, *(path.with_name(name) for name in manifest.external_data)]
-        return {"sha256": content(manifest), "size": sum(each.stat().st_size for each in data)}
+        return {"sha256": content(manifest), "size": sum(file.stat().st_size for file in data)}
 
     def _prepare(self, program: Program) -> dict[str, Any]:
-        from posexport.bench.shapes import read_subject
+        from posexport.bench.shapes import free_dimensions, load_for_bench, scenario_sizes
 
-        subject = read_subject(self.path(program))
+        artifact = load_for_bench(self.path(program))
         try:
-            sizes = subject.scenario(self._scenario)
+            sizes = scenario_sizes(artifact, self._scenario)
         except RequestError as error:
             return {"refused": str(error).rstrip(".")}
         return {
             "sizes": sizes.to_dict(),
             "profile": [
                 f"{dim}={low}:{getattr(sizes, dim)}:{getattr(sizes, dim)}"
-                for dim, (low, _, high) in subject.ranges.items()
-                if low != high
+                for dim, low in free_dimensions(artifact).items()
             ],
-            "spec": json.loads(subject.spec.to_json()),
+            "spec": json.loads(artifact.spec.to_json()),
         }
 
 

@@ -25,9 +25,6 @@ OBJECTIVES = ("latency", "memory", "size")
 TARGETS_OF = {"ort-cpu": ("portable", "ort"), "ort-cuda": ("portable", "ort")}
 """The targets that a runtime's files are written for; ("portable", "tensorrt") for the others."""
 
-_BY_NATURE = {("ort-cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 kernels"}
-"""What a runtime has no kernels for, and the sentence."""
-
 Options = tuple[tuple[str, Any], ...]
 """Options of a runtime, name and value."""
 
@@ -106,11 +103,6 @@ def check_objective(name: str) -> None:
     """RequestError for an objective that isn't known."""
     if name not in OBJECTIVES:
         raise unknown("objective", name, OBJECTIVES)
-
-
-def no_kernels(runtime: str, dtype: str) -> str | None:
-    """Why a runtime runs no file of a dtype, or None."""
-    return _BY_NATURE.get((runtime, dtype))
 
 
 def programs(runtime: str, specs: Mapping[str, Spec], limits: Limits) -> Iterator[Program]:

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import attrs
 
 from posexport import __version__
+from posexport.artifact.paths import check_artifact
 from posexport.errors import RequestError
 from posexport.export.triton.batching import Batching, batching_of
 from posexport.export.triton.config import Served, config_of, read_config, schema, text_of
 from posexport.export.triton.repository import ModelVersion
 from posexport.export.triton.rules import problems
 from posexport.export.triton.served_artifact import ServedArtifact, read_served
-from posexport.files import check_artifact
 from posexport.progress import Progress, silent
 from posexport.spec import fields
 

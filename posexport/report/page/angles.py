@@ -60,10 +60,8 @@ class Angles:
                 raise ValueError(f"has a row of {row.encoding} without one error for each position")
 
 
-def angles(results: Sequence[Result[Angles]]) -> tuple[Section | None, Highlights]:
+def angles(results: Sequence[Result[Angles]]) -> tuple[Section, Highlights]:
     """The section of measured errors of angles, and its highlights."""
-    if not results:
-        return None, Highlights()
     blocks: list[Block] = []
     for result in results:
         dtypes = dict.fromkeys(row.dtype for row in result.data.rows)
@@ -112,10 +110,8 @@ def _rows(data: Angles) -> Table:
     )  # fmt: skip
 
 
-def plots(results: Sequence[Result[Plot]]) -> tuple[Section | None, Highlights]:
+def plots(results: Sequence[Result[Plot]]) -> tuple[Section, Highlights]:
     """The section of what was plotted, and its highlights."""
-    if not results:
-        return None, Highlights()
     blocks: list[Block] = []
     for result in results:
         blocks += map(_figure, result.data.charts)

@@ -203,10 +203,8 @@ def _of_tuning(tuning: Tuning, file: str, source: str) -> Iterator[Mention]:
         )  # fmt: skip
 
 
-def section(artifacts: Sequence[ArtifactSummary]) -> tuple[Section | None, Highlights]:
+def section(artifacts: Sequence[ArtifactSummary]) -> tuple[Section, Highlights]:
     """The table of artifacts, and what was not verified or not timed."""
-    if not artifacts:
-        return None, Highlights()
     table = Table(
         caption="Evidence for each artifact", columns=("artifact", "verified", "timed"),
         rows=tuple((Cell(text=each.name), each.verified, each.timed) for each in artifacts),

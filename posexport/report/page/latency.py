@@ -33,7 +33,16 @@ from posexport.report.page.blocks import (
 )
 from posexport.report.page.charts import Bar, Bars
 from posexport.report.page.evidence import Evidence
-from posexport.report.page.latency_rows import LOWER_BOUND, TORCH, Comparison, Row, comparisons, confidence, order
+from posexport.report.page.latency_rows import (
+    LOWER_BOUND,
+    TORCH,
+    Comparison,
+    Order,
+    Row,
+    comparisons,
+    confidence,
+    order,
+)
 from posexport.report.page.results import Result
 from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights
 from posexport.report.plots.panels import Chart, Line
@@ -53,10 +62,8 @@ _CURVES = (
 )
 
 
-def section(results: Sequence[Result[Benchmark]], evidence: Evidence) -> tuple[Section | None, Highlights]:
+def section(results: Sequence[Result[Benchmark]], evidence: Evidence) -> tuple[Section, Highlights]:
     """The section, and its highlights."""
-    if not results:
-        return None, Highlights()
     compared, busy = comparisons(results), machine_load.shares(results)
     curves = [group for group in _by_size(compared).values() if len(group) > 2]
     drawn = {id(comparison) for group in curves for comparison in group[:-1]}
@@ -100,11 +107,13 @@ def _point(compared: Comparison, evidence: Evidence) -> Point | None:
         if compared.name(row) != name
         and (row.benchmark is first.benchmark or not row.role or row.runtime not in beside)
     ]
-    orders: dict[str, dict[str, Row]] = {"tie": {}, "too few rounds": {}, "inconclusive": {}, "faster": {}}
+    ties: dict[str, Row] = {}
+    figures: dict[Order, dict[str, str]] = {}
     for row in others:
-        orders[order(first, row)].setdefault(compared.name(row), row)
-    ties = {**orders["tie"], **orders["inconclusive"]}
-    few = {other: row for other, row in orders["too few rounds"].items() if other not in ties}
+        other, compares = compared.name(row), order(first, row)
+        figures.setdefault(compares, {}).setdefault(other, f"{other} ({_figure(first, row)})")
+        if compares in ("tie", "inconclusive"):
+            ties.setdefault(other, row)
     text = []
     if first.benchmark.sha256 and evidence.is_stale(first.benchmark.file, first.benchmark.sha256):
         text.append("⚠ stale: other bytes were timed than those of the file here")
@@ -123,8 +132,7 @@ def _point(compared: Comparison, evidence: Evidence) -> Point | None:
     unlike = [row for row in ties.values() if not row.role and evidence.verdict(row) != verdict]
     texts += [f"{compared.name(row)}: {_verdict(row, evidence.verdict(row))}" for row in unlike]
     certainty = confidence(
-        [f"{other} ({_figure(first, row)})" for other, row in ties.items()],
-        [f"{other} ({_figure(first, row)})" for other, row in few.items()],
+        {compares: list(texts.values()) for compares, texts in figures.items()},
         doubtful=any(machine_load.is_high(row.benchmark) for row in ranked),
         separate=any(row.benchmark is not first.benchmark for row in ties.values()),
     )

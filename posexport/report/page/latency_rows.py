@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import attrs
 
-from posexport.bench.candidates import AGAINST
+from posexport.bench.candidates import PREVIOUS_ARTIFACT
 from posexport.bench.result import TIMED, Benchmark, Shape, Timing
 from posexport.bench.statistics import CONFIDENCE, Ratio, Summary
 from posexport.machine import SAME
@@ -51,7 +51,7 @@ class Row:
     def role(self) -> str:
         """The role of an alternative; empty for a runtime that runs the artifact."""
         name = self.runtime.removesuffix("-cuda")
-        return name if name in ALTERNATIVES else AGAINST if name.startswith(f"{AGAINST}:") else ""
+        return name if name in ALTERNATIVES else PREVIOUS_ARTIFACT if name.startswith(f"{PREVIOUS_ARTIFACT}:") else ""
 
     @property
     def gpu(self) -> bool:
@@ -200,14 +200,18 @@ def order_of(ratio: Ratio, inverted: bool = False) -> Order:
     return "faster" if (ratio.low > 1) is inverted else "inconclusive"
 
 
-def confidence(ties: Sequence[str], few: Sequence[str], doubtful: bool, separate: bool = False) -> str:
+def confidence(orders: Mapping[Order, Sequence[str]], doubtful: bool, separate: bool = False) -> str:
     """How certain it is that a winner is the fastest.
 
-    `ties` are the candidates that may be as fast, `few` those that too few rounds ranked behind it, both with their
-    figures. `doubtful` is set for other doubts, such as a busy machine, and `separate` for ties across separate runs.
+    `orders` has the other candidates, with their figures, by how the winner compares with them. `doubtful` is set for
+    other doubts, such as a busy machine, and `separate` for ties across separate runs.
     """
-    texts = [f"{'too close to call against' if separate else 'tie with'} {listed(ties, 2)}"] if ties else []
-    texts += [f"too few rounds to rank it against {listed(few, 2)}"] if few else []
+    starts: dict[Order, str] = {
+        "tie": "too close to call against" if separate else "tie with",
+        "inconclusive": "inconclusive against",
+        "too few rounds": "too few rounds to rank it against",
+    }
+    texts = [f"{start} {listed(orders[order], 2)}" for order, start in starts.items() if orders.get(order)]
     return "; ".join(texts) or ("likely the fastest" if doubtful else "clearly the fastest")
 
 

@@ -19,10 +19,8 @@ TORCH = "torch"
 """The column of the reference for the ratios."""
 
 
-def section(results: Sequence[Result[Matrix]]) -> tuple[Section | None, Highlights]:
+def section(results: Sequence[Result[Matrix]]) -> tuple[Section, Highlights]:
     """The section of `posexport matrix`, and its highlights."""
-    if not results:
-        return None, Highlights()
     blocks: list[Block] = []
     for result in results:
         blocks += _matrix(result.data, f" ({result.name})" if len(results) > 1 else "")

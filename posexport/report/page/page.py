@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from posexport import __version__
 from posexport.bench.result import Benchmark, ProjectBenchmark
 from posexport.bench.tune.result import Result as Tuning
 from posexport.report.page import angles, artifacts, evidence, latency, matrix, sweep, tuning, verdicts
-from posexport.report.page.blocks import Page, Table, cells, plural
+from posexport.report.page.blocks import Page, Section, Table, cells, plural
 from posexport.report.page.results import Sweep
 from posexport.report.page.sources import KINDS, Sources, read_sources, writable
-from posexport.report.page.summary import boxes
+from posexport.report.page.summary import Highlights, boxes
 from posexport.report.plots.panels import Plot
 from posexport.verify.matrix.table import Matrix
 from posexport.verify.result import Report
@@ -57,19 +58,19 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     """
     sources = read_sources(paths, advance)
     known = evidence.Evidence.of(sources.results, sources.sha256)
-    summaries = known.artifacts()
-    made = [
-        evidence.section(summaries),
-        sweep.section(sources.of(Sweep)),
-        tuning.section(sources.of(Tuning)),
-        latency.section(sources.of(Benchmark), known),
-        (None, latency.project_findings(sources.of(ProjectBenchmark))),
-        verdicts.section(sources.of(Report), known),
-        matrix.section(sources.of(Matrix)),
-        angles.angles(sources.of(angles.Angles)),
-        angles.plots(sources.of(Plot)),
+    summaries, projects = known.artifacts(), latency.project_findings(sources.of(ProjectBenchmark))
+    makers: list[tuple[Sequence[Any], Callable[[Any], tuple[Section, Highlights]]]] = [
+        (summaries, evidence.section),
+        (sources.of(Sweep), sweep.section),
+        (sources.of(Tuning), tuning.section),
+        (sources.of(Benchmark), lambda results: latency.section(results, known)),
+        (sources.of(Report), lambda results: verdicts.section(results, known)),
+        (sources.of(Matrix), matrix.section),
+        (sources.of(angles.Angles), angles.angles),
+        (sources.of(Plot), angles.plots),
     ]
-    sections = [section for section, _ in made if section is not None]
+    made = [make(results) for results, make in makers if results]
+    sections = [section for section, _ in made]
     sections += artifacts.sections(sources.artifacts, {each.name: each.sentence for each in summaries}, advance)
     counted = [(len(sources.of(kind.schema)), f"{name} file") for name, kind in KINDS.items()]
     counted.append((len(sources.artifacts), "artifact"))
@@ -77,7 +78,7 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     return Page(
         title=title or "posexport report",
         subtitle=f"{ABOUT} Made from {origin} by posexport {__version__}.",
-        boxes=boxes([highlights for _, highlights in made]),
+        boxes=boxes([projects, *(highlights for _, highlights in made)]),
         sections=tuple(sections),
         glossary=Table(
             caption="The terms of this page", columns=("term", "meaning"), folded="What the terms mean",

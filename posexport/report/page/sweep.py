@@ -15,10 +15,8 @@ _TONES = {NOT_RUN: "away", FAILED: "bad", PASSED: "good"}
 _MOST_OPEN = 12  # rows of a table that starts open
 
 
-def section(results: Sequence[Result[Sweep]]) -> tuple[Section | None, Highlights]:
+def section(results: Sequence[Result[Sweep]]) -> tuple[Section, Highlights]:
     """The section, and its highlights: what a job's own result on the page says is not said again."""
-    if not results:
-        return None, Highlights()
     jobs = [job for result in results for job in result.data.jobs]
     refused = [row for result in results for row in result.data.refused]
     unlisted = [row for result in results for row in result.data.refused if not _is_listed(row, result.data)]

@@ -62,10 +62,8 @@ _COMPARE = (
 )
 
 
-def section(results: Sequence[Result[Tuning]]) -> tuple[Section | None, Highlights]:
+def section(results: Sequence[Result[Tuning]]) -> tuple[Section, Highlights]:
     """The section, and its highlights."""
-    if not results:
-        return None, Highlights()
     tried, busy = [row for result in results for row in result.data.candidates], machine_load.shares(results)
     blocks: list[Block] = [*machine_load.warning(busy)]
     blocks += [Prose(text=_COMPARE)] if any(row.ratio for row in tried) else []
@@ -142,13 +140,16 @@ def _confidence(tuning: Tuning, won: Row) -> str:
     timed = sorted((row for row in tuning.candidates if row.seconds and row is not won), key=_rank)
     if not timed:
         return "nothing else was timed beside it"
-    alike = [row for row in timed if _order(row) not in ("faster", None)]
-    ties = [_figure(row) for row in alike if row.state == RACED and _order(row) in ("tie", "inconclusive")]
-    few = [_figure(row) for row in alike if row.state == RACED and _order(row) == "too few rounds"]
-    early = sum(row.state != RACED and _order(row) == "tie" for row in alike)
+    orders: dict[Order, list[str]] = {}
+    early, doubtful = 0, machine_load.is_high(tuning)
+    for row in timed:
+        if (order := _order(row)) is not None and row.state == RACED:
+            orders.setdefault(order, []).append(_figure(row))
+        early += row.state != RACED and order == "tie"
+        doubtful |= order not in ("faster", None)
     unseen = any(row.ratio is None and row.reason_code == SLOWER_HALF for row in timed)  # shared no round with it
-    text = confidence(ties, few, doubtful=bool(alike) or unseen or machine_load.is_high(tuning))
-    return text + (f"; {early} dropped early may be as fast" if early and ties else "")
+    text = confidence(orders, doubtful=doubtful or unseen)
+    return text + (f"; {early} dropped early may be as fast" if early and orders.get("tie") else "")
 
 
 def _order(row: Row) -> Order | None:

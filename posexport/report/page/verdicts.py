@@ -40,10 +40,8 @@ class _Row:
     stale: bool
 
 
-def section(results: Sequence[Result[Report]], evidence: Evidence) -> tuple[Section | None, Highlights]:
+def section(results: Sequence[Result[Report]], evidence: Evidence) -> tuple[Section, Highlights]:
     """The section of `posexport verify`, and its highlights."""
-    if not results:
-        return None, Highlights()
     rows = list(_rows(results, evidence))
     checks = [row for row in rows if row.verdict.runtime == PROJECT]
     parity = [row for row in rows if row.verdict.check == PARITY and row not in checks]

@@ -26,19 +26,19 @@ def wavelengths(spec: Spec, length: int = 2) -> dict[str, Array]:
     """
     axes = spec.encoding.axes
     module = angles.Angles(spec, torch.float64)
-    found = {}
+    lengths = {}
     for axis in range(axes):
         places = torch.zeros(1, 2, axes, dtype=torch.int64)
         places[0, 0, axis], places[0, 1] = 1, length - 1
         cos, sin = (t[0, 0].numpy() for t in module(places if axes > 1 else places[..., 0]))
         with np.errstate(divide="ignore"):
-            found[AXES[axis] if axes > 1 else ""] = 2 * math.pi / np.arctan2(sin, cos)
-    return found
+            lengths[AXES[axis] if axes > 1 else ""] = 2 * math.pi / np.arctan2(sin, cos)
+    return lengths
 
 
-def wavelength_panels(subject: ProbeTarget) -> list[Panel]:
+def wavelength_panels(target: ProbeTarget) -> list[Panel]:
     """Wavelengths of every pair, beside those before scaling; RequestError for frequencies above a radian."""
-    spec, rope = subject.spec, cast(Any, subject.encoding)
+    spec, rope = target.spec, cast(Any, target.encoding)
     if rope.theta < 1.0:
         raise RequestError(
             f"theta is {rope.theta:g}: wavelengths of less than two positions can't be told apart, so give a theta of "
@@ -54,14 +54,14 @@ def wavelength_panels(subject: ProbeTarget) -> list[Panel]:
             cases[f"{scaling}, up to {trained} tokens"] = cases.pop(scaling)
             cases[f"{scaling}, {longer} tokens"] = (spec, longer)
     lines = []
-    for told, (each, length) in cases.items():
-        for axis, values in wavelengths(each, length).items():
+    for name, (case, length) in cases.items():
+        for axis, values in wavelengths(case, length).items():
             turning = np.flatnonzero(np.isfinite(values))
-            label = ", ".join(part for part in (axis and f"by {axis}", told) if part)
+            label = ", ".join(part for part in (axis and f"by {axis}", name) if part)
             lines.append(line_of(label, turning.tolist(), values[turning]))
     return [
         Chart(
-            **subject.titles("positions for one turn of each pair", weighed=False),
+            **target.titles("positions for one turn of each pair", weighed=False),
             x="pair of features",
             y="wavelength (positions)",
             lines=tuple(lines),
@@ -74,36 +74,36 @@ def wavelength_panels(subject: ProbeTarget) -> list[Panel]:
     ]
 
 
-def error_panels(subject: ProbeTarget) -> list[Panel]:
+def error_panels(target: ProbeTarget) -> list[Panel]:
     """Errors of parity's angles and of exact ones (of exact ones alone where the spec says so) on every runtime.
 
     Raises RuntimeMissingError where none of them could be measured.
     """
-    specs = [subject.spec]
-    if subject.spec.angles == ANGLES[0]:
+    specs = [target.spec]
+    if target.spec.angles == ANGLES[0]:
         with suppress(RequestError):  # frequencies that depend on the length have no exact angles
-            specs.append(attrs.evolve(subject.spec, angles="exact"))
+            specs.append(attrs.evolve(target.spec, angles="exact"))
     places = angles.spaced(angles.POSITIONS[-1])
-    found = list(angles.measure(specs, subject.runtimes, tuple(places), subject.advance))
-    measured = list(dict.fromkeys(each.runtime for each in found if each.errors))
+    measured = list(angles.measure(specs, target.runtimes, tuple(places), target.advance))
+    runtimes = list(dict.fromkeys(result.runtime for result in measured if result.errors))
     lines = [
         Line(
-            label=f"{each.spec.angles}, {each.runtime}",
+            label=f"{result.spec.angles}, {result.runtime}",
             x=tuple(places),
-            y=each.errors,
-            look=(measured.index(each.runtime), ANGLES.index(each.spec.angles)),
-            angles=each.spec.angles,
+            y=result.errors,
+            look=(runtimes.index(result.runtime), ANGLES.index(result.spec.angles)),
+            angles=result.spec.angles,
         )
-        for each in found
-        if each.errors
+        for result in measured
+        if result.errors
     ]
-    absent = {each.runtime: each for each in found if each.reason is not None}
+    absent = {result.runtime: result for result in measured if result.reason is not None}
     if not lines:
-        why = "; ".join(f"{name}: {each.reason}" for name, each in absent.items())
+        why = "; ".join(f"{name}: {result.reason}" for name, result in absent.items())
         raise RuntimeMissingError(f"no error could be measured ({why}): name a runtime that is here.")
     return [
         Chart(
-            **subject.titles("largest error of cosine and sine, fp32, against float64", weighed=False),
+            **target.titles("largest error of cosine and sine, fp32, against float64", weighed=False),
             x="position",
             y="absolute error",
             lines=tuple(lines),
@@ -111,7 +111,7 @@ def error_panels(subject: ProbeTarget) -> list[Panel]:
             together=True,
             marks=(Mark(label="2.5e-7: what exact promises", at=angles.EXACT, end="right"),),
             absent=tuple(
-                Absent(name=name, reason=str(each.reason), failed=each.failed) for name, each in absent.items()
+                Absent(name=name, reason=str(result.reason), failed=result.failed) for name, result in absent.items()
             ),
         )
     ]

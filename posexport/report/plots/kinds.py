@@ -1,7 +1,7 @@
-"""What `posexport plot` draws, as panels of numbers: a table of KINDS, each with the specs that it suits.
+"""What `posexport plot` draws, as panels of numbers: KINDS of pictures, each with the specs that it suits.
 
-Nothing here has a formula of an encoding: numbers come from its hooks (`probe`), wavelengths and errors from its
-angles (`angles`). `picture` draws them.
+The numbers come from an encoding's hooks (`probe`) and from its angles (`angles`); no formula of an encoding stands
+here. `picture` draws them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def chosen_heads(count: int) -> list[int]:
     return [round(index) for index in np.linspace(0, count - 1, min(count, HEADS))]
 
 
-def _table(subject: ProbeTarget) -> list[Panel]:
-    axes, embeds = subject.encoding.axes, subject.encoding.hook == "embed"
-    side = subject.side(128, 12, 6)
-    probe = Probe(subject, cells(side, axes))
+def _table(target: ProbeTarget) -> list[Panel]:
+    axes, embeds = target.encoding.axes, target.encoding.hook == "embed"
+    side = target.side(128, 12, 6)
+    probe = Probe(target, cells(side, axes))
     return [
         Image(
-            **subject.titles("added to the input" if embeds else "a query of ones, rotated"),
+            **target.titles("added to the input" if embeds else "a query of ones, rotated"),
             x="feature of the input" if embeds else "feature of a head",
             y="position" if axes == 1 else f"cell of a {'×'.join([str(side)] * axes)} grid, x fastest",
             value="value",
@@ -51,17 +51,17 @@ def _table(subject: ProbeTarget) -> list[Panel]:
     ]
 
 
-def _bias(subject: ProbeTarget) -> list[Panel]:
-    axes, side = subject.encoding.axes, subject.side(64, 15)
-    probe, heads = Probe(subject, cells(side, axes)), subject.spec.num_heads
+def _bias(target: ProbeTarget) -> list[Panel]:
+    axes, side = target.encoding.axes, target.side(64, 15)
+    probe, heads = Probe(target, cells(side, axes)), target.spec.num_heads
     query = side // 2
     place = query * side + query
     rows = slice(None) if axes < 2 else slice(place, place + 1)
-    values = _hidden(probe.logits(rows)[1], seen(subject.spec, probe.tokens, rows))
-    what = "added to the logits" + (" of ones" if subject.encoding.hook == "score" else "")
+    values = _hidden(probe.logits(rows)[1], seen(target.spec, probe.tokens, rows))
+    what = "added to the logits" + (" of ones" if target.encoding.hook == "score" else "")
 
-    def image(head: int, **own: Any) -> Image:
-        return Image(**subject.titles(f"{what}, head {head + 1} of {heads}"), value="logit", **own)
+    def image(head: int, **fields: Any) -> Image:
+        return Image(**target.titles(f"{what}, head {head + 1} of {heads}"), value="logit", **fields)
 
     if axes < 2:
         return [image(head, x="key", y="query", rows=rows_of(values[head])) for head in chosen_heads(heads)]
@@ -74,31 +74,31 @@ def _hidden(values: Tensor, visible: Tensor) -> Tensor:
     return values.masked_fill(~visible, math.nan)
 
 
-def _mask(subject: ProbeTarget) -> list[Panel]:
-    spec = subject.spec
-    told = {"causal": spec.causal, f"window {spec.window}": spec.window}
-    told[f"chunks of {spec.attention_chunk_size}"] = spec.attention_chunk_size
-    said = ", ".join(name for name, given in told.items() if given) or "every query sees every key"
+def _mask(target: ProbeTarget) -> list[Panel]:
+    spec = target.spec
+    limits = {"causal": spec.causal, f"window {spec.window}": spec.window}
+    limits[f"chunks of {spec.attention_chunk_size}"] = spec.attention_chunk_size
+    text = ", ".join(name for name, value in limits.items() if value) or "every query sees every key"
     return [
         Image(
-            **subject.titles(f"mask: {said}", weighed=False),
+            **target.titles(f"mask: {text}", weighed=False),
             x="key (token)",
             y="query (token)",
             value="",
-            rows=rows_of(seen(spec, subject.seq or 64).double()),
+            rows=rows_of(seen(spec, target.seq or 64).double()),
             names=("hidden", "seen"),
         )
     ]
 
 
-def _decay(subject: ProbeTarget) -> list[Panel]:
-    axes, side = subject.encoding.axes, subject.side(512, 25, 13)
-    probe = Probe(subject, cells(side, axes))
-    at = side - 1 if axes < 2 and subject.spec.causal else side // 2
+def _decay(target: ProbeTarget) -> list[Panel]:
+    axes, side = target.encoding.axes, target.side(512, 25, 13)
+    probe = Probe(target, cells(side, axes))
+    at = side - 1 if axes < 2 and target.spec.causal else side // 2
     steps = side ** np.arange(max(axes, 1))  # how far apart neighbours along each axis stand
     query = int(at * steps.sum())
     rows = slice(query, query + 1)
-    logits = _hidden(probe.logits(rows)[0], seen(subject.spec, probe.tokens, rows))[:, 0]
+    logits = _hidden(probe.logits(rows)[0], seen(target.spec, probe.tokens, rows))[:, 0]
     lower = logits - logits[:, query : query + 1]
     heads, distances = len(lower), (at - np.arange(side)).tolist()
     alike = torch.allclose(lower, lower[:1], atol=1e-4, equal_nan=True)
@@ -107,13 +107,13 @@ def _decay(subject: ProbeTarget) -> list[Panel]:
         along = {name: query + (np.arange(side) - at) * step for name, step in zip(AXES, steps, strict=False)}
         lines = [line_of(f"along {name}", distances, lower[0, keys]) for name, keys in along.items()]
     elif alike:
-        lines = [line_of("mean of heads" if subject.encoding.hook == "embed" else "every head", distances, lower[0])]
+        lines = [line_of("mean of heads" if target.encoding.hook == "embed" else "every head", distances, lower[0])]
     else:
         lines = [line_of(f"head {head + 1}", distances, lower[head]) for head in chosen_heads(heads)]
     unit = "tokens" if axes < 2 else "cells"
     return [
         Chart(
-            **subject.titles(f"what distance does to a key's logit{which}"),
+            **target.titles(f"what distance does to a key's logit{which}"),
             x=f"distance: query − key ({unit})",
             y="logit − logit at distance 0",
             lines=tuple(lines),
@@ -122,13 +122,13 @@ def _decay(subject: ProbeTarget) -> list[Panel]:
     ]
 
 
-def _gain(subject: ProbeTarget) -> list[Panel]:
-    limit = subject.encoding.position_limit()
+def _gain(target: ProbeTarget) -> list[Panel]:
+    limit = target.encoding.position_limit()
     places = angles.spaced(FAR - 1) if limit is None else np.linspace(0, limit - 1, 65, dtype=np.int64).tolist()
-    query, key = (t[:, 0].norm(dim=-1) / subject.spec.head_dim**0.5 for t in Probe(subject, np.array(places)).rotated())
+    query, key = (t[:, 0].norm(dim=-1) / target.spec.head_dim**0.5 for t in Probe(target, np.array(places)).rotated())
     return [
         Chart(
-            **subject.titles("what a query and a key are multiplied by", weighed=False),
+            **target.titles("what a query and a key are multiplied by", weighed=False),
             x="position",
             y="factor",
             lines=(line_of("query", places, query), line_of("key", places, key)),
@@ -139,8 +139,11 @@ def _gain(subject: ProbeTarget) -> list[Panel]:
 
 @attrs.frozen(kw_only=True)
 class Kind:
-    """One kind of picture. `refuses` says why a spec has none, as a clause behind the encoding's name; `sized` tells
-    whether it shows a number of tokens that can be chosen."""
+    """One kind of picture.
+
+    `refuses` gives the reason why a spec has none, as a clause behind the encoding's name; `sized` tells whether the
+    number of tokens in it can be chosen.
+    """
 
     panels: Callable[[ProbeTarget], list[Panel]]
     refuses: Callable[[Spec], str | None] = lambda _: None
@@ -178,44 +181,44 @@ KINDS = {
 """How each of `posexport.report.plots.panels.WHAT` is made, the look of an encoding being the first that suits it."""
 
 
-def _look(subject: ProbeTarget) -> str:
+def _look(target: ProbeTarget) -> str:
     """The kind that shows at a glance what an encoding is."""
-    if subject.encoding.name == "temperature":  # its table would show nothing within the first 8191 positions
+    if target.encoding.name == "temperature":  # its table would show nothing within the first 8191 positions
         return "gain"
-    return next(name for name, kind in KINDS.items() if kind.refuses(subject.spec) is None)
+    return next(name for name, kind in KINDS.items() if kind.refuses(target.spec) is None)
 
 
-def panels(subjects: list[ProbeTarget], what: str | None) -> list[list[Panel]]:
+def panels(targets: list[ProbeTarget], what: str | None) -> list[list[Panel]]:
     """Rows of panels: of the kind `what`, or for each encoding a row of what it looks like and its decay.
 
     Raises RequestError for a kind that isn't known or that an encoding has none of, before anything is made.
     """
-    if len(subjects) > MOST_ROWS:
-        raise RequestError(f"{len(subjects)} encodings were given: at most {MOST_ROWS} are drawn together.")
+    if len(targets) > MOST_ROWS:
+        raise RequestError(f"{len(targets)} encodings were given: at most {MOST_ROWS} are drawn together.")
     if what is not None:
         if what not in KINDS:
             raise unknown("kind of picture", what, KINDS)
-        for subject in subjects:
-            check(subject, what)
-        made = [KINDS[what].panels(subject) for subject in subjects]
+        for target in targets:
+            check(target, what)
+        made = [KINDS[what].panels(target) for target in targets]
         return made if max(map(len, made)) > 1 else _wrapped([row[0] for row in made])
     rows = []
-    for subject in subjects:
-        first = KINDS[_look(subject)].panels(subject)[0]
-        rows.append([first, *KINDS["decay"].panels(subject)])
+    for target in targets:
+        first = KINDS[_look(target)].panels(target)[0]
+        rows.append([first, *KINDS["decay"].panels(target)])
     return rows
 
 
-def check(subject: ProbeTarget, what: str) -> None:
+def check(target: ProbeTarget, what: str) -> None:
     """RequestError where an encoding has no picture of that kind, or `seq` no meaning in it."""
-    why = KINDS[what].refuses(subject.spec)
+    why = KINDS[what].refuses(target.spec)
     if why is not None:
-        allowed = [name for name, kind in KINDS.items() if kind.refuses(subject.spec) is None]
-        raise RequestError(f"what is {what!r} with {subject.encoding.name}, {why}: give one of {', '.join(allowed)}.")
+        allowed = [name for name, kind in KINDS.items() if kind.refuses(target.spec) is None]
+        raise RequestError(f"what is {what!r} with {target.encoding.name}, {why}: give one of {', '.join(allowed)}.")
     if not KINDS[what].sized:
-        check_size(2 * len(angles.spaced(FAR)) * max(subject.spec.hidden_size, subject.spec.head_dim))
-    if subject.seq is not None and not KINDS[what].sized:
-        raise RequestError(f"seq is {subject.seq} with what {what!r}, which shows no number of tokens: drop it.")
+        check_size(2 * len(angles.spaced(FAR)) * max(target.spec.hidden_size, target.spec.head_dim))
+    if target.seq is not None and not KINDS[what].sized:
+        raise RequestError(f"seq is {target.seq} with what {what!r}, which shows no number of tokens: drop it.")
 
 
 def _wrapped(row: list[Panel], width: int = 3) -> list[list[Panel]]:

@@ -43,8 +43,11 @@ def check_size(numbers: int) -> None:
 
 @attrs.frozen(kw_only=True)
 class ProbeTarget:
-    """One encoding to draw: `given` is what to say of it beside its name, `seq` the tokens (of a grid, along each side;
-    None for what suits), `seed` that of its weights; for errors, the runtimes and whom to tell of progress."""
+    """One encoding to draw.
+
+    `given` is shown beside its name; `seq` is the number of tokens (of a grid, along each side; None for a default);
+    `seed` is that of its weights. Errors are measured on `runtimes`, and `advance` hears of each.
+    """
 
     spec: Spec
     given: str = ""
@@ -80,8 +83,8 @@ def cells(side: int, axes: int) -> Array:
     """int64 positions: [side] for one axis or none, else [side^axes, axes] of a grid, x fastest."""
     if axes < 2:
         return np.arange(side)
-    found: Array = grid_positions(side, side, None if axes == 2 else side)[0]
-    return found
+    positions: Array = grid_positions(side, side, None if axes == 2 else side)[0]
+    return positions
 
 
 def seen(spec: Spec, tokens: int, rows: slice = slice(None)) -> Tensor:
@@ -95,20 +98,22 @@ def seen(spec: Spec, tokens: int, rows: slice = slice(None)) -> Tensor:
         chunk=spec.attention_chunk_size or 0,
         softcap=0.0,
     )
-    found = visible(heads, tokens, tokens, None)
-    return (torch.ones(tokens, tokens, dtype=torch.bool) if found is None else found)[rows]
+    mask = visible(heads, tokens, tokens, None)
+    return (torch.ones(tokens, tokens, dtype=torch.bool) if mask is None else mask)[rows]
 
 
 class Probe:
     """The hooks of one encoding at positions [T] or [T, axes]; everything in fp32, as in an artifact."""
 
-    def __init__(self, subject: ProbeTarget, positions: Array) -> None:
-        self.spec, self.encoding, self.tokens = subject.spec, subject.encoding, len(positions)
+    def __init__(self, target: ProbeTarget, positions: Array) -> None:
+        self.spec, self.encoding, self.tokens = target.spec, target.encoding, len(positions)
         check_size(self.tokens * max(self.spec.hidden_size, self.spec.num_heads * self.spec.head_dim))
         self._state = EncodingState(self.spec, torch.float32)
-        weights = seeded_weights(self.spec, subject.seed) if self.encoding.weights(self.spec) else {}
-        own = {name.removeprefix("encoding."): value for name, value in weights.items() if name.startswith("encoding.")}
-        self._state.load_state_dict(own, strict=True, assign=True)
+        weights = seeded_weights(self.spec, target.seed) if self.encoding.weights(self.spec) else {}
+        its_weights = {
+            name.removeprefix("encoding."): value for name, value in weights.items() if name.startswith("encoding.")
+        }
+        self._state.load_state_dict(its_weights, strict=True, assign=True)
         self._state.requires_grad_(False)
         self._places = torch.from_numpy(positions)[None]
 

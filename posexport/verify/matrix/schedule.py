@@ -38,8 +38,8 @@ def columns_here() -> dict[str, Column]:
 
     found = {}
     for name, row in RUNTIMES.items():
-        why = row.missing()
-        found[name] = Column(missing=why) if why else Column(version=version(row.package, row.instead))
+        missing = row.missing()
+        found[name] = Column(missing=missing.text) if missing else Column(version=version(row.package, row.instead))
     reasons = {name: can_build(name) for name in BUILDERS}
     able = [name for name, why in reasons.items() if why is None]
     if able:

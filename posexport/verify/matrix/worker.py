@@ -78,7 +78,7 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
         "error": None if worst is None else worst.max_error,
         "eager": None if worst is None else worst.torch_error,
         "cases": verdict.cases,
-        "lasting": verdict.state != NOT_RUN or is_permanent(verdict.reason),
+        "lasting": verdict.state != NOT_RUN or is_permanent(verdict.reason_code),
     }
 
 

@@ -1,42 +1,49 @@
-"""Timing one file of a project, and the exit code of all."""
+"""Timing the files of a project: each by its budget of time and beside its baseline, and the exit code of all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.bench.result import FileResult
+from posexport.bench.benchmark import PROCESSES, bench
+from posexport.bench.candidates import CANDIDATES, choose, is_reference
+from posexport.bench.gate import bench_gated, bench_to_keep
+from posexport.bench.options import BenchOptions
+from posexport.bench.regression import DEFAULT_LIMIT, read_limit
+from posexport.bench.result import (
+    FAILED,
+    NOT_RUN,
+    OUT_OF_DATE,
+    SLOWER,
+    TIMED,
+    Benchmark,
+    FileResult,
+    FileState,
+    ProjectBenchmark,
+    check_place,
+    read_benchmark,
+)
 from posexport.errors import RequestError
-from posexport.progress import Progress
+from posexport.files import write_json
+from posexport.progress import Progress, silent
+from posexport.workflows.project.file import Project
+from posexport.workflows.project.latency import (
+    baseline_of,
+    baseline_problems,
+    is_exceeded,
+    judge,
+    options_for,
+    result_name,
+    stale_files,
+    timed_on,
+)
+from posexport.workflows.project.products import Product, products
+from posexport.workflows.project.requests import read_requests
 
-if TYPE_CHECKING:
-    from posexport.bench.result import Benchmark, LimitResult
-    from posexport.workflows.project.products import Product
-
-
-@attrs.define(kw_only=True)
-class Timed:
-    """One file: its result with its gate and limits, unless it was not run for a reason."""
-
-    product: Product
-    reason: str = ""
-    limits: Sequence[LimitResult] = ()
-    found: Benchmark | None = None
-    saved: Path | None = None
-
-    def result(self) -> FileResult:
-        """As it stands in the result of the project."""
-        return FileResult(
-            file=str(self.product.path),
-            artifact=self.product.entry.name,
-            state="not run" if self.found is None else "timed",
-            reason=self.reason,
-            limits=tuple(self.limits),
-            result=self.found,
-        )
+_log = logging.getLogger(__name__)
 
 
 def results_folder(save: str | None) -> Path | None:
@@ -46,79 +53,122 @@ def results_folder(save: str | None) -> Path | None:
     path = Path(save)
     if path.suffix == ".json" or (path.exists() and not path.is_dir()):
         raise RequestError(f"--save is {save!r}: for a project give a folder, which gets a result for each file.")
-    there = next((folder for folder in path.parents if folder.exists()), path)
-    if there != path and not there.is_dir():
+    nearest = next((folder for folder in path.parents if folder.exists()), path)
+    if nearest != path and not nearest.is_dir():
         raise RequestError(f"--save is {save!r}, below a file: give a folder, which gets a result for each.")
     return path
 
 
-def time_file(
-    product: Product,
-    base: Path | None,
-    allowed: float,
-    processes: int | None,
-    keep: bool,
-    asked: dict[str, Any],
-    progress: Progress,
-    warn: Callable[[str], object],
-) -> Timed:
+def bench_project(
+    project: Project,
+    options: BenchOptions,
+    *,
+    folder: Path | None = None,
+    strict: bool = False,
+    progress: Progress = silent,
+) -> ProjectBenchmark:
+    """Time every file of a project; with `folder`, save the result of each in it.
+
+    The exit code is 1 where a file is out of date, fails or is slower than its limit (with `strict` also where that is
+    inconclusive), and 3 where a required runtime, or nothing, was run. A result that makes no good baseline is logged
+    as a warning. RequestError for what can't be asked of the project.
+    """
+    choose((*options.runtimes, *options.required))  # a misspelt name is reported before anything is read
+    stated = [name for name in project.require if name in CANDIDATES]  # others run no kernels: verify needs them
+    required = tuple(dict.fromkeys((*options.required, *stated)))
+    files = products(project)
+    sources, _ = read_requests(project, files)
+    chosen = (*options.runtimes, *required) if options.runtimes else ()
+    jobs = [(product, *timed_on(product, chosen)) for product in files]
+    stale = stale_files([product for product, _, reason in jobs if reason is None], sources)
+    if stale:
+        message = f"nothing is timed while files are out of date ({len(stale)} of {len(files)}): run 'posexport build'"
+        waiting = "other files are out of date"
+        results = [
+            _head(product, OUT_OF_DATE, stale[product.path])
+            if product.path in stale
+            else _head(product, NOT_RUN, why or waiting)
+            for product, _, why in jobs
+        ]
+        return ProjectBenchmark(project=str(project.file), exit_code=1, reason=message, files=tuple(results))
+    targets = {product.path: folder and folder / result_name(product) for product in files}
+    baselines = {
+        product.path: baseline_of(project, product, targets[product.path])
+        for product, _, reason in jobs
+        if reason is None
+    }
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    for place in filter(None, targets.values()):
+        check_place(place)
+    results = []
+    for product, names, reason in jobs:
+        if reason is not None:
+            limits = tuple(judge(product, None, names, reason))
+            results.append(attrs.evolve(_head(product, NOT_RUN, reason), limits=limits))
+            continue
+        target = targets[product.path]
+        asked = options_for(product, names, options)
+        result = _time(product, baselines[product.path], asked, target is not None, progress)
+        result = attrs.evolve(result, limits=tuple(judge(product, result, names)))
+        if target is not None:
+            write_json(target, result.to_dict())
+            problems = baseline_problems(result) if product.entry.baseline is not None else []
+            if problems:
+                _log.warning("%s is saved, but is no fit baseline: %s.", target, "; ".join(problems))
+        results.append(attrs.evolve(_head(product, TIMED, ""), limits=result.limits, result=result))
+    code, why = exit_code(results, options.runtimes, required, strict)
+    return ProjectBenchmark(project=str(project.file), exit_code=code, reason=why, files=tuple(results))
+
+
+def _head(product: Product, state: FileState, reason: str) -> FileResult:
+    return FileResult(file=str(product.path), artifact=product.entry.name, state=state, reason=reason)
+
+
+def _time(product: Product, baseline: Path | None, options: BenchOptions, keep: bool, progress: Progress) -> Benchmark:
     """Time one file, beside its baseline where it has one."""
-    name = product.path.name
-    progress(f"reading {name}")
-    from posexport.bench.benchmark import PROCESSES, bench
-    from posexport.bench.gate import bench_gated, bench_to_keep
-    from posexport.bench.result import read_benchmark
+    path, entry = product.path, product.entry
+    progress(f"{path.name}: reading the artifact")
 
     def step(text: str) -> None:
-        progress(f"{name}: {text}")
+        progress(f"{path.name}: {text}")
 
-    if base is not None:
-        found = bench_gated(
-            product.path,
-            baseline=read_benchmark(base),
-            allowed=allowed,
-            processes=processes,
-            keep=keep,
-            tell=lambda note: warn(f"{name}: {note}"),
-            progress=step,
-            **asked,
-        )
-        return Timed(product=product, found=found)
-    if product.entry.baseline is not None:
-        found = bench_to_keep(product.path, processes=processes, progress=step, **asked)
-    else:
-        count = processes or (PROCESSES if product.entry.budget.latency else 1)
-        found = bench(product.path, processes=count, progress=step, **asked)
-    return Timed(product=product, found=found)
+    if baseline is not None:
+        limit = read_limit(DEFAULT_LIMIT) if entry.max_regression is None else entry.max_regression
+        return bench_gated(path, read_benchmark(baseline), limit, options, keep=keep, progress=step)
+    if entry.baseline is not None:
+        return bench_to_keep(path, options, progress=step)
+    processes = options.processes or (PROCESSES if entry.budget.latency else 1)
+    return bench(path, attrs.evolve(options, processes=processes), progress=step)
 
 
-def exit_code(done: Sequence[Timed], asked: Sequence[str], required: Sequence[str], strict: bool) -> tuple[int, str]:
-    """The exit code, and a sentence without its full stop where it needs one; of peers, times are only what was `asked`
-    for."""
-    from posexport.bench.candidates import is_peer
-    from posexport.bench.result import SLOWER, TIMED
-    from posexport.workflows.project.latency import broken
+def exit_code(
+    files: Sequence[FileResult], named: Sequence[str], required: Sequence[str], strict: bool
+) -> tuple[int, str]:
+    """The exit code, and a sentence without its full stop where it needs one.
 
-    results = [timing for each in done if each.found for timing in each.found.timings]
-    failed = next((each for each in results if each.state == "failed" and not is_peer(each.runtime)), None)
-    if failed is not None:
-        return 1, f"{failed.runtime} failed: {failed.reason}"
-    if any(
-        broken(each.limits, strict) or (each.found and each.found.gate and each.found.gate.exit_code(strict))
-        for each in done
-    ):
+    Times of references count only where they were `named`.
+    """
+    results = [file.result for file in files if file.result is not None]
+    timings = [timing for result in results for timing in result.timings]
+    for timing in timings:
+        if timing.state == FAILED and not is_reference(timing.runtime):
+            return 1, f"{timing.runtime} failed: {timing.reason}"
+    slower = any(result.gate is not None and result.gate.exit_code(strict) for result in results)
+    if slower or any(is_exceeded(limit, strict) for file in files for limit in file.limits):
         over = [
-            f"{each.product.path.name} at {limit.scenario} on {limit.runtime}"
-            for each in done
-            for limit in each.limits
+            f"{Path(file.file).name} at {limit.scenario} on {limit.runtime}"
+            for file in files
+            for limit in file.limits
             if limit.state == SLOWER
         ]
         return 1, f"over the budget of time: {', '.join(over)}" if over else ""
     for name in required:
-        states = [result.state for result in results if result.runtime == name]
-        if not states or "not run" in states:
-            why = next((result.reason for result in results if result.runtime == name), "no file is timed on it")
+        of_runtime = [timing for timing in timings if timing.runtime == name]
+        if not of_runtime or any(timing.state == NOT_RUN for timing in of_runtime):
+            why = of_runtime[0].reason if of_runtime else "no file is timed on it"
             return 3, f"required runtime {name} was not run: {why}"
-    if not any(each.state == TIMED and (each.runtime in asked or not is_peer(each.runtime)) for each in results):
+    counted = [timing for timing in timings if timing.runtime in named or not is_reference(timing.runtime)]
+    if not any(timing.state == TIMED for timing in counted):
         return 3, "nothing was timed: see the reasons"
     return 0, ""

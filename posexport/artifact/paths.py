@@ -1,0 +1,91 @@
+"""Paths that people give for artifacts, checked in milliseconds. Imports no engine, and reads headers only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from posexport.errors import RequestError
+
+SUFFIXES = (".onnx", ".plan")
+
+_MAKERS = {".onnx": "export", ".plan": "compile"}
+_GRAPH = 7  # the number of the field `graph` in onnx.ModelProto
+_MODEL_FIELDS = {*range(1, 9), 14, 20, 25, 26}
+_VARINT, _LENGTH = 0, 2  # wire types of protobuf
+
+
+def find_artifacts(paths: Sequence[Path]) -> list[Path]:
+    """The artifacts that `paths` name, all those under a folder, each once; RequestError where there are none."""
+    artifacts: dict[str, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise RequestError(f"{str(path)!r} is not there: give artifacts of posexport, or a folder that holds some.")
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+            if not inside:
+                raise RequestError(f"the folder {str(path)!r} holds no .onnx or .plan: give a folder with artifacts.")
+        elif path.suffix in SUFFIXES:
+            inside = [path]
+        else:
+            raise RequestError(f"{str(path)!r} is neither .onnx nor .plan nor a folder: give artifacts of posexport.")
+        for file in inside:
+            artifacts.setdefault(os.path.realpath(file), file)
+    return list(artifacts.values())
+
+
+def check_artifact(path: Path) -> None:
+    """RequestError unless `path` is a file that may be an artifact: its suffix is one's, and an ONNX file is whole."""
+    if path.suffix not in SUFFIXES:
+        raise RequestError(f"{str(path)!r} is neither .onnx nor .plan: give an artifact of posexport.")
+    if not path.is_file():
+        problem = "no file" if path.exists() else "not there"
+        raise RequestError(f"{str(path)!r} is {problem}: make it with 'posexport {_MAKERS[path.suffix]}'.")
+    if path.suffix == ".onnx":
+        check_onnx(path)
+
+
+def check_onnx(path: Path) -> None:
+    """RequestError unless the file is a protobuf message with the fields of an ONNX model, a graph among them.
+
+    Only the headers of fields are read, so the time does not depend on the size of the file.
+    """
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            fields = _fields(file, size)
+    except OSError as error:
+        raise RequestError(f"can't read {str(path)!r} ({error.strerror}): give an existing .onnx file.") from None
+    if fields is None or not fields <= _MODEL_FIELDS:
+        raise RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.")
+    if _GRAPH not in fields:
+        raise RequestError(f"{str(path)!r} holds no ONNX graph of a known opset: export it again.")
+
+
+def _fields(file: BinaryIO, size: int) -> set[int] | None:
+    """The numbers of the fields of a protobuf message; None where the file is no whole message."""
+    numbers: set[int] = set()
+    while file.tell() < size:
+        tag = _varint(file)
+        value = None if tag is None or tag & 7 not in (_VARINT, _LENGTH) else _varint(file)
+        if tag is None or value is None:
+            return None
+        if tag & 7 == _LENGTH and file.seek(value, os.SEEK_CUR) > size:
+            return None
+        numbers.add(tag >> 3)
+    return numbers
+
+
+def _varint(file: BinaryIO) -> int | None:
+    """The next number; None where the file ends within it, or where it has more than 64 bits."""
+    number = 0
+    for shift in range(0, 70, 7):
+        byte = file.read(1)
+        if not byte:
+            return None
+        number |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return number
+    return None

@@ -1,0 +1,35 @@
+"""What a benchmark is asked for: what is timed, at which sizes, and for how long. Imports no engine."""
+
+from __future__ import annotations
+
+import attrs
+
+from posexport.spec.fields import integer, positive
+
+BUDGET_SECONDS = 60.0
+"""Seconds for the rounds of one shape, however slow it is."""
+
+
+@attrs.frozen(kw_only=True)
+class BenchOptions:
+    """The options of `posexport bench`; None is the default of the stage, for `threads` that of each runtime.
+
+    `required` names candidates beside `runtimes`, or beside the default ones. `shapes` are texts like
+    `batch=1,seq=128`, `scenarios` like `decode:2048`; with neither, the artifact's default sizes are timed.
+    `alternatives` adds torch's own export and ONNX Runtime's optimizer. `torch_compile` times torch.compile in several
+    processes too, where it is else left out since it starts slowly. `seconds` limits the rounds of one shape.
+    """
+
+    runtimes: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    scenarios: tuple[str, ...] = ()
+    alternatives: bool = False
+    torch_compile: bool = False
+    cuda_graph: bool = False
+    rounds: int | None = integer(None, "rounds", optional=True)
+    warmup: int = integer(3, "runs before the first round")
+    threads: int | None = integer(None, "threads of each runtime", optional=True)
+    seed: int = integer(0, "seed of the inputs and of the order within rounds", at_least=0)
+    seconds: float = positive(BUDGET_SECONDS, "seconds for the rounds of one shape")
+    processes: int | None = integer(None, "processes of each runtime", at_most=100, optional=True)

@@ -1,0 +1,210 @@
+"""What `posexport tune` is asked for, from the command line or a config file: the block, its scenario and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport.artifact.weight_source import checkpoint_weights, file_weights, random_weights
+from posexport.bench.scenarios import Scenario, read_scenario
+from posexport.bench.tune.space import Limits, check_objective, check_runtime
+from posexport.errors import RequestError
+from posexport.export.block_options import BlockOptions, merge_options, spec_of, weights_of
+from posexport.export.checkpoint_options import checkpoint_of, takes_weights
+from posexport.files import check_writable
+from posexport.progress import Progress, silent
+from posexport.spec.fields import integer, text
+from posexport.spec.forms import OPSETS
+from posexport.spec.spec import DTYPES, Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from posexport.bench.tune.programs import Block
+    from posexport.bench.tune.result import Result
+
+USUAL_TOKENS = 512
+"""Tokens of the scenario where none is given."""
+
+
+@attrs.frozen(kw_only=True)
+class TuneOptions(BlockOptions):
+    """Options that are no part of the spec, validated wherever they come from."""
+
+    runtime: str = text("ort-cpu", "runtime to tune for")
+    objective: str = text("latency", "what is made small")
+    scenario: str | None = text(None, "what is timed")
+
+
+@attrs.frozen(kw_only=True)
+class TuneRequest:
+    """A tuning that can start: nothing was loaded for it yet. `specs` are those of the block by dtype."""
+
+    options: TuneOptions
+    block_options: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    limits: Limits
+    specs: Mapping[str, Spec]
+    scenario: Scenario
+    output: Path
+    save: Path | None
+
+    def run(self, cache: Path | None, resume: bool, progress: Progress = silent) -> Result:
+        """Tune, with what is known in the folder `cache` (default: that of the output) if `resume`."""
+        from posexport.bench.tune.search import Request, Store, check_there, tune
+
+        options = self.options
+        check_there(options.runtime)
+        request = Request(
+            scenario=self.scenario, runtime=options.runtime, objective=options.objective, limits=self.limits
+        )
+        return tune(self._block(), request, self.output, Store(cache or self.output.parent, resume), progress)
+
+    def _block(self) -> Block:
+        """What is tuned; weights are loaded when a program is exported, in the dtype of that."""
+        from posexport.bench.tune.programs import Block
+        from posexport.models.weights import digest_of, read_weights, seeded_weights
+
+        options, specs = self.options, dict(self.specs)
+        fixed = {name: size for name in ("batch", "seq", "max_seq") if (size := getattr(options, name)) is not None}
+        block = partial(Block, specs=specs, fixed=fixed)
+        if options.weights is not None:
+            path = Path(options.weights)
+            spec, _ = weights_of(options.weights, next(iter(specs.values())), "bias" in self.block_options)
+            specs.update({dtype: attrs.evolve(typed, bias=spec.bias) for dtype, typed in specs.items()})
+            source = file_weights(path)
+            return block(
+                load=lambda dtype: read_weights(path, specs[dtype]),
+                source=f"file {source.sha256}",
+                weight_source=source,
+            )
+        if takes_weights(self.block_options):
+            dtype = next(iter(specs))
+            layer = int(self.block_options.get("layer") or 0)
+            return block(
+                load=self._checkpoint,
+                source=f"layer {digest_of(self._checkpoint(dtype)[1])} as {dtype}",
+                weight_source=checkpoint_weights(Path(self.block_options["from"]), layer),
+            )
+        seed = options.seed or 0
+        return block(
+            load=lambda dtype: (specs[dtype], seeded_weights(specs[dtype], seed)),
+            source=f"seed {seed}",
+            weight_source=random_weights(seed),
+        )
+
+    def _checkpoint(self, dtype: str) -> tuple[Spec, Mapping[str, Tensor]]:
+        """The spec and the weights of the checkpoint's layer in a dtype."""
+        checkpoint = checkpoint_of({**self.block_options, "dtype": dtype}, self.parameters)
+        if checkpoint is None or checkpoint.weights is None:
+            raise RequestError("the checkpoint has no weights: give --weights or --seed.")
+        return checkpoint.spec, checkpoint.weights
+
+
+def read_tune_request(
+    config: str | None, preset: str | None, parameters: Mapping[str, Any], given: Mapping[str, Any], save: str | None
+) -> TuneRequest:
+    """The request that options stand for; RequestError for what is wrong with it, before an engine loads."""
+    known = ["for" if name == "runtime" else name for name in given]
+    merged, parameters = merge_options(config, preset, parameters, given, known)
+    if "for" in merged:
+        merged.setdefault("runtime", merged.pop("for"))
+    names = {field.name for field in attrs.fields(TuneOptions)}
+    options = TuneOptions(**{name: value for name, value in merged.items() if name in names})
+    check_runtime(options.runtime)
+    check_objective(options.objective)
+    limits = Limits(
+        forms=_several(merged, "form"),
+        targets=_several(merged, "target"),
+        opsets=tuple(_Opset(opset=opset).opset for opset in _several(merged, "opset")),
+    )
+    specs = _specs(merged, parameters)
+    first = next(iter(specs.values()))
+    scenario = _scenario(options, first)
+    ending = ".plan" if options.runtime.startswith("tensorrt") else ".onnx"
+    output = Path(f"{preset or first.encoding.name}{ending}" if options.output is None else options.output)
+    saved = None if save is None else Path(save)
+    _check_files(output, ending, options.runtime, saved)
+    return TuneRequest(
+        options=options,
+        block_options=merged,
+        parameters=parameters,
+        limits=limits,
+        specs=specs,
+        scenario=scenario,
+        output=output,
+        save=saved,
+    )
+
+
+def _check_files(output: Path, ending: str, runtime: str, save: Path | None) -> None:
+    """RequestError where the files can't be written, or would replace one another."""
+    if output.suffix != ending:
+        raise RequestError(f"output {str(output)!r} must end in {ending} for {runtime}: name it like x{ending}.")
+    files = (output, *([] if save is None else [save]))
+    for path in files:
+        if not path.parent.is_dir() or path.is_dir():
+            raise RequestError(f"output {str(path)!r} can't be written: give a file in a folder that is there.")
+    if save is not None and save.suffix != ".json":
+        raise RequestError(f"--save {str(save)!r} must end in .json: name it like tune.json.")
+    manifests = {Path(f"{output.with_suffix(suffix)}.json").resolve() for suffix in (ending, ".onnx")}
+    if save is not None and save.resolve() in manifests:
+        raise RequestError(f"--save {str(save)!r} is the manifest of the output: name it otherwise, like tune.json.")
+    for path in files:
+        check_writable(path)
+
+
+@attrs.frozen(kw_only=True)
+class _Opset:
+    opset: int = integer(OPSETS[0], "ONNX opset", at_least=OPSETS[0], at_most=OPSETS[-1])
+
+
+def _several(options: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    """An option that may be given several times: on the command line, or as a list in a file."""
+    value = options.get(name, ())
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _specs(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Spec]:
+    """The spec in each dtype that was given, or in every one that can hold it; RequestError where none can."""
+    if options.get("layer") is not None and options.get("from") is None:
+        checkpoint_of(options, parameters)  # raises what is wrong
+    specs: dict[str, Spec] = {}
+    errors = []
+    for dtype in dict.fromkeys(_several(options, "dtype") or DTYPES):
+        typed = {**options, "dtype": dtype}
+        try:
+            checkpoint = checkpoint_of(typed, parameters, weights=False)
+            specs[dtype] = spec_of(typed, parameters) if checkpoint is None else checkpoint.spec
+        except RequestError as error:
+            if options.get("dtype") is not None:
+                raise
+            errors.append(error)
+    if not specs:
+        raise errors[0]
+    return specs
+
+
+def _scenario(options: TuneOptions, spec: Spec) -> Scenario:
+    """The one that was given; else a prompt, or a step where there is a cache, of a usual length that the block has."""
+    if options.scenario is not None:
+        scenario, *others = read_scenario(options.scenario)
+        if others or scenario.swept:
+            count = 1 + len(others)
+            raise RequestError(
+                f"--scenario {options.scenario!r} is {count} sizes: tune for one, such as {scenario.kind}:512."
+            )
+        if scenario.kind == "decode" and spec.kv_cache is None:
+            raise RequestError(
+                f"--scenario {options.scenario} is a step over a cache, and this block has none: give --kv-cache too, "
+                "or a prefill."
+            )
+        return scenario
+    room = min(limit for limit in (USUAL_TOKENS, options.max_seq, spec.token_limit()) if limit)
+    if spec.kv_cache is None or (options.seq or 1) > 1:
+        return Scenario("prefill", options.seq or room)
+    return Scenario("decode", max(min(USUAL_TOKENS, room - 1), 1))

@@ -90,24 +90,12 @@ def cpu_model() -> str | None:
 
 
 INSTRUCTION_SETS = {
-    "SSE4.2": ("sse4_2",),
-    "AVX": ("avx",),
-    "AVX2": ("avx2",),
-    "FMA": ("fma",),
-    "AVX-512": ("avx512f",),
-    "AVX-512 VNNI": ("avx512_vnni",),
-    "AVX-512 BF16": ("avx512_bf16",),
-    "AVX-512 FP16": ("avx512_fp16",),
-    "AVX VNNI": ("avx_vnni",),
-    "AMX BF16": ("amx_bf16",),
-    "AMX INT8": ("amx_int8",),
-    "NEON": ("asimd", "neon"),
-    "SVE": ("sve",),
-    "SVE2": ("sve2",),
-    "BF16": ("bf16",),
-    "I8MM": ("i8mm",),
-}
-"""Instruction sets that matrix products use, and the names that Linux has for each."""
+    "avx": "AVX", "avx2": "AVX2", "fma": "FMA", "avx512f": "AVX-512", "avx512_vnni": "AVX-512 VNNI",
+    "avx512_bf16": "AVX-512 BF16", "avx512_fp16": "AVX-512 FP16", "avx_vnni": "AVX VNNI", "amx_bf16": "AMX BF16",
+    "amx_int8": "AMX INT8", "asimd": "NEON", "neon": "NEON", "sve": "SVE", "sve2": "SVE2", "bf16": "BF16",
+    "i8mm": "I8MM",
+}  # fmt: skip
+"""Instruction sets that matrix products use, by the flag that Linux has for each."""
 
 
 def instruction_sets() -> list[str] | None:
@@ -116,7 +104,7 @@ def instruction_sets() -> list[str] | None:
     if listed is None:
         return None
     flags = listed.split()
-    return [name for name, names in INSTRUCTION_SETS.items() if not set(names).isdisjoint(flags)]
+    return list(dict.fromkeys(name for flag, name in INSTRUCTION_SETS.items() if flag in flags))
 
 
 def describe_cpu(record: Mapping[str, Any]) -> str:

@@ -1,12 +1,12 @@
-"""What users have without posexport, as ONNX files: the peers that an artifact's time is held against.
+"""What users have without posexport, as ONNX files: the alternatives that an artifact is timed beside.
 
 write_plain      torch's own exporter, called as a user calls it, on the same block with the same weights in plain
                  torch: none of posexport's operators, scaled_dot_product_attention where it applies
 write_optimized  such a file through ONNX Runtime's transformers optimizer
 write_fused      such a file through onnxscript's fusions for ONNX Runtime, which know what torch's exporter writes
 
-All keep the artifact's inputs, outputs and dynamic dimensions, so whoever can run the artifact can run them. A peer
-that computes something else is no peer: what an optimizer breaks is refused, with how far off it is.
+All keep the artifact's inputs, outputs and dynamic dimensions, so whatever runs the artifact runs them. An
+alternative must compute the same: what an optimizer breaks is refused, with how far off it is.
 
 Measured with onnxruntime 1.31 and onnxscript 0.7: the first fuses no attention in anything that torch's exporter writes
 (its patterns start at the norm behind an attention and are those of the older, TorchScript exporter), only norms and
@@ -60,8 +60,7 @@ def write_plain(artifact: Path, output: Path, opset: int = 20) -> None:
         raise RequestError(
             f"opset is {opset}: torch's exporter writes {OPSETS[0]} to {OPSETS[-1]}, so give one of those."
         )
-    found = read_onnx(artifact)
-    model = _exported(found, opset)
+    model = _exported(read_onnx(artifact), opset)
     with staged() as files:
         if sum(tensor.nbytes for tensor in onnx_file.weights_of(model).values()) >= EXTERNAL_FROM:
             onnx_file.write_external(model, output, files)
@@ -78,14 +77,14 @@ def write_optimized(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
     """
     from onnxruntime.transformers import optimizer
 
-    found: list[onnx.ModelProto] = []
+    models: list[onnx.ModelProto] = []
     for kind in MODEL_TYPES:
         with _optimizing(plain, "ONNX Runtime's transformers optimizer"):
             made = optimizer.optimize_model(
                 str(plain), model_type=kind, num_heads=spec.num_heads, hidden_size=spec.hidden_size
             )
-        found.append(made.model)
-    best = min(found, key=lambda model: (-sum(_own_nodes(model)[name] for name in _ATTENTION), len(model.graph.node)))
+        models.append(made.model)
+    best = min(models, key=lambda model: (-sum(_own_nodes(model)[name] for name in _ATTENTION), len(model.graph.node)))
     _write_equal(best, plain, output, spec)
     return dict(_own_nodes(best))
 
@@ -107,7 +106,9 @@ def _optimizing(plain: Path, who: str) -> Iterator[None]:
         with _quiet():
             yield
     except Exception as error:  # whatever such a rewrite stumbles over
-        raise RequestError(f"{who} can't take {plain.name!r} ({_reason(error)}): leave this peer out.") from error
+        raise RequestError(
+            f"{who} can't take {plain.name!r} ({_reason(error)}): leave this alternative out."
+        ) from error
 
 
 def _own_nodes(model: onnx.ModelProto) -> Counter[str]:
@@ -133,12 +134,12 @@ def _check_equal(plain: Path, optimized: Path, spec: Spec) -> None:
     with _optimizing(optimized, "ONNX Runtime's CPU"):
         want, got = (ort.load(path, {}).run(inputs) for path in (plain, optimized))
     for name, value in want.items():
-        one, two = (np.asarray(each, dtype=np.float64) for each in (value, got[name]))
+        one, two = (np.asarray(output, dtype=np.float64) for output in (value, got[name]))
         error = float(np.abs(one - two).max()) if one.shape == two.shape else float("inf")
         if not error <= _EQUAL[spec.dtype] * max(1.0, float(np.abs(one).max())):
             raise RequestError(
                 f"the optimizer changed the function: {name} of {plain.name!r} is off by {error:.2g}, "
-                "so leave this peer out."
+                "so leave this alternative out."
             )
 
 
@@ -186,7 +187,7 @@ def _exported(artifact: Artifact, opset: int) -> ir.Model:
     except Exception as error:
         raise RequestError(
             f"torch's exporter can't write {spec.encoding.name} at opset {opset} ({_reason(error)}): "
-            "try another opset, or leave this peer out."
+            "try another opset, or leave this alternative out."
         ) from error
     assert program is not None
     model = program.model

@@ -1,6 +1,6 @@
 """The bench stage: latency and memory of an artifact on every runtime that is there, beside torch and the lower bound.
 
-Each runtime has its own process, so that its memory can be told and a crash ends only itself. They are called in
+Each runtime has its own process, so that its memory can be measured and a crash ends only itself. They are called in
 alternation (`rounds`); a turn is untimed runs, which wake threads that slept, and then a few timed ones. Quantiles are
 over all timed runs; ratios to the references are over rounds, of the median run of each turn.
 """

@@ -6,7 +6,7 @@ On the CPU both are run. The products, with every operand at hand and nothing be
     Q K^T and P V for each key head: [group*seq, head_dim] [head_dim, keys] and [group*seq, keys] [keys, head_dim]
 
 by torch (all heads at once, or one after another) or by ONNX Runtime, in the graph's dtype or in fp32, whichever is
-fastest here: that is found while warming up. Scores are whole rectangles, of as many keys as a query
+fastest here, as warming up shows. Scores are whole rectangles, of as many keys as a query
 sees where a layer has a window or chunks, and are written to memory between the two products: a kernel that skips
 masked keys, or keeps scores in its registers, can be faster. The bytes are the weights and what is cached (of a layer
 with a window or chunks, what is seen of it), in the graph's dtype, each read once; they bound decoding.
@@ -153,7 +153,7 @@ class LowerBoundRunner:
                 call()
                 self._method = str(self.method)
                 return call
-        _, self._method, call = max(_fastest(makers), _fastest(readers), key=lambda each: each[0])
+        _, self._method, call = max(_fastest(makers), _fastest(readers), key=lambda method: method[0])
         return call
 
     def describe(self) -> dict[str, str]:
@@ -170,14 +170,14 @@ def load(path: Path, device: str, threads: int | None) -> LowerBoundRunner:
 def _sizes(spec: Spec, inputs: Arrays) -> dict[str, int]:
     """The sizes of inputs by dimension; of a shared cache, what is in it before the run."""
     first = inputs["hidden_states" if spec.vocab_size is None else "input_ids"]
-    found = {"batch": first.shape[0], "seq": first.shape[1]}
+    sizes = {"batch": first.shape[0], "seq": first.shape[1]}
     if spec.cross:
-        found["encoder_seq"] = inputs["encoder_hidden_states"].shape[1]
+        sizes["encoder_seq"] = inputs["encoder_hidden_states"].shape[1]
     if spec.kv_cache == "shared":
-        found["past_seq"] = int(inputs["write_indices"].max())
+        sizes["past_seq"] = int(inputs["write_indices"].max())
     elif spec.kv_cache is not None:
-        found["past_seq"] = next(array for name, array in inputs.items() if name.startswith("past_key")).shape[2]
-    return found
+        sizes["past_seq"] = next(array for name, array in inputs.items() if name.startswith("past_key")).shape[2]
+    return sizes
 
 
 def _fastest(makers: Mapping[str, Callable[[], Callable[[], float]]]) -> tuple[float, str, Callable[[], float]]:
@@ -226,14 +226,14 @@ def _by_torch(todo: Work, dtype: torch.dtype, one_by_one: bool) -> Callable[[], 
     weights = [[some(n, k).T for _, k, n in todo.projections] for _ in range(count)]  # as Linear holds them
     caches = [(some(heads, keys, width), some(heads, keys, width)) for _ in range(count)]
     query, context = some(heads, rows, width), torch.empty(heads, rows, width, dtype=dtype)
-    scores = {each[-1]: some(step, rows, each[-1]) for each in todo.attention}
+    scores = {keys: some(step, rows, keys) for *_, keys in todo.attention}
 
     def call() -> None:
         for layer in range(todo.layers):
             for (m, k, n), weight in zip(todo.projections, weights[layer % count], strict=True):
                 torch.mm(entries[m, k], weight, out=exits[m, n])
             seen = todo.attention_of(layer)[-1]
-            key, value = (each[:, :seen] for each in caches[layer % count])
+            key, value = (cache[:, :seen] for cache in caches[layer % count])
             for at in range(0, heads, step):
                 part = slice(at, at + step)
                 torch.bmm(query[part], key[part].transpose(1, 2), out=scores[seen])
@@ -250,15 +250,15 @@ def _by_ort(todo: Work, dtype: torch.dtype, threads: int | None) -> Callable[[],
 
     kind = TensorProto.FLOAT16 if dtype == torch.float16 else TensorProto.FLOAT
     random = np.random.default_rng(0)
-    held: dict[str, Any] = {}
+    bound: dict[str, Any] = {}
     nodes: list[Any] = []
     weights: list[Any] = []
     values: dict[str, list[Any]] = {"in": [], "out": []}
 
     def entry(name: str, *shape: int) -> str:
-        if name not in held:
+        if name not in bound:
             array = random.standard_normal(shape, dtype=np.float32).astype(helper.tensor_dtype_to_np_dtype(kind))
-            held[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+            bound[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
             values["in"].append(helper.make_tensor_value_info(name, kind, shape))
         return name
 
@@ -267,11 +267,11 @@ def _by_ort(todo: Work, dtype: torch.dtype, threads: int | None) -> Callable[[],
         nodes.append(helper.make_node("MatMul", [one, other], [name]))
         values["out"].append(helper.make_tensor_value_info(name, kind, shape))
         same = str(shape)  # outputs of one shape share one place
-        if same not in held:
-            held[same] = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+        if same not in bound:
+            bound[same] = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
                 shape, np.float16 if kind == TensorProto.FLOAT16 else np.float32
             )
-        held[name] = held[same]
+        bound[name] = bound[same]
 
     count = _layers(todo, dtype.itemsize)
     for layer in range(todo.layers):
@@ -294,9 +294,9 @@ def _by_ort(todo: Work, dtype: torch.dtype, threads: int | None) -> Callable[[],
     session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
     for value in session.get_inputs():
-        binding.bind_ortvalue_input(value.name, held[value.name])
+        binding.bind_ortvalue_input(value.name, bound[value.name])
     for value in session.get_outputs():
-        binding.bind_ortvalue_output(value.name, held[value.name])
+        binding.bind_ortvalue_output(value.name, bound[value.name])
 
     def once() -> float:
         start = time.perf_counter()

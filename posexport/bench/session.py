@@ -1,4 +1,4 @@
-"""One session of a benchmark: a process for each candidate, rounds in alternation, and what came of it.
+"""One session of a benchmark: a process for each candidate, rounds in alternation, and their results.
 
 Memory placement and thread affinity bias a process for life, so each session starts new ones: it opens a process for
 every candidate, times every shape and closes them. Several sessions show how much of a ratio is that bias.

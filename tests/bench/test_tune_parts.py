@@ -88,9 +88,9 @@ def test_facts_are_found_once_and_again_after_what_they_depend_on_changed(tmp_pa
     store = Store(tmp_path / "cache")
     assert [store.get({"sha": "a"}, find)["value"] for _ in range(2)] == [1, 1]
     assert store.get({"sha": "b"}, find)["value"] == 2
-    assert store.found == 0
+    assert store.reused == 0
     later = Store(tmp_path / "cache")
-    assert (later.get({"sha": "a"}, find)["value"], later.found) == (1, 1)
+    assert (later.get({"sha": "a"}, find)["value"], later.reused) == (1, 1)
     assert Store(tmp_path / "cache", resume=False).get({"sha": "a"}, find)["value"] == 3
     assert (tmp_path / "cache/.posexport-tune/.gitignore").read_text() == "*\n"
 

@@ -1,4 +1,4 @@
-"""What a tuning has already found out, in a folder: an interrupted one goes on from there, a repeated one is quick.
+"""The facts that tunings have measured, in a folder: an interrupted tuning goes on from there, a repeated one is quick.
 
 A fact is kept under the hash of everything that it depends on (bytes of files, options, sizes, versions, the machine),
 in `<hash>.json`; whatever changes makes another hash. The programs themselves lie in a folder of each tuning's own,
@@ -24,14 +24,14 @@ _VERSION = 2
 
 
 class Store:
-    """Facts by what they depend on. `resume` False: nothing is read, all is found anew."""
+    """Facts by what they depend on. `resume` False: nothing is read, everything is measured anew."""
 
     def __init__(self, folder: Path, resume: bool = True) -> None:
         self._folder, self._resume = folder if folder.name == FOLDER else folder / FOLDER, resume
-        self.found = 0
-        """How many facts were there from an earlier tuning."""
-        self._own: set[Path] = set()
-        self._passing: dict[Path, dict[str, Any]] = {}  # what isn't kept, for as long as this tuning runs
+        self.reused = 0
+        """How many facts came from an earlier tuning."""
+        self._seen: set[Path] = set()
+        self._temporary: dict[Path, dict[str, Any]] = {}  # what isn't kept, for as long as this tuning runs
         self._files: Path | None = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -61,23 +61,23 @@ class Store:
         says that it will be so next time too."""
         text = json.dumps({"version": _VERSION, **key}, sort_keys=True, separators=(",", ":"))
         path = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-        known = self._read(path, json.loads(text)) if self._resume or path in self._own else None
+        known = self._read(path, json.loads(text)) if self._resume or path in self._seen else None
         if known is not None:
-            self.found += path not in self._own
-            self._own.add(path)
+            self.reused += path not in self._seen
+            self._seen.add(path)
             return known
-        if path in self._passing:
-            return self._passing[path]
+        if path in self._temporary:
+            return self._temporary[path]
         fact = find()
         if not keep(fact):
-            self._passing[path] = fact
+            self._temporary[path] = fact
         else:
-            self._own.add(path)
+            self._seen.add(path)
             write_json(path, {"key": json.loads(text), "fact": fact})
         return fact
 
     def clear_files(self) -> None:
-        """Remove the programs; what was found out of them stays."""
+        """Remove the programs; the facts about them stay."""
         if self._files is not None:
             shutil.rmtree(self._files, ignore_errors=True)
             self._files = None
@@ -86,7 +86,7 @@ class Store:
     def _read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
         try:
             data = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):  # not there, or damaged: then it is found anew
+        except (OSError, ValueError, RecursionError):  # not there, or damaged: then it is measured anew
             return None
         whole = isinstance(data, dict) and data.get("key") == key and isinstance(data.get("fact"), dict)
         return dict(data["fact"]) if whole else None

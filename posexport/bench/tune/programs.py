@@ -1,7 +1,7 @@
-"""The programs of a tuning on the disk: exported once, sized for the scenario, and told apart by what they compute.
+"""The programs of a tuning on the disk: exported once, sized for the scenario, and identified by what they compute.
 
-The store keeps what is so for good: files, sizes, graphs, and what the scenario refuses. A full disk, a crash or a time
-limit is trouble of today, and is asked about again the next time.
+The store keeps lasting facts: files, sizes, graphs, and what the scenario refuses. A full disk, a crash or a time limit
+is temporary, and is tried again the next time.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Programs:
         manifest = write_onnx(model, path)  # where this can't be done, the tuning can't go on
         self._made.add(path)
         data = [path, *(path.with_name(name) for name in manifest.external_data)]
-        return {"sha256": content(manifest), "size": sum(each.stat().st_size for each in data)}
+        return {"sha256": content(manifest), "size": sum(file.stat().st_size for file in data)}
 
     def _prepare(self, program: Program) -> dict[str, Any]:
         from posexport.bench.shapes import free_dimensions, load_for_bench, scenario_sizes

@@ -75,7 +75,7 @@ class TuneRequest:
         if options.weights is not None:
             path = Path(options.weights)
             spec, _ = weights_of(options.weights, next(iter(specs.values())), "bias" in self.block_options)
-            specs.update({dtype: attrs.evolve(each, bias=spec.bias) for dtype, each in specs.items()})
+            specs.update({dtype: attrs.evolve(typed, bias=spec.bias) for dtype, typed in specs.items()})
             source = file_weights(path)
             return block(
                 load=lambda dtype: read_weights(path, specs[dtype]),

@@ -261,7 +261,7 @@ class Tuning:
                 seconds=round(seconds, 3),
                 timed_runs=self.timer.cost.runs,
                 everything_runs=self._ranking.full_runs(distinct),
-                known_before=self._store.found,
+                known_before=self._store.reused,
             ),
             machine_load=round(self.timer.machine_load, 3),
             machine=self.machine,

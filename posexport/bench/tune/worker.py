@@ -31,7 +31,8 @@ def identify(path: str, runtime_name: str, level: str | None) -> dict[str, Any]:
     import onnx.inliner
 
     file = Path(path)
-    size = sum(each.stat().st_size for each in (file, file.with_name(f"{file.name}.data")) if each.exists())
+    files = (file, file.with_name(f"{file.name}.data"))
+    size = sum(part.stat().st_size for part in files if part.exists())
     if size > LARGEST:
         return {"identity": f"{file.name} {level}"}
     if not runtime_name.startswith("ort"):
@@ -84,10 +85,10 @@ def _attributes(node: Any, imported: dict[str, int]) -> list[str]:
 
     try:
         schema = onnx.defs.get_schema(node.op_type, imported.get(node.domain, 1), node.domain)
-        usual = {name: each.default_value for name, each in schema.attributes.items() if each.default_value.type}
+        usual = {name: one.default_value for name, one in schema.attributes.items() if one.default_value.type}
     except onnx.defs.SchemaError:  # an operator of ONNX Runtime's own
         usual = {}
-    found = []
+    parts = []
     for given in node.attribute:
         value = onnx.helper.get_attribute_value(given)
         if given.name in usual and value == onnx.helper.get_attribute_value(usual[given.name]):
@@ -96,8 +97,8 @@ def _attributes(node: Any, imported: dict[str, int]) -> list[str]:
             value = _tensor(given.t)
         elif given.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
             value = given.SerializeToString(deterministic=True)
-        found.append(f"{given.name}={value!r}")
-    return sorted(found)
+        parts.append(f"{given.name}={value!r}")
+    return sorted(parts)
 
 
 def _tensor(tensor: Any) -> str:

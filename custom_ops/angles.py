@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first, rank_of
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, rank_of
 
 HALF_TURN, SPLIT = 1 << 49, 4096
 """Half a turn in the units of exact_sinusoids, and the number of positions that its first turns stand for."""
@@ -290,7 +290,6 @@ position_temperature = Operator(
     inputs=("q", "positions"),
     outputs=("scaled",),
     eager=_temperature,
-    fake=like_first,
     body=_temperature_onnx,
 )
 """q [B, S, N*head_dim] times 1 + attn_scale log(1 + (p + 1) // floor_scale)."""

@@ -17,8 +17,8 @@ import torch
 
 from posexport.custom_ops.attention_forms import bodies
 from posexport.custom_ops.buffers import repeated_onnx
-from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first, rank_of, size_of
-from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visible, visible_onnx
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, rank_of, size_of
+from posexport.custom_ops.visibility import Heads, Lengths, lengths_onnx, sink_onnx, visible, visible_onnx
 
 MASKED = -3.0e38
 """The logit of a key that is not seen: finite, so that no row becomes NaN, and 0 after softmax with any other key."""
@@ -134,7 +134,7 @@ def attention_onnx(
     v: ir.Value,
     added: tuple[ir.Value | None, ir.Value | None, ir.Value | None],
     heads: Heads,
-    lengths: tuple[ir.Value, ir.Value],
+    lengths: Lengths,
     write_indices: ir.Value | None = None,
 ) -> ir.Value:
     """q [B, S, N*head_dim], k [B, N, head_dim, T], v [B, N, T, head_dim]; `added` are bias, mask and sinks, `lengths` S
@@ -159,7 +159,7 @@ def weights_onnx(
     k: ir.Value,
     added: tuple[ir.Value | None, ir.Value | None, ir.Value | None],
     heads: Heads,
-    lengths: tuple[ir.Value, ir.Value],
+    lengths: Lengths,
     write_indices: ir.Value | None,
 ) -> tuple[ir.Value, ir.Value | None]:
     """The weights of attention [B, N, S, T] in q's dtype, with sinks one more column in front, and the visible keys."""
@@ -230,7 +230,6 @@ attend = Operator(
     inputs=("q", "k", "v", "bias", "mask", "sinks"),
     outputs=("attended",),
     eager=_attend,
-    fake=like_first,
     body=_attend_onnx,
     forms=bodies(0, False),
 )

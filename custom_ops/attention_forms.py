@@ -19,7 +19,7 @@ import onnx_ir as ir
 from posexport.custom_ops.buffers import grown_onnx, heads_onnx, repeated_onnx, written_onnx
 from posexport.custom_ops.operator import Body, Ops, cast, constant, dtype_of, shape_of, size_of
 from posexport.custom_ops.unsupported import GROUPED_WIDTH, AttentionCall, unsupported_reason
-from posexport.custom_ops.visibility import Heads, lengths_onnx, sink_onnx, visible_onnx
+from posexport.custom_ops.visibility import Heads, Lengths, lengths_onnx, sink_onnx, visible_onnx
 from posexport.errors import RequestError
 
 LOWEST = {ir.DataType.FLOAT: -3.0e38, ir.DataType.FLOAT16: -65504.0, ir.DataType.BFLOAT16: -3.0e38}
@@ -56,7 +56,7 @@ class Call:
         """Whether there are always as many keys as queries, and none is cached."""
         return self.past is None and shape_of(self.q)[1] == shape_of(self.k)[1]
 
-    def lengths(self) -> tuple[ir.Value, ir.Value]:
+    def lengths(self) -> Lengths:
         """The numbers of queries and keys, as scalars."""
         if self.past is None:
             return lengths_onnx(self.op, self.q, self.k, 1)
@@ -265,25 +265,21 @@ def _contrib(call: Call, target: str) -> tuple[ir.Value, ...]:
 
 
 def bodies(pasts: int, writes: bool) -> dict[str, Body]:
-    """The bodies of one kind of attention by form, for an operator whose inputs are q, k, v, `pasts` caches,
-    write_indices where it `writes`, and bias, mask and sinks."""
+    """The bodies by form for an operator with the inputs q, k, v, `pasts` caches, write_indices where it `writes`, and
+    bias, mask and sinks."""
+    cache = "shared" if writes else "concat" if pasts else None
 
     def body(form: str, target: str) -> Body:
-        def make(op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, *rest: ir.Value | None, **attributes: Any) -> Any:
-            past = rest[:pasts]
-            write_indices = rest[pasts] if writes else None
-            heads = Heads(**attributes)
-            caches = (past[0], past[1]) if past[0:1] and past[0] is not None and past[1] is not None else None
-            bias, mask, sinks = rest[pasts + writes :]
-            call = Call(op, q, k, v, caches, write_indices, bias, mask, sinks, heads)
-            cache = "shared" if writes else "concat" if pasts else None
-            reason = unsupported_reason(
-                form, target, AttentionCall(cache, heads.softcap > 0, call.head_dim, call.square)
-            )
+        def make(op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, *inputs: Any, **attributes: Any) -> Any:
+            heads, past = Heads(**attributes), (inputs[0], inputs[1]) if pasts else None
+            bias, mask, sinks = inputs[pasts + writes :]
+            call = Call(op, q, k, v, past, inputs[pasts] if writes else None, bias, mask, sinks, heads)
+            features = AttentionCall(cache, heads.softcap > 0, call.head_dim, call.square)
+            reason = unsupported_reason(form, target, features)
             if reason is not None:
                 raise RequestError(f"{reason}.")
-            made = _native(call, target == "ort") if form == "native" else _contrib(call, target)
-            return made if pasts else made[0]
+            outputs = _native(call, target == "ort") if form == "native" else _contrib(call, target)
+            return outputs if pasts else outputs[0]
 
         return make
 

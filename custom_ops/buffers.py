@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from posexport.custom_ops.operator import Ops
-from posexport.custom_ops.visibility import Heads
+from posexport.custom_ops.visibility import Heads, Lengths
 
 
 def heads_onnx(op: Ops, t: ir.Value, num_heads: int) -> ir.Value:
@@ -19,12 +19,7 @@ def grown_onnx(op: Ops, past: ir.Value, new: ir.Value, num_kv_heads: int) -> ir.
 
 
 def written_onnx(
-    op: Ops,
-    buffer: ir.Value,
-    new: ir.Value,
-    write_indices: ir.Value,
-    lengths: tuple[ir.Value, ir.Value],
-    num_kv_heads: int,
+    op: Ops, buffer: ir.Value, new: ir.Value, write_indices: ir.Value, lengths: Lengths, num_kv_heads: int
 ) -> ir.Value:
     """The buffer [B, K, M, head_dim] with new [B, S, K*head_dim] at write_indices[b] ... + S - 1.
 
@@ -40,12 +35,7 @@ def written_onnx(
 
 
 def scattered_onnx(
-    op: Ops,
-    buffer: ir.Value,
-    new: ir.Value,
-    write_indices: ir.Value,
-    lengths: tuple[ir.Value, ir.Value],
-    num_kv_heads: int,
+    op: Ops, buffer: ir.Value, new: ir.Value, write_indices: ir.Value, lengths: Lengths, num_kv_heads: int
 ) -> ir.Value:
     """As `written_onnx`, by a scatter of the new rows: on ONNX Runtime, a tenth of a decode step's time."""
     (seq, _), batch = lengths, op.Shape(new, start=0, end=1)

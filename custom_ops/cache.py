@@ -22,7 +22,7 @@ from posexport.custom_ops.attention import attention, attention_onnx, keys_onnx,
 from posexport.custom_ops.attention_forms import bodies
 from posexport.custom_ops.buffers import grown_onnx, repeated_onnx, scattered_onnx, written_onnx
 from posexport.custom_ops.operator import Body, Operator, Ops, size_of
-from posexport.custom_ops.visibility import Heads, lengths_onnx
+from posexport.custom_ops.visibility import Heads, Lengths, lengths_onnx
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -49,13 +49,7 @@ def _cached(
     return attention(q, key, value, bias, mask, sinks, heads), key, value
 
 
-def _cached_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    past_key: torch.Tensor,
-    *_: object,
-) -> Three:
+def _cached_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, past_key: torch.Tensor, *_: object) -> Three:
     batch, heads, past, width = past_key.shape
     present = (batch, heads, past + q.shape[1], width)
     return torch.empty_like(q), past_key.new_empty(present), past_key.new_empty(present)
@@ -67,7 +61,7 @@ def _attended_onnx(
     caches: tuple[ir.Value, ir.Value],
     added: tuple[ir.Value | None, ...],
     heads: Heads,
-    lengths: tuple[ir.Value, ir.Value],
+    lengths: Lengths,
     write_indices: ir.Value | None = None,
 ) -> ir.Value:
     key, value = caches
@@ -141,15 +135,8 @@ def _shared(
     return attention(q, key, value, bias, mask, sinks, heads, write_indices), key, value
 
 
-def _shared_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    past_key: torch.Tensor,
-    past_value: torch.Tensor,
-    *_: object,
-) -> Three:
-    return torch.empty_like(q), torch.empty_like(past_key), torch.empty_like(past_value)
+def _shared_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, past: torch.Tensor, *_: object) -> Three:
+    return torch.empty_like(q), torch.empty_like(past), torch.empty_like(past)
 
 
 def _shared_onnx(write: Callable[..., ir.Value]) -> Body:

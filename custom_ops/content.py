@@ -22,7 +22,7 @@ from posexport.custom_ops.bias import FP32, behind, fake_logits, offsets_onnx, w
 from posexport.custom_ops.buffers import grown_onnx, heads_onnx, written_onnx
 from posexport.custom_ops.cache import written
 from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, rank_of, size_of
-from posexport.custom_ops.visibility import Heads, lengths_onnx, visible, visible_onnx
+from posexport.custom_ops.visibility import Heads, Lengths, lengths_onnx, visible, visible_onnx
 
 
 def picked_onnx(op: Ops, scores: ir.Value, index: ir.Value, num_heads: int) -> ir.Value:
@@ -30,7 +30,7 @@ def picked_onnx(op: Ops, scores: ir.Value, index: ir.Value, num_heads: int) -> i
     return op.GatherElements(scores, op.Expand(op.Unsqueeze(index, [1]), [1, num_heads, 1, 1]), axis=-1)
 
 
-def key_lengths_onnx(op: Ops, q: ir.Value, k: ir.Value) -> tuple[ir.Value, ir.Value]:
+def key_lengths_onnx(op: Ops, q: ir.Value, k: ir.Value) -> Lengths:
     """The numbers of queries and of keys, with a cache or without."""
     return lengths_onnx(op, q, k, rank_of(k) - 2)
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of
 
 
 def _head_norm(x: torch.Tensor, weight: torch.Tensor | None, head_dim: int, eps: float) -> torch.Tensor:
     heads = x.unflatten(-1, (-1, head_dim))
     wide = heads.to(torch.promote_types(x.dtype, torch.float32))
     normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-    made: torch.Tensor = (normed if weight is None else weight * normed).flatten(2)
-    return made
+    return torch.flatten(normed if weight is None else weight * normed, 2)
 
 
 def _head_norm_onnx(op: Ops, x: ir.Value, weight: ir.Value | None, *, head_dim: int, eps: float) -> ir.Value:
@@ -41,7 +40,6 @@ head_norm = Operator(
     inputs=("x", "weight"),
     outputs=("normed",),
     eager=_head_norm,
-    fake=like_first,
     body=_head_norm_onnx,
     forms={"native": _head_norm_native},
 )

@@ -17,7 +17,7 @@ from posexport.custom_ops.attention import heads_of, keys_onnx, to_heads, weight
 from posexport.custom_ops.bias import FP32, behind, fake_logits, offsets_onnx, wide
 from posexport.custom_ops.buffers import heads_onnx
 from posexport.custom_ops.content import key_lengths_onnx, picked_onnx
-from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first, size_of
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, size_of
 from posexport.custom_ops.visibility import Heads
 
 
@@ -144,6 +144,5 @@ offset_values = Operator(
     inputs=("q", "k", "bias", "mask", "sinks", "write_indices", "q_positions", "k_positions", "table"),
     outputs=("added",),
     eager=_offset_values,
-    fake=like_first,
     body=_offset_values_onnx,
 )

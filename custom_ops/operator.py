@@ -51,12 +51,18 @@ def plain_torch() -> Iterator[None]:
         _PLAIN.reset(token)
 
 
+def like_first(first: torch.Tensor, *_: object) -> torch.Tensor:
+    """The fake of an operator whose output has the shape and dtype of its first input."""
+    return torch.empty_like(first)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operator(Generic[R]):
     """`inputs` and `outputs` are tensors by name; the parameters of `eager` after the inputs are attributes.
 
-    `body` is the operator in standard ONNX. `forms` holds better bodies: under "form" for all targets, and under
-    "form:target" where one target supports more than the others.
+    `fake` gives empty outputs of the right shapes and dtypes, by default like the first input. `body` is the operator
+    in standard ONNX. `forms` holds better bodies: under "form" for all targets, and under "form:target" for one
+    that supports more.
     """
 
     name: str
@@ -64,7 +70,7 @@ class Operator(Generic[R]):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     eager: Callable[..., R]
-    fake: Callable[..., R]
+    fake: Callable[..., Any] = like_first
     body: Body
     forms: Mapping[str, Body] = field(default_factory=dict)
 
@@ -92,11 +98,6 @@ class Operator(Generic[R]):
         names = list(signature(self.eager).parameters)
         values = (tuple(arg) if isinstance(arg, list) else arg for arg in args[len(self.inputs) :])
         return dict(zip(names[len(self.inputs) :], values, strict=True))
-
-
-def like_first(first: torch.Tensor, *_: object) -> torch.Tensor:
-    """The fake of an operator whose output has the shape and dtype of its first input."""
-    return torch.empty_like(first)
 
 
 def dtype_of(value: ir.Value) -> ir.DataType:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.custom_ops.bias import fake_logits, offsets_onnx, wide
-from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first, shape_of, size_of
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, shape_of, size_of
 
 
 def _score(
@@ -158,6 +158,5 @@ add_head_bias = Operator(
     inputs=("q", "bias"),
     outputs=("biased",),
     eager=_head_bias,
-    fake=like_first,
     body=_head_bias_onnx,
 )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 import torch
 
-from posexport.custom_ops.operator import Operator, Ops, cast, dtype_of, like_first, rank_of, size_of
+from posexport.custom_ops.operator import Operator, Ops, cast, dtype_of, rank_of, size_of
 
 
 def _rotate(
@@ -49,25 +49,23 @@ def _rotate_onnx(
     if 2 * pairs < head_dim:
         turned, kept = op.Split(turned, [2 * pairs, head_dim - 2 * pairs], axis=-1, _outputs=2)
     shape = [0, 0, -1, 2 * pairs]
-    made: ir.Value
     if interleaved:
         turned = op.Reshape(turned, [0, 0, -1, pairs, 2])
         cos, sin = (op.Unsqueeze(t, [4]) for t in (cos, sin))
-        made = op.Reshape(_turned_onnx(op, turned, cos, sin), shape)
+        rotated = op.Reshape(_turned_onnx(op, turned, cos, sin), shape)
     elif len(runs) == 1:
-        made = _turned_onnx(op, turned, cos, sin)
+        rotated = _turned_onnx(op, turned, cos, sin)
     elif len(set(runs)) == 1:
         turned = op.Reshape(turned, [0, 0, -1, len(runs), 2 * runs[0]])
         cos, sin = (op.Reshape(t, [0, 0, -1, len(runs), runs[0]]) for t in (cos, sin))
-        made = op.Reshape(_turned_onnx(op, turned, cos, sin), shape)
+        rotated = op.Reshape(_turned_onnx(op, turned, cos, sin), shape)
     else:
         doubled, count = [2 * run for run in runs], {"_outputs": len(runs), "axis": -1}
         parts = (op.Split(turned, doubled, **count), *(op.Split(t, [*runs], **count) for t in (cos, sin)))
-        made = op.Concat(*(_turned_onnx(op, *part) for part in zip(*parts, strict=True)), axis=-1)
+        rotated = op.Concat(*(_turned_onnx(op, *part) for part in zip(*parts, strict=True)), axis=-1)
     if kept is not None:
-        made = op.Concat(made, kept, axis=-1)
-    made = op.Reshape(made, [0, 0, -1])
-    return made
+        rotated = op.Concat(rotated, kept, axis=-1)
+    return op.Reshape(rotated, [0, 0, -1])
 
 
 def _turned_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
@@ -152,7 +150,6 @@ rotate = Operator(
     inputs=("x", "cos", "sin"),
     outputs=("rotated",),
     eager=_rotate,
-    fake=like_first,
     body=_rotate_onnx,
     forms={"native": _rotate_native, "contrib": _rotate_contrib},
 )
@@ -202,10 +199,10 @@ def _features_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_d
     a, b = op.Split(pairs, num_outputs=2, axis=-1, _outputs=2)
     across = op.Reshape(op.Concat(op.Neg(b), a, axis=-1), [0, 0, -1, width])
     cos, sin = (op.Unsqueeze(cast(op, t, dtype_of(x)), [2]) for t in (cos, sin))
-    made = op.Add(op.Mul(turned, cos), op.Mul(across, sin))
+    rotated = op.Add(op.Mul(turned, cos), op.Mul(across, sin))
     if kept is not None:
-        made = op.Concat(made, kept, axis=-1)
-    return op.Reshape(made, [0, 0, -1])
+        rotated = op.Concat(rotated, kept, axis=-1)
+    return op.Reshape(rotated, [0, 0, -1])
 
 
 rotate_features = Operator(
@@ -214,6 +211,5 @@ rotate_features = Operator(
     inputs=("x", "cos", "sin"),
     outputs=("rotated",),
     eager=_features,
-    fake=like_first,
     body=_features_onnx,
 )

@@ -75,7 +75,11 @@ def visible(
     return seen
 
 
-def lengths_onnx(op: Ops, q: ir.Value, k: ir.Value, axis: int) -> tuple[ir.Value, ir.Value]:
+Lengths = tuple[ir.Value, ir.Value]
+"""The numbers of queries and of keys, as scalars."""
+
+
+def lengths_onnx(op: Ops, q: ir.Value, k: ir.Value, axis: int) -> Lengths:
     """The numbers of queries (axis 1 of `q`) and of keys (`axis` of `k`), as scalars."""
     return op.Squeeze(op.Shape(q, start=1, end=2)), op.Squeeze(op.Shape(k, start=axis, end=axis + 1))
 

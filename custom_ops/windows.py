@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.custom_ops.bias import FP32, behind, offsets_onnx, per_table, wide
-from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of, like_first
+from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of
 
 
 def _bias(q_positions: torch.Tensor, k_positions: torch.Tensor, table: torch.Tensor, size: int) -> torch.Tensor:
@@ -105,6 +105,5 @@ cosine_heads = Operator(
     inputs=("x", "logit_scale"),
     outputs=("normed",),
     eager=_cosine,
-    fake=like_first,
     body=_cosine_onnx,
 )

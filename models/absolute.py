@@ -55,7 +55,7 @@ class Learned(Encoding):
 class Sinusoidal(Encoding):
     """Sines and cosines of the position at geometrically spaced frequencies.
 
-    `order` says which comes first, `layout` whether they alternate feature by feature or each fill one half.
+    `order` says which comes first; `layout` whether they alternate, or sines fill one half and cosines the other.
     """
 
     name: ClassVar[str] = "sinusoidal"

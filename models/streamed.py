@@ -51,7 +51,8 @@ class Streamed:
                     states[at] = x_BSD, shared, caches
                 weights.clear()  # before the next layer's are read
         names = list(graph_outputs(self.spec))
-        return [dict(zip(names, (state[0], *made), strict=True)) for state, made in zip(states, presents, strict=True)]
+        outputs = ((state[0], *present) for state, present in zip(states, presents, strict=True))
+        return [dict(zip(names, tensors, strict=True)) for tensors in outputs]
 
     def _prepare(self, inputs: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Tensor, SharedInputs, list[Cache | None]]]:
         embedding = self._placed(InputEmbedding(self.spec, self._dtype))

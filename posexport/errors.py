@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 import attrs
@@ -58,6 +57,8 @@ class RuntimeMissingError(PosexportError):
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> RequestError:
     """The error for a name outside a table, with the nearest name that is in it."""
+    import difflib
+
     names = list(allowed)
     near = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -9,8 +9,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +40,8 @@ class Staged:
 
         Raises RequestError where the folder is not there or can't be written.
         """
+        import tempfile
+
         check_target(target)
         try:
             handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
@@ -111,6 +111,8 @@ def check_target(target: Path) -> None:
 
 def check_writable(target: Path) -> None:
     """RequestError where no file can be written at `target`: told before the work whose result shall stand there."""
+    import tempfile
+
     check_target(target)
     try:
         with tempfile.NamedTemporaryFile(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent):
@@ -139,6 +141,8 @@ def read_bytes(path: Path) -> bytes:
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The table in a TOML file, which `what` names in words; RequestError where there is none."""
+    import tomllib
+
     try:
         return tomllib.loads(read_bytes(path).decode())
     except OSError as error:
@@ -172,6 +176,8 @@ def write_folder(target: Path, fill: Callable[[Path], None], beside: Mapping[Pat
     What stands there gives way, and the small files `beside` (path to bytes) change with it. Raises RequestError where
     the place can't be written; whatever is raised, everything is then as it was.
     """
+    import tempfile
+
     temporary: Path | None = None
     try:
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from posexport import machine
 from posexport.errors import PosexportError, Reason, RuntimeMissingError
 
 KILLED = "killed"
@@ -72,6 +71,8 @@ def failure_of(reply: Mapping[str, Any]) -> Reason | None:
 
 def explain(error: Exception) -> Reason:
     """The code and the text of an error that a request's work raised."""
+    from posexport import machine
+
     if isinstance(error, PosexportError):
         return Reason(MISSING if isinstance(error, RuntimeMissingError) else INVALID, str(error))
     return Reason(MEMORY if machine.is_short(error) else FAILED, f"{type(error).__name__}: {error}")

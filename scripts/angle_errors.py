@@ -10,6 +10,7 @@ import click
 from posexport.cli import console
 from posexport.errors import RequestError
 from posexport.files import json_bytes, staged
+from posexport.machine import describe_cpu, machine
 from posexport.models import read_spec
 from posexport.runtimes import RUNTIMES
 from posexport.spec.spec import ANGLES, DTYPES, Spec
@@ -17,6 +18,7 @@ from posexport.verify.angles import EXACT, POSITIONS, Measured, measure
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, PAGE = ROOT / "docs/results/angles.json", ROOT / "docs/results/angles.md"
+MACHINE = ("cpu", "vendor", "cores", "instruction_sets", "os")
 SIZES = {"hidden_size": 768, "num_heads": 12}
 _LONGER: dict[str, Any] = {"factor": 4, "original_max_position_embeddings": 4096}
 
@@ -109,7 +111,8 @@ def page(data: dict[str, Any]) -> bytes:
     lines += ["", "## Without exact angles", "", *(f"- {case}: {why}" for case, why in data["refused"].items())]
     lines += ["", "## Not run", "", *(f"- {name}: {why}" for name, why in data["not_run"].items())]
     engines = ", ".join(f"{runtime} is {engine}" for runtime, engine in data["engines"].items())
-    return ("\n".join([*lines, "", f"Here {engines}.", ""])).encode()
+    last = f"Measured on {describe_cpu(data['machine'])}; {engines}."
+    return ("\n".join([*lines, "", last, ""])).encode()
 
 
 def _line(cells: list[str]) -> str:
@@ -126,10 +129,12 @@ def main() -> None:
     for result in failed:
         spec = result.spec
         click.echo(f"failed: {cases[spec]}, {spec.angles}, on {result.runtime}: {result.reason}", err=True)
+    facts = machine()
     not_run = [result for result in measured if result.reason is not None and not result.failed]
     data = {
         "positions": POSITIONS,
         "sizes": SIZES,
+        "machine": {name: facts[name] for name in MACHINE},
         "engines": {result.runtime: result.engine for result in measured if result.engine is not None},
         "refused": refused,
         "not_run": {result.runtime: result.reason for result in not_run},

@@ -49,9 +49,9 @@ class Rotary:
 
     def read(self, config: Config, head_dim: int) -> Data:
         """Parameters that `rope` and `mrope` share, without `layout`."""
-        return self.of(config, self.table(config), head_dim, self.theta_beside(config))
+        return self.of(config, self.table(config), head_dim, self.theta_outside(config))
 
-    def theta_beside(self, config: Config) -> float:
+    def theta_outside(self, config: Config) -> float:
         """Theta outside the table, for tables that have none."""
         return config.number(*self.theta_names, default=self.theta)
 
@@ -126,7 +126,7 @@ class ByKind:
         if new.data and old.data:
             raise config.wrong("rope_scaling", "null where rope_parameters is given: drop one of them")
         table = old if old.data and kind in self.scaled else new
-        return rotary.of(config, table, head_dim, rotary.theta_beside(config))
+        return rotary.of(config, table, head_dim, rotary.theta_outside(config))
 
 
 def axial_theta(config: Config, name: str) -> float:

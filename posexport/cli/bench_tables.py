@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from posexport.bench.result import Benchmark, Change, Gate, Shape, Timing
     from posexport.bench.statistics import Ratio
 
-_COLUMNS = ("runtime", "median ms", "p10 - p90", "x lower bound", "x torch eager", "tokens/s", "memory", "state")
+COLUMNS = ("runtime", "median ms", "p10 - p90", "x lower bound", "x torch eager", "tokens/s", "memory", "state")
 _OTHERS = {"torch-compile": "x torch.compile", "torch-onnx": "x torch's export", "ort-optimizer": "x ORT's optimizer"}
 _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "state")
 
@@ -28,7 +28,7 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
         if result.processes > 1:
             title += f" in {result.processes} processes"
         title += f"; {describe_cpu(result.machine)}"
-        console.show_table(title, _COLUMNS, [_row(timing) for timing in shape.results], right=_COLUMNS[1:-1])
+        console.show_table(title, COLUMNS, [_row(timing) for timing in shape.results], right=COLUMNS[1:-1])
         if alternatives:
             right = tuple(_OTHERS.values())
             rows = [_others(timing) for timing in shape.results if timing.seconds is not None]

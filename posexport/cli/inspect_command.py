@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from posexport.artifact.paths import check_artifact
 from posexport.cli import console
-from posexport.errors import RequestError
 
 if TYPE_CHECKING:
     from posexport.spec.contract import Values
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 def inspect(file: str, as_json: bool) -> None:
     """Show the spec, form, inputs, operators, functions and sizes of an artifact (.onnx or .plan)."""
     path = Path(file)
-    if path.suffix not in (".onnx", ".plan"):
-        raise RequestError(f"{file!r} is neither .onnx nor .plan: give an artifact of posexport.")
+    check_artifact(path)
     found, fault = _onnx(path) if path.suffix == ".onnx" else _plan(path)
     if fault is not None:
         console.warn(f"{file}: {fault}.")

@@ -10,6 +10,7 @@ import click
 
 from posexport.cli import console
 from posexport.errors import RequestError
+from posexport.report.paths import check_paths
 
 if TYPE_CHECKING:
     from posexport.report.page.blocks import Box
@@ -37,6 +38,7 @@ def report(results: tuple[str, ...], output: str, markdown: str | None, title: s
     summary_file = None if markdown is None else _target("--markdown", markdown, ())
     if summary_file is not None and summary_file.resolve() == page_file.resolve():
         raise RequestError(f"{output!r} can't hold both the page and the Markdown: name two files.")
+    check_paths(paths)
     with console.steps("reading results") as progress:
         from posexport.files import staged
         from posexport.report.page.markdown import to_markdown

@@ -17,7 +17,6 @@ from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES, runtime
 from posexport.spec.fields import flag, integer, positive
 from posexport.verify.precheck import unreadable_report
-from posexport.workflows.project.requests import open_project
 
 if TYPE_CHECKING:
     from posexport.verify.result import Report
@@ -76,6 +75,8 @@ def verify(
         report = _verify_files([Path(path) for path in paths], named if runtimes else (), inputs, settings)
         code = report.exit_code(required)
     else:
+        from posexport.workflows.project.requests import open_project
+
         project = open_project(project_file)
         required = (*required, *(name for name in project.require if name not in required))
         title, identity = f"Project {project.file}: parity with torch in float64", {"project": str(project.file)}

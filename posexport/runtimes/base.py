@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from posexport.errors import PosexportError, unknown
-from posexport.machine import is_short
-from posexport.processes import FAILED, MEMORY, REFUSED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,6 +57,9 @@ def check_options(engine: str, options: Mapping[str, Any], allowed: Iterable[str
 
 def failure_code(error: BaseException) -> str:
     """Whether an engine's error says that it can't run this, that memory did not suffice, or anything else."""
+    from posexport.machine import is_short
+    from posexport.processes import FAILED, MEMORY, REFUSED
+
     if isinstance(error, PosexportError) or type(error).__name__ == "NotImplemented":  # onnxruntime's exception
         return REFUSED
     return MEMORY if is_short(error) else FAILED

@@ -7,38 +7,11 @@ for a package of an index.
 from __future__ import annotations
 
 import json
-from importlib import metadata
 from pathlib import PurePosixPath
-from urllib.parse import unquote, urlsplit
-
-import attrs
-
-from posexport.jsondata import DataError, structure
+from typing import Any
 
 _PACKAGE = "posexport"
 _SOURCE = f"in {_PACKAGE}'s source folder"
-
-
-@attrs.frozen
-class _Folder:
-    editable: bool = False
-
-
-@attrs.frozen
-class _VersionControl:
-    vcs: str
-    commit_id: str
-    requested_revision: str | None = None
-
-
-@attrs.frozen
-class _DirectUrl:
-    """The content of direct_url.json."""
-
-    url: str
-    dir_info: _Folder | None = None
-    vcs_info: _VersionControl | None = None
-    subdirectory: str | None = None
 
 
 def install_command(requirement: str) -> str:
@@ -49,6 +22,8 @@ def install_command(requirement: str) -> str:
     name, bracket, extras = requirement.partition("[")
     if name != _PACKAGE:
         return f"pip install '{requirement}'"
+    from importlib import metadata
+
     extras = bracket + extras
     try:
         text = metadata.distribution(_PACKAGE).read_text("direct_url.json")
@@ -57,21 +32,30 @@ def install_command(requirement: str) -> str:
     source = None if text is None else _read(text)
     if source is None:
         return f"pip install '{requirement}'"
-    if source.dir_info is not None:
-        return f"pip install {'-e ' if source.dir_info.editable else ''}'.{extras}' {_SOURCE}"
-    subdirectory = "" if source.subdirectory is None else f"#subdirectory={source.subdirectory}"
-    if source.vcs_info is not None:
-        revision = source.vcs_info.requested_revision or source.vcs_info.commit_id
-        return f"pip install '{requirement} @ {source.vcs_info.vcs}+{source.url}@{revision}{subdirectory}'"
-    if source.url.startswith("file:"):
-        archive = PurePosixPath(unquote(urlsplit(source.url).path)).name
+    url, folder, version = source["url"], source.get("dir_info"), source.get("vcs_info")
+    if folder is not None:
+        return f"pip install {'-e ' if folder.get('editable') else ''}'.{extras}' {_SOURCE}"
+    subdirectory = f"#subdirectory={source['subdirectory']}" if "subdirectory" in source else ""
+    if version is not None:
+        revision = version.get("requested_revision") or version["commit_id"]
+        return f"pip install '{requirement} @ {version['vcs']}+{url}@{revision}{subdirectory}'"
+    if url.startswith("file:"):
+        from urllib.parse import unquote, urlsplit
+
+        archive = PurePosixPath(unquote(urlsplit(url).path)).name
         return f"pip install './{archive}{extras}' in the folder of that file"
-    return f"pip install '{requirement} @ {source.url}{subdirectory}'"
+    return f"pip install '{requirement} @ {url}{subdirectory}'"
 
 
-def _read(text: str) -> _DirectUrl | None:
-    """None for a file that is not as PEP 610 says."""
+def _read(text: str) -> dict[str, Any] | None:
+    """The content of direct_url.json, or None where it is not as PEP 610 says; jsondata would make `list` slow."""
     try:
-        return structure(json.loads(text), _DirectUrl)
-    except (ValueError, DataError, RecursionError):
+        data = json.loads(text)
+    except (ValueError, RecursionError):
         return None
+    if not isinstance(data, dict) or not isinstance(data.get("url"), str):
+        return None
+    version = data.get("vcs_info", {"vcs": "", "commit_id": ""})
+    tables = (data.get("dir_info", {}), data.get("archive_info", {}), version)
+    sound = all(isinstance(table, dict) for table in tables) and {"vcs", "commit_id"} <= set(version)
+    return data if sound else None

@@ -60,11 +60,11 @@ def test_every_truncation(tmp_path: Path, whole: Path) -> None:
 
 
 def test_not_there(tmp_path: Path) -> None:
-    refused(cli("inspect", tmp_path / "block.onnx"), "can't read", "block.onnx")
+    refused(cli("inspect", tmp_path / "block.onnx"), "is not there", "block.onnx")
     refused(cli("inspect", tmp_path / "block.plan"), "block.plan")
     refused(cli("inspect", tmp_path / "block.txt"), "neither .onnx nor .plan")
     (tmp_path / "folder.onnx").mkdir()
-    refused(cli("inspect", tmp_path / "folder.onnx"), "can't read", "folder.onnx")
+    refused(cli("inspect", tmp_path / "folder.onnx"), "is no file", "folder.onnx")
     refused(cli("inspect"), "FILE")
 
 

@@ -13,9 +13,11 @@ import yaml
 from pages import PAGES, ROOT
 
 from posexport.cli import main
+from posexport.cli.bench_tables import COLUMNS as BENCH
 from posexport.models import ENCODINGS
 from posexport.models.checkpoints import ARCHITECTURES
 from posexport.models.checkpoints.parts import PARTS
+from posexport.report.verdicts import COLUMNS as VERIFY
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.presets import preset_names
 from posexport.verify.parity import TOLERANCES
@@ -128,6 +130,12 @@ def test_forms_targets_presets_and_model_types_are_complete() -> None:
         assert f"`{name.removesuffix('_text')}`" in reference("model-types.md"), name
     table = reference("model-types.md").split("## Presets")[1]
     assert sorted(re.findall(r"`([\w.-]+)`", table.split("| --- | --- |")[1])) == sorted(preset_names())
+
+
+def test_shown_tables_have_the_columns_of_today() -> None:
+    for page, columns in (("verify.md", VERIFY), ("bench.md", BENCH)):
+        headers = [re.split(r" {2,}", line.strip()) for line in (DOCS / "guide" / page).read_text().splitlines()]
+        assert list(columns) in headers, page
 
 
 def test_the_rule_of_parity_is_that_of_the_code() -> None:

@@ -219,7 +219,7 @@ def test_the_target_of_an_artifact_is_read_back(tmp_path: Path) -> None:
         manifest = write_onnx(export(spec, weights_for(spec), form=form, target=target), tmp_path / "a.onnx")
         artifact = read_onnx(tmp_path / "a.onnx")
         assert (artifact.form, artifact.target) == (form, found or "portable")
-        assert manifest.get("target") == found
+        assert manifest.target == found
     assert set(TARGETS) == {"portable", "ort", "tensorrt"}
 
 

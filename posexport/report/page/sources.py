@@ -18,6 +18,7 @@ from posexport.files import sha256_of
 from posexport.jsondata import DataError, read_json, structure
 from posexport.report.page.angles import Angles
 from posexport.report.page.results import Result, Sweep, linked, superseded
+from posexport.report.paths import check_paths
 from posexport.report.plots.panels import Plot, plot_from
 from posexport.verify.matrix.table import Matrix, matrix_from
 from posexport.verify.result import Report
@@ -144,18 +145,15 @@ def _tuning(path: Path, name: str, tunings: Sequence[Result[Tuning]]) -> Iterato
 
 def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     """Every file once, and whether it was named itself rather than found in a folder."""
+    check_paths(paths)
     files: dict[str, tuple[Path, bool]] = {}
     for path in paths:
-        if not path.exists():
-            raise RequestError(f"{str(path)!r} is not there: give result files, artifacts or a folder of them.")
         if path.is_dir():
             inside = [file for file in sorted(path.rglob("*")) if _is_source(file, path)]
             old = superseded(inside)
             inside = [file for file in inside if file not in old]
-        elif path.suffix in (".json", *ARTIFACTS):
-            inside = [path]
         else:
-            raise RequestError(f"{str(path)!r} is neither .json nor .onnx nor .plan nor a folder: give one of these.")
+            inside = [path]
         for file in inside:
             real = os.path.realpath(file)
             files[real] = (file, not path.is_dir() or files.get(real, (file, False))[1])

@@ -196,7 +196,7 @@ def fill(layer: Any, inputs: Inputs) -> Tensor:
         raise CannotEvaluate(f"it has {len(steps)} steps for {len(sizes)} axes")
     filled = start.reshape(()).expand(sizes)
     for axis, size in enumerate(sizes):
-        along = [size if each == axis else 1 for each in range(len(sizes))]
+        along = [size if other == axis else 1 for other in range(len(sizes))]
         filled = filled + steps[axis] * torch.arange(size).to(dtype).reshape(along)
     return filled
 
@@ -232,10 +232,10 @@ def scale(layer: Any, inputs: Inputs) -> Tensor:
     if layer.mode.name not in shapes:
         raise CannotEvaluate(f"the mode {layer.mode.name} is not known")
     weights = [layer.scale, layer.shift, layer.power]
-    found = [read_weights(each, shapes[layer.mode.name]) if len(each) else None for each in weights]
-    x = x if found[0] is None else x * found[0]
-    x = x if found[1] is None else x + found[1]
-    return x if found[2] is None else x ** found[2]
+    factor, shift, power = (read_weights(given, shapes[layer.mode.name]) if len(given) else None for given in weights)
+    x = x if factor is None else x * factor
+    x = x if shift is None else x + shift
+    return x if power is None else x**power
 
 
 def non_zero(layer: Any, inputs: Inputs) -> Tensor:

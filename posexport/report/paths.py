@@ -1,0 +1,29 @@
+"""Paths that people give for results, checked before anything heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from posexport.artifact.paths import SUFFIXES, check_artifact
+from posexport.errors import RequestError
+
+
+def check_paths(paths: Sequence[Path]) -> None:
+    """RequestError where a path is missing, no file of a kind that a report takes, or where a folder holds none."""
+    for path in paths:
+        if not path.exists():
+            raise RequestError(f"{str(path)!r} is not there: give result files, artifacts or a folder of them.")
+        if path.suffix in SUFFIXES and not path.is_dir():
+            check_artifact(path)
+        elif not path.is_dir() and path.suffix != ".json":
+            raise RequestError(f"{str(path)!r} is neither .json nor .onnx nor .plan nor a folder: give one of these.")
+    if not any(_holds_files(path) for path in paths):
+        names = ", ".join(repr(str(path)) for path in paths)
+        raise RequestError(
+            f"{names} holds no results and no artifacts: give files that posexport wrote, or a folder of them."
+        )
+
+
+def _holds_files(path: Path) -> bool:
+    return path.is_file() or any(file.suffix in (".json", *SUFFIXES) for file in path.rglob("*"))

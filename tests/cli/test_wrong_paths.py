@@ -1,0 +1,69 @@
+"""A wrong path is reported before anything heavy is imported: which packages are loaded, in a child process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import exported, small_spec
+
+from posexport.artifact.onnx_artifact import write_onnx
+from posexport.artifact.paths import check_onnx
+from posexport.errors import RequestError
+
+HEAVY = ("torch", "onnx", "numpy", "onnxruntime", "matplotlib", "sympy", "tensorrt_rtx", "cattrs", "ray")
+COMMANDS = {
+    "verify": ("verify",),
+    "inspect": ("inspect",),
+    "bench": ("bench",),
+    "compile": ("compile",),
+    "package": ("package", "--triton"),
+    "report": ("report",),
+}
+CODE = (
+    "import sys\nfrom posexport.cli import main\n"
+    "try:\n    main()\nfinally:\n    print([name for name in {heavy} if name in sys.modules])"
+)
+
+
+def loaded(*arguments: object, heavy: tuple[str, ...] = HEAVY) -> tuple[int, str, str]:
+    """The exit code of a command, what it wrote to stderr, and its last line: the packages of `heavy` it loaded."""
+    command = [sys.executable, "-c", CODE.format(heavy=list(heavy)), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr, done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("wrong", ["missing", "folder", "text", "cut"])
+def test_a_wrong_path_is_reported_before_an_engine_loads(tmp_path: Path, name: str, wrong: str) -> None:
+    path = tmp_path / "a.onnx"
+    if wrong == "folder":
+        path.mkdir()
+    elif wrong == "text":
+        path.write_text("a block with rope")
+    elif wrong == "cut":
+        path.write_bytes(b"\x08\x0a\x3a\xff\x7f graph")
+    code, error, packages = loaded(*COMMANDS[name], path)
+    assert (code, packages) == (2, "[]"), error
+    assert error.startswith("Error: ")
+    assert path.name in error
+
+
+def test_inspect_loads_no_torch(tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    write_onnx(exported(small_spec("rope")), path)
+    code, error, packages = loaded("inspect", path, heavy=("torch", "sympy", "onnx_ir", "onnxscript", "onnxruntime"))
+    assert (code, packages) == (0, "[]"), error
+
+
+def test_a_file_cut_anywhere_in_its_graph_is_no_onnx_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    write_onnx(exported(small_spec("none")), path)
+    check_onnx(path)
+    whole = path.read_bytes()
+    for length in (0, 1, 2, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(RequestError, match=r"a\.onnx"):
+            check_onnx(path)

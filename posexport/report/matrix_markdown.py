@@ -6,6 +6,7 @@ import html
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from posexport.machine import describe_cpu
 from posexport.verify.matrix.table import BUILD, COLUMNS, MODES, REFUSED, STATES, Cell, Entry, Matrix
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
@@ -127,4 +128,6 @@ def _text(text: str) -> str:
 def _versions(matrix: Matrix, cells: Iterable[Cell]) -> str:
     made = [f"{name} {version}" for name, version in matrix.made_by.items()]
     ran = dict.fromkeys((cell.column, cell.version) for cell in cells if cell.version is not None)
-    return ", ".join(made) + "; judged by " + ", ".join(f"{column} {version}" for column, version in ran)
+    cpus = [describe_cpu(cpu) for cpu in matrix.cpus]
+    judged = ", ".join(f"{column} {version}" for column, version in ran)
+    return f"{', '.join(made)}; judged by {judged}" + (f"; measured on {'; '.join(cpus)}" if cpus else "")

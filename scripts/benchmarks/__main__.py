@@ -48,12 +48,12 @@ def main(only: tuple[str, ...], quick: bool) -> None:
     missed = False
     for name in only or [part for part in PARTS if part not in LONG]:
         (module, _, function), title = PARTS[name][0].partition("."), PARTS[name][1]
-        others = rounds.Others()
+        load = rounds.MachineLoad()
         measure: Callable[[bool], list[Row]] = getattr(import_module(module), function)
         with console.steps(title):
             rows = measure(quick)
         data = [row.data() for row in rows]
-        parts[name] = {"title": title, "machine_load": round(others.share(), 2), **record(), "rows": data}
+        parts[name] = {"title": title, "machine_load": round(load.share(), 2), **record(), "rows": data}
         console.show_table(title, COLUMNS, map(_cells, data), right=COLUMNS[1:5])
         missed |= any(row.state == "failed" for row in rows)
     if not quick:

@@ -13,11 +13,11 @@ import attrs
 
 from posexport.bench import statistics
 from posexport.files import staged
-from posexport.machine import machine
+from posexport.machine import describe_cpu, machine
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs/results"
 PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime-gpu", "onnxruntime", "tensorrt", "tensorrt-rtx")
-MACHINE = ("cpu", "vendor", "instruction_sets", "architecture", "logical_cpus", "memory", "os")
+MACHINE = ("cpu", "vendor", "instruction_sets", "architecture", "cores", "logical_cpus", "memory", "os")
 
 
 @attrs.frozen(kw_only=True)
@@ -69,11 +69,9 @@ def record() -> dict[str, Any]:
 
 
 def machine_line(facts: Mapping[str, Any]) -> str:
-    """One line: `Intel(R) Xeon(R) (GenuineIntel, avx2, avx512f), 2 CPUs, 24 GiB, Linux x86_64`."""
-    known = [facts["vendor"], *(facts["instruction_sets"] or ())]
-    cpu = f"{facts['cpu']} ({', '.join(filter(None, known))})" if facts["cpu"] else "CPU model not recorded"
-    memory = f"{facts['memory'] / 2**30:.0f} GiB"
-    return f"{cpu}, {facts['logical_cpus']} CPUs, {memory}, {facts['os']} {facts['architecture']}"
+    """One line: the CPU, the memory and the system."""
+    cpu = describe_cpu(facts) if facts["cpu"] else f"CPU model not recorded, {facts['logical_cpus']} cores"
+    return f"{cpu}, {facts['memory'] / 2**30:.0f} GiB, {facts['os']} {facts['architecture']}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> list[str]:

@@ -91,17 +91,17 @@ def _measure(name: str) -> dict[str, Any]:
         result = tune(block, request, Path(folder, "winner.onnx"), Store(Path(folder, "tune")))
         if result.winner is None:
             return {"encoding": name, "state": "failed", "reason": "nothing verified"}
-        pick = result.winner["name"]
+        pick = result.winner.name
         everything = time_everything(block, request, pick, Store(Path(folder, "everything")), ROUNDS)
-    share, ratio = result.runs / everything["everything_runs"], everything["ratio"]
+    share, ratio = result.cost.timed_runs / everything["everything_runs"], everything["ratio"]
     return {
         "encoding": name,
         "scenario": str(request.scenario),
         "pick": pick,
         "candidates": len(everything["ratios"]),
-        "runs": result.runs,
+        "runs": result.cost.timed_runs,
         "share_of_runs": share,
-        "seconds": result.seconds,
+        "seconds": result.cost.seconds,
         **everything,
         "machine_load": max(result.machine_load, everything["machine_load"]),
         "state": "passed" if (ratio is None or ratio["low"] <= 1) and share <= SHARE else "failed",

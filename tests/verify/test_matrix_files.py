@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import struct
 import subprocess
@@ -239,6 +240,8 @@ def test_a_sample_of_docs_is_what_is_measured_now_and_a_second_run_measures_noth
             asked += [f"--{option}", name]
     first = cli(*asked, "--json")
     assert first.exit_code == 0, first.output
+    (cpu,) = json.loads(first.stdout)["cpus"]
+    assert cpu["architecture"] == platform.machine() and set(cpu) >= {"cpu", "vendor", "cores", "instruction_sets"}
     assert json.loads(first.stdout) == json.loads((out / "matrix.json").read_bytes())
     found = read(out / "matrix.json")
     assert len(found.cells) == 2 * len(here) > 0

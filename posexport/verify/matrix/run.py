@@ -20,7 +20,7 @@ from posexport.errors import Reason
 from posexport.machine import available, usable
 from posexport.processes import Worker, failure_of
 from posexport.verify.matrix.schedule import Column, Todo, spec_hash
-from posexport.verify.matrix.table import BUILD, Cell, Entry, Matrix, State
+from posexport.verify.matrix.table import BUILD, Cell, Entry, Matrix, State, cpu_facts
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
 WORKER = "posexport.verify.matrix.worker"
@@ -61,6 +61,7 @@ def measure(
 ) -> None:
     """Measure what is to do, into `matrix`. `save` is called after each batch, which an interrupt then keeps."""
     told: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+    cpu = cpu_facts()
     batches = _batches(todo, jobs)
     workers = [Worker(WORKER) for _ in range(min(jobs, len(batches)))]
     idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
@@ -84,6 +85,7 @@ def measure(
                 advance(*told.get())
             for future in done:
                 matrix.put(future.result())
+                matrix.put_cpus([cpu])
             if done:
                 save(matrix)
     finally:

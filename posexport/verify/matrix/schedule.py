@@ -119,6 +119,7 @@ def settle(old: Matrix | None, selection: Selection, here: Mapping[str, Column],
 
     current = {key: cell for key, cell in kept.items() if stands(cell)}
     matrix.put(cell for key, cell in current.items() if key not in asked)
+    matrix.put_cpus(old.cpus if old is not None and current else ())
     for entry, column in asked:
         cell, missing = current.get((entry, column)), here[column].missing
         refusal = entry.refusal(target)

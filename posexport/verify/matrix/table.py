@@ -3,8 +3,8 @@
 A cell passed or failed as `posexport.verify` judges it. It is refused where the form can't carry the block for the
 target, and not run where a runtime isn't there or can't take the file by its nature; both with the reason. Beside the
 runtimes there is one more column, `build`: the plan that TensorRT builds from the file, its kernels, and whether
-attention is one of them. Nothing of the machine or the time is kept, and errors have two digits, so that measuring
-again gives the same file but for a digit of an error. Imports no engine.
+attention is one of them. Of the machine only the CPU is kept, and nothing of the time, and errors have two digits, so
+that measuring again gives the same file but for a digit of an error. Imports no engine.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from posexport.errors import RequestError
 from posexport.export import support
 from posexport.files import staged
 from posexport.jsondata import DataError, read_json, structure
+from posexport.machine import machine
 from posexport.models import ENCODINGS, read_spec
 from posexport.runtimes import RUNTIMES
 from posexport.spec.forms import FORMS
@@ -125,15 +126,23 @@ Key = tuple[Entry, str]
 
 @attrs.define(kw_only=True)
 class Matrix:
-    """Cells by entry and column, all made for one target by the same versions of posexport and its exporters."""
+    """Cells by entry and column, all made for one target by the same versions of posexport and its exporters.
+
+    `cpus` are those that cells were measured on, as `cpu_facts` has them. Unknown values are None.
+    """
 
     target: str = "portable"
     made_by: Mapping[str, str] = attrs.field(factory=lambda: makers())
+    cpus: list[Mapping[str, Any]] = attrs.field(factory=list)
     cells: dict[Key, Cell] = attrs.field(factory=dict)
 
     def put(self, cells: Iterable[Cell]) -> None:
         """Add cells, or replace them."""
         self.cells.update({(cell.entry, cell.column): cell for cell in cells})
+
+    def put_cpus(self, cpus: Iterable[Mapping[str, Any]]) -> None:
+        """Add CPUs that cells were measured on."""
+        self.cpus += [cpu for cpu in cpus if cpu not in self.cpus]
 
     def ordered(self) -> list[Cell]:
         """The cells in the order of the tables of modes, encodings, forms, dtypes and columns."""
@@ -150,6 +159,7 @@ class Matrix:
         """What holds for all cells."""
         return {
             "made_by": dict(self.made_by),
+            "cpus": [dict(cpu) for cpu in self.cpus],
             "target": self.target,
             "sizes": SIZES,
             "modes": {name: {"summary": mode.summary, **mode.fields} for name, mode in MODES.items()},
@@ -191,6 +201,7 @@ def read(path: Path) -> Matrix:
 class _File:
     target: str
     made_by: Mapping[str, str]
+    cpus: list[Mapping[str, Any]] = attrs.field(factory=list)
     cells: tuple[Cell, ...]
 
 
@@ -201,7 +212,7 @@ def matrix_from(data: Any) -> Matrix:
         raise DataError("it has no list of cells")
     known = [{**row, "entry": row} for row in rows if all(_is_known(row, name) for name in _NAMES)]
     file = structure({**data, "cells": known}, _File)
-    matrix = Matrix(target=file.target, made_by=file.made_by)
+    matrix = Matrix(target=file.target, made_by=file.made_by, cpus=file.cpus)
     matrix.put(file.cells)
     return matrix
 
@@ -214,6 +225,12 @@ _NAMES: dict[str, Container[str]] = {
 def _is_known(row: Mapping[str, Any], name: str) -> bool:
     """Whether a name is in its table; a missing one, or one that is no text, is left to the class to refuse."""
     return not isinstance(row.get(name), str) or row[name] in _NAMES[name]
+
+
+def cpu_facts() -> dict[str, Any]:
+    """The CPU of this machine: model, vendor, cores, instruction sets and architecture."""
+    facts = machine()
+    return {name: facts[name] for name in ("cpu", "vendor", "cores", "instruction_sets", "architecture")}
 
 
 def makers() -> dict[str, str]:

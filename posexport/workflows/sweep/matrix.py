@@ -29,6 +29,7 @@ def merged(results: Iterable[Path], refused: Iterable[Refused]) -> tuple[dict[st
         if not whole.same_makers(part):
             left_out += 1
             continue
+        whole.put_cpus(part.cpus)
         whole.put(
             cell for key, cell in part.cells.items() if key not in whole.cells or _rank(cell) > _rank(whole.cells[key])
         )

@@ -191,15 +191,15 @@ def _check_tensor(path: Path, tensor: onnx.TensorProto) -> None:
     size = None
     if tensor.data_type in _TORCH:
         size = math.prod(tensor.dims) * _TORCH[tensor.data_type][1]
-    found = len(tensor.raw_data) if tensor.HasField("raw_data") else None
+    stored = len(tensor.raw_data) if tensor.HasField("raw_data") else None
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        found = _check_external(path, tensor)
-    elif found is None and size is not None:
+        stored = _check_external(path, tensor)
+    elif stored is None and size is not None:
         try:
-            found = onnx.numpy_helper.to_array(tensor).nbytes
+            stored = onnx.numpy_helper.to_array(tensor).nbytes
         except ValueError:  # as many numbers as its dimensions ask for
-            found = -1
-    if min(tensor.dims, default=0) < 0 or (size is not None and found != size):
+            stored = -1
+    if min(tensor.dims, default=0) < 0 or (size is not None and stored != size):
         raise RequestError(f"{str(path)!r} is damaged: {tensor.name!r} is not {list(tensor.dims)}: export it again.")
 
 

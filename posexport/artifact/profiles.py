@@ -55,16 +55,16 @@ def profiles_of(
         if not equals or not name or not sizes:
             raise RequestError(f"--profile {request!r} is not NAME=SIZES: {_HOW}.")
         if name in shapes:
-            found = _by_input(request, shapes[name], sizes)
+            parsed = _by_input(request, shapes[name], sizes)
         elif name in dynamic:
-            found = {name: _ordered(request, name, [_size(request, part) for part in _range(request, sizes)])}
+            parsed = {name: _ordered(request, name, [_size(request, part) for part in _range(request, sizes)])}
         else:
             raise unknown("input or dimension in --profile", name, [*dynamic, *shapes])
-        for dim, wanted in found.items():
-            before, by = ranges.setdefault(dim, (wanted, request))
-            if before != wanted:
+        for dim, requested in parsed.items():
+            before, by = ranges.setdefault(dim, (requested, request))
+            if before != requested:
                 raise RequestError(
-                    f"--profile {request!r} gives {dim} {_text(wanted)}, --profile {by!r} gives it {_text(before)}: "
+                    f"--profile {request!r} gives {dim} {_text(requested)}, --profile {by!r} gives it {_text(before)}: "
                     "keep one of them."
                 )
     known: dict[str, Range] = {dim: (size, size, size) for dim, size in (fixed or {}).items()}
@@ -115,11 +115,11 @@ def default_requests(dims: Iterable[str]) -> str:
 
 def describe(profiles: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """(input, "1x1 to 8x4096, tuned for 1x1024") for people."""
-    found = []
+    rows = []
     for name, shapes in profiles.items():
         smallest, usual, largest = ("x".join(map(str, shapes[moment])) for moment in MOMENTS)
-        found.append((name, usual if smallest == largest else f"{smallest} to {largest}, tuned for {usual}"))
-    return found
+        rows.append((name, usual if smallest == largest else f"{smallest} to {largest}, tuned for {usual}"))
+    return rows
 
 
 def _default(dim: str, beside: Iterable[str], seq_limit: int | None) -> Range:
@@ -132,15 +132,15 @@ def _default(dim: str, beside: Iterable[str], seq_limit: int | None) -> Range:
     return least, min(usual, limit), min(largest, limit)
 
 
-def _sum(dim: str, spans: Mapping[str, Range], wanted: Range | None, request: str) -> Range:
-    """The range of a sum from those of its parts; RequestError where a request `wanted` another."""
+def _sum(dim: str, spans: Mapping[str, Range], requested: Range | None, request: str) -> Range:
+    """The range of a sum from those of its parts; RequestError where a request asks for another."""
     parts = SUMS[dim]
     if not set(parts) <= set(spans):
         raise RequestError(f"dimension {dim!r} is {' + '.join(parts)}, which the graph lacks: export it again.")
     low, usual, high = (sum(spans[part][at] for part in parts) for at in range(3))
-    if wanted is not None and wanted != (low, usual, high):
+    if requested is not None and requested != (low, usual, high):
         raise RequestError(
-            f"--profile {request!r} gives {dim} {_text(wanted)}: it is {' + '.join(parts)}, which span "
+            f"--profile {request!r} gives {dim} {_text(requested)}: it is {' + '.join(parts)}, which span "
             f"{_text((low, usual, high))}, so ask for those alone."
         )
     return low, usual, high
@@ -165,18 +165,18 @@ def _by_input(request: str, shape: Shape, text: str) -> dict[str, Range]:
                 f"--profile {request!r} has a shape of {len(column)} dimensions, the input has {list(shape)}: "
                 "give each shape all of them, fixed last ones may be left out."
             )
-    found: dict[str, Range] = {}
+    spans: dict[str, Range] = {}
     for dim, sizes in zip(shape, zip(*columns, strict=True), strict=False):
         if isinstance(dim, str):
-            wanted = _ordered(request, dim, list(sizes))
-            if found.setdefault(dim, wanted) != wanted:
+            span = _ordered(request, dim, list(sizes))
+            if spans.setdefault(dim, span) != span:
                 raise RequestError(f"--profile {request!r} gives {dim} two ranges: give it one.")
         elif set(sizes) != {dim}:
             raise RequestError(
                 f"--profile {request!r} gives {_text(sizes)} where the input has the fixed size {dim}: "
                 "give that size, or export with dynamic dimensions."
             )
-    return found
+    return spans
 
 
 def _size(request: str, text: str) -> int:

@@ -23,20 +23,20 @@ def inspect(file: str, as_json: bool) -> None:
     """Show the spec, form, inputs, operators, functions and sizes of an artifact (.onnx or .plan)."""
     path = Path(file)
     check_artifact(path)
-    found, fault = _onnx(path) if path.suffix == ".onnx" else _plan(path)
+    facts, fault = _onnx(path) if path.suffix == ".onnx" else _plan(path)
     if fault is not None:
         console.warn(f"{file}: {fault}.")
     if as_json:
-        console.show_json(found)
+        console.show_json(facts)
         return
-    console.show_facts(file, [fact for key, value in found.items() for fact in _facts(key, value)])
+    console.show_facts(file, [fact for key, value in facts.items() for fact in _facts(key, value)])
 
 
 def _facts(name: str, value: Any, inside: str = "") -> Iterator[tuple[str, str]]:
     """A value as lines of name and text; what it holds stands indented below it, without what says nothing."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        for index, each in enumerate(value):
-            yield from _facts(f"{name}.{index}", each, inside)
+        for index, item in enumerate(value):
+            yield from _facts(f"{name}.{index}", item, inside)
     elif isinstance(value, dict) and (not inside or "name" in value or "encoding" in value):
         encoding = inside != "" and "name" in value
         yield inside + name, value["name"] if encoding else "" if value else "none"
@@ -71,7 +71,7 @@ def _onnx(path: Path) -> tuple[dict[str, Any], str | None]:
     there = artifact.manifest() is not None
     fault = manifest_fault(artifact, external=False)  # gigabytes of weights would take their time
     beside = "; the weights beside it were not read, 'posexport verify' does that" if not fault and data else ""
-    found = {
+    facts = {
         "manifest": _MATCH[fault is None] + beside if there else "none",
         "version": artifact.version,
         "form": artifact.form,
@@ -88,7 +88,7 @@ def _onnx(path: Path) -> tuple[dict[str, Any], str | None]:
         },
         "bytes": sum(file.stat().st_size for file in (path, *data)),
     }
-    return found, fault
+    return facts, fault
 
 
 def _plan(path: Path) -> tuple[dict[str, Any], str | None]:

@@ -80,12 +80,12 @@ def matrix(
         file = folder / "matrix.json"
         old = read(file) if resume and file.exists() else None
         here = columns_here()
-        found, todo = settle(old, chosen, here, target)
+        table, todo = settle(old, chosen, here, target)
         folder.mkdir(exist_ok=True)
         progress.update("measuring", total=steps(todo), completed=0)
         try:
             measure(
-                found,
+                table,
                 todo,
                 here,
                 jobs=options.jobs or default_jobs(),
@@ -93,13 +93,13 @@ def matrix(
                 advance=lambda what, number: progress.update(what, advance=number),
             )
             progress.update("drawing")
-            _write(found, folder, picture)
+            _write(table, folder, picture)
         except KeyboardInterrupt:
-            left = sum((entry, column) not in found.cells for entry, columns in todo.items() for column in columns)
+            left = sum((entry, column) not in table.cells for entry, columns in todo.items() for column in columns)
             return console.fail(f"interrupted: {left} cells are left, so run it again to go on from {file}.", 130)
-    asked = [found.cells[key] for key in chosen.cells()]
+    asked = [table.cells[key] for key in chosen.cells()]
     if as_json:
-        console.show_json(found.to_dict())
+        console.show_json(table.to_dict())
     else:
         _show(asked, folder)
     states = {cell.state for cell in asked}
@@ -116,16 +116,16 @@ def _folder(output: str) -> Path:
     return path
 
 
-def _write(found: Matrix, folder: Path, drawn: bool) -> None:
+def _write(table: Matrix, folder: Path, drawn: bool) -> None:
     """Write the matrix, its Markdown and, with `drawn`, its picture; without it an old picture is removed."""
     from posexport.files import staged
     from posexport.report.matrix_markdown import to_markdown
     from posexport.report.matrix_picture import draw
 
-    files: dict[str, bytes] = {"matrix.json": found.to_bytes(), "matrix.md": to_markdown(found).encode()}
+    files: dict[str, bytes] = {"matrix.json": table.to_bytes(), "matrix.md": to_markdown(table).encode()}
     picture = folder / "matrix.png"
     if drawn:
-        files[picture.name] = draw(found)
+        files[picture.name] = draw(table)
     with staged() as stage:
         for name, content in files.items():
             stage.write(folder / name, methodcaller("write", content))
@@ -136,9 +136,9 @@ def _write(found: Matrix, folder: Path, drawn: bool) -> None:
 def _show(asked: list[Cell], folder: Path) -> None:
     from posexport.report.matrix_markdown import ROWS, idle, rows, summary
 
-    table = rows(asked)
-    if table:
-        console.show_table("What works where", ROWS, table, right=ROWS[1:])
+    shown = rows(asked)
+    if shown:
+        console.show_table("What works where", ROWS, shown, right=ROWS[1:])
     for name, reason in idle(asked).items():
         click.echo(f"not run: {name} ({reason})")
     for reason in dict.fromkeys(cell.reason or "" for cell in asked if cell.state == "refused"):

@@ -33,8 +33,8 @@ def device() -> tuple[str, str]:
 def library_folders() -> list[str]:
     """Where pip's packages keep the CUDA runtime: `nvidia/cuda_runtime/lib`, and `nvidia/cu13/lib` from CUDA 13."""
     pattern = "nvidia/*/bin/**/cudart64_*.dll" if sys.platform == "win32" else "nvidia/*/lib/libcudart.so*"
-    found = (file.parent for entry in sys.path if entry for file in sorted(Path(entry).glob(pattern)))
-    return list(dict.fromkeys(map(str, found)))
+    folders = (file.parent for entry in sys.path if entry for file in sorted(Path(entry).glob(pattern)))
+    return list(dict.fromkeys(map(str, folders)))
 
 
 def load_runtime() -> Any:

@@ -212,10 +212,10 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
     more = {"disabled_optimizers": options["disabled_optimizers"]} if options.get("disabled_optimizers") else {}
     session = onnxruntime.InferenceSession(str(path), settings, providers=providers, **more)
     session.disable_fallback()
-    wanted = f"{provider}ExecutionProvider"
-    if session.get_providers()[0] != wanted:
+    name = f"{provider}ExecutionProvider"
+    if session.get_providers()[0] != name:
         raise RuntimeMissingError(
-            f"onnxruntime {onnxruntime.__version__} could not start {wanted}: "
+            f"onnxruntime {onnxruntime.__version__} could not start {name}: "
             "install onnxruntime-gpu with the CUDA and cuDNN libraries that it was built for."
         )
     return OrtRunner(session, provider, cuda_graph, stream, options.get("io_binding"))

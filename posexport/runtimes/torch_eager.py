@@ -1,6 +1,6 @@
 """PyTorch eager, on the CPU or a GPU: the block of an artifact, rebuilt from the file's own spec and weights.
 
-Options: `device` ("cpu" or "cuda"); `dtype`: the artifact's own, or "fp64" for the truth that all are held against
+Options: `device` ("cpu" or "cuda"); `dtype`: the artifact's own, or "fp64" for the float64 reference of all comparisons
 (the same rounded weights and inputs, everything else in double precision); `streamed`: hold the weights of one layer at
 a time, read anew for each run, so that a stack needs no memory for all of them. It can't be timed then.
 """
@@ -71,8 +71,8 @@ class StreamedRunner:
 
     def run_all(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         """`run` for several sets of inputs, for which weights are read once."""
-        made = self._block.run([_bind(self._spec, each, self._dtype, self._device) for each in inputs])
-        return [{name: to_numpy(value) for name, value in each.items()} for each in made]
+        made = self._block.run([_bind(self._spec, arrays, self._dtype, self._device) for arrays in inputs])
+        return [{name: to_numpy(value) for name, value in outputs.items()} for outputs in made]
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         raise RequestError("torch can't be timed while it reads weights layer by layer: drop the option streamed.")
@@ -134,11 +134,11 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
             raise RuntimeMissingError(f"torch can't use the GPU, {why}.")
         torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
     artifact = read_onnx(path)
-    wanted = options.get("dtype") or artifact.spec.dtype
-    dtype = getattr(torch, TORCH_DTYPES[wanted])
+    name = options.get("dtype") or artifact.spec.dtype
+    dtype = getattr(torch, TORCH_DTYPES[name])
     if options.get("streamed"):
         return StreamedRunner(artifact, dtype, device)
-    needed, free = bytes_of(artifact.spec, wanted), available()
+    needed, free = bytes_of(artifact.spec, name), available()
     if needed > free:
         raise RequestError(
             f"torch would hold {needed / 1e9:.1f} GB of weights of {path.name!r} and {free / 1e9:.1f} GB of memory are "

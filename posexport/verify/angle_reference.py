@@ -1,4 +1,4 @@
-"""Cosines and sines of every encoding with angles, from plain Python numbers: what artifacts' own are held against.
+"""Cosines and sines of every encoding with angles, from plain Python numbers: the reference for artifacts' own.
 
 It stands apart from `models/` on purpose and shares no formula with it, so that a wrong frequency there shows. Python's
 floats have 53 bits: at position 2^20 an angle of theirs is off by 2e-10, a thousandth of what is measured with it.
@@ -43,12 +43,12 @@ def _rope(spec: Spec, length: int) -> list[float]:
 def _rope2d(spec: Spec, _: int) -> list[float]:
     rope: Any = spec.encoding
     if rope.spacing == "alternate":
-        every = falling(spec.head_dim, rope.theta)
-        found = every[::2] + every[1::2]
+        pairs = falling(spec.head_dim, rope.theta)
+        frequencies = pairs[::2] + pairs[1::2]
     else:
         bases = {"x": rope.theta, "y": rope.theta_y or rope.theta}
-        found = [w for axis in rope.order for w in falling(spec.head_dim // 2, bases[axis])]
-    return [w / rope.factor for w in found]
+        frequencies = [w for axis in rope.order for w in falling(spec.head_dim // 2, bases[axis])]
+    return [w / rope.factor for w in frequencies]
 
 
 def _rope3d(spec: Spec, _: int) -> list[float]:
@@ -74,7 +74,7 @@ FREQUENCIES: dict[str, Callable[[Spec, int], list[float]]] = {
     "rope-dinov3": lambda spec, _: 2 * falling(spec.head_dim // 2, spec.encoding.theta),  # type: ignore[attr-defined]
     "xpos": _head,
 }
-"""Encoding to the frequency of each pair at a length; who is not here has no angles of positions."""
+"""Encoding to the frequency of each pair at a length; other encodings have no angles of positions."""
 
 
 def _slowed(rope: Any, plain: list[float], factor: float) -> list[float]:

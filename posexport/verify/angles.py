@@ -1,15 +1,14 @@
-"""How far cosines and sines are from the truth at a position, in the artifact, on every runtime that is there.
+"""The errors of cosines and sines by position, in the artifact, on every runtime that is there.
 
 What is measured is the encoding's own: its constants (posexport.models.attention.EncodingState), and the operators that
 make cosines and sines of them, exported by themselves with `export_module` and cast to the block's dtype last, as
-`rotate` does. The truth is posexport.angle_truth.
+`rotate` does. The reference is posexport.verify.angle_reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 import numpy as np
@@ -30,7 +29,7 @@ from posexport.runtimes.pool import Answer, Pool, result
 from posexport.runtimes.tensors import to_numpy
 from posexport.spec.spec import Spec
 from posexport.verify import angle_reference
-from posexport.verify.cases import LANDMARKS
+from posexport.verify.cases import LANDMARKS, Array
 
 POSITIONS = LANDMARKS
 """Those that `verify` tries too."""
@@ -133,7 +132,7 @@ _OPENS = (TORCH, REFERENCE, ORT)
 
 
 def _measure(spec: Spec, runtimes: Mapping[str, Runtime], positions: tuple[int, ...], pool: Pool) -> Iterator[Measured]:
-    truth = angle_reference.cos_sin(spec, positions)
+    reference = angle_reference.cos_sin(spec, positions)
     module, inputs = Angles(spec), rows(spec, positions)
     path = pool.folder / "angles.onnx"
     if any(_missing(row) is None and row.module != TORCH for row in runtimes.values()):
@@ -148,7 +147,7 @@ def _measure(spec: Spec, runtimes: Mapping[str, Runtime], positions: tuple[int, 
             yield Measured(spec=spec, runtime=name, reason=missing)
             continue
         answer = result(asked[name]) if name in asked else _eager(module, inputs, row.options["device"])
-        yield _judge(spec, name, answer, truth)
+        yield _judge(spec, name, answer, reference)
 
 
 def _write(module: Angles, spec: Spec, path: Path) -> None:
@@ -166,19 +165,19 @@ def _eager(module: Angles, inputs: Tensor, device: str) -> Answer:
     return Answer(outputs=(outputs,), describe={"engine": "torch", "version": str(torch.__version__)})
 
 
-def _judge(spec: Spec, runtime: str, answer: Answer, truth: tuple[Any, Any]) -> Measured:
+def _judge(spec: Spec, runtime: str, answer: Answer, reference: tuple[Array, Array]) -> Measured:
     """The errors of an answer, or why there are none."""
     if answer.failure is not None:
         failed = answer.failure.code != MISSING
         return Measured(spec=spec, runtime=runtime, reason=answer.failure.text.rstrip("."), failed=failed)
-    found = np.zeros(len(truth[0]))
-    for name, wanted in zip(_OUTPUTS, truth, strict=True):
-        made = np.asarray(answer.outputs[0][name], np.float64)
-        if made.shape != (len(wanted), 1, wanted.shape[1]):
-            said = f"{name} has the shape {list(made.shape)}"
-            return Measured(spec=spec, runtime=runtime, reason=said, failed=True)
-        found = np.maximum(found, np.abs(made[:, 0] - wanted).max(-1))
-    if not np.isfinite(found).all():
+    errors = np.zeros(len(reference[0]))
+    for name, exact in zip(_OUTPUTS, reference, strict=True):
+        values = np.asarray(answer.outputs[0][name], np.float64)
+        if values.shape != (len(exact), 1, exact.shape[1]):
+            text = f"{name} has the shape {list(values.shape)}"
+            return Measured(spec=spec, runtime=runtime, reason=text, failed=True)
+        errors = np.maximum(errors, np.abs(values[:, 0] - exact).max(-1))
+    if not np.isfinite(errors).all():
         return Measured(spec=spec, runtime=runtime, reason="a cosine or sine is not finite", failed=True)
     engine = f"{answer.describe['engine']} {answer.describe['version']}"
-    return Measured(spec=spec, runtime=runtime, errors=tuple(found.tolist()), engine=engine)
+    return Measured(spec=spec, runtime=runtime, errors=tuple(errors.tolist()), engine=engine)

@@ -1,4 +1,4 @@
-"""Where a graph departs: the first node, in topological order, that isn't what a fresh export of the same block has.
+"""Where a graph departs: the first node, in topological order, that a fresh export of the same block has otherwise.
 
 Export is deterministic, so a fresh export of the artifact's spec, form, opset and weights has the same nodes under the
 same names. Two questions are asked, functions inlined in both graphs:
@@ -70,9 +70,9 @@ def _fresh(spec: Spec, form: str, target: str, opset: int, fixed: tuple[tuple[st
     dtype, shapes = getattr(torch, TORCH_DTYPES[spec.dtype]), weight_shapes(spec)
     zeros = LazyWeights(shapes, lambda name: torch.zeros(shapes[name], dtype=dtype))
     model = onnx_file.skeleton(export(spec, zeros, form=form, target=target, opset=opset, **dict(fixed)))
-    rest = [tensor for tensor in model.graph.initializer if tensor.name not in shapes]
+    constants = [tensor for tensor in model.graph.initializer if tensor.name not in shapes]
     del model.graph.initializer[:]
-    model.graph.initializer.extend(rest)
+    model.graph.initializer.extend(constants)
     return onnx.inliner.inline_local_functions(model)
 
 
@@ -96,7 +96,7 @@ def structure(graphs: Graphs) -> str | None:
 
 
 def values(graphs: Graphs, folder: Path, run: Run, reference: Run) -> tuple[str | None, str]:
-    """The first node whose output differs, in one clause, or None; and what is known where none was found.
+    """The first node whose output differs, in one clause, or None; and why there is none.
 
     `run` is the failing runtime, `reference` onnx's evaluator; both get the failing inputs.
     """
@@ -109,15 +109,15 @@ def values(graphs: Graphs, folder: Path, run: Run, reference: Run) -> tuple[str 
     if isinstance(have, str) or isinstance(exact, str):
         error = have if isinstance(have, str) else exact
         return None, f"with its values as outputs it does not run: {' '.join(str(error).split())[:200].rstrip('.')}"
-    found = _first(mine, have, exact, 1e-6)
-    if found is not None:
-        return f"{found} a fresh export computes on the same runtime", ""
+    clause = _first(mine, have, exact, 1e-6)
+    if clause is not None:
+        return f"{clause} a fresh export computes on the same runtime", ""
     sound = reference(paths[1])
     if isinstance(sound, str):
         return None, "its values are those of the export on the same runtime, and onnx's reference evaluator has none"
-    found = _first(mine, have, sound, _REFERENCE_TOLERANCE[graphs.dtype])
-    if found is not None:
-        return f"{found} onnx's reference evaluator computes", ""
+    clause = _first(mine, have, sound, _REFERENCE_TOLERANCE[graphs.dtype])
+    if clause is not None:
+        return f"{clause} onnx's reference evaluator computes", ""
     return None, "its values are right one by one: the runtime departs where it runs the graph as a whole"
 
 
@@ -132,14 +132,14 @@ def _first(model: onnx.ModelProto, have: Arrays, want: Arrays, tolerance: float)
             wide = [np.asarray(array).astype(np.float64) for array in (a, b)]
             bad = ~np.isfinite(wide[0])
             if bad.any() and a.dtype.kind != "b":
-                told = f"has {int(bad.sum())} values that are not finite"
-                return f"{_called(node)} is the first whose output departs: {name!r} {told}, beside what"
+                text = f"has {int(bad.sum())} values that are not finite"
+                return f"{_called(node)} is the first whose output departs: {name!r} {text}, unlike what"
             if not a.size:
                 continue
             error, scale = float(np.abs(wide[0] - wide[1]).max()), float(np.abs(wide[1]).max())
             if not error <= tolerance * scale:
-                told = f"is off by {error:.3g} of {scale:.3g}"
-                return f"{_called(node)} is the first whose output departs: {name!r} {told} from what"
+                text = f"is off by {error:.3g} of {scale:.3g}"
+                return f"{_called(node)} is the first whose output departs: {name!r} {text} from what"
     return None
 
 
@@ -155,7 +155,7 @@ def _difference(node: onnx.NodeProto, other: onnx.NodeProto) -> str | None:
         return f"reads {list(node.input)}, in a fresh export {list(other.input)}"
     if list(node.output) != list(other.output):
         return f"writes {list(node.output)}, in a fresh export {list(other.output)}"
-    mine, theirs = ({a.name: a for a in each.attribute} for each in (node, other))
+    mine, theirs = ({a.name: a for a in one.attribute} for one in (node, other))
     for name in sorted({*mine, *theirs}):
         a, b = mine.get(name), theirs.get(name)
         if a is None or b is None or a.SerializeToString(deterministic=True) != b.SerializeToString(deterministic=True):
@@ -184,7 +184,7 @@ def _constant_difference(
             continue
         if name not in mine or name not in fresh:
             return f"reads {name!r}, which is a constant in only one of the artifact and a fresh export"
-        a, b = (onnx.numpy_helper.to_array(each[name]) for each in (mine, fresh))
+        a, b = (onnx.numpy_helper.to_array(constants[name]) for constants in (mine, fresh))
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"reads {name!r} of {a.dtype}{list(a.shape)}, in a fresh export {b.dtype}{list(b.shape)}"
         if not np.array_equal(a, b):

@@ -74,7 +74,7 @@ class Probe:
         return made
 
 
-def probe(spec: Spec, bounds: Bounds, seed: int) -> Probe | str:
+def make_probe(spec: Spec, bounds: Bounds, seed: int) -> Probe | str:
     """Tokens within `bounds`; or why there can be none."""
     if spec.cross:
         return "its keys are an encoder's, which have no positions"
@@ -119,7 +119,7 @@ Rule = Callable[[Probe, Sequence[Arrays]], float]
 """The largest error of outputs, 0 for none."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Property:
     """One property: in words, whether it can be one of a block, why it can't be tried on a probe (None where it can),
     its runs, and the rule."""
@@ -131,106 +131,106 @@ class Property:
     rule: Rule
 
 
-def _few(found: Probe) -> str | None:
-    return None if found.seq >= 4 else f"its sequences are of {found.seq} tokens, it takes 4"
+def _few(probe: Probe) -> str | None:
+    return None if probe.seq >= 4 else f"its sequences are of {probe.seq} tokens, it takes 4"
 
 
-def _norm_runs(found: Probe) -> list[Arrays]:
-    return [found.inputs(found.positions(37)), found.inputs(found.positions() * 0)]
+def _norm_runs(probe: Probe) -> list[Arrays]:
+    return [probe.inputs(probe.positions(37)), probe.inputs(probe.positions() * 0)]
 
 
-def _norm_rule(found: Probe, outs: Sequence[Arrays]) -> float:
+def _norm_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
     keys = [name for name in outs[0] if name.startswith("present_key")][:1]  # later layers have other inputs
     lengths = [
-        np.linalg.norm(out[name][0, :, : found.seq].astype(np.float64), axis=-1) for out in outs for name in keys
+        np.linalg.norm(out[name][0, :, : probe.seq].astype(np.float64), axis=-1) for out in outs for name in keys
     ]
     return _off(*lengths)
 
 
-def _norm_untried(found: Probe) -> str | None:
-    return None if found.spec.kv_cache else "it gives no keys: export it with --kv-cache"
+def _norm_untried(probe: Probe) -> str | None:
+    return None if probe.spec.kv_cache else "it gives no keys: export it with --kv-cache"
 
 
-def _shifts(found: Probe) -> list[int]:
-    limit = found.spec.position_limit()
-    most = FAR if limit is None else limit - 1 - int(found.positions().max())
+def _shifts(probe: Probe) -> list[int]:
+    limit = probe.spec.position_limit()
+    most = FAR if limit is None else limit - 1 - int(probe.positions().max())
     return [offset for offset in OFFSETS if offset <= most]
 
 
-def _shift_runs(found: Probe) -> list[Arrays]:
-    return [found.inputs(found.positions(offset)) for offset in (0, *_shifts(found))]
+def _shift_runs(probe: Probe) -> list[Arrays]:
+    return [probe.inputs(probe.positions(offset)) for offset in (0, *_shifts(probe))]
 
 
-def _to_first(found: Probe, outs: Sequence[Arrays]) -> float:
+def _to_first(probe: Probe, outs: Sequence[Arrays]) -> float:
     return max(_off(_output(out), _output(outs[0])) for out in outs[1:])
 
 
-def _shift_untried(found: Probe) -> str | None:
-    return None if _shifts(found) else "its table of positions leaves no room to move"
+def _shift_untried(probe: Probe) -> str | None:
+    return None if _shifts(probe) else "its table of positions leaves no room to move"
 
 
-def _reach(found: Probe) -> int:
+def _reach(probe: Probe) -> int:
     """How far back the last layer's outputs can see."""
-    return sum((found.spec.layer(index).window or 1) - 1 for index in range(found.spec.layers))
+    return sum((probe.spec.layer(index).window or 1) - 1 for index in range(probe.spec.layers))
 
 
-def _translate_untried(found: Probe) -> str | None:
-    if _reach(found) + 2 > found.seq:
-        return f"{found.seq} tokens don't reach beyond its windows"
-    return _few(found)
+def _translate_untried(probe: Probe) -> str | None:
+    if _reach(probe) + 2 > probe.seq:
+        return f"{probe.seq} tokens don't reach beyond its windows"
+    return _few(probe)
 
 
-def _translate_runs(found: Probe) -> list[Arrays]:
-    positions, last = found.positions(), range(1, found.seq)
-    return [found.inputs(positions), found.inputs(positions[1:], last)]
+def _translate_runs(probe: Probe) -> list[Arrays]:
+    positions, last = probe.positions(), range(1, probe.seq)
+    return [probe.inputs(positions), probe.inputs(positions[1:], last)]
 
 
-def _translate_rule(found: Probe, outs: Sequence[Arrays]) -> float:
+def _translate_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
     whole, part = (_output(out) for out in outs)
-    reach = _reach(found)
+    reach = _reach(probe)
     return _off(part[reach:], whole[1 + reach :])
 
 
-def _bucket_distances(found: Probe) -> list[int]:
-    most = found.spec.encoding.saturation_distance() or 0
+def _bucket_distances(probe: Probe) -> list[int]:
+    most = probe.spec.encoding.saturation_distance() or 0
     near = range(min(most, 40) + 1)
     far = np.unique(np.geomspace(1, 2 * most + 2, 40).astype(int))
     return sorted({*near, *(int(distance) for distance in far)})
 
 
-def _bucket_runs(found: Probe) -> list[Arrays]:
+def _bucket_runs(probe: Probe) -> list[Arrays]:
     """Two tokens, or as many as there must be of which two differ, ever further apart; then the other way round."""
     made = []
-    for sign in (1,) if found.spec.causal else (1, -1):
-        for distance in _bucket_distances(found):
+    for sign in (1,) if probe.spec.causal else (1, -1):
+        for distance in _bucket_distances(probe):
             places = np.zeros((2, 1), int)
             places[1 if sign > 0 else 0] = distance
-            made.append(found.inputs(places, (0, 1)))
+            made.append(probe.inputs(places, (0, 1)))
     return made
 
 
-def _bucket_rule(found: Probe, outs: Sequence[Arrays]) -> float:
+def _bucket_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
     """A bucket that comes back after another one is an error as large as the step between the two."""
-    worst, count = 0.0, len(_bucket_distances(found))
+    worst, count = 0.0, len(_bucket_distances(probe))
     for first in range(0, len(outs), count):
         seen: list[Array] = []
         for out in outs[first : first + count]:
             value = _output(out)[1]
-            if seen and _off(value, seen[-1]) <= _tight(found):
+            if seen and _off(value, seen[-1]) <= _tight(probe):
                 continue
-            back = [_off(seen[-1], value) for other in seen[:-1] if _off(value, other) <= _tight(found)]
+            back = [_off(seen[-1], value) for other in seen[:-1] if _off(value, other) <= _tight(probe)]
             worst = max([worst, *back])
             seen.append(value)
     return worst
 
 
-def _tight(found: Probe) -> float:
-    return TOLERANCES[found.spec.dtype] / 20
+def _tight(probe: Probe) -> float:
+    return TOLERANCES[probe.spec.dtype] / 20
 
 
-def _bucket_untried(found: Probe) -> str | None:
-    alone = found.spec.window == 1 or found.spec.attention_chunk_size == 1
-    if found.seq < 2 or found.spec.layers > 1 or alone or found.spec.dtype != "fp32":
+def _bucket_untried(probe: Probe) -> str | None:
+    alone = probe.spec.window == 1 or probe.spec.attention_chunk_size == 1
+    if probe.seq < 2 or probe.spec.layers > 1 or alone or probe.spec.dtype != "fp32":
         return "it takes one layer of fp32 and two tokens that see each other"
     return None
 
@@ -241,38 +241,38 @@ def _order_free(spec: Spec) -> bool:
     return not spec.prefix_tokens and not any(k.causal or k.window or k.attention_chunk_size for k in kinds)
 
 
-def _order(found: Probe) -> list[int]:
-    return [int(place) for place in np.random.default_rng(1).permutation(found.seq)]
+def _order(probe: Probe) -> list[int]:
+    return [int(place) for place in np.random.default_rng(1).permutation(probe.seq)]
 
 
-def _permutation_runs(found: Probe) -> list[Arrays]:
-    positions, order = found.positions(), _order(found)
-    return [found.inputs(positions), found.inputs(positions[order], order)]
+def _permutation_runs(probe: Probe) -> list[Arrays]:
+    positions, order = probe.positions(), _order(probe)
+    return [probe.inputs(positions), probe.inputs(positions[order], order)]
 
 
-def _permutation_rule(found: Probe, outs: Sequence[Arrays]) -> float:
-    return _off(_output(outs[1]), _output(outs[0])[_order(found)])
+def _permutation_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
+    return _off(_output(outs[1]), _output(outs[0])[_order(probe)])
 
 
-def _prefix_length(found: Probe) -> int:
-    return min(PREFIX, found.seq - 1)
+def _prefix_length(probe: Probe) -> int:
+    return min(PREFIX, probe.seq - 1)
 
 
-def _prefix_runs(found: Probe) -> list[Arrays]:
-    positions, few = found.positions(), _prefix_length(found)
-    return [found.inputs(positions), found.inputs(positions[:few], range(few))]
+def _prefix_runs(probe: Probe) -> list[Arrays]:
+    positions, few = probe.positions(), _prefix_length(probe)
+    return [probe.inputs(positions), probe.inputs(positions[:few], range(few))]
 
 
-def _prefix_rule(found: Probe, outs: Sequence[Arrays]) -> float:
-    return _off(_output(outs[1]), _output(outs[0])[: _prefix_length(found)])
+def _prefix_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
+    return _off(_output(outs[1]), _output(outs[0])[: _prefix_length(probe)])
 
 
-def _finite_runs(found: Probe) -> list[Arrays]:
-    far = np.linspace(0, FAR - 1, found.seq).astype(int)
-    return [found.inputs(found.positions() + FAR - 2 * TOKENS), found.inputs(far[:, None] + found.positions() * 0)]
+def _finite_runs(probe: Probe) -> list[Arrays]:
+    far = np.linspace(0, FAR - 1, probe.seq).astype(int)
+    return [probe.inputs(probe.positions() + FAR - 2 * TOKENS), probe.inputs(far[:, None] + probe.positions() * 0)]
 
 
-def _finite_rule(found: Probe, outs: Sequence[Arrays]) -> float:
+def _finite_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
     fine = all(np.isfinite(array.astype(np.float64)).all() for out in outs for array in out.values())
     return 0.0 if fine else float("inf")
 
@@ -300,55 +300,21 @@ def _always(spec: Spec) -> bool:
 
 
 PROPERTIES: Mapping[str, Property] = {
-    "norms": Property(
-        summary="turning a key keeps its length",
-        concerns=_always,
-        untried=_norm_untried,
-        runs=_norm_runs,
-        rule=_norm_rule,
-    ),
-    "shift": Property(
-        summary="moving all positions changes nothing",
-        concerns=_all_turn,
-        untried=_shift_untried,
-        runs=_shift_runs,
-        rule=_to_first,
-    ),
+    "norms": Property("turning a key keeps its length", _always, _norm_untried, _norm_runs, _norm_rule),
+    "shift": Property("moving all positions changes nothing", _all_turn, _shift_untried, _shift_runs, _to_first),
     "translate": Property(
-        summary="tokens beyond a window change nothing",
-        concerns=_windowed,
-        untried=_translate_untried,
-        runs=_translate_runs,
-        rule=_translate_rule,
+        "tokens beyond a window change nothing", _windowed, _translate_untried, _translate_runs, _translate_rule
     ),
-    "buckets": Property(
-        summary="distances of a bucket are neighbours",
-        concerns=_always,
-        untried=_bucket_untried,
-        runs=_bucket_runs,
-        rule=_bucket_rule,
-    ),
+    "buckets": Property("distances of a bucket are neighbours", _always, _bucket_untried, _bucket_runs, _bucket_rule),
     "permutation": Property(
-        summary="tokens that trade places with their positions trade outputs",
-        concerns=_order_free,
-        untried=_few,
-        runs=_permutation_runs,
-        rule=_permutation_rule,
+        "tokens that trade places with their positions trade outputs",
+        _order_free,
+        _few,
+        _permutation_runs,
+        _permutation_rule,
     ),
-    "prefix": Property(
-        summary="a longer context leaves earlier outputs",
-        concerns=_causal,
-        untried=_few,
-        runs=_prefix_runs,
-        rule=_prefix_rule,
-    ),
-    "finite": Property(
-        summary="far positions give finite outputs",
-        concerns=_endless,
-        untried=_few,
-        runs=_finite_runs,
-        rule=_finite_rule,
-    ),
+    "prefix": Property("a longer context leaves earlier outputs", _causal, _few, _prefix_runs, _prefix_rule),
+    "finite": Property("far positions give finite outputs", _endless, _few, _finite_runs, _finite_rule),
 }
 """Every property by name."""
 

@@ -13,7 +13,7 @@ from posexport.processes import MISSING
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, result
 from posexport.verify.eligibility import SLOW
-from posexport.verify.properties import PROPERTIES, TOLERANCES, Probe, probe, promised
+from posexport.verify.properties import PROPERTIES, TOLERANCES, Probe, make_probe, promised
 from posexport.verify.result import FAILED, NOT_RUN, PASSED, PROPERTY, Comparison, Verdict, reason_fields
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class PropertyRuns:
     @classmethod
     def of(cls, artifact: LoadedArtifact, seed: int) -> PropertyRuns:
         """Those of an artifact."""
-        names, tokens = promised(artifact.spec), probe(artifact.spec, artifact.bounds, seed)
+        names, tokens = promised(artifact.spec), make_probe(artifact.spec, artifact.bounds, seed)
         if isinstance(tokens, str):
             return cls(None, {}, dict.fromkeys(names, Reason(UNTRIED, tokens)))
         lower, upper = artifact.bounds["seq"]

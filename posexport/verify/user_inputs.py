@@ -24,9 +24,9 @@ def fit_inputs(
     """The case of the `arrays` from `path` for a graph of `spec` in `form` with these `inputs`, and notes on what was
     rounded.
 
-    Names, shapes and dtypes must be the graph's, and masks and write_indices must say something; only a bf16 graph
-    takes float32, rounded, which a note says (the truth gets the same rounded values). Raises RequestError for anything
-    else, NaN included.
+    Names, shapes and dtypes must be the graph's, and masks and write_indices must be usable; only a bf16 graph takes
+    float32, which is rounded: a note says so, and the float64 reference gets the same rounded values. Raises
+    RequestError for anything else, NaN included.
     """
     for name in inputs:
         if name not in arrays:
@@ -36,12 +36,12 @@ def fit_inputs(
     for name in arrays:
         if name not in inputs:
             raise unknown(f"array in inputs {str(path)!r}", name, inputs)
-    wanted = graph_inputs(spec)
+    expected = graph_inputs(spec)
     sizes: dict[str, tuple[str, int]] = {}
     notes: list[str] = []
     ready = {}
     for name, (shape, dtype) in inputs.items():
-        _check_shape(path, name, arrays[name], shape, wanted[name][0], bounds, sizes)
+        _check_shape(path, name, arrays[name], shape, expected[name][0], bounds, sizes)
         ready[name] = _converted(path, name, arrays[name], dtype, notes)
     _check_sums(path, sizes)
     if "position_ids" in ready:
@@ -54,7 +54,7 @@ def fit_inputs(
         )
     if "write_indices" in ready:
         _check_writes(path, ready, sizes["max_seq"][1], sizes["seq"][1], form)
-    return Case(name=path.name, arrays=ready, sizes=sizes_of(wanted, ready)), tuple(notes)
+    return Case(name=path.name, arrays=ready, sizes=sizes_of(expected, ready)), tuple(notes)
 
 
 def read_arrays(path: Path) -> dict[str, Array]:

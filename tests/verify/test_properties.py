@@ -17,14 +17,14 @@ from posexport.models import ENCODINGS
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify import verify
-from posexport.verify.properties import PROPERTIES, TOLERANCES, Probe, probe, promised
+from posexport.verify.properties import PROPERTIES, TOLERANCES, Probe, make_probe, promised
 from posexport.verify.result import PARITY
 
 Run = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def found_for(spec: Spec) -> Probe:
-    made = probe(spec, bounds_of(graph_inputs(spec), {}), 0)
+    made = make_probe(spec, bounds_of(graph_inputs(spec), {}), 0)
     assert isinstance(made, Probe), made
     return made
 

@@ -1,7 +1,6 @@
-"""Measuring the matrix: child processes side by side, each with a batch of entries, and what is done is kept at once.
+"""Measuring the matrix: child processes side by side, each with a batch of entries; finished cells are saved at once.
 
-Everything that may crash runs in `matrix.worker`: a crash is the failure of the cells that it was about, and
-of no others.
+Everything that may crash runs in `matrix.worker`, so a crash fails the cells that it concerns and no others.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _STEP = 0.25  # seconds between two looks at what is done, and for Ctrl-C
 
 Batch = list[tuple[Entry, list[str]]]
 Advance = Callable[[str, int], object]
-"""Is told what was done last, and how many steps that was, of `steps` in all."""
+"""Called with what was done last, and how many steps that was, of `steps` in all."""
 
 
 def default_jobs() -> int:
@@ -60,7 +59,7 @@ def measure(
     advance: Advance = lambda what, number: None,
 ) -> None:
     """Measure what is to do, into `matrix`. `save` is called after each batch, which an interrupt then keeps."""
-    told: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+    done_steps: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
     cpu = cpu_facts()
     batches = _batches(todo, jobs)
     workers = [Worker(WORKER) for _ in range(min(jobs, len(batches)))]
@@ -72,7 +71,7 @@ def measure(
         worker = idle.get()
         try:
             with tempfile.TemporaryDirectory(prefix="posexport-matrix-", ignore_cleanup_errors=True) as folder:
-                return _Job(worker, Path(folder), matrix.target, here, lambda *step: told.put(step)).run(batch)
+                return _Job(worker, Path(folder), matrix.target, here, lambda *step: done_steps.put(step)).run(batch)
         finally:
             idle.put(worker)
 
@@ -81,8 +80,8 @@ def measure(
         waiting: set[Future[list[Cell]]] = {executor.submit(run, batch) for batch in batches}
         while waiting:
             done, waiting = wait(waiting, timeout=_STEP, return_when=FIRST_COMPLETED)
-            while not told.empty():
-                advance(*told.get())
+            while not done_steps.empty():
+                advance(*done_steps.get())
             for future in done:
                 matrix.put(future.result())
                 matrix.put_cpus([cpu])
@@ -92,8 +91,8 @@ def measure(
         for worker in workers:  # first: a thread that waits then gets its answer
             worker.close()
         executor.shutdown(wait=True, cancel_futures=True)
-    while not told.empty():
-        advance(*told.get())
+    while not done_steps.empty():
+        advance(*done_steps.get())
 
 
 def _batches(todo: Todo, jobs: int) -> list[Batch]:
@@ -154,24 +153,24 @@ class _Job:
             return [cell for entry in entries for cell in self._verify([entry], names)]
         if reason is not None:
             return [self._cell(entries[0], name, FAILED, _short(reason)) for name in names]
-        found = {
-            (files[each["path"]], each["runtime"]): self._cell(
-                files[each["path"]],
-                each["runtime"],
-                each["state"],
-                each["reason"],
-                error=_two(each["error"]),
-                eager=_two(each["eager"]),
-                ratio=_ratio(each["error"], each["eager"]),
-                cases=each["cases"] or None,
-                lasting=each["lasting"],
+        cells = {
+            (files[verdict["path"]], verdict["runtime"]): self._cell(
+                files[verdict["path"]],
+                verdict["runtime"],
+                verdict["state"],
+                verdict["reason"],
+                error=_two(verdict["error"]),
+                eager=_two(verdict["eager"]),
+                ratio=_ratio(verdict["error"], verdict["eager"]),
+                cases=verdict["cases"] or None,
+                lasting=verdict["lasting"],
             )
-            for each in answer["verdicts"]
+            for verdict in answer["verdicts"]
         }
         broken = {files[path]: why for path, why in answer["broken"]}
         return [
-            found.get((entry, name))
-            or self._cell(entry, name, FAILED, broken.get(entry, "verify gave no verdict: that is a fault of it"))
+            cells.get((entry, name))
+            or self._cell(entry, name, FAILED, broken.get(entry, "verify gave no verdict: a fault of posexport"))
             for entry in entries
             for name in names
         ]

@@ -36,22 +36,22 @@ def columns_here() -> dict[str, Column]:
         here = [name for name in packages if name and find_spec(name)]
         return _public(metadata.version(distributions[here[0]][0])) if here and here[0] in distributions else None
 
-    found = {}
+    columns = {}
     for name, row in RUNTIMES.items():
         missing = row.missing()
-        found[name] = Column(missing=missing.text) if missing else Column(version=version(row.package, row.instead))
+        columns[name] = Column(missing=missing.text) if missing else Column(version=version(row.package, row.instead))
     reasons = {name: can_build(name) for name in BUILDERS}
     able = [name for name, why in reasons.items() if why is None]
     if able:
-        found[BUILD] = Column(version=f"{able[0]} {version(BUILDERS[able[0]].package)}", builder=able[0])
+        columns[BUILD] = Column(version=f"{able[0]} {version(BUILDERS[able[0]].package)}", builder=able[0])
     else:
-        found[BUILD] = Column(missing="; ".join(f"{name}: {why}" for name, why in reasons.items()))
-    return found
+        columns[BUILD] = Column(missing="; ".join(f"{name}: {why}" for name, why in reasons.items()))
+    return columns
 
 
 @attrs.frozen(kw_only=True)
 class Selection:
-    """What is asked for: names of each axis, all of them where none is given."""
+    """The cells that a run is for: names of each axis, all of them where none is given."""
 
     encoding: Sequence[str] = ()
     form: Sequence[str] = ()

@@ -97,7 +97,7 @@ class Entry:
 class Cell:
     """An entry in one column: a state, and for any state but "passed" its reason.
 
-    `error` is the largest error of the comparison that came nearest to its limit, `eager` torch eager's own there and
+    `error` is the largest error of the comparison that came nearest to its limit, `eager` the torch error there and
     `ratio` their quotient; `kernels` and `fused` are a plan's. `spec` is a hash of the block and `version` that of the
     runtime which judged: a cell is kept as long as both are the same. Without a version nothing was judged for good.
     """
@@ -117,8 +117,8 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, what is not known left out."""
-        own = {key: value for key, value in attrs.asdict(self).items() if key != "entry" and value is not None}
-        return {**attrs.asdict(self.entry), **own}
+        values = {key: value for key, value in attrs.asdict(self).items() if key != "entry" and value is not None}
+        return {**attrs.asdict(self.entry), **values}
 
 
 Key = tuple[Entry, str]
@@ -147,7 +147,7 @@ class Matrix:
     def ordered(self) -> list[Cell]:
         """The cells in the order of the tables of modes, encodings, forms, dtypes and columns."""
         names = (tuple(MODES), tuple(ENCODINGS), tuple(FORMS), DTYPES, COLUMNS)
-        places = [{name: at for at, name in enumerate(each)} for each in names]
+        places = [{name: at for at, name in enumerate(axis)} for axis in names]
 
         def place(cell: Cell) -> tuple[int, ...]:
             of = (cell.entry.mode, cell.entry.encoding, cell.entry.form, cell.entry.dtype, cell.column)

@@ -1,4 +1,4 @@
-"""The child process that measures entries of the matrix: `python -m posexport.matrix_worker`.
+"""The child process that measures entries of the matrix: `python -m posexport.verify.matrix.worker`.
 
 It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     export  {spec, form, target, path}     -> {}                                     writes the file, seeded weights
@@ -68,13 +68,13 @@ def verify(paths: list[str], runtimes: list[str], time_limit: float) -> dict[str
 def _plain(verdict: Verdict) -> dict[str, Any]:
     from posexport.verify.eligibility import is_permanent
 
-    told = [text for text in (verdict.reason, verdict.where) if text]
+    reasons = [text for text in (verdict.reason, verdict.where) if text]
     worst = verdict.worst
     return {
         "path": verdict.artifact,
         "runtime": verdict.runtime,
         "state": verdict.state,
-        "reason": "; ".join(told) or None,
+        "reason": "; ".join(reasons) or None,
         "error": None if worst is None else worst.max_error,
         "eager": None if worst is None else worst.torch_error,
         "cases": verdict.cases,

@@ -10,7 +10,7 @@ import pytest
 
 from posexport.runtimes.installation import install_command
 
-FOLDER = "file:///home/somebody/posexport"
+FOLDER = "file:///projects/somebody/posexport"
 GIT = "https://example.org/posexport.git"
 WHEEL = "posexport-0.1-py3-none-any.whl"
 HASH = {"hashes": {"sha256": "0" * 64}}
@@ -34,7 +34,7 @@ PLACES: dict[str, tuple[Any, str]] = {
         f"pip install 'posexport[rtx] @ https://example.org/{WHEEL}'",
     ),
     "wheel of a folder": (
-        {"url": f"file:///home/somebody/{WHEEL}", "archive_info": HASH},
+        {"url": f"file:///projects/somebody/{WHEEL}", "archive_info": HASH},
         f"pip install './{WHEEL}[rtx]' in the folder of that file",
     ),
     "index": (None, "pip install 'posexport[rtx]'"),

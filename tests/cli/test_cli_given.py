@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import click
+import onnx
 import pytest
 from helpers import cli, refused
 
@@ -141,7 +142,8 @@ CHEAP = {
 
 def test_what_is_wrong_at_a_glance_is_told_before_torch_loads(tmp_path: Path) -> None:
     """One process runs them all: each is exit 2 in one sentence, and torch is not loaded at the end."""
-    (tmp_path / "here.onnx").touch()
+    graph = onnx.helper.make_graph([], "nothing", [], [])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), tmp_path / "here.onnx")
     (tmp_path / "empty.json").touch()
     (tmp_path / "latin.toml").write_bytes("encoding = 'größe'".encode("latin-1"))
     code = (

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posexport.artifact.contract_check import contract_violation
-from posexport.artifact.loaded import LoadedArtifact, _profiled
+from posexport.artifact.loaded import LoadedArtifact, _profile_bounds
 from posexport.artifact.profiles import check_shapes, profiles_of
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
@@ -181,7 +181,7 @@ def test_a_plan_built_on_the_fly_takes_every_case(name: str, tmp_path: Path) -> 
     profiles = profiles_of({key: shape for key, (shape, _) in graph_inputs(spec).items()}, requests)
     for each in found:
         check_shapes(profiles, {key: array.shape for key, array in each.arrays.items()})
-    of_plan, tuned = _profiled(spec, graph_inputs(spec), profiles)
+    of_plan, tuned = _profile_bounds(spec, graph_inputs(spec), profiles)
     assert set(of_plan) == set(tuned) == set(bounds)
     for dim, (low, high) in of_plan.items():
         sizes = [each.sizes[dim] for each in found]

@@ -120,7 +120,10 @@ def faster(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def all_linear(scalings: dict[str, Any]) -> dict[str, Any]:
     """Every scaling with the frequencies of the linear one."""
-    linear = scalings["linear"].frequencies
+
+    def linear(theta: float, dim: int, dtype: Any, *, factor: float, **_: Any) -> Any:
+        return scalings["linear"].frequencies(theta, dim, dtype, factor=factor)
+
     return {name: attrs.evolve(scaling, frequencies=linear) for name, scaling in scalings.items()}
 
 

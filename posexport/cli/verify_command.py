@@ -81,11 +81,11 @@ def verify(
         required = (*required, *(name for name in project.require if name not in required))
         title, identity = f"Project {project.file}: parity with torch in float64", {"project": str(project.file)}
         report, code = _verify_project(project, named if runtimes else (), required, settings)
-    from posexport.report.verdicts import to_dict, write_reports
+    from posexport.report.verdicts import write_reports
 
     write_reports(report, **reports)
     if as_json:
-        console.show_json({**to_dict(report, required), **identity, "exit_code": code})
+        console.show_json({**report.to_dict(required), **identity, "exit_code": code})
     elif report.verdicts:
         show_report(report, title)
     show_warnings(report, code)

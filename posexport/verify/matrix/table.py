@@ -185,6 +185,28 @@ class Matrix:
         return (self.target, dict(self.made_by)) == (other.target, dict(other.made_by))
 
 
+def counts(cells: Iterable[Cell]) -> dict[str, int]:
+    """How many cells are in each state."""
+    states = [cell.state for cell in cells]
+    return {state: states.count(state) for state in STATES}
+
+
+def judged(cells: Iterable[Cell]) -> list[str]:
+    """The columns that judged anything, in order."""
+    columns = {cell.column for cell in cells if cell.state in (PASSED, FAILED)}
+    return [name for name in COLUMNS if name in columns]
+
+
+def idle(cells: Iterable[Cell]) -> dict[str, str]:
+    """The columns in which nothing ran, with the reasons."""
+    cells = list(cells)
+    ran, reasons = judged(cells), dict[str, dict[str, None]]()
+    for cell in cells:
+        if cell.column not in ran and cell.state == NOT_RUN:
+            reasons.setdefault(cell.column, {})[cell.reason or ""] = None
+    return {name: "; ".join(reasons[name]) for name in COLUMNS if name in reasons}
+
+
 def read(path: Path) -> Matrix:
     """The matrix in a file; cells of unknown names are left out. RequestError where it holds none."""
     try:

@@ -45,8 +45,8 @@ def _block(block: Block) -> Iterable[str]:
         case Table():
             return _folded(block.folded, _table(block))
         case Chain():
-            steps = (f"{step.mark}{step.text}" + (f" ×{step.times}" if step.times > 1 else "") for step in block.steps)
-            return (f"**{escaped(block.title)}.** {escaped(block.note)}", "", escaped(" → ".join(steps)), "")
+            steps = " → ".join(map("".join, block.steps))
+            return (f"**{escaped(block.title)}.** {escaped(block.note)}", "", escaped(steps), "")
         case Figure(table=Table() as table):
             return _folded(f"{block.title}: {table.folded}", [*_table(table), *_note(block.note)])
         case Prose():

@@ -77,7 +77,8 @@ def draw_plot(
 
     Raises RequestError for a kind or a file that can't be used, before anything is measured.
     """
-    from posexport.report.plots.picture import FORMATS, draw
+    from posexport.report.drawing import FORMATS
+    from posexport.report.plots.picture import draw
 
     if path.suffix not in FORMATS:
         raise RequestError(f"output {str(path)!r} must end in {' or '.join(FORMATS)}: name it like plot.png.")

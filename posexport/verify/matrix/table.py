@@ -10,6 +10,7 @@ that measuring again gives the same file but for a digit of an error. Imports no
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -187,8 +188,8 @@ class Matrix:
 
 def counts(cells: Iterable[Cell]) -> dict[str, int]:
     """How many cells are in each state."""
-    states = [cell.state for cell in cells]
-    return {state: states.count(state) for state in STATES}
+    number: Counter[str] = Counter(cell.state for cell in cells)
+    return {state: number[state] for state in STATES}
 
 
 def judged(cells: Iterable[Cell]) -> list[str]:

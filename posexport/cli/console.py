@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import textwrap
 import threading
@@ -50,7 +49,11 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     """
     table = [[cell.splitlines() or [""] for cell in row] for row in (columns, *rows)]
     widths = [max(len(line) for cell in column for line in cell) for column in zip(*table, strict=True)]
-    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else 160
+    limit = 160
+    if sys.stdout.isatty():
+        import shutil
+
+        limit = shutil.get_terminal_size().columns
     while sum(widths) + 3 * len(widths) - 1 > limit and max(widths) > 1:
         widths[widths.index(max(widths))] -= 1
     lines = [click.style(title, bold=True), ""]
@@ -61,14 +64,12 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
             for cell, width in zip(row, widths, strict=True)
         ]
         for parts in zip_longest(*cells, fillvalue=""):
-            texts = [
-                click.style(
-                    part.rjust(width) if column in right else part.ljust(width),
-                    **({"bold": True} if header else _STATE_STYLES.get(part, {})),
-                )
-                for column, part, width in zip(columns, parts, widths, strict=True)
-            ]
-            lines.append(" " + "   ".join(texts).rstrip())
+            line = " "
+            for column, part, width in zip(columns, parts, widths, strict=True):
+                style = {"bold": True} if header else _STATE_STYLES.get(part)
+                text, padding = click.style(part, **style) if style else part, " " * (width - len(part))
+                line += (padding + text if column in right else text + padding) + "   "
+            lines.append(line.rstrip())
         if header:
             lines.append(" " + "─" * (sum(widths) + 3 * (len(widths) - 1)))
     click.echo("\n".join(lines) + "\n", color=False if os.environ.get("NO_COLOR") else None)

@@ -15,21 +15,12 @@ from posexport.cli.project_options import project_option
 from posexport.cli.verify_tables import missing_sentence, report_path, show_report, show_warnings
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES, runtime
-from posexport.spec.fields import flag, integer, positive
 from posexport.verify.precheck import unreadable_report
+from posexport.verify.result import VerifyOptions
 
 if TYPE_CHECKING:
     from posexport.verify.result import Report
     from posexport.workflows.project.file import Project
-
-
-@attrs.frozen(kw_only=True)
-class VerifyOptions:
-    """The options of the run itself, validated."""
-
-    seed: int = integer(0, "seed of the inputs", at_least=0)
-    time_limit: float = positive(300.0, "seconds that one runtime may take for one artifact")
-    properties: bool = flag(False, "try the encoding's properties too")
 
 
 @click.command()

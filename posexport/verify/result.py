@@ -13,6 +13,7 @@ import attrs
 
 from posexport.errors import Reason
 from posexport.runtimes import Runtime
+from posexport.spec.fields import flag, integer, positive
 
 PARITY = "parity"
 """The check of a verdict that compares outputs with the float64 reference; others are names of properties."""
@@ -160,6 +161,15 @@ class Report:
             if not parity or NOT_RUN in parity:
                 return 3
         return 0 if states - {NOT_RUN} else 3
+
+
+@attrs.frozen(kw_only=True)
+class VerifyOptions:
+    """The options of a run, validated."""
+
+    seed: int = integer(0, "seed of the inputs", at_least=0)
+    time_limit: float = positive(300.0, "seconds that one runtime may take for one artifact")
+    properties: bool = flag(False, "try the encoding's properties too")
 
 
 @attrs.frozen(kw_only=True)

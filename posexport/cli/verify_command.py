@@ -66,7 +66,7 @@ def verify(
         report = _verify_files([Path(path) for path in paths], named if runtimes else (), inputs, settings)
         code = report.exit_code(required)
     else:
-        from posexport.workflows.project.requests import open_project
+        from posexport.workflows.project.products import open_project
 
         project = open_project(project_file)
         required = (*required, *(name for name in project.require if name not in required))

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import FieldError, RequestError, unknown
+from posexport.errors import RequestError, located, unknown
 from posexport.files import read_toml
 from posexport.jsondata import DataError, read_json
 from posexport.spec.fields import integer
@@ -98,13 +98,9 @@ def plan(tables: Sequence[JobTable], commands: Callable[[str], Options]) -> Plan
     refused: list[Refused] = []
     hashes = Hashes()
     for table in tables:
-        try:
+        with located(table.place, lambda field: field.replace("_", "-")):
             for job in _jobs(table, commands, hashes, refused):
                 jobs.setdefault(job.id, job)
-        except FieldError as error:
-            raise RequestError(f"{table.place}: {error.named(error.field.replace('_', '-'))}") from None
-        except RequestError as error:
-            raise RequestError(f"{table.place}: {error}") from None
     if not jobs:
         raise RequestError("the sweep has no job that can run: its forms refuse every combination.")
     return Plan(list(jobs.values()), refused)

@@ -16,7 +16,7 @@ from posexport.cli.verify_tables import missing_sentence, report_path, show_repo
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES, runtime
 from posexport.spec.fields import flag, integer, positive
-from posexport.verify.precheck import unreadable_report
+from posexport.verify.result import unreadable_report
 
 if TYPE_CHECKING:
     from posexport.verify.result import Report

@@ -165,9 +165,9 @@ class Report:
 
 
 def unreadable_report(paths: Sequence[Path], seed: int) -> Report | None:
-    """The report where none of the artifacts that `paths` name can be read; None where one may be. No engine is imported.
+    """The report where none of the artifacts that `paths` name can be read; None where one may be.
 
-    Raises RequestError where they name none.
+    Raises RequestError where they name none. Imports no engine.
     """
     unreadable = []
     for path in find_artifacts(paths):

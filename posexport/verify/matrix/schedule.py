@@ -33,10 +33,8 @@ def columns_here() -> dict[str, Column]:
     distributions = metadata.packages_distributions()
 
     def version(*packages: str | None) -> str | None:
-        here = [name for name in packages if name and find_spec(name)]
-        return (
-            public_version(metadata.version(distributions[here[0]][0])) if here and here[0] in distributions else None
-        )
+        here = next((name for name in packages if name and find_spec(name)), None)
+        return public_version(metadata.version(distributions[here][0])) if here in distributions else None
 
     columns = {}
     for name, row in RUNTIMES.items():

@@ -33,7 +33,7 @@ def columns_here() -> dict[str, Column]:
     distributions = metadata.packages_distributions()
 
     def version(*packages: str | None) -> str | None:
-        here = next((name for name in packages if name and find_spec(name)), None)
+        here = next((name for name in packages if name and find_spec(name)), "")
         return public_version(metadata.version(distributions[here][0])) if here in distributions else None
 
     columns = {}

@@ -94,7 +94,7 @@ def test_the_winner_is_the_file_that_export_writes_and_its_manifest_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rounds.Others, "share", lambda self: 0.0)  # rounds on a busy machine aren't kept
+    monkeypatch.setattr(rounds.MachineLoad, "share", lambda self: 0.0)  # rounds on a busy machine aren't kept
     given = ("--encoding", "rope", *SMALL, "--form", "native", "--form", "contrib", "--scenario", "prefill:16")
     result = cli("tune", *given, "--save", "tune.json", "--json")
     assert result.exit_code == 0, result.stderr
@@ -147,7 +147,7 @@ def test_a_fast_graph_that_is_wrong_never_wins(tmp_path: Path, monkeypatch: pyte
     limits = Limits(forms=("native", "contrib"), targets=("portable",), opsets=(23,))
     request = Request(scenario=Scenario("prefill", 256), limits=limits)
     result = tune(block, request, tmp_path / "x.onnx", Store(tmp_path / "cache"))
-    assert result.winner is not None and result.winner["form"] == "contrib"
+    assert result.winner is not None and result.winner.form == "contrib"
     assert any("did not verify" in row.reason for row in result.candidates)
     alone = attrs.evolve(request, limits=attrs.evolve(limits, forms=("native",)))
     assert tune(block, alone, tmp_path / "y.onnx", Store(tmp_path / "cache")).winner is None

@@ -77,7 +77,7 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
         assert "no-such-compiler" in results["torch-compile"]["reason"]
         assert results["ort-cuda"]["reason"] == NO_GPU
         assert results["torch"]["ratios"]["torch"] == {"median": 1, "low": 1, "high": 1, "confidence": 0.75}
-        assert results["lower_bound"]["engine"]["bound"].startswith(("products by ", "bytes by "))
+        assert results["lower_bound"]["engine"]["method"].startswith(("products by ", "bytes by "))
         timed = results["ort-cpu"]
         assert set(timed["ratios"]) == {"lower_bound", "torch"}
         assert timed["tokens_per_second"] == shape["batch"] * shape["seq"] / timed["seconds"]["median"]

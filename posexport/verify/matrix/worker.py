@@ -48,9 +48,9 @@ def build(path: str, builder: str) -> dict[str, Any]:
         kernels = build_plan(artifact, BuildOptions(runtime=builder)).kernels
     except RuntimeMissingError as error:
         return {"not_run": str(error).rstrip("."), "lasting": False}
-    if kernels.rows is None:
+    if kernels.count is None:
         return {"not_run": f"it builds, but its kernels are not known: {kernels.unknown}", "lasting": True}
-    return {"kernels": len(kernels.rows), "fused": kernels.fused_attention}
+    return {"kernels": kernels.count, "fused": kernels.fused_attention}
 
 
 def verify(paths: list[str], runtimes: list[str], time_limit: float) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from posexport.cli.project_options import project_option
 from posexport.cli.verify_tables import missing_sentence, report_path, show_report, show_warnings
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES, runtime
-from posexport.verify.precheck import unreadable_report
-from posexport.verify.result import VerifyOptions
+from posexport.verify.result import VerifyOptions, unreadable_report
 
 if TYPE_CHECKING:
     from posexport.verify.result import Report

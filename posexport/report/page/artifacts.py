@@ -16,7 +16,6 @@ import attrs
 from posexport.artifact.manifest import matches_manifest, read_plan_manifest
 from posexport.errors import RequestError
 from posexport.report.page.blocks import Cell, Chain, Section, Step, Table, cells, listed, megabytes, number, plural
-from posexport.runtimes.tensorrt.kernels import Kernel
 
 MARKS = {"★": re.compile(r".*Attention|Softmax"), "◆": re.compile(r"Rotary.*|.*Bias|.*Sinusoids|Sin|Cos")}
 """The operators and functions that compute attention, and those that compute positions."""
@@ -68,8 +67,7 @@ def _plan(path: Path, name: str, evidence: str) -> Table:
         raise RequestError(f"{str(path)!r} has no manifest {path.name}.json: build it with 'posexport compile'.")
     kernels, rows = manifest.kernels, []
     for at, kernel in enumerate(kernels.rows, 1):
-        fused = Kernel(name=kernel.name, type=kernel.type).attention
-        mark = Cell(text="★ fused attention", tone="best") if fused else Cell(text="")
+        mark = Cell(text="★ fused attention", tone="best") if kernel.attention else Cell(text="")
         nodes = Cell(text=listed(kernel.nodes, 6), more=", ".join(kernel.nodes))
         rows.append((number(at), *cells(kernel.name, kernel.type), mark, nodes))
     if kernels.count is None:

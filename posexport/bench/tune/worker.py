@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from posexport.errors import Reason
+from posexport.jsondata import unstructure
 from posexport.processes import serve
 from posexport.runtimes.base import failure_code
 
@@ -63,7 +64,7 @@ def kernels(path: str, runtime_name: str, profile: list[str]) -> dict[str, Any]:
 
     built = build(read_onnx(Path(path)), BuildOptions(runtime=runtime_name, profile=tuple(profile)))
     size = memoryview(built.plan).nbytes
-    return {"kernels": built.kernels.to_dict(), "memory": built.memory, "size": size, "version": built.version}
+    return {"kernels": unstructure(built.kernels), "memory": built.memory, "size": size, "version": built.version}
 
 
 def identity(model: Any) -> str:

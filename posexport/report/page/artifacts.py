@@ -17,7 +17,6 @@ import attrs
 from posexport.artifact.manifest import matches_manifest, read_plan_manifest
 from posexport.errors import RequestError
 from posexport.report.page.blocks import Block, Cell, Chain, Section, Table, cells, listed, megabytes, number, plural
-from posexport.runtimes.tensorrt.kernels import Kernel
 
 MARKS = {"★": re.compile(r".*Attention|Softmax"), "◆": re.compile(r"Rotary.*|.*Bias|.*Sinusoids|Sin|Cos")}
 """The operators and functions that compute attention, and those that compute positions."""
@@ -69,8 +68,7 @@ def _plan(path: Path, name: str, evidence: str) -> Table:
         raise RequestError(f"{str(path)!r} has no manifest {path.name}.json: build it with 'posexport compile'.")
     kernels, rows = manifest.kernels, []
     for at, kernel in enumerate(kernels.rows, 1):
-        fused = Kernel(name=kernel.name, type=kernel.type).attention
-        mark = Cell("★ fused attention", tone="best") if fused else ""
+        mark = Cell("★ fused attention", tone="best") if kernel.attention else ""
         nodes = Cell(listed(kernel.nodes, 6), more=", ".join(kernel.nodes))
         rows.append((number(at), kernel.name, kernel.type, mark, nodes))
     if kernels.count is None:

@@ -195,7 +195,8 @@ class Spec:
         for name in self.bias:
             if name not in self.projections():
                 raise unknown("projection in bias", name, self.projections())
-        self.encoding.check(self)
+        for problem in self.encoding.problems(self):
+            raise RequestError(problem)
         self._check_pattern(given_scale)
 
     def _check_pattern(self, given_scale: bool) -> None:

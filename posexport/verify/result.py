@@ -7,12 +7,15 @@ here, in eligibility, and in posexport.processes for what ends a worker.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import attrs
 
-from posexport.errors import Reason
+from posexport.artifact.paths import check_artifact, find_artifacts
+from posexport.errors import Reason, RequestError
 from posexport.runtimes import Runtime
+from posexport.spec.fields import flag, integer, positive
 
 PARITY = "parity"
 """The check of a verdict that compares outputs with the float64 reference; others are names of properties."""
@@ -160,6 +163,31 @@ class Report:
             if not parity or NOT_RUN in parity:
                 return 3
         return 0 if states - {NOT_RUN} else 3
+
+
+def unreadable_report(paths: Sequence[Path], seed: int) -> Report | None:
+    """The report where none of the artifacts that `paths` name can be read; None where one may be.
+
+    Raises RequestError where they name none. Imports no engine.
+    """
+    unreadable = []
+    for path in find_artifacts(paths):
+        try:
+            check_artifact(path)
+        except RequestError as error:
+            unreadable.append(Unreadable(str(path), str(error)))
+        else:
+            return None
+    return Report(verdicts=(), unreadable=tuple(unreadable), seed=seed)
+
+
+@attrs.frozen(kw_only=True)
+class VerifyOptions:
+    """The options of a run, validated."""
+
+    seed: int = integer(0, "seed of the inputs", at_least=0)
+    time_limit: float = positive(300.0, "seconds that one runtime may take for one artifact")
+    properties: bool = flag(False, "try the encoding's properties too")
 
 
 @attrs.frozen(kw_only=True)

@@ -91,7 +91,7 @@ def test_every_script_that_is_named_is_there() -> None:
 
 
 def test_every_file_that_is_named_is_there() -> None:
-    """`models/temperature.py` and the like, in pages for people who change the code."""
+    """`models/absolute.py` and the like, in pages for people who change the code."""
     for page in [ROOT / "CONTRIBUTING.md", *(DOCS / "adr").glob("*.md"), DOCS / "reference" / "encodings.md"]:
         for name in re.findall(r"`((?:posexport|models|custom_ops|tests|scripts|docs)/[\w./-]*)`", page.read_text()):
             assert (ROOT / name).exists(), (page.name, name)

@@ -84,7 +84,7 @@ def test_parameters_count_in_the_truth_too(encoding: str, given: dict[str, Any])
 
 def off(by: float) -> Callable[[int, float, torch.dtype], torch.Tensor]:
     """The frequencies of RoPE, each off by a part of itself."""
-    from posexport.models.frequencies import inverse_frequencies
+    from posexport.models.angles import inverse_frequencies
 
     return lambda dim, theta, dtype: inverse_frequencies(dim, theta, dtype) * (1 + by)
 
@@ -93,7 +93,7 @@ def off(by: float) -> Callable[[int, float, torch.dtype], torch.Tensor]:
 def test_frequencies_off_by_a_millionth_show(angles: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = rope(angles=angles)
     (sound,) = measure([spec], TORCH)
-    monkeypatch.setattr("posexport.models.rotary.inverse_frequencies", off(1e-6))
+    monkeypatch.setattr("posexport.models.scaling.inverse_frequencies", off(1e-6))
     (spoilt,) = measure([spec], TORCH)
     assert sound.errors[1] < EXACT < spoilt.errors[1]
     assert all(fault > 10 * was for was, fault in zip(sound.errors[1:5], spoilt.errors[1:5], strict=True))

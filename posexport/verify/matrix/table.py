@@ -235,8 +235,8 @@ def cpu_facts() -> dict[str, Any]:
 
 def makers() -> dict[str, str]:
     """The versions of posexport and of what it exports with."""
-    return {"posexport": __version__, **{name: _public(metadata.version(name)) for name in _MAKERS}}
+    return {"posexport": __version__, **{name: public_version(metadata.version(name)) for name in _MAKERS}}
 
 
-def _public(version: str) -> str:
+def public_version(version: str) -> str:
     return version.partition("+")[0]  # torch names the CUDA of its wheel behind it

@@ -15,7 +15,7 @@ from page_helpers import DOCS, Reader, bench, everything, gate, html_of, shape, 
 from test_matrix_files import small
 from verify_helpers import write
 
-from posexport.report.page.artifacts import MARKS, longest
+from posexport.report.page.artifacts import MARKS
 from posexport.report.page.blocks import (
     Chain,
     Figure,
@@ -194,20 +194,6 @@ def test_the_fused_attention_of_a_plan_is_marked(tmp_path: Path) -> None:
     assert [row[3].text for row in table.rows] == ["★ fused attention", ""]
     assert table.note.startswith("2 kernels, 3 host steps; attention fused; tensorrt-rtx 1.2.3; plan 2.00 MB")
     assert "does not match the file" in table.note
-
-
-class Node:
-    def __init__(self, op_type: str, given: list[str], gives: list[str]) -> None:
-        self.op_type, self.input, self.output, self.domain = op_type, given, gives, ""
-
-
-def test_the_chain_is_the_longest_path_from_input_to_output() -> None:
-    nodes = [
-        Node("Const", [], ["c"]), Node("A", ["x", "c"], ["a"]), Node("B", ["a"], ["b"]), Node("C", ["x", "b"], ["y"]),
-        Node("Aside", ["y"], ["z"]),
-    ]  # fmt: skip
-    assert longest(nodes, "x", "y") == ("A", "B", "C")
-    assert longest(nodes, "nowhere", "y") == ()
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,15 @@ from posexport import __version__
 from posexport.bench.evidence import Evidence
 from posexport.bench.result import Benchmark, ProjectBenchmark
 from posexport.bench.tune.result import Result as Tuning
+from posexport.jsondata import writable
 from posexport.report.page import angles, artifacts, evidence, latency, matrix, sweep, tuning, verdicts
 from posexport.report.page.blocks import Page, Section, Table, plural
 from posexport.report.page.results import Sweep
 from posexport.report.page.sources import KINDS, read_sources
 from posexport.report.page.summary import Highlights, boxes
 from posexport.report.plots.panels import Plot
-from posexport.report.text import writable
 from posexport.verify.matrix.table import Matrix
-from posexport.verify.result import Report
+from posexport.verify.result import AngleErrors, Report
 
 FOLDER = files("posexport.report.page").joinpath("template")
 
@@ -68,7 +68,7 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
         (sources.of(Benchmark), lambda results: latency.section(results, known)),
         (sources.of(Report), lambda results: verdicts.section(results, known)),
         (sources.of(Matrix), matrix.section),
-        (sources.of(angles.Angles), angles.angles),
+        (sources.of(AngleErrors), angles.angles),
         (sources.of(Plot), angles.plots),
     ]
     made = [make(results) for results, make in makers if results]

@@ -15,14 +15,12 @@ from posexport.bench.result import Benchmark, ProjectBenchmark
 from posexport.bench.tune.result import Result as Tuning
 from posexport.errors import RequestError
 from posexport.files import sha256_of
-from posexport.jsondata import DataError, read_json, structure
-from posexport.report.page.angles import Angles
+from posexport.jsondata import DataError, clean, read_json, structure, writable
 from posexport.report.page.results import Result, Sweep, linked, superseded
 from posexport.report.paths import check_paths, no_results
 from posexport.report.plots.panels import Plot, plot_from
-from posexport.report.text import writable
 from posexport.verify.matrix.table import Matrix, matrix_from
-from posexport.verify.result import Report
+from posexport.verify.result import AngleErrors, Report
 
 T = TypeVar("T")
 
@@ -41,7 +39,7 @@ KINDS = {
     "sweep": Kind(command="posexport sweep", schema=Sweep),
     "matrix": Kind(command="posexport matrix", schema=Matrix, keys=("cells", "target"), read=matrix_from),
     "verify": Kind(command="posexport verify --json", schema=Report, keys=("verdicts",)),
-    "angles": Kind(command="the measured errors of angles", schema=Angles, keys=("positions", "engines", "rows")),
+    "angles": Kind(command="the measured errors of angles", schema=AngleErrors, keys=("positions", "engines", "rows")),
     "plot": Kind(command="posexport plot --json", schema=Plot, keys=("file", "rows"), read=plot_from),
     "bench": Kind(command="posexport bench --save", schema=Benchmark, keys=("shapes", "rounds")),
     "bench-project": Kind(command="posexport bench --json", schema=ProjectBenchmark),
@@ -169,15 +167,3 @@ def _names(paths: list[Path]) -> list[str]:
             return [writable(name) for name in names]
         for path in growing:
             depth[path] += 1
-
-
-def clean(value: Any) -> Any:
-    """Data with `writable` texts only, which an engine's message or a file's name may not be."""
-    match value:
-        case str():
-            return writable(value)
-        case list():
-            return [clean(item) for item in value]
-        case dict():
-            return {clean(key): clean(item) for key, item in value.items()}
-    return value

@@ -11,7 +11,7 @@ from pathlib import PurePath
 import attrs
 
 from posexport.bench.comparisons import Row, rows_of, title_of
-from posexport.bench.result import HIGH_MACHINE_LOAD, TIMED, Benchmark
+from posexport.bench.result import TIMED, Benchmark
 from posexport.bench.tune.result import Result as Tuning
 from posexport.verify.result import FAILED, PASSED, PROJECT, Report
 
@@ -130,7 +130,7 @@ def _mentions(source: str, data: object) -> Iterator[Mention]:
                         timing=True,
                         scenario=title_of(row.shape),
                         seconds=row.median if row.timed else None,
-                        busy=data.machine_load > HIGH_MACHINE_LOAD,
+                        busy=data.busy,
                     )
         case Tuning(winner=winner) if winner is not None and winner.file:  # tune verified it, and mostly timed it
             about = Mention(
@@ -144,7 +144,6 @@ def _mentions(source: str, data: object) -> Iterator[Mention]:
             if winner.verified:
                 yield about
             if winner.seconds:
-                busy = data.machine_load > HIGH_MACHINE_LOAD
                 yield attrs.evolve(
                     about,
                     runtime=data.target,
@@ -152,5 +151,5 @@ def _mentions(source: str, data: object) -> Iterator[Mention]:
                     timing=True,
                     scenario=data.scenario,
                     seconds=winner.seconds.median,
-                    busy=busy,
+                    busy=data.busy,
                 )

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from posexport.bench.result import HIGH_MACHINE_LOAD
 from posexport.bench.statistics import CONFIDENCE
 from posexport.cli import console
 from posexport.machine import describe_cpu
@@ -41,7 +40,7 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
     for shape in result.shapes:
         if 0 < shape.rounds < result.rounds:
             click.echo(f"{_shape(shape)}: {shape.rounds} of {result.rounds} rounds, for lack of time (--seconds).")
-    if result.machine_load > HIGH_MACHINE_LOAD:
+    if result.busy:
         load = f"other work took {result.machine_load:.0%} of the CPU"
         click.echo(f"The machine was busy ({load}): time it again at rest.")
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from posexport.bench.result import HIGH_MACHINE_LOAD
 from posexport.bench.tune.result import SAME_GRAPH
 from posexport.cli import console
 from posexport.machine import describe_cpu
@@ -80,7 +79,7 @@ def show_tuning(result: Result, output: Path) -> None:
                 ("manifest", f"{output}.json"),
             ],
         )
-    if result.machine_load > HIGH_MACHINE_LOAD:
+    if result.busy:
         click.echo(f"The machine was busy (other work took {result.machine_load:.0%} of the CPU): tune again at rest.")
 
 

@@ -16,20 +16,10 @@ from test_matrix_files import small
 from verify_helpers import write
 
 from posexport.report.page.artifacts import MARKS
-from posexport.report.page.blocks import (
-    Chain,
-    Figure,
-    Prose,
-    Table,
-    brief,
-    cells,
-    number,
-    plain_number,
-    seconds,
-    times,
-)
+from posexport.report.page.blocks import Chain, Figure, Prose, Table, cells, number
 from posexport.report.page.charts import Bar, Bars, draw_bars
 from posexport.report.page.page import make_page
+from posexport.report.text import brief, plain_number, seconds, times
 
 
 def box(folder: Path, files: dict[str, Any], name: str) -> dict[str, Any]:

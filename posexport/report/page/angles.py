@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from posexport.report.page.blocks import Block, Figure, Prose, Section, Table, cells, number, plain_number, plural
+from posexport.report.page.blocks import Block, Figure, Prose, Section, Table, cells, number
 from posexport.report.page.charts import draw_lines
 from posexport.report.page.results import Result
 from posexport.report.page.summary import Finding, Highlights
 from posexport.report.plots.panels import Chart, Line, Plot
+from posexport.report.text import plain_number, plural
 from posexport.verify.matrix.table import REFUSED
 from posexport.verify.result import FAILED, NOT_RUN, AngleErrors
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from posexport.artifact.graph_shape import GraphShape, read_graph_shape
 from posexport.artifact.manifest import matches_manifest, read_plan_manifest
 from posexport.errors import RequestError
-from posexport.report.page.blocks import Block, Cell, Chain, Section, Table, cells, listed, megabytes, number, plural
+from posexport.report.page.blocks import Block, Cell, Chain, Section, Table, cells, number
+from posexport.report.text import listed, megabytes, plural
 
 MARKS = {"★": re.compile(r".*Attention|Softmax"), "◆": re.compile(r"Rotary.*|.*Bias|.*Sinusoids|Sin|Cos")}
 """The operators and functions that compute attention, and those that compute positions."""

@@ -23,30 +23,13 @@ from posexport.bench.comparisons import (
 )
 from posexport.bench.evidence import Evidence
 from posexport.bench.result import OUT_OF_DATE, Benchmark, ProjectBenchmark
-from posexport.report.page import charts, machine_load, regressions
-from posexport.report.page.blocks import (
-    Block,
-    Cell,
-    Figure,
-    Point,
-    Section,
-    Table,
-    brief,
-    cells,
-    fact,
-    facts_table,
-    listed,
-    number,
-    plural,
-    ratio_cells,
-    seconds,
-    span,
-    times,
-)
+from posexport.report.page import charts, regressions
+from posexport.report.page.blocks import Block, Cell, Figure, Point, Section, Table, cells, number, ratio_cells
 from posexport.report.page.charts import Bar, Bars
 from posexport.report.page.results import Result
-from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights, confidence
+from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights, busy_shares, busy_warning, confidence
 from posexport.report.plots.panels import Chart, Line
+from posexport.report.text import brief, fact, listed, plural, seconds, span, times
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
 ALTERNATIVES = {
@@ -75,7 +58,7 @@ _CURVES = (
 
 def section(results: Sequence[Result[Benchmark]], evidence: Evidence) -> tuple[Section, Highlights]:
     """The section, and its highlights."""
-    compared, busy = comparisons((result.name, result.data) for result in results), machine_load.shares(results)
+    compared, busy = comparisons((result.name, result.data) for result in results), busy_shares(results)
     curves = [group for group in _by_size(compared).values() if len(group) > 2]
     drawn = {id(comparison) for group in curves for comparison in group[:-1]}
     records = []
@@ -83,11 +66,11 @@ def section(results: Sequence[Result[Benchmark]], evidence: Evidence) -> tuple[S
         data = result.data
         facts = {"file": data.file, "sha256": data.sha256, "rounds": data.rounds, "threads": data.threads}
         records.append((result.name, {**facts, "machine load": f"{data.machine_load:.0%}", **data.machine}))
-    blocks: list[Block] = [*machine_load.warning(busy), *map(_curve, curves)]
+    blocks: list[Block] = [*busy_warning(busy), *map(_curve, curves)]
     blocks += [_bars(group, folded=id(group) in drawn or len(compared) > 12) for group in compared]
     blocks += [table for result in results for table in regressions.tables(result)]
     blocks += [_table(compared), *_absent(compared)]
-    blocks.append(facts_table("What it was measured on", "The machine, versions and settings of each run", records))
+    blocks.append(Table.of_facts("What it was measured on", "The machine, versions and settings of each run", records))
     return Section(id="latency", title="Latency", lead=_LEAD, blocks=blocks), Highlights(
         findings=tuple(_findings(results, compared)),
         fastest=tuple(_point(group, evidence) for group in compared if group.ranked),
@@ -175,11 +158,11 @@ def _point(compared: Comparison, evidence: Evidence) -> Point:
     texts += [f"{_name(compared, row)}: {_verdict(row, evidence.verdict(row))}" for row in unlike]
     certainty = confidence(
         {compares: list(texts.values()) for compares, texts in figures.items()},
-        doubtful=any(machine_load.is_high(row.benchmark) for row in compared.ranked),
+        doubtful=any(row.benchmark.busy for row in compared.ranked),
         separate=any(row.benchmark is not first.benchmark for row in ties.values()),
     )
     return Point(
-        label=f"{machine_load.sign(first.benchmark)}{_title(compared)}, {compared.scenario} ({_sizes(compared)})",
+        label=f"{'⚠ ' * first.benchmark.busy}{_title(compared)}, {compared.scenario} ({_sizes(compared)})",
         head=name,
         figure=seconds(first.median),
         confidence=certainty if others else "nothing else was timed beside it",
@@ -202,7 +185,7 @@ def _figure(first: Row, row: Row) -> str:
 def _bars(compared: Comparison, folded: bool) -> Figure | Table:
     timed = sorted((row for row in compared.rows if row.timed), key=lambda row: row.median)
     title = f"{_title(compared)}: {compared.scenario} ({_sizes(compared)})"
-    title = machine_load.title([row.benchmark for row in timed], title)
+    title = "⚠ busy machine: " * any(row.benchmark.busy for row in timed) + title
     if not timed:
         states = [(_name(compared, row), row.timing.state, row.timing.reason) for row in compared.rows]
         return Table(caption=title, columns=("candidate", "state", "reason"), rows=states)

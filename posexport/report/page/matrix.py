@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from posexport.report.matrix_markdown import ROWS, rows
-from posexport.report.page.blocks import Block, Cell, Section, Table, cells, listed, number
+from posexport.report.page.blocks import Block, Cell, Section, Table, cells, number
 from posexport.report.page.results import Result
 from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights
 from posexport.report.page.verdicts import heat, key_of
-from posexport.report.text import MARKS
+from posexport.report.text import MARKS, listed
 from posexport.verify.matrix.table import BUILD, REFUSED, Entry, Matrix, idle, judged
 from posexport.verify.matrix.table import Cell as MatrixCell
 from posexport.verify.result import FAILED, PASSED

@@ -17,11 +17,12 @@ from posexport.bench.result import Benchmark, ProjectBenchmark
 from posexport.bench.tune.result import Result as Tuning
 from posexport.jsondata import writable
 from posexport.report.page import angles, artifacts, evidence, latency, matrix, sweep, tuning, verdicts
-from posexport.report.page.blocks import Page, Section, Table, plural
+from posexport.report.page.blocks import Page, Section, Table
 from posexport.report.page.results import Sweep
 from posexport.report.page.sources import KINDS, read_sources
 from posexport.report.page.summary import Highlights, boxes
 from posexport.report.plots.panels import Plot
+from posexport.report.text import plural
 from posexport.verify.matrix.table import Matrix
 from posexport.verify.result import AngleErrors, Report
 

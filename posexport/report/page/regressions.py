@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from posexport.bench.result import FINE, NOT_RUN, SLOWER, Benchmark, Change, LimitResult
-from posexport.report.page.blocks import Cell, Table, number, times
+from posexport.report.page.blocks import Cell, Table, number
 from posexport.report.page.results import Result
 from posexport.report.page.summary import CARE, NO_REASON, Finding
+from posexport.report.text import times
 from posexport.verify.result import FAILED
 
 _TONES = {SLOWER: "bad", NOT_RUN: "away", FINE: "good"}

@@ -8,15 +8,13 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from posexport.bench.result import SLOWER, Benchmark, ProjectBenchmark
+from posexport.bench.result import Benchmark, ProjectBenchmark
 from posexport.bench.tune.result import Result as Tuning
 from posexport.jsondata import DataError, read_json
 from posexport.verify.matrix.table import Matrix
 from posexport.verify.result import FAILED, Report
 
 T = TypeVar("T")
-
-SWEEP = "sweep.json"
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +62,7 @@ class Sweep:
 def superseded(files: Sequence[Path]) -> set[Path]:
     """The files in `results/` of sweeps that none of their jobs names: an earlier sweep of the folder left them."""
     old = set()
-    for sweep in (file for file in files if file.name == SWEEP):
+    for sweep in (file for file in files if file.name == "sweep.json"):
         try:
             data = read_json(sweep)
             named = {PurePath(job["result"]).name for job in data["jobs"] if job.get("result")}
@@ -89,20 +87,19 @@ def _linked_sweep(sweep: Sweep, folder: Path, by_path: dict[Path, Result[Any]]) 
     """The sweep with its results found; verdicts that don't state their artifact's sha256 get the job's."""
     jobs = []
     for job in sweep.jobs:
-        path = folder / job.result if job.result else folder
-        result = by_path.get(path)
-        jobs.append(attrs.evolve(job, shown=result is not None and job.state in _states(result.data)))
-        if result is not None and isinstance(result.data, Report):
+        path = folder / (job.result or "")
+        data = by_path[path].data if path in by_path else None
+        jobs.append(attrs.evolve(job, shown=job.state in _states(data)))
+        if isinstance(data, Report):
             hashes = {file.name: file.sha256 for file in job.files}
             verdicts = tuple(
                 attrs.evolve(verdict, sha256=verdict.sha256 or hashes.get(PurePath(verdict.artifact).name))
-                for verdict in result.data.verdicts
+                for verdict in data.verdicts
             )
-            by_path[path] = attrs.evolve(result, data=attrs.evolve(result.data, verdicts=verdicts))
+            by_path[path] = attrs.evolve(by_path[path], data=attrs.evolve(data, verdicts=verdicts))
     beside = [result.data for path, result in by_path.items() if path.parent == folder]
-    return attrs.evolve(
-        sweep, jobs=tuple(jobs), matrices=tuple(data.target for data in beside if isinstance(data, Matrix))
-    )
+    matrices = tuple(data.target for data in beside if isinstance(data, Matrix))
+    return attrs.evolve(sweep, jobs=tuple(jobs), matrices=matrices)
 
 
 def _states(data: Any) -> set[str]:
@@ -113,8 +110,7 @@ def _states(data: Any) -> set[str]:
         case Matrix():
             return {cell.state for cell in data.cells.values()}
         case Benchmark():
-            changes = data.gate.changes if data.gate else ()
-            slower = any(change.state == SLOWER for change in changes)
+            slower = data.gate is not None and data.gate.exit_code(strict=False)
             return {timing.state for timing in data.timings} | ({FAILED} if slower else set())
         case Tuning():
             return {row.state for row in data.candidates}

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from posexport.bench.evidence import Evidence
-from posexport.report.page.blocks import Block, Cell, Section, Table, cells, number, plural
+from posexport.report.page.blocks import Block, Cell, Section, Table, cells, number
 from posexport.report.page.results import Result
 from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights
-from posexport.report.text import MARKS
+from posexport.report.text import MARKS, plural
 from posexport.verify.matrix.table import REFUSED
 from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, PROJECT, Report, Verdict
 

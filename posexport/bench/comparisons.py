@@ -14,6 +14,7 @@ import attrs
 
 from posexport.bench.candidates import PREVIOUS_ARTIFACT, ROLES
 from posexport.bench.result import TIMED, Benchmark, Shape, Timing
+from posexport.bench.results import Result
 from posexport.bench.statistics import CONFIDENCE, Ratio, Summary
 from posexport.machine import SAME
 
@@ -107,13 +108,14 @@ def rows_of(source: str, benchmark: Benchmark) -> Iterator[Row]:
             yield Row(source=source, benchmark=benchmark, shape=shape, timing=timing, seconds=seconds)
 
 
-def comparisons(results: Iterable[tuple[str, Benchmark]]) -> list[Comparison]:
-    """The candidates of named results by block and scenario, in the order in which they come."""
+def comparisons(results: Iterable[Result[Benchmark]]) -> list[Comparison]:
+    """The candidates of all results by block and scenario, in the order in which they come."""
     groups: dict[tuple[str, str], list[Row]] = {}
     benchmarks: dict[str, dict[tuple[str, str], Benchmark]] = {}
-    for source, benchmark in results:
+    for result in results:
+        benchmark = result.data
         key = json.dumps(_facts(benchmark), sort_keys=True)
-        for row in rows_of(source, benchmark):
+        for row in rows_of(result.name, benchmark):
             benchmarks.setdefault(key, {})[benchmark.sha256, benchmark.file] = benchmark
             for scenario in (title_of(row.shape), *row.shape.also):  # scenarios of the same sizes
                 groups.setdefault((key, scenario), []).append(row)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
+from typing import Any
 
 import attrs
 
 from posexport.bench.comparisons import Row, rows_of, title_of
 from posexport.bench.result import TIMED, Benchmark
+from posexport.bench.results import Result
 from posexport.bench.tune.result import Result as Tuning
 from posexport.verify.result import FAILED, PASSED, PROJECT, Report
 
@@ -66,9 +68,9 @@ class Evidence:
     shown: Mapping[str, str]
 
     @classmethod
-    def of(cls, results: Iterable[tuple[str, object]], shown: Mapping[str, str]) -> Evidence:
-        """All that named verdicts, benchmarks and tunings say."""
-        return cls(tuple(mention for source, data in results for mention in _mentions(source, data)), shown)
+    def of(cls, results: Iterable[Result[Any]], shown: Mapping[str, str]) -> Evidence:
+        """All that verdicts, benchmarks and tunings say."""
+        return cls(tuple(mention for result in results for mention in _mentions(result.name, result.data)), shown)
 
     def is_stale(self, file: str, sha256: str | None) -> bool:
         """Whether the file of that name on the page has other bytes."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from posexport.bench.results import Result
 from posexport.report.page.blocks import Block, Figure, Prose, Section, Table, cells, number
 from posexport.report.page.charts import draw_lines
-from posexport.report.page.results import Result
 from posexport.report.page.summary import Finding, Highlights
 from posexport.report.plots.panels import Chart, Line, Plot
 from posexport.report.text import plain_number, plural

@@ -23,10 +23,10 @@ from posexport.bench.comparisons import (
 )
 from posexport.bench.evidence import Evidence
 from posexport.bench.result import OUT_OF_DATE, Benchmark, ProjectBenchmark
+from posexport.bench.results import Result
 from posexport.report.page import charts, regressions
 from posexport.report.page.blocks import Block, Cell, Figure, Point, Section, Table, cells, number, ratio_cells
 from posexport.report.page.charts import Bar, Bars
-from posexport.report.page.results import Result
 from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights, busy_shares, busy_warning, confidence
 from posexport.report.plots.panels import Chart, Line
 from posexport.report.text import brief, fact, listed, plural, seconds, span, times
@@ -58,7 +58,7 @@ _CURVES = (
 
 def section(results: Sequence[Result[Benchmark]], evidence: Evidence) -> tuple[Section, Highlights]:
     """The section, and its highlights."""
-    compared, busy = comparisons((result.name, result.data) for result in results), busy_shares(results)
+    compared, busy = comparisons(results), busy_shares(results)
     curves = [group for group in _by_size(compared).values() if len(group) > 2]
     drawn = {id(comparison) for group in curves for comparison in group[:-1]}
     records = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from posexport.bench.results import Result
 from posexport.report.matrix_markdown import ROWS, rows
 from posexport.report.page.blocks import Block, Cell, Section, Table, cells, number
-from posexport.report.page.results import Result
 from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights
 from posexport.report.page.verdicts import heat, key_of
 from posexport.report.text import MARKS, listed

@@ -14,11 +14,11 @@ from typing import Any
 from posexport import __version__
 from posexport.bench.evidence import Evidence
 from posexport.bench.result import Benchmark, ProjectBenchmark
+from posexport.bench.results import Sweep
 from posexport.bench.tune.result import Result as Tuning
 from posexport.jsondata import writable
 from posexport.report.page import angles, artifacts, evidence, latency, matrix, sweep, tuning, verdicts
 from posexport.report.page.blocks import Page, Section, Table
-from posexport.report.page.results import Sweep
 from posexport.report.page.sources import KINDS, read_sources
 from posexport.report.page.summary import Highlights, boxes
 from posexport.report.plots.panels import Plot
@@ -60,7 +60,7 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     `advance` is called with the name of each file as it is read.
     """
     sources = read_sources(paths, advance)
-    known = Evidence.of(((result.name, result.data) for result in sources.results), sources.sha256)
+    known = Evidence.of(sources.results, sources.sha256)
     summaries = known.artifacts()
     makers: list[tuple[Sequence[Any], Callable[[Any], tuple[Section, Highlights]]]] = [
         (summaries, evidence.section),

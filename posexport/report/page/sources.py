@@ -12,11 +12,11 @@ import attrs
 from posexport.artifact.manifest import manifest_path, read_manifest
 from posexport.artifact.paths import SUFFIXES
 from posexport.bench.result import Benchmark, ProjectBenchmark
+from posexport.bench.results import Result, Sweep, linked, superseded
 from posexport.bench.tune.result import Result as Tuning
 from posexport.errors import RequestError
 from posexport.files import sha256_of
 from posexport.jsondata import DataError, clean, read_json, structure, writable
-from posexport.report.page.results import Result, Sweep, linked, superseded
 from posexport.report.paths import check_paths, no_results
 from posexport.report.plots.panels import Plot, plot_from
 from posexport.verify.matrix.table import Matrix, matrix_from

@@ -8,9 +8,9 @@ import attrs
 
 from posexport.bench.comparisons import Order
 from posexport.bench.result import SLOWER, Benchmark
+from posexport.bench.results import Result
 from posexport.bench.tune.result import Result as Tuning
 from posexport.report.page.blocks import Box, Point, Prose
-from posexport.report.page.results import Result
 from posexport.report.text import listed, plural
 from posexport.verify.matrix.table import REFUSED
 from posexport.verify.result import FAILED, NOT_RUN

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from posexport.bench.comparisons import Order, order_of
+from posexport.bench.results import Result
 from posexport.bench.tune.result import DROPPED, FAILED, NOT_RUN, RACED, REFUSED, SAME_GRAPH, SLOWER_HALF, WON, Row
 from posexport.bench.tune.result import Result as Tuning
 from posexport.jsondata import unstructure
 from posexport.report.page.blocks import Block, Cell, Point, Prose, Section, Table, cells, number, ratio_cells
-from posexport.report.page.results import Result
 from posexport.report.page.summary import NO_REASON, Finding, Highlights, busy_shares, busy_warning, confidence
 from posexport.report.text import fact, megabytes, plural, seconds, times
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from posexport.bench.evidence import Evidence
+from posexport.bench.results import Result
 from posexport.report.page.blocks import Block, Cell, Section, Table, cells, number
-from posexport.report.page.results import Result
 from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights
 from posexport.report.text import MARKS, plural
 from posexport.verify.matrix.table import REFUSED

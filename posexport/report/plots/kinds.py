@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from posexport.errors import RequestError, unknown
 from posexport.models.axes import AXES
@@ -42,24 +43,32 @@ def chosen_heads(count: int) -> list[int]:
     return [round(index) for index in np.linspace(0, count - 1, min(count, HEADS))]
 
 
-def _titles(target: ProbeTarget, shows: str, weighed: bool = True) -> dict[str, Any]:
+def _titles(target: ProbeTarget, shows: str, weighed: bool) -> dict[str, Any]:
     """Title and note of a panel; with a word on weights where they are random ones, and in what is shown."""
     random = " (random weights)" if weighed and target.encoding.weights(target.spec) else ""
     return {"title": target.encoding.name, "note": "\n".join(filter(None, (target.given, shows + random)))}
 
 
+def _image(target: ProbeTarget, shows: str, value: str, rows: Array | Tensor, **fields: Any) -> Image:
+    return Image(**_titles(target, shows, weighed=bool(value)), value=value, rows=rows, **fields)
+
+
+def _chart(target: ProbeTarget, shows: str, weighed: bool = False, **fields: Any) -> list[Panel]:
+    return [Chart(**_titles(target, shows, weighed), **fields)]
+
+
+def _lines(named: Mapping[str, tuple[Array, Array]]) -> tuple[Line, ...]:
+    return tuple(Line(label=label, x=x, y=y) for label, (x, y) in named.items())
+
+
 def _table(target: ProbeTarget) -> list[Panel]:
-    axes, embeds, side = target.encoding.axes, target.encoding.hook == "embed", target.side(128, 12, 6)
+    axes, side = target.encoding.axes, target.side(128, 12, 6)
     probe = Probe(target, cells(side, axes))
-    return [
-        Image(
-            **_titles(target, "added to the input" if embeds else "a query of ones, rotated"),
-            x="feature of the input" if embeds else "feature of a head",
-            y="position" if axes == 1 else f"cell of a {'×'.join([str(side)] * axes)} grid, x fastest",
-            value="value",
-            rows=probe.embedding() if embeds else probe.rotated()[0][:, 0],
-        )
-    ]
+    y = "position" if axes == 1 else f"cell of a {'×'.join([str(side)] * axes)} grid, x fastest"
+    if target.encoding.hook == "embed":
+        return [_image(target, "added to the input", "value", probe.embedding(), x="feature of the input", y=y)]
+    rows = probe.rotated()[0][:, 0]
+    return [_image(target, "a query of ones, rotated", "value", rows, x="feature of a head", y=y)]
 
 
 def _bias(target: ProbeTarget) -> list[Panel]:
@@ -70,15 +79,10 @@ def _bias(target: ProbeTarget) -> list[Panel]:
         middle = side // 2
         rows = slice(middle * side + middle, middle * side + middle + 1)
         place = {"x": "key's column − query's", "y": "key's row − query's", "first": (-middle, -middle)}
-    values = Probe(target, cells(side, axes)).logits(rows)[1]
+    values = Probe(target, cells(side, axes)).logits(rows)[1].reshape(heads, -1, side)
     what = "added to the logits" + (" of ones" if target.encoding.hook == "score" else "")
     return [
-        Image(
-            **_titles(target, f"{what}, head {head + 1} of {heads}"),
-            **place,
-            value="logit",
-            rows=values[head].reshape(-1, side),
-        )
+        _image(target, f"{what}, head {head + 1} of {heads}", "logit", values[head], **place)
         for head in chosen_heads(heads)
     ]
 
@@ -88,16 +92,8 @@ def _mask(target: ProbeTarget) -> list[Panel]:
     limits = {"causal": spec.causal, f"window {spec.window}": spec.window}
     limits[f"chunks of {spec.attention_chunk_size}"] = spec.attention_chunk_size
     text = ", ".join(name for name, value in limits.items() if value) or "every query sees every key"
-    return [
-        Image(
-            **_titles(target, f"mask: {text}", weighed=False),
-            x="key (token)",
-            y="query (token)",
-            value="",
-            rows=seen(spec, target.seq or 64).double(),
-            names=("hidden", "seen"),
-        )
-    ]
+    mask, place = seen(spec, target.seq or 64).double(), {"x": "key (token)", "y": "query (token)"}
+    return [_image(target, f"mask: {text}", "", mask, **place, names=("hidden", "seen"))]
 
 
 def _decay(target: ProbeTarget) -> list[Panel]:
@@ -111,80 +107,61 @@ def _decay(target: ProbeTarget) -> list[Panel]:
     else:
         named = {f"head {head + 1}": values[head, 0] for head in chosen_heads(heads)}
     which = f", head 1 of {heads}" if axes >= 2 and not alike else ""
-    return [
-        Chart(
-            **_titles(target, f"what distance does to a key's logit{which}"),
-            x=f"distance: query − key ({'tokens' if axes < 2 else 'cells'})",
-            y="logit − logit at distance 0",
-            lines=_lines({name: (distances, line) for name, line in named.items()}),
-            together=axes >= 2,
-        )
-    ]
+    return _chart(
+        target,
+        f"what distance does to a key's logit{which}",
+        weighed=True,
+        x=f"distance: query − key ({'tokens' if axes < 2 else 'cells'})",
+        y="logit − logit at distance 0",
+        lines=_lines({name: (distances, line) for name, line in named.items()}),
+        together=axes >= 2,
+    )
 
 
 def _gain(target: ProbeTarget) -> list[Panel]:
     places, factors = gain(target)
-    return [
-        Chart(
-            **_titles(target, "what a query and a key are multiplied by", weighed=False),
-            x="position",
-            y="factor",
-            lines=_lines({name: (places, values) for name, values in factors.items()}),
-            scales=(1.0 if target.encoding.position_limit() is None else "linear", "linear"),
-        )
-    ]
-
-
-def _lines(named: Mapping[str, tuple[Array, Array]]) -> tuple[Line, ...]:
-    return tuple(Line(label=label, x=x, y=y) for label, (x, y) in named.items())
+    lines = _lines({name: (places, values) for name, values in factors.items()})
+    scales = ("linear" if target.encoding.position_limit() else 1.0, "linear")
+    shows = "what a query and a key are multiplied by"
+    return _chart(target, shows, x="position", y="factor", lines=lines, scales=scales)
 
 
 def _wavelength(target: ProbeTarget) -> list[Panel]:
     """Wavelengths of every pair, beside those before scaling; RequestError for frequencies above a radian."""
-    scaling, trained = (
-        getattr(target.encoding, name, None) for name in ("scaling", "original_max_position_embeddings")
+    trained = getattr(target.encoding, "original_max_position_embeddings", None)
+    return _chart(
+        target,
+        "positions for one turn of each pair",
+        x="pair of features",
+        y="wavelength (positions)",
+        lines=_lines(wavelengths(target.spec)),
+        scales=("linear", "log"),
+        marks=() if trained is None else (Mark(label=f"trained length {trained}", at=trained, end="left"),),
+        dots=True,
+        rising=target.encoding.axes < 2,
+        together=getattr(target.encoding, "scaling", None) is not None,
     )
-    return [
-        Chart(
-            **_titles(target, "positions for one turn of each pair", weighed=False),
-            x="pair of features",
-            y="wavelength (positions)",
-            lines=_lines(wavelengths(target.spec)),
-            scales=("linear", "log"),
-            marks=() if trained is None else (Mark(label=f"trained length {trained}", at=trained, end="left"),),
-            dots=True,
-            rising=target.encoding.axes < 2,
-            together=scaling is not None,
-        )
-    ]
 
 
 def _error(target: ProbeTarget) -> list[Panel]:
     """Errors of parity's angles and of exact ones (of exact ones alone where the spec says so) on every runtime."""
     places, measured, absent = angle_errors(target)
     runtimes = list(dict.fromkeys(result.runtime for result in measured))
-    lines = tuple(
-        Line(
-            label=f"{result.spec.angles}, {result.runtime}",
-            x=places,
-            y=result.errors,
-            look=(runtimes.index(result.runtime), ANGLES.index(result.spec.angles)),
-            angles=result.spec.angles,
-        )
-        for result in measured
+    lines = []
+    for result in measured:
+        kind, look = result.spec.angles, (runtimes.index(result.runtime), ANGLES.index(result.spec.angles))
+        lines.append(Line(label=f"{kind}, {result.runtime}", x=places, y=result.errors, look=look, angles=kind))
+    return _chart(
+        target,
+        "largest error of cosine and sine, fp32, against float64",
+        x="position",
+        y="absolute error",
+        lines=tuple(lines),
+        scales=(1.0, 1e-8),
+        together=True,
+        marks=(Mark(label="2.5e-7: what exact promises", at=EXACT, end="right"),),
+        absent=tuple(Absent(name=name, reason=str(row.reason), failed=row.failed) for name, row in absent.items()),
     )
-    return [
-        Chart(
-            **_titles(target, "largest error of cosine and sine, fp32, against float64", weighed=False),
-            x="position",
-            y="absolute error",
-            lines=lines,
-            scales=(1.0, 1e-8),
-            together=True,
-            marks=(Mark(label="2.5e-7: what exact promises", at=EXACT, end="right"),),
-            absent=tuple(Absent(name=name, reason=str(row.reason), failed=row.failed) for name, row in absent.items()),
-        )
-    ]
 
 
 KINDS: dict[str, Callable[[ProbeTarget], list[Panel]]] = {

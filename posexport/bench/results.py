@@ -1,4 +1,4 @@
-"""Results as they were read, and how those of one sweep or one project belong together."""
+"""Result files as they were read, and how those of one sweep or one project belong together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @attrs.frozen(kw_only=True)
 class Result(Generic[T]):
-    """One result file: `name` is what the page calls it."""
+    """One result file: `name` is what reports call it."""
 
     name: str
     data: T
@@ -36,7 +36,7 @@ class JobFile:
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """One job of a sweep. `shown` is set where its result is on the page and says the same state."""
+    """One job of a sweep. `shown` is set where its result is there too and says the same state."""
 
     id: str
     kind: str
@@ -50,8 +50,8 @@ class Job:
 
 @attrs.frozen(kw_only=True)
 class Sweep:
-    """What the page reads of a sweep.json. `refused` are combinations without a job, each with its `reason`; those of
-    the targets in `matrices` are cells of a matrix on the page too."""
+    """What reports read of a sweep.json. `refused` are combinations without a job, each with its `reason`; those of
+    the targets in `matrices` are cells of a matrix that is there too."""
 
     jobs: tuple[Job, ...]
     refused: tuple[dict[str, str], ...] = ()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Generic, TypeVar
 
 import attrs
 
+from posexport.artifact.manifest import manifest_path, read_manifest
+from posexport.artifact.paths import SUFFIXES
 from posexport.bench.result import Benchmark, ProjectBenchmark
 from posexport.bench.tune.result import Result as Tuning
-from posexport.jsondata import DataError, read_json
+from posexport.errors import RequestError
+from posexport.jsondata import DataError, clean, read_json, structure
 from posexport.verify.matrix.table import Matrix
 from posexport.verify.result import FAILED, Report
 
@@ -59,7 +63,7 @@ class Sweep:
     matrices: tuple[str, ...] = ()
 
 
-def superseded(files: Sequence[Path]) -> set[Path]:
+def _superseded(files: Sequence[Path]) -> set[Path]:
     """The files in `results/` of sweeps that none of their jobs names: an earlier sweep of the folder left them."""
     old = set()
     for sweep in (file for file in files if file.name == "sweep.json"):
@@ -124,3 +128,39 @@ def _of_project(result: Result[Any]) -> Iterator[Result[Benchmark]]:
             if file.result is not None:
                 data = attrs.evolve(file.result, limits=file.limits)
                 yield Result(name=f"{result.name}: {PurePath(file.file).name}", data=data)
+
+
+def tuning_in_manifest(path: Path, name: str, tunings: Sequence[Result[Tuning]]) -> Iterator[Result[Tuning]]:
+    """The tuning in an artifact's manifest, unless a result file has it too."""
+    beside, manifest = manifest_path(path), read_manifest(path)
+    if manifest is None or manifest.tune is None:
+        return
+    sha256 = manifest.sha256
+    try:
+        tuning = structure(clean(manifest.tune), Tuning)
+    except DataError as error:
+        raise RequestError(f"the manifest {str(beside)!r} is damaged ({error}): tune again.") from None
+    if tuning.winner is not None:
+        tuning = attrs.evolve(tuning, winner=attrs.evolve(tuning.winner, file=path.name, sha256=sha256))
+    if all(other.data.winner is None or other.data.winner.sha256 != sha256 for other in tunings):
+        yield Result(name=f"{name}.json", data=tuning, path=beside)
+
+
+def source_files(paths: Sequence[Path]) -> dict[Path, bool]:
+    """Every result and artifact once, and whether it was named itself rather than found in a folder."""
+    files: dict[str, tuple[Path, bool]] = {}
+    for path in paths:
+        inside = [file for file in sorted(path.rglob("*")) if _is_source(file, path)] if path.is_dir() else [path]
+        old = _superseded(inside) if path.is_dir() else set()
+        for file in inside:
+            if file not in old:
+                real = os.path.realpath(file)
+                files[real] = (file, not path.is_dir() or (real in files and files[real][1]))
+    return dict(files.values())
+
+
+def _is_source(file: Path, folder: Path) -> bool:
+    """Whether a file in a folder may be read: not hidden, and no manifest of an artifact beside it."""
+    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    manifest = file.suffix == ".json" and file.with_suffix("").suffix in SUFFIXES and file.with_suffix("").is_file()
+    return file.suffix in (".json", *SUFFIXES) and not hidden and not manifest and file.is_file()

@@ -53,14 +53,9 @@ _UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 
 def seconds(value: float, digits: Callable[[float], str] | None = None) -> str:
-    """A duration for people, with three digits."""
+    """A duration for people, with three digits or as `digits` writes them."""
     unit, size = next((pair for pair in _UNITS if value >= pair[1] * (1 - 1e-9)), _UNITS[-1])
     return f"{(digits or _digits)(value / size)} {unit}"
-
-
-def brief(value: float) -> str:
-    """A round duration, for a tick."""
-    return seconds(value, "{:.3g}".format)
 
 
 def _digits(value: float) -> str:

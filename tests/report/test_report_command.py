@@ -19,7 +19,7 @@ from posexport.report.page.artifacts import MARKS
 from posexport.report.page.blocks import Chain, Figure, Prose, Table, cells, number
 from posexport.report.page.charts import Bar, Bars, draw_bars
 from posexport.report.page.page import make_page
-from posexport.report.text import brief, plain_number, seconds, times
+from posexport.report.text import plain_number, seconds, times
 
 
 def box(folder: Path, files: dict[str, Any], name: str) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def test_columns_that_say_nothing_are_left_out() -> None:
 
 def test_numbers_are_written_for_people() -> None:
     assert [seconds(value) for value in (2.5, 0.012, 4.5e-6, 3e-9)] == ["2.50 s", "12.0 ms", "4.50 µs", "3.00 ns"]
-    assert [brief(value) for value in (1.0, 1e-3, 1e-5)] == ["1 s", "1 ms", "10 µs"]
+    assert [seconds(value, "{:.3g}".format) for value in (1.0, 1e-3, 1e-5)] == ["1 s", "1 ms", "10 µs"]
     assert [times(value) for value in (0.0024, 0.6, 12.3, 456)] == ["0.0024×", "0.60×", "12.3×", "456×"]
     assert [plain_number(value) for value in (0, 1024, 0.01, 1e6, 1e-8)] == ["0", "1,024", "0.01", "1e+06", "1e-08"]
 

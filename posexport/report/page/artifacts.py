@@ -16,11 +16,8 @@ from posexport.report.text import listed, megabytes, plural
 MARKS = {"★": re.compile(r".*Attention|Softmax"), "◆": re.compile(r"Rotary.*|.*Bias|.*Sinusoids|Sin|Cos")}
 """The operators and functions that compute attention, and those that compute positions."""
 
-MOST_STEPS = 60
-"""Steps of a chain that are shown."""
-
-MOST_OPEN = 24
-"""Rows up to which a table stands open."""
+_MOST_STEPS = 60  # of a chain that are shown
+_MOST_OPEN = 24  # rows of a table that starts open
 
 
 def sections(
@@ -71,7 +68,7 @@ def _plan(path: Path, name: str, evidence: str) -> Table:
         columns=("", "kernel", "type", "", "ONNX nodes"),
         rows=rows,
         note=f"{text[:1].upper()}{text[1:]}. {evidence}",
-        folded=f"{title}: {text}" if len(rows) > MOST_OPEN else "",
+        folded=f"{title}: {text}" if len(rows) > _MOST_OPEN else "",
     )
 
 
@@ -90,7 +87,7 @@ def _graphs(graphs: Sequence[GraphShape], evidence: Mapping[str, str]) -> Sectio
         note="A number behind + stands in the bodies of the file's own functions.",
     )
     blocks: list[Block] = [_chain(graph, evidence[graph.name]) for graph in graphs]
-    blocks.append(table.fold(table.caption, MOST_OPEN))
+    blocks.append(table.fold(table.caption, _MOST_OPEN))
     return Section(id="graphs", title="Shape of the graphs", lead=lead, blocks=blocks)
 
 
@@ -109,5 +106,5 @@ def _chain(graph: GraphShape, evidence: str) -> Chain:
     runs = [(name, len(list(run))) for name, run in itertools.groupby(graph.path)]
     steps = [(_mark(name), name + (f" ×{times}" if times > 1 else "")) for name, times in runs]
     note = f"{plural(graph.operators.total(), 'node')} in all, {len(graph.path)} on the longest path"
-    note += f", the first {MOST_STEPS} steps shown" if len(steps) > MOST_STEPS else ""
-    return Chain(title=f"{graph.name}: {graph.summary}", note=f"{note}. {evidence}", steps=steps[:MOST_STEPS])
+    note += f", the first {_MOST_STEPS} steps shown" if len(steps) > _MOST_STEPS else ""
+    return Chain(title=f"{graph.name}: {graph.summary}", note=f"{note}. {evidence}", steps=steps[:_MOST_STEPS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from posexport.bench.comparisons import TORCH
 from posexport.bench.results import Result
 from posexport.report.page.blocks import Block, Cell, Section, Table, cells, number
 from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights
@@ -15,8 +16,6 @@ from posexport.verify.matrix.table import Cell as MatrixCell
 from posexport.verify.result import FAILED, PASSED
 
 _STEPS = (1.0, 2.0, 4.0, 6.0)
-TORCH = "torch"
-"""The column of the reference for the ratios."""
 
 
 def section(results: Sequence[Result[Matrix]]) -> tuple[Section, Highlights]:

@@ -103,16 +103,12 @@ def to_html(page: Page) -> str:
     """The page as HTML."""
     import jinja2
 
-    def text(name: str) -> str:
-        return FOLDER.joinpath(name).read_text(encoding="utf-8")
-
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(text),
+        loader=jinja2.FunctionLoader(lambda name: FOLDER.joinpath(name).read_text(encoding="utf-8")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.tests["kind"] = lambda block, name: type(block).__name__ == name
-    page_template = environment.get_template("page.html.j2")
-    return writable(page_template.render(page=page, css=text("page.css"), js=text("page.js")))
+    return writable(environment.get_template("page.html.j2").render(page=page))

@@ -23,8 +23,6 @@ NO_REASON = "no reason was given"
 SHOWN = 5
 """Points that a box shows at once."""
 
-_LABELS = {CARE: "Take care", REFUSED: "Refused"}
-
 
 @attrs.frozen(kw_only=True)
 class Finding:
@@ -176,7 +174,7 @@ def _point(state: str, group: Sequence[Finding]) -> Point:
     where = list(dict.fromkeys(finding.where for finding in group if finding.where))
     reason, cause, count = group[0].reason, group[0].cause, sum(finding.count for finding in group)
     wrong, care = state in (FAILED, SLOWER), state == CARE
-    label = listed(where) if wrong else _LABELS.get(state, "")
+    label = listed(where) if wrong else {CARE: "Take care", REFUSED: "Refused"}.get(state, "")
     if cause:
         files = plural(len(where), "file") if len(where) > 1 else "one file"
         runtimes = len({name.partition(": ")[0] for name in who})

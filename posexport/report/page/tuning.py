@@ -18,7 +18,6 @@ from posexport.report.text import fact, megabytes, plural, seconds, times
 LATENCY = "latency"
 """The objective under which the winner is the fastest."""
 
-PORTABLE = "portable"
 LEFT_OUT = "left out"
 STATES = {WON: "★ won", RACED: "raced", DROPPED: "dropped", LEFT_OUT: LEFT_OUT, FAILED: "✗ failed",
           REFUSED: "– refused", NOT_RUN: "· not run"}  # fmt: skip
@@ -136,7 +135,7 @@ def _verified(row: Row) -> str:
 def _name(row: Row) -> str:
     """A candidate in words."""
     options = (name if value is True else f"{name} {fact(value)}" for name, value in row.options.items())
-    target = [f"for {row.target}"] if row.target != PORTABLE else []
+    target = [f"for {row.target}"] if row.target != "portable" else []
     return " · ".join([row.form, row.dtype, f"opset {row.opset}", *target, *options])
 
 

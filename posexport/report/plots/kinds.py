@@ -16,31 +16,18 @@ from posexport.errors import RequestError, unknown
 from posexport.models.axes import AXES
 from posexport.report.plots.panels import Absent, Chart, Image, Line, Mark, Panel
 from posexport.spec.spec import ANGLES
+from posexport.verify import probe
 from posexport.verify.angles import EXACT
 from posexport.verify.cases import Array
-from posexport.verify.probe import (
-    Probe,
-    ProbeTarget,
-    angle_errors,
-    cells,
-    check,
-    decay,
-    gain,
-    look_of,
-    seen,
-    wavelengths,
-)
-
-HEADS = 4
-"""Heads that are drawn, evenly spaced from the first to the last."""
+from posexport.verify.probe import Probe, ProbeTarget
 
 MOST_ROWS = 50
 """Encodings in one picture."""
 
 
 def chosen_heads(count: int) -> list[int]:
-    """At most HEADS numbers of heads, from the first to the last."""
-    return [round(index) for index in np.linspace(0, count - 1, min(count, HEADS))]
+    """At most four numbers of heads, evenly spaced from the first to the last."""
+    return [round(index) for index in np.linspace(0, count - 1, min(count, 4))]
 
 
 def _titles(target: ProbeTarget, shows: str, weighed: bool) -> dict[str, Any]:
@@ -63,11 +50,11 @@ def _lines(named: Mapping[str, tuple[Array, Array]]) -> tuple[Line, ...]:
 
 def _table(target: ProbeTarget) -> list[Panel]:
     axes, side = target.encoding.axes, target.side(128, 12, 6)
-    probe = Probe(target, cells(side, axes))
+    asked = Probe(target, probe.cells(side, axes))
     y = "position" if axes == 1 else f"cell of a {'×'.join([str(side)] * axes)} grid, x fastest"
     if target.encoding.hook == "embed":
-        return [_image(target, "added to the input", "value", probe.embedding(), x="feature of the input", y=y)]
-    rows = probe.rotated()[0][:, 0]
+        return [_image(target, "added to the input", "value", asked.embedding(), x="feature of the input", y=y)]
+    rows = asked.rotated()[0][:, 0]
     return [_image(target, "a query of ones, rotated", "value", rows, x="feature of a head", y=y)]
 
 
@@ -79,7 +66,7 @@ def _bias(target: ProbeTarget) -> list[Panel]:
         middle = side // 2
         rows = slice(middle * side + middle, middle * side + middle + 1)
         place = {"x": "key's column − query's", "y": "key's row − query's", "first": (-middle, -middle)}
-    values = Probe(target, cells(side, axes)).logits(rows)[1].reshape(heads, -1, side)
+    values = Probe(target, probe.cells(side, axes)).logits(rows)[1].reshape(heads, -1, side)
     what = "added to the logits" + (" of ones" if target.encoding.hook == "score" else "")
     return [
         _image(target, f"{what}, head {head + 1} of {heads}", "logit", values[head], **place)
@@ -92,13 +79,13 @@ def _mask(target: ProbeTarget) -> list[Panel]:
     limits = {"causal": spec.causal, f"window {spec.window}": spec.window}
     limits[f"chunks of {spec.attention_chunk_size}"] = spec.attention_chunk_size
     text = ", ".join(name for name, value in limits.items() if value) or "every query sees every key"
-    mask, place = seen(spec, target.seq or 64).double(), {"x": "key (token)", "y": "query (token)"}
+    mask, place = probe.seen(spec, target.seq or 64).double(), {"x": "key (token)", "y": "query (token)"}
     return [_image(target, f"mask: {text}", "", mask, **place, names=("hidden", "seen"))]
 
 
 def _decay(target: ProbeTarget) -> list[Panel]:
     axes = target.encoding.axes
-    distances, values = decay(target)
+    distances, values = probe.decay(target)
     heads, alike = len(values), np.allclose(values, values[:1], atol=1e-4, equal_nan=True)
     if axes >= 2:
         named = {f"along {name}": line for name, line in zip(AXES, values[0], strict=False)}
@@ -119,7 +106,7 @@ def _decay(target: ProbeTarget) -> list[Panel]:
 
 
 def _gain(target: ProbeTarget) -> list[Panel]:
-    places, factors = gain(target)
+    places, factors = probe.gain(target)
     lines = _lines({name: (places, values) for name, values in factors.items()})
     scales = ("linear" if target.encoding.position_limit() else 1.0, "linear")
     shows = "what a query and a key are multiplied by"
@@ -134,7 +121,7 @@ def _wavelength(target: ProbeTarget) -> list[Panel]:
         "positions for one turn of each pair",
         x="pair of features",
         y="wavelength (positions)",
-        lines=_lines(wavelengths(target.spec)),
+        lines=_lines(probe.wavelengths(target.spec)),
         scales=("linear", "log"),
         marks=() if trained is None else (Mark(label=f"trained length {trained}", at=trained, end="left"),),
         dots=True,
@@ -145,7 +132,7 @@ def _wavelength(target: ProbeTarget) -> list[Panel]:
 
 def _error(target: ProbeTarget) -> list[Panel]:
     """Errors of parity's angles and of exact ones (of exact ones alone where the spec says so) on every runtime."""
-    places, measured, absent = angle_errors(target)
+    places, measured, absent = probe.angle_errors(target)
     runtimes = list(dict.fromkeys(result.runtime for result in measured))
     lines = []
     for result in measured:
@@ -184,11 +171,11 @@ def panels(targets: list[ProbeTarget], what: str | None) -> list[list[Panel]]:
     if len(targets) > MOST_ROWS:
         raise RequestError(f"{len(targets)} encodings were given: at most {MOST_ROWS} are drawn together.")
     if what is None:
-        return [[KINDS[look_of(target.spec)](target)[0], *_decay(target)] for target in targets]
+        return [[KINDS[probe.look_of(target.spec)](target)[0], *_decay(target)] for target in targets]
     if what not in KINDS:
         raise unknown("kind of picture", what, KINDS)
     for target in targets:
-        check(target, what)
+        probe.check(target, what)
     rows = [KINDS[what](target) for target in targets]
     return rows if max(map(len, rows)) > 1 else _wrapped([row[0] for row in rows])
 

@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def machine() -> dict[str, Any]:
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "posexport": __version__,
-        "engines": _engines(),
+        "engines": versions(ENGINES),
         "thread_variables": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         "gpu": _gpu(),
     }
@@ -158,12 +158,13 @@ def _power() -> str | None:
     return None
 
 
-def _engines() -> dict[str, str]:
-    versions = {}
-    for name in ENGINES:
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed, by name."""
+    installed = {}
+    for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def _gpu() -> dict[str, Any] | None:

@@ -179,7 +179,7 @@ def _measure(
     why = unsupported_reason(spec, cell.form)
     if why is not None:
         for result in results.values():
-            result.state, result.reason = REFUSED, why
+            result.state, result.reason = REFUSED, why.text
         yield from results.values()
         return
 

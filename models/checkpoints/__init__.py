@@ -48,11 +48,14 @@ class Checkpoint:
     weights: Mapping[str, Tensor] | None
 
 
-def read_checkpoint(path: Path, layer: int | None, layers: int, options: Mapping[str, Any]) -> Checkpoint:
+def read_checkpoint(
+    path: Path, layer: int | None, layers: int, options: Mapping[str, Any], *, weights: bool = True
+) -> Checkpoint:
     """The attention layer `layer` of the checkpoint in a folder with its weights, or a stack of `layers` from there on.
 
-    With `layer` None, only the config is read, from layer 0 on, and `path` may be the config.json itself. `options` are
-    fields of OPTIONS. Raises RequestError for unknown model types, keys, options and tensors.
+    With `layer` None, only the config is read, from layer 0 on, and `path` may be the config.json itself; without
+    `weights`, only the config of those layers. `options` are fields of OPTIONS. Raises RequestError for unknown model
+    types, keys, options and tensors.
     """
     where = str(path / FILE if path.is_dir() else path)
     model_type, config = part_of(open_config(path), where)
@@ -71,7 +74,7 @@ def read_checkpoint(path: Path, layer: int | None, layers: int, options: Mapping
         if name in described[0]:
             raise RequestError(f"{name} was given, but {where} sets it ({described[0][name]}): drop it.")
     spec = read_spec({**_stacked(described, where), **options})
-    if layer is None:
+    if layer is None or not weights:
         return Checkpoint(spec=spec, weights=None)
     if not path.is_dir():
         raise RequestError(

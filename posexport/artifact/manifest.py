@@ -6,6 +6,7 @@ engine.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -136,29 +137,36 @@ class Builder:
 
 @attrs.frozen(kw_only=True)
 class KernelRow:
-    """One kernel of a plan with the names of its ONNX nodes."""
+    """One kernel of a plan; `nodes` are ONNX nodes by name, inside a function as "node | call (function)"."""
 
     name: str
     type: str
     nodes: tuple[str, ...]
 
+    @property
+    def attention(self) -> bool:
+        """Whether it is a fused attention kernel: generated code with that name, not a product named after a node."""
+        return self.type == "kgen" and re.search(r"(^|_)mha(_|$)", self.name) is not None
+
 
 @attrs.frozen(kw_only=True)
 class PlanKernels:
-    """The kernels of a plan; None, with the reason in `unknown`, where the builder did not list them.
+    """The kernels of a plan in order; None, with the reason in `unknown`, where the builder did not list them.
 
-    `unfused` is why attention is not one fused kernel in each layer, where that is known.
+    `fused_attention` says whether each of the `attention_layers` of the graph is one fused kernel, `unfused` why not,
+    where that is known. `decomposed_attention` counts the layers that the builder decomposed, because it has no kernel
+    for them.
     """
 
-    count: int | None
-    fused_attention: bool | None
-    attention_kernels: int | None
+    count: int | None = None
+    fused_attention: bool | None = None
+    attention_kernels: int | None = None
     attention_layers: int
-    host_steps: int | None
+    host_steps: int | None = None
     decomposed_attention: int = attrs.field(default=0, metadata={OMITTED: True})
     unknown: str | None = attrs.field(default=None, metadata={OMITTED: True})
     unfused: Reason | None = attrs.field(default=None, metadata={OMITTED: True})
-    rows: tuple[KernelRow, ...]
+    rows: tuple[KernelRow, ...] = ()
 
 
 def _profiles(instance: PlanManifest, field: attrs.Attribute[Any], value: Profiles) -> None:

@@ -6,6 +6,9 @@ import attrs
 
 from posexport.spec.fields import integer, positive
 
+ROUNDS, ROUNDS_OF_SEVERAL = 20, 10
+"""Rounds of one process, and of each where there are several."""
+
 BUDGET_SECONDS = 60.0
 """Seconds for the rounds of one shape, however slow it is."""
 

@@ -9,13 +9,11 @@ import click
 
 from posexport.cli import console
 from posexport.custom_ops.unsupported import REFUSALS
-from posexport.export.block_options import preset_options, spec_of
 from posexport.models import ENCODINGS
 from posexport.models.scaling import NEEDED, SCALINGS
 from posexport.models.scaling import parameters as scaling_parameters
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.spec.forms import FORMS, TARGETS
-from posexport.spec.presets import preset_names, read_preset
 
 
 @click.command("list")
@@ -65,6 +63,9 @@ def list(presets: bool, as_json: bool) -> None:
 
 
 def _show_presets(as_json: bool) -> None:
+    from posexport.export.block_options import preset_options, spec_of
+    from posexport.spec.presets import preset_names, read_preset
+
     presets = {name: attrs.asdict(read_preset(name)) for name in preset_names()}
     if as_json:
         console.show_json({"presets": presets})

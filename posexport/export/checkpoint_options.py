@@ -52,9 +52,9 @@ def checkpoint_of(
     names = [field.name for field in attrs.fields(CheckpointOptions)]
     chosen = CheckpointOptions(**{name: options[name] for name in names if options.get(name) is not None})
     progress("reading the checkpoint")
-    layer = (chosen.layer or 0) if weights and takes_weights(options) else None
+    layer = (chosen.layer or 0) if takes_weights(options) else None
     fields = {name: options[name] for name in CHECKPOINT_FIELDS if options.get(name) is not None}
-    return read_checkpoint(Path(source), layer, chosen.layers, fields)
+    return read_checkpoint(Path(source), layer, chosen.layers, fields, weights=weights)
 
 
 def _check_alone(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:

@@ -7,7 +7,8 @@ for a package of an index.
 from __future__ import annotations
 
 import json
-from pathlib import PurePosixPath
+import sys
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 _PACKAGE = "posexport"
@@ -22,14 +23,12 @@ def install_command(requirement: str) -> str:
     name, bracket, extras = requirement.partition("[")
     if name != _PACKAGE:
         return f"pip install '{requirement}'"
-    from importlib import metadata
-
     extras = bracket + extras
-    try:
-        text = metadata.distribution(_PACKAGE).read_text("direct_url.json")
-    except metadata.PackageNotFoundError:  # run from its source
+    # importlib.metadata would make `list` slow
+    installed = next((folder for entry in sys.path for folder in Path(entry).glob(f"{_PACKAGE}-*.dist-info")), None)
+    if installed is None:  # run from its source
         return f"pip install '.{extras}' {_SOURCE}"
-    source = None if text is None else _read(text)
+    source = _read(installed / "direct_url.json")
     if source is None:
         return f"pip install '{requirement}'"
     url, folder, version = source["url"], source.get("dir_info"), source.get("vcs_info")
@@ -47,11 +46,12 @@ def install_command(requirement: str) -> str:
     return f"pip install '{requirement} @ {url}{subdirectory}'"
 
 
-def _read(text: str) -> dict[str, Any] | None:
-    """The content of direct_url.json, or None where it is not as PEP 610 says; jsondata would make `list` slow."""
+def _read(path: Path) -> dict[str, Any] | None:
+    """The content of direct_url.json; None where it is missing or not as PEP 610 says. jsondata would make `list`
+    slow."""
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(data, dict) or not isinstance(data.get("url"), str):
         return None

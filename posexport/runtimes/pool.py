@@ -22,7 +22,7 @@ from posexport.errors import Reason, RequestError
 from posexport.processes import POLL_SECONDS, Worker, failure_of
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
-from posexport.runtimes.transport import load_arrays, save_arrays
+from posexport.runtimes.tensors import load_arrays, save_arrays
 
 
 @attrs.frozen(kw_only=True)

@@ -12,7 +12,7 @@ import click
 
 from posexport.bench.options import BenchOptions
 from posexport.cli import console
-from posexport.cli.project_options import project_option
+from posexport.cli.options import project_option
 from posexport.errors import RequestError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def bench(
 
 
 def _bench_project(named: str | None, options: BenchOptions, save: str | None, strict: bool, as_json: bool) -> int:
-    from posexport.cli.bench_project import show_project
+    from posexport.cli.bench_tables import show_project
     from posexport.workflows.project.products import open_project
 
     project = open_project(named)

@@ -1,22 +1,30 @@
-"""What people see of a benchmark and of its gate."""
+"""What people see of benchmarks: of one file, of its gate, and of a project."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import PurePath
 
 import click
 
-from posexport.bench.result import HIGH_MACHINE_LOAD
-from posexport.bench.statistics import CONFIDENCE
+from posexport.bench.result import (
+    HIGH_MACHINE_LOAD,
+    OUT_OF_DATE,
+    Benchmark,
+    Change,
+    Gate,
+    LimitResult,
+    ProjectBenchmark,
+    Shape,
+    Timing,
+)
+from posexport.bench.statistics import CONFIDENCE, Ratio
 from posexport.cli import console
+from posexport.jsondata import unstructure
 from posexport.machine import describe_cpu
-
-if TYPE_CHECKING:
-    from posexport.bench.result import Benchmark, Change, Gate, Shape, Timing
-    from posexport.bench.statistics import Ratio
 
 COLUMNS = ("runtime", "median ms", "p10 - p90", "x lower bound", "x torch eager", "tokens/s", "memory", "state")
 _OTHERS = {"torch-compile": "x torch.compile", "torch-onnx": "x torch's export", "ort-optimizer": "x ORT's optimizer"}
+_BUDGET = ("file", "runtime", "at", "times", "of", "95 % interval", "limit", "state")
 _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "state")
 
 
@@ -66,6 +74,38 @@ def show_gate(gate: Gate) -> None:
         click.echo("Nothing was compared.")
     else:
         click.echo("Nothing got slower.")
+
+
+def show_project(result: ProjectBenchmark, alternatives: bool, as_json: bool) -> None:
+    """Every file with its gate and its limits, or why none is timed."""
+    if as_json:
+        console.show_json(unstructure(result))
+    elif any(file.state == OUT_OF_DATE for file in result.files):
+        rows = [(file.file, file.state, file.reason) for file in result.files]
+        console.show_table(f"Files of {result.project}", ("file", "state", "why"), rows)
+    else:
+        _show_files(result, alternatives)
+    for file in result.files:
+        for warning in file.result.manifest_warnings if file.result is not None else ():
+            console.warn(f"{warning}.")
+
+
+def _show_files(result: ProjectBenchmark, alternatives: bool) -> None:
+    for file in result.files:
+        if file.result is not None:
+            show_benchmark(file.result, alternatives)
+            if file.result.gate is not None:
+                show_gate(file.result.gate)
+    rows = [_limit(PurePath(file.file).name, limit) for file in result.files for limit in file.limits]
+    if rows:
+        console.show_table(f"Budget of {result.project}", _BUDGET, rows, right=("times", "limit"))
+    for file in result.files:
+        name = PurePath(file.file).name
+        for limit in file.limits:
+            if limit.reason and limit.reason != file.reason:
+                click.echo(f"{name}, {limit.scenario} on {limit.runtime}: {limit.reason}")
+        if file.reason:
+            click.echo(f"not run: {name} ({file.reason})")
 
 
 def _shape(shape: Shape) -> str:
@@ -128,3 +168,10 @@ def _change(change: Change) -> tuple[str, ...]:
         "-" if change.now is None else f"{change.now:.3f}",
         change.state,
     )
+
+
+def _limit(file: str, limit: LimitResult) -> tuple[str, ...]:
+    known = limit.ratio is not None
+    interval = f"{limit.low:.2f} to {limit.high:.2f}" if known else "-"
+    ratio = f"{limit.ratio:.2f}" if known else "-"
+    return (file, limit.runtime, limit.scenario, ratio, limit.reference, interval, f"{limit.limit:g}", limit.state)

@@ -2,7 +2,7 @@
 
 Files go through Ray's object store, in chunks and once for each content, so no file system is shared; Ray copies a
 chunk once to each machine that reads it, and spills chunks to disk where they don't fit. A job that takes a whole
-machine is given to an idle one, with all its CPUs. Ray retries nothing: attempts are counted in one place (`run`),
+machine is given to an idle one, with all its CPUs. Ray retries nothing: attempts are counted in one place (`sweep`),
 whatever ended them.
 
 Source: https://docs.ray.io/en/latest/ray-core/scheduling/index.html

@@ -137,7 +137,7 @@ def _warnings() -> Iterator[None]:
 
 
 def _show(result: Benchmark, save: str | None, alternatives: bool, as_json: bool) -> None:
-    from posexport.cli.bench_tables import show_benchmark, show_gate
+    from posexport.cli.bench_tables import show_benchmark
     from posexport.files import write_json
 
     for warning in result.manifest_warnings:
@@ -147,8 +147,6 @@ def _show(result: Benchmark, save: str | None, alternatives: bool, as_json: bool
             console.show_json(result.to_dict())
         else:
             show_benchmark(result, alternatives)
-            if result.gate is not None:
-                show_gate(result.gate)
     finally:  # the file is written also where stdout fails
         if save is not None:
             write_json(Path(save), result.to_dict())

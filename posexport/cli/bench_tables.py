@@ -29,7 +29,7 @@ _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "st
 
 
 def show_benchmark(result: Benchmark, alternatives: bool) -> None:
-    """A table for each shape, then what is to be said of some of it."""
+    """A table for each shape, then what is to be said of some of it, and the gate."""
     for shape in result.shapes:
         block = f"{result.encoding}, {result.form}, {result.dtype}"
         title = f"{result.file}: {block}, {_shape(shape)}, {shape.rounds} rounds"
@@ -39,7 +39,11 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
         console.show_table(title, COLUMNS, [_row(timing) for timing in shape.results], right=COLUMNS[1:-1])
         if alternatives:
             right = tuple(_OTHERS.values())
-            rows = [_others(timing) for timing in shape.results if timing.seconds is not None]
+            rows = [
+                (timing.runtime, *(_with_interval(timing.ratios.get(role)) for role in _OTHERS))
+                for timing in shape.results
+                if timing.seconds is not None
+            ]
             console.show_table("beside other ways to run it", ("runtime", *_OTHERS.values()), rows, right)
     texts = [(timing.runtime, timing.reason or timing.note) for timing in result.timings]
     lines = dict.fromkeys(f"{runtime}: {text}" for runtime, text in texts if text)
@@ -52,9 +56,11 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
     if result.machine_load > HIGH_MACHINE_LOAD:
         load = f"other work took {result.machine_load:.0%} of the CPU"
         click.echo(f"The machine was busy ({load}): time it again at rest.")
+    if result.gate is not None:
+        _show_gate(result.gate)
 
 
-def show_gate(gate: Gate) -> None:
+def _show_gate(gate: Gate) -> None:
     """The changes, those that got slower first, and what makes them less sure."""
     order = ("slower", "inconclusive", "not run", "fine")
     changes = sorted(gate.changes, key=lambda change: order.index(change.state))
@@ -94,8 +100,6 @@ def _show_files(result: ProjectBenchmark, alternatives: bool) -> None:
     for file in result.files:
         if file.result is not None:
             show_benchmark(file.result, alternatives)
-            if file.result.gate is not None:
-                show_gate(file.result.gate)
     rows = [_limit(PurePath(file.file).name, limit) for file in result.files for limit in file.limits]
     if rows:
         console.show_table(f"Budget of {result.project}", _BUDGET, rows, right=("times", "limit"))
@@ -115,7 +119,7 @@ def _shape(shape: Shape) -> str:
 def _row(result: Timing) -> tuple[str, ...]:
     if result.seconds is None:
         return (result.runtime, *["-"] * 6, result.state)
-    seconds = result.seconds
+    seconds, rate = result.seconds, result.tokens_per_second or 0
     bound = result.ratios.get("lower_bound")
     return (
         result.runtime,
@@ -123,14 +127,10 @@ def _row(result: Timing) -> tuple[str, ...]:
         f"{seconds.p10 * 1e3:.3f} - {seconds.p90 * 1e3:.3f}",
         "-" if bound is None else _times(bound.median),
         _with_interval(result.ratios.get("torch")),
-        _rate(result.tokens_per_second or 0),
+        f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}",
         _memory(result),
         result.state,
     )
-
-
-def _rate(number: float) -> str:
-    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _memory(result: Timing) -> str:
@@ -152,17 +152,12 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2f}" if 0.1 <= ratio < 100 else f"{ratio:.2g}" if ratio < 0.1 else f"{ratio:.0f}"
 
 
-def _others(result: Timing) -> tuple[str, ...]:
-    return (result.runtime, *(_with_interval(result.ratios.get(role)) for role in _OTHERS))
-
-
 def _change(change: Change) -> tuple[str, ...]:
-    known = change.change is not None and change.low is not None and change.high is not None
     return (
         change.runtime,
         change.shape,
         f"{change.change - 1:+.1%}" if change.change is not None else "-",
-        f"{change.low - 1:+.1%} to {change.high - 1:+.1%}" if known and change.low and change.high else "-",
+        f"{change.low - 1:+.1%} to {change.high - 1:+.1%}" if change.low and change.high else "-",
         change.reference or "-",
         "-" if change.before is None else f"{change.before:.3f}",
         "-" if change.now is None else f"{change.now:.3f}",

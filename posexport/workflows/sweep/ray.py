@@ -28,7 +28,7 @@ from posexport.errors import PosexportError, RequestError, RuntimeMissingError
 from posexport.runtimes.installation import install_command
 from posexport.workflows.sweep.job_files import chunks, write_chunks
 from posexport.workflows.sweep.jobs import FAILED, LOST, File, Job, JobResources, Outcome
-from posexport.workflows.sweep.subprocess_job import TIME_LIMIT, JobCommand, JobRunner
+from posexport.workflows.sweep.subprocess_job import JobCommand, JobRunner
 
 CONNECT_SECONDS = 5.0
 """Seconds in which the head of a cluster must accept a connection."""
@@ -142,7 +142,7 @@ def connect(address: str) -> Any:
 class Cluster:
     """All machines of the cluster at an address, those included that join later."""
 
-    def __init__(self, address: str, jobs: Sequence[Job], time_limit: float = TIME_LIMIT) -> None:
+    def __init__(self, address: str, jobs: Sequence[Job], time_limit: float = 3600.0) -> None:
         self._ray = connect(address)
         self._time_limit = time_limit
         self._task = self._ray.remote(task)

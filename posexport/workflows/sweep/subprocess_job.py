@@ -27,9 +27,6 @@ from posexport.processes import signal_name
 from posexport.workflows.sweep.jobs import FAILED, LOST, NOT_RUN, PASSED, Job, Outcome
 from posexport.workflows.sweep.kinds import KINDS
 
-TIME_LIMIT = 3600.0
-"""Seconds that one job may take."""
-
 CHILD = "posexport.workflows.sweep.child"
 """The module that a job's process runs."""
 

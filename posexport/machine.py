@@ -233,12 +233,12 @@ def _below_limits() -> Iterator[int]:
     yield sys.maxsize
     with contextlib.suppress(OSError):
         for line in _OWN_CGROUPS.read_text().splitlines():
-            _, controllers, own = line.split(":", 2)
+            _, controllers, group = line.split(":", 2)
             if controllers and "memory" not in controllers.split(","):
                 continue
             root = _CGROUPS / ("memory" if controllers else "")
             limit, used = ("limit_in_bytes", "usage_in_bytes") if controllers else ("max", "current")
-            inner = root / own.lstrip("/")
+            inner = root / group.lstrip("/")
             for folder in (inner, *inner.parents):
                 if folder.is_relative_to(root):
                     with contextlib.suppress(OSError, ValueError):  # "max" is no limit

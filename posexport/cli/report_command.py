@@ -64,9 +64,9 @@ def _facts(box: Box) -> Iterator[tuple[str, str]]:
     """The box as lines under its title, as many as the page shows at once."""
     yield box.title, box.verdict
     for point in box.points:
-        told = " ".join(filter(None, (point.head, point.figure)))
-        told = f"{point.label}: {told}; {point.details}" if point.label else f"{told}: {point.details}"
-        line = " ".join(told.split())
+        text = " ".join(filter(None, (point.head, point.figure)))
+        text = f"{point.label}: {text}; {point.details}" if point.label else f"{text}: {point.details}"
+        line = " ".join(text.split())
         yield "", line if len(line) <= _WIDE else f"{line[: _WIDE - 1]}…"
     if box.closed:
         yield "", box.closed_title
@@ -74,7 +74,7 @@ def _facts(box: Box) -> Iterator[tuple[str, str]]:
 
 def _plain(box: Box) -> dict[str, object]:
     points = [
-        {"label": each.label, "head": each.head, "figure": each.figure, "text": each.details}
-        for each in (*box.points, *box.closed)
+        {"label": point.label, "head": point.head, "figure": point.figure, "text": point.details}
+        for point in (*box.points, *box.closed)
     ]
     return {"id": box.id, "title": box.title, "verdict": box.verdict, "points": points}

@@ -71,11 +71,11 @@ def verify(
         code = report.exit_code(required)
     else:
         report, code = _verify(files, project, named if runtimes else (), required, inputs, settings)
-    from posexport.report.verdicts import to_dict, write_reports
+    from posexport.report.verdicts import write_reports
 
     write_reports(report, **reports)
     if as_json:
-        console.show_json({**to_dict(report, required), **identity, "exit_code": code})
+        console.show_json({**report.to_dict(required), **identity, "exit_code": code})
     elif report.verdicts:
         _show_report(report, title)
     _show_warnings(report, code)

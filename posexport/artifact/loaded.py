@@ -52,41 +52,29 @@ class LoadedArtifact:
 
 def load_artifact(path: Path) -> LoadedArtifact:
     """Read the artifact at `path`; RequestError says what keeps it from being verified."""
-    return _load_plan(path) if path.suffix == ".plan" else _load_onnx(path)
-
-
-def _load_onnx(path: Path) -> LoadedArtifact:
-    artifact = read_onnx(path)
-    inputs, outputs = artifact.inputs(), artifact.outputs()
-    fault = manifest_fault(artifact)
-    return LoadedArtifact(
-        path=path,
-        source=artifact,
-        inputs=inputs,
-        outputs=outputs,
-        bounds=bounds_of(graph_inputs(artifact.spec), inputs),
-        contract_violation=contract_violation(artifact.spec, inputs, outputs),
-        manifest_warnings=() if fault is None else (fault,),
-    )
-
-
-def _load_plan(path: Path) -> LoadedArtifact:
-    manifest = check_plan(path)
-    source = read_onnx(onnx_of(path, manifest))
-    inputs, outputs = values_of(manifest.inputs), values_of(manifest.outputs)
-    bounds, optimal_sizes = _profile_bounds(source.spec, inputs, manifest.profiles)
-    keys = ", ".join(contradictions(manifest, source))
-    warning = f"its manifest {manifest_path(path).name} contradicts {source.path.name} in its {keys}"
+    optimal_sizes: dict[str, int] = {}
+    if path.suffix == ".plan":
+        plan = check_plan(path)
+        source = read_onnx(onnx_of(path, plan))
+        inputs, outputs = values_of(plan.inputs), values_of(plan.outputs)
+        bounds, optimal_sizes = _profile_bounds(source.spec, inputs, plan.profiles)
+        keys = ", ".join(contradictions(plan, source))
+        text = f"its manifest {manifest_path(path).name} contradicts {source.path.name} in its {keys}"
+        fault = text if keys else None
+    else:
+        plan, source = None, read_onnx(path)
+        inputs, outputs = source.inputs(), source.outputs()
+        bounds, fault = bounds_of(graph_inputs(source.spec), inputs), manifest_fault(source)
     return LoadedArtifact(
         path=path,
         source=source,
-        plan=manifest,
+        plan=plan,
         inputs=inputs,
         outputs=outputs,
         bounds=bounds,
         contract_violation=contract_violation(source.spec, inputs, outputs),
         optimal_sizes=optimal_sizes,
-        manifest_warnings=(warning,) if keys else (),
+        manifest_warnings=() if fault is None else (fault,),
     )
 
 

@@ -18,13 +18,7 @@ import attrs
 import onnx
 
 from posexport.artifact import onnx_file
-from posexport.artifact.manifest import (
-    OnnxManifest,
-    external_data,
-    manifest_path,
-    read_onnx_manifest,
-    tensors_of,
-)
+from posexport.artifact.manifest import OnnxManifest, external_data, manifest_path, read_onnx_manifest, tensors_of
 from posexport.artifact.weight_source import WeightSource
 from posexport.errors import RequestError
 from posexport.files import sha256_of, staged
@@ -198,11 +192,10 @@ def read_onnx(path: Path) -> Artifact:
     return Artifact(path=path, spec=spec, form=form, target=target, version=version, model=model)
 
 
-def _describe(value: onnx.ValueInfoProto) -> tuple[Shape, str]:
-    tensor = value.type.tensor_type
-    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
-    return shape, _DTYPES.get(tensor.elem_type, onnx.TensorProto.DataType.Name(tensor.elem_type))
-
-
 def _values(infos: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[Shape, str]]:
-    return {info.name: _describe(info) for info in infos}
+    values: dict[str, tuple[Shape, str]] = {}
+    for info in infos:
+        tensor = info.type.tensor_type
+        shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
+        values[info.name] = (shape, _DTYPES.get(tensor.elem_type, onnx.TensorProto.DataType.Name(tensor.elem_type)))
+    return values

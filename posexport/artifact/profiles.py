@@ -27,8 +27,6 @@ DEFAULTS: Mapping[str, Range] = {
 }
 """What a dynamic dimension spans where no request says otherwise."""
 
-_STEP = {"seq": 1}
-"""The usual size of a dimension beside a cache: most runs then add one token."""
 _BESIDES = {"seq": 0, "past_seq": 1, "max_seq": 0}
 """The dimensions that a table of positions bounds, and how many of its rows others need at least."""
 
@@ -57,7 +55,8 @@ def profiles_of(
         if name in shapes:
             parsed = _by_input(request, shapes[name], sizes)
         elif name in dynamic:
-            parsed = {name: _ordered(request, name, [_size(request, part) for part in _range(request, sizes)])}
+            parts = _three(request, sizes, ":", "sizes")
+            parsed = {name: _ordered(request, name, [_size(request, part) for part in parts])}
         else:
             raise unknown("input or dimension in --profile", name, [*dynamic, *shapes])
         for dim, requested in parsed.items():
@@ -126,8 +125,8 @@ def _default(dim: str, beside: Iterable[str], seq_limit: int | None) -> Range:
     if dim not in DEFAULTS:
         raise RequestError(f"dimension {dim!r} has no default: give it with --profile {dim}=MIN:OPT:MAX.")
     least, usual, largest = DEFAULTS[dim]
-    if not {"past_seq", "max_seq"}.isdisjoint(beside):
-        usual = _STEP.get(dim, usual)
+    if dim == "seq" and not {"past_seq", "max_seq"}.isdisjoint(beside):
+        usual = 1  # beside a cache, most runs add one token
     limit = max(seq_limit - _BESIDES[dim], least) if dim in _BESIDES and seq_limit is not None else largest
     return least, min(usual, limit), min(largest, limit)
 
@@ -146,19 +145,18 @@ def _sum(dim: str, spans: Mapping[str, Range], requested: Range | None, request:
     return low, usual, high
 
 
-def _range(request: str, sizes: str) -> list[str]:
-    parts = sizes.split(":")
+def _three(request: str, text: str, separator: str, what: str) -> list[str]:
+    """The texts of min, opt and max; a single one stands for all three."""
+    parts = text.split(separator)
     if len(parts) not in (1, 3):
-        raise RequestError(f"--profile {request!r} has {len(parts)} sizes, not min:opt:max or a single one: {_HOW}.")
+        form = separator.join(MOMENTS)
+        raise RequestError(f"--profile {request!r} has {len(parts)} {what}, not {form} or a single one: {_HOW}.")
     return parts * 3 if len(parts) == 1 else parts
 
 
 def _by_input(request: str, shape: Shape, text: str) -> dict[str, Range]:
-    parts = text.split(",")
-    if len(parts) not in (1, 3):
-        raise RequestError(f"--profile {request!r} has {len(parts)} shapes, not min,opt,max or a single one: {_HOW}.")
     least = max((at + 1 for at, dim in enumerate(shape) if isinstance(dim, str)), default=0)
-    columns = [_sizes(request, part) for part in (parts * 3 if len(parts) == 1 else parts)]
+    columns = [[_size(request, size) for size in part.split("x")] for part in _three(request, text, ",", "shapes")]
     for column in columns:
         if not least <= len(column) <= len(shape) or len(column) != len(columns[0]):
             raise RequestError(
@@ -184,10 +182,6 @@ def _size(request: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) <= _LARGEST):
         raise _no_size(request, text, 1)
     return int(text)
-
-
-def _sizes(request: str, text: str) -> list[int]:
-    return [_size(request, part) for part in text.split("x")]
 
 
 def _ordered(request: str, dim: str, sizes: list[int]) -> Range:

@@ -35,11 +35,6 @@ class WeightSource:
         return f"checkpoint {self.folder}, layer {self.layer}"
 
 
-def random_weights(seed: int) -> WeightSource:
-    """Weights made from a seed."""
-    return WeightSource(source="random", seed=seed)
-
-
 def file_weights(path: Path) -> WeightSource:
     """The weights in a .safetensors file, which is read to hash it."""
     return WeightSource(source="file", file=path.name, sha256=sha256_of(path))

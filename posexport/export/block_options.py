@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport.errors import RequestError, unknown
-from posexport.export.layer_pattern import check_layers_follow, check_reach, pattern_parts, read_layer, read_pattern
+from posexport.export.layer_pattern import check_layers_follow, check_reach, read_parts, read_pattern
 from posexport.files import read_toml
 from posexport.models import ENCODINGS, read_spec
 from posexport.spec.fields import integer, text
@@ -53,7 +53,8 @@ def merge_options(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(all options, parameters of the encoding). Options that are `given` win over those of a preset or a config file.
 
-    A config file may hold the `known` options. None and () mean "not given".
+    A config file is TOML with the `known` options, named as on the command line (`-` or `_`), and `[set]` as a table.
+    None and () mean "not given".
     """
     options: dict[str, Any] = {}
     if preset is not None:
@@ -64,19 +65,12 @@ def merge_options(
                 )
         options = preset_options(preset)
     elif config is not None:
-        options = read_config(folder / config, known)
+        path = folder / config
+        options = known_options(read_toml(path, "config"), f"config {str(path)!r}", known)
     overrides = {name: value for name, value in given.items() if value is not None and value != ()}
     check_layers_follow(options, {**overrides, **given_set})
     parameters = {**options.pop("set", {}), **given_set}
     return {**options, **overrides}, parameters
-
-
-def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
-    """The options in a TOML file, named as on the command line (`-` or `_`), with `[set]` as a table.
-
-    Raises RequestError for unknown options.
-    """
-    return known_options(read_toml(path, "config"), f"config {str(path)!r}", known)
 
 
 def known_options(data: Mapping[str, Any], where: str, known: Collection[str]) -> dict[str, Any]:
@@ -103,7 +97,7 @@ def spec_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
     """The spec that the options describe; None means "not given"."""
     encoding = options.get("encoding")
     if encoding is None and options.get("layer_pattern") is not None:
-        encoding = read_layer(pattern_parts(options["layer_pattern"])[0])[0]
+        encoding = read_parts(options["layer_pattern"])[0][0]
     if encoding is None:
         raise RequestError(f"no encoding was given: give one of {', '.join(ENCODINGS)}.")
     if "name" in parameters:
@@ -117,7 +111,7 @@ def spec_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
             raise RequestError(
                 f"encoding {encoding} was given, but no layer of layer_pattern has it: drop one of them."
             )
-        check_reach(layers, sizes, pattern_parts(options["layer_pattern"]), parameters)
+        check_reach(layers, sizes, options["layer_pattern"], parameters)
         data["encoding"] = layers[0]["encoding"]
     return read_spec(data)
 

@@ -83,7 +83,7 @@ def compile_plan(
                 external_data=artifact.external_sha256,
             ),
             runtime=Builder(name=options.runtime, version=built.version),
-            target_gpus=_targets(options),
+            target_gpus=(device()[1],) if options.runtime == "tensorrt" else options.capabilities or ("portable",),
             profiles={
                 name: {moment: tuple(shape) for moment, shape in shapes.items()}
                 for name, shapes in built.profiles.items()
@@ -132,10 +132,3 @@ def _check_runtime_cache(options: BuildOptions) -> None:
     missing = RUNTIMES[options.runtime].missing()
     if missing is not None:
         raise RuntimeMissingError(f"a runtime cache is made by running the plan, which can't be done here, {missing}.")
-
-
-def _targets(options: BuildOptions) -> tuple[str, ...]:
-    """The compute capabilities that a plan is for, or "portable"."""
-    if options.runtime == "tensorrt":
-        return (device()[1],)
-    return tuple(options.capabilities) or ("portable",)

@@ -11,7 +11,7 @@ same names. Two questions are asked, functions inlined in both graphs:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -100,11 +100,9 @@ def values(graphs: Graphs, folder: Path, run: Run, reference: Run) -> tuple[str 
 
     `run` is the failing runtime, `reference` onnx's evaluator; both get the failing inputs.
     """
-    mine, fresh = (_expose(model) for model in (graphs.mine, graphs.fresh))
-    paths = []
-    for label, model in (("mine", mine), ("fresh", fresh)):
-        paths.append(folder / f"{label}.onnx")
-        onnx.save(model, paths[-1])
+    mine, paths = _expose(graphs.mine), (folder / "mine.onnx", folder / "fresh.onnx")
+    onnx.save(mine, paths[0])
+    onnx.save(_expose(graphs.fresh), paths[1])
     have, exact = run(paths[0]), run(paths[1])
     if isinstance(have, str) or isinstance(exact, str):
         error = have if isinstance(have, str) else exact
@@ -198,10 +196,6 @@ def _expose(model: onnx.ModelProto) -> onnx.ModelProto:
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
     have = {value.name for value in exposed.graph.output}
-    exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in _produced(model) if name not in have)
+    names = [name for node in model.graph.node for name in node.output if name and name not in have]
+    exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     return exposed
-
-
-def _produced(model: onnx.ModelProto) -> Iterator[str]:
-    for node in model.graph.node:
-        yield from (name for name in node.output if name)

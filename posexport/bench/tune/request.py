@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.artifact.weight_source import checkpoint_weights, file_weights, random_weights
+from posexport.artifact.weight_source import WeightSource, checkpoint_weights, file_weights
 from posexport.bench.scenarios import Scenario, read_scenario
 from posexport.bench.tune.space import Limits, Request
 from posexport.errors import RequestError
@@ -89,7 +89,7 @@ class TuneRequest:
         return block(
             load=lambda dtype: (specs[dtype], seeded_weights(specs[dtype], seed)),
             source=f"seed {seed}",
-            weight_source=random_weights(seed),
+            weight_source=WeightSource(source="random", seed=seed),
         )
 
     def _checkpoint(self, dtype: str) -> tuple[Spec, Mapping[str, Tensor]]:

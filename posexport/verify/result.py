@@ -14,6 +14,7 @@ import attrs
 
 from posexport.artifact.paths import check_artifact, find_artifacts
 from posexport.errors import Reason, RequestError
+from posexport.jsondata import unstructure
 from posexport.runtimes import Runtime
 from posexport.spec.fields import flag, integer, positive
 
@@ -22,6 +23,9 @@ PARITY = "parity"
 
 PROJECT = "project"
 """The runtime of a verdict on a project's own check, such as a file's size: no runtime is involved."""
+
+VERSION = 1
+"""Of the JSON of a report."""
 
 PASSED: Final = "passed"
 FAILED: Final = "failed"
@@ -163,6 +167,22 @@ class Report:
             if not parity or NOT_RUN in parity:
                 return 3
         return 0 if states - {NOT_RUN} else 3
+
+    def counts(self) -> dict[str, int]:
+        """How many verdicts are in each state."""
+        return {state: sum(row.state == state for row in self.verdicts) for state in (PASSED, FAILED, NOT_RUN)}
+
+    def to_dict(self, required: Sequence[str] = ()) -> dict[str, Any]:
+        """The report as plain data; errors are absolute, in the unit of the output."""
+        return {
+            "kind": "verify",
+            "version": VERSION,
+            "exit_code": self.exit_code(required),
+            "seed": self.seed,
+            "counts": self.counts(),
+            "verdicts": unstructure(self.verdicts),
+            "unreadable": unstructure(self.unreadable),
+        }
 
 
 def unreadable_report(paths: Sequence[Path], seed: int) -> Report | None:

@@ -17,11 +17,8 @@ from posexport.spec.fields import flag, integer, parsed, positive, text
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 REFERENCES = {
-    "of_lower_bound": "lower_bound",
-    "of_torch": "torch",
-    "of_torch_compile": "torch-compile",
-    "of_torch_onnx": "torch-onnx",
-    "of_ort_optimizer": "ort-optimizer",
+    f"of_{name.replace('-', '_')}": name
+    for name in ("lower_bound", "torch", "torch-compile", "torch-onnx", "ort-optimizer")
 }
 """What a time may be a multiple of: the field that says how much, and the reference's name in `posexport bench`."""
 

@@ -85,10 +85,6 @@ def _form_refusal(values: Mapping[str, str]) -> str | None:
     return entry.refusal(values.get("target", "portable"))
 
 
-def _check_verify(values: Values) -> None:
-    _check_fields(VerifyOptions, _first_values(values))
-
-
 def _check_bench(values: Values) -> None:
     for scenario in values.get("scenario", ()):
         read_scenario(scenario)
@@ -151,7 +147,7 @@ KINDS: dict[str, Kind] = {
         names={"runtime": RUNTIMES, "require": RUNTIMES},
         files=("inputs",),
         excluded=("project", "junit", "markdown"),
-        check=_check_verify,
+        check=lambda values: _check_fields(VerifyOptions, _first_values(values)),
     ),
     "bench": Kind(
         artifact=True,

@@ -17,14 +17,14 @@ from posexport.machine import numbers
 from posexport.runtimes import cuda
 from posexport.workflows.sweep.job_files import stage_files
 from posexport.workflows.sweep.jobs import Job, JobResources, Outcome
-from posexport.workflows.sweep.subprocess_job import TIME_LIMIT, JobCommand, JobRunner
+from posexport.workflows.sweep.subprocess_job import JobCommand, JobRunner
 
 
 class Local:
     """Runs at most `workers` jobs side by side, on no more CPUs than there are, or than workers where these are more; a
     job that takes the whole machine runs alone."""
 
-    def __init__(self, workers: int, time_limit: float = TIME_LIMIT) -> None:
+    def __init__(self, workers: int, time_limit: float = 3600.0) -> None:
         self._workers, self._time_limit = workers, time_limit
         self._cpus = numbers()
         self._idle: queue.SimpleQueue[JobRunner] = queue.SimpleQueue()

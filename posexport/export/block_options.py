@@ -26,10 +26,10 @@ HERE = Path()
 class BlockOptions:
     """Options of a block that are no part of its spec, validated wherever they come from."""
 
-    batch: int | None = integer(None, "fixed batch size", optional=True)
-    seq: int | None = integer(None, "fixed sequence length", optional=True)
-    max_seq: int | None = integer(None, "fixed length of shared caches", optional=True)
-    seed: int | None = integer(None, "seed of the weights", at_least=0, optional=True)
+    batch: int | None = integer(None, "fixed batch size")
+    seq: int | None = integer(None, "fixed sequence length")
+    max_seq: int | None = integer(None, "fixed length of shared caches")
+    seed: int | None = integer(None, "seed of the weights", at_least=0)
     weights: str | None = text(None, "a .safetensors file")
     output: str | None = text(None, "the file to write")
 

@@ -21,7 +21,7 @@ from posexport.spec.spec import Spec
 class CheckpointOptions:
     """Which layers of a checkpoint, validated."""
 
-    layer: int | None = integer(None, "the first layer", at_least=0, optional=True)
+    layer: int | None = integer(None, "the first layer", at_least=0)
     layers: int = integer(1, "number of layers")
 
 

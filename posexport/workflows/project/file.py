@@ -38,7 +38,7 @@ class Entry:
     """One artifact of a project: `options` are those of its export, the other fields are its checks."""
 
     name: str = text(None, "what its files are called")
-    form: str | None = choice(None, tuple(FORMS), "its form", optional=True)
+    form: str | None = choice(None, tuple(FORMS), "its form")
     forms: tuple[str, ...] | None = names("several forms, a file each")
     runtimes: tuple[str, ...] | None = names("where parity is checked and time taken")
     compile: Plan | None = None

@@ -229,8 +229,8 @@ def _single(value: Any) -> Any:
 
 @attrs.frozen(kw_only=True)
 class _Counts:
-    cpus: int | None = integer(None, "CPUs of one job", optional=True)
-    gpus: int | None = integer(None, "GPUs of one job", optional=True)
+    cpus: int | None = integer(None, "CPUs of one job")
+    gpus: int | None = integer(None, "GPUs of one job")
 
 
 def _resources(keys: Mapping[str, Any], kind: Kind) -> JobResources:

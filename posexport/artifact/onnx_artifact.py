@@ -18,8 +18,14 @@ import attrs
 import onnx
 
 from posexport.artifact import onnx_file
-from posexport.artifact.manifest import OnnxManifest, external_data, manifest_path, read_onnx_manifest, tensors_of
-from posexport.artifact.weight_source import WeightSource
+from posexport.artifact.manifest import (
+    OnnxManifest,
+    WeightSource,
+    external_data,
+    manifest_path,
+    read_onnx_manifest,
+    tensors_of,
+)
 from posexport.errors import RequestError
 from posexport.files import sha256_of, staged
 from posexport.models import read_spec

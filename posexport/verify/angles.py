@@ -125,10 +125,7 @@ def _missing(row: Runtime) -> str | None:
         return missing.text
     if row.module == INTERPRETER:
         return "it evaluates everything in float64, so no rounding shows"
-    return None if row.module in _OPENS else "it opens whole blocks only"
-
-
-_OPENS = (TORCH, REFERENCE, ORT)
+    return None if row.module in (TORCH, REFERENCE, ORT) else "it opens whole blocks only"
 
 
 def _measure(spec: Spec, runtimes: Mapping[str, Runtime], positions: tuple[int, ...], pool: Pool) -> Iterator[Measured]:

@@ -31,9 +31,6 @@ from posexport.spec.spec import Spec
 LARGEST = 1_000_000_000
 """Bytes of weights above which a graph isn't written out again to look inside it."""
 
-FIXABLE = ("batch", "seq", "max_seq")
-"""The dimensions that an export can fix."""
-
 _REFERENCE_TOLERANCE = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 2e-1}  # of a value's largest magnitude
 
 Run = Callable[[Path], "Arrays | str"]
@@ -56,7 +53,11 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
     if bytes_of(artifact.spec) > LARGEST:
         return "the weights are too large to look inside the graph"
     bounds = bounds_of(graph_inputs(artifact.spec), artifact.inputs())
-    fixed = tuple((dim, bounds[dim][0]) for dim in FIXABLE if dim in bounds and bounds[dim][0] == bounds[dim][1])
+    fixed = tuple(
+        (dim, bounds[dim][0])
+        for dim in ("batch", "seq", "max_seq")
+        if dim in bounds and bounds[dim][0] == bounds[dim][1]
+    )
     mine = onnx.inliner.inline_local_functions(onnx.load(artifact.path))
     fresh = onnx.ModelProto()
     fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, fixed))

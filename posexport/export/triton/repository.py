@@ -18,8 +18,8 @@ import attrs
 
 from posexport.artifact.manifest import manifest_path
 from posexport.errors import RequestError
-from posexport.export.triton.config import BACKENDS, read_config
-from posexport.export.triton.served_artifact import ServedArtifact
+from posexport.export.triton.config import read_config
+from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact
 from posexport.files import HashingFile, write_folder
 from posexport.progress import Progress
 

@@ -78,7 +78,9 @@ class PlanRunner:
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         check_shapes(self._profiles, {name: array.shape for name, array in inputs.items()})
-        self._free()
+        for handle in reversed(self._held[1:]):  # of the last `prepare`; its last reference frees the context
+            handle.free()  # polygraphy frees memory and streams on request only
+        self._held.clear()
         context = self._context()
         stream, raw = self._cuda.Stream(), self._cuda.DeviceArray.raw
         held = self._held = [context, stream]  # everything that must outlive the calls
@@ -125,12 +127,6 @@ class PlanRunner:
             self._cache[1].deserialize(stored)
         self.prepare(inputs)()
         return bytes(memoryview(self._cache[1].serialize()))
-
-    def _free(self) -> None:
-        """Free what the last `prepare` allocated: polygraphy frees memory and streams on request only."""
-        for handle in reversed(self._held[1:]):  # all but the context, which its last reference frees
-            handle.free()
-        self._held.clear()
 
     def describe(self) -> dict[str, str]:
         return {"engine": self._name, "version": self._trt.__version__, "device": device()[0]}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posexport.errors import FieldError, PosexportError, RequestError, RuntimeMissingError, unknown
-from posexport.export.checkpoint_options import CheckpointOptions
+from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
 from posexport.export.support import default_opset
 from posexport.files import sha256_of

@@ -105,17 +105,28 @@ def measure(
     advance: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Measured]:
     """Every spec on every runtime at `positions`, in order; RequestError for a spec without angles."""
+    missing = {name: _missing(row) for name, row in runtimes.items()}
+    engines = {name: row for name, row in runtimes.items() if missing[name] is None and row.module != TORCH}
     with Pool(TIME_LIMIT) as pool:
-        here = {name: row for name, row in runtimes.items() if _missing(row) is None}
-        for row in here.values():
-            if row.module != TORCH:
-                pool.start(row.name)
+        for name in engines:
+            pool.start(name)
         for spec in specs:
             why = why_none(spec)
             if why is not None:
                 raise RequestError(f"angles were asked for with {spec.encoding.name}, {why}: give another encoding.")
             advance(f"{spec.encoding.name}, angles {spec.angles}, {spec.dtype}")
-            yield from _measure(spec, runtimes, positions, pool)
+            reference = angle_reference.cos_sin(spec, positions)
+            module, inputs = Angles(spec), rows(spec, positions)
+            path = pool.folder / "angles.onnx"
+            if engines:
+                _write(module, spec, path)
+            answers = {name: pool.submit(row, path, [{"positions": inputs.numpy()}]) for name, row in engines.items()}
+            for name, row in runtimes.items():
+                if (reason := missing[name]) is not None:
+                    yield Measured(spec=spec, runtime=name, reason=reason)
+                    continue
+                answer = result(answers[name]) if name in answers else _eager(module, inputs, row.options["device"])
+                yield _judge(spec, name, answer, reference)
 
 
 def _missing(row: Runtime) -> str | None:
@@ -126,25 +137,6 @@ def _missing(row: Runtime) -> str | None:
     if row.module == INTERPRETER:
         return "it evaluates everything in float64, so no rounding shows"
     return None if row.module in (TORCH, REFERENCE, ORT) else "it opens whole blocks only"
-
-
-def _measure(spec: Spec, runtimes: Mapping[str, Runtime], positions: tuple[int, ...], pool: Pool) -> Iterator[Measured]:
-    reference = angle_reference.cos_sin(spec, positions)
-    module, inputs = Angles(spec), rows(spec, positions)
-    path = pool.folder / "angles.onnx"
-    if any(_missing(row) is None and row.module != TORCH for row in runtimes.values()):
-        _write(module, spec, path)
-    asked = {
-        name: pool.submit(row, path, [{"positions": inputs.numpy()}])
-        for name, row in runtimes.items()
-        if _missing(row) is None and row.module != TORCH
-    }
-    for name, row in runtimes.items():
-        if (missing := _missing(row)) is not None:
-            yield Measured(spec=spec, runtime=name, reason=missing)
-            continue
-        answer = result(asked[name]) if name in asked else _eager(module, inputs, row.options["device"])
-        yield _judge(spec, name, answer, reference)
 
 
 def _write(module: Angles, spec: Spec, path: Path) -> None:

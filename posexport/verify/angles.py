@@ -71,10 +71,10 @@ class Angles(nn.Module):
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         state, encoding = self.state, self.state.encoding
         if isinstance(encoding, Rotary):
-            made = encoding.cos_sin(state, positions)
+            cos, sin = encoding.cos_sin(state, positions)
         else:
-            made = cos_sin(positions, state["frequencies"])
-        return made[0].to(self.dtype), made[1].to(self.dtype)
+            cos, sin = cos_sin(positions, state["frequencies"])
+        return cos.to(self.dtype), sin.to(self.dtype)
 
 
 def rows(spec: Spec, positions: Iterable[int]) -> Tensor:

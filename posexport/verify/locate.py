@@ -150,10 +150,9 @@ def _difference(node: onnx.NodeProto, other: onnx.NodeProto) -> str | None:
     """How a node differs from its counterpart, its constants left out."""
     if (node.domain, node.op_type) != (other.domain, other.op_type):
         return f"stands where a fresh export has {_called(other)}"
-    if list(node.input) != list(other.input):
-        return f"reads {list(node.input)}, in a fresh export {list(other.input)}"
-    if list(node.output) != list(other.output):
-        return f"writes {list(node.output)}, in a fresh export {list(other.output)}"
+    for verb, ours, fresh in (("reads", node.input, other.input), ("writes", node.output, other.output)):
+        if list(ours) != list(fresh):
+            return f"{verb} {list(ours)}, in a fresh export {list(fresh)}"
     mine, theirs = ({a.name: a for a in one.attribute} for one in (node, other))
     for name in sorted({*mine, *theirs}):
         a, b = mine.get(name), theirs.get(name)

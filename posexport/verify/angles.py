@@ -79,8 +79,8 @@ class Angles(nn.Module):
 
 def rows(spec: Spec, positions: Iterable[int]) -> Tensor:
     """Positions as a batch of sequences of one token, the same along every axis: no row then depends on another's."""
-    made = torch.tensor(list(positions), dtype=torch.int64)[:, None]
-    return made if spec.encoding.axes == 1 else made[..., None].repeat(1, 1, spec.encoding.axes)
+    column = torch.tensor(list(positions), dtype=torch.int64)[:, None]
+    return column if spec.encoding.axes == 1 else column[..., None].repeat(1, 1, spec.encoding.axes)
 
 
 @attrs.frozen(kw_only=True)
@@ -149,8 +149,8 @@ def _write(module: Angles, spec: Spec, path: Path) -> None:
 
 def _eager(module: Angles, inputs: Tensor, device: str) -> Answer:
     with torch.inference_mode():
-        made = module.to(device)(inputs.to(device))
-    outputs = {name: to_numpy(value) for name, value in zip(_OUTPUTS, made, strict=True)}
+        values = module.to(device)(inputs.to(device))
+    outputs = {name: to_numpy(value) for name, value in zip(_OUTPUTS, values, strict=True)}
     return Answer(outputs=(outputs,), describe={"engine": "torch", "version": str(torch.__version__)})
 
 

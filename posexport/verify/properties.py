@@ -58,20 +58,20 @@ class Probe:
     def inputs(self, positions: Array, order: Sequence[int] | None = None) -> Arrays:
         """The graph's inputs where tokens stand in `order` (default: as they are), with `positions` [tokens, axes]."""
         chosen = list(range(self.seq)) if order is None else list(order)
-        made: Arrays = {}
+        arrays: Arrays = {}
         for name, (shape, dtype) in graph_inputs(self.spec).items():
             if name in ("hidden_states", "input_ids"):
-                made[name] = np.repeat(self.features[None, chosen], self.batch, 0)
+                arrays[name] = np.repeat(self.features[None, chosen], self.batch, 0)
             elif name == "position_ids":
                 ids = positions if self.spec.position_axes > 1 else positions[:, 0]
-                made[name] = np.repeat(ids[None].astype(np.int64), self.batch, 0)
+                arrays[name] = np.repeat(ids[None].astype(np.int64), self.batch, 0)
             else:
                 sizes = {"batch": self.batch, "past_seq": 0, "max_seq": self.room, "encoder_seq": 9}
                 sizes |= {"seq": len(chosen), "total_seq": len(chosen)}
                 dims = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape)
                 fill = np.ones if name == "attention_mask" else np.zeros
-                made[name] = fill(dims, NUMPY_DTYPES[dtype])
-        return made
+                arrays[name] = fill(dims, NUMPY_DTYPES[dtype])
+        return arrays
 
 
 def make_probe(spec: Spec, bounds: Bounds, seed: int) -> Probe | str:

@@ -9,9 +9,8 @@ import attrs
 
 from posexport.artifact.manifest import Manifest, manifest_path, values_of
 from posexport.artifact.plan import check_plan
-from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
-from posexport.spec.contract import Values, bounds_of, graph_inputs
+from posexport.spec.contract import Values
 from posexport.spec.spec import Spec
 
 BACKENDS = {"onnxruntime": ("onnxruntime_onnx", "model.onnx"), "tensorrt": ("tensorrt_plan", "model.plan")}
@@ -66,10 +65,6 @@ def _from_onnx(path: Path) -> ServedArtifact:
     manifest = artifact.manifest()
     if manifest is not None and (other := contradictions(manifest, artifact)):
         raise RequestError(f"{str(path)!r} and its manifest differ in {', '.join(other)}: export it again.")
-    inputs = artifact.inputs()
-    fixed = {dim: low for dim, (low, high) in bounds_of(graph_inputs(artifact.spec), inputs).items() if low == high}
-    shapes = {name: shape for name, (shape, _) in inputs.items()}
-    spans = profiles_of(shapes, (), artifact.spec.token_limit(), fixed)
     file = BACKENDS["onnxruntime"][1]
     hashes = {} if manifest is None else manifest.external_data
     weight_files = artifact.external_files()
@@ -84,9 +79,9 @@ def _from_onnx(path: Path) -> ServedArtifact:
         path=path,
         backend="onnxruntime",
         spec=artifact.spec,
-        inputs=inputs,
+        inputs=artifact.inputs(),
         outputs=artifact.outputs(),
-        usual={name: shapes["opt"] for name, shapes in spans.items()},
+        usual={name: shapes["opt"] for name, shapes in artifact.profiles().items()},
         profiles=None,
         operators=frozenset(node.op_type for node in nodes),
         manifest=None if manifest is None else attrs.evolve(manifest, file=file),

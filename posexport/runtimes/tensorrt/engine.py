@@ -78,7 +78,7 @@ class PlanRunner:
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         check_shapes(self._profiles, {name: array.shape for name, array in inputs.items()})
-        for handle in reversed(self._held[1:]):  # of the last `prepare`; its last reference frees the context
+        for handle in reversed(self._held[1:]):  # of the last `prepare`, but its context, which needs no call
             handle.free()  # polygraphy frees memory and streams on request only
         self._held.clear()
         context = self._context()

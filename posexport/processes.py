@@ -78,6 +78,14 @@ def explain(error: Exception) -> Reason:
     return Reason(MEMORY if machine.is_short(error) else FAILED, f"{type(error).__name__}: {error}")
 
 
+def signal_name(number: int) -> str:
+    """`SIGSEGV`, or `signal 40` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 class Worker:
     """One child process of `module`; started by the first request, and again after it is gone."""
 
@@ -154,12 +162,8 @@ class Worker:
             return failure(CRASHED, "crashed: the process answers no more")
         if status >= 0:
             return failure(EXITED, f"crashed: the process ended with exit code {status}{self._last_line()}")
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            name = f"signal {-status}"
-        code = KILLED if name == "SIGKILL" else CRASHED
-        return failure(code, f"crashed: the process was killed by {name}{self._last_line()}")
+        code = KILLED if -status == signal.SIGKILL else CRASHED
+        return failure(code, f"crashed: the process was killed by {signal_name(-status)}{self._last_line()}")
 
     def _last_line(self) -> str:
         """The last line that the process wrote to stderr, in brackets."""

@@ -191,7 +191,7 @@ def _change_since(before: Timing, shape: Shape, references: Sequence[str], limit
     if min(len(old), len(new)) < ENOUGH_PROCESSES:
         why = f"it needs {ENOUGH_PROCESSES} processes of each, there are {len(old)} and {len(new)}"
         return attrs.evolve(change, state=INCONCLUSIVE, reason=why, more=len(old) >= ENOUGH_PROCESSES)
-    return _judged(change, _logs(old), _logs(new), limit)
+    return _judged(change, trimmed(_logs(old)), trimmed(_logs(new)), limit, 2 * DRIFT**2)
 
 
 def _change_to_previous(timing: Timing, shape: Shape, limit: float) -> Change:
@@ -204,13 +204,11 @@ def _change_to_previous(timing: Timing, shape: Shape, limit: float) -> Change:
     if len(ratios) < ENOUGH_PROCESSES:
         why = f"it needs {ENOUGH_PROCESSES} processes, there are {len(ratios)}"
         return attrs.evolve(change, state=INCONCLUSIVE, reason=why, more=True)
-    return _judged(change, None, _logs(ratios), limit)
+    return _judged(change, Trimmed(0.0, 0.0, 1), trimmed(_logs(ratios)), limit)
 
 
-def _judged(change: Change, old: Sequence[float] | None, new: Sequence[float], limit: float) -> Change:
-    """The change from logarithms of ratios; without `old`, of those to the previous artifact itself."""
-    now, before = trimmed(new), Trimmed(0.0, 0.0, 1) if old is None else trimmed(old)
-    drift = 0.0 if old is None else 2 * DRIFT**2
+def _judged(change: Change, before: Trimmed, now: Trimmed, limit: float, drift: float = 0.0) -> Change:
+    """The change from the means of logarithms of ratios; `drift` is a variance beside theirs."""
     variance = now.variance + before.variance + drift
     middle = now.middle - before.middle
     reach = 0.0

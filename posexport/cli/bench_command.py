@@ -108,7 +108,7 @@ def bench(
 
 def _bench_project(named: str | None, options: BenchOptions, save: str | None, strict: bool, as_json: bool) -> int:
     from posexport.cli.bench_project import show_project
-    from posexport.workflows.project.requests import open_project
+    from posexport.workflows.project.products import open_project
 
     project = open_project(named)
     with console.steps("loading torch") as progress, _warnings():

@@ -134,7 +134,8 @@ def _write(table: Matrix, folder: Path, drawn: bool) -> None:
 
 
 def _show(asked: list[Cell], folder: Path) -> None:
-    from posexport.report.matrix_markdown import ROWS, idle, rows, summary
+    from posexport.report.matrix_markdown import ROWS, rows, summary
+    from posexport.verify.matrix.table import idle
 
     shown = rows(asked)
     if shown:

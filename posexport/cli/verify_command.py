@@ -15,21 +15,11 @@ from posexport.cli.project_options import project_option
 from posexport.cli.verify_tables import missing_sentence, report_path, show_report, show_warnings
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES, runtime
-from posexport.spec.fields import flag, integer, positive
-from posexport.verify.result import unreadable_report
+from posexport.verify.result import VerifyOptions, unreadable_report
 
 if TYPE_CHECKING:
     from posexport.verify.result import Report
     from posexport.workflows.project.file import Project
-
-
-@attrs.frozen(kw_only=True)
-class VerifyOptions:
-    """The options of the run itself, validated."""
-
-    seed: int = integer(0, "seed of the inputs", at_least=0)
-    time_limit: float = positive(300.0, "seconds that one runtime may take for one artifact")
-    properties: bool = flag(False, "try the encoding's properties too")
 
 
 @click.command()
@@ -75,17 +65,17 @@ def verify(
         report = _verify_files([Path(path) for path in paths], named if runtimes else (), inputs, settings)
         code = report.exit_code(required)
     else:
-        from posexport.workflows.project.requests import open_project
+        from posexport.workflows.project.products import open_project
 
         project = open_project(project_file)
         required = (*required, *(name for name in project.require if name not in required))
         title, identity = f"Project {project.file}: parity with torch in float64", {"project": str(project.file)}
         report, code = _verify_project(project, named if runtimes else (), required, settings)
-    from posexport.report.verdicts import to_dict, write_reports
+    from posexport.report.verdicts import write_reports
 
     write_reports(report, **reports)
     if as_json:
-        console.show_json({**to_dict(report, required), **identity, "exit_code": code})
+        console.show_json({**report.to_dict(required), **identity, "exit_code": code})
     elif report.verdicts:
         show_report(report, title)
     show_warnings(report, code)

@@ -156,6 +156,17 @@ def _torch_stream() -> Any:
     return torch.cuda.Stream() if torch.cuda.is_available() else None
 
 
+def session_options(threads: int | None = None, level: str = "all") -> onnxruntime.SessionOptions:
+    """Options of a quiet session; RequestError for a `level` that is none of GRAPH_LEVELS."""
+    if level not in GRAPH_LEVELS:
+        raise unknown("graph_level of onnxruntime", level, GRAPH_LEVELS)
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = _QUIET
+    settings.intra_op_num_threads = int(threads or kept_to())
+    settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{GRAPH_LEVELS[level]}")
+    return settings
+
+
 def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
     """Open the `.onnx` file at `path`; raises what ONNX Runtime raises, RequestError for wrong options, and
     RuntimeMissingError where the CUDA provider can't start, which ONNX Runtime itself would pass over in silence.
@@ -167,13 +178,7 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
         raise unknown("provider of onnxruntime", str(provider), _DEVICES)
     if provider == "CUDA" and (missing := gpu_missing()) is not None:
         raise RuntimeMissingError(f"onnxruntime can't run on CUDA, {missing}.")
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = _QUIET
-    settings.intra_op_num_threads = int(options.get("threads") or kept_to())
-    level = str(options.get("graph_level", "all"))
-    if level not in GRAPH_LEVELS:
-        raise unknown("graph_level of onnxruntime", level, GRAPH_LEVELS)
-    settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{GRAPH_LEVELS[level]}")
+    settings = session_options(options.get("threads"), str(options.get("graph_level", "all")))
     providers: list[Any] = ["CPUExecutionProvider"]
     if provider == "CUDA":
         onnxruntime.set_default_logger_severity(_QUIET)

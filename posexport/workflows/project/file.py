@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from posexport.errors import FieldError, RequestError, unknown
+from posexport.errors import RequestError, located, unknown
 from posexport.files import read_toml
 from posexport.spec.fields import check_types, choice, text
 from posexport.spec.forms import FORMS
@@ -52,6 +52,13 @@ class Entry:
     def all_forms(self) -> tuple[str | None, ...]:
         """The forms that it is written in; None for the form of its config, or posexport's default."""
         return self.forms or (self.form,)
+
+    def stem(self, form: str | None) -> str:
+        """The name of its files without their ending; it includes the form where there are several."""
+        return self.name if len(self.all_forms) == 1 else f"{self.name}-{form}"
+
+
+_ENTRY_KEYS = (*(field.name for field in attrs.fields(Entry) if field.name != "options"), *EXPORT_OPTIONS)
 
 
 @attrs.frozen(kw_only=True)
@@ -117,10 +124,10 @@ def _table(path: Path) -> dict[str, Any] | None:
 
 def read_project(file: Path, table: Mapping[str, Any]) -> Project:
     """A project from its table; RequestError names the file and the artifact."""
-    where, header = str(file), f"[[{_PLACE.get(file.name, '')}artifact]]"
+    where, header = str(file), f"[[{'tool.posexport.' if file.name == 'pyproject.toml' else ''}artifact]]"
     project_keys = ("folder", "require", "runtimes", "artifact")
     for key in table:
-        if key.replace("-", "_") in set(_entry_keys()) - set(project_keys):
+        if key.replace("-", "_") in set(_ENTRY_KEYS) - set(project_keys):
             raise RequestError(f"{where}: {key!r} is a key of an artifact: begin each artifact with a line {header}.")
     data = _keys(table, where, project_keys)
     listed, common = data.pop("artifact", []), data.pop("runtimes", None)
@@ -133,14 +140,6 @@ def read_project(file: Path, table: Mapping[str, Any]) -> Project:
     return project
 
 
-_PLACE = {"pyproject.toml": "tool.posexport."}
-
-
-def _entry_keys() -> tuple[str, ...]:
-    """The keys of an artifact, with `_` for `-`."""
-    return (*(field.name for field in attrs.fields(Entry) if field.name != "options"), *EXPORT_OPTIONS)
-
-
 def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
     name = data.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -151,7 +150,7 @@ def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
     if name.endswith((".onnx", ".plan")):
         raise RequestError(f"{where}: artifact {index} has the name {name!r}: its files get their endings, so drop it.")
     where = f"{where}, artifact {name!r}"
-    data = _keys(data, where, _entry_keys())
+    data = _keys(data, where, _ENTRY_KEYS)
     options = {key: data.pop(key) for key in EXPORT_OPTIONS if key in data}
     if data.get("form") is not None and data.get("forms") is not None:
         raise RequestError(f"{where}: both form and forms were given: drop one.")
@@ -191,18 +190,13 @@ def _check_files(project: Project) -> None:
     seen: dict[str, str] = {}
     for entry in project.entries:
         for form in entry.all_forms:
-            stem = stem_of(entry, form).lower()
+            stem = entry.stem(form).lower()
             if stem in seen:
                 raise RequestError(
                     f"{project.file}: artifacts {seen[stem]!r} and {entry.name!r} are both written to {stem}.onnx: "
                     "give another name."
                 )
             seen[stem] = entry.name
-
-
-def stem_of(entry: Entry, form: str | None) -> str:
-    """The name of an artifact's files without their ending; it includes the form where there are several."""
-    return entry.name if len(entry.all_forms) == 1 else f"{entry.name}-{form}"
 
 
 def _keys(data: Any, where: str, allowed: Sequence[str]) -> dict[str, Any]:
@@ -234,10 +228,6 @@ def _nested(kind: type[T], data: Any, where: str) -> T:
 
 
 def _made(kind: type[T], data: Mapping[str, Any], where: str) -> T:
-    try:
+    with located(where, _key):
         check_types(kind, data)
         return kind(**data)
-    except FieldError as error:
-        raise RequestError(f"{where}: {error.named(_key(error.field))}") from None
-    except RequestError as error:
-        raise RequestError(f"{where}: {error}") from None

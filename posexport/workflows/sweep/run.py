@@ -7,7 +7,7 @@ An attempt that is lost, because a process crashed or a machine went away, goes 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -46,56 +46,43 @@ class Executor(Protocol):
 def drive(jobs: Sequence[Job], executor: Executor, finish: Finish, *, tries: int = TRIES) -> None:
     """Run all jobs, each until it has ended or was lost `tries` times."""
     for alone in (False, True):
-        _Group([job for job in jobs if job.needs.alone == alone], executor, finish, tries).drive()
+        _drive([job for job in jobs if job.needs.alone == alone], executor, finish, tries)
 
 
-@attrs.define
-class _Group:
-    """Jobs that may run beside each other."""
+def _drive(jobs: Iterable[Job], executor: Executor, finish: Finish, tries: int) -> None:
+    """Run jobs that may run beside each other."""
+    waiting: dict[JobResources, deque[Job]] = {}
+    for job in jobs:
+        waiting.setdefault(job.needs, deque()).append(job)
+    attempts: Counter[str] = Counter()
+    running: set[str] = set()
+    while any(waiting.values()) or running:
+        for needs, queue in waiting.items():
+            reason = executor.refusal(needs) if queue else None
+            while queue and reason is not None:
+                job = queue.popleft()
+                finish(job, Outcome(state=NOT_RUN, reason=reason), attempts[job.id])
+            while queue and executor.room(needs):
+                job = queue.popleft()
+                attempts[job.id] += 1
+                running.add(job.id)
+                executor.submit(job)
+        for job, outcome in executor.finished(_POLL_SECONDS):
+            if job.id not in running:  # its outcome is known already
+                continue
+            running.discard(job.id)
+            if outcome.state == LOST and attempts[job.id] < tries:
+                waiting[job.needs].append(job)
+            else:
+                finish(job, _final(outcome, attempts[job.id]), attempts[job.id])
 
-    jobs: Sequence[Job]
-    executor: Executor
-    finish: Finish
-    tries: int
-    waiting: dict[JobResources, deque[Job]] = attrs.field(factory=dict)
-    attempts: dict[str, int] = attrs.field(factory=dict)
-    running: set[str] = attrs.field(factory=set)
 
-    def drive(self) -> None:
-        for job in self.jobs:
-            self.waiting.setdefault(job.needs, deque()).append(job)
-        while any(self.waiting.values()) or self.running:
-            for needs, queue in self.waiting.items():
-                self._submit(needs, queue)
-            for job, outcome in self.executor.finished(_POLL_SECONDS):
-                if job.id in self.running:  # otherwise its outcome is known already
-                    self.running.discard(job.id)
-                    self._ended(job, outcome)
-
-    def _submit(self, needs: JobResources, queue: deque[Job]) -> None:
-        if not queue:
-            return
-        reason = self.executor.refusal(needs)
-        if reason is not None:
-            while queue:
-                self.finish(queue[0], Outcome(state=NOT_RUN, reason=reason), self.attempts.get(queue[0].id, 0))
-                queue.popleft()
-        while queue and self.executor.room(needs):
-            job = queue.popleft()
-            self.attempts[job.id] = self.attempts.get(job.id, 0) + 1
-            self.running.add(job.id)
-            self.executor.submit(job)
-
-    def _ended(self, job: Job, outcome: Outcome) -> None:
-        attempts = self.attempts[job.id]
-        if outcome.state != LOST:
-            self.finish(job, outcome, attempts)
-        elif attempts < self.tries:
-            self.waiting[job.needs].append(job)
-        else:
-            times = "at its only attempt" if attempts == 1 else f"{attempts} times"
-            reason = f"lost {times}: {outcome.reason}"
-            self.finish(job, attrs.evolve(outcome, state=FAILED, reason=reason, result=None, outputs={}), attempts)
+def _final(outcome: Outcome, attempts: int) -> Outcome:
+    """The outcome of a job after its last attempt: one that is lost has failed."""
+    if outcome.state != LOST:
+        return outcome
+    times = "at its only attempt" if attempts == 1 else f"{attempts} times"
+    return attrs.evolve(outcome, state=FAILED, reason=f"lost {times}: {outcome.reason}", result=None, outputs={})
 
 
 def left(jobs: Iterable[Job], done: Iterable[str]) -> list[Job]:

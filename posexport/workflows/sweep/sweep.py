@@ -13,11 +13,11 @@ import attrs
 from posexport.errors import RequestError
 from posexport.jsondata import unstructure
 from posexport.spec.fields import integer, positive
-from posexport.workflows.sweep.address import check_address
 from posexport.workflows.sweep.folder import VERSION, Folder
 from posexport.workflows.sweep.job_plan import Plan, plan, read_tables, read_text
 from posexport.workflows.sweep.jobs import FAILED, NOT_RUN, PASSED, Job, Outcome, Record
 from posexport.workflows.sweep.kinds import Options
+from posexport.workflows.sweep.ray import Cluster, check_address
 from posexport.workflows.sweep.run import Executor, drive, left
 
 STATES = (PASSED, FAILED, NOT_RUN)
@@ -135,8 +135,6 @@ def _executor(planned: Plan, folder: Folder, options: SweepOptions) -> Executor:
     """What runs the jobs; a cluster is connected only where a job is left, and before the folder is made."""
     remaining = [] if options.ray is None else left(planned.jobs, folder.final())
     if options.ray is not None and remaining:
-        from posexport.workflows.sweep.ray import Cluster
-
         return Cluster(options.ray, remaining, options.time_limit)
     from posexport.verify.matrix.run import default_jobs
     from posexport.workflows.sweep.local import Local

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posexport.artifact.paths import find_artifacts
-from posexport.errors import PosexportError, Reason, RequestError
+from posexport.errors import PosexportError, Reason, located
 from posexport.runtimes import RUNTIMES, TENSORRT, TORCH, Runtime
 from posexport.runtimes.pool import Pool, result
 from posexport.verify import eligibility
@@ -165,10 +165,8 @@ def _cases(
     form = artifact.source.form
     if inputs is None or arrays is None:
         return make_cases(artifact.spec, seed, artifact.bounds, form), notes
-    try:
+    with located(repr(str(artifact.path))):
         case, more = fit_inputs(inputs, arrays, artifact.spec, artifact.inputs, artifact.bounds, form)
-    except RequestError as error:  # which names the inputs alone
-        raise RequestError(f"{str(artifact.path)!r}: {error}") from None
     return [case], (*notes, *more)
 
 

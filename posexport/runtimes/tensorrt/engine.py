@@ -171,10 +171,8 @@ def warm_cache(
     """
     trt = _engine(name)
     outputs = {key: dtype for key, (_, dtype) in artifact.outputs().items()}
-    inputs = {}
-    for key, (shape, dtype) in artifact.inputs().items():
-        sizes = profiles[key]["opt"] if key in profiles else [int(size) for size in shape]
-        inputs[key] = np.zeros(sizes, NUMPY_DTYPES[dtype])
+    dtypes = {key: NUMPY_DTYPES[dtype] for key, (_, dtype) in artifact.inputs().items()}
+    inputs = {key: np.zeros(profiles[key]["opt"], dtype) for key, dtype in dtypes.items()}
     runner = PlanRunner(trt, plan, name, profiles, outputs)
     return runner.warm(inputs, file.read_bytes() if file.exists() else b"")
 

@@ -91,8 +91,6 @@ def measure(
         for worker in workers:  # first: a thread that waits then gets its answer
             worker.close()
         executor.shutdown(wait=True, cancel_futures=True)
-    while not done_steps.empty():
-        advance(*done_steps.get())
 
 
 def _batches(todo: Todo, jobs: int) -> list[Batch]:

@@ -33,10 +33,10 @@ HERE = Path()
 class BlockOptions:
     """Options of a block that are no part of its spec, validated wherever they come from."""
 
-    batch: int | None = integer(None, "fixed batch size", optional=True)
-    seq: int | None = integer(None, "fixed sequence length", optional=True)
-    max_seq: int | None = integer(None, "fixed length of shared caches", optional=True)
-    seed: int | None = integer(None, "seed of the weights", at_least=0, optional=True)
+    batch: int | None = integer(None, "fixed batch size")
+    seq: int | None = integer(None, "fixed sequence length")
+    max_seq: int | None = integer(None, "fixed length of shared caches")
+    seed: int | None = integer(None, "seed of the weights", at_least=0)
     weights: str | None = text(None, "a .safetensors file")
     output: str | None = text(None, "the file to write")
 
@@ -143,7 +143,7 @@ def weights_of(path: str, spec: Spec, bias_given: bool) -> tuple[Spec, Mapping[s
 class CheckpointOptions:
     """Which layers of a checkpoint, validated."""
 
-    layer: int | None = integer(None, "the first layer", at_least=0, optional=True)
+    layer: int | None = integer(None, "the first layer", at_least=0)
     layers: int = integer(1, "number of layers")
 
 

@@ -25,7 +25,7 @@ class ExportOptions(BlockOptions):
 
     form: str = text("decomposed", "form of the graph")
     target: str = text("portable", "what the form is lowered for")
-    opset: int | None = integer(None, "ONNX opset", optional=True)
+    opset: int | None = integer(None, "ONNX opset")
 
 
 @attrs.frozen(kw_only=True)

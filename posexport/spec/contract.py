@@ -62,6 +62,12 @@ def bounds_of(expected: Values, actual: Values) -> Bounds:
     return bounds
 
 
+def within(size: int, bound: tuple[int, int | None]) -> int:
+    """The size, or the nearest one that a bound allows."""
+    low, high = bound
+    return max(low, size if high is None else min(size, high))
+
+
 def sizes_of(values: Values, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int]:
     """The size of each named dimension of `values`, sums left out, in `arrays` of these shapes."""
     sizes = {

@@ -54,8 +54,8 @@ class Layer:
     """One kind of layer in a pattern: its encoding, and the fields that it overrides; None keeps the block's value."""
 
     encoding: Encoding
-    window: int | None = fields.integer(None, "a query sees keys with |i - j| < window", optional=True)
-    attention_chunk_size: int | None = fields.integer(None, "a query sees keys of its own chunk", optional=True)
+    window: int | None = fields.integer(None, "a query sees keys with |i - j| < window")
+    attention_chunk_size: int | None = fields.integer(None, "a query sees keys of its own chunk")
     qk_norm: bool | None = fields.flag(None, "RMS norm of each head's query and key")
 
     def overrides(self) -> dict[str, Any]:
@@ -98,16 +98,12 @@ class Spec:
     encoding: Encoding
     hidden_size: int = fields.integer(768, "width of the block's input and output")
     num_heads: int = fields.integer(12, "query heads")
-    num_kv_heads: int = fields.integer(None, "key and value heads (default: num_heads)", optional=True)
-    head_dim: int = fields.integer(None, "width of a head (default: hidden_size / num_heads)", optional=True)
-    scale: float = fields.positive(
-        None, "factor on the logits (default: 1/sqrt(head_dim), or the encoding's own)", optional=True
-    )
+    num_kv_heads: int = fields.integer(None, "key and value heads (default: num_heads)")
+    head_dim: int = fields.integer(None, "width of a head (default: hidden_size / num_heads)")
+    scale: float = fields.positive(None, "factor on the logits (default: 1/sqrt(head_dim), or the encoding's own)")
     causal: bool = fields.flag(False, "a query sees no later key")
-    window: int | None = fields.integer(None, "a query sees keys with |i - j| < window", optional=True)
-    attention_chunk_size: int | None = fields.integer(
-        None, "a query sees keys of its own chunk of this many tokens", optional=True
-    )
+    window: int | None = fields.integer(None, "a query sees keys with |i - j| < window")
+    attention_chunk_size: int | None = fields.integer(None, "a query sees keys of its own chunk of this many tokens")
     kv_cache: str | None = attrs.field(
         default=None,
         converter=_read_cache,
@@ -122,26 +118,24 @@ class Spec:
     cross: bool = fields.flag(False, "keys and values come from encoder_hidden_states")
     qk_norm: bool = fields.flag(False, "RMS norm of each head's query and key")
     qk_norm_type: str | None = fields.choice(
-        None, QK_NORMS, "rms: with weights, before rotation; l2: without, after it (default: rms)", optional=True
+        None, QK_NORMS, "rms: with weights, before rotation; l2: without, after it (default: rms)"
     )
-    softcap: float | None = fields.positive(None, "cap logits: softcap * tanh(logits / softcap)", optional=True)
+    softcap: float | None = fields.positive(None, "cap logits: softcap * tanh(logits / softcap)")
     sinks: bool = fields.flag(False, "a trained logit per head in the softmax, without a value (attention sink)")
     bias: tuple[str, ...] = attrs.field(default=False, converter=_read_bias)
     block: str = fields.choice("attention", ("attention", "transformer"), "what a layer holds")
-    norm: str | None = fields.choice(None, ("pre", "post"), "where the norms stand (default: pre)", optional=True)
-    norm_type: str | None = fields.choice(
-        None, ("layernorm", "rmsnorm"), "kind of norm (default: layernorm)", optional=True
-    )
-    norm_eps: float | None = fields.positive(None, "epsilon of the norms (default: 1e-6)", optional=True)
-    mlp: str | None = fields.choice(None, tuple(MLP_PROJECTIONS), "kind of MLP (default: gelu)", optional=True)
-    intermediate_size: int | None = fields.integer(None, "width of the MLP (default: 4 * hidden_size)", optional=True)
+    norm: str | None = fields.choice(None, ("pre", "post"), "where the norms stand (default: pre)")
+    norm_type: str | None = fields.choice(None, ("layernorm", "rmsnorm"), "kind of norm (default: layernorm)")
+    norm_eps: float | None = fields.positive(None, "epsilon of the norms (default: 1e-6)")
+    mlp: str | None = fields.choice(None, tuple(MLP_PROJECTIONS), "kind of MLP (default: gelu)")
+    intermediate_size: int | None = fields.integer(None, "width of the MLP (default: 4 * hidden_size)")
     layers: int = fields.integer(1, "number of layers", at_most=1000)
     layer_pattern: tuple[Layer, ...] = attrs.field(
         default=(),
         converter=_read_pattern,
         metadata={"help": "repeating pattern of layers: encodings, each with ':key=value'", "allowed": "text"},
     )
-    vocab_size: int | None = fields.integer(None, "start from input_ids through a token embedding", optional=True)
+    vocab_size: int | None = fields.integer(None, "start from input_ids through a token embedding")
     scale_embedding: bool = fields.flag(False, "multiply the token embedding by sqrt(hidden_size)")
     dtype: str = fields.choice("fp32", DTYPES, "dtype of weights, inputs and outputs")
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
-from posexport.spec.contract import Bounds, graph_inputs
+from posexport.spec.contract import Bounds, graph_inputs, within
 from posexport.spec.spec import Spec
 from posexport.verify.cases import FAR
 
@@ -80,10 +80,6 @@ def make_probe(spec: Spec, bounds: Bounds, seed: int) -> Probe | str:
         return "its keys are an encoder's, which have no positions"
     if bounds.get("past_seq", (0, None))[0] > 0:
         return "its cache can't be empty"
-
-    def within(size: int, bound: tuple[int, int | None]) -> int:
-        return max(bound[0], size if bound[1] is None else min(size, bound[1]))
-
     seq = within(TOKENS, bounds["seq"])
     limit = spec.position_limit()
     if limit is not None and spec.position_axes == 1:

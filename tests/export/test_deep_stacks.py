@@ -13,7 +13,7 @@ import torch
 from helpers import small_spec, weights_for
 from onnx import helper
 
-from posexport.models.streamed import Streamed
+from posexport.models.block import Streamed
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import LOUD, LOUD_LAYERS, make_cases

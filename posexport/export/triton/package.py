@@ -28,7 +28,7 @@ class PackageOptions:
     name: str | None = fields.text(None, "the model's name")
     version: int = fields.integer(1, "the model's version")
     instances: int = fields.integer(1, "copies of the model for each device", at_most=1024)
-    max_batch_size: int | None = fields.integer(None, "the most rows that are joined", at_least=0, optional=True)
+    max_batch_size: int | None = fields.integer(None, "the most rows that are joined", at_least=0)
     gpu: bool | None = None
     force: bool = False
 

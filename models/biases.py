@@ -268,7 +268,7 @@ class SwinV2(Swin):
     source = "Liu et al. 2022, arXiv:2111.09883, eq. 2 to 4"
     window_size: int = fields.integer(8, "columns and rows of a window", at_least=2, at_most=1024)
     pretrained_window_size: int | None = fields.integer(
-        None, "window_size in the training of the MLP (default: window_size)", at_least=2, optional=True
+        None, "window_size in the training of the MLP (default: window_size)", at_least=2
     )
 
     def default_scale(self, head_dim: int) -> float:

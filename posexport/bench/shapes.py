@@ -38,9 +38,9 @@ class Sizes:
 
     batch: int = integer(1, "batch size")
     seq: int = integer(128, "tokens")
-    past_seq: int | None = integer(None, "tokens in the cache", at_least=0, optional=True)
-    max_seq: int | None = integer(None, "places in a shared cache", optional=True)
-    encoder_seq: int | None = integer(None, "tokens of the encoder", optional=True)
+    past_seq: int | None = integer(None, "tokens in the cache", at_least=0)
+    max_seq: int | None = integer(None, "places in a shared cache")
+    encoder_seq: int | None = integer(None, "tokens of the encoder")
 
     def __str__(self) -> str:
         return ",".join(f"{dim}={size}" for dim, size in self.to_dict().items())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class MatrixOptions:
     """The numbers among the options, validated."""
 
-    jobs: int | None = integer(None, "entries measured side by side", optional=True)
+    jobs: int | None = integer(None, "entries measured side by side")
 
 
 @click.command()

@@ -23,7 +23,6 @@ def _operators(apis: Any) -> list[Any]:
 
 @cache
 def _registry(build: Any, opset: int) -> Any:
-    """The table of translations for one opset."""
     return build(opset_version=opset)
 
 

@@ -73,9 +73,9 @@ def size_text(size: int) -> str:
 class Tolerances:
     """The numbers of `posexport.verify.result.Tolerance` that a project sets; None keeps posexport's default."""
 
-    multiple: float | None = positive(None, "times torch eager's error", optional=True)
-    floor: float | None = positive(None, "part of the outputs' rms", optional=True)
-    ceiling: float | None = positive(None, "part of the outputs' rms", optional=True)
+    multiple: float | None = positive(None, "times torch eager's error")
+    floor: float | None = positive(None, "part of the outputs' rms")
+    ceiling: float | None = positive(None, "part of the outputs' rms")
 
     def given(self) -> dict[str, float]:
         """The numbers that are set."""
@@ -88,11 +88,11 @@ class Latency:
 
     scenario: str = text(None, "what is timed")
     runtime: str | None = text(None, "the runtime that it applies to")
-    of_lower_bound: float | None = positive(None, "times the lower bound", optional=True)
-    of_torch: float | None = positive(None, "times torch eager", optional=True)
-    of_torch_compile: float | None = positive(None, "times torch.compile", optional=True)
-    of_torch_onnx: float | None = positive(None, "times torch's own export", optional=True)
-    of_ort_optimizer: float | None = positive(None, "times ONNX Runtime's optimizer", optional=True)
+    of_lower_bound: float | None = positive(None, "times the lower bound")
+    of_torch: float | None = positive(None, "times torch eager")
+    of_torch_compile: float | None = positive(None, "times torch.compile")
+    of_torch_onnx: float | None = positive(None, "times torch's own export")
+    of_ort_optimizer: float | None = positive(None, "times ONNX Runtime's optimizer")
 
     def __attrs_post_init__(self) -> None:
         if self.scenario is None:
@@ -117,7 +117,7 @@ class Budget:
 
     size: int | None = amount("the ONNX file, external data included")
     plan_size: int | None = amount("the plan")
-    kernels: int | None = integer(None, "kernels of the plan", optional=True)
+    kernels: int | None = integer(None, "kernels of the plan")
     fused_attention: bool | None = flag(None, "each layer's attention is one kernel of the plan")
     latency: tuple[Latency, ...] = ()
 

@@ -27,7 +27,7 @@ from posexport.artifact.manifest import (
 )
 from posexport.bench.candidates import CANDIDATES
 from posexport.errors import RequestError, located, unknown
-from posexport.export.checkpoint_options import CheckpointOptions
+from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
 from posexport.export.support import default_opset
 from posexport.files import sha256_of, write_json
@@ -121,17 +121,15 @@ def request_of(project: Project, entry: Entry, form: str | None) -> Request:
     options = dict(entry.options)
     given = {name: value for name, value in options.items() if name not in ("config", "preset", "set")} | {"form": form}
     config, preset, parameters = (options.get(name) for name in ("config", "preset", "set"))
-    for name, value in (("config", config), ("preset", preset), ("from", given.get("from"))):
-        if value is not None and not isinstance(value, str):
-            raise RequestError(f"{project.file}, artifact {entry.name!r}: {name} is {value!r}: it must be text.")
     with _about(project, entry):
+        for name, value in (("config", config), ("preset", preset), ("from", given.get("from"))):
+            if value is not None and not isinstance(value, str):
+                raise RequestError(f"{name} is {value!r}: it must be text.")
         for kind in (Spec, ExportOptions, CheckpointOptions):
             check_types(kind, given)
         request = read_request(config, preset, parameters or {}, given, project.root)
-    if request.options.output is not None:
-        raise RequestError(
-            f"{project.file}, artifact {entry.name!r}: its config gives output: a project names the files, so drop it."
-        )
+        if request.options.output is not None:
+            raise RequestError("its config gives output: a project names the files, so drop it.")
     return request
 
 

@@ -38,7 +38,7 @@ class SweepOptions:
     """Where and how a sweep runs: on this machine with `workers`, or on the Ray cluster at the address `ray`."""
 
     ray: str | None = None
-    workers: int | None = integer(None, "jobs side by side on this machine", optional=True)
+    workers: int | None = integer(None, "jobs side by side on this machine")
     tries: int = integer(3, "attempts that a job gets")
     time_limit: float = positive(3600.0, "seconds that one job may take")
 

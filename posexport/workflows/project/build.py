@@ -15,7 +15,7 @@ from posexport.jsondata import unstructure
 from posexport.progress import Progress
 from posexport.runtimes.tensorrt.api import can_build
 from posexport.workflows.project.file import Project
-from posexport.workflows.project.products import Product, chosen_names, out_of_date, products, read_requests, stamp
+from posexport.workflows.project.products import Product, out_of_date, products, read_requests, stamp
 
 State = Literal["made", "up to date", "out of date", "not run"]
 
@@ -54,9 +54,8 @@ def build_project(
     """
     if check and force:
         raise RequestError("both --check and --force were given: one writes nothing, the other everything; drop one.")
-    chosen = chosen_names(project, names)
+    files = products(project, names)
     progress("loading torch")
-    files = products(project, chosen)
     sources, requests = read_requests(project, files)
     stale: set[Path] = set()
     outcomes = []

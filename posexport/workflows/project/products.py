@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from importlib import metadata
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,12 @@ from posexport.artifact.manifest import (
 )
 from posexport.bench.candidates import CANDIDATES
 from posexport.errors import RequestError, located, unknown
-from posexport.export.checkpoint_options import CheckpointOptions
+from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
 from posexport.export.support import default_opset
 from posexport.files import sha256_of, write_json
 from posexport.jsondata import unstructure
+from posexport.machine import versions
 from posexport.runtimes import runtime
 from posexport.runtimes.tensorrt.api import BUILDERS
 from posexport.runtimes.tensorrt.options import capabilities, memory_size
@@ -66,8 +66,15 @@ class Product:
         return sum(file.stat().st_size for file in (self.path, *external) if file.is_file())
 
 
-def products(project: Project, chosen: tuple[str, ...] = ()) -> list[Product]:
-    """Every file of a project, or of its artifacts of the `chosen` names; a plan comes after its ONNX file."""
+def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
+    """Every file of a project, or of its artifacts of the `chosen` names; a plan comes after its ONNX file.
+
+    RequestError for a name that the project doesn't list.
+    """
+    known = [entry.name for entry in project.entries]
+    for name in chosen:
+        if name not in known:
+            raise unknown(f"artifact of {project.file}", name, known)
     files = []
     for entry in project.entries:
         if chosen and entry.name not in chosen:
@@ -109,31 +116,20 @@ def _check_latency(entry: Entry) -> None:
             raise unknown("runtime in budget latency,", latency.runtime, timed)
 
 
-def chosen_names(project: Project, names: Sequence[str]) -> tuple[str, ...]:
-    """Names of artifacts, checked; RequestError for one that the project doesn't list."""
-    known = [entry.name for entry in project.entries]
-    for name in names:
-        if name not in known:
-            raise unknown(f"artifact of {project.file}", name, known)
-    return tuple(names)
-
-
 def request_of(project: Project, entry: Entry, form: str | None) -> Request:
     """The export that an entry asks for in one form (None: the form of its config); RequestError names the entry."""
     options = dict(entry.options)
     given = {name: value for name, value in options.items() if name not in ("config", "preset", "set")} | {"form": form}
     config, preset, parameters = (options.get(name) for name in ("config", "preset", "set"))
-    for name, value in (("config", config), ("preset", preset), ("from", given.get("from"))):
-        if value is not None and not isinstance(value, str):
-            raise RequestError(f"{project.file}, artifact {entry.name!r}: {name} is {value!r}: it must be text.")
     with _about(project, entry):
+        for name, value in (("config", config), ("preset", preset), ("from", given.get("from"))):
+            if value is not None and not isinstance(value, str):
+                raise RequestError(f"{name} is {value!r}: it must be text.")
         for kind in (Spec, ExportOptions, CheckpointOptions):
             check_types(kind, given)
         request = read_request(config, preset, parameters or {}, given, project.root)
-    if request.options.output is not None:
-        raise RequestError(
-            f"{project.file}, artifact {entry.name!r}: its config gives output: a project names the files, so drop it."
-        )
+        if request.options.output is not None:
+            raise RequestError("its config gives output: a project names the files, so drop it.")
     return request
 
 
@@ -233,12 +229,9 @@ def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = 
 def _other_versions(product: Product, manifest: Manifest) -> str | None:
     from posexport.artifact.onnx_artifact import TOOLS
 
-    expected = {"posexport": __version__}
     made = {"posexport": manifest.version, **manifest.tools}
-    for name in ("onnx", product.plan.runtime) if product.plan else TOOLS:
-        with suppress(metadata.PackageNotFoundError):  # a machine without the builder can't compare its version
-            expected[name] = metadata.version(name)
-    for name, version in expected.items():
+    here = versions(("onnx", product.plan.runtime) if product.plan else TOOLS)  # maybe without what built the plan
+    for name, version in {"posexport": __version__, **here}.items():
         if _public(made.get(name)) != _public(version):
             return f"it was made by {name} {made.get(name)}, here is {version}"
     return None

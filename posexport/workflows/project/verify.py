@@ -59,7 +59,9 @@ def verify_project(
         )
     missing = without_parity(files, overrides, checked, report)
     report = joined(checked, report, missing, seed)
-    return report, exit_code(report, required)
+    code = report.exit_code(required)
+    ran = any(verdict.check == PARITY and verdict.state != NOT_RUN for verdict in report.verdicts)
+    return report, 3 if code == 0 and not ran else code  # checks of files alone prove no parity
 
 
 def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
@@ -155,13 +157,6 @@ def without_parity(
             reason = "it is out of date" if stale else "the runtime was not asked for"
         verdicts += [Verdict(artifact=path, runtime=name, state=NOT_RUN, reason=reason) for name in names or ()]
     return verdicts
-
-
-def exit_code(report: Report, required: Sequence[str]) -> int:
-    """The exit code of the report, but 3 instead of 0 where no runtime ran: file checks alone prove no parity."""
-    code = report.exit_code(required)
-    ran = any(verdict.check == PARITY and verdict.state != NOT_RUN for verdict in report.verdicts)
-    return 3 if code == 0 and not ran else code
 
 
 def joined(

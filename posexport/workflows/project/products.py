@@ -27,7 +27,7 @@ from posexport.artifact.manifest import (
 )
 from posexport.bench.candidates import CANDIDATES
 from posexport.errors import RequestError, located, unknown
-from posexport.export.checkpoint_options import CheckpointOptions
+from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
 from posexport.export.support import default_opset
 from posexport.files import sha256_of, write_json

@@ -109,14 +109,12 @@ def instruction_sets() -> list[str] | None:
 
 def describe_cpu(record: Mapping[str, Any]) -> str:
     """The CPU of a machine's record in one line: its model, cores, and widest instruction sets."""
-    sets = [name for name in record.get("instruction_sets") or () if name in _SHOWN]
+    widest = ("AVX2", "AVX-512", "AMX BF16", "NEON", "SVE", "SVE2")
+    sets = [name for name in record.get("instruction_sets") or () if name in widest]
     cores = record.get("cores") or record.get("logical_cpus")
     counted = f"{cores} core{'s' * (cores != 1)}" if cores else None
     parts = [record.get("cpu") or "unknown CPU", counted, *sets]
     return ", ".join(part for part in parts if part)
-
-
-_SHOWN = ("AVX2", "AVX-512", "AMX BF16", "NEON", "SVE", "SVE2")
 
 
 def _cpuinfo(*names: str) -> str | None:
@@ -195,9 +193,7 @@ def _read(path: str) -> str | None:
 
 def numbers() -> list[int]:
     """The CPUs that this process may use, as the system numbers them: those of its affinity, where there is one."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def usable() -> int:
@@ -264,12 +260,9 @@ def limit_to_what_is_free(keep_free: int) -> None:
         return
     import resource
 
-    free = max(available() - keep_free - HEADROOM, HEADROOM)
+    limit = (_status("VmData:") or resident()) + max(available() - keep_free - HEADROOM, HEADROOM)
     with contextlib.suppress(ValueError, OSError):  # a lower limit of the system's stands
-        resource.setrlimit(
-            resource.RLIMIT_DATA,
-            ((_status("VmData:") or resident()) + free, resource.getrlimit(resource.RLIMIT_DATA)[1]),
-        )
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 def forget_peak() -> int:

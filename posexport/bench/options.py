@@ -36,3 +36,6 @@ class BenchOptions:
     seed: int = integer(0, "seed of the inputs and of the order within rounds", at_least=0)
     seconds: float = positive(BUDGET_SECONDS, "seconds for the rounds of one shape")
     processes: int | None = integer(None, "processes of each runtime", at_most=100)
+
+
+DEFAULTS = BenchOptions()

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.artifact.manifest import OnnxManifest
-from posexport.artifact.weight_source import WeightSource, checkpoint_weights, file_weights
+from posexport.artifact.manifest import OnnxManifest, WeightSource, checkpoint_weights, file_weights
 from posexport.export import support
-from posexport.export.block_options import HERE, BlockOptions, merge_options, spec_of, weights_of
-from posexport.export.checkpoint_options import checkpoint_of
+from posexport.export.block_options import HERE, BlockOptions, checkpoint_of, merge_options, spec_of, weights_of
 from posexport.progress import Progress, silent
 from posexport.spec.fields import integer, text
 from posexport.spec.spec import Spec

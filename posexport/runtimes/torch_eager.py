@@ -30,8 +30,6 @@ _DEVICES = ("cpu", "cuda")
 
 
 class _Runner:
-    """A block of `spec` on one device."""
-
     def __init__(self, spec: Spec, dtype: torch.dtype, device: torch.device) -> None:
         self._spec, self._dtype, self._device = spec, dtype, device
 

@@ -93,14 +93,14 @@ def _measure(encoding: str, cache: str | None, folder: Path, quick: bool) -> lis
     if not names:
         return []
     spec, buffers = spec_of(encoding, cache), spec_of(encoding, SHARED if cache else None)
-    own, _ = timing.write_forms(spec, folder, FORMS)
+    forms, _ = timing.write_forms(spec, folder, FORMS)
     buffered = timing.write_forms(buffers, folder, FORMS)[0] if cache else {}
-    files, missing = _write_alternatives(spec, next(iter(own.values())), folder)
+    files, missing = _write_alternatives(spec, next(iter(forms.values())), folder)
     block, cells = timing.seeded_block(spec), []
     for name in names:
         inputs = seeded_inputs(buffers, SIZES[name], 0)
         plain, notes = timing.grown(inputs, SIZES[name].past_seq or 0), dict(missing)
-        ours = {form: timing.of_file(path, plain) for form, path in own.items()}
+        ours = {form: timing.of_file(path, plain) for form, path in forms.items()}
         ours |= {f"{form}, shared buffers": timing.of_file(path, inputs) for form, path in buffered.items()}
         others = {
             TORCH: timing.of_torch(block, plain),

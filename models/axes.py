@@ -56,7 +56,7 @@ class Rope2d(Rotary):
     source = "Heo et al. 2024, arXiv:2403.13298, eq. 12 and 13"
     axes = 2
     theta: float = fields.positive(100.0, "base of the wavelengths")
-    theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)", optional=True)
+    theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)")
     layout: str = fields.choice("interleaved", LAYOUTS, _LAYOUT)
     order: str = fields.choice("xy", ("xy", "yx"), "which axis has the first half of a head")
     spacing: str = fields.choice("each", ("each", "alternate"), "frequencies per axis, or of one list in turns")
@@ -92,8 +92,8 @@ class Rope3d(Rotary):
     source = "Kong et al. 2024, arXiv:2412.03603 (HunyuanVideo)"
     axes = 3
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
-    theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)", optional=True)
-    theta_t: float | None = fields.positive(None, "base of the wavelengths of time (default: theta)", optional=True)
+    theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)")
+    theta_t: float | None = fields.positive(None, "base of the wavelengths of time (default: theta)")
     layout: str = fields.choice("interleaved", LAYOUTS, _LAYOUT)
     order: str = fields.choice("tyx", ("xyt", "xty", "yxt", "ytx", "txy", "tyx"), "whose features come first in a head")
     split: tuple[int, ...] | None = fields.numbers(

@@ -23,7 +23,7 @@ For swin and swinv2, positions are (x = column, y = row) in a window, and the ba
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -62,12 +62,8 @@ def t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> list
     for step in range(1, wide):
         # floor(log(d/exact) / log(max/exact) * wide) >= step  <=>  d^wide >= exact^(wide-step) * max^step
         bound = exact ** (wide - step) * max_distance**step
-        edge = round(exact * (max_distance / exact) ** (step / wide))
-        while (edge - 1) ** wide >= bound:
-            edge -= 1
-        while edge**wide < bound:
-            edge += 1
-        edges.append(edge)
+        guess = round(exact * (max_distance / exact) ** (step / wide))  # at most 1 beside the edge
+        edges.append(bisect_left(range(max_distance + 1), bound, guess - 1, guess + 1, key=lambda d: d**wide))
     by_distance = [d if d < exact else exact + bisect_right(edges, d) for d in range(max_distance + 1)]
     later = [side + bucket for bucket in by_distance[1:]] if bidirectional else [0] * max_distance
     return by_distance[::-1] + later
@@ -272,7 +268,7 @@ class SwinV2(Swin):
     source = "Liu et al. 2022, arXiv:2111.09883, eq. 2 to 4"
     window_size: int = fields.integer(8, "columns and rows of a window", at_least=2, at_most=1024)
     pretrained_window_size: int | None = fields.integer(
-        None, "window_size in the training of the MLP (default: window_size)", at_least=2, optional=True
+        None, "window_size in the training of the MLP (default: window_size)", at_least=2
     )
 
     def default_scale(self, head_dim: int) -> float:

@@ -43,9 +43,7 @@ class Relative(Encoding):
     base_properties = ("shift", "permutation", "prefix", "finite")
     table: str = fields.choice("sinusoidal", ("sinusoidal", "learned"), "vectors of distances: computed or trained")
     theta: float = fields.positive(10_000.0, "base of the wavelengths (table=sinusoidal)")
-    max_distance: int | None = fields.integer(
-        None, "larger distances share a row (table=learned; default: 128)", optional=True
-    )
+    max_distance: int | None = fields.integer(None, "larger distances share a row (table=learned; default: 128)")
 
     def __attrs_post_init__(self) -> None:
         if self.table == "learned" and self.max_distance is None:
@@ -102,7 +100,7 @@ class Shaw(Encoding):
     reads_keys = True
     max_distance: int = fields.integer(16, "larger distances share a row", at_most=2**20)
     max_distance_ahead: int = fields.integer(
-        None, "the same for keys ahead of the query (default: max_distance)", at_least=0, at_most=2**20, optional=True
+        None, "the same for keys ahead of the query (default: max_distance)", at_least=0, at_most=2**20
     )
     relative_values: bool = fields.flag(True, "values have vectors too, not only keys")
 
@@ -152,7 +150,6 @@ class Deberta(Encoding):
         "rows on either side, growing with the logarithm of the distance (v2; default: a row each)",
         at_least=4,
         at_most=2**20,
-        optional=True,
     )
     pos_att_type: str = fields.choice("c2p|p2c", ("c2p|p2c", "c2p", "p2c"), "terms besides content to content")
     pos_bias: bool = fields.flag(False, "the projections of the table have biases (v2)")

@@ -66,38 +66,28 @@ class Rotary(Encoding):
 
 @attrs.frozen(kw_only=True)
 class Rope(Rotary):
-    """Rotary position embedding over one axis, of the whole head or of its first `rotary_dim` features."""
-
     name = "rope"
     summary = "rotary: queries and keys turn by angles linear in the position"
     source = "Su et al. 2021, arXiv:2104.09864, eq. 34"
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     layout: str = fields.choice("interleaved", LAYOUTS, "pairs (2i, 2i+1), or (i, i + rotary_dim/2)")
-    rotary_dim: int | None = fields.integer(None, "features of a head that rotate (default: all)", optional=True)
-    scaling: str | None = fields.choice(
-        None, tuple(SCALINGS), "how frequencies change for longer contexts", optional=True
-    )
-    factor: float | None = fields.positive(None, "how many times longer the context is", optional=True)
+    rotary_dim: int | None = fields.integer(None, "features of a head that rotate (default: all)")
+    scaling: str | None = fields.choice(None, tuple(SCALINGS), "how frequencies change for longer contexts")
+    factor: float | None = fields.positive(None, "how many times longer the context is")
     original_max_position_embeddings: int | None = fields.integer(
-        None, "the length that the model was trained at", at_least=2, optional=True
+        None, "the length that the model was trained at", at_least=2
     )
-    attention_factor: float | None = fields.positive(
-        None, "factor on cosines and sines (yarn, longrope)", optional=True
-    )
-    beta_fast: float | None = fields.positive(None, "pairs with more turns keep their frequency (yarn)", optional=True)
-    beta_slow: float | None = fields.positive(None, "pairs with fewer turns are slowed down (yarn)", optional=True)
-    mscale: float | None = fields.positive(None, "weight of ln factor in the attention factor (yarn)", optional=True)
-    mscale_all_dim: float | None = fields.positive(None, "the same, what it is divided by (yarn)", optional=True)
+    attention_factor: float | None = fields.positive(None, "factor on cosines and sines (yarn, longrope)")
+    beta_fast: float | None = fields.positive(None, "pairs with more turns keep their frequency (yarn)")
+    beta_slow: float | None = fields.positive(None, "pairs with fewer turns are slowed down (yarn)")
+    mscale: float | None = fields.positive(None, "weight of ln factor in the attention factor (yarn)")
+    mscale_all_dim: float | None = fields.positive(None, "the same, what it is divided by (yarn)")
     truncate: bool | None = fields.flag(None, "the ramp between beta_fast and beta_slow ends at whole pairs (yarn)")
     short_factor: tuple[float, ...] | None = fields.numbers("what frequencies are divided by up to that length")
     long_factor: tuple[float, ...] | None = fields.numbers("what frequencies are divided by beyond it (longrope)")
-    low_freq_factor: float | None = fields.positive(
-        None, "pairs with fewer turns are slowed down (llama3)", optional=True
-    )
-    high_freq_factor: float | None = fields.positive(None, "pairs with more turns are kept (llama3)", optional=True)
-    partial_rotary_factor: float | None = fields.positive(
-        None, "part of the pairs that turn (proportional)", optional=True
-    )
+    low_freq_factor: float | None = fields.positive(None, "pairs with fewer turns are slowed down (llama3)")
+    high_freq_factor: float | None = fields.positive(None, "pairs with more turns are kept (llama3)")
+    partial_rotary_factor: float | None = fields.positive(None, "part of the pairs that turn (proportional)")
 
     def __attrs_post_init__(self) -> None:
         settle(self)

@@ -22,35 +22,18 @@ from typing import IO, Any
 
 from posexport.errors import PosexportError, Reason, RuntimeMissingError
 
-KILLED = "killed"
-"""The process was ended by SIGKILL, as the kernel does where memory runs out."""
-
-CRASHED = "crashed"
-"""The process was ended by another signal, or answers no more."""
-
-EXITED = "exited"
-"""The process ended with an exit code."""
-
-TIMED_OUT = "timeout"
-"""There was no answer within the time limit."""
-
-STOPPED = "stopped"
-"""The pool was closed before there was an answer."""
-
-MEMORY = "memory"
-"""The work raised an error that says that memory ran out."""
-
-REFUSED = "refused"
-"""The engine says that it can't run this."""
-
-MISSING = "runtime-missing"
-"""The work raised RuntimeMissingError."""
-
-INVALID = "invalid-request"
-"""The work raised another error of posexport's own."""
-
-FAILED = "failed"
-"""The work raised any other error."""
+# codes of failures: how the process ended ...
+KILLED = "killed"  # by SIGKILL, as the kernel does where memory runs out
+CRASHED = "crashed"  # by another signal, or it answers no more
+EXITED = "exited"  # with an exit code
+TIMED_OUT = "timeout"  # there was no answer within the time limit
+STOPPED = "stopped"  # the pool was closed before there was an answer
+# ... and what the work raised
+MEMORY = "memory"  # an error that says that memory ran out
+REFUSED = "refused"  # the engine's error that it can't run this
+MISSING = "runtime-missing"  # RuntimeMissingError
+INVALID = "invalid-request"  # another error of posexport's own
+FAILED = "failed"  # any other error
 
 POLL_SECONDS = 0.25
 """Seconds between two looks at whether a silent process still lives, and for Ctrl-C."""

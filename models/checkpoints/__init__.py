@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from posexport.errors import RequestError, unknown
-from posexport.models import read_spec
-from posexport.models.checkpoints import decoders, encoders, fused, relative, vision
+from posexport.models import ENCODINGS, read_spec
+from posexport.models.checkpoints import decoders, encoders, fused, vision
 from posexport.models.checkpoints.architecture import Architecture, Weights
-from posexport.models.checkpoints.config import FILE, open_config
-from posexport.models.checkpoints.layer_stack import stacked
-from posexport.models.checkpoints.parts import PARTS, part_of
+from posexport.models.checkpoints.config import FILE, PARTS, Data, open_config, part_of
 from posexport.models.checkpoints.tensors import Tensors
-from posexport.models.weights import TORCH_DTYPES, LazyWeights, Shapes, weight_shapes
-from posexport.spec.spec import Spec
+from posexport.models.weights import TORCH_DTYPES, LazyWeights, weight_shapes
+from posexport.spec.spec import LAYER_FIELDS, Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +30,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **decoders.ARCHITECTURES,
     **fused.ARCHITECTURES,
     **encoders.ARCHITECTURES,
-    **relative.ARCHITECTURES,
     **vision.ARCHITECTURES,
 }
 """Every architecture by its `model_type`."""
@@ -76,7 +73,7 @@ def read_checkpoint(
             raise unknown("option with a checkpoint", name, OPTIONS)
         if name in described[0]:
             raise RequestError(f"{name} was given, but {where} sets it ({described[0][name]}): drop it.")
-    spec = read_spec({**stacked(described, where), **options})
+    spec = read_spec({**_stacked(described, where), **options})
     if layer is None or not weights:
         return Checkpoint(spec=spec, weights=None)
     if not path.is_dir():
@@ -93,16 +90,26 @@ def read_checkpoint(
 
 
 def _lazy(spec: Spec, read: Callable[[int], Weights]) -> LazyWeights:
-    """Weights by their public names, in the spec's dtype.
+    """Weights by their public names, in the spec's dtype; RequestError where one overflows in it.
 
     `read` gives all weights of a layer, because some checkpoints store them in one tensor; those of the last layer are
     kept. Errors in the first layer raise RequestError now, in another layer when it is looked up.
     """
-    shapes = weight_shapes(spec)
+    import torch
+
+    shapes, dtype = weight_shapes(spec), getattr(torch, TORCH_DTYPES[spec.dtype])
 
     @functools.lru_cache(maxsize=1)
     def layer(index: int) -> Weights:
-        return _converted(spec, {_name(spec, index, name): tensor for name, tensor in read(index).items()}, shapes)
+        weights = {}
+        for inner, tensor in read(index).items():
+            of_block = spec.layers == 1 or (inner.startswith("encoding.") and spec.encoding.at_input)
+            name = inner if of_block else f"layers.{index}.{inner}"
+            assert tuple(tensor.shape) == shapes[name]
+            weights[name] = tensor.to(dtype).contiguous()
+            if not bool(torch.isfinite(weights[name]).all()):
+                raise RequestError(f"{name} overflows in {spec.dtype}: give dtype bf16 or fp32.")
+        return weights
 
     def make(name: str) -> Tensor:
         numbered = re.match(r"layers\.(\d+)\.", name)
@@ -112,20 +119,36 @@ def _lazy(spec: Spec, read: Callable[[int], Weights]) -> LazyWeights:
     return LazyWeights(shapes, make)
 
 
-def _name(spec: Spec, index: int, name: str) -> str:
-    """The public name of a weight; weights of an encoding at the input belong to no layer."""
-    at_input = name.startswith("encoding.") and spec.encoding.at_input
-    return name if spec.layers == 1 or at_input else f"layers.{index}.{name}"
+def _stacked(layers: Sequence[Data], where: str) -> Data:
+    """Data for a spec of these layers in order; RequestError where one block can't have all of them."""
+    first = layers[0]
+    if ENCODINGS[first["encoding"]["name"]].at_input:  # it acts once, before the first layer, for all of them
+        layers = [first, *({**layer, "encoding": first["encoding"]} for layer in layers[1:])]
+    shared: Data = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if name not in (*LAYER_FIELDS, "encoding") and shared.setdefault(name, value) != value:
+                raise RequestError(
+                    f"{where}: {name} is {shared[name]} in one of these layers and {value} in another: a stack "
+                    "has one, so give fewer layers."
+                )
+    # the type and epsilon of qk_norm are fields of the block
+    shared["qk_norm"] = any(layer.get("qk_norm", False) for layer in layers)
+    kinds = [
+        {name: layer[name] for name in LAYER_FIELDS if layer.get(name) is not None}
+        | {"qk_norm": layer.get("qk_norm", False), "encoding": layer["encoding"]}
+        for layer in layers
+    ]
+    period = _period(kinds)
+    if len(period) == 1:
+        return {**shared, **period[0], "layers": len(layers)}
+    pattern = [{name: value for name, value in kind.items() if shared.get(name) != value} for kind in period]
+    return {**shared, "encoding": period[0]["encoding"], "layer_pattern": pattern, "layers": len(layers)}
 
 
-def _converted(spec: Spec, weights: Weights, shapes: Shapes) -> Weights:
-    """Weights of a layer in the spec's dtype; RequestError where one overflows in it."""
-    import torch
-
-    assert all(tuple(tensor.shape) == shapes[name] for name, tensor in weights.items())
-    dtype = getattr(torch, TORCH_DTYPES[spec.dtype])
-    converted = {name: tensor.to(dtype).contiguous() for name, tensor in weights.items()}
-    for name, tensor in converted.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise RequestError(f"{name} overflows in {spec.dtype}: give dtype bf16 or fp32.")
-    return converted
+def _period(layers: Sequence[Data]) -> Sequence[Data]:
+    """The shortest prefix whose repetition gives all layers."""
+    for length in range(1, len(layers)):
+        if all(layer == layers[index % length] for index, layer in enumerate(layers)):
+            return layers[:length]
+    return layers

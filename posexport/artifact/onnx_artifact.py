@@ -18,13 +18,20 @@ import attrs
 import onnx
 
 from posexport.artifact import onnx_file
-from posexport.artifact.manifest import OnnxManifest, external_data, manifest_path, read_onnx_manifest, tensors_of
-from posexport.artifact.weight_source import WeightSource
+from posexport.artifact.manifest import (
+    OnnxManifest,
+    WeightSource,
+    external_data,
+    manifest_path,
+    read_onnx_manifest,
+    tensors_of,
+)
+from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
 from posexport.files import sha256_of, staged
 from posexport.models import read_spec
 from posexport.models.weights import LazyWeights, weight_shapes
-from posexport.spec.contract import Shape
+from posexport.spec.contract import Shape, bounds_of, graph_inputs
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.spec import Spec
 
@@ -82,6 +89,14 @@ class Artifact:
     def outputs(self) -> dict[str, tuple[Shape, str]]:
         """The graph's outputs, as `inputs` gives its inputs."""
         return _values(self.model.graph.output)
+
+    def profiles(self, requests: Iterable[str] = ()) -> dict[str, dict[str, list[int]]]:
+        """{input: {min, opt, max}} of a plan of this file; raises what `profiles_of` raises of the requests."""
+        inputs = self.inputs()
+        bounds = bounds_of(graph_inputs(self.spec), inputs)
+        fixed = {dim: low for dim, (low, high) in bounds.items() if low == high}
+        shapes = {name: shape for name, (shape, _) in inputs.items()}
+        return profiles_of(shapes, requests, self.spec.token_limit(), fixed)
 
     def domains(self) -> dict[str, int]:
         """The version of each operator domain, sorted by name."""

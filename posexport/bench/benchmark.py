@@ -17,7 +17,7 @@ import attrs
 
 from posexport.artifact.paths import check_artifact
 from posexport.bench.candidates import choose, previous
-from posexport.bench.options import ROUNDS, ROUNDS_OF_SEVERAL, BenchOptions
+from posexport.bench.options import DEFAULTS, ROUNDS, ROUNDS_OF_SEVERAL, BenchOptions
 from posexport.bench.result import Benchmark, LeftOut, Shape, differing
 from posexport.bench.scenarios import Scenario, read_scenario
 from posexport.bench.session import BURST, BenchSession
@@ -33,12 +33,12 @@ PROCESSES = 7
 """Processes of each candidate where runs are compared with one another."""
 
 
-def bench(path: Path, options: BenchOptions | None = None, *, progress: Progress = silent) -> Benchmark:
+def bench(path: Path, options: BenchOptions = DEFAULTS, *, progress: Progress = silent) -> Benchmark:
     """Time the artifact at `path` beside torch eager, torch.compile and the lower bound.
 
     RequestError for names, sizes and files that can't be used.
     """
-    with BenchRun(path, options or BenchOptions(), progress=progress) as run:
+    with BenchRun(path, options, progress=progress) as run:
         run.open_processes(run.planned)
         return run.result()
 

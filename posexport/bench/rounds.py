@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,13 +25,6 @@ OPEN_LIMIT, RUN_LIMIT = 900.0, 300.0
 """Seconds: to load and compile for one shape, and for one turn."""
 
 
-def orders(names: Sequence[str], rounds: int, seed: int = 0) -> Iterator[list[str]]:
-    """For each round the names in a new random order, the same for the same seed."""
-    shuffle = random.Random(seed)
-    for _ in range(rounds):
-        yield shuffle.sample(names, len(names))
-
-
 def interleave(
     calls: Mapping[str, Callable[[], Timed]],
     rounds: int,
@@ -40,12 +33,14 @@ def interleave(
     pause: float = PAUSE,
     done: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Timed]]:
-    """What each call returned, by round. `done` is called after each round."""
+    """What each call returned, by round, in which the order is random, the same for the same seed; `done` is called
+    after each round."""
     if rounds < 1:
         raise RequestError(f"rounds is {rounds}: give at least 1.")
     series: dict[str, list[Timed]] = {name: [] for name in calls}
-    for order in orders(list(calls), rounds, seed):
-        for name in order:
+    shuffle = random.Random(seed)
+    for _ in range(rounds):
+        for name in shuffle.sample(list(calls), len(calls)):
             time.sleep(pause)
             series[name].append(calls[name]())
         done()

@@ -7,7 +7,7 @@ from typing import get_args
 import click
 
 from posexport.cli import console
-from posexport.cli.project_options import project_option
+from posexport.cli.options import project_option
 from posexport.workflows.project.build import BuildResult, State, build_project
 from posexport.workflows.project.products import open_project
 

@@ -12,7 +12,7 @@ from posexport.custom_ops.unsupported import REFUSALS
 from posexport.models import ENCODINGS
 from posexport.models.scaling import NEEDED, SCALINGS
 from posexport.models.scaling import parameters as scaling_parameters
-from posexport.runtimes import RUNTIMES, Runtime
+from posexport.runtimes import RUNTIMES
 from posexport.spec.forms import FORMS, TARGETS
 
 
@@ -129,10 +129,8 @@ def _everything() -> dict[str, Any]:
             {"form": row.form, "targets": [*row.targets], "what": row.feature, "why": f"{row.reason}."}
             for row in REFUSALS
         ],
-        "runtimes": {name: {"summary": row.summary, "missing": _missing(row)} for name, row in RUNTIMES.items()},
+        "runtimes": {
+            name: {"summary": row.summary, "missing": reason.text if (reason := row.missing()) else None}
+            for name, row in RUNTIMES.items()
+        },
     }
-
-
-def _missing(row: Runtime) -> str | None:
-    reason = row.missing()
-    return None if reason is None else reason.text

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.artifact.manifest import OnnxManifest
-from posexport.artifact.weight_source import WeightSource, checkpoint_weights, file_weights
+from posexport.artifact.manifest import OnnxManifest, WeightSource, checkpoint_weights, file_weights
 from posexport.export import support
-from posexport.export.block_options import HERE, BlockOptions, merge_options, spec_of, weights_of
-from posexport.export.checkpoint_options import checkpoint_of
+from posexport.export.block_options import HERE, BlockOptions, checkpoint_of, merge_options, spec_of, weights_of
 from posexport.progress import Progress, silent
 from posexport.spec.fields import integer, text
 from posexport.spec.spec import Spec
@@ -27,7 +25,7 @@ class ExportOptions(BlockOptions):
 
     form: str = text("decomposed", "form of the graph")
     target: str = text("portable", "what the form is lowered for")
-    opset: int | None = integer(None, "ONNX opset", optional=True)
+    opset: int | None = integer(None, "ONNX opset")
 
 
 @attrs.frozen(kw_only=True)

@@ -51,7 +51,10 @@ class OrtRunner:
         self._names = [value.name for value in session.get_outputs()]
         values = (*session.get_inputs(), *session.get_outputs())
         self._has_bf16 = any(value.type == "tensor(bfloat16)" for value in values)
-        self._shared = _shared({value.name for value in session.get_inputs()}, self._names)
+        # The outputs that are an input's own buffer when timed, as pipelines run them: caches that are written into.
+        inputs = {value.name for value in session.get_inputs()}
+        pairs = {name: name.replace("present_", "past_", 1) for name in self._names if "write_indices" in inputs}
+        self._shared = {name: past for name, past in pairs.items() if past != name and past in inputs}
 
     def run(self, inputs: Arrays) -> Arrays:
         if not self._io_binding or self._has_bf16:  # which ONNX Runtime can't copy from where it is bound
@@ -132,14 +135,6 @@ class OrtRunner:
         value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, _ONNX_BF16, device, 0)
         value.update_inplace(bits)
         return value
-
-
-def _shared(inputs: set[str], outputs: list[str]) -> dict[str, str]:
-    """The outputs that are an input's own buffer when timed, as pipelines run them: caches that are written into."""
-    if "write_indices" not in inputs:
-        return {}
-    pairs = {name: name.replace("present_", "past_", 1) for name in outputs}
-    return {name: past for name, past in pairs.items() if past != name and past in inputs}
 
 
 def _array(value: onnxruntime.OrtValue) -> np.ndarray[Any, Any]:

@@ -17,8 +17,7 @@ import torch
 from posexport.artifact.onnx_artifact import Artifact, read_onnx
 from posexport.errors import RequestError, RuntimeMissingError, unknown
 from posexport.machine import available
-from posexport.models.block import Block, build_block
-from posexport.models.streamed import Streamed
+from posexport.models.block import Block, Streamed, build_block
 from posexport.models.weights import TORCH_DTYPES, bytes_of
 from posexport.runtimes import base, gpu_missing
 from posexport.runtimes.base import Arrays, check_onnx_file, check_options
@@ -31,8 +30,6 @@ _DEVICES = ("cpu", "cuda")
 
 
 class _Runner:
-    """A block of `spec` on one device."""
-
     def __init__(self, spec: Spec, dtype: torch.dtype, device: torch.device) -> None:
         self._spec, self._dtype, self._device = spec, dtype, device
 

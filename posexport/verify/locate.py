@@ -31,9 +31,6 @@ from posexport.spec.spec import Spec
 LARGEST = 1_000_000_000
 """Bytes of weights above which a graph isn't written out again to look inside it."""
 
-FIXABLE = ("batch", "seq", "max_seq")
-"""The dimensions that an export can fix."""
-
 _REFERENCE_TOLERANCE = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 2e-1}  # of a value's largest magnitude
 
 Run = Callable[[Path], "Arrays | str"]
@@ -56,7 +53,11 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
     if bytes_of(artifact.spec) > LARGEST:
         return "the weights are too large to look inside the graph"
     bounds = bounds_of(graph_inputs(artifact.spec), artifact.inputs())
-    fixed = tuple((dim, bounds[dim][0]) for dim in FIXABLE if dim in bounds and bounds[dim][0] == bounds[dim][1])
+    fixed = tuple(
+        (dim, bounds[dim][0])
+        for dim in ("batch", "seq", "max_seq")
+        if dim in bounds and bounds[dim][0] == bounds[dim][1]
+    )
     mine = onnx.inliner.inline_local_functions(onnx.load(artifact.path))
     fresh = onnx.ModelProto()
     fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, fixed))
@@ -149,10 +150,9 @@ def _difference(node: onnx.NodeProto, other: onnx.NodeProto) -> str | None:
     """How a node differs from its counterpart, its constants left out."""
     if (node.domain, node.op_type) != (other.domain, other.op_type):
         return f"stands where a fresh export has {_called(other)}"
-    if list(node.input) != list(other.input):
-        return f"reads {list(node.input)}, in a fresh export {list(other.input)}"
-    if list(node.output) != list(other.output):
-        return f"writes {list(node.output)}, in a fresh export {list(other.output)}"
+    for verb, ours, fresh in (("reads", node.input, other.input), ("writes", node.output, other.output)):
+        if list(ours) != list(fresh):
+            return f"{verb} {list(ours)}, in a fresh export {list(fresh)}"
     mine, theirs = ({a.name: a for a in one.attribute} for one in (node, other))
     for name in sorted({*mine, *theirs}):
         a, b = mine.get(name), theirs.get(name)

@@ -22,7 +22,7 @@ import numpy as np
 
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
-from posexport.spec.contract import Bounds, graph_inputs
+from posexport.spec.contract import Bounds, graph_inputs, within
 from posexport.spec.spec import Spec
 from posexport.verify.cases import FAR
 
@@ -58,20 +58,20 @@ class Probe:
     def inputs(self, positions: Array, order: Sequence[int] | None = None) -> Arrays:
         """The graph's inputs where tokens stand in `order` (default: as they are), with `positions` [tokens, axes]."""
         chosen = list(range(self.seq)) if order is None else list(order)
-        made: Arrays = {}
+        arrays: Arrays = {}
         for name, (shape, dtype) in graph_inputs(self.spec).items():
             if name in ("hidden_states", "input_ids"):
-                made[name] = np.repeat(self.features[None, chosen], self.batch, 0)
+                arrays[name] = np.repeat(self.features[None, chosen], self.batch, 0)
             elif name == "position_ids":
                 ids = positions if self.spec.position_axes > 1 else positions[:, 0]
-                made[name] = np.repeat(ids[None].astype(np.int64), self.batch, 0)
+                arrays[name] = np.repeat(ids[None].astype(np.int64), self.batch, 0)
             else:
                 sizes = {"batch": self.batch, "past_seq": 0, "max_seq": self.room, "encoder_seq": 9}
                 sizes |= {"seq": len(chosen), "total_seq": len(chosen)}
                 dims = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape)
                 fill = np.ones if name == "attention_mask" else np.zeros
-                made[name] = fill(dims, NUMPY_DTYPES[dtype])
-        return made
+                arrays[name] = fill(dims, NUMPY_DTYPES[dtype])
+        return arrays
 
 
 def make_probe(spec: Spec, bounds: Bounds, seed: int) -> Probe | str:
@@ -80,10 +80,6 @@ def make_probe(spec: Spec, bounds: Bounds, seed: int) -> Probe | str:
         return "its keys are an encoder's, which have no positions"
     if bounds.get("past_seq", (0, None))[0] > 0:
         return "its cache can't be empty"
-
-    def within(size: int, bound: tuple[int, int | None]) -> int:
-        return max(bound[0], size if bound[1] is None else min(size, bound[1]))
-
     seq = within(TOKENS, bounds["seq"])
     limit = spec.position_limit()
     if limit is not None and spec.position_axes == 1:

@@ -54,11 +54,11 @@ def measure(quick: bool) -> list[Row]:
             forms = [form for form in pair if unsupported_reason(spec, form) is None]
             what = f"fp16 kernels of {name}, {' and '.join(forms)}"
             kernels = {form: _kernels(spec, form) for form in forms} if missing is None else {}
-            unknown = [each.unknown or "the builder did not say" for each in kernels.values() if not each.rows]
+            unknown = [table.unknown or "the builder did not say" for table in kernels.values() if not table.rows]
             if reason := missing or next(iter(unknown), None):
                 rows.append(not_run(what, limit + above, reason))
             elif forms:
-                counts = {form: len(each.rows) for form, each in kernels.items()}
+                counts = {form: len(table.rows) for form, table in kernels.items()}
                 rows.append(counted(what, max(counts.values()), limit + above, "kernels", **counts))
                 unfused += [f"{name}, {form}" for form in forms if kernels[form].attention_kernels != spec.layers]
     total = "attention that is not one kernel, over all of these"

@@ -204,9 +204,9 @@ def test_a_required_runtime_is_timed_beside_those_of_the_baseline(
 ) -> None:
     result = bench(block, "--baseline", base, "--require", name)
     assert result.exit_code == (3 if name == "ort-cuda" else 0), result.output
-    assert any(line.split()[:1] == [name] and line.rstrip().endswith(" timed") for line in result.stdout.splitlines()) or (
-        "required runtime ort-cuda was not run: no GPU" in result.stderr
-    )
+    assert any(
+        line.split()[:1] == [name] and line.rstrip().endswith(" timed") for line in result.stdout.splitlines()
+    ) or ("required runtime ort-cuda was not run: no GPU" in result.stderr)
 
 
 def test_cuda_graphs_are_as_in_the_baseline(block: Path, bench: Callable[..., Result], tmp_path: Path) -> None:

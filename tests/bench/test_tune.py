@@ -23,7 +23,7 @@ from posexport.bench.tune.programs import Block, PreparedProgram, Programs
 from posexport.bench.tune.result import Result
 from posexport.bench.tune.search import Tuning
 from posexport.bench.tune.space import Limits, Program, Request
-from posexport.cli.tune_tables import show_tuning
+from posexport.cli.tune_command import show_tuning
 from posexport.errors import Reason, RequestError, RuntimeMissingError
 from posexport.jsondata import structure
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from posexport.bench.scenarios import Scenario
 from posexport.bench.tune.fact_cache import Store
-from posexport.bench.tune.kernel_ranking import METHOD, merit, planned, unknown
+from posexport.bench.tune.ranking import METHOD, merit, planned, unknown
 from posexport.bench.tune.space import (
     Candidate,
     Limits,

@@ -16,7 +16,7 @@ from posexport.cli import main
 from posexport.cli.bench_tables import COLUMNS as BENCH
 from posexport.models import ENCODINGS
 from posexport.models.checkpoints import ARCHITECTURES
-from posexport.models.checkpoints.parts import PARTS
+from posexport.models.checkpoints.config import PARTS
 from posexport.report.verdicts import COLUMNS as VERIFY
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.presets import preset_names

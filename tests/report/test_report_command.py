@@ -250,7 +250,7 @@ def test_the_commands_of_the_docs_run_in_an_empty_folder(tmp_path: Path, monkeyp
     [
         (("-o", "r.json"), "--output is"),
         (("-o", "none/r.html"), "in a folder that is there"),
-        (("--markdown", "a.onnx"), "has the name of an artifact or of results"),
+        (("--markdown", "a.onnx"), "has the name of an artifact, of inputs or of results"),
         (("--markdown", "."), "can't be written"),
         (("-o", "a.html", "--markdown", "a.html"), "can't hold both the page and the Markdown"),
         (("--nothing",), "No such option"),

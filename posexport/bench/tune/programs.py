@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport.artifact import onnx_artifact
-from posexport.artifact.manifest import OnnxManifest, external_data
-from posexport.artifact.weight_source import WeightSource
+from posexport.artifact.manifest import OnnxManifest, WeightSource, external_data
 from posexport.bench.scenarios import Scenario
 from posexport.bench.shapes import free_dimensions, load_for_bench, scenario_sizes
 from posexport.bench.tune.fact_cache import Store

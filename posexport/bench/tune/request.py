@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.artifact.weight_source import WeightSource, checkpoint_weights, file_weights
+from posexport.artifact.manifest import WeightSource, checkpoint_weights, file_weights
 from posexport.bench.scenarios import Scenario, read_scenario
 from posexport.bench.tune.space import Limits, Request
 from posexport.errors import RequestError
-from posexport.export.block_options import BlockOptions, merge_options, spec_of, weights_of
-from posexport.export.checkpoint_options import checkpoint_of, takes_weights
+from posexport.export.block_options import (
+    BlockOptions,
+    checkpoint_of,
+    merge_options,
+    spec_of,
+    takes_weights,
+    weights_of,
+)
 from posexport.files import check_output
 from posexport.progress import Progress, silent
 from posexport.spec.fields import text

@@ -6,7 +6,7 @@ Every form, target and dtype is exported once, in the lowest opset. Programs tha
 are timed once. They are ranked by successive halving (`halving`). Then the other opsets of the winner are tried, where
 they make another graph, and then the runtime's options, on the winner and the one next to it. The winner is verified;
 where it fails, its graph is out and the others are ranked again. Without a GPU, TensorRT's plans are ranked by their
-kernel tables (`kernel_ranking`).
+kernel tables (`ranking`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import attrs
 
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.halving import MAX_ROUNDS
-from posexport.bench.tune.kernel_ranking import KernelRanking
 from posexport.bench.tune.measure import CandidateTimer
 from posexport.bench.tune.programs import Block, PreparedProgram, Programs
 from posexport.bench.tune.publish import publish, verified
-from posexport.bench.tune.ranking import TimeRanking
+from posexport.bench.tune.ranking import KernelRanking, TimeRanking
 from posexport.bench.tune.result import DROPPED, FAILED, RACED, REFUSED, SAME_GRAPH, WON, Cost, Result, Row
 from posexport.bench.tune.space import (
     Candidate,

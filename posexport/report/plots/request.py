@@ -41,7 +41,7 @@ _LONGEST = 45  # letters of a parameter that a plot shows
 class PlotOptions:
     """The numbers among the options, validated."""
 
-    seq: int | None = integer(None, "tokens that are drawn", at_least=2, at_most=1024, optional=True)
+    seq: int | None = integer(None, "tokens that are drawn", at_least=2, at_most=1024)
     seed: int = integer(0, "seed of the weights", at_least=0)
 
 

@@ -41,21 +41,16 @@ def choose(name: str | None) -> str:
 
     Raises RequestError for a runtime that builds no plans, RuntimeMissingError where none can build.
     """
-    if name is not None:
-        if name in RUNTIMES and name not in BUILDERS:
-            raise RequestError(f"runtime {name!r} builds no plans: allowed: {', '.join(BUILDERS)}.")
-        if name not in BUILDERS:
-            raise unknown("runtime", name, BUILDERS)
-        reason = can_build(name)
-        if reason is None:
-            return name
-        raise RuntimeMissingError(f"{name} can't build a plan here, {reason}.")
-    reasons = {builder: can_build(builder) for builder in BUILDERS}
+    if name in RUNTIMES and name not in BUILDERS:
+        raise RequestError(f"runtime {name!r} builds no plans: allowed: {', '.join(BUILDERS)}.")
+    if name is not None and name not in BUILDERS:
+        raise unknown("runtime", name, BUILDERS)
+    reasons = {builder: can_build(builder) for builder in BUILDERS if name in (None, builder)}
     for builder, reason in reasons.items():
         if reason is None:
             return builder
     listed = "; ".join(f"{builder}: {reason}" for builder, reason in reasons.items())
-    raise RuntimeMissingError(f"no runtime here can build a plan ({listed}): install one of them.")
+    raise RuntimeMissingError(f"no plan can be built here ({listed}).")
 
 
 def load(name: str) -> Any:

@@ -17,14 +17,12 @@ import attrs
 
 from posexport.artifact.manifest import PlanKernels
 from posexport.artifact.onnx_artifact import Artifact
-from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
 from posexport.progress import Progress, silent
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.kernels import read_kernels, read_memory
 from posexport.runtimes.tensorrt.options import BuildOptions
-from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.forms import ORT_ALONE
 
 T = TypeVar("T")
@@ -50,10 +48,7 @@ def build(artifact: Artifact, options: BuildOptions, progress: Progress = silent
     """
     if artifact.target == "ort":
         raise RequestError(f"{artifact.path.name!r} can't be compiled, {ORT_ALONE}.")
-    inputs = artifact.inputs()
-    fixed = {dim: low for dim, (low, high) in bounds_of(graph_inputs(artifact.spec), inputs).items() if low == high}
-    shapes = {key: shape for key, (shape, _) in inputs.items()}
-    profiles = profiles_of(shapes, options.profile, artifact.spec.token_limit(), fixed)
+    profiles = artifact.profiles(options.profile)
     trt = api.load(options.runtime)
     cancelled = threading.Event()
     return _in_thread(lambda: _build(trt, artifact, options, profiles, progress, cancelled), cancelled)

@@ -35,17 +35,13 @@ def chosen(table: Mapping[str, Callable[..., Tensor]], kind: Any) -> Callable[..
     return table[kind.name]
 
 
-def _quotient(a: Tensor, b: Tensor) -> Tensor:
-    return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
-
-
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SUM": torch.add,
     "PROD": torch.mul,
     "MAX": torch.maximum,
     "MIN": torch.minimum,
     "SUB": torch.sub,
-    "DIV": _quotient,
+    "DIV": lambda a, b: torch.div(a, b, rounding_mode=None if a.is_floating_point() else "trunc"),
     "POW": torch.pow,
     "FLOOR_DIV": torch.floor_divide,
     "AND": torch.logical_and,

@@ -91,8 +91,6 @@ def measure(
         for worker in workers:  # first: a thread that waits then gets its answer
             worker.close()
         executor.shutdown(wait=True, cancel_futures=True)
-    while not done_steps.empty():
-        advance(*done_steps.get())
 
 
 def _batches(todo: Todo, jobs: int) -> list[Batch]:
@@ -114,7 +112,7 @@ class _Job:
 
     def run(self, batch: Batch) -> list[Cell]:
         cells: list[Cell] = []
-        made: Batch = []
+        exported: Batch = []
         for entry, columns in batch:
             request: dict[str, Any] = {"spec": entry.spec().to_dict(), "form": entry.form, "target": self.target}
             reason = failure_of(self._ask("export", **request, path=str(self._path(entry))))
@@ -125,10 +123,10 @@ class _Job:
                 continue
             if BUILD in columns:
                 cells.append(self._build(entry))
-            made.append((entry, [column for column in columns if column != BUILD]))
+            exported.append((entry, [column for column in columns if column != BUILD]))
             self.tell(f"made {entry.name}", 1)
-        for runtimes in dict.fromkeys(tuple(columns) for _, columns in made):
-            group = [entry for entry, columns in made if tuple(columns) == runtimes]
+        for runtimes in dict.fromkeys(tuple(columns) for _, columns in exported):
+            group = [entry for entry, columns in exported if tuple(columns) == runtimes]
             cells += self._verify(group, runtimes)
             self.tell(f"verified {group[-1].name}", len(group))
         return cells

@@ -147,12 +147,11 @@ class Matrix:
 
     def ordered(self) -> list[Cell]:
         """The cells in the order of the tables of modes, encodings, forms, dtypes and columns."""
-        names = (tuple(MODES), tuple(ENCODINGS), tuple(FORMS), DTYPES, COLUMNS)
-        places = [{name: at for at, name in enumerate(axis)} for axis in names]
+        tables = (list(MODES), list(ENCODINGS), list(FORMS), DTYPES, COLUMNS)
 
         def place(cell: Cell) -> tuple[int, ...]:
-            of = (cell.entry.mode, cell.entry.encoding, cell.entry.form, cell.entry.dtype, cell.column)
-            return tuple(table[name] for table, name in zip(places, of, strict=True))
+            names = (cell.entry.mode, cell.entry.encoding, cell.entry.form, cell.entry.dtype, cell.column)
+            return tuple(table.index(name) for table, name in zip(tables, names, strict=True))
 
         return sorted(self.cells.values(), key=place)
 

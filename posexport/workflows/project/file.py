@@ -38,7 +38,7 @@ class Entry:
     """One artifact of a project: `options` are those of its export, the other fields are its checks."""
 
     name: str = text(None, "what its files are called")
-    form: str | None = choice(None, tuple(FORMS), "its form", optional=True)
+    form: str | None = choice(None, tuple(FORMS), "its form")
     forms: tuple[str, ...] | None = names("several forms, a file each")
     runtimes: tuple[str, ...] | None = names("where parity is checked and time taken")
     compile: Plan | None = None
@@ -47,6 +47,27 @@ class Entry:
     baseline: str | None = text(None, "a saved result, or a folder of them")
     max_regression: float | None = percent("how much slower than the baseline it may be")
     options: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if self.form is not None and self.forms is not None:
+            raise RequestError("both form and forms were given: drop one.")
+        for form in self.forms or ():
+            if form not in FORMS:
+                raise unknown("form", form, FORMS)
+        if not isinstance(self.options.get("set", {}), dict):
+            raise RequestError("set must be a table of parameters, such as set = {theta = 500000}.")
+        for name in ("kernels", "fused_attention", "plan_size"):
+            if getattr(self.budget, name) is not None and self.compile is None:
+                raise RequestError(f"budget {_key(name)} is of a plan: say how it is built with compile, or drop it.")
+        if self.budget.fused_attention is False:
+            raise RequestError("budget fused-attention is false, which checks nothing: give true, or drop it.")
+        if self.max_regression is not None and self.baseline is None:
+            raise RequestError("max-regression was given without a baseline: give one, or drop it.")
+        several = len(self.all_forms) > 1 or self.compile is not None
+        if several and self.baseline is not None and self.baseline.endswith(".json"):
+            raise RequestError(
+                "baseline is one file, but it has several: give a folder, which 'posexport bench --save' fills."
+            )
 
     @property
     def all_forms(self) -> tuple[str | None, ...]:
@@ -69,6 +90,18 @@ class Project:
     folder: str = text("artifacts", "the folder that artifacts are written to")
     require: tuple[str, ...] = names("runtimes that must run", ())
     entries: tuple[Entry, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        seen: dict[str, str] = {}
+        for entry in self.entries:
+            for form in entry.all_forms:
+                stem = entry.stem(form).lower()  # on some systems the case of names does not count
+                if stem in seen:
+                    raise RequestError(
+                        f"artifacts {seen[stem]!r} and {entry.name!r} are both written to {stem}.onnx: give another "
+                        "name."
+                    )
+                seen[stem] = entry.name
 
     @property
     def root(self) -> Path:
@@ -135,9 +168,7 @@ def read_project(file: Path, table: Mapping[str, Any]) -> Project:
         raise RequestError(f"{where}: it lists no artifact: add an {header} for each.")
     usual = {} if common is None else {"runtimes": common}
     entries = tuple(_entry({**usual, **entry}, where, index) for index, entry in enumerate(listed, 1))
-    project = _made(Project, {**data, "file": file, "entries": entries}, where)
-    _check_files(project)
-    return project
+    return _made(Project, {**data, "file": file, "entries": entries}, where)
 
 
 def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
@@ -152,51 +183,10 @@ def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
     where = f"{where}, artifact {name!r}"
     data = _keys(data, where, _ENTRY_KEYS)
     options = {key: data.pop(key) for key in EXPORT_OPTIONS if key in data}
-    if data.get("form") is not None and data.get("forms") is not None:
-        raise RequestError(f"{where}: both form and forms were given: drop one.")
-    if not isinstance(options.get("set", {}), dict):
-        raise RequestError(f"{where}: set must be a table of parameters, such as set = {{theta = 500000}}.")
     for key, kind in (("compile", Plan), ("tolerance", Tolerances), ("budget", Budget)):
         if key in data:
             data[key] = _nested(kind, data[key], f"{where}, {key}")
-    entry = _made(Entry, {**data, "options": options}, where)
-    _check_entry(entry, where)
-    return entry
-
-
-def _check_entry(entry: Entry, where: str) -> None:
-    for form in entry.forms or ():
-        if form not in FORMS:
-            raise RequestError(f"{where}: {unknown('form', form, FORMS)}")
-    budget = entry.budget
-    for name in ("kernels", "fused_attention", "plan_size"):
-        if getattr(budget, name) is not None and entry.compile is None:
-            raise RequestError(
-                f"{where}: budget {_key(name)} is of a plan: say how it is built with compile, or drop it."
-            )
-    if budget.fused_attention is False:
-        raise RequestError(f"{where}: budget fused-attention is false, which checks nothing: give true, or drop it.")
-    if entry.max_regression is not None and entry.baseline is None:
-        raise RequestError(f"{where}: max-regression was given without a baseline: give one, or drop it.")
-    several = len(entry.all_forms) > 1 or entry.compile is not None
-    if several and entry.baseline is not None and entry.baseline.endswith(".json"):
-        raise RequestError(
-            f"{where}: baseline is one file, but it has several: give a folder, which 'posexport bench --save' fills."
-        )
-
-
-def _check_files(project: Project) -> None:
-    """RequestError where two artifacts are written to one file; on some systems the case of names does not count."""
-    seen: dict[str, str] = {}
-    for entry in project.entries:
-        for form in entry.all_forms:
-            stem = entry.stem(form).lower()
-            if stem in seen:
-                raise RequestError(
-                    f"{project.file}: artifacts {seen[stem]!r} and {entry.name!r} are both written to {stem}.onnx: "
-                    "give another name."
-                )
-            seen[stem] = entry.name
+    return _made(Entry, {**data, "options": options}, where)
 
 
 def _keys(data: Any, where: str, allowed: Sequence[str]) -> dict[str, Any]:

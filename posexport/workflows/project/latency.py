@@ -134,12 +134,12 @@ def judge(product: Product, result: Benchmark | None, names: Sequence[str] = (),
 def _judge(latency: Latency, result: Benchmark | None, chosen: Sequence[str], reason: str) -> list[LimitResult]:
     shapes = () if result is None else result.shapes
     timings = [timing for shape in shapes if latency.scenario in shape.scenarios for timing in shape.results]
-    own = [timing for timing in timings if timing.runtime in chosen]
-    timed = [timing for timing in own if timing.state == TIMED]
+    of_chosen = [timing for timing in timings if timing.runtime in chosen]
+    timed = [timing for timing in of_chosen if timing.state == TIMED]
     if timed:
         limits = latency.limits().items()
         return [_judge_one(latency.scenario, *limit, timing, timings) for limit in limits for timing in timed]
-    why = reason or next((timing.reason for timing in own if timing.reason), "it was not timed at this scenario")
+    why = reason or next((timing.reason for timing in of_chosen if timing.reason), "it was not timed at this scenario")
     return [
         LimitResult(
             runtime=latency.runtime or (chosen[0] if len(chosen) == 1 else "any runtime"),

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from importlib import metadata
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,12 @@ from posexport.artifact.manifest import (
 )
 from posexport.bench.candidates import CANDIDATES
 from posexport.errors import RequestError, located, unknown
-from posexport.export.checkpoint_options import CheckpointOptions
+from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
 from posexport.export.support import default_opset
 from posexport.files import sha256_of, write_json
 from posexport.jsondata import unstructure
+from posexport.machine import versions
 from posexport.runtimes import runtime
 from posexport.runtimes.tensorrt.api import BUILDERS
 from posexport.runtimes.tensorrt.options import capabilities, memory_size
@@ -41,18 +41,16 @@ from posexport.spec.spec import Spec
 from posexport.workflows.project.file import EXPORT_OPTIONS, Entry, Project, find_project
 from posexport.workflows.project.limits import Plan
 
-Sources = dict[Path, dict[str, Any]]
-"""What each file should be made from, by its path."""
-
 
 @attrs.frozen(kw_only=True)
 class Product:
     """One file of a project: the ONNX file of one form (None: the form of its config), or the plan that is built from
-    it as `plan` says."""
+    it as `plan` says. `made_from` is everything that decides its bytes, as JSON data."""
 
     entry: Entry
     form: str | None
     path: Path
+    made_from: Mapping[str, Any]
     plan: Plan | None = None
 
     @property
@@ -66,17 +64,29 @@ class Product:
         return sum(file.stat().st_size for file in (self.path, *external) if file.is_file())
 
 
-def products(project: Project, chosen: tuple[str, ...] = ()) -> list[Product]:
-    """Every file of a project, or of its artifacts of the `chosen` names; a plan comes after its ONNX file."""
+def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
+    """Every file of a project, or of its artifacts of the `chosen` names; a plan comes after its ONNX file.
+
+    RequestError for a name that the project doesn't list, and for the first request that can't work, as far as that is
+    known without exporting.
+    """
+    known = [entry.name for entry in project.entries]
+    for name in chosen:
+        if name not in known:
+            raise unknown(f"artifact of {project.file}", name, known)
     files = []
     for entry in project.entries:
         if chosen and entry.name not in chosen:
             continue
         for form in entry.all_forms:
-            onnx = Product(entry=entry, form=form, path=project.root / project.folder / f"{entry.stem(form)}.onnx")
-            files.append(onnx)
+            path = project.root / project.folder / f"{entry.stem(form)}.onnx"
+            source = made_from(request_of(project, entry, form))
+            files.append(Product(entry=entry, form=form, path=path, made_from=source))
             if entry.compile is not None:
-                files.append(attrs.evolve(onnx, path=onnx.path.with_suffix(".plan"), plan=entry.compile))
+                with _about(project, entry):
+                    source = plan_made_from(entry.compile)
+                plan = attrs.evolve(files[-1], path=path.with_suffix(".plan"), made_from=source, plan=entry.compile)
+                files.append(plan)
     return files
 
 
@@ -109,31 +119,20 @@ def _check_latency(entry: Entry) -> None:
             raise unknown("runtime in budget latency,", latency.runtime, timed)
 
 
-def chosen_names(project: Project, names: Sequence[str]) -> tuple[str, ...]:
-    """Names of artifacts, checked; RequestError for one that the project doesn't list."""
-    known = [entry.name for entry in project.entries]
-    for name in names:
-        if name not in known:
-            raise unknown(f"artifact of {project.file}", name, known)
-    return tuple(names)
-
-
 def request_of(project: Project, entry: Entry, form: str | None) -> Request:
     """The export that an entry asks for in one form (None: the form of its config); RequestError names the entry."""
     options = dict(entry.options)
     given = {name: value for name, value in options.items() if name not in ("config", "preset", "set")} | {"form": form}
     config, preset, parameters = (options.get(name) for name in ("config", "preset", "set"))
-    for name, value in (("config", config), ("preset", preset), ("from", given.get("from"))):
-        if value is not None and not isinstance(value, str):
-            raise RequestError(f"{project.file}, artifact {entry.name!r}: {name} is {value!r}: it must be text.")
     with _about(project, entry):
+        for name, value in (("config", config), ("preset", preset), ("from", given.get("from"))):
+            if value is not None and not isinstance(value, str):
+                raise RequestError(f"{name} is {value!r}: it must be text.")
         for kind in (Spec, ExportOptions, CheckpointOptions):
             check_types(kind, given)
         request = read_request(config, preset, parameters or {}, given, project.root)
-    if request.options.output is not None:
-        raise RequestError(
-            f"{project.file}, artifact {entry.name!r}: its config gives output: a project names the files, so drop it."
-        )
+        if request.options.output is not None:
+            raise RequestError("its config gives output: a project names the files, so drop it.")
     return request
 
 
@@ -167,31 +166,14 @@ def plan_made_from(plan: Plan) -> dict[str, Any]:
     }
 
 
-def read_requests(project: Project, files: Sequence[Product]) -> tuple[Sources, dict[Path, Request]]:
-    """What each file should be made from, and the export requests, by path.
-
-    RequestError for the first request that can't work, as far as that is known without exporting.
-    """
-    sources: Sources = {}
-    requests: dict[Path, Request] = {}
-    for product in files:
-        if product.plan is None:
-            request = requests[product.path] = request_of(project, product.entry, product.form)
-            sources[product.path] = made_from(request)
-        else:
-            with _about(project, product.entry):
-                sources[product.path] = plan_made_from(product.plan)
-    return sources, requests
-
-
 def _about(project: Project, entry: Entry) -> AbstractContextManager[None]:
     """Let errors begin with the project's file and the entry."""
     where = f"{project.file}, artifact {entry.name!r}"
     return located(where, lambda field: field.replace("_", "-") if field in EXPORT_OPTIONS else field)
 
 
-def out_of_date(product: Product, request: Mapping[str, Any]) -> str | None:
-    """Why the file is not what `request` asks for, as a clause without a full stop; None where it is."""
+def out_of_date(product: Product) -> str | None:
+    """Why the file is not what its entry asks for, as a clause without a full stop; None where it is."""
     if not product.path.is_file():
         return "it is not there"
     try:
@@ -205,15 +187,15 @@ def out_of_date(product: Product, request: Mapping[str, Any]) -> str | None:
         return "it was not made by 'posexport build'"
     if not matches_manifest(product.path):
         return "the file is not the one that its manifest describes (their sha256 differ)"
-    return _changed(made, request) or _other_versions(product, manifest) or _other_source(product, manifest)
+    return _changed(made, product.made_from) or _other_versions(product, manifest) or _other_source(product, manifest)
 
 
-def stamp(path: Path, request: Mapping[str, Any]) -> None:
+def stamp(product: Product) -> None:
     """Add to a file's manifest what the file was made from."""
-    manifest = read_manifest(path)
+    manifest = read_manifest(product.path)
     if manifest is None:
-        raise RequestError(f"{str(path)!r} has no manifest: make it again with 'posexport build'.")
-    write_json(manifest_path(path), unstructure(attrs.evolve(manifest, request=request)))
+        raise RequestError(f"{str(product.path)!r} has no manifest: make it again with 'posexport build'.")
+    write_json(manifest_path(product.path), unstructure(attrs.evolve(manifest, request=product.made_from)))
 
 
 def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = "") -> str | None:
@@ -233,12 +215,9 @@ def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = 
 def _other_versions(product: Product, manifest: Manifest) -> str | None:
     from posexport.artifact.onnx_artifact import TOOLS
 
-    expected = {"posexport": __version__}
     made = {"posexport": manifest.version, **manifest.tools}
-    for name in ("onnx", product.plan.runtime) if product.plan else TOOLS:
-        with suppress(metadata.PackageNotFoundError):  # a machine without the builder can't compare its version
-            expected[name] = metadata.version(name)
-    for name, version in expected.items():
+    here = versions(("onnx", product.plan.runtime) if product.plan else TOOLS)  # maybe without what built the plan
+    for name, version in {"posexport": __version__, **here}.items():
         if _public(made.get(name)) != _public(version):
             return f"it was made by {name} {made.get(name)}, here is {version}"
     return None

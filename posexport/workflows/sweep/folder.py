@@ -97,7 +97,8 @@ class Folder:
 
     def keep(self, job: Job, outcome: Outcome, attempts: int) -> Record:
         """Write the outcome of a job: its files, its result, and last its record."""
-        assert outcome.state != "lost", "a lost attempt is no outcome of a job"
+        if outcome.state == "lost":
+            raise ValueError("a lost attempt is no outcome of a job")
         place = _PARTS if KINDS[job.kind].parts else "results"
         result = None if outcome.result is None else f"{place}/{job.kind}-{job.id}.json"
         record = Record(

@@ -13,7 +13,7 @@ import attrs
 
 from posexport.artifact.manifest import external_data, read_plan_manifest
 from posexport.errors import RequestError
-from posexport.files import sha256_of
+from posexport.files import HashingFile, sha256_of
 from posexport.workflows.sweep.jobs import File
 
 CHUNK = 64 * 2**20
@@ -79,14 +79,14 @@ def chunks(file: File) -> Iterator[bytes]:
 
 def write_chunks(path: Path, sha256: str, parts: Iterable[bytes]) -> None:
     """Write a file from its bytes; ValueError, and no file, where they have another hash than `sha256`."""
-    written = hashlib.sha256()
     with path.open("wb") as file:
+        hashing = HashingFile(file)
         for part in parts:
-            written.update(part)
-            file.write(part)
-    if written.hexdigest() != sha256:
+            hashing.write(part)
+    written = hashing.sha256.hexdigest()
+    if written != sha256:
         path.unlink()
-        raise ValueError(f"the bytes of {path.name} arrived as {written.hexdigest()[:12]}, not {sha256[:12]}")
+        raise ValueError(f"the bytes of {path.name} arrived as {written[:12]}, not {sha256[:12]}")
 
 
 def stage_files(files: Iterable[File], into: Path) -> None:

@@ -23,7 +23,7 @@ from posexport.jsondata import DataError, read_json
 from posexport.spec.fields import integer
 from posexport.workflows.sweep.job_files import Hashes
 from posexport.workflows.sweep.jobs import File, Job, JobResources
-from posexport.workflows.sweep.kinds import CONFIG_EXCLUDES, KINDS, Kind, Options
+from posexport.workflows.sweep.kinds import CONFIG_EXCLUDES, KINDS, NAMES, Kind, Options
 
 RESOURCES = ("cpus", "gpu", "gpus")
 """Keys that every kind of job takes."""
@@ -209,11 +209,12 @@ def _values(key: str, value: Any, kind: Kind) -> list[str]:
     values = _list(value)
     if not values:
         raise RequestError(f"{key} is an empty list: leave it out, or give it a value.")
+    names = kind.names.get(key) or NAMES.get(key) or values
     for item in values:
         if isinstance(item, bool) or not isinstance(item, str | int | float) or item == "":
             raise RequestError(f"{key} is {item!r}: it must be text or a number.")
-        if key in kind.names and item not in kind.names[key]:
-            raise unknown(key, str(item), kind.names[key])
+        if item not in names:
+            raise unknown(key, str(item), names)
     return list(dict.fromkeys(map(str, values)))
 
 
@@ -228,8 +229,8 @@ def _single(value: Any) -> Any:
 
 @attrs.frozen(kw_only=True)
 class _Counts:
-    cpus: int | None = integer(None, "CPUs of one job", optional=True)
-    gpus: int | None = integer(None, "GPUs of one job", optional=True)
+    cpus: int | None = integer(None, "CPUs of one job")
+    gpus: int | None = integer(None, "GPUs of one job")
 
 
 def _resources(keys: Mapping[str, Any], kind: Kind) -> JobResources:

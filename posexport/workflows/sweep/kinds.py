@@ -50,7 +50,7 @@ class Kind:
 
     axes        options of which each value is a job
     whole       the axes that take all these values where none is given
-    names       options whose values are names, to those names
+    names       options whose values are names, to those names, beside NAMES
     files       options whose value is a file that travels with the job
     excluded    options of the command that a job can't state: they name files that do not travel
     artifact    whether it is about an artifact, the key `artifact`: one job for each
@@ -83,10 +83,6 @@ class Kind:
 def _form_refusal(values: Mapping[str, str]) -> str | None:
     entry = Entry(**{key: values[key] for key in ("encoding", "form", "dtype", "mode")})
     return entry.refusal(values.get("target", "portable"))
-
-
-def _check_verify(values: Values) -> None:
-    _check_fields(VerifyOptions, _first_values(values))
 
 
 def _check_bench(values: Values) -> None:
@@ -126,12 +122,16 @@ def _check_fields(kind: type[Any], options: Mapping[str, Any]) -> None:
 
 _BLOCK_KEYS = [field.name for kind in (Spec, BlockOptions) for field in attrs.fields(kind)]
 _CONFIG_KEYS = [*_BLOCK_KEYS, "for", "scenario", "objective", "form", "target", "opset", "from", "layer"]
-_ENTRY: dict[str, Sequence[str]] = {
-    "encoding": list(ENCODINGS),
-    "form": list(FORMS),
-    "dtype": DTYPES,
-    "mode": list(MODES),
+_ENTRY = {"encoding": tuple(ENCODINGS), "form": tuple(FORMS), "dtype": DTYPES, "mode": tuple(MODES)}
+
+NAMES: Mapping[str, Collection[str]] = {
+    **_ENTRY,
+    "target": TARGETS,
+    "preset": preset_names(),
+    "for": TUNED_FOR,
+    "objective": OBJECTIVES,
 }
+"""Options whose values are the same names in all commands, to those names."""
 
 CONFIG_EXCLUDES = ("weights", "from", "layer", "output")
 """Options that the config of a job can't hold: they name files that do not travel with it."""
@@ -140,7 +140,7 @@ KINDS: dict[str, Kind] = {
     "matrix": Kind(
         axes=(*_ENTRY, "target"),
         whole=_ENTRY,
-        names={**_ENTRY, "target": TARGETS, "runtime": COLUMNS},
+        names={"runtime": COLUMNS},
         excluded=("jobs", "output", "resume", "picture"),
         always=("--jobs", "1", "--no-picture", "--output", "out", "--json"),
         refusal=_form_refusal,
@@ -151,7 +151,7 @@ KINDS: dict[str, Kind] = {
         names={"runtime": RUNTIMES, "require": RUNTIMES},
         files=("inputs",),
         excluded=("project", "junit", "markdown"),
-        check=_check_verify,
+        check=lambda values: _check_fields(VerifyOptions, _first_values(values)),
     ),
     "bench": Kind(
         artifact=True,
@@ -164,15 +164,6 @@ KINDS: dict[str, Kind] = {
     ),
     "tune": Kind(
         axes=("preset", "encoding", "for", "scenario", "objective"),
-        names={
-            "preset": preset_names(),
-            "encoding": ENCODINGS,
-            "for": TUNED_FOR,
-            "objective": OBJECTIVES,
-            "form": FORMS,
-            "dtype": DTYPES,
-            "target": TARGETS,
-        },
         files=("config", "weights"),
         excluded=("from", "layer", "output", "save", "cache", "resume"),
         check=_check_block,

@@ -2,7 +2,7 @@
 
 Files go through Ray's object store, in chunks and once for each content, so no file system is shared; Ray copies a
 chunk once to each machine that reads it, and spills chunks to disk where they don't fit. A job that takes a whole
-machine is given to an idle one, with all its CPUs. Ray retries nothing: attempts are counted in one place (`run`),
+machine is given to an idle one, with all its CPUs. Ray retries nothing: attempts are counted in one place (`sweep`),
 whatever ended them.
 
 Source: https://docs.ray.io/en/latest/ray-core/scheduling/index.html
@@ -28,7 +28,7 @@ from posexport.errors import PosexportError, RequestError, RuntimeMissingError
 from posexport.runtimes.installation import install_command
 from posexport.workflows.sweep.job_files import chunks, write_chunks
 from posexport.workflows.sweep.jobs import FAILED, LOST, File, Job, JobResources, Outcome
-from posexport.workflows.sweep.subprocess_job import TIME_LIMIT, JobCommand, JobRunner
+from posexport.workflows.sweep.subprocess_job import JobCommand, JobRunner
 
 CONNECT_SECONDS = 5.0
 """Seconds in which the head of a cluster must accept a connection."""
@@ -53,18 +53,12 @@ def task(version: str, command: JobCommand, files: Sequence[SentFile]) -> Outcom
         return Outcome(state=LOST, reason=f"the machine has posexport {__version__}, the sweep is of {version}")
 
     def stage(folder: Path) -> None:
+        import ray
+
         for name, sha256, references in files:
-            write_chunks(folder / name, sha256, _fetched(references))
+            write_chunks(folder / name, sha256, map(ray.get, references))  # one in memory at a time
 
     return JobRunner().run(command, stage)
-
-
-def _fetched(references: Iterable[Any]) -> Iterator[bytes]:
-    """The chunks of a file, one in memory at a time."""
-    import ray
-
-    for reference in references:
-        yield ray.get(reference)
 
 
 def check_address(address: str, source: str = "--ray") -> None:
@@ -118,9 +112,7 @@ def no_cluster(where: str, why: str) -> RuntimeMissingError:
 
 
 def connect(address: str) -> Any:
-    """The module ray, connected to a cluster; RuntimeMissingError where there is no Ray or no cluster, RequestError for
-    text that is no address."""
-    check_address(address)
+    """The module ray, connected to a cluster; RuntimeMissingError where there is no Ray or no cluster."""
     try:
         import ray
     except ImportError:
@@ -142,7 +134,7 @@ def connect(address: str) -> Any:
 class Cluster:
     """All machines of the cluster at an address, those included that join later."""
 
-    def __init__(self, address: str, jobs: Sequence[Job], time_limit: float = TIME_LIMIT) -> None:
+    def __init__(self, address: str, jobs: Sequence[Job], time_limit: float = 3600.0) -> None:
         self._ray = connect(address)
         self._time_limit = time_limit
         self._task = self._ray.remote(task)
@@ -195,32 +187,29 @@ class Cluster:
     def submit(self, job: Job) -> None:
         """Give a job to Ray, for any machine that it fits; a job that takes a whole machine for an idle one."""
         with self._asking():
-            self._submit(job)
+            try:
+                files = [(file.name, file.sha256, self._put(file)) for file in job.files]
+            except PosexportError as error:
+                self._unsent.append((job, Outcome(state=FAILED, reason=str(error).rstrip("."))))
+                return
+            name: str | None = None
+            options: dict[str, Any] = {}
+            if job.needs.alone:
+                from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def _submit(self, job: Job) -> None:
-        try:
-            files = [(file.name, file.sha256, self._put(file)) for file in job.files]
-        except PosexportError as error:
-            self._unsent.append((job, Outcome(state=FAILED, reason=str(error).rstrip("."))))
-            return
-        name: str | None = None
-        options: dict[str, Any] = {}
-        if job.needs.alone:
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-            tried = self._tried.setdefault(job.id, set())
-            name = min(self._idle(job.needs), key=lambda node: node in tried)  # prefer one that did not lose it
-            tried.add(name)
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(name, soft=False)
-        node = self._nodes[name] if name else next(n for n in self._nodes.values() if _takes(n, job.needs) is not None)
-        taken = dict(_takes(node, job.needs) or {})
-        options.update(num_cpus=taken.pop("CPU"), num_gpus=taken.pop("GPU", 0), resources=taken)
-        options.update(max_retries=0, name=f"posexport {job.label}")
-        command = JobCommand.of(job, self._time_limit)
-        if job.needs.gpu is None:  # the GPUs of its machine belong to other jobs
-            command = attrs.evolve(command, environment={**command.environment, "CUDA_VISIBLE_DEVICES": ""})
-        reference = self._task.options(**options).remote(__version__, command, files)
-        self._running[reference] = (job, name)
+                tried = self._tried.setdefault(job.id, set())
+                name = min(self._idle(job.needs), key=lambda node: node in tried)  # prefer one that did not lose it
+                tried.add(name)
+                options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(name, soft=False)
+            nodes = [self._nodes[name]] if name else self._nodes.values()
+            taken = next(resources for node in nodes if (resources := _takes(node, job.needs)))
+            options.update(num_cpus=taken.pop("CPU"), num_gpus=taken.pop("GPU", 0), resources=taken)
+            options.update(max_retries=0, name=f"posexport {job.label}")
+            command = JobCommand.of(job, self._time_limit)
+            if job.needs.gpu is None:  # the GPUs of its machine belong to other jobs
+                command = attrs.evolve(command, environment={**command.environment, "CUDA_VISIBLE_DEVICES": ""})
+            reference = self._task.options(**options).remote(__version__, command, files)
+            self._running[reference] = (job, name)
 
     def _put(self, file: File) -> Sequence[Any]:
         if file.sha256 not in self._chunks:

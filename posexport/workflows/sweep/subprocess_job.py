@@ -27,9 +27,6 @@ from posexport.processes import signal_name
 from posexport.workflows.sweep.jobs import FAILED, LOST, NOT_RUN, PASSED, Job, Outcome
 from posexport.workflows.sweep.kinds import KINDS
 
-TIME_LIMIT = 3600.0
-"""Seconds that one job may take."""
-
 CHILD = "posexport.workflows.sweep.child"
 """The module that a job's process runs."""
 
@@ -171,11 +168,9 @@ def _judge(end: _End, command: JobCommand) -> Outcome:
         return Outcome(state=LOST, reason=f"the process was killed by {signal_name(-code)}{details}")
     if code not in (0, 1, 2, 3):
         return Outcome(state=LOST, reason=f"the process ended with exit code {code}{details}")
-    try:
-        data = json.loads(end.stdout) if end.stdout.strip() else None
-    except (ValueError, RecursionError):
-        data = None
-    result: dict[str, Any] | None = data if isinstance(data, dict) else None
+    result: dict[str, Any] | None = None
+    with contextlib.suppress(ValueError, RecursionError):
+        result = data if isinstance(data := json.loads(end.stdout), dict) else None
     if code == 2:
         return Outcome(state=FAILED, reason=error or "the request is wrong", result=result)
     if code == 3:

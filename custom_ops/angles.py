@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from posexport.custom_ops.operator import FP32, INT64, Ops, cast, constant, dtype_of, like_first, operator, rank_of
+from posexport.custom_ops.operator import FP32, INT64, Ops, cast, constant, dtype_of, operator, rank_of
 
 HALF_TURN, SPLIT = 1 << 49, 4096
 """Half a turn in the units of exact_sinusoids, and the number of positions that its first turns stand for."""
@@ -139,7 +140,12 @@ def _ntk_onnx(
     return op.Where(op.Greater(length, limit), op.Reciprocal(op.Pow(base, steps)), frequencies)
 
 
-@operator("PairFeatures", "features")
+def _paired_fake(call: Any) -> Tensor:
+    first: Tensor = call.first
+    return first.new_empty((*first.shape[:-1], 2 * first.shape[-1]))
+
+
+@operator("PairFeatures", "features", fake=_paired_fake)
 def pair_features(first: Tensor, second: Tensor, interleaved: bool) -> Tensor:
     if interleaved:
         return torch.stack((first, second), -1).flatten(-2)
@@ -153,7 +159,9 @@ def _pair_features_onnx(op: Ops, first: ir.Value, second: ir.Value, interleaved:
     return op.Concat(first, second, axis=-1)
 
 
-@operator("KeepPrefix", "kept_cos", "kept_sin")
+@operator(
+    "KeepPrefix", "kept_cos", "kept_sin", fake=lambda call: (torch.empty_like(call.cos), torch.empty_like(call.sin))
+)
 def keep_prefix(cos: Tensor, sin: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     kept = (torch.arange(cos.shape[1], device=cos.device) < tokens).view(-1, *(1,) * (cos.dim() - 2))
     return cos.masked_fill(kept, 1.0), sin.masked_fill(kept, 0.0)
@@ -184,7 +192,7 @@ def _powers_onnx(op: Ops, positions: ir.Value, rates: ir.Value, centred: bool) -
     return op.Exp(op.Mul(op.Unsqueeze(op.Cast(places, to=FP32), [-1]), rates))
 
 
-@operator("PositionTemperature", "scaled", fake=like_first)
+@operator("PositionTemperature", "scaled", fake=lambda call: torch.empty_like(call.q))
 def position_temperature(q: Tensor, positions: Tensor, floor_scale: int, attn_scale: float) -> Tensor:
     """q [B, S, N*head_dim] times 1 + attn_scale log(1 + (p + 1) // floor_scale)."""
     steps = (positions + 1).div(floor_scale, rounding_mode="trunc")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from posexport.custom_ops.attention_forms import Call, add_bodies
 from posexport.custom_ops.cache import cached_keys
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, repeated_onnx, split_onnx, to_heads
-from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, like_first, operator, rank_of, size_of
+from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, operator, rank_of, size_of
 from posexport.custom_ops.visibility import Lengths, sink_onnx, visible, visible_onnx
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -104,7 +105,7 @@ def from_heads(t: Tensor) -> Tensor:
     return t.transpose(1, 2).flatten(2)
 
 
-@operator("PositionalAttention", "attended", fake=like_first)
+@operator("PositionalAttention", "attended", fake=lambda call: torch.empty_like(call.q))
 def attend(q: Tensor, k: Tensor, v: Tensor, added: Added, heads: CappedHeads) -> Tensor:
     return _attention(q, to_heads(k, heads.num_kv_heads), to_heads(v, heads.num_kv_heads), added, heads)
 
@@ -112,14 +113,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, added: Added, heads: CappedHeads) ->
 _OUTPUTS = ("attended", "present_key", "present_value")
 
 
-def _cached_fake(q: Tensor, k: Tensor, v: Tensor, past_key: Tensor, *_: object) -> Three:
-    batch, heads, past, width = past_key.shape
-    present = (batch, heads, past + q.shape[1], width)
-    return torch.empty_like(q), past_key.new_empty(present), past_key.new_empty(present)
+def _cached_fake(call: Any) -> Three:
+    batch, heads, past, width = call.past_key.shape
+    present = (batch, heads, past + call.q.shape[1], width)
+    return torch.empty_like(call.q), call.past_key.new_empty(present), call.past_key.new_empty(present)
 
 
-def _shared_fake(q: Tensor, k: Tensor, v: Tensor, past_key: Tensor, *_: object) -> Three:
-    return torch.empty_like(q), torch.empty_like(past_key), torch.empty_like(past_key)
+def _shared_fake(call: Any) -> Three:
+    return torch.empty_like(call.q), torch.empty_like(call.past_key), torch.empty_like(call.past_key)
 
 
 @operator("CachedAttention", *_OUTPUTS, fake=_cached_fake)

@@ -14,6 +14,8 @@ q_positions [B, S], k_positions [B, T] int64 ([B, S, 2] and [B, T, 2] on a grid)
 in integers, so they are exact at any position. Buckets are looked up, because runtimes round logarithms differently.
 """
 
+from typing import Any
+
 import onnx_ir as ir
 import torch
 from torch import Tensor
@@ -51,7 +53,17 @@ def clipped_onnx(op: Ops, offset: ir.Value, reach: int, limit: int | None = None
     return op.Add(op.Min(op.Max(offset, -reach), reach if limit is None else limit), reach)
 
 
-@operator("AlibiBias", "bias")
+def fake_logits(queries: Tensor, keys: int, num_heads: int, dtype: torch.dtype) -> Tensor:
+    """An empty [B, N, S, T] for `queries` [B, S, ...], in the wide dtype of `dtype`."""
+    return queries.new_empty((queries.shape[0], num_heads, queries.shape[1], keys), dtype=wide(dtype))
+
+
+def fake_bias(call: Any, per_head: Tensor) -> Tensor:
+    """The fake of a bias between positions, from a parameter whose last axis are the heads."""
+    return fake_logits(call.q_positions, call.k_positions.shape[1], per_head.shape[-1], per_head.dtype)
+
+
+@operator("AlibiBias", "bias", fake=lambda call: fake_bias(call, call.slopes))
 def alibi_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, ahead: Tensor | None) -> Tensor:
     distance = distances(q_positions, k_positions).unsqueeze(1)
     if ahead is None:
@@ -74,7 +86,7 @@ def _alibi_onnx(
     return op.Add(falling(op.Max(distance, 0), slopes), falling(op.Max(op.Neg(distance), 0), ahead))
 
 
-@operator("GridBias", "bias")
+@operator("GridBias", "bias", fake=lambda call: fake_bias(call, call.slopes))
 def grid_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, euclidean: bool) -> Tensor:
     offset = distances(q_positions, k_positions)
     apart = (offset.square() if euclidean else offset.abs()).sum(-1).to(slopes.dtype)
@@ -91,7 +103,7 @@ def _grid_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value, slopes: ir
     return op.Mul(distance, op.Neg(op.Unsqueeze(slopes, [1, 2])))
 
 
-@operator("RelativeBias", "bias")
+@operator("RelativeBias", "bias", fake=lambda call: fake_bias(call, call.table))
 def relative_bias(
     q_positions: Tensor, k_positions: Tensor, table: Tensor, buckets: Tensor, max_distance: int
 ) -> Tensor:
@@ -112,7 +124,7 @@ MIN_PARAMETER, MAX_POWER = 0.01, 2.0
 """KERPLE's smallest parameter and largest exponent: beyond them it is not a kernel."""
 
 
-@operator("KerpleBias", "bias")
+@operator("KerpleBias", "bias", fake=lambda call: fake_bias(call, call.r1))
 def kerple_bias(q_positions: Tensor, k_positions: Tensor, r1: Tensor, r2: Tensor, power: bool) -> Tensor:
     distance = distances(q_positions, k_positions).abs().unsqueeze(1).to(wide(r1.dtype))
     r1, r2 = (t.to(distance.dtype).clamp(min=MIN_PARAMETER).view(-1, 1, 1) for t in (r1, r2))
@@ -134,7 +146,11 @@ def _kerple_onnx(
     return op.Mul(op.Neg(r1), grown)
 
 
-@operator("CosineBias", "bias")
+@operator(
+    "CosineBias",
+    "bias",
+    fake=lambda call: fake_logits(call.q_cos, call.k_cos.shape[1], call.rates.shape[0], call.rates.dtype),
+)
 def cosine_bias(q_cos: Tensor, q_sin: Tensor, k_cos: Tensor, k_sin: Tensor, rates: Tensor, below_zero: bool) -> Tensor:
     left, right = torch.cat((q_cos, q_sin), -1), torch.cat((k_cos, k_sin), -1)
     product = left @ right.transpose(1, 2)
@@ -157,7 +173,7 @@ def _cosine_onnx(
 FIRE_EPS = 1e-6
 
 
-@operator("FireBias", "bias")
+@operator("FireBias", "bias", fake=lambda call: fake_bias(call, call.b2))
 def fire_bias(
     q_positions: Tensor,
     k_positions: Tensor,

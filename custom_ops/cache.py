@@ -12,6 +12,8 @@ Keys are cached as they enter the product, after any rotation.
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 import torch
 from torch import Tensor
@@ -21,7 +23,18 @@ from posexport.custom_ops.operator import INT64, Ops, operator
 from posexport.custom_ops.visibility import Lengths, lengths_onnx
 
 
-@operator("CachedKeys", "keys")
+def _total(past: Tensor, new: Tensor, write_indices: Tensor | None) -> int:
+    """The number of keys in a cache, with the new tokens of `new` [B, S, ...]."""
+    return past.shape[2] + (new.shape[1] if write_indices is None else 0)
+
+
+def _cached_fake(call: Any) -> Tensor:
+    past: Tensor = call.past
+    batch, heads, _, width = past.shape
+    return past.new_empty((batch, heads, _total(past, call.k, call.write_indices), width))
+
+
+@operator("CachedKeys", "keys", fake=_cached_fake)
 def cached_keys(past: Tensor, k: Tensor, write_indices: Tensor | None, num_kv_heads: int) -> Tensor:
     new = to_heads(k, num_kv_heads)
     if write_indices is None:
@@ -78,10 +91,15 @@ def scattered_onnx(
     return op.ScatterND(buffer, indices, heads_onnx(op, new, num_kv_heads))
 
 
-@operator("KeyPositions", "k_positions")
+def _key_positions_fake(call: Any) -> Tensor:
+    positions: Tensor = call.positions
+    return positions.new_empty((positions.shape[0], _total(call.past, positions, call.write_indices)))
+
+
+@operator("KeyPositions", "k_positions", fake=_key_positions_fake)
 def key_positions(positions: Tensor, past: Tensor, write_indices: Tensor | None, mask: Tensor | None) -> Tensor:
     batch, seq = positions.shape
-    total = past.shape[2] + (seq if write_indices is None else 0)
+    total = _total(past, positions, write_indices)
     keys = torch.arange(total, device=positions.device).expand(batch, total)
     first = (total - seq if write_indices is None else write_indices.unsqueeze(1)) + torch.zeros_like(keys[:, :1])
     before, at_first, anchor = keys, first, positions[:, :1]

@@ -10,10 +10,10 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, like_first, operator
+from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, operator
 
 
-@operator("HeadNorm", "normed", fake=like_first)
+@operator("HeadNorm", "normed", fake=lambda call: torch.empty_like(call.x))
 def head_norm(x: Tensor, weight: Tensor | None, head_dim: int, eps: float) -> Tensor:
     heads = x.unflatten(-1, (-1, head_dim))
     wide = heads.to(torch.promote_types(x.dtype, torch.float32))

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import is_dataclass
 from inspect import Parameter, signature
+from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar, get_type_hints
 
 import onnx_ir as ir
@@ -67,11 +68,6 @@ def plain_torch() -> Iterator[None]:
         _PLAIN.reset(token)
 
 
-def like_first(first: Tensor, *_: object) -> Tensor:
-    """The fake of an operator whose output has the shape and dtype of its first input."""
-    return torch.empty_like(first)
-
-
 def flat(function: Callable[..., R]) -> Callable[..., R]:
     """`function` with the fields of a dataclass in place of each parameter of that type; arguments by position only."""
     whole = signature(function, eval_str=True)
@@ -98,11 +94,10 @@ def flat(function: Callable[..., R]) -> Callable[..., R]:
 
 
 class Operator(Generic[R]):
-    """One operator, made by the decorator `operator` of its torch body.
+    """One operator, made by the decorator `operator` of its torch body, `eager`.
 
     `inputs` and `outputs` are tensors by name; the parameters of the torch body after the inputs are attributes.
-    A parameter that is a dataclass stands for its fields. `fake` gives outputs of the right shapes and dtypes; by
-    default the torch body runs on tensors without data. `body` is the operator in standard ONNX. `forms` holds better
+    A parameter that is a dataclass stands for its fields. `body` is the operator in standard ONNX. `forms` holds better
     bodies: under "form" for all targets, and under "form:target" for one that supports more.
     """
 
@@ -113,11 +108,11 @@ class Operator(Generic[R]):
     ) -> None:
         self.name, self.function, self.outputs = torch_body.__name__, function, outputs
         self.eager = flat(torch_body)
-        self.fake = fake or self.eager
         self.forms: dict[str, Body] = {}
-        parameters = signature(self.eager, eval_str=True).parameters.values()
-        self.inputs = tuple(p.name for p in parameters if p.annotation in (Tensor, Tensor | None))
-        self._attributes = [p.name for p in parameters if p.name not in self.inputs]
+        self._fake = fake
+        parameters = signature(self.eager, eval_str=True).parameters
+        self.inputs = tuple(name for name, p in parameters.items() if p.annotation in (Tensor, Tensor | None))
+        self._names = tuple(parameters)
         torch.library.custom_op(f"posexport::{self.name}", self.eager, mutates_args=()).register_fake(self.fake)
 
     def __call__(self, *args: Any) -> R:
@@ -125,6 +120,12 @@ class Operator(Generic[R]):
             result: R = self.overload(*args)
             return result
         return self.eager(*args)
+
+    def fake(self, *args: Any) -> Any:
+        """Outputs of the right shapes and dtypes, without values: what torch.export asks of a call."""
+        if self._fake is None:
+            return self.eager(*args)
+        return self._fake(SimpleNamespace(**dict(zip(self._names, args, strict=True))))
 
     def onnx(self, body: B) -> B:
         """Decorator of the body in standard ONNX."""
@@ -152,13 +153,17 @@ class Operator(Generic[R]):
     def attributes(self, args: Sequence[Any]) -> dict[str, Any]:
         """The attributes of a call, by name, from its positional arguments."""
         values = (tuple(arg) if isinstance(arg, list) else arg for arg in args[len(self.inputs) :])
-        return dict(zip(self._attributes, values, strict=True))
+        return dict(zip(self._names[len(self.inputs) :], values, strict=True))
 
 
 def operator(
     function: str, *outputs: str, fake: Callable[..., Any] | None = None
 ) -> Callable[[Callable[..., R]], Operator[R]]:
-    """Decorator that makes an Operator of a torch body; `function` is its name in ONNX graphs."""
+    """Decorator that makes an Operator of a torch body; `function` is its name in ONNX graphs.
+
+    `fake` makes empty outputs for a call, an object with the arguments by name. By default the torch body itself runs
+    on tensors without values; where it combines dynamic sizes of two inputs, that leaves checks of them in the graph.
+    """
     return lambda torch_body: Operator(torch_body, function, outputs, fake)
 
 

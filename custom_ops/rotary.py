@@ -20,7 +20,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from posexport.custom_ops.operator import MICROSOFT, Ops, cast, dtype_of, like_first, operator, rank_of, size_of
+from posexport.custom_ops.operator import MICROSOFT, Ops, cast, dtype_of, operator, rank_of, size_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Layout:
     runs: Sequence[int]
 
 
-@operator("RotaryPosition", "rotated", fake=like_first)
+@operator("RotaryPosition", "rotated", fake=lambda call: torch.empty_like(call.x))
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     head_dim, pairs = layout.head_dim, cos.shape[-1]
     batch, seq, width = x.shape
@@ -142,7 +142,7 @@ def _by_heads_onnx(op: Ops, angles: ir.Value, heads: int) -> ir.Value:
     return op.Reshape(angles, [0, 0, heads, -1])
 
 
-@operator("RotaryFeatures", "rotated", fake=like_first)
+@operator("RotaryFeatures", "rotated", fake=lambda call: torch.empty_like(call.x))
 def rotate_features(x: Tensor, cos: Tensor, sin: Tensor, head_dim: int) -> Tensor:
     width = cos.shape[-1]
     heads = x.unflatten(-1, (-1, head_dim))

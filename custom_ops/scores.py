@@ -23,12 +23,14 @@ r_proj [N*head_dim, D]; cos, sin [B, S or T, D/2]; table [behind + ahead + 1, he
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
 from posexport.custom_ops.attention import Added, keys_onnx, logits_of, logits_onnx, weights_of, weights_onnx
-from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances, distances_onnx, wide
+from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances, distances_onnx, fake_logits, wide
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, to_heads
 from posexport.custom_ops.operator import (
     FP32,
@@ -37,7 +39,6 @@ from posexport.custom_ops.operator import (
     cast,
     constant,
     dtype_of,
-    like_first,
     operator,
     rank_of,
     shape_of,
@@ -68,7 +69,12 @@ def _biased_onnx(op: Ops, q: ir.Value, position_bias: ir.Value, scale: float) ->
     return op.Mul(heads, constant(op, scale, dtype_of(q)))
 
 
-@operator("RelativeScore", "score")
+def _fake(call: Any, keys: Tensor, num_heads: int) -> Tensor:
+    """The fake of a score for keys [B, T, ...], or [B, K, T, head_dim] of a cache."""
+    return fake_logits(call.q, keys.shape[2 if keys.dim() == 4 else 1], num_heads, call.q.dtype)
+
+
+@operator("RelativeScore", "score", fake=lambda call: _fake(call, call.k_cos, call.position_bias.shape[0]))
 def relative_score(
     q: Tensor,
     q_cos: Tensor,
@@ -109,7 +115,7 @@ def _relative_onnx(
     return cast(op, op.MatMul(left, op.Transpose(right, perm=[0, 1, 3, 2])), FP32)
 
 
-@operator("RelativeTableScore", "score")
+@operator("RelativeTableScore", "score", fake=lambda call: _fake(call, call.k_positions, call.position_bias.shape[0]))
 def relative_table_score(
     q: Tensor,
     q_positions: Tensor,
@@ -143,7 +149,7 @@ def _relative_table_onnx(
     return cast(op, _picked_onnx(op, scores, index, size_of(position_bias, 0)), FP32)
 
 
-@operator("HeadBias", "biased", fake=like_first)
+@operator("HeadBias", "biased", fake=lambda call: torch.empty_like(call.q))
 def add_head_bias(q: Tensor, bias: Tensor) -> Tensor:
     return q + bias.reshape(-1)
 
@@ -154,7 +160,9 @@ def _head_bias_onnx(op: Ops, q: ir.Value, bias: ir.Value) -> ir.Value:
     return op.Reshape(op.Add(op.Reshape(q, [0, 0, *shape_of(bias)]), bias), [0, 0, -1])
 
 
-@operator("OffsetScore", "score")
+@operator(
+    "OffsetScore", "score", fake=lambda call: _fake(call, call.k_positions, call.q.shape[2] // call.table.shape[1])
+)
 def offset_score(
     q: Tensor, q_positions: Tensor, k_positions: Tensor, table: Tensor, behind: int, ahead: int, scale: float
 ) -> Tensor:
@@ -181,7 +189,7 @@ def _offset_score_onnx(
     return cast(op, _picked_onnx(op, scores, index, num_heads), FP32)
 
 
-@operator("OffsetValues", "added", fake=like_first)
+@operator("OffsetValues", "added", fake=lambda call: torch.empty_like(call.q))
 def offset_values(
     q: Tensor,
     k: Tensor,
@@ -229,7 +237,7 @@ def _offset_values_onnx(
     return op.Reshape(out, [0, 0, -1])
 
 
-@operator("DisentangledScore", "score")
+@operator("DisentangledScore", "score", fake=lambda call: _fake(call, call.k_positions, call.num_heads))
 def disentangled_score(
     q: Tensor,
     k: Tensor,
@@ -282,7 +290,7 @@ def _disentangled_onnx(
     return cast(op, terms[0] if len(terms) == 1 else op.Add(*terms), FP32)
 
 
-@operator("ContextualScore", "score")
+@operator("ContextualScore", "score", fake=lambda call: _fake(call, call.k, call.num_heads))
 def contextual_score(
     q: Tensor, k: Tensor, mask: Tensor | None, write_indices: Tensor | None, pos_emb: Tensor, heads: Heads
 ) -> Tensor:
@@ -314,7 +322,8 @@ def _contextual_onnx(
     zero, one = constant(op, 0.0), constant(op, 1.0)
     gates = op.Sigmoid(logits)
     gates = gates if seen is None else op.Where(seen, gates, zero)
-    places = op.Min(op.CumSum(gates, -1, reverse=1), constant(op, float(size_of(pos_emb, 1) - 1)))
+    last = constant(op, float(size_of(pos_emb, 1) - 1))
+    places = op.Min(op.CumSum(gates, -1, reverse=1), last)
     scores = cast(op, op.MatMul(heads_onnx(op, q, heads.num_heads), pos_emb), FP32)
     low, high = op.Floor(places), op.Ceil(places)
     part = op.Sub(places, low)

@@ -15,11 +15,11 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from posexport.custom_ops.bias import clipped, clipped_onnx, distances, wide
-from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, like_first, operator
+from posexport.custom_ops.bias import clipped, clipped_onnx, distances, fake_bias, wide
+from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, operator
 
 
-@operator("WindowBias", "bias")
+@operator("WindowBias", "bias", fake=lambda call: fake_bias(call, call.table))
 def window_bias(q_positions: Tensor, k_positions: Tensor, table: Tensor, size: int) -> Tensor:
     offset = clipped(distances(q_positions, k_positions), size - 1)
     index = offset[..., 1] * (2 * size - 1) + offset[..., 0]
@@ -60,7 +60,7 @@ MAX_LOG_FACTOR = math.log(100.0)
 NORM_EPS = 1e-12
 
 
-@operator("CosineHeads", "normed", fake=like_first)
+@operator("CosineHeads", "normed", fake=lambda call: torch.empty_like(call.x))
 def cosine_heads(x: Tensor, logit_scale: Tensor | None, head_dim: int) -> Tensor:
     heads = x.unflatten(-1, (-1, head_dim)).to(wide(x.dtype))
     heads = heads / heads.norm(dim=-1, keepdim=True).clamp(min=NORM_EPS)

@@ -114,13 +114,9 @@ _OUTPUTS = ("attended", "present_key", "present_value")
 
 
 def _cached_fake(call: Any) -> Three:
-    batch, heads, past, width = call.past_key.shape
-    present = (batch, heads, past + call.q.shape[1], width)
-    return torch.empty_like(call.q), call.past_key.new_empty(present), call.past_key.new_empty(present)
-
-
-def _shared_fake(call: Any) -> Three:
-    return torch.empty_like(call.q), torch.empty_like(call.past_key), torch.empty_like(call.past_key)
+    write_indices = getattr(call, "write_indices", None)  # attend_cached has none
+    present = cached_keys.fake(call.past_key, call.k, write_indices, call.num_kv_heads)
+    return torch.empty_like(call.q), present, torch.empty_like(present)
 
 
 @operator("CachedAttention", *_OUTPUTS, fake=_cached_fake)
@@ -131,7 +127,7 @@ def attend_cached(
     return _attention(q, key, value, added, heads), key, value
 
 
-@operator("SharedCacheAttention", *_OUTPUTS, fake=_shared_fake)
+@operator("SharedCacheAttention", *_OUTPUTS, fake=_cached_fake)
 def attend_shared(
     q: Tensor,
     k: Tensor,

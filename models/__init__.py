@@ -11,15 +11,11 @@ from typing import Any
 import attrs
 
 from posexport.errors import RequestError, unknown
-from posexport.models.absolute import Learned, Sinusoidal
+from posexport.models.absolute import Learned, NoEncoding, Sinusoidal, Temperature
 from posexport.models.axes import Mrope, Rope2d, Rope3d, RopeDinov3, RopeMixed, RopeVjepa2
-from posexport.models.biases import T5, Alibi, Alibi2d, Fire, Kerple, Sandwich
-from posexport.models.content import Cope, Deberta, Shaw
-from posexport.models.none import NoEncoding
-from posexport.models.relative import Relative
+from posexport.models.biases import T5, Alibi, Alibi2d, Fire, Kerple, Sandwich, Swin, SwinV2
+from posexport.models.content import Cope, Deberta, Relative, Shaw
 from posexport.models.rotary import Rope, XPos
-from posexport.models.temperature import Temperature
-from posexport.models.windows import Swin, SwinV2
 from posexport.spec.encoding import Encoding
 from posexport.spec.spec import LAYER_FIELDS, Layer, Spec
 

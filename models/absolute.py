@@ -1,21 +1,23 @@
-"""Absolute encodings: a vector per position, added to the input before the first layer.
+"""Encodings that read the position of one token at a time, and the block without positions.
 
+none         attention alone, so that permuting the tokens permutes the outputs (NoPE)
 learned      x_s + W[p_s], W [max_positions, D] (BERT: Devlin et al. 2019, arXiv:1810.04805, section 3)
 sinusoidal   x_s + PE(p_s), PE(p)_2i = sin(p w_i), PE(p)_2i+1 = cos(p w_i), w_i = theta^(-2i/D)
              (Vaswani et al. 2017, arXiv:1706.03762, section 3.5)
+temperature  q_i (1 + attn_scale log(1 + floor((p_i + 1) / floor_scale))), which keeps attention sharp over long
+             contexts: what Llama 4 has in the layers without RoPE (Meta 2025, its code; after Nakanishi 2025,
+             arXiv:2501.19399, eq. 1)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
 from posexport import custom_ops
-from posexport.errors import RequestError
-from posexport.models.angles import angle_constant, check_exact, cos_sin
-from posexport.models.frequencies import progression
+from posexport.models.angles import angle_constant, cos_sin, inexact, progression
 from posexport.spec import fields
 from posexport.spec.encoding import Encoding, State
 from posexport.spec.spec import Spec
@@ -28,15 +30,20 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True)
-class Learned(Encoding):
-    """A trained table of positions."""
+class NoEncoding(Encoding):
+    """The block without positions; its graph has no `position_ids`."""
 
-    name: ClassVar[str] = "learned"
-    summary: ClassVar[str] = "trained table of absolute positions, added to the input"
-    source: ClassVar[str] = "Devlin et al. 2019, arXiv:1810.04805 (BERT)"
-    hook: ClassVar[str] = "embed"
-    at_input: ClassVar[bool] = True
-    in_cross: ClassVar[bool] = True
+    name = "none"
+    summary = "no positional encoding"
+    source = "Haviv et al. 2022, arXiv:2203.16634"
+    axes = 0
+
+
+@attrs.frozen(kw_only=True)
+class Learned(Encoding):
+    name = "learned"
+    summary = "trained table of absolute positions, added to the input"
+    source = "Devlin et al. 2019, arXiv:1810.04805 (BERT)"
     max_positions: int = fields.integer(512, "rows of the table")
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
@@ -53,31 +60,20 @@ class Learned(Encoding):
 
 @attrs.frozen(kw_only=True)
 class Sinusoidal(Encoding):
-    """Sines and cosines of the position at geometrically spaced frequencies.
+    """`order` says which comes first; `layout` whether they alternate, or fill one half of the features each."""
 
-    `order` says which comes first; `layout` whether they alternate, or sines fill one half and cosines the other.
-    """
-
-    name: ClassVar[str] = "sinusoidal"
-    summary: ClassVar[str] = "fixed sines and cosines of the position, added to the input"
-    source: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
-    angular: ClassVar[bool] = True
-    hook: ClassVar[str] = "embed"
-    at_input: ClassVar[bool] = True
-    in_cross: ClassVar[bool] = True
+    name = "sinusoidal"
+    summary = "fixed sines and cosines of the position, added to the input"
+    source = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
+    angular = True
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     order: str = fields.choice("sin-cos", ("sin-cos", "cos-sin"), "which comes first")
     layout: str = fields.choice("interleaved", ("interleaved", "half"), "alternating features, or one half each")
 
-    def check(self, spec: Spec) -> None:
+    def problems(self, spec: Spec) -> Iterator[str]:
         if spec.hidden_size % 2:
-            raise RequestError(
-                f"hidden_size {spec.hidden_size} is odd: sinusoidal pairs a sine with a cosine, so give an even one."
-            )
-        check_exact(spec, self.theta)
-
-    def uses_fp32_products(self) -> bool:
-        return True
+            yield f"hidden_size {spec.hidden_size} is odd: sinusoidal pairs a sine with a cosine, so give an even one."
+        yield from inexact(spec, self.theta)
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         return {"frequencies": angle_constant(spec, dtype, progression(spec.hidden_size, self.theta))}
@@ -85,5 +81,23 @@ class Sinusoidal(Encoding):
     def embed(self, state: State, x_BSD: Tensor, positions: Tensor) -> Tensor:
         cos, sin = cos_sin(positions, state["frequencies"])
         first, second = (sin, cos) if self.order == "sin-cos" else (cos, sin)
-        table = custom_ops.pair_features(first, second, self.layout == "interleaved")
-        return x_BSD + table.to(x_BSD.dtype)
+        return x_BSD + custom_ops.pair_features(first, second, self.layout == "interleaved").to(x_BSD.dtype)
+
+
+@attrs.frozen(kw_only=True)
+class Temperature(Encoding):
+    """Attention temperature tuning: a factor on each query instead of a position."""
+
+    name = "temperature"
+    summary = "queries grow with the logarithm of their position (Llama 4's layers without RoPE)"
+    source = "Meta 2025 (Llama 4), after Nakanishi 2025, arXiv:2501.19399, eq. 1"
+    base_properties = ("norms", "permutation", "prefix", "finite")
+    floor_scale: int = fields.integer(8192, "positions that share a factor")
+    attn_scale: float = fields.positive(0.1, "weight of the logarithm")
+
+    def problems(self, spec: Spec) -> Iterator[str]:
+        if spec.qk_norm_type == "l2":
+            yield "qk_norm_type l2 was given with temperature, whose factor such a norm removes: drop one of them."
+
+    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return custom_ops.position_temperature(q, positions, self.floor_scale, self.attn_scale), k

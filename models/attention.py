@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,20 +35,13 @@ class EncodingState(nn.Module):
         # never half precision: there an angle is wrong from position 256 on
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         for name, values in spec.encoding.constants(spec, wide).items():
-            if not isinstance(values, Tensor):
-                values = torch.tensor(values, dtype=None if _integers(values) else wide)
-            self.register_buffer(name, values, persistent=False)
+            tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+            self.register_buffer(name, tensor.to(wide) if tensor.is_floating_point() else tensor, persistent=False)
 
     def __getitem__(self, name: str) -> Tensor:
         owner, _, last = name.rpartition(".")
         tensor: Tensor = getattr(self.get_submodule(owner), last)
         return tensor
-
-
-def _integers(values: object) -> bool:
-    while isinstance(values, list):
-        values = values[0]
-    return isinstance(values, int)
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,7 @@ class Attention(nn.Module):
         acts = spec.encoding.hook and not spec.encoding.at_input and not spec.cross
         self.encoding = EncodingState(spec, dtype) if acts else None
 
-    def attend(self, x_BSD: Tensor, shared: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
+    def forward(self, x_BSD: Tensor, shared: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
         """Attention with its projections, and the new cache where there is one."""
         spec, state, positions = self.spec, self.encoding, shared.positions
         source = x_BSD if shared.encoder is None else shared.encoder
@@ -131,9 +125,6 @@ class Attention(nn.Module):
             write_indices=shared.write_indices,
         )
 
-    def forward(self, x_BSD: Tensor, shared: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
-        return self.attend(x_BSD, shared, past)
-
 
 class TransformerLayer(Attention):
     """Attention and an MLP with norms and residuals; a norm before each (pre) or after each residual sum (post)."""
@@ -149,10 +140,10 @@ class TransformerLayer(Attention):
     def forward(self, x_BSD: Tensor, shared: SharedInputs, past: Cache | None) -> tuple[Tensor, Cache | None]:
         first, second = (self.get_submodule(name) for name in norm_names(self.spec))
         if self.spec.norm == "pre":
-            attended, present = self.attend(first(x_BSD), shared, past)
+            attended, present = super().forward(first(x_BSD), shared, past)
             x_BSD = x_BSD + attended
             return x_BSD + self.mlp(second(x_BSD)), present
-        attended, present = self.attend(x_BSD, shared, past)
+        attended, present = super().forward(x_BSD, shared, past)
         x_BSD = first(x_BSD + attended)
         return second(x_BSD + self.mlp(x_BSD)), present
 

@@ -16,15 +16,13 @@ Every constant is a matrix [axes, P] of frequencies, zero where a pair does not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
 from posexport import custom_ops
-from posexport.errors import RequestError
-from posexport.models.angles import angle_constant, check_exact, cos_sin
-from posexport.models.frequencies import inverse_frequencies
+from posexport.models.angles import angle_constant, cos_sin, inexact, inverse_frequencies
 from posexport.models.rotary import Rope, Rotary
 from posexport.spec import fields
 from posexport.spec.encoding import State
@@ -41,70 +39,61 @@ LAYOUTS = ("interleaved", "half", "half-head")
 _LAYOUT = "pairs (2i, 2i+1), or (i, i + n/2) of the n features of an axis, or (i, i + head_dim/2)"
 
 
-def placed(parts: Sequence[tuple[int, Tensor]], axes: int) -> Tensor:
-    """The matrix [axes, P] of runs of frequencies, given as pairs of axis and frequencies."""
+def placed(order: str, runs: Sequence[Tensor]) -> Tensor:
+    """The matrix [axes, P] of runs of frequencies, one for each axis in `order`."""
     import torch
 
-    def row(axis: int) -> Tensor:
-        return torch.cat([run if owner == axis else torch.zeros_like(run) for owner, run in parts])
-
-    return torch.stack([row(axis) for axis in range(axes)])
+    matrix: Tensor = torch.block_diag(*runs)
+    return matrix[[order.index(axis) for axis in AXES[: len(order)]]]
 
 
 @attrs.frozen(kw_only=True)
 class Rope2d(Rotary):
-    """Axial rotary embedding over (x = column, y = row), for any grid, any order and dropped tokens."""
+    """For any grid, any order of tokens and dropped tokens."""
 
-    name: ClassVar[str] = "rope2d"
-    summary: ClassVar[str] = "rotary over columns and rows: half of each head turns by x, half by y"
-    source: ClassVar[str] = "Heo et al. 2024, arXiv:2403.13298, eq. 12 and 13"
-    axes: ClassVar[int] = 2
+    name = "rope2d"
+    summary = "rotary over columns and rows: half of each head turns by x, half by y"
+    source = "Heo et al. 2024, arXiv:2403.13298, eq. 12 and 13"
+    axes = 2
     theta: float = fields.positive(100.0, "base of the wavelengths")
-    theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)", optional=True)
+    theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)")
     layout: str = fields.choice("interleaved", LAYOUTS, _LAYOUT)
     order: str = fields.choice("xy", ("xy", "yx"), "which axis has the first half of a head")
     spacing: str = fields.choice("each", ("each", "alternate"), "frequencies per axis, or of one list in turns")
     factor: float = fields.positive(1.0, "what positions are divided by (EVA-02: grid / trained grid)")
 
-    def check(self, spec: Spec) -> None:
+    def problems(self, spec: Spec) -> Iterator[str]:
         if spec.head_dim % 4:
-            raise RequestError(
-                f"head_dim is {spec.head_dim}: rope2d gives pairs to two axes, so it must be divisible by 4."
-            )
+            yield f"head_dim is {spec.head_dim}: rope2d gives pairs to two axes, so it must be divisible by 4."
         if self.spacing == "alternate" and self.theta_y is not None:
-            raise RequestError("theta_y was given with spacing alternate: there both axes share one list, so drop it.")
-        check_exact(spec, min(self.theta, self.theta_y or self.theta))
+            yield "theta_y was given with spacing alternate: there both axes share one list, so drop it."
+        yield from inexact(spec, min(self.theta, self.theta_y or self.theta))
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         def frequencies(dtype: torch.dtype) -> Tensor:
-            width = spec.head_dim
             if self.spacing == "alternate":
-                whole = inverse_frequencies(width, self.theta, dtype)
+                whole = inverse_frequencies(spec.head_dim, self.theta, dtype)
                 halves = [whole[::2], whole[1::2]]
             else:
                 thetas = {"x": self.theta, "y": self.theta_y or self.theta}
-                halves = [inverse_frequencies(width // 2, thetas[axis], dtype) for axis in self.order]
-            axes = [AXES.index(axis) for axis in self.order]
-            return placed(list(zip(axes, halves, strict=True)), 2) / self.factor
+                halves = [inverse_frequencies(spec.head_dim // 2, thetas[axis], dtype) for axis in self.order]
+            return placed(self.order, halves) / self.factor
 
         return {"frequencies": angle_constant(spec, dtype, frequencies)}
 
-    def pairing(self, spec: Spec) -> tuple[bool, list[int]]:
-        pairs = spec.head_dim // 2
-        return self.layout == "interleaved", [pairs // 2] * 2 if self.layout == "half" else [pairs]
+    def runs(self, spec: Spec) -> list[int]:
+        return [spec.head_dim // 4] * 2 if self.layout == "half" else [spec.head_dim // 2]
 
 
 @attrs.frozen(kw_only=True)
 class Rope3d(Rotary):
-    """Axial rotary embedding over (x = column, y = row, t = frame), with any split of the head."""
-
-    name: ClassVar[str] = "rope3d"
-    summary: ClassVar[str] = "rotary over columns, rows and frames: a part of each head for each"
-    source: ClassVar[str] = "Kong et al. 2024, arXiv:2412.03603 (HunyuanVideo)"
-    axes: ClassVar[int] = 3
+    name = "rope3d"
+    summary = "rotary over columns, rows and frames: a part of each head for each"
+    source = "Kong et al. 2024, arXiv:2412.03603 (HunyuanVideo)"
+    axes = 3
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
-    theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)", optional=True)
-    theta_t: float | None = fields.positive(None, "base of the wavelengths of time (default: theta)", optional=True)
+    theta_y: float | None = fields.positive(None, "base of the wavelengths of rows (default: theta)")
+    theta_t: float | None = fields.positive(None, "base of the wavelengths of time (default: theta)")
     layout: str = fields.choice("interleaved", LAYOUTS, _LAYOUT)
     order: str = fields.choice("tyx", ("xyt", "xty", "yxt", "ytx", "txy", "tyx"), "whose features come first in a head")
     split: tuple[int, ...] | None = fields.numbers(
@@ -116,39 +105,37 @@ class Rope3d(Rotary):
         third = 2 * (spec.head_dim // 6)
         return self.split or (spec.head_dim - 2 * third, third, third)
 
-    def check(self, spec: Spec) -> None:
+    def problems(self, spec: Spec) -> Iterator[str]:
         parts = self.parts(spec)
         if len(parts) != 3 or any(part % 2 for part in parts) or not 0 < sum(parts) <= spec.head_dim:
-            raise RequestError(
+            yield (
                 f"split is {list(parts)} with head_dim {spec.head_dim}: it must be three even numbers, one for each of "
                 f"{self.order}, of at most head_dim together."
             )
-        check_exact(spec, min(self.theta, self.theta_y or self.theta, self.theta_t or self.theta))
+        yield from inexact(spec, min(self.theta, self.theta_y or self.theta, self.theta_t or self.theta))
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         thetas = {"x": self.theta, "y": self.theta_y or self.theta, "t": self.theta_t or self.theta}
 
         def frequencies(dtype: torch.dtype) -> Tensor:
-            runs = zip(self.order, self.parts(spec), strict=True)
-            return placed(
-                [(AXES.index(axis), inverse_frequencies(width, thetas[axis], dtype)) for axis, width in runs], 3
-            )
+            parts = zip(self.order, self.parts(spec), strict=True)
+            return placed(self.order, [inverse_frequencies(width, thetas[axis], dtype) for axis, width in parts])
 
         return {"frequencies": angle_constant(spec, dtype, frequencies)}
 
-    def pairing(self, spec: Spec) -> tuple[bool, list[int]]:
+    def runs(self, spec: Spec) -> list[int]:
         runs = [part // 2 for part in self.parts(spec) if part]
-        return self.layout == "interleaved", runs if self.layout == "half" else [sum(runs)]
+        return runs if self.layout == "half" else [sum(runs)]
 
 
 @attrs.frozen(kw_only=True)
 class Mrope(Rope):
     """RoPE whose pairs turn by time, row or column, as `mrope_section` assigns them; scaling as in RoPE."""
 
-    name: ClassVar[str] = "mrope"
-    summary: ClassVar[str] = "multimodal rotary: sections of RoPE's pairs turn by time, row and column"
-    source: ClassVar[str] = "Wang et al. 2024, arXiv:2409.12191, section 2.1"
-    axes: ClassVar[int] = 3
+    name = "mrope"
+    summary = "multimodal rotary: sections of RoPE's pairs turn by time, row and column"
+    source = "Wang et al. 2024, arXiv:2409.12191, section 2.1"
+    axes = 3
     layout: str = fields.choice("half", ("interleaved", "half"), "pairs (2i, 2i+1), or (i, i + rotary_dim/2)")
     mrope_section: tuple[int, ...] | None = fields.numbers(
         "pairs of time, row and column (default: a quarter and three eighths each)", whole=True
@@ -160,24 +147,24 @@ class Mrope(Rope):
         pairs = self.dim(spec) // 2
         return self.mrope_section or (pairs - 2 * (3 * pairs // 8), 3 * pairs // 8, 3 * pairs // 8)
 
-    def check(self, spec: Spec) -> None:
-        super().check(spec)
+    def problems(self, spec: Spec) -> Iterator[str]:
+        yield from super().problems(spec)
         sections, pairs = self.sections(spec), self.dim(spec) // 2
         if len(sections) != 3 or sum(sections) != pairs:
-            raise RequestError(
+            yield (
                 f"mrope_section is {list(sections)}: it must be three numbers (time, row, column) of {pairs} together, "
                 "which are the pairs that turn."
             )
         limits = ((pairs + 1) // 3, pairs // 3)
         if self.mrope_interleaved and (sections[1] > limits[0] or sections[2] > limits[1]):
-            raise RequestError(
+            yield (
                 f"mrope_section is {list(sections)} with mrope_interleaved: rows and columns take every third of "
                 f"{pairs} pairs, so at most {limits[0]} and {limits[1]}."
             )
         if self.scaling == "dynamic":
-            raise RequestError("scaling dynamic was given with mrope: give another scaling, or none.")
+            yield "scaling dynamic was given with mrope: give another scaling, or none."
 
-    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Tensor]:
         import torch
 
         _, rows, columns = self.sections(spec)
@@ -189,25 +176,27 @@ class Mrope(Rope):
             owner[len(owner) - rows - columns : len(owner) - columns] = AXES.index("y")
             owner[len(owner) - columns :] = AXES.index("x")
         owned = torch.arange(3)[:, None] == owner
-        return {name: torch.where(owned, values[..., None, :], 0) for name, values in self.tensors(spec, dtype).items()}
+        constants = super().constants(spec, dtype)
+        return {name: torch.where(owned, values[..., None, :], 0) for name, values in constants.items()}
 
 
 @attrs.frozen(kw_only=True)
 class RopeMixed(Rotary):
-    """Rotary embedding with trained frequencies of both axes, different in every head and layer."""
-
-    name: ClassVar[str] = "rope-mixed"
-    summary: ClassVar[str] = "rotary over columns and rows at trained frequencies, per head and layer"
-    source: ClassVar[str] = "Heo et al. 2024, arXiv:2403.13298, eq. 14"
-    axes: ClassVar[int] = 2
-    angular: ClassVar[bool] = False  # its frequencies are trained
+    name = "rope-mixed"
+    summary = "rotary over columns and rows at trained frequencies, per head and layer"
+    source = "Heo et al. 2024, arXiv:2403.13298, eq. 14"
+    axes = 2
+    angular = False  # its frequencies are trained
     layout: str = fields.choice("interleaved", ("interleaved", "half"), "pairs (2i, 2i+1), or (i, i + head_dim/2)")
 
-    def check(self, spec: Spec) -> None:
+    def uses_fp32_products(self) -> bool:
+        return True
+
+    def problems(self, spec: Spec) -> Iterator[str]:
         if spec.head_dim % 2:
-            raise RequestError(f"head_dim is {spec.head_dim}: rope-mixed turns pairs, so it must be even.")
+            yield f"head_dim is {spec.head_dim}: rope-mixed turns pairs, so it must be even."
         if spec.num_kv_heads != spec.num_heads:
-            raise RequestError(
+            yield (
                 f"num_kv_heads is {spec.num_kv_heads} with {spec.num_heads} heads: heads of rope-mixed have different "
                 "frequencies, so give as many key heads as query heads."
             )
@@ -224,40 +213,30 @@ class RopeMixed(Rotary):
         cos, sin = (custom_ops.angles_by_heads(t, state.spec.num_heads) for t in cos_sin(positions, freqs))
         return cos, sin
 
-    def pairing(self, spec: Spec) -> tuple[bool, list[int]]:
-        return self.layout == "interleaved", [spec.head_dim // 2]
-
 
 @attrs.frozen(kw_only=True)
 class RopeDinov3(Rotary):
-    """Axial rotary embedding over patch centres, normalised by the grid (default: up to the largest positions)."""
-
-    name: ClassVar[str] = "rope-dinov3"
-    summary: ClassVar[str] = "rotary over patch centres, from -1 to 1 along each axis of the grid"
-    source: ClassVar[str] = "Simeoni et al. 2025, arXiv:2508.10104 (DINOv3)"
-    axes: ClassVar[int] = 2
-    base_properties: ClassVar[tuple[str, ...]] = ("norms", "permutation", "finite")
-    angular: ClassVar[bool] = False  # its angles are those of fractions
+    name = "rope-dinov3"
+    summary = "rotary over patch centres, from -1 to 1 along each axis of the grid"
+    source = "Simeoni et al. 2025, arXiv:2508.10104 (DINOv3)"
+    axes = 2
+    base_properties = ("norms", "permutation", "finite")
+    angular = False  # its angles are those of fractions
     theta: float = fields.positive(100.0, "base of the periods")
     grid: tuple[int, ...] | None = fields.numbers(
         "rows and columns (default: up to the largest positions of each batch row)", whole=True
     )
 
-    def check(self, spec: Spec) -> None:
+    def problems(self, spec: Spec) -> Iterator[str]:
         if spec.head_dim % 4:
-            raise RequestError(
-                f"head_dim is {spec.head_dim}: rope-dinov3 gives pairs to two axes, so it must be divisible by 4."
-            )
+            yield f"head_dim is {spec.head_dim}: rope-dinov3 gives pairs to two axes, so it must be divisible by 4."
         if self.grid is not None and (len(self.grid) != 2 or not all(self.grid)):
-            raise RequestError(f"grid is {list(self.grid)}: it must be two numbers, rows and columns, from 1.")
+            yield f"grid is {list(self.grid)}: it must be two numbers, rows and columns, from 1."
         if spec.kv_cache and self.grid is None:
-            raise RequestError(
+            yield (
                 "kv_cache was given with rope-dinov3 without a grid: each step would use another grid, that of its own "
                 "positions, so set grid=ROWS,COLUMNS, or drop the cache."
             )
-
-    def uses_fp32_products(self) -> bool:
-        return False
 
     def properties(self, spec: Spec) -> tuple[str, ...]:
         return self.base_properties if self.grid is None else (*self.base_properties, "prefix")
@@ -267,7 +246,7 @@ class RopeDinov3(Rotary):
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         half = inverse_frequencies(spec.head_dim // 2, self.theta, dtype)
-        return {"frequencies": placed([(AXES.index("y"), half), (AXES.index("x"), half)], 2)}
+        return {"frequencies": placed("yx", (half, half))}
 
     def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
         columns_and_rows = list(self.grid or ())[::-1]
@@ -279,22 +258,22 @@ class RopeVjepa2(Rotary):
     """V-JEPA 2's rotation over time, row and column: the two features of a pair (2i, 2i+1) have different angles,
     because its code repeats the frequencies of an axis as a whole."""
 
-    name: ClassVar[str] = "rope-vjepa2"
-    summary: ClassVar[str] = "V-JEPA 2: a third of each head for time, row and column, an angle per feature"
-    source: ClassVar[str] = "Assran et al. 2025, arXiv:2506.09985 (V-JEPA 2)"
-    axes: ClassVar[int] = 3
-    base_properties: ClassVar[tuple[str, ...]] = ("permutation", "prefix", "finite")
+    name = "rope-vjepa2"
+    summary = "V-JEPA 2: a third of each head for time, row and column, an angle per feature"
+    source = "Assran et al. 2025, arXiv:2506.09985 (V-JEPA 2)"
+    axes = 3
+    base_properties = ("permutation", "prefix", "finite")
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
 
-    def check(self, spec: Spec) -> None:
+    def problems(self, spec: Spec) -> Iterator[str]:
         if spec.head_dim < 6:
-            raise RequestError(f"head_dim is {spec.head_dim}: rope-vjepa2 gives pairs to three axes, so at least 6.")
-        check_exact(spec, self.theta)
+            yield f"head_dim is {spec.head_dim}: rope-vjepa2 gives pairs to three axes, so at least 6."
+        yield from inexact(spec, self.theta)
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         def frequencies(dtype: torch.dtype) -> Tensor:
             axis = inverse_frequencies(2 * (spec.head_dim // 3 // 2), self.theta, dtype).repeat(2)
-            return placed([(AXES.index(letter), axis) for letter in "tyx"], 3)
+            return placed("tyx", (axis, axis, axis))
 
         return {"frequencies": angle_constant(spec, dtype, frequencies)}
 

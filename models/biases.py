@@ -12,20 +12,25 @@ sandwich  n/(8h) sum over f of cos((p_i - p_j) w_f), w_f = theta^(-2f/dim) (Chi 
           and the listing in its appendix)
 fire      f(log(1 + |c (p_i - p_j)|) / log(1 + |c max(L, p_i)|)), f an MLP with one hidden layer and a bias per head,
           c and L trained (Li et al. 2024, arXiv:2310.04418, section 3, and the listing in its appendix)
+swin      B[(p_i - p_j)_y, (p_i - p_j)_x], trained (Liu et al. 2021, arXiv:2103.14030, eq. 4)
+swinv2    16 sigmoid(MLP(offsets on a log scale)), and logits that are cosines of queries and keys times a trained
+          factor per head (Liu et al. 2022, arXiv:2111.09883, eq. 2 to 4)
+
+For swin and swinv2, positions are (x = column, y = row) in a window, and the batch holds windows, as in Swin's code:
+[batch * windows, window_size^2 tokens, hidden_size].
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
 from posexport import custom_ops
-from posexport.errors import RequestError
-from posexport.models.angles import angle_constant, check_exact, cos_sin
-from posexport.models.frequencies import progression
+from posexport.models.angles import angle_constant, cos_sin, inexact, progression
 from posexport.spec import fields
 from posexport.spec.encoding import Encoding, State
 from posexport.spec.spec import Spec
@@ -57,22 +62,17 @@ def t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> list
     for step in range(1, wide):
         # floor(log(d/exact) / log(max/exact) * wide) >= step  <=>  d^wide >= exact^(wide-step) * max^step
         bound = exact ** (wide - step) * max_distance**step
-        edge = round(exact * (max_distance / exact) ** (step / wide))
-        while (edge - 1) ** wide >= bound:
-            edge -= 1
-        while edge**wide < bound:
-            edge += 1
-        edges.append(edge)
+        guess = round(exact * (max_distance / exact) ** (step / wide))  # at most 1 beside the edge
+        edges.append(bisect_left(range(max_distance + 1), bound, guess - 1, guess + 1, key=lambda d: d**wide))
     by_distance = [d if d < exact else exact + bisect_right(edges, d) for d in range(max_distance + 1)]
     later = [side + bucket for bucket in by_distance[1:]] if bidirectional else [0] * max_distance
     return by_distance[::-1] + later
 
 
-def given_slopes(name: str, slopes: tuple[float, ...] | None, spec: Spec) -> list[float]:
-    """The slopes of all heads, by default the authors'; RequestError where their number differs from the heads'."""
+def wrong_slopes(name: str, slopes: tuple[float, ...] | None, spec: Spec) -> Iterator[str]:
+    """The problem of slopes whose number differs from that of the heads."""
     if slopes is not None and len(slopes) != spec.num_heads:
-        raise RequestError(f"{name} has {len(slopes)} numbers: it must have one for each of {spec.num_heads} heads.")
-    return alibi_slopes(spec.num_heads) if slopes is None else [*slopes]
+        yield f"{name} has {len(slopes)} numbers: it must have one for each of {spec.num_heads} heads."
 
 
 @attrs.frozen(kw_only=True)
@@ -80,22 +80,21 @@ class Alibi(Encoding):
     """Attention with linear biases: distance lowers the score; in a block that is not causal symmetrically, unless
     `slopes_ahead` is given."""
 
-    name: ClassVar[str] = "alibi"
-    summary: ClassVar[str] = "logits fall linearly with distance, at a slope per head"
-    source: ClassVar[str] = "Press et al. 2022, arXiv:2108.12409, section 3"
-    hook: ClassVar[str] = "bias"
-    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
+    name = "alibi"
+    summary = "logits fall linearly with distance, at a slope per head"
+    source = "Press et al. 2022, arXiv:2108.12409, section 3"
+    base_properties = ("shift", "permutation", "prefix", "finite")
     slopes: tuple[float, ...] | None = fields.numbers("slope of each head (default: the authors')")
     slopes_ahead: tuple[float, ...] | None = fields.numbers("slopes for keys ahead of the query (default: the same)")
 
-    def check(self, spec: Spec) -> None:
-        for name in ("slopes", "slopes_ahead"):
-            given_slopes(name, getattr(self, name), spec)
+    def problems(self, spec: Spec) -> Iterator[str]:
+        yield from wrong_slopes("slopes", self.slopes, spec)
+        yield from wrong_slopes("slopes_ahead", self.slopes_ahead, spec)
         if self.slopes_ahead is not None and spec.causal:
-            raise RequestError("slopes_ahead was given with causal: no query sees a key ahead of it, so drop it.")
+            yield "slopes_ahead was given with causal: no query sees a key ahead of it, so drop it."
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
-        constants = {"slopes": given_slopes("slopes", self.slopes, spec)}
+        constants = {"slopes": [*(self.slopes or alibi_slopes(spec.num_heads))]}
         return constants if self.slopes_ahead is None else {**constants, "slopes_ahead": [*self.slopes_ahead]}
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
@@ -108,53 +107,44 @@ ON_A_GRID = "positions on a grid have no order by which those of cached keys cou
 
 @attrs.frozen(kw_only=True)
 class Alibi2d(Encoding):
-    """ALiBi over the distance of two cells of a grid (x = column, y = row)."""
-
-    name: ClassVar[str] = "alibi2d"
-    summary: ClassVar[str] = "logits fall linearly with the distance on a grid, at a slope per head"
-    source: ClassVar[str] = "Fuller et al. 2023, arXiv:2311.00566, section 3.1"
-    axes: ClassVar[int] = 2
-    hook: ClassVar[str] = "bias"
-    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
-    no_cache_reason: ClassVar[str | None] = ON_A_GRID
+    name = "alibi2d"
+    summary = "logits fall linearly with the distance on a grid, at a slope per head"
+    source = "Fuller et al. 2023, arXiv:2311.00566, section 3.1"
+    axes = 2
+    base_properties = ("shift", "permutation", "prefix", "finite")
+    no_cache_reason = ON_A_GRID
     slopes: tuple[float, ...] | None = fields.numbers("slope of each head (default: the authors')")
     distance: str = fields.choice("euclidean", ("euclidean", "manhattan"), "how far two cells are apart")
 
-    def check(self, spec: Spec) -> None:
-        given_slopes("slopes", self.slopes, spec)
+    def problems(self, spec: Spec) -> Iterator[str]:
+        yield from wrong_slopes("slopes", self.slopes, spec)
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
-        return {"slopes": given_slopes("slopes", self.slopes, spec)}
+        return {"slopes": [*(self.slopes or alibi_slopes(spec.num_heads))]}
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        euclidean = self.distance == "euclidean"
-        return custom_ops.grid_bias(q_positions, k_positions, state["slopes"], euclidean)
+        return custom_ops.grid_bias(q_positions, k_positions, state["slopes"], self.distance == "euclidean")
 
 
 @attrs.frozen(kw_only=True)
 class T5(Encoding):
     """A trained bias per bucket of distance and head; bidirectional unless the block is causal."""
 
-    name: ClassVar[str] = "t5"
-    summary: ClassVar[str] = "trained bias per bucket of distance and head"
-    source: ClassVar[str] = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
-    hook: ClassVar[str] = "bias"
-    base_properties: ClassVar[tuple[str, ...]] = ("shift", "buckets", "permutation", "prefix", "finite")
-    in_cross: ClassVar[bool] = True  # as in T5's decoder, where cross-attention has no bias
+    name = "t5"
+    summary = "trained bias per bucket of distance and head"
+    source = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
+    base_properties = ("shift", "buckets", "permutation", "prefix", "finite")
+    in_cross = True  # as in T5's decoder, where cross-attention has no bias
     num_buckets: int = fields.integer(32, "rows of the table", at_least=2, at_most=4096)
     max_distance: int = fields.integer(128, "distance from which on all share the last bucket", at_most=2**20)
 
-    def check(self, spec: Spec) -> None:
-        exact = self.num_buckets // (2 if spec.causal else 4)
-        if self.num_buckets % (2 if spec.causal else 4):
-            raise RequestError(
-                f"num_buckets is {self.num_buckets}: it must be divisible by "
-                f"{'2 when causal' if spec.causal else '4 when not causal'}."
-            )
+    def problems(self, spec: Spec) -> Iterator[str]:
+        divisor, when = (2, "when causal") if spec.causal else (4, "when not causal")
+        exact, remainder = divmod(self.num_buckets, divisor)
+        if remainder:
+            yield f"num_buckets is {self.num_buckets}: it must be divisible by {divisor} {when}."
         if self.max_distance <= exact:
-            raise RequestError(
-                f"max_distance is {self.max_distance}: it must be above {exact}, the distances with a bucket each."
-            )
+            yield f"max_distance is {self.max_distance}: it must be above {exact}, the distances with a bucket each."
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         return {"relative_attention_bias.weight": (self.num_buckets, spec.num_heads)}
@@ -172,13 +162,10 @@ class T5(Encoding):
 
 @attrs.frozen(kw_only=True)
 class Kerple(Encoding):
-    """Kernelized relative positions: a trained logarithm or power of the distance per head."""
-
-    name: ClassVar[str] = "kerple"
-    summary: ClassVar[str] = "trained logarithm or power of the distance per head"
-    source: ClassVar[str] = "Chi et al. 2022, arXiv:2205.09921, section 4"
-    hook: ClassVar[str] = "bias"
-    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
+    name = "kerple"
+    summary = "trained logarithm or power of the distance per head"
+    source = "Chi et al. 2022, arXiv:2205.09921, section 4"
+    base_properties = ("shift", "permutation", "prefix", "finite")
     kernel: str = fields.choice("log", ("log", "power"), "-r1 log(1 + r2 d), or -r1 d^r2")
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
@@ -193,24 +180,18 @@ class Kerple(Encoding):
 
 @attrs.frozen(kw_only=True)
 class Sandwich(Encoding):
-    """The product of two sinusoidal embeddings, which falls with distance, divided by a ratio per head."""
-
-    name: ClassVar[str] = "sandwich"
-    summary: ClassVar[str] = "product of sinusoidal embeddings as a bias, at a ratio per head"
-    source: ClassVar[str] = "Chi et al. 2023, arXiv:2212.10356, section 5"
-    angular: ClassVar[bool] = True
-    hook: ClassVar[str] = "bias"
-    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
+    name = "sandwich"
+    summary = "product of sinusoidal embeddings as a bias, at a ratio per head"
+    source = "Chi et al. 2023, arXiv:2212.10356, section 5"
+    angular = True
+    base_properties = ("shift", "permutation", "prefix", "finite")
     theta: float = fields.positive(10_000.0, "base of the wavelengths")
     dim: int = fields.integer(128, "width of the embeddings", at_least=2, at_most=65536)
 
-    def check(self, spec: Spec) -> None:
+    def problems(self, spec: Spec) -> Iterator[str]:
         if self.dim % 2:
-            raise RequestError(f"dim is {self.dim}: sandwich pairs a sine with a cosine, so give an even one.")
-        check_exact(spec, self.theta)
-
-    def uses_fp32_products(self) -> bool:
-        return True
+            yield f"dim is {self.dim}: sandwich pairs a sine with a cosine, so give an even one."
+        yield from inexact(spec, self.theta)
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         frequencies = angle_constant(spec, dtype, progression(self.dim, self.theta))
@@ -226,12 +207,9 @@ class Sandwich(Encoding):
 
 @attrs.frozen(kw_only=True)
 class Fire(Encoding):
-    """Functional interpolation: an MLP of log distance divided by log query position."""
-
-    name: ClassVar[str] = "fire"
-    summary: ClassVar[str] = "MLP of the distance relative to the query's position, on a log scale"
-    source: ClassVar[str] = "Li et al. 2024, arXiv:2310.04418, section 3"
-    hook: ClassVar[str] = "bias"
+    name = "fire"
+    summary = "MLP of the distance relative to the query's position, on a log scale"
+    source = "Li et al. 2024, arXiv:2310.04418, section 3"
     mlp_width: int = fields.integer(32, "width of the hidden layer", at_most=65536)
     init_L: float = fields.positive(512.0, "threshold that L_multiplier multiplies")
 
@@ -254,3 +232,80 @@ class Fire(Encoding):
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         weights = (state[name] for name in self.weights(state.spec))
         return custom_ops.fire_bias(q_positions, k_positions, *weights, self.init_L)
+
+
+@attrs.frozen(kw_only=True)
+class Swin(Encoding):
+    name = "swin"
+    summary = "trained bias per offset within a window, and head"
+    source = "Liu et al. 2021, arXiv:2103.14030, eq. 4"
+    axes = 2
+    base_properties = ("shift", "permutation", "prefix", "finite")
+    no_cache_reason = ON_A_GRID
+    window_size: int = fields.integer(7, "columns and rows of a window", at_most=1024)
+
+    def position_limit(self) -> int | None:
+        return self.window_size
+
+    def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
+        return {"relative_position_bias_table": ((2 * self.window_size - 1) ** 2, spec.num_heads)}
+
+    def table(self, state: State) -> Tensor:
+        """The bias of each offset and head, [(2 window_size - 1)^2, N]."""
+        return state["relative_position_bias_table"]
+
+    def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        return custom_ops.window_bias(q_positions, k_positions, self.table(state), self.window_size)
+
+
+MLP_WIDTH = 512
+
+
+@attrs.frozen(kw_only=True)
+class SwinV2(Swin):
+    name = "swinv2"
+    summary = "bias from an MLP of log-spaced offsets within a window, and cosine attention"
+    source = "Liu et al. 2022, arXiv:2111.09883, eq. 2 to 4"
+    window_size: int = fields.integer(8, "columns and rows of a window", at_least=2, at_most=1024)
+    pretrained_window_size: int | None = fields.integer(
+        None, "window_size in the training of the MLP (default: window_size)", at_least=2
+    )
+
+    def default_scale(self, head_dim: int) -> float:
+        return 1.0
+
+    def problems(self, spec: Spec) -> Iterator[str]:
+        if spec.scale != 1.0:
+            yield f"scale is {spec.scale:g} with swinv2: its trained logit_scale replaces the scale, so drop it."
+        if spec.qk_norm:
+            yield "qk_norm was given with swinv2, which takes cosines of queries and keys: drop it."
+
+    def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
+        return {
+            "continuous_position_bias_mlp.0.weight": (MLP_WIDTH, 2),
+            "continuous_position_bias_mlp.0.bias": (MLP_WIDTH,),
+            "continuous_position_bias_mlp.2.weight": (spec.num_heads, MLP_WIDTH),
+            "logit_scale": (spec.num_heads, 1, 1),
+        }
+
+    def seeded(self, name: str, values: Tensor) -> Tensor:
+        if name == "logit_scale":
+            return values * 0.1 + math.log(10.0)
+        return values * 0.05 if values.shape[-1] == MLP_WIDTH and values.ndim == 2 else values
+
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        import torch
+
+        reach = self.window_size - 1
+        offsets = torch.arange(-reach, reach + 1, dtype=torch.int64).to(dtype)
+        rows = torch.stack(torch.meshgrid(offsets, offsets, indexing="ij"), -1).flatten(0, 1)
+        rows = rows / ((self.pretrained_window_size or self.window_size) - 1) * 8
+        return {"coordinates": torch.sign(rows) * torch.log2(torch.abs(rows) + 1.0) / math.log2(8)}
+
+    def rotate(self, state: State, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        head_dim = state.spec.head_dim
+        return custom_ops.cosine_heads(q, state["logit_scale"], head_dim), custom_ops.cosine_heads(k, None, head_dim)
+
+    def table(self, state: State) -> Tensor:
+        layers = [state[f"continuous_position_bias_mlp.{name}"] for name in ("0.weight", "0.bias", "2.weight")]
+        return custom_ops.window_table(state["coordinates"], *layers)

@@ -1,5 +1,9 @@
-"""Encodings whose scores mix content and position, other than Transformer-XL (posexport.models.relative).
+"""Encodings whose scores mix content and position.
 
+relative  logits q_i.k_j + q_i.W_r R(p_i - p_j) + u.k_j + v.W_r R(p_i - p_j), times scale (Transformer-XL: Dai et al.
+          2019, arXiv:1901.02860, section 3.3). R(d) = [sin(d w_0), ..., sin(d w_n), cos(d w_0), ..., cos(d w_n)], w_f =
+          theta^(-2f/D), or with `table=learned` row clip(d, -max_distance, max_distance) + max_distance of a trained
+          table. Positions are data, so the paper's shift trick, which needs consecutive ones, is not used.
 shaw      logits scale q_i.(k_j + K[r]), outputs sum_j a_ij (v_j + V[r]), r = clip(p_j - p_i), K and V trained rows that
           all heads share (Shaw et al. 2018, arXiv:1803.02155, eq. 3 to 5)
 deberta   logits (q_i.k_j + q_i.K[b] + k_j.Q[b]) / sqrt(3 head_dim), K and Q projections of one table of 2k rows, b =
@@ -12,13 +16,13 @@ cope      logits q_i.(k_j + e[c]), c = how many gates sigmoid(q_i.k_t) open from
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
 from posexport import custom_ops
-from posexport.errors import RequestError
+from posexport.models.angles import angle_constant, cos_sin, inexact, progression
 from posexport.spec import fields
 from posexport.spec.encoding import AttentionContext, Encoding, State
 from posexport.spec.spec import Spec
@@ -31,18 +35,72 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True)
-class Shaw(Encoding):
-    """Trained vectors for each distance, added to keys and to values."""
+class Relative(Encoding):
+    name = "relative"
+    summary = "Transformer-XL: content and distance mix in four terms"
+    source = "Dai et al. 2019, arXiv:1901.02860, section 3.3"
+    angular = True
+    base_properties = ("shift", "permutation", "prefix", "finite")
+    table: str = fields.choice("sinusoidal", ("sinusoidal", "learned"), "vectors of distances: computed or trained")
+    theta: float = fields.positive(10_000.0, "base of the wavelengths (table=sinusoidal)")
+    max_distance: int | None = fields.integer(None, "larger distances share a row (table=learned; default: 128)")
 
-    name: ClassVar[str] = "shaw"
-    summary: ClassVar[str] = "trained vectors for each distance, added to keys and values"
-    source: ClassVar[str] = "Shaw et al. 2018, arXiv:1803.02155, eq. 3 to 5"
-    hook: ClassVar[str] = "score"
-    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
-    reads_keys: ClassVar[bool] = True
+    def __attrs_post_init__(self) -> None:
+        if self.table == "learned" and self.max_distance is None:
+            object.__setattr__(self, "max_distance", 128)
+
+    def problems(self, spec: Spec) -> Iterator[str]:
+        if self.table == "sinusoidal" and self.max_distance is not None:
+            yield "max_distance needs table=learned: sinusoids reach any distance."
+        if self.table == "learned" and self.theta != 10_000.0:
+            yield "theta needs table=sinusoidal: a learned table has no wavelengths."
+        if self.table == "sinusoidal" and spec.hidden_size % 2:
+            yield f"hidden_size {spec.hidden_size} is odd: relative pairs a sine with a cosine, so give an even one."
+        if self.table == "learned" and spec.angles == "exact":
+            yield "angles exact needs table=sinusoidal: a learned table has no angles."
+        yield from inexact(spec, self.theta)
+
+    def uses_fp32_products(self) -> bool:
+        return self.table == "sinusoidal"
+
+    def saturation_distance(self) -> int | None:
+        return self.max_distance
+
+    def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
+        width, heads = spec.num_heads * spec.head_dim, (spec.num_heads, spec.head_dim)
+        shapes = {"r_proj.weight": (width, spec.hidden_size), "content_bias": heads, "position_bias": heads}
+        if self.max_distance is not None:
+            shapes["weight"] = (2 * self.max_distance + 1, spec.hidden_size)
+        return shapes
+
+    def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
+        if self.table == "learned":
+            return {}
+        return {"frequencies": angle_constant(spec, dtype, progression(spec.hidden_size, self.theta))}
+
+    def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
+        positions, scale = context.positions(), state.spec.scale
+        q_content = custom_ops.add_head_bias(q, state["content_bias"])
+        weights = state["position_bias"], state["r_proj.weight"]
+        if self.max_distance is not None:
+            return q_content, custom_ops.relative_table_score(q, *positions, *weights, state["weight"], scale)
+        q_side, k_side = (cos_sin(side, state["frequencies"]) for side in positions)
+        return q_content, custom_ops.relative_score(q, *q_side, *k_side, *weights, scale)
+
+    def seeded(self, name: str, values: Tensor) -> Tensor:
+        return values * values.shape[1] ** -0.5 if name == "r_proj.weight" else values
+
+
+@attrs.frozen(kw_only=True)
+class Shaw(Encoding):
+    name = "shaw"
+    summary = "trained vectors for each distance, added to keys and values"
+    source = "Shaw et al. 2018, arXiv:1803.02155, eq. 3 to 5"
+    base_properties = ("shift", "permutation", "prefix", "finite")
+    reads_keys = True
     max_distance: int = fields.integer(16, "larger distances share a row", at_most=2**20)
     max_distance_ahead: int = fields.integer(
-        None, "the same for keys ahead of the query (default: max_distance)", at_least=0, at_most=2**20, optional=True
+        None, "the same for keys ahead of the query (default: max_distance)", at_least=0, at_most=2**20
     )
     relative_values: bool = fields.flag(True, "values have vectors too, not only keys")
 
@@ -58,8 +116,8 @@ class Shaw(Encoding):
         return {"keys.weight": rows, **({"values.weight": rows} if self.relative_values else {})}
 
     def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
-        distances, scale = (self.max_distance, self.max_distance_ahead), state.spec.scale
-        return q, custom_ops.offset_score(q, *context.positions(), state["keys.weight"], *distances, scale)
+        distances = (self.max_distance, self.max_distance_ahead)
+        return q, custom_ops.offset_score(q, *context.positions(), state["keys.weight"], *distances, state.spec.scale)
 
     def values(self, state: State, q: Tensor, context: AttentionContext, bias: Tensor | None) -> Tensor | None:
         if not self.relative_values:
@@ -81,21 +139,17 @@ def log_bucket(distance: int, buckets: int, max_position: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class Deberta(Encoding):
-    """Disentangled attention: content to position, position to content, and content to content."""
-
-    name: ClassVar[str] = "deberta"
-    summary: ClassVar[str] = "DeBERTa: content to position and position to content, through one table of distances"
-    source: ClassVar[str] = "He et al. 2021, arXiv:2006.03654, eq. 4"
-    hook: ClassVar[str] = "score"
-    base_properties: ClassVar[tuple[str, ...]] = ("shift", "permutation", "prefix", "finite")
-    reads_keys: ClassVar[bool] = True
+    name = "deberta"
+    summary = "DeBERTa: content to position and position to content, through one table of distances"
+    source = "He et al. 2021, arXiv:2006.03654, eq. 4"
+    base_properties = ("shift", "permutation", "prefix", "finite")
+    reads_keys = True
     max_relative_positions: int = fields.integer(512, "distances in the table, on either side", at_most=2**20)
     position_buckets: int | None = fields.integer(
         None,
         "rows on either side, growing with the logarithm of the distance (v2; default: a row each)",
         at_least=4,
         at_most=2**20,
-        optional=True,
     )
     pos_att_type: str = fields.choice("c2p|p2c", ("c2p|p2c", "c2p", "p2c"), "terms besides content to content")
     pos_bias: bool = fields.flag(False, "the projections of the table have biases (v2)")
@@ -103,14 +157,14 @@ class Deberta(Encoding):
     def default_scale(self, head_dim: int) -> float:
         return float((head_dim * (1 + len(self.pos_att_type.split("|")))) ** -0.5)
 
-    def check(self, spec: Spec) -> None:
+    def problems(self, spec: Spec) -> Iterator[str]:
         if spec.num_kv_heads != spec.num_heads:
-            raise RequestError(
+            yield (
                 f"num_kv_heads is {spec.num_kv_heads} with {spec.num_heads} heads: deberta scores keys of each head, "
                 "so give as many key heads as query heads."
             )
         if self.position_buckets is not None and self.position_buckets // 2 >= self.max_relative_positions - 1:
-            raise RequestError(
+            yield (
                 f"position_buckets is {self.position_buckets} with max_relative_positions "
                 f"{self.max_relative_positions}: half of the buckets are exact distances, so raise the latter."
             )
@@ -145,7 +199,7 @@ class Deberta(Encoding):
 
         def row(distance: int) -> int:
             if self.position_buckets is not None:
-                distance = log_bucket(distance, self.position_buckets, self.max_relative_positions)
+                distance = log_bucket(distance, self.position_buckets, reach)
             return min(max(distance + span, 0), 2 * span - 1)
 
         return {"buckets": [row(distance) for distance in range(-reach, reach + 1)]}
@@ -155,34 +209,24 @@ class Deberta(Encoding):
             rows = state[f"{name}.weight"] @ state["weight"].T
             return rows + state[f"{name}.bias"].unsqueeze(-1) if self.pos_bias else rows
 
-        tables = {name: table(name) for name in self._projections()}
-        return q, custom_ops.disentangled_score(
-            q,
-            context.k,
-            *context.positions(),
-            state["buckets"],
-            tables.get("pos_key_proj"),
-            tables.get("pos_query_proj"),
-            state.spec.num_heads,
-            state.spec.scale,
-        )
+        terms = self._projections()
+        tables = (table(name) if name in terms else None for name in ("pos_key_proj", "pos_query_proj"))
+        inputs, spec = (context.k, *context.positions(), state["buckets"]), state.spec
+        return q, custom_ops.disentangled_score(q, *inputs, *tables, spec.num_heads, spec.scale)
 
 
 @attrs.frozen(kw_only=True)
 class Cope(Encoding):
-    """Contextual positions: a query counts the keys for which its gates open, and reads no `position_ids`."""
-
-    name: ClassVar[str] = "cope"
-    summary: ClassVar[str] = "contextual positions: a query counts the keys for which its gates open"
-    source: ClassVar[str] = "Golovneva et al. 2024, arXiv:2405.18719, eq. 3 to 5"
-    axes: ClassVar[int] = 0
-    hook: ClassVar[str] = "score"
-    reads_keys: ClassVar[bool] = True
+    name = "cope"
+    summary = "contextual positions: a query counts the keys for which its gates open"
+    source = "Golovneva et al. 2024, arXiv:2405.18719, eq. 3 to 5"
+    axes = 0
+    reads_keys = True
     npos_max: int = fields.integer(64, "number of distinct positions", at_least=2, at_most=2**20)
 
-    def check(self, spec: Spec) -> None:
+    def problems(self, spec: Spec) -> Iterator[str]:
         if not spec.causal:
-            raise RequestError("cope was given without causal: it counts keys up to the query, so add causal.")
+            yield "cope was given without causal: it counts keys up to the query, so add causal."
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         return {"pos_emb": (spec.head_dim, self.npos_max)}

@@ -20,13 +20,13 @@ The operations and their order are those of transformers' modeling_rope_utils, s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from posexport.errors import RequestError
-from posexport.models.frequencies import inverse_frequencies
+from posexport.models.angles import inverse_frequencies
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ def _ntk(theta: float, dim: int, dtype: torch.dtype, *, factor: float) -> Mappin
     return {"frequencies": inverse_frequencies(dim, theta * factor ** (dim / (dim - 2)), dtype)}
 
 
-def _dynamic(theta: float, dim: int, dtype: torch.dtype, **_: object) -> Mapping[str, Tensor]:
+def _plain(theta: float, dim: int, dtype: torch.dtype, **_: object) -> Mapping[str, Tensor]:
     return {"frequencies": inverse_frequencies(dim, theta, dtype)}
 
 
@@ -145,6 +145,10 @@ def _longrope_attention(*, factor: float, original_max_position_embeddings: int,
     return math.sqrt(1 + math.log(factor) / math.log(original_max_position_embeddings)) if factor > 1.0 else 1.0
 
 
+def _takes(*needed: str, **defaults: Any) -> dict[str, Any]:
+    return dict.fromkeys(needed, NEEDED) | defaults
+
+
 @attrs.frozen(kw_only=True)
 class Scaling:
     """One scaling.
@@ -165,57 +169,45 @@ class Scaling:
         return {name: getattr(rope, name) for name in self.takes}
 
 
+UNSCALED = Scaling(summary="the frequencies of the trained context", takes={}, frequencies=_plain)
+
 _LENGTH = "original_max_position_embeddings"
 
 SCALINGS = {
     "linear": Scaling(
         summary="position interpolation: every frequency divided by the factor",
-        takes={"factor": NEEDED},
+        takes=_takes("factor"),
         frequencies=_linear,
     ),
-    "ntk": Scaling(summary="NTK-aware: a larger theta, once", takes={"factor": NEEDED}, frequencies=_ntk),
+    "ntk": Scaling(summary="NTK-aware: a larger theta, once", takes=_takes("factor"), frequencies=_ntk),
     "dynamic": Scaling(
         summary="NTK-aware for the current length, beyond the trained length",
-        takes={"factor": NEEDED, _LENGTH: NEEDED},
-        frequencies=_dynamic,
+        takes=_takes("factor", _LENGTH),
+        frequencies=_plain,
         by_length=True,
     ),
     "yarn": Scaling(
         summary="slow pairs interpolated, fast pairs kept, a ramp between",
-        takes={
-            "factor": NEEDED,
-            _LENGTH: NEEDED,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": None,
-            "mscale_all_dim": None,
-            "attention_factor": None,
-            "truncate": True,
-        },
+        takes=_takes("factor", _LENGTH, beta_fast=32.0, beta_slow=1.0)
+        | _takes(mscale=None, mscale_all_dim=None, attention_factor=None, truncate=True),
         frequencies=_yarn,
         attention_factor=_yarn_attention,
     ),
     "longrope": Scaling(
         summary="frequencies divided by short or long factors, depending on the length",
-        takes={
-            "short_factor": NEEDED,
-            "long_factor": NEEDED,
-            _LENGTH: NEEDED,
-            "factor": NEEDED,
-            "attention_factor": None,
-        },
+        takes=_takes("short_factor", "long_factor", _LENGTH, "factor", attention_factor=None),
         frequencies=_longrope,
         attention_factor=_longrope_attention,
         by_length=True,
     ),
     "llama3": Scaling(
         summary="slow pairs divided by the factor, fast pairs kept, a mean between",
-        takes={"factor": NEEDED, _LENGTH: NEEDED, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        takes=_takes("factor", _LENGTH, low_freq_factor=1.0, high_freq_factor=4.0),
         frequencies=_llama3,
     ),
     "proportional": Scaling(
         summary="p-RoPE: the slowest pairs don't rotate",
-        takes={"partial_rotary_factor": NEEDED, "factor": 1.0},
+        takes=_takes("partial_rotary_factor", factor=1.0),
         frequencies=_proportional,
     ),
 }
@@ -227,37 +219,42 @@ def parameters() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for scaling in SCALINGS.values() for name in scaling.takes))
 
 
+def scaling_of(rope: Rope) -> Scaling:
+    """The scaling of `rope`, or UNSCALED."""
+    return UNSCALED if rope.scaling is None else SCALINGS[rope.scaling]
+
+
 def settle(rope: Rope) -> None:
     """Set the defaults of its scaling in `rope`; RequestError for a parameter that is missing, wrong or of another
     scaling."""
-    takes: Mapping[str, Any] = SCALINGS[rope.scaling].takes if rope.scaling is not None else {}
+    takes = scaling_of(rope).takes
     for name in parameters():
         value = getattr(rope, name)
-        if name not in takes:
-            if value is not None:
-                allowed = [other for other, scaling in SCALINGS.items() if name in scaling.takes]
-                raise RequestError(
-                    f"{name} was given with scaling {rope.scaling or 'none'}: it belongs to {', '.join(allowed)}, so "
-                    "give that scaling or drop it."
-                )
-        elif value is None and takes[name] is NEEDED:
+        if name not in takes and value is not None:
+            allowed = ", ".join(other for other, scaling in SCALINGS.items() if name in scaling.takes)
+            raise RequestError(
+                f"{name} was given with scaling {rope.scaling or 'none'}: it belongs to {allowed}, so give that "
+                "scaling or drop it."
+            )
+        if value is None and takes.get(name) is NEEDED:
             needed = ", ".join(key for key, default in takes.items() if default is NEEDED)
             raise RequestError(f"scaling {rope.scaling} lacks {name}: it needs {needed}.")
-        elif value is None:
-            object.__setattr__(rope, name, takes[name])
-    _check(rope)
+        if value is None:
+            object.__setattr__(rope, name, takes.get(name))
+    for problem in _problems(rope):
+        raise RequestError(problem)
 
 
-def _check(rope: Rope) -> None:
+def _problems(rope: Rope) -> Iterator[str]:
     if rope.factor is not None and rope.factor < 1.0:
-        raise RequestError(f"factor is {rope.factor:g}: a scaling extends the context, so it must be 1 or more.")
+        yield f"factor is {rope.factor:g}: a scaling extends the context, so it must be 1 or more."
     if rope.partial_rotary_factor is not None and rope.partial_rotary_factor > 1.0:
-        raise RequestError(f"partial_rotary_factor is {rope.partial_rotary_factor:g}: it must be at most 1.")
+        yield f"partial_rotary_factor is {rope.partial_rotary_factor:g}: it must be at most 1."
     for low, high in (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor")):
         lower, upper = getattr(rope, low), getattr(rope, high)
         if lower is not None and upper is not None and lower > upper:
-            raise RequestError(f"{low} is {lower:g} and {high} {upper:g}: {low} must not be larger.")
+            yield f"{low} is {lower:g} and {high} {upper:g}: {low} must not be larger."
     if (rope.mscale is None) != (rope.mscale_all_dim is None):
-        raise RequestError("one of mscale and mscale_all_dim was given: they act together, so give both or none.")
+        yield "one of mscale and mscale_all_dim was given: they act together, so give both or none."
     if rope.scaling == "yarn" and rope.theta <= 1.0:
-        raise RequestError(f"theta is {rope.theta:g} with scaling yarn: it must be more than 1.")
+        yield f"theta is {rope.theta:g} with scaling yarn: it must be more than 1."

@@ -181,7 +181,9 @@ def read_weights(path: Path, spec: Spec) -> tuple[Spec, LazyWeights]:
     """
     with _opened(path) as file:
         stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    spec = attrs.evolve(spec, bias=_biases_in(stored, spec))
+    # the biases of the first layer; the check of all names rejects layers that differ
+    prefix = "layers.0." if spec.layers > 1 else ""
+    spec = attrs.evolve(spec, bias=[name for name in spec.projections() if f"{prefix}{name}.bias" in stored])
     shapes = weight_shapes(spec)
     for name in shapes:
         if name not in stored:
@@ -238,9 +240,3 @@ def check_values(tensor: torch.Tensor, label: str, hint: str = "") -> None:
 def _listed(names: Collection[str], limit: int = 24) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(islice(names, limit)) + more
-
-
-def _biases_in(tensors: Collection[str], spec: Spec) -> tuple[str, ...]:
-    """The projections with a bias in the first layer of a file; the check of all names rejects layers that differ."""
-    prefix = "layers.0." if spec.layers > 1 else ""
-    return tuple(name for name in spec.projections() if f"{prefix}{name}.bias" in tensors)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import attrs
 
@@ -53,6 +54,17 @@ class RuntimeMissingError(PosexportError):
     """A runtime that was required is not there (exit code 3)."""
 
     exit_code = 3
+
+
+@contextmanager
+def located(where: str, spelled: Callable[[str], str] = str) -> Iterator[None]:
+    """Begin the errors of the block with `where`; `spelled` gives the name that a field has there."""
+    try:
+        yield
+    except PosexportError as error:
+        kind = RuntimeMissingError if isinstance(error, RuntimeMissingError) else RequestError
+        text = error.named(spelled(error.field)) if isinstance(error, FieldError) else error
+        raise kind(f"{where}: {text}") from None
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> RequestError:

@@ -14,10 +14,9 @@ import functools
 import json
 import math
 import types
-import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import attrs
 
@@ -33,6 +32,9 @@ LARGEST = 10**300
 
 OMITTED = "posexport.omitted"
 """Metadata of a field that is written only where it differs from its default: `metadata={OMITTED: True}`."""
+
+
+_origin: Callable[[Any], Any] = get_origin  # `dict` for `dict[str, int]`
 
 
 class DataError(ValueError):
@@ -67,43 +69,42 @@ def _converter() -> cattrs.Converter:
 
     converter = cattrs.Converter()
 
-    def strictly(kind: type, *accepted: type) -> None:
+    def plain(*kinds: type) -> Any:
+        """Reads a value of one of these types; an integer is a number too."""
+        accepted = (*kinds, int) if float in kinds else kinds
+        words = " or ".join(_KINDS[kind] for kind in kinds)
+
         def read(value: Any, _: Any) -> Any:
-            if type(value) not in (kind, *accepted):
-                raise ValueError(f"is {_shown(value)}, not {_KINDS[kind]}")
-            if kind in (int, float) and not (abs(value) < LARGEST):
+            if type(value) not in accepted:
+                raise ValueError(f"is {_shown(value)}, not {words}")
+            if type(value) in (int, float) and not abs(value) < LARGEST:
                 raise ValueError(f"is {_shown(value)}, not a finite number")
-            return kind(value) if kind is float and isinstance(value, int) else value
+            return float(value) if kinds == (float,) else value
 
-        converter.register_structure_hook(kind, read)
+        return read
 
-    strictly(str)
-    strictly(bool)
-    strictly(int)
-    strictly(float, int)
+    def checked(kinds: Any, words: str, read: Callable[[Any, Any], Any]) -> Any:
+        """Reads a value of one of these classes as `read` does."""
 
-    def size_or_name(value: Any, _: Any) -> Any:
-        if type(value) not in (int, str):
-            raise ValueError(f"is {_shown(value)}, neither a whole number nor text")
-        return value
+        def structured(value: Any, kind: Any) -> Any:
+            if not isinstance(value, kinds):
+                raise ValueError(f"is {_shown(value)}, not {words}")
+            return read(value, kind)
 
-    converter.register_structure_hook_func(lambda kind: kind == int | str, size_or_name)
+        return structured
 
     def table(kind: Any) -> Any:
-        names = {field.name for field in attrs.fields(kind)}
+        fields = attrs.fields(kind)
+        required = [field.name for field in fields if field.init and field.default is attrs.NOTHING]
         read = gen.make_dict_structure_fn(kind, converter)
 
-        def checked(value: Any, type_: Any) -> Any:
-            if not isinstance(value, Mapping):
-                raise ValueError(f"is {_shown(value)}, not an object")
-            lacking = [
-                f.name for f in attrs.fields(kind) if f.init and f.default is attrs.NOTHING and f.name not in value
-            ]
-            if lacking:
-                raise ValueError(f"lacks {lacking[0]!r}")
-            return read({key: item for key, item in value.items() if key in names}, type_)
+        def complete(value: Mapping[str, Any], kind: Any) -> Any:
+            for name in required:
+                if name not in value:
+                    raise ValueError(f"lacks {name!r}")
+            return read({field.name: value[field.name] for field in fields if field.name in value}, kind)
 
-        return checked
+        return checked(Mapping, "an object", complete)
 
     def written(kind: Any) -> Any:
         omitted: dict[str, Any] = {
@@ -121,7 +122,7 @@ def _converter() -> cattrs.Converter:
         return in_order if omitted else write
 
     def choice(kind: Any) -> Any:
-        allowed = typing.get_args(kind)
+        allowed = get_args(kind)
 
         def read(value: Any, _: Any) -> Any:
             if not any(value == item and type(value) is type(item) for item in allowed):
@@ -131,40 +132,18 @@ def _converter() -> cattrs.Converter:
         return read
 
     def sequence(kind: Any) -> Any:
-        item: Any = list[typing.get_args(kind)[0]]  # type: ignore[misc]
+        item: Any = list[get_args(kind)[0]]  # type: ignore[misc]
         read = cols.list_structure_factory(item, converter)
-
-        def checked(value: Any, type_: Any) -> Any:
-            if not isinstance(value, list | tuple):
-                raise ValueError(f"is {_shown(value)}, not a list")
-            return tuple(read(value, type_))
-
-        return checked
+        return checked((list, tuple), "a list", lambda value, kind: tuple(read(value, kind)))
 
     def mapping(kind: Any) -> Any:
-        kinds: Any = dict[typing.get_args(kind)]  # type: ignore[misc]
-        read: Any = cols.mapping_structure_factory(kinds, converter)
+        kinds: Any = dict[get_args(kind)]  # type: ignore[misc]
+        return checked(Mapping, "an object", cols.mapping_structure_factory(kinds, converter))
 
-        def checked(value: Any, type_: Any) -> Any:
-            if not isinstance(value, Mapping):
-                raise ValueError(f"is {_shown(value)}, not an object")
-            return read(value, type_)
-
-        return checked
-
-    def either(kind: Any) -> Any:
-        kinds = typing.get_args(kind)
-        accepted = (*kinds, int) if float in kinds else kinds
-
-        def read(value: Any, _: Any) -> Any:
-            if type(value) not in accepted:
-                raise ValueError(f"is {_shown(value)}, not {' or '.join(_KINDS[each] for each in kinds)}")
-            return value
-
-        return read
-
+    for kind in _KINDS:
+        converter.register_structure_hook(kind, plain(kind))
+    converter.register_structure_hook_factory(_is_plain_union, lambda kind: plain(*get_args(kind)))
     converter.register_structure_hook_factory(lambda kind: _origin(kind) is Literal, choice)
-    converter.register_structure_hook_factory(_is_plain_union, either)
     converter.register_structure_hook_factory(_is_sequence, sequence)
     converter.register_structure_hook_factory(lambda kind: _origin(kind) in (dict, Mapping), mapping)
     converter.register_structure_hook_factory(attrs.has, table)
@@ -175,19 +154,14 @@ def _converter() -> cattrs.Converter:
 
 def _is_sequence(kind: Any) -> bool:
     """Whether it is `tuple[X, ...]` or `list[X]`."""
-    arguments = typing.get_args(kind)
+    arguments = get_args(kind)
     origin = _origin(kind)
     return origin is list or (origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis)
 
 
 def _is_plain_union(kind: Any) -> bool:
     """Whether it is a union of plain kinds, such as `str | float`."""
-    return _origin(kind) in (types.UnionType, typing.Union) and set(typing.get_args(kind)) <= set(_KINDS)
-
-
-def _origin(kind: Any) -> Any:
-    """`dict` for `dict[str, int]`; None for a kind without parameters."""
-    return typing.get_origin(kind)
+    return _origin(kind) in (types.UnionType, Union) and set(get_args(kind)) <= set(_KINDS)
 
 
 _KINDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}

@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def machine() -> dict[str, Any]:
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "posexport": __version__,
-        "engines": _engines(),
+        "engines": versions(ENGINES),
         "thread_variables": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         "gpu": _gpu(),
     }
@@ -109,14 +109,12 @@ def instruction_sets() -> list[str] | None:
 
 def describe_cpu(record: Mapping[str, Any]) -> str:
     """The CPU of a machine's record in one line: its model, cores, and widest instruction sets."""
-    sets = [name for name in record.get("instruction_sets") or () if name in _SHOWN]
+    widest = ("AVX2", "AVX-512", "AMX BF16", "NEON", "SVE", "SVE2")
+    sets = [name for name in record.get("instruction_sets") or () if name in widest]
     cores = record.get("cores") or record.get("logical_cpus")
     counted = f"{cores} core{'s' * (cores != 1)}" if cores else None
     parts = [record.get("cpu") or "unknown CPU", counted, *sets]
     return ", ".join(part for part in parts if part)
-
-
-_SHOWN = ("AVX2", "AVX-512", "AMX BF16", "NEON", "SVE", "SVE2")
 
 
 def _cpuinfo(*names: str) -> str | None:
@@ -158,12 +156,13 @@ def _power() -> str | None:
     return None
 
 
-def _engines() -> dict[str, str]:
-    versions = {}
-    for name in ENGINES:
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed, by name."""
+    installed = {}
+    for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def _gpu() -> dict[str, Any] | None:
@@ -179,17 +178,11 @@ def _gpu() -> dict[str, Any] | None:
     values = [value.strip() for value in output.split(",")]
     if len(values) != len(_GPU_FIELDS):
         return None
-    return {
-        name: _number(value) if kind is float else value
-        for name, kind, value in zip(_GPU_NAMES, _GPU_FIELDS.values(), values, strict=True)
-    }
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:  # "[N/A]"
-        return None
+    gpu: dict[str, str | float | None] = dict.fromkeys(_GPU_NAMES)
+    for name, kind, value in zip(_GPU_NAMES, _GPU_FIELDS.values(), values, strict=True):
+        with contextlib.suppress(ValueError):  # "[N/A]"
+            gpu[name] = kind(value)
+    return gpu
 
 
 def _read(path: str) -> str | None:
@@ -200,9 +193,7 @@ def _read(path: str) -> str | None:
 
 def numbers() -> list[int]:
     """The CPUs that this process may use, as the system numbers them: those of its affinity, where there is one."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def usable() -> int:
@@ -238,12 +229,12 @@ def _below_limits() -> Iterator[int]:
     yield sys.maxsize
     with contextlib.suppress(OSError):
         for line in _OWN_CGROUPS.read_text().splitlines():
-            _, controllers, own = line.split(":", 2)
+            _, controllers, group = line.split(":", 2)
             if controllers and "memory" not in controllers.split(","):
                 continue
             root = _CGROUPS / ("memory" if controllers else "")
             limit, used = ("limit_in_bytes", "usage_in_bytes") if controllers else ("max", "current")
-            inner = root / own.lstrip("/")
+            inner = root / group.lstrip("/")
             for folder in (inner, *inner.parents):
                 if folder.is_relative_to(root):
                     with contextlib.suppress(OSError, ValueError):  # "max" is no limit
@@ -259,8 +250,8 @@ def _cached(folder: Path) -> int:
 
 def is_short(error: BaseException) -> bool:
     """Whether an engine's error says that there was not enough memory."""
-    said = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in said for words in SHORT)
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in SHORT)
 
 
 def limit_to_what_is_free(keep_free: int) -> None:
@@ -269,9 +260,9 @@ def limit_to_what_is_free(keep_free: int) -> None:
         return
     import resource
 
-    free = max(available() - keep_free - HEADROOM, HEADROOM)
+    limit = (_status("VmData:") or resident()) + max(available() - keep_free - HEADROOM, HEADROOM)
     with contextlib.suppress(ValueError, OSError):  # a lower limit of the system's stands
-        resource.setrlimit(resource.RLIMIT_DATA, (_data() + free, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 def forget_peak() -> int:
@@ -289,11 +280,6 @@ def resident() -> int:
 def peak() -> int:
     """The most resident bytes since `forget_peak`."""
     return _status("VmHWM:") or resident()
-
-
-def _data() -> int:
-    """Bytes that count against the limit now."""
-    return _status("VmData:") or resident()
 
 
 def _status(name: str) -> int | None:

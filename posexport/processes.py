@@ -22,35 +22,18 @@ from typing import IO, Any
 
 from posexport.errors import PosexportError, Reason, RuntimeMissingError
 
-KILLED = "killed"
-"""The process was ended by SIGKILL, as the kernel does where memory runs out."""
-
-CRASHED = "crashed"
-"""The process was ended by another signal, or answers no more."""
-
-EXITED = "exited"
-"""The process ended with an exit code."""
-
-TIMED_OUT = "timeout"
-"""There was no answer within the time limit."""
-
-STOPPED = "stopped"
-"""The pool was closed before there was an answer."""
-
-MEMORY = "memory"
-"""The work raised an error that says that memory ran out."""
-
-REFUSED = "refused"
-"""The engine says that it can't run this."""
-
-MISSING = "runtime-missing"
-"""The work raised RuntimeMissingError."""
-
-INVALID = "invalid-request"
-"""The work raised another error of posexport's own."""
-
-FAILED = "failed"
-"""The work raised any other error."""
+# codes of failures: how the process ended ...
+KILLED = "killed"  # by SIGKILL, as the kernel does where memory runs out
+CRASHED = "crashed"  # by another signal, or it answers no more
+EXITED = "exited"  # with an exit code
+TIMED_OUT = "timeout"  # there was no answer within the time limit
+STOPPED = "stopped"  # the pool was closed before there was an answer
+# ... and what the work raised
+MEMORY = "memory"  # an error that says that memory ran out
+REFUSED = "refused"  # the engine's error that it can't run this
+MISSING = "runtime-missing"  # RuntimeMissingError
+INVALID = "invalid-request"  # another error of posexport's own
+FAILED = "failed"  # any other error
 
 POLL_SECONDS = 0.25
 """Seconds between two looks at whether a silent process still lives, and for Ctrl-C."""
@@ -76,6 +59,14 @@ def explain(error: Exception) -> Reason:
     if isinstance(error, PosexportError):
         return Reason(MISSING if isinstance(error, RuntimeMissingError) else INVALID, str(error))
     return Reason(MEMORY if machine.is_short(error) else FAILED, f"{type(error).__name__}: {error}")
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV`, or `signal 40` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Worker:
@@ -154,12 +145,8 @@ class Worker:
             return failure(CRASHED, "crashed: the process answers no more")
         if status >= 0:
             return failure(EXITED, f"crashed: the process ended with exit code {status}{self._last_line()}")
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            name = f"signal {-status}"
-        code = KILLED if name == "SIGKILL" else CRASHED
-        return failure(code, f"crashed: the process was killed by {name}{self._last_line()}")
+        code = KILLED if -status == signal.SIGKILL else CRASHED
+        return failure(code, f"crashed: the process was killed by {signal_name(-status)}{self._last_line()}")
 
     def _last_line(self) -> str:
         """The last line that the process wrote to stderr, in brackets."""

@@ -23,7 +23,7 @@ import click
 from posexport.runtimes import TENSORRT
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
-from results import record
+from results import RESULTS, record
 from timing import COMMON, block_spec
 
 from posexport.artifact.onnx_artifact import write_onnx
@@ -43,21 +43,7 @@ from posexport.spec.spec import DTYPES, Spec
 from posexport.verify import verify
 from posexport.verify.matrix.table import MODES, REFUSED, STATES
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs/results"
 COMPILE_LIMIT = 900  # seconds for one plan
-SHAPES = {
-    "prefill": ("seq=128", "seq=1024"),
-    "decode": ("seq=1,past_seq=1000",),
-    "decode-shared": ("seq=1,past_seq=1000,max_seq=1024",),
-    "padding": ("seq=128",),
-}
-"""What each mode is timed on; trained positions end at 1024."""
-QUICK_SHAPES = {
-    "prefill": ("seq=16",),
-    "decode": ("seq=1,past_seq=16",),
-    "decode-shared": ("seq=1,past_seq=16,max_seq=32",),
-    "padding": ("seq=16",),
-}
 COLUMNS = ("cell", "runtime", "verify", "error / limit", "tokens: median ms (to torch eager)", "kernels", "reason")
 
 
@@ -120,7 +106,7 @@ def main(
     asked = itertools.product(
         encodings or (*COMMON, "rope:layout=half"), forms or FORMS, dtypes or DTYPES, modes or MODES
     )
-    cells = [Cell(*each) for each in asked]
+    cells = [Cell(*parts) for parts in asked]
     try:
         for cell in cells:
             cell.spec(quick)
@@ -167,6 +153,15 @@ class Cell:
         fields = MODES[self.mode].fields_for(self.encoding.partition(":")[0])
         return block_spec(self.encoding, hidden, heads, dtype=self.dtype, **fields)
 
+    def shapes(self, quick: bool) -> tuple[str, ...]:
+        """What it is timed on; trained positions end at 1024."""
+        lengths, past, places = ((16,), 16, 32) if quick else ((128, 1024), 1000, 1024)
+        prefills = tuple(f"seq={length}" for length in lengths)
+        step = f"seq=1,past_seq={past}"
+        return {"prefill": prefills, "padding": prefills[:1], "decode": (step,)}.get(
+            self.mode, (f"{step},max_seq={places}",)
+        )
+
 
 def _measure(
     cell: Cell, names: list[str], missing: dict[str, str], folder: Path, quick: bool, cuda_graph: bool
@@ -179,7 +174,7 @@ def _measure(
     why = unsupported_reason(spec, cell.form)
     if why is not None:
         for result in results.values():
-            result.state, result.reason = REFUSED, why
+            result.state, result.reason = REFUSED, why.text
         yield from results.values()
         return
 
@@ -197,9 +192,8 @@ def _measure(
         for file, group in groups:
             _step("verify", group, lambda f=file, g=group: _verify(f, g))
             timed = [result for result in group if result.runtime in CANDIDATES]
-            shapes = (QUICK_SHAPES if quick else SHAPES)[cell.mode]
             if timed:
-                _step("bench", timed, lambda f=file, t=timed, s=shapes: _bench(f, t, s, quick, cuda_graph))
+                _step("bench", timed, lambda f=file, t=timed: _bench(f, t, cell.shapes(quick), quick, cuda_graph))
     yield from results.values()
 
 
@@ -250,10 +244,10 @@ def _bench(path: Path, results: list[Result], shapes: tuple[str, ...], quick: bo
         rounds=2 if quick else 15,
         cuda_graph=cuda_graph,
     )
-    found = bench(path, options)
+    benchmark = bench(path, options)
     for result in results:
-        for shape in found.shapes:
-            mine = next(each for each in shape.results if each.runtime == result.runtime)
+        for shape in benchmark.shapes:
+            mine = next(timing for timing in shape.results if timing.runtime == result.runtime)
             if mine.state == "failed":
                 result.fail("bench", mine.reason)
             elif mine.seconds is not None:
@@ -268,18 +262,13 @@ def _bench(path: Path, results: list[Result], shapes: tuple[str, ...], quick: bo
 
 def _row(result: Result) -> tuple[str, ...]:
     error = "-" if result.error is None or result.limit is None else f"{result.error:.2g} / {result.limit:.2g}"
-    times = [
-        f"{_tokens(each)}: {each['seconds']['median'] * 1e3:.3f}"
-        + (f" ({each['ratio']['median']:.2f}x)" if each["ratio"] else "")
-        for each in result.times
-    ]
+    times = []
+    for timed in result.times:
+        tokens = f"{timed['seq']} over {timed['past_seq']}" if "past_seq" in timed else str(timed["seq"])
+        ratio = f" ({timed['ratio']['median']:.2f}x)" if timed["ratio"] else ""
+        times.append(f"{tokens}: {timed['seconds']['median'] * 1e3:.3f}{ratio}")
     kernels = "-" if result.kernels is None else f"{result.kernels}{', fused' if result.fused_attention else ''}"
     return (result.cell, result.runtime, result.state, error, "\n".join(times) or "-", kernels, result.reason)
-
-
-def _tokens(timed: dict[str, Any]) -> str:
-    """128, or 1 over 1000 where there is a cache."""
-    return f"{timed['seq']} over {timed['past_seq']}" if "past_seq" in timed else str(timed["seq"])
 
 
 def _device(names: list[str]) -> str:

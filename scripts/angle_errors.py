@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
+from results import RESULTS, table, write_figures
+
 from posexport.cli import console
 from posexport.errors import RequestError
-from posexport.files import json_bytes, staged
+from posexport.files import write_json
 from posexport.machine import describe_cpu, machine
 from posexport.models import read_spec
 from posexport.runtimes import RUNTIMES
 from posexport.spec.spec import ANGLES, DTYPES, Spec
-from posexport.verify.angles import EXACT, POSITIONS, Measured, measure
+from posexport.verify.angles import POSITIONS, Measured, measure
 
-ROOT = Path(__file__).resolve().parents[1]
-DATA, PAGE = ROOT / "docs/results/angles.json", ROOT / "docs/results/angles.md"
+DATA = RESULTS / "angles.json"
 MACHINE = ("cpu", "vendor", "cores", "instruction_sets", "os")
 SIZES = {"hidden_size": 768, "num_heads": 12}
 _LONGER: dict[str, Any] = {"factor": 4, "original_max_position_embeddings": 4096}
@@ -47,26 +50,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """What is measured: an encoding, and a scaling where there is one, with its parameters."""
 
-_HOW = """\
-# How exact angles are
-
-Written by `./scripts/angle_errors`; all numbers are in [angles.json](angles.json). Each number is the largest
-error, over all pairs of features, of a cosine or a sine at one position, compared with float64.
-
-**How to read it.** A row is an encoding with one kind of angles, on the runtimes that agree to two digits. A column
-is a position. With `--angles parity`, the default, an angle is the fp32 product of the position and an fp32
-frequency, as in PyTorch models. That frequency is off by up to 6e-8 of itself, so the error grows with the
-position: about 1e-5 at 256, a few hundredths at a million. This is the model's own error, the same on every
-runtime. With `--angles exact`, the angle is reduced in integers first. What is left is the rounding of an fp32
-cosine, below {exact:g} at any position up to 2^24. In fp16 and bf16, angles are fp32 too, and cosines and sines are
-rounded once, last: by up to 2.4e-4 and 2e-3, half a unit in the last place of a number near 1 (twice that where an
-attention factor makes it larger than 1). Parity's own error is larger than fp16's rounding before position 65,535,
-and larger than bf16's before a million.
-
-Sizes: {sizes}. Positions are the same along every axis. Frequencies that depend on the length (dynamic, longrope)
-are those of {length:,} tokens. `rope-dinov3` has angles of places in a grid from -1 to 1, here the last cell of a
-grid as large as the position says, so its error hardly grows."""
-
 
 def spec_of(case: str, angles: str, dtype: str) -> Spec:
     """The spec of one of CASES; RequestError where it has no such angles."""
@@ -95,28 +78,22 @@ def row(case: str, measured: Measured) -> dict[str, Any]:
     return {**name, "errors": [float(f"{error:.2e}") for error in measured.errors]}
 
 
-def page(data: dict[str, Any]) -> bytes:
-    """The data for people: a table for each dtype, a line for runtimes that agree to two digits."""
-    sizes = ", ".join(f"{name} {size}" for name, size in data["sizes"].items())
-    lines = [_HOW.format(exact=EXACT, sizes=sizes, length=POSITIONS[-1] + 1)]
-    heads = ["encoding", "angles", *(f"{position:,}" for position in data["positions"]), "runtimes"]
+def figures(data: dict[str, Any]) -> list[str]:
+    """The lines of the page: a table for each dtype, a line for runtimes that agree to two digits."""
+    columns = ("encoding", "angles", *(f"{position:,}" for position in data["positions"]), "runtimes")
+    lines: list[str] = []
     for dtype in DTYPES:
-        lines += ["", f"## {dtype}", "", _line(heads), _line(["---", "---", *["--:"] * len(POSITIONS), "---"])]
         agreeing: dict[tuple[str, ...], list[str]] = {}
         for entry in data["rows"]:
             if entry["dtype"] == dtype:
                 numbers = (f"{error:.1e}" if error else "0" for error in entry["errors"])
                 agreeing.setdefault((entry["encoding"], entry["angles"], *numbers), []).append(entry["runtime"])
-        lines += [_line([*cells, ", ".join(runtimes)]) for cells, runtimes in agreeing.items()]
-    lines += ["", "## Without exact angles", "", *(f"- {case}: {why}" for case, why in data["refused"].items())]
-    lines += ["", "## Not run", "", *(f"- {name}: {why}" for name, why in data["not_run"].items())]
+        rows = [(*cells, ", ".join(runtimes)) for cells, runtimes in agreeing.items()]
+        lines += [f"## {dtype}", "", *table(columns, rows, left=("angles",)), ""]
+    for title, reasons in (("Without exact angles", data["refused"]), ("Not run", data["not_run"])):
+        lines += [f"## {title}", "", *(f"- {name}: {why}" for name, why in reasons.items()), ""]
     engines = ", ".join(f"{runtime} is {engine}" for runtime, engine in data["engines"].items())
-    last = f"Measured on {describe_cpu(data['machine'])}; {engines}."
-    return ("\n".join([*lines, "", last, ""])).encode()
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return [*lines, f"Measured on {describe_cpu(data['machine'])}; {engines}."]
 
 
 @click.command()
@@ -140,9 +117,8 @@ def main() -> None:
         "not_run": {result.runtime: result.reason for result in not_run},
         "rows": [row(cases[result.spec], result) for result in measured if result.errors],
     }
-    with staged() as files:
-        files.write(DATA, lambda file: file.write(json_bytes(data)))
-        files.write(PAGE, lambda file: file.write(page(data)))
+    write_json(DATA, data)
+    write_figures("angles.md", figures(data))
     raise SystemExit(int(bool(failed)))
 
 

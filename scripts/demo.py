@@ -1,7 +1,9 @@
 """The main job on real input: export a ViT-B/16-sized block with rope2d, verify it on a photograph, build a plan.
 
 Each step is the command that it shows; files go to demo-output/. `scripts/demo --readme` also writes the table into
-README.md.
+README.md. The photograph is the portrait of Grace Hopper that matplotlib ships (public domain, US Navy). ViT-B/16
+projects its 14x14 patches of 16x16 pixels, 768 numbers each, to hidden size 768; the block takes them as they are,
+normalised per channel with the mean and deviation of ImageNet (Dosovitskiy et al. 2021, arXiv:2010.11929).
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import photo
+import numpy as np
+from matplotlib import cbook
+from PIL import Image
 
 from posexport.cli import console
 
@@ -23,6 +27,23 @@ FOLDER = Path("demo-output")
 README = Path(__file__).parents[1] / "README.md"
 TABLE = re.compile(r"(?<=<!-- scripts/demo -->\n```text\n).*?(?=```\n)", re.DOTALL)
 """Where README.md shows what the demo prints."""
+
+SIDE, PATCH = 224, 16
+_MEAN, _DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+
+
+def patches() -> dict[str, np.ndarray[Any, Any]]:
+    """hidden_states [1, 196, 768] fp16 and position_ids [1, 196, 2] (x = column first, then y = row)."""
+    with Image.open(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)) as image:
+        side = min(image.size)
+        left, grid = (image.width - side) // 2, SIDE // PATCH
+        square = image.convert("RGB").crop((left, 0, left + side, side))
+        pixels = np.asarray(square.resize((SIDE, SIDE), Image.Resampling.BICUBIC), dtype=np.float64) / 255
+    normal = (pixels - _MEAN) / _DEVIATION
+    tokens = normal.reshape(grid, PATCH, grid, PATCH, 3).transpose(0, 2, 1, 3, 4).reshape(1, grid * grid, -1)
+    rows, columns = np.divmod(np.arange(grid * grid), grid)
+    position_ids = np.stack([columns, rows], -1)[None].astype(np.int64)
+    return {"hidden_states": tokens.astype(np.float16), "position_ids": position_ids}
 
 
 def run(command: str) -> dict[str, Any]:
@@ -39,7 +60,7 @@ def run(command: str) -> dict[str, Any]:
 def main() -> int:
     FOLDER.mkdir(exist_ok=True)
     inputs, model, plan = FOLDER / "photograph.npz", FOLDER / "rope2d.onnx", FOLDER / "rope2d.plan"
-    photo.write(inputs)
+    np.savez(inputs, **patches())
     exported = run(f"posexport export --encoding rope2d --hidden-size 768 --num-heads 12 --dtype fp16 -o {model}")
     verified = run(f"posexport verify {model} --inputs {inputs}")
     compiled = run(

@@ -42,10 +42,10 @@ def main() -> int:
             sys.stderr.write(done.stdout[-2000:] + done.stderr[-2000:])
             return 1
         (wheel,) = Path(folder).glob("*.whl")
-        found = problems(set(zipfile.ZipFile(wheel).namelist()))
-    for line in found:
+        lines = problems(set(zipfile.ZipFile(wheel).namelist()))
+    for line in lines:
         sys.stderr.write(f"Error: {line}\n")
-    return 1 if found else 0
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from posexport.errors import RequestError, unknown
-from posexport.models import read_spec
-from posexport.models.checkpoints import decoders, encoders, fused, relative, vision
+from posexport.models import ENCODINGS, read_spec
+from posexport.models.checkpoints import decoders, encoders, fused, vision
 from posexport.models.checkpoints.architecture import Architecture, Weights
-from posexport.models.checkpoints.config import FILE, open_config
-from posexport.models.checkpoints.layer_stack import stacked
-from posexport.models.checkpoints.parts import PARTS, part_of
+from posexport.models.checkpoints.config import FILE, PARTS, Data, open_config, part_of
 from posexport.models.checkpoints.tensors import Tensors
 from posexport.models.weights import TORCH_DTYPES, LazyWeights, Shapes, weight_shapes
-from posexport.spec.spec import Spec
+from posexport.spec.spec import LAYER_FIELDS, Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +30,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **decoders.ARCHITECTURES,
     **fused.ARCHITECTURES,
     **encoders.ARCHITECTURES,
-    **relative.ARCHITECTURES,
     **vision.ARCHITECTURES,
 }
 """Every architecture by its `model_type`."""
@@ -51,11 +48,14 @@ class Checkpoint:
     weights: Mapping[str, Tensor] | None
 
 
-def read_checkpoint(path: Path, layer: int | None, layers: int, options: Mapping[str, Any]) -> Checkpoint:
+def read_checkpoint(
+    path: Path, layer: int | None, layers: int, options: Mapping[str, Any], *, weights: bool = True
+) -> Checkpoint:
     """The attention layer `layer` of the checkpoint in a folder with its weights, or a stack of `layers` from there on.
 
-    With `layer` None, only the config is read, from layer 0 on, and `path` may be the config.json itself. `options` are
-    fields of OPTIONS. Raises RequestError for unknown model types, keys, options and tensors.
+    With `layer` None, only the config is read, from layer 0 on, and `path` may be the config.json itself; without
+    `weights`, only the config of those layers. `options` are fields of OPTIONS. Raises RequestError for unknown model
+    types, keys, options and tensors.
     """
     where = str(path / FILE if path.is_dir() else path)
     model_type, config = part_of(open_config(path), where)
@@ -73,8 +73,8 @@ def read_checkpoint(path: Path, layer: int | None, layers: int, options: Mapping
             raise unknown("option with a checkpoint", name, OPTIONS)
         if name in described[0]:
             raise RequestError(f"{name} was given, but {where} sets it ({described[0][name]}): drop it.")
-    spec = read_spec({**stacked(described, where), **options})
-    if layer is None:
+    spec = read_spec({**_stacked(described, where), **options})
+    if layer is None or not weights:
         return Checkpoint(spec=spec, weights=None)
     if not path.is_dir():
         raise RequestError(
@@ -126,3 +126,38 @@ def _converted(spec: Spec, weights: Weights, shapes: Shapes) -> Weights:
         if not bool(torch.isfinite(tensor).all()):
             raise RequestError(f"{name} overflows in {spec.dtype}: give dtype bf16 or fp32.")
     return converted
+
+
+def _stacked(layers: Sequence[Data], where: str) -> Data:
+    """Data for a spec of these layers in order; RequestError where one block can't have all of them."""
+    first = layers[0]
+    if ENCODINGS[first["encoding"]["name"]].at_input:  # it acts once, before the first layer, for all of them
+        layers = [first, *({**layer, "encoding": first["encoding"]} for layer in layers[1:])]
+    shared: Data = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if name not in (*LAYER_FIELDS, "encoding") and shared.setdefault(name, value) != value:
+                raise RequestError(
+                    f"{where}: {name} is {shared[name]} in one of these layers and {value} in another: a stack "
+                    "has one, so give fewer layers."
+                )
+    # the type and epsilon of qk_norm are fields of the block
+    shared["qk_norm"] = any(layer.get("qk_norm", False) for layer in layers)
+    kinds = [
+        {name: layer[name] for name in LAYER_FIELDS if layer.get(name) is not None}
+        | {"qk_norm": layer.get("qk_norm", False), "encoding": layer["encoding"]}
+        for layer in layers
+    ]
+    period = _period(kinds)
+    if len(period) == 1:
+        return {**shared, **period[0], "layers": len(layers)}
+    pattern = [{name: value for name, value in kind.items() if shared.get(name) != value} for kind in period]
+    return {**shared, "encoding": period[0]["encoding"], "layer_pattern": pattern, "layers": len(layers)}
+
+
+def _period(layers: Sequence[Data]) -> Sequence[Data]:
+    """The shortest prefix whose repetition gives all layers."""
+    for length in range(1, len(layers)):
+        if all(layer == layers[index % length] for index, layer in enumerate(layers)):
+            return layers[:length]
+    return layers

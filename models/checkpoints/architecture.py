@@ -7,21 +7,18 @@ many architectures share: sizes, causality, kinds of layers, and tensors that di
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
 from posexport.errors import RequestError
-from posexport.models.checkpoints.config import Config, words
+from posexport.models.checkpoints.config import Config, Data, words
 from posexport.models.checkpoints.tensors import Tensors
 from posexport.models.weights import layer_shapes
 from posexport.spec.spec import ATTENTION_PROJECTIONS, Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Data = dict[str, Any]
-"""A layer as plain data that `read_spec` takes."""
 
 Weights = dict[str, "Tensor"]
 """Our names (without `layers.N.`) to tensors."""
@@ -32,97 +29,20 @@ Reader = Callable[[Tensors, str, Spec, Config], Weights]
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
-@attrs.frozen(kw_only=True)
-class Architecture:
-    """One `model_type`.
-
-    `layers` counts the layers, `spec` describes one as data for `read_spec`, `paths` lists the possible names of its
-    attention module in a checkpoint, `weights` reads its tensors. `known` are keys of config.json, separated by spaces,
-    that don't affect attention.
-    """
-
-    layers: Callable[[Config], int]
-    spec: Callable[[Config, int], Data]
-    paths: Callable[[Config, int], Sequence[str]]
-    weights: Reader
-    known: frozenset[str] = attrs.field(default="", converter=words)
-
-
-def count(default: int, *names: str) -> Callable[[Config], int]:
-    """The number of layers, read from a key."""
-    return lambda config: config.integer(*(names or ("num_hidden_layers",)), default=default)
-
-
-def under(path: str, *roots: str) -> Callable[[Config, int], Sequence[str]]:
-    """Paths of a module, with the layer's number at `{}`: alone, or below one of `roots`, as in models with a head."""
-    return lambda config, layer: [f"{root}{path}".format(layer) for root in ("", *roots)]
-
-
-def full_heads(
-    config: Config,
-    hidden: int,
-    heads: int,
-    hidden_names: tuple[str, ...] = ("hidden_size",),
-    heads_names: tuple[str, ...] = ("num_attention_heads",),
-) -> Data:
-    """Sizes of a layer with as many key heads as query heads, and head_dim = hidden_size / num_heads."""
-    sizes = {
-        "hidden_size": config.integer(*hidden_names, default=hidden),
-        "num_heads": config.integer(*heads_names, default=heads),
-    }
-    return {**sizes, "head_dim": _shared_width(config, sizes)}
-
-
-def grouped_heads(config: Config, hidden: int, heads: int, kv: int | None = None, head_dim: int | None = None) -> Data:
-    """Sizes of a layer with num_key_value_heads and head_dim; null and None mean the value derived from other sizes."""
-    sizes = full_sizes(config, hidden, heads, kv)
-    width = config.optional_integer("head_dim", default=head_dim)
-    return {**sizes, "head_dim": width or _shared_width(config, sizes)}
-
-
-def full_sizes(config: Config, hidden: int, heads: int, kv: int | None) -> Data:
-    """As `grouped_heads`, without head_dim."""
-    num_heads = config.integer("num_attention_heads", default=heads)
-    return {
-        "hidden_size": config.integer("hidden_size", default=hidden),
-        "num_heads": num_heads,
-        "num_kv_heads": config.optional_integer("num_key_value_heads", default=kv) or num_heads,
-    }
-
-
-def _shared_width(config: Config, sizes: Data) -> int:
-    width, remainder = divmod(sizes["hidden_size"], sizes["num_heads"])
-    if remainder:
-        raise RequestError(
-            f"{config.where}: {sizes['num_heads']} heads don't divide a width of {sizes['hidden_size']}: fix one."
-        )
-    return int(width)
-
-
-def causal(config: Config, window: int | None = None, chunk: int | None = None) -> Data:
-    """Which keys a query of a decoder sees; `is_causal` false makes it an encoder."""
-    is_causal = config.flag("is_causal", default=True)
-    if not is_causal and (window or chunk):
-        raise config.wrong("is_causal", "true for layers with a window")
-    return {"causal": is_causal, "window": window, "attention_chunk_size": chunk}
-
-
-def kind_of(config: Config, layer: int, kinds: Sequence[str], default: str) -> str:
-    """The kind of a layer from `layer_types`, or `default` where config.json has no such key."""
-    listed = config.value("layer_types")
-    if listed is None:
-        return default
-    if not isinstance(listed, list) or len(listed) <= layer or not all(kind in kinds for kind in listed):
-        raise config.wrong("layer_types", f"a list of {' and '.join(kinds)}, one for each layer")
-    return str(listed[layer])
-
-
 def renamed(names: Mapping[str, str] | None = None) -> Reader:
     """A reader of weights that differ from ours only in their names: `names` maps our name to the checkpoint's.
 
     An encoding's weights are read only where `names` has them.
     """
     return lambda tensors, path, spec, config: read_renamed(tensors, path, spec, names or {})
+
+
+SAME_NAMES = renamed()
+
+
+def projections(*names: str) -> dict[str, str]:
+    """Our names of the projections of queries, keys, values and output to the checkpoint's."""
+    return dict(zip(ATTENTION_PROJECTIONS, names, strict=True))
 
 
 def read_renamed(tensors: Tensors, path: str, spec: Spec, names: Mapping[str, str], *others: str) -> Weights:
@@ -145,3 +65,79 @@ def refuse_bias(tensors: Tensors, module: str) -> None:
         raise RequestError(
             f"{str(tensors.folder)!r} holds {f'{module}.bias'!r}, by config.json that projection has no bias: fix one."
         )
+
+
+@attrs.frozen(kw_only=True)
+class Architecture:
+    """One `model_type`.
+
+    `layers` counts the layers, `spec` describes one as data for `read_spec`, `paths` lists the possible names of its
+    attention module in a checkpoint, `weights` reads its tensors. `known` are keys of config.json, separated by spaces,
+    that don't affect attention.
+    """
+
+    layers: Callable[[Config], int]
+    spec: Callable[[Config, int], Data]
+    paths: Callable[[Config, int], Sequence[str]]
+    weights: Reader = SAME_NAMES
+    known: frozenset[str] = attrs.field(default="", converter=words)
+
+
+def count(default: int, *names: str) -> Callable[[Config], int]:
+    """The number of layers, read from a key."""
+    return lambda config: config.integer(*(names or ("num_hidden_layers",)), default=default)
+
+
+def under(path: str, *roots: str) -> Callable[[Config, int], Sequence[str]]:
+    """Paths of a module, with the layer's number at `{}`: alone, or below one of `roots`, as in models with a head."""
+    return lambda config, layer: [f"{root}{path}".format(layer) for root in ("", *roots)]
+
+
+def full_heads(
+    config: Config,
+    hidden: int,
+    heads: int,
+    hidden_names: tuple[str, ...] = ("hidden_size",),
+    heads_names: tuple[str, ...] = ("num_attention_heads",),
+) -> Data:
+    """Sizes of a layer with as many key heads as query heads, and head_dim = hidden_size / num_heads."""
+    width, number = config.integer(*hidden_names, default=hidden), config.integer(*heads_names, default=heads)
+    return {"hidden_size": width, "num_heads": number, "head_dim": _shared_width(config, width, number)}
+
+
+def grouped_heads(config: Config, hidden: int, heads: int, kv: int | None = None, head_dim: int | None = None) -> Data:
+    """Sizes of a layer with num_key_value_heads and head_dim; null and None mean the value derived from other sizes."""
+    width, number = config.integer("hidden_size", default=hidden), config.integer("num_attention_heads", default=heads)
+    given = config.optional_integer("head_dim", default=head_dim)
+    return {
+        "hidden_size": width,
+        "num_heads": number,
+        "num_kv_heads": config.optional_integer("num_key_value_heads", default=kv) or number,
+        "head_dim": given or _shared_width(config, width, number),
+    }
+
+
+def _shared_width(config: Config, hidden: int, heads: int) -> int:
+    width, remainder = divmod(hidden, heads)
+    if remainder:
+        raise RequestError(f"{config.where}: {heads} heads don't divide a width of {hidden}: fix one.")
+    return width
+
+
+def causal(config: Config, window: int | None = None, chunk: int | None = None) -> Data:
+    """Which keys a query of a decoder sees; `is_causal` false makes it an encoder."""
+    is_causal = config.flag("is_causal", default=True)
+    if not is_causal and (window or chunk):
+        raise config.wrong("is_causal", "true for layers with a window")
+    return {"causal": is_causal, "window": window, "attention_chunk_size": chunk}
+
+
+def is_local(config: Config, layer: int, default: bool, local: str = SLIDING) -> bool:
+    """Whether `layer_types` gives a layer the kind `local` instead of FULL; `default` where config.json has no such
+    key."""
+    kinds, listed = (FULL, local), config.value("layer_types")
+    if listed is None:
+        return default
+    if not isinstance(listed, list) or len(listed) <= layer or not all(kind in kinds for kind in listed):
+        raise config.wrong("layer_types", f"a list of {' and '.join(kinds)}, one for each layer")
+    return bool(listed[layer] == local)

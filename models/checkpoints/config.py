@@ -1,7 +1,7 @@
 """Reads a config.json key by key and records which keys were read, so that any other key is an error.
 
 A missing key has transformers' default, which the readers pass as `default`. Alternative names of a key come from older
-versions.
+versions. Models of several parts, such as text and images, have a table for each part.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import attrs
+
 from posexport.errors import RequestError
 from posexport.spec.fields import LARGEST
 
 T = TypeVar("T")
+
+Data = dict[str, Any]
+"""A layer, or a part of one, as plain data that `read_spec` takes."""
 
 FILE = "config.json"
 
@@ -79,50 +84,33 @@ class Config:
     def integer(self, *names: str, default: int, at_least: int = 1) -> int:
         """A whole number."""
         number = self.optional_integer(*names, default=default, at_least=at_least)
-        if number is None:
-            raise self.wrong(names[0], f"a whole number from {at_least}")
-        return number
+        return self._needed(number, names, f"a whole number from {at_least}")
 
     def optional_integer(self, *names: str, default: int | None = None, at_least: int = 1) -> int | None:
         """A whole number, or None where the key is null."""
-
-        def read(value: Any) -> int | None:
-            fits = isinstance(value, int) and not isinstance(value, bool) and at_least <= value < 2**31
-            return value if fits else None
-
-        return self._checked(names, default, read, f"a whole number from {at_least}")
+        allowed = f"a whole number from {at_least}"
+        return self._checked(names, default, lambda value: _is_number(value, (int,), at_least, 2**31 - 1), allowed)
 
     def number(self, *names: str, default: float) -> float:
         """A finite number."""
-        number = self.optional_number(*names, default=default)
-        if number is None:
-            raise self.wrong(names[0], NUMBER)
-        return number
+        return self._needed(self.optional_number(*names, default=default), names, NUMBER)
 
     def optional_number(self, *names: str, default: float | None = None) -> float | None:
         """A finite number, or None where the key is null."""
-
-        def read(value: Any) -> float | None:
-            fits = isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
-            return value if fits else None
-
-        return self._checked(names, default, read, NUMBER)
+        return self._checked(names, default, lambda value: _is_number(value, (int, float), -LARGEST, LARGEST), NUMBER)
 
     def flag(self, *names: str, default: bool) -> bool:
         """True or false."""
-        value = self._checked(names, default, lambda value: value if isinstance(value, bool) else None, "true or false")
-        if value is None:
-            raise self.wrong(names[0], "true or false")
-        return value
+        value = self._checked(names, default, lambda value: isinstance(value, bool), "true or false")
+        return self._needed(value, names, "true or false")
 
     def integers(self, *names: str, default: list[int] | None = None) -> list[int] | None:
         """A list of whole numbers from 0, or None where the key is null."""
 
-        def read(value: Any) -> list[int] | None:
-            fits = isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 2**31 for one in value)
-            return value if fits else None
+        def fits(value: Any) -> bool:
+            return isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 2**31 for one in value)
 
-        return self._checked(names, default, read, "a list of whole numbers")
+        return self._checked(names, default, fits, "a list of whole numbers")
 
     def text(self, *names: str, allowed: Collection[str], default: str) -> str:
         """One of a few words."""
@@ -162,14 +150,23 @@ class Config:
             table.refuse_unread(model_type)
 
     def _checked(
-        self, names: tuple[str, ...], default: T | None, read: Callable[[Any], T | None], allowed: str
+        self, names: tuple[str, ...], default: T | None, fits: Callable[[Any], bool], allowed: str
     ) -> T | None:
-        """The value of a key as `read` returns it; RequestError where that is None, unless the key is null."""
-        value = self.value(*names, default=default)
-        checked = None if value is None else read(value)
-        if value is not None and checked is None:
+        """The value of a key, or None where it is null; RequestError where it doesn't fit."""
+        value: T | None = self.value(*names, default=default)
+        if value is not None and not fits(value):
             raise self.wrong(next(name for name in names if name in self.data), allowed)
-        return checked
+        return value
+
+    def _needed(self, value: T | None, names: tuple[str, ...], allowed: str) -> T:
+        """The value of a key; RequestError where it is null."""
+        if value is None:
+            raise self.wrong(names[0], allowed)
+        return value
+
+
+def _is_number(value: Any, kinds: tuple[type[int] | type[float], ...], low: float, high: float) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
 
 
 def open_config(path: Path) -> dict[str, Any]:
@@ -188,3 +185,55 @@ def open_config(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RequestError(f"{str(file)!r} holds no table: give a config.json of Hugging Face.")
     return data
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """The `table` of a model's config.json that is read, and its `model_type`. `whole`: without such a table, as in
+    older versions, the whole file is read."""
+
+    table: str
+    model_type: str
+    whole: bool = False
+
+
+PARTS: Mapping[str, Part] = {
+    "llama4": Part(table="text_config", model_type="llama4_text"),
+    "gemma3": Part(table="text_config", model_type="gemma3_text"),
+    "qwen2_vl": Part(table="text_config", model_type="qwen2_vl_text", whole=True),
+    "qwen2_5_vl": Part(table="text_config", model_type="qwen2_5_vl_text", whole=True),
+    "qwen3_vl": Part(table="text_config", model_type="qwen3_vl_text"),
+    "llava": Part(table="vision_config", model_type="pixtral"),
+    "mistral3": Part(table="vision_config", model_type="pixtral"),
+}
+"""Models of several parts, by their `model_type`."""
+
+_OUTSIDE = COMMON | words(
+    """
+    text_config vision_config image_token_id image_token_index video_token_id vision_token_id vision_start_token_id
+    vision_end_token_id boi_token_index boi_token_id eoi_token_index eoi_token_id mm_tokens_per_image image_seq_length
+    projector_hidden_act vision_feature_layer vision_feature_select_strategy multimodal_projector_bias
+    spatial_merge_size ignore_index
+    """
+)
+"""Keys outside the tables of such models."""
+
+
+def part_of(data: Mapping[str, Any], where: str) -> tuple[str, Config]:
+    """The model_type of the part that is read, and its table, in which COMMON keys need not be read.
+
+    Raises RequestError for an unknown key outside the table, or for a part with an unexpected model_type.
+    """
+    model_type = str(data.get("model_type"))
+    if model_type not in PARTS:
+        return model_type, Config(data, where, known=COMMON)
+    part = PARTS[model_type]
+    if part.whole and data.get(part.table) is None:
+        return part.model_type, Config(data, where, known=_OUTSIDE)
+    inner = Config(data, where).table(part.table, COMMON)
+    inner_type = inner.value("model_type", default=part.model_type)
+    if inner_type not in (part.model_type, model_type):
+        raise inner.wrong("model_type", f"{part.model_type}, which posexport reads of {model_type}")
+    repeated = {key for key in data if key in inner.data and data[key] == inner.data[key]}
+    Config(data, where, known=_OUTSIDE | repeated).refuse_unread(model_type)
+    return part.model_type, inner

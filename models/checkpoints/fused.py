@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from posexport.models.biases import alibi_slopes
 from posexport.models.checkpoints.architecture import (
     Architecture,
-    Data,
     Reader,
     Weights,
     causal,
@@ -23,8 +22,8 @@ from posexport.models.checkpoints.architecture import (
     renamed,
     under,
 )
-from posexport.models.checkpoints.config import COMMON, Config
-from posexport.models.checkpoints.rope import Rotary
+from posexport.models.checkpoints.config import COMMON, Config, Data
+from posexport.models.checkpoints.rope import Rotary, rope
 from posexport.models.checkpoints.tensors import Tensors
 from posexport.spec.spec import Spec
 
@@ -73,9 +72,8 @@ def phi3(config: Config, layer: int) -> Data:
     for key, value in (("attention_bias", False), ("full_attn_mod", 1), ("interpolate_factor", 1)):
         config.must(key, value)
     trained = config.integer("original_max_position_embeddings", default=4096)
-    rotary = Rotary(part=1.0, types=_LONG, trained_length=trained).read(config, size["head_dim"])
-    window = config.optional_integer("sliding_window")
-    return {**size, **causal(config, window), "encoding": {"name": "rope", "layout": "half", **rotary}}
+    encoding = rope(config, size["head_dim"], Rotary(part=1.0, types=_LONG, trained_length=trained))
+    return {**size, **causal(config, config.optional_integer("sliding_window")), "encoding": encoding}
 
 
 NEOX_ROPE = Rotary(
@@ -86,8 +84,7 @@ NEOX_ROPE = Rotary(
 def gpt_neox(config: Config, layer: int) -> Data:
     size = full_heads(config, 6144, 64)
     bias = config.flag("attention_bias", default=True)
-    rotary = NEOX_ROPE.read(config, size["head_dim"])
-    return {**size, **causal(config), "bias": bias, "encoding": {"name": "rope", "layout": "half", **rotary}}
+    return {**size, **causal(config), "bias": bias, "encoding": rope(config, size["head_dim"], NEOX_ROPE)}
 
 
 def gptj(config: Config, layer: int) -> Data:
@@ -103,17 +100,16 @@ def falcon(config: Config, layer: int) -> Data:
     grouped = config.flag("new_decoder_architecture", default=False)
     one = config.flag("multi_query", default=True)
     kv_heads = config.optional_integer("num_kv_heads")
-    rotary = Rotary().read(config, size["head_dim"])
+    rotary = rope(config, size["head_dim"])
     # Falcon scales the slopes by 1/sqrt(head_dim) together with the logits. transformers also rounds the products of
     # slopes and positions to bf16, which is not part of the encoding.
     slopes = [slope * size["head_dim"] ** -0.5 for slope in alibi_slopes(size["num_heads"])]
-    rope = {"name": "rope", "layout": "half", **rotary}
     return {
         **size,
         **causal(config),
         "num_kv_heads": (kv_heads if grouped else 1 if one else None) or size["num_heads"],
         "bias": config.flag("bias", default=False),
-        "encoding": {"name": "alibi", "slopes": slopes} if config.flag("alibi", default=False) else rope,
+        "encoding": {"name": "alibi", "slopes": slopes} if config.flag("alibi", default=False) else rotary,
     }
 
 
@@ -133,12 +129,8 @@ def mpt(config: Config, layer: int) -> Data:
     for key in ("qk_ln", "prefix_lm", "attn_uses_sequence_id"):
         attention.must(key, False)
     attention.must("clip_qkv", None)
-    return {
-        **size,
-        **causal(config),
-        "scale": attention.optional_number("softmax_scale"),
-        "encoding": {"name": "alibi"},
-    }
+    scale = attention.optional_number("softmax_scale")
+    return {**size, **causal(config), "scale": scale, "encoding": {"name": "alibi"}}
 
 
 _IN_A_MODEL = "transformer."

@@ -14,20 +14,14 @@ from typing import Any
 import attrs
 
 from posexport.errors import RequestError
-from posexport.models.checkpoints.config import Config
+from posexport.models.checkpoints.architecture import FULL, SLIDING
+from posexport.models.checkpoints.config import Config, Data
 from posexport.models.scaling import SCALINGS
 
-Data = dict[str, Any]
-
 _LENGTH = "original_max_position_embeddings"
-_UNNAMED = ("ntk",)
-"""Our scalings that have no name in config.json."""
 
-_BY_LENGTHS = ("yarn", "longrope")
-"""Scalings whose factor defaults to the context length divided by the trained length."""
-
-TYPES: Mapping[str, str | None] = {"default": None} | {name: name for name in SCALINGS if name not in _UNNAMED}
-"""`rope_type` to our scaling."""
+TYPES: Mapping[str, str | None] = {"default": None} | {name: name for name in SCALINGS if name != "ntk"}
+"""`rope_type` to our scaling; `ntk` has no name in config.json."""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,22 +43,16 @@ class Rotary:
 
     def read(self, config: Config, head_dim: int) -> Data:
         """Parameters that `rope` and `mrope` share, without `layout`."""
-        return self.of(config, self.table(config), head_dim, self.theta_outside(config))
-
-    def theta_outside(self, config: Config) -> float:
-        """Theta outside the table, for tables that have none."""
-        return config.number(*self.theta_names, default=self.theta)
+        return self.of(config, self.table(config), head_dim)
 
     def table(self, config: Config) -> Config:
         """`rope_parameters`, or `rope_scaling` of older versions."""
-        new, old = config.table("rope_parameters"), config.table("rope_scaling")
-        if new.data and old.data:
-            raise config.wrong("rope_scaling", "null where rope_parameters is given: drop one of them")
-        table = new if new.data else old
+        table = _new_or_old(config, config.table("rope_parameters"))
         return table if table.data else Config(self.missing, config.where)
 
-    def of(self, config: Config, table: Config, head_dim: int, theta: float) -> Data:
-        """As `read`, from a given table; `theta` is the default."""
+    def of(self, config: Config, table: Config, head_dim: int) -> Data:
+        """As `read`, from a given table; theta outside it is the default."""
+        theta = config.number(*self.theta_names, default=self.theta)
         old = table.text("type", allowed=self.types, default="default")  # ignored where rope_type is given
         kind = self.types[table.text("rope_type", allowed=self.types, default=old)]
         parameters: Data = {"theta": table.number("rope_theta", default=theta)}
@@ -91,7 +79,7 @@ class Rotary:
         if _LENGTH in SCALINGS[kind].takes:
             length = self.trained_length or values.get(_LENGTH)
             values[_LENGTH] = _length(config, kind) if length is None else length
-        if kind in _BY_LENGTHS and values["factor"] is None:
+        if kind in ("yarn", "longrope") and values["factor"] is None:
             trained = values[_LENGTH]
             if not isinstance(trained, int) or isinstance(trained, bool) or trained < 1:
                 raise RequestError(f"{config.where}: {_LENGTH} is {trained!r}: it must be a whole number from 1.")
@@ -108,25 +96,36 @@ def _length(config: Config, kind: str) -> int:
     return length
 
 
+def _new_or_old(config: Config, new: Config) -> Config:
+    """A table of rotary parameters, or `rope_scaling` of older versions where that one is empty."""
+    old = config.table("rope_scaling")
+    if new.data and old.data:
+        raise config.wrong("rope_scaling", "null where rope_parameters is given: drop one of them")
+    return new if new.data else old
+
+
+def rope(config: Config, head_dim: int, rotary: Rotary | None = None, layout: str = "half") -> Data:
+    """The encoding `rope`."""
+    return {"name": "rope", "layout": layout, **(rotary or Rotary()).read(config, head_dim)}
+
+
 @attrs.frozen(kw_only=True)
 class ByKind:
-    """Rotary parameters for each kind of layer. `scaled` are the kinds to which `rope_scaling` applies, the table of
-    older versions for the whole model."""
+    """Rotary parameters for each kind of layer. `rope_scaling`, the table of older versions for the whole model,
+    applies to layers with a window only where `scaled_sliding`."""
 
-    kinds: Mapping[str, Rotary]
-    scaled: tuple[str, ...]
+    full: Rotary
+    sliding: Rotary
+    scaled_sliding: bool
 
-    def read(self, config: Config, head_dim: int, kind: str) -> Data:
-        """The parameters of one kind of layer. All kinds are read, so that unknown keys of any kind are noticed."""
-        return {name: self._of(config, head_dim, name) for name in self.kinds}[kind]
-
-    def _of(self, config: Config, head_dim: int, kind: str) -> Data:
-        rotary, old = self.kinds[kind], config.table("rope_scaling")
-        new = config.table("rope_parameters").table(kind)
-        if new.data and old.data:
-            raise config.wrong("rope_scaling", "null where rope_parameters is given: drop one of them")
-        table = old if old.data and kind in self.scaled else new
-        return rotary.of(config, table, head_dim, rotary.theta_outside(config))
+    def rope(self, config: Config, head_dim: int, slides: bool) -> Data:
+        """The encoding `rope` of one kind. All kinds are read, so that unknown keys of any kind are noticed."""
+        parameters = {}
+        for kind, rotary, scaled in ((FULL, self.full, True), (SLIDING, self.sliding, self.scaled_sliding)):
+            new = config.table("rope_parameters").table(kind)
+            table = _new_or_old(config, new)
+            parameters[kind] = rotary.of(config, table if scaled else new, head_dim)
+        return {"name": "rope", "layout": "half", **parameters[SLIDING if slides else FULL]}
 
 
 def axial_theta(config: Config, name: str) -> float:

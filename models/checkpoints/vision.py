@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from posexport.errors import RequestError
 from posexport.models.checkpoints.architecture import (
     Architecture,
-    Data,
     Weights,
     count,
     full_heads,
+    projections,
     read_renamed,
     renamed,
     under,
 )
-from posexport.models.checkpoints.config import Config
+from posexport.models.checkpoints.config import Config, Data
 from posexport.models.checkpoints.rope import axial_theta
 from posexport.models.checkpoints.tensors import Tensors
 from posexport.spec.spec import Spec
@@ -56,16 +56,9 @@ def vit(config: Config, layer: int) -> Data:
     return {**full_heads(config, 768, 12), "bias": _biases(config), "encoding": encoding}
 
 
-VIT_NAMES = {
-    "q_proj": "attention.query",
-    "k_proj": "attention.key",
-    "v_proj": "attention.value",
-    "o_proj": "output.dense",
-}
-
-
 def vit_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
-    weights = read_renamed(tensors, path, spec, VIT_NAMES)
+    names = projections("attention.query", "attention.key", "attention.value", "output.dense")
+    weights = read_renamed(tensors, path, spec, names)
     if spec.encoding.at_input:
         name = f"{path.partition('encoder.layer.')[0]}embeddings.position_embeddings"
         weights["encoding.weight"] = tensors(name, (1, _vit_rows(config), spec.hidden_size))[0]
@@ -140,16 +133,9 @@ def _block_of_swin(*roots: str) -> Callable[[Config, int], Sequence[str]]:
     return paths
 
 
-SWIN_NAMES = {
-    "q_proj": "self.query",
-    "k_proj": "self.key",
-    "v_proj": "self.value",
-    "o_proj": "output.dense",
-    "encoding.relative_position_bias_table": "self.relative_position_bias_table",
-    "encoding.continuous_position_bias_mlp.0": "self.continuous_position_bias_mlp.0",
-    "encoding.continuous_position_bias_mlp.2": "self.continuous_position_bias_mlp.2",
-    "encoding.logit_scale": "self.logit_scale",
-}
+_SWIN_BIASES = "relative_position_bias_table continuous_position_bias_mlp.0 continuous_position_bias_mlp.2 logit_scale"
+SWIN_NAMES = projections("self.query", "self.key", "self.value", "output.dense")
+SWIN_NAMES |= {f"encoding.{name}": f"self.{name}" for name in _SWIN_BIASES.split()}
 
 
 def dinov3(config: Config, layer: int) -> Data:
@@ -209,7 +195,6 @@ ARCHITECTURES = {
         layers=count(12),
         spec=dinov3,
         paths=under("layer.{}.attention", "model."),
-        weights=renamed(),
         known=f"""{_PIXELS} image_size patch_size mlp_bias layerscale_value use_gated_mlp apply_layernorm
         pos_embed_shift pos_embed_jitter pos_embed_rescale reshape_hidden_states stage_names out_features
         out_indices""",
@@ -218,14 +203,13 @@ ARCHITECTURES = {
         layers=count(24),
         spec=pixtral,
         paths=under("transformer.layers.{}.attention", "vision_tower.", "model.vision_tower.", "vision_encoder."),
-        weights=renamed(),
         known=f"{_PIXELS} image_size patch_size is_composition",
     ),
     "vjepa2": Architecture(
         layers=count(24),
         spec=vjepa2,
         paths=under("encoder.layer.{}.attention", "vjepa2."),
-        weights=renamed({"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "proj"}),
+        weights=renamed(projections("query", "key", "value", "proj")),
         known="""patch_size crop_size image_size frames_per_clip tubelet_size in_chans drop_path_rate mlp_ratio
         num_pooler_layers pred_hidden_size pred_num_attention_heads pred_num_hidden_layers pred_num_mask_tokens
         pred_zero_init_mask_tokens pred_mlp_ratio use_SiLU wide_SiLU""",
@@ -234,7 +218,6 @@ ARCHITECTURES = {
         layers=count(4, f"{_MEMORY}num_layers"),
         spec=sam2_video,
         paths=under("memory_attention.layers.{}.self_attn"),
-        weights=renamed(),
         known="""vision_config prompt_encoder_config mask_decoder_config num_maskmem image_size
         sigmoid_scale_for_mem_enc sigmoid_bias_for_mem_enc enable_occlusion_spatial_embedding multimask_output_in_sam
         multimask_min_pt_num multimask_max_pt_num multimask_output_for_tracking max_object_pointers_in_encoder

@@ -15,15 +15,7 @@ if TYPE_CHECKING:
 __getattr__ = public_names(
     __name__,
     {
-        "manifest": (
-            "manifest_path",
-            "matches_manifest",
-            "read_manifest",
-        ),
-        "onnx_artifact": (
-            "Artifact",
-            "read_onnx",
-            "write_onnx",
-        ),
+        "manifest": ("manifest_path", "matches_manifest", "read_manifest"),
+        "onnx_artifact": ("Artifact", "read_onnx", "write_onnx"),
     },
 )

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import attrs
 
-from posexport.artifact.contract_check import contract_violation
 from posexport.artifact.manifest import Manifest, PlanManifest, Profiles, manifest_path, tensors_of, values_of
 from posexport.artifact.onnx_artifact import Artifact, read_onnx
 from posexport.artifact.plan import check_plan, onnx_of
 from posexport.errors import RequestError
-from posexport.spec.contract import Bounds, Values, bounds_of, graph_inputs
+from posexport.spec.contract import SUMS, Bounds, Values, bounds_of, graph_inputs, graph_outputs, smallest
 from posexport.spec.spec import Spec
 
 
@@ -52,41 +51,29 @@ class LoadedArtifact:
 
 def load_artifact(path: Path) -> LoadedArtifact:
     """Read the artifact at `path`; RequestError says what keeps it from being verified."""
-    return _load_plan(path) if path.suffix == ".plan" else _load_onnx(path)
-
-
-def _load_onnx(path: Path) -> LoadedArtifact:
-    artifact = read_onnx(path)
-    inputs, outputs = artifact.inputs(), artifact.outputs()
-    fault = manifest_fault(artifact)
-    return LoadedArtifact(
-        path=path,
-        source=artifact,
-        inputs=inputs,
-        outputs=outputs,
-        bounds=bounds_of(graph_inputs(artifact.spec), inputs),
-        contract_violation=contract_violation(artifact.spec, inputs, outputs),
-        manifest_warnings=() if fault is None else (fault,),
-    )
-
-
-def _load_plan(path: Path) -> LoadedArtifact:
-    manifest = check_plan(path)
-    source = read_onnx(onnx_of(path, manifest))
-    inputs, outputs = values_of(manifest.inputs), values_of(manifest.outputs)
-    bounds, optimal_sizes = _profile_bounds(source.spec, inputs, manifest.profiles)
-    keys = ", ".join(contradictions(manifest, source))
-    warning = f"its manifest {manifest_path(path).name} contradicts {source.path.name} in its {keys}"
+    optimal_sizes: dict[str, int] = {}
+    if path.suffix == ".plan":
+        plan = check_plan(path)
+        source = read_onnx(onnx_of(path, plan))
+        inputs, outputs = values_of(plan.inputs), values_of(plan.outputs)
+        bounds, optimal_sizes = _profile_bounds(source.spec, inputs, plan.profiles)
+        keys = ", ".join(contradictions(plan, source))
+        text = f"its manifest {manifest_path(path).name} contradicts {source.path.name} in its {keys}"
+        fault = text if keys else None
+    else:
+        plan, source = None, read_onnx(path)
+        inputs, outputs = source.inputs(), source.outputs()
+        bounds, fault = bounds_of(graph_inputs(source.spec), inputs), manifest_fault(source)
     return LoadedArtifact(
         path=path,
         source=source,
-        plan=manifest,
+        plan=plan,
         inputs=inputs,
         outputs=outputs,
         bounds=bounds,
         contract_violation=contract_violation(source.spec, inputs, outputs),
         optimal_sizes=optimal_sizes,
-        manifest_warnings=(warning,) if keys else (),
+        manifest_warnings=() if fault is None else (fault,),
     )
 
 
@@ -133,3 +120,53 @@ def contradictions(manifest: Manifest, artifact: Artifact) -> list[str]:
         "opset": (manifest.opset, artifact.opset),
     }
     return [key for key, (written, actual) in pairs.items() if written != actual]
+
+
+def contract_violation(spec: Spec, inputs: Values, outputs: Values) -> str | None:
+    """The first way in which a graph breaks the contract of its spec, or None."""
+    return (
+        _value_violation("input", graph_inputs(spec), inputs)
+        or _value_violation("output", graph_outputs(spec), outputs)
+        or _dimension_violation(spec, {**inputs, **outputs})
+    )
+
+
+def _value_violation(kind: str, expected: Values, actual: Values) -> str | None:
+    """The first input or output that is missing, unknown, or of another shape or dtype than expected."""
+    for name, (shape, dtype) in expected.items():
+        if name not in actual:
+            return f"the graph lacks the {kind} {name!r}: it has {', '.join(actual) or 'none'}"
+        actual_shape, actual_dtype = actual[name]
+        if actual_dtype != dtype:
+            return f"the graph's {kind} {name!r} is {actual_dtype}, its spec says {dtype}"
+        if len(actual_shape) != len(shape) or not all(map(_fits, actual_shape, shape)):
+            return f"the graph's {kind} {name!r} has shape {list(actual_shape)}, its spec says {list(shape)}"
+    unknown = [name for name in actual if name not in expected]
+    return f"the graph has the {kind} {unknown[0]!r}, which its spec has not" if unknown else None
+
+
+def _fits(actual: int | str, expected: int | str) -> bool:
+    """Whether a dimension is the expected size, or may stand for a named one."""
+    if actual == expected:
+        return True
+    return isinstance(expected, str) and (isinstance(actual, str) or actual >= smallest(expected))
+
+
+def _dimension_violation(spec: Spec, values: Values) -> str | None:
+    """A dimension with two sizes, or fixed in one value and free in another; or a sum that is not that of its parts."""
+    sizes: dict[str, tuple[str, int | str]] = {}
+    for name, (shape, _) in {**graph_inputs(spec), **graph_outputs(spec)}.items():
+        for dim, actual in zip(shape, values[name][0], strict=True):
+            if isinstance(dim, str):
+                size = actual if isinstance(actual, int) else "free"
+                other, known = sizes.setdefault(dim, (name, size))
+                if size != known:
+                    return f"the graph's {dim} is {known} in {other!r} and {size} in {name!r}: it must be the same"
+    for total, parts in SUMS.items():
+        name, size = sizes.get(total, ("", "free"))
+        terms = [sizes[part][1] for part in parts if part in sizes]
+        numbers = [term for term in terms if isinstance(term, int)]
+        if isinstance(size, int) and (len(numbers) < len(terms) or size != sum(numbers)):
+            written = " + ".join(f"{part} {term}" for part, term in zip(parts, terms, strict=True))
+            return f"the graph's {total} in {name!r} is fixed to {size}: it must be the sum of {written}"
+    return None

@@ -6,13 +6,13 @@ engine.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import attrs
 
-from posexport.artifact.weight_source import WeightSource
 from posexport.errors import Reason, RequestError
 from posexport.files import json_bytes, sha256_of
 from posexport.jsondata import OMITTED, DataError, read_json, structure, unstructure
@@ -78,6 +78,41 @@ def values_of(tensors: Iterable[Tensor]) -> Values:
 
 
 @attrs.frozen(kw_only=True)
+class WeightSource:
+    """The key `weights` of a manifest. What doesn't belong to its `source` is None and is not written.
+
+    random: `seed`. file: the name and sha256 of the .safetensors `file`. checkpoint: the name of its `folder`, the
+    sha256 of its config.json, and the first `layer` that was taken.
+    """
+
+    source: Literal["random", "file", "checkpoint"]
+    seed: int | None = attrs.field(default=None, metadata={OMITTED: True})
+    file: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    sha256: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    folder: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    config_sha256: str | None = attrs.field(default=None, metadata={OMITTED: True})
+    layer: int | None = attrs.field(default=None, metadata={OMITTED: True})
+
+    def __str__(self) -> str:
+        if self.source == "random":
+            return f"random, seed {self.seed}"
+        if self.source == "file":
+            return f"file {self.file}"
+        return f"checkpoint {self.folder}, layer {self.layer}"
+
+
+def file_weights(path: Path) -> WeightSource:
+    """The weights in a .safetensors file, which is read to hash it."""
+    return WeightSource(source="file", file=path.name, sha256=sha256_of(path))
+
+
+def checkpoint_weights(folder: Path, layer: int) -> WeightSource:
+    """The weights of a checkpoint in a folder, from `layer` on."""
+    name, config = folder.resolve().name, sha256_of(folder / "config.json")
+    return WeightSource(source="checkpoint", folder=name, config_sha256=config, layer=layer)
+
+
+@attrs.frozen(kw_only=True)
 class Manifest:
     """What the manifests of ONNX files and of plans have in common.
 
@@ -136,29 +171,36 @@ class Builder:
 
 @attrs.frozen(kw_only=True)
 class KernelRow:
-    """One kernel of a plan with the names of its ONNX nodes."""
+    """One kernel of a plan; `nodes` are ONNX nodes by name, inside a function as "node | call (function)"."""
 
     name: str
     type: str
     nodes: tuple[str, ...]
 
+    @property
+    def attention(self) -> bool:
+        """Whether it is a fused attention kernel: generated code with that name, not a product named after a node."""
+        return self.type == "kgen" and re.search(r"(^|_)mha(_|$)", self.name) is not None
+
 
 @attrs.frozen(kw_only=True)
 class PlanKernels:
-    """The kernels of a plan; None, with the reason in `unknown`, where the builder did not list them.
+    """The kernels of a plan in order; None, with the reason in `unknown`, where the builder did not list them.
 
-    `unfused` is why attention is not one fused kernel in each layer, where that is known.
+    `fused_attention` says whether each of the `attention_layers` of the graph is one fused kernel, `unfused` why not,
+    where that is known. `decomposed_attention` counts the layers that the builder decomposed, because it has no kernel
+    for them.
     """
 
-    count: int | None
-    fused_attention: bool | None
-    attention_kernels: int | None
+    count: int | None = None
+    fused_attention: bool | None = None
+    attention_kernels: int | None = None
     attention_layers: int
-    host_steps: int | None
+    host_steps: int | None = None
     decomposed_attention: int = attrs.field(default=0, metadata={OMITTED: True})
     unknown: str | None = attrs.field(default=None, metadata={OMITTED: True})
     unfused: Reason | None = attrs.field(default=None, metadata={OMITTED: True})
-    rows: tuple[KernelRow, ...]
+    rows: tuple[KernelRow, ...] = ()
 
 
 def _profiles(instance: PlanManifest, field: attrs.Attribute[Any], value: Profiles) -> None:

@@ -20,17 +20,18 @@ import onnx
 from posexport.artifact import onnx_file
 from posexport.artifact.manifest import (
     OnnxManifest,
+    WeightSource,
     external_data,
     manifest_path,
     read_onnx_manifest,
     tensors_of,
 )
-from posexport.artifact.weight_source import WeightSource
+from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
 from posexport.files import sha256_of, staged
 from posexport.models import read_spec
 from posexport.models.weights import LazyWeights, weight_shapes
-from posexport.spec.contract import Shape
+from posexport.spec.contract import Shape, bounds_of, graph_inputs
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.spec import Spec
 
@@ -88,6 +89,14 @@ class Artifact:
     def outputs(self) -> dict[str, tuple[Shape, str]]:
         """The graph's outputs, as `inputs` gives its inputs."""
         return _values(self.model.graph.output)
+
+    def profiles(self, requests: Iterable[str] = ()) -> dict[str, dict[str, list[int]]]:
+        """{input: {min, opt, max}} of a plan of this file; raises what `profiles_of` raises of the requests."""
+        inputs = self.inputs()
+        bounds = bounds_of(graph_inputs(self.spec), inputs)
+        fixed = {dim: low for dim, (low, high) in bounds.items() if low == high}
+        shapes = {name: shape for name, (shape, _) in inputs.items()}
+        return profiles_of(shapes, requests, self.spec.token_limit(), fixed)
 
     def domains(self) -> dict[str, int]:
         """The version of each operator domain, sorted by name."""
@@ -198,11 +207,10 @@ def read_onnx(path: Path) -> Artifact:
     return Artifact(path=path, spec=spec, form=form, target=target, version=version, model=model)
 
 
-def _describe(value: onnx.ValueInfoProto) -> tuple[Shape, str]:
-    tensor = value.type.tensor_type
-    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
-    return shape, _DTYPES.get(tensor.elem_type, onnx.TensorProto.DataType.Name(tensor.elem_type))
-
-
 def _values(infos: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[Shape, str]]:
-    return {info.name: _describe(info) for info in infos}
+    values: dict[str, tuple[Shape, str]] = {}
+    for info in infos:
+        tensor = info.type.tensor_type
+        shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
+        values[info.name] = (shape, _DTYPES.get(tensor.elem_type, onnx.TensorProto.DataType.Name(tensor.elem_type)))
+    return values

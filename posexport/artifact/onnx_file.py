@@ -78,22 +78,18 @@ def check(model: ir.Model) -> None:
 
 def write_inline(model: ir.Model, file: HashingFile) -> None:
     """Write the model with its weights inside."""
-    proto, tensors = skeleton(model), weights_of(model)
+    proto = skeleton(model)
     graph = proto.graph.SerializeToString(deterministic=True)
     proto.ClearField("graph")
-    headers = [_header(name, tensor) for name, tensor in tensors.items()]
-    size = len(graph)
-    for header, tensor in zip(headers, tensors.values(), strict=True):
-        body = len(header) + len(_field(_TENSOR_RAW_DATA, tensor.nbytes)) + tensor.nbytes
-        size += len(_field(_GRAPH_INITIALIZER, body)) + body
+    parts = []
+    for name, tensor in weights_of(model).items():
+        head = _header(name, tensor) + _field(_TENSOR_RAW_DATA, tensor.nbytes)
+        parts.append((_field(_GRAPH_INITIALIZER, len(head) + tensor.nbytes) + head, tensor))
     file.write(proto.SerializeToString(deterministic=True))
-    file.write(_field(_MODEL_GRAPH, size))
+    file.write(_field(_MODEL_GRAPH, len(graph) + sum(len(head) + tensor.nbytes for head, tensor in parts)))
     file.write(graph)
-    for header, tensor in zip(headers, tensors.values(), strict=True):
-        raw = _field(_TENSOR_RAW_DATA, tensor.nbytes)
-        file.write(_field(_GRAPH_INITIALIZER, len(header) + len(raw) + tensor.nbytes))
-        file.write(header)
-        file.write(raw)
+    for head, tensor in parts:
+        file.write(head)
         _stream(tensor, file)
 
 

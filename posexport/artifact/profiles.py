@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from posexport.artifact.manifest import MOMENTS
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, located, unknown
 from posexport.spec.contract import SUMS, Shape, smallest
 
 Range = tuple[int, int, int]
@@ -27,8 +27,6 @@ DEFAULTS: Mapping[str, Range] = {
 }
 """What a dynamic dimension spans where no request says otherwise."""
 
-_STEP = {"seq": 1}
-"""The usual size of a dimension beside a cache: most runs then add one token."""
 _BESIDES = {"seq": 0, "past_seq": 1, "max_seq": 0}
 """The dimensions that a table of positions bounds, and how many of its rows others need at least."""
 
@@ -51,22 +49,13 @@ def profiles_of(
     ranges: dict[str, tuple[Range, str]] = {}
     dynamic = list(dict.fromkeys(dim for shape in shapes.values() for dim in shape if isinstance(dim, str)))
     for request in requests:
-        name, equals, sizes = (part.strip() for part in request.partition("="))
-        if not equals or not name or not sizes:
-            raise RequestError(f"--profile {request!r} is not NAME=SIZES: {_HOW}.")
-        if name in shapes:
-            parsed = _by_input(request, shapes[name], sizes)
-        elif name in dynamic:
-            parsed = {name: _ordered(request, name, [_size(request, part) for part in _range(request, sizes)])}
-        else:
-            raise unknown("input or dimension in --profile", name, [*dynamic, *shapes])
-        for dim, requested in parsed.items():
-            before, by = ranges.setdefault(dim, (requested, request))
-            if before != requested:
-                raise RequestError(
-                    f"--profile {request!r} gives {dim} {_text(requested)}, --profile {by!r} gives it {_text(before)}: "
-                    "keep one of them."
-                )
+        with located(f"--profile {request!r}"):
+            for dim, requested in _read_request(request, shapes, dynamic).items():
+                before, by = ranges.setdefault(dim, (requested, request))
+                if before != requested:
+                    raise RequestError(
+                        f"{dim} is {_text(requested)} here and {_text(before)} in --profile {by!r}: keep one of them."
+                    )
     known: dict[str, Range] = {dim: (size, size, size) for dim, size in (fixed or {}).items()}
     beside = {*dynamic, *known}
     known |= {
@@ -126,8 +115,8 @@ def _default(dim: str, beside: Iterable[str], seq_limit: int | None) -> Range:
     if dim not in DEFAULTS:
         raise RequestError(f"dimension {dim!r} has no default: give it with --profile {dim}=MIN:OPT:MAX.")
     least, usual, largest = DEFAULTS[dim]
-    if not {"past_seq", "max_seq"}.isdisjoint(beside):
-        usual = _STEP.get(dim, usual)
+    if dim == "seq" and not {"past_seq", "max_seq"}.isdisjoint(beside):
+        usual = 1  # beside a cache, most runs add one token
     limit = max(seq_limit - _BESIDES[dim], least) if dim in _BESIDES and seq_limit is not None else largest
     return least, min(usual, limit), min(largest, limit)
 
@@ -146,63 +135,67 @@ def _sum(dim: str, spans: Mapping[str, Range], requested: Range | None, request:
     return low, usual, high
 
 
-def _range(request: str, sizes: str) -> list[str]:
-    parts = sizes.split(":")
+def _read_request(request: str, shapes: Mapping[str, Shape], dynamic: list[str]) -> dict[str, Range]:
+    """The ranges of dimensions that one request asks for."""
+    name, equals, sizes = (part.strip() for part in request.partition("="))
+    if not equals or not name or not sizes:
+        raise RequestError(f"it is not NAME=SIZES: {_HOW}.")
+    if name in shapes:
+        return _by_input(shapes[name], sizes)
+    if name in dynamic:
+        return {name: _ordered(name, [_size(part) for part in _three(sizes, ":", "sizes")])}
+    raise unknown("input or dimension", name, [*dynamic, *shapes])
+
+
+def _three(text: str, separator: str, what: str) -> list[str]:
+    """The texts of min, opt and max; a single one stands for all three."""
+    parts = text.split(separator)
     if len(parts) not in (1, 3):
-        raise RequestError(f"--profile {request!r} has {len(parts)} sizes, not min:opt:max or a single one: {_HOW}.")
+        raise RequestError(f"it has {len(parts)} {what}, not {separator.join(MOMENTS)} or a single one: {_HOW}.")
     return parts * 3 if len(parts) == 1 else parts
 
 
-def _by_input(request: str, shape: Shape, text: str) -> dict[str, Range]:
-    parts = text.split(",")
-    if len(parts) not in (1, 3):
-        raise RequestError(f"--profile {request!r} has {len(parts)} shapes, not min,opt,max or a single one: {_HOW}.")
+def _by_input(shape: Shape, text: str) -> dict[str, Range]:
     least = max((at + 1 for at, dim in enumerate(shape) if isinstance(dim, str)), default=0)
-    columns = [_sizes(request, part) for part in (parts * 3 if len(parts) == 1 else parts)]
+    columns = [[_size(size) for size in part.split("x")] for part in _three(text, ",", "shapes")]
     for column in columns:
         if not least <= len(column) <= len(shape) or len(column) != len(columns[0]):
             raise RequestError(
-                f"--profile {request!r} has a shape of {len(column)} dimensions, the input has {list(shape)}: "
-                "give each shape all of them, fixed last ones may be left out."
+                f"it has a shape of {len(column)} dimensions, the input has {list(shape)}: give each shape all of "
+                "them, fixed last ones may be left out."
             )
     spans: dict[str, Range] = {}
     for dim, sizes in zip(shape, zip(*columns, strict=True), strict=False):
         if isinstance(dim, str):
-            span = _ordered(request, dim, list(sizes))
+            span = _ordered(dim, list(sizes))
             if spans.setdefault(dim, span) != span:
-                raise RequestError(f"--profile {request!r} gives {dim} two ranges: give it one.")
+                raise RequestError(f"it gives {dim} two ranges: give it one.")
         elif set(sizes) != {dim}:
             raise RequestError(
-                f"--profile {request!r} gives {_text(sizes)} where the input has the fixed size {dim}: "
-                "give that size, or export with dynamic dimensions."
+                f"it gives {_text(sizes)} where the input has the fixed size {dim}: give that size, or export with "
+                "dynamic dimensions."
             )
     return spans
 
 
-def _size(request: str, text: str) -> int:
+def _size(text: str) -> int:
     text = text.strip()
     if not (text.isascii() and text.isdecimal() and int(text) <= _LARGEST):
-        raise _no_size(request, text, 1)
+        raise _no_size(text, 1)
     return int(text)
 
 
-def _sizes(request: str, text: str) -> list[int]:
-    return [_size(request, part) for part in text.split("x")]
-
-
-def _ordered(request: str, dim: str, sizes: list[int]) -> Range:
+def _ordered(dim: str, sizes: list[int]) -> Range:
     low, usual, high = sizes
     if min(sizes) < smallest(dim):
-        raise _no_size(request, str(min(sizes)), smallest(dim))
+        raise _no_size(str(min(sizes)), smallest(dim))
     if not low <= usual <= high:
-        raise RequestError(
-            f"--profile {request!r} gives {dim} {_text(sizes)}, which is not ordered: give min <= opt <= max."
-        )
+        raise RequestError(f"{dim} is {_text(sizes)}, which is not ordered: give min <= opt <= max.")
     return low, usual, high
 
 
-def _no_size(request: str, text: str, least: int) -> RequestError:
-    return RequestError(f"--profile {request!r}: {text.strip()!r} is no size from {least} to {_LARGEST}: {_HOW}.")
+def _no_size(text: str, least: int) -> RequestError:
+    return RequestError(f"{text!r} is no size from {least} to {_LARGEST}: {_HOW}.")
 
 
 def _text(sizes: Iterable[int]) -> str:

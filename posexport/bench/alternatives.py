@@ -36,7 +36,7 @@ from posexport.errors import RequestError
 from posexport.files import staged
 from posexport.models.block import build_block
 from posexport.models.weights import TORCH_DTYPES
-from posexport.spec.contract import SUMS, TRACED_SIZES, graph_inputs, graph_outputs
+from posexport.spec.contract import TRACED_SIZES, Shape, Values, bounds_of, graph_inputs, graph_outputs, resolved
 from posexport.spec.spec import Spec
 
 OPSETS = range(18, 25)
@@ -77,13 +77,9 @@ def write_optimized(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
     """
     from onnxruntime.transformers import optimizer
 
-    models: list[onnx.ModelProto] = []
-    for kind in MODEL_TYPES:
-        with _optimizing(plain, "ONNX Runtime's transformers optimizer"):
-            made = optimizer.optimize_model(
-                str(plain), model_type=kind, num_heads=spec.num_heads, hidden_size=spec.hidden_size
-            )
-        models.append(made.model)
+    sizes = {"num_heads": spec.num_heads, "hidden_size": spec.hidden_size}
+    with _optimizing(plain, "ONNX Runtime's transformers optimizer"):
+        models = [optimizer.optimize_model(str(plain), model_type=kind, **sizes).model for kind in MODEL_TYPES]
     best = min(models, key=lambda model: (-sum(_own_nodes(model)[name] for name in _ATTENTION), len(model.graph.node)))
     _write_equal(best, plain, output, spec)
     return dict(_own_nodes(best))
@@ -130,7 +126,10 @@ def _check_equal(plain: Path, optimized: Path, spec: Spec) -> None:
     """Run both files on ONNX Runtime's CPU on seeded inputs; RequestError where an output is another one."""
     from posexport.runtimes import ort
 
-    inputs = seeded_inputs(spec, _sizes(spec, onnx.load(plain, load_external_data=False)), 0)
+    values: dict[str, tuple[Shape, str]] = {}
+    for given in ir.load(plain).graph.inputs:
+        values[str(given.name)] = tuple(dim if isinstance(dim, int) else str(dim) for dim in given.shape or ()), ""
+    inputs = seeded_inputs(spec, Sizes(**_sizes(spec, values)), 0)
     with _optimizing(optimized, "ONNX Runtime's CPU"):
         want, got = (ort.load(path, {}).run(inputs) for path in (plain, optimized))
     for name, value in want.items():
@@ -143,29 +142,21 @@ def _check_equal(plain: Path, optimized: Path, spec: Spec) -> None:
             )
 
 
-def _sizes(spec: Spec, model: onnx.ModelProto) -> Sizes:
-    """Small sizes of the dimensions of `spec`, but for those that the file fixes."""
-    sizes: dict[str, int] = {}
-    own = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
-    for name, (shape, _) in graph_inputs(spec).items():
-        for dim, entry in zip(shape, own[name], strict=True):
-            if isinstance(dim, str) and dim not in SUMS:
-                sizes[dim] = entry.dim_value or TRACED_SIZES[dim]
+def _sizes(spec: Spec, inputs: Values) -> dict[str, int]:
+    """Small sizes of the dimensions of `spec`, but for those that a file with such `inputs` fixes."""
+    bounds = bounds_of(graph_inputs(spec), inputs).items()
+    sizes = {dim: low if low == high else TRACED_SIZES[dim] for dim, (low, high) in bounds}
     if spec.kv_cache == "shared":
         sizes["past_seq"] = min(TRACED_SIZES["past_seq"], sizes["max_seq"] - sizes["seq"])
-    return Sizes(**sizes)
+    return sizes
 
 
 def _exported(artifact: Artifact, opset: int) -> ir.Model:
     spec, inputs = artifact.spec, artifact.inputs()
     block = build_block(spec, artifact.weights())
-    sizes = {
-        dim: size for name, (shape, _) in graph_inputs(spec).items() for dim, size in _fixed(shape, inputs[name][0])
-    }
-    sizes = {**TRACED_SIZES, **sizes}
-    sizes |= {name: sum(sizes[part] for part in parts) for name, parts in SUMS.items()}
+    sizes = {**TRACED_SIZES, **_sizes(spec, inputs)}
     example = tuple(
-        torch.zeros([sizes[dim] if isinstance(dim, str) else dim for dim in shape], dtype=_dtype(dtype))
+        torch.zeros([resolved(dim, sizes) for dim in shape], dtype=getattr(torch, TORCH_DTYPES[dtype]))
         for shape, dtype in graph_inputs(spec).values()
     )
     dynamic = tuple(
@@ -191,27 +182,14 @@ def _exported(artifact: Artifact, opset: int) -> ir.Model:
         ) from error
     assert program is not None
     model = program.model
-    for values, named in ((model.graph.inputs, inputs), (model.graph.outputs, artifact.outputs())):
-        for value in values:  # the exporter has names of its own for the same dimensions
-            assert value.name is not None
-            value.shape = ir.Shape(named[value.name][0])
+    shapes = artifact.inputs() | artifact.outputs()
+    for value in (*model.graph.inputs, *model.graph.outputs):  # the exporter has its own names of the same dimensions
+        value.shape = ir.Shape(shapes[str(value.name)][0])
     for node in model.graph.all_nodes():  # files and lines of the place it was made in
         node.metadata_props.clear()
     model.graph.metadata_props.clear()
     model.metadata_props.clear()
     return model
-
-
-def _fixed(shape: tuple[str | int, ...], own: tuple[str | int, ...]) -> Iterator[tuple[str, int]]:
-    """The dimensions of a spec's input that a file has as numbers."""
-    for dim, size in zip(shape, own, strict=True):
-        if isinstance(dim, str) and isinstance(size, int):
-            yield dim, size
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, TORCH_DTYPES[name])
-    return dtype
 
 
 def _reason(error: BaseException) -> str:

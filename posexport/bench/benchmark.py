@@ -17,10 +17,10 @@ import attrs
 
 from posexport.artifact.paths import check_artifact
 from posexport.bench.candidates import choose, previous
-from posexport.bench.options import BenchOptions
+from posexport.bench.options import DEFAULTS, ROUNDS, ROUNDS_OF_SEVERAL, BenchOptions
 from posexport.bench.result import Benchmark, LeftOut, Shape, differing
 from posexport.bench.scenarios import Scenario, read_scenario
-from posexport.bench.session import BURST, BenchSession, Settings
+from posexport.bench.session import BURST, BenchSession
 from posexport.bench.shapes import Sizes, load_for_bench, read_sizes, scenario_sizes, sizes_of
 from posexport.errors import RequestError
 from posexport.machine import machine
@@ -29,24 +29,21 @@ from posexport.progress import Progress, silent
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
 
-ROUNDS, ROUNDS_OF_SEVERAL = 20, 10
-"""Rounds of one process, and of each where there are several."""
-
 PROCESSES = 7
 """Processes of each candidate where runs are compared with one another."""
 
 
-def bench(path: Path, options: BenchOptions | None = None, *, progress: Progress = silent) -> Benchmark:
+def bench(path: Path, options: BenchOptions = DEFAULTS, *, progress: Progress = silent) -> Benchmark:
     """Time the artifact at `path` beside torch eager, torch.compile and the lower bound.
 
     RequestError for names, sizes and files that can't be used.
     """
-    with BenchRun(path, options or BenchOptions(), progress=progress) as run:
+    with BenchRun(path, options, progress=progress) as run:
         run.open_processes(run.planned)
         return run.result()
 
 
-class BenchRun:
+class BenchRun(BenchSession):
     """One benchmark under way: made without timing anything, then process after process is opened and timed.
 
     `previous_artifact` is an earlier artifact of the same block, timed in the same rounds. `methods` says how a lower
@@ -75,59 +72,34 @@ class BenchRun:
         if self.planned > 1 and not options.torch_compile:
             named = (*options.runtimes, *options.required)
             candidates = [one for one in candidates if one.role != "torch-compile" or one.name in named]
-        self._path, self._options = path, options
-        self._artifact = load_for_bench(path)
-        self._sizes, self._names, self._left_out = points(self._artifact, options.shapes, options.scenarios)
-        self._warnings = [f"{path}: {note}" for note in self._artifact.manifest_warnings]
+        artifact = load_for_bench(path)
+        sizes, self._names, self._left_out = points(artifact, options.shapes, options.scenarios)
+        self._warnings = [f"{path}: {note}" for note in artifact.manifest_warnings]
         other = None
         if previous_artifact is not None:
-            other = _load_previous(self._artifact, previous_artifact, self._sizes)
+            other = _load_previous(artifact, previous_artifact, sizes)
             self._warnings += [f"{previous_artifact}: {note}" for note in other.manifest_warnings]
             candidates += [previous(one) for one in candidates if not one.role]
-        self._share = math.ceil(rounds / self.planned)
-        settings = Settings(
-            rounds=self._share,
-            warmup=options.warmup,
-            threads=options.threads,
-            cuda_graph=options.cuda_graph,
-            seed=options.seed,
-            budget=options.seconds / self.planned,
-        )
-        self._machine = machine()
-        self._session = BenchSession(self._artifact, candidates, self._sizes, settings, other, progress, methods)
-
-    def __enter__(self) -> BenchRun:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._session.__exit__()
-
-    @property
-    def processes(self) -> int:
-        """How many processes each candidate has had."""
-        return self._session.sessions
-
-    def open_processes(self, count: int = 1) -> None:
-        """Time everything in so many processes more, one after another."""
-        for _ in range(count):
-            self._session.session()
+        self._share, self._machine = math.ceil(rounds / self.planned), machine()
+        options = attrs.evolve(options, rounds=self._share, seconds=options.seconds / self.planned)
+        super().__init__(artifact, candidates, sizes, options, other, progress, methods)
 
     def result(self) -> Benchmark:
         """What is known so far; without timings before the first process."""
-        artifact, session = self._artifact, self._session
+        artifact = self._artifact
         return Benchmark(
-            file=self._path.name,
+            file=artifact.path.name,
             sha256=artifact.sha256,
             encoding=artifact.spec.encoding.name,
             form=artifact.source.form,
             opset=artifact.source.opset,
             dtype=artifact.spec.dtype,
             spec=json.loads(artifact.spec.to_json()),
-            rounds=self._share * session.sessions,
+            rounds=self._share * self.processes,
             burst=BURST,
-            processes=session.sessions,
+            processes=self.processes,
             seed=self._options.seed,
-            machine_load=session.machine_load,
+            machine_load=self.machine_load,
             machine=self._machine,
             threads=self._options.threads,
             cuda_graph=self._options.cuda_graph,
@@ -138,8 +110,8 @@ class BenchRun:
                     scenario=names[0] if names else None,
                     also=names[1:],
                     **sizes.to_dict(),
-                    rounds=session.rounds[index],
-                    results=session.timings(index),
+                    rounds=self.rounds[index],
+                    results=self.timings(index),
                 )
                 for index, (sizes, names) in enumerate(zip(self._sizes, self._names, strict=True))
             ),

@@ -40,14 +40,18 @@ PREVIOUS_ARTIFACT = "against"
 
 @attrs.frozen(kw_only=True)
 class Candidate:
-    """What is timed: a row of RUNTIMES with extra options. `role` is set for a reference; `references` names, by role,
-    the candidates that its ratios are taken to."""
+    """What is timed: a row of RUNTIMES with extra options. `role` is set for a reference."""
 
     name: str
     runtime: Runtime
     role: str = ""
-    references: Mapping[str, str] = attrs.field(factory=dict)
     options: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def references(self) -> dict[str, str]:
+        """The candidates that its ratios are taken to, by role."""
+        names = {role: f"{role}{'-cuda' if self.runtime.needs_gpu else ''}" for role in ROLES}
+        return names if self.role == PREVIOUS_ARTIFACT else {**names, PREVIOUS_ARTIFACT: previous(self).name}
 
     def missing(self, artifact: LoadedArtifact) -> str | None:
         """Why it can't time the artifact here, or None."""
@@ -69,23 +73,14 @@ class Candidate:
 
 def _candidates() -> dict[str, Candidate]:
     candidates = {}
-    for suffix in ("", "-cuda"):
-        references = {role: f"{role}{suffix}" for role in ROLES}
+    for suffix, ort in (("", "ort-cpu"), ("-cuda", "ort-cuda")):
         for role, package in ROLES.items():
-            row = RUNTIMES["ort-cpu" if (package, suffix) == ("ort", "") else f"{package}{suffix}"]
+            row = RUNTIMES[ort if package == "ort" else f"torch{suffix}"]
             options = {"compiled": True} if role == "torch-compile" else {}
-            name = references[role]
-            candidates[name] = Candidate(
-                name=name, runtime=row, role=role, references=_with_previous(references, name), options=options
-            )
-    for row in (row for row in RUNTIMES.values() if row.module in _TAKES and row.name not in candidates):
-        references = {role: f"{role}{'-cuda' if row.needs_gpu else ''}" for role in ROLES}
-        candidates[row.name] = Candidate(name=row.name, runtime=row, references=_with_previous(references, row.name))
-    return candidates
-
-
-def _with_previous(references: Mapping[str, str], name: str) -> dict[str, str]:
-    return {**references, PREVIOUS_ARTIFACT: f"{PREVIOUS_ARTIFACT}:{name}"}
+            name = f"{role}{suffix}"
+            candidates[name] = Candidate(name=name, runtime=row, role=role, options=options)
+    rows = [row for row in RUNTIMES.values() if row.module in _TAKES and row.name not in candidates]
+    return candidates | {row.name: Candidate(name=row.name, runtime=row) for row in rows}
 
 
 CANDIDATES = _candidates()
@@ -120,6 +115,4 @@ def is_reference(name: str) -> bool:
 
 def previous(candidate: Candidate) -> Candidate:
     """The same runtime, for an earlier artifact that is timed in the same rounds."""
-    references = {role: name for role, name in candidate.references.items() if role != PREVIOUS_ARTIFACT}
-    name = candidate.references[PREVIOUS_ARTIFACT]
-    return attrs.evolve(candidate, name=name, role=PREVIOUS_ARTIFACT, references=references)
+    return attrs.evolve(candidate, name=f"{PREVIOUS_ARTIFACT}:{candidate.name}", role=PREVIOUS_ARTIFACT)

@@ -11,7 +11,7 @@ import attrs
 
 from posexport.bench.benchmark import PROCESSES, BenchRun, bench
 from posexport.bench.candidates import CANDIDATES, choose, is_reference
-from posexport.bench.options import BenchOptions
+from posexport.bench.options import DEFAULTS, BenchOptions
 from posexport.bench.regression import (
     DEFAULT_LIMIT,
     MOST_PROCESSES,
@@ -32,12 +32,11 @@ GATE_TIMEOUT = 300.0
 _log = logging.getLogger(__name__)
 
 
-def bench_to_keep(path: Path, options: BenchOptions | None = None, *, progress: Progress = silent) -> Benchmark:
+def bench_to_keep(path: Path, options: BenchOptions = DEFAULTS, *, progress: Progress = silent) -> Benchmark:
     """Time the artifact at `path` to compare later runs with.
 
     It takes `options.processes`, or as many as make the result steady. RequestError as `bench` raises it.
     """
-    options = options or BenchOptions()
     planned = attrs.evolve(options, processes=options.processes or PROCESSES)
     with BenchRun(path, planned, progress=progress) as run:
         return _settled(run, options.processes or MOST_PROCESSES, is_steady)
@@ -47,7 +46,7 @@ def bench_gated(
     path: Path,
     reference: Benchmark | Path,
     limit: float,
-    options: BenchOptions | None = None,
+    options: BenchOptions = DEFAULTS,
     *,
     keep: bool = False,
     progress: Progress = silent,
@@ -59,24 +58,23 @@ def bench_gated(
     that stopped where it looked fast is no baseline. What makes the comparison less certain is logged as a warning
     before anything is timed. RequestError as `bench` raises it, and for a result of something else.
     """
-    options = options or BenchOptions()
     planned = attrs.evolve(options, processes=options.processes or PROCESSES)
+    baseline, previous = (reference, None) if isinstance(reference, Benchmark) else (None, reference)
     methods = {}
-    if isinstance(reference, Benchmark):
-        planned = _as_in(reference, planned)
-        methods = {} if differences(dict(reference.machine), machine()) else reference.bound_methods()
+    if baseline is not None:
+        planned = _as_in(baseline, planned)
+        methods = {} if differences(dict(baseline.machine), machine()) else baseline.bound_methods()
 
     def judge(result: Benchmark) -> Gate:
-        if isinstance(reference, Benchmark):
-            return compare(result, reference, limit)
-        return compare_previous(result, limit, (*options.runtimes, *options.required))
+        if baseline is None:
+            return compare_previous(result, limit, (*options.runtimes, *options.required))
+        return compare(result, baseline, limit)
 
     def enough(result: Benchmark) -> bool:
         return judge(result).settled and (not keep or is_steady(result))
 
-    previous = reference if isinstance(reference, Path) else None
     with BenchRun(path, planned, previous_artifact=previous, methods=methods, progress=progress) as run:
-        for note in notes_on(reference, run.result()) if isinstance(reference, Benchmark) else ():
+        for note in () if baseline is None else notes_on(baseline, run.result()):
             _log.warning("%s: %s", path.name, note)
         result = _settled(run, max(options.processes or 0, MOST_PROCESSES), enough)
     return attrs.evolve(result, gate=judge(result))
@@ -126,10 +124,10 @@ def bench_file(
     if save is not None:
         check_place(save, baseline)
     share = read_limit(limit)
-    reference: Benchmark | Path | None = previous_artifact
-    if baseline is not None:
-        reference = saved = read_benchmark(baseline)
+    saved = None if baseline is None else read_benchmark(baseline)
+    if saved is not None:
         check_named(saved, options.runtimes)
+    reference = saved or previous_artifact
     if reference is not None:
         return bench_gated(path, reference, share, options, keep=save is not None, progress=progress)
     return (bench if save is None else bench_to_keep)(path, options, progress=progress)

@@ -21,21 +21,18 @@ from __future__ import annotations
 import contextlib
 import math
 import platform
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
+from itertools import chain
 
 import attrs
 import numpy as np
 import torch
 
-from posexport.artifact.onnx_artifact import read_onnx
-from posexport.machine import kept_to
 from posexport.models.weights import TORCH_DTYPES
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.torch_eager import timed
+from posexport.spec.contract import graph_inputs, sizes_of
 from posexport.spec.spec import Spec
 
 DISTINCT = 2**29
@@ -72,11 +69,11 @@ class Work:
         return self.attention[layer % len(self.attention)]
 
 
-def work(spec: Spec, inputs: Mapping[str, Any], sizes: Mapping[str, int]) -> Work:
-    """What a block of `spec` must compute and read for `inputs` (their shapes count) of `sizes`."""
+def work(spec: Spec, sizes: Mapping[str, int]) -> Work:
+    """What a block of `spec` must compute and read for inputs of `sizes`."""
     batch, seq, past = sizes["batch"], sizes["seq"], sizes.get("past_seq", 0)
     keys = sizes["encoder_seq"] if spec.cross else past + seq
-    rows, key_rows = batch * seq, batch * (sizes["encoder_seq"] if spec.cross else seq)
+    rows, key_rows = batch * seq, batch * sizes.get("encoder_seq", seq)
     wide, narrow = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     projections = [(rows, spec.hidden_size, wide), *[(key_rows, spec.hidden_size, narrow)] * 2]
     projections.append((rows, wide, spec.hidden_size))
@@ -88,7 +85,6 @@ def work(spec: Spec, inputs: Mapping[str, Any], sizes: Mapping[str, int]) -> Wor
     kinds = spec.distinct_layers()
     seen = sum(_seen(kinds[layer % len(kinds)], past) for layer in range(spec.layers))
     cached = 2 * batch * spec.num_kv_heads * seen * spec.head_dim
-    size = torch.finfo(getattr(torch, TORCH_DTYPES[spec.dtype])).bits // 8
     group = spec.num_heads // spec.num_kv_heads
     return Work(
         projections=tuple(projections),
@@ -96,7 +92,7 @@ def work(spec: Spec, inputs: Mapping[str, Any], sizes: Mapping[str, int]) -> Wor
             (batch * spec.num_kv_heads, group * seq, spec.head_dim, _keys(kind, keys, past, seq)) for kind in kinds
         ),
         layers=spec.layers,
-        bytes=size * (spec.layers * weights + cached),
+        bytes=getattr(torch, TORCH_DTYPES[spec.dtype]).itemsize * (spec.layers * weights + cached),
     )
 
 
@@ -131,7 +127,7 @@ class LowerBoundRunner:
         raise NotImplementedError("the lower bound computes nothing of use")
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
-        todo = work(self._spec, inputs, _sizes(self._spec, inputs))
+        todo = work(self._spec, _sizes(self._spec, inputs))
         dtype = getattr(torch, TORCH_DTYPES[self._spec.dtype])
         if self._device.type == "cuda":
             self._method = "roofline"
@@ -143,7 +139,8 @@ class LowerBoundRunner:
             makers[f"products by torch, {name}, a head at a time"] = partial(_by_torch, todo, kind, True)
             if kind != torch.bfloat16:  # onnxruntime has no such product on the CPU
                 makers[f"products by onnxruntime, {name}"] = partial(_by_ort, todo, kind, self._threads)
-        if _scores(todo, dtype) > SCORES:
+        heads, rows, _, keys = max(todo.attention)
+        if heads * rows * keys * dtype.itemsize > SCORES:
             makers = {name: make for name, make in makers.items() if name.endswith("a head at a time")}
         readers = {"bytes by a sum": partial(_by_sum, todo), "bytes by a product": partial(_by_vector, todo)}
         made = None if self.method is None else (makers | readers).get(self.method)
@@ -162,28 +159,16 @@ class LowerBoundRunner:
         return {"engine": "lower_bound", "version": str(torch.__version__), "device": name, "method": self._method}
 
 
-def load(path: Path, device: str, threads: int | None) -> LowerBoundRunner:
-    """The lower bound of the block of the `.onnx` artifact at `path`; raises what reading it raises."""
-    return LowerBoundRunner(read_onnx(path).spec, device, threads)
-
-
 def _sizes(spec: Spec, inputs: Arrays) -> dict[str, int]:
     """The sizes of inputs by dimension; of a shared cache, what is in it before the run."""
-    first = inputs["hidden_states" if spec.vocab_size is None else "input_ids"]
-    sizes = {"batch": first.shape[0], "seq": first.shape[1]}
-    if spec.cross:
-        sizes["encoder_seq"] = inputs["encoder_hidden_states"].shape[1]
-    if spec.kv_cache == "shared":
-        sizes["past_seq"] = int(inputs["write_indices"].max())
-    elif spec.kv_cache is not None:
-        sizes["past_seq"] = next(array for name, array in inputs.items() if name.startswith("past_key")).shape[2]
-    return sizes
+    sizes = sizes_of(graph_inputs(spec), inputs)
+    return sizes if spec.kv_cache != "shared" else {**sizes, "past_seq": int(inputs["write_indices"].max())}
 
 
 def _fastest(makers: Mapping[str, Callable[[], Callable[[], float]]]) -> tuple[float, str, Callable[[], float]]:
     """(seconds, name, call) of the fastest, others forgotten; one that can't run here is left out while one can."""
     best: tuple[float, str, Callable[[], float]] | None = None
-    error: Exception | None = None
+    error = Exception("there is no method")
     for name, make in makers.items():
         try:
             call = make()
@@ -192,18 +177,12 @@ def _fastest(makers: Mapping[str, Callable[[], Callable[[], float]]]) -> tuple[f
                 seconds = min(call() for _ in range(_TRIALS))
         except Exception as failure:  # such as no fp16 product: another method is the lower bound then
             error = failure
-            continue
-        if best is None or seconds < best[0]:
-            best = (seconds, name, call)
+        else:
+            if best is None or seconds < best[0]:
+                best = (seconds, name, call)
     if best is None:
-        assert error is not None
         raise error
     return best
-
-
-def _scores(todo: Work, dtype: torch.dtype) -> int:
-    heads, rows, _, keys = max(todo.attention)
-    return heads * rows * keys * torch.finfo(dtype).bits // 8
 
 
 def _layers(todo: Work, size: int) -> int:
@@ -244,66 +223,48 @@ def _by_torch(todo: Work, dtype: torch.dtype, one_by_one: bool) -> Callable[[], 
 
 def _by_ort(todo: Work, dtype: torch.dtype, threads: int | None) -> Callable[[], float]:
     """The same products as MatMul nodes of a graph, weights as initializers, values bound to memory."""
-    import onnx
     import onnxruntime
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import numpy_helper, parser
 
-    kind = TensorProto.FLOAT16 if dtype == torch.float16 else TensorProto.FLOAT
-    random = np.random.default_rng(0)
-    bound: dict[str, Any] = {}
-    nodes: list[Any] = []
-    weights: list[Any] = []
-    values: dict[str, list[Any]] = {"in": [], "out": []}
-
-    def entry(name: str, *shape: int) -> str:
-        if name not in bound:
-            array = random.standard_normal(shape, dtype=np.float32).astype(helper.tensor_dtype_to_np_dtype(kind))
-            bound[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-            values["in"].append(helper.make_tensor_value_info(name, kind, shape))
-        return name
-
-    def product(one: str, other: str, *shape: int) -> None:
-        name = f"y{len(nodes)}"
-        nodes.append(helper.make_node("MatMul", [one, other], [name]))
-        values["out"].append(helper.make_tensor_value_info(name, kind, shape))
-        same = str(shape)  # outputs of one shape share one place
-        if same not in bound:
-            bound[same] = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
-                shape, np.float16 if kind == TensorProto.FLOAT16 else np.float32
-            )
-        bound[name] = bound[same]
+    from posexport.runtimes import ort
 
     count = _layers(todo, dtype.itemsize)
+    products: list[tuple[tuple[str, tuple[int, ...]], ...]] = []  # the name and the shape of both factors
     for layer in range(todo.layers):
+        at = layer % count
         for index, (m, k, n) in enumerate(todo.projections):
-            name = f"w{layer % count}.{index}"
-            if layer < count:
-                array = random.standard_normal((k, n), dtype=np.float32).astype(helper.tensor_dtype_to_np_dtype(kind))
-                weights.append(numpy_helper.from_array(array, name))
-            product(entry(f"x{m}x{k}", m, k), name, m, n)
+            products.append(((f"x{m}x{k}", (m, k)), (f"w{at}_{index}", (k, n))))
         heads, rows, width, keys = todo.attention_of(layer)
-        place = f"{layer % count}x{keys}"
-        product(entry("q", heads, rows, width), entry(f"k{place}", heads, width, keys), heads, rows, keys)
-        product(entry(f"p{keys}", heads, rows, keys), entry(f"v{place}", heads, keys, width), heads, rows, width)
-    graph = helper.make_graph(nodes, "lower_bound", values["in"], values["out"], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(model)
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 4
-    settings.intra_op_num_threads = int(threads or kept_to())  # as posexport.runtimes.ort does
-    session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
-    binding = session.io_binding()
-    for value in session.get_inputs():
-        binding.bind_ortvalue_input(value.name, bound[value.name])
-    for value in session.get_outputs():
-        binding.bind_ortvalue_output(value.name, bound[value.name])
+        products.append((("q", (heads, rows, width)), (f"k{at}x{keys}", (heads, width, keys))))
+        products.append(((f"p{keys}", (heads, rows, keys)), (f"v{at}x{keys}", (heads, keys, width))))
+    factors = dict(chain.from_iterable(products))
+    inputs = [name for name in factors if not name.startswith("w")]
+    outputs = {f"y{index}": (*one[1][:-1], other[1][-1]) for index, (one, other) in enumerate(products)}
+    kind, random = np.dtype("float16" if dtype == torch.float16 else "float32"), np.random.default_rng(0)
+    onnx_kind = "float16" if dtype == torch.float16 else "float"
 
-    def once() -> float:
-        start = time.perf_counter()
-        session.run_with_iobinding(binding)
-        return time.perf_counter() - start
+    def made(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.floating]]:
+        return random.standard_normal(factors[name], dtype=np.float32).astype(kind)
 
-    return once
+    def declared(names: Iterable[str]) -> str:
+        shapes = {name: ",".join(map(str, (factors | outputs)[name])) for name in names}
+        return ", ".join(f"{onnx_kind}[{shape}] {name}" for name, shape in shapes.items())
+
+    nodes = [f"{name} = MatMul({one[0]}, {other[0]})" for name, (one, other) in zip(outputs, products, strict=True)]
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]>'
+        f"lower_bound ({declared(inputs)}) => ({declared(outputs)}) {{{' '.join(nodes)}}}"
+    )
+    model.graph.initializer.extend(numpy_helper.from_array(made(name), name) for name in factors if name[0] == "w")
+    data, providers = model.SerializeToString(), ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(data, ort.session_options(threads), providers=providers)
+    binding, value = session.io_binding(), onnxruntime.OrtValue
+    for name in inputs:
+        binding.bind_ortvalue_input(name, value.ortvalue_from_numpy(made(name)))
+    places = {shape: value.ortvalue_from_shape_and_type(shape, kind.type) for shape in outputs.values()}
+    for name, shape in outputs.items():  # outputs of one shape share one place
+        binding.bind_ortvalue_output(name, places[shape])
+    return timed(lambda: session.run_with_iobinding(binding), torch.device("cpu"))
 
 
 def _by_sum(todo: Work) -> Callable[[], float]:

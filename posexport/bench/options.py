@@ -6,6 +6,9 @@ import attrs
 
 from posexport.spec.fields import integer, positive
 
+ROUNDS, ROUNDS_OF_SEVERAL = 20, 10
+"""Rounds of one process, and of each where there are several."""
+
 BUDGET_SECONDS = 60.0
 """Seconds for the rounds of one shape, however slow it is."""
 
@@ -27,9 +30,12 @@ class BenchOptions:
     alternatives: bool = False
     torch_compile: bool = False
     cuda_graph: bool = False
-    rounds: int | None = integer(None, "rounds", optional=True)
+    rounds: int | None = integer(None, "rounds")
     warmup: int = integer(3, "runs before the first round")
-    threads: int | None = integer(None, "threads of each runtime", optional=True)
+    threads: int | None = integer(None, "threads of each runtime")
     seed: int = integer(0, "seed of the inputs and of the order within rounds", at_least=0)
     seconds: float = positive(BUDGET_SECONDS, "seconds for the rounds of one shape")
-    processes: int | None = integer(None, "processes of each runtime", at_most=100, optional=True)
+    processes: int | None = integer(None, "processes of each runtime", at_most=100)
+
+
+DEFAULTS = BenchOptions()

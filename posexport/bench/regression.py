@@ -105,31 +105,24 @@ def notes_on(baseline: Benchmark, result: Benchmark) -> tuple[str, ...]:
             "the baseline timed nothing that runs the artifact, so nothing can be compared: save one of a runtime that "
             "is here."
         )
-    notes = [
-        f"The baseline's {name} is {getattr(baseline, name)}, this one's {getattr(result, name)}."
-        for name in ("form", "opset")
-        if getattr(baseline, name) != getattr(result, name)
-    ]
-    if baseline.processes < ENOUGH_PROCESSES:
-        several = "processes" if baseline.processes > 1 else "process"
-        notes.append(f"The baseline has {baseline.processes} {several} per runtime, too few to tell changes by.")
-    elif not is_steady(baseline):
-        notes.append(
-            f"The baseline's ratios are known to {unsteadiness(baseline):.1%} (standard error; {STEADY:.0%} is "
-            "steady), so changes are inexact: save it anew at rest, or with more --processes."
-        )
-    if baseline.machine_load > HIGH_MACHINE_LOAD:
-        notes.append(
-            f"The baseline was saved on a busy machine (other work took {baseline.machine_load:.0%} of the CPU), so "
-            "changes may be inconclusive: save it anew at rest."
-        )
+    few, several = baseline.processes < ENOUGH_PROCESSES, "processes" if baseline.processes > 1 else "process"
     unlike = differences(dict(baseline.machine), dict(result.machine))
-    if unlike:
-        notes.append(
-            f"The baseline is of another machine or other software ({', '.join(unlike)} differ): ratios carry over "
-            "roughly at best."
+    notes = {
+        f"The baseline's {name} is {getattr(baseline, name)}, this one's {getattr(result, name)}.": (
+            getattr(baseline, name) != getattr(result, name)
         )
-    return tuple(notes)
+        for name in ("form", "opset")
+    }
+    notes |= {
+        f"The baseline has {baseline.processes} {several} per runtime, too few to tell changes by.": few,
+        f"The baseline's ratios are known to {unsteadiness(baseline):.1%} (standard error; {STEADY:.0%} is steady), so "
+        "changes are inexact: save it anew at rest, or with more --processes.": not few and not is_steady(baseline),
+        f"The baseline was saved on a busy machine (other work took {baseline.machine_load:.0%} of the CPU), so "
+        "changes may be inconclusive: save it anew at rest.": baseline.machine_load > HIGH_MACHINE_LOAD,
+        f"The baseline is of another machine or other software ({', '.join(unlike)} differ): ratios carry over roughly "
+        "at best.": bool(unlike),
+    }
+    return tuple(note for note, applies in notes.items() if applies)
 
 
 def check_named(baseline: Benchmark, runtimes: Sequence[str]) -> None:
@@ -191,7 +184,7 @@ def _change_since(before: Timing, shape: Shape, references: Sequence[str], limit
     if min(len(old), len(new)) < ENOUGH_PROCESSES:
         why = f"it needs {ENOUGH_PROCESSES} processes of each, there are {len(old)} and {len(new)}"
         return attrs.evolve(change, state=INCONCLUSIVE, reason=why, more=len(old) >= ENOUGH_PROCESSES)
-    return _judged(change, _logs(old), _logs(new), limit)
+    return _judged(change, trimmed(_logs(old)), trimmed(_logs(new)), limit, 2 * DRIFT**2)
 
 
 def _change_to_previous(timing: Timing, shape: Shape, limit: float) -> Change:
@@ -204,13 +197,11 @@ def _change_to_previous(timing: Timing, shape: Shape, limit: float) -> Change:
     if len(ratios) < ENOUGH_PROCESSES:
         why = f"it needs {ENOUGH_PROCESSES} processes, there are {len(ratios)}"
         return attrs.evolve(change, state=INCONCLUSIVE, reason=why, more=True)
-    return _judged(change, None, _logs(ratios), limit)
+    return _judged(change, Trimmed(0.0, 0.0, 1), trimmed(_logs(ratios)), limit)
 
 
-def _judged(change: Change, old: Sequence[float] | None, new: Sequence[float], limit: float) -> Change:
-    """The change from logarithms of ratios; without `old`, of those to the previous artifact itself."""
-    now, before = trimmed(new), Trimmed(0.0, 0.0, 1) if old is None else trimmed(old)
-    drift = 0.0 if old is None else 2 * DRIFT**2
+def _judged(change: Change, before: Trimmed, now: Trimmed, limit: float, drift: float = 0.0) -> Change:
+    """The change from the means of logarithms of ratios; `drift` is a variance beside theirs."""
     variance = now.variance + before.variance + drift
     middle = now.middle - before.middle
     reach = 0.0

@@ -6,12 +6,14 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import psutil
 
-from posexport.errors import RequestError
+from posexport.errors import Reason, RequestError
+from posexport.processes import Worker, failure_of
 
 Timed = TypeVar("Timed")
 
@@ -19,12 +21,8 @@ Timed = TypeVar("Timed")
 PAUSE = 0.03
 """Seconds before each call: longer than the thread pools of torch and ONNX Runtime spin."""
 
-
-def orders(names: Sequence[str], rounds: int, seed: int = 0) -> Iterator[list[str]]:
-    """For each round the names in a new random order, the same for the same seed."""
-    shuffle = random.Random(seed)
-    for _ in range(rounds):
-        yield shuffle.sample(names, len(names))
+OPEN_LIMIT, RUN_LIMIT = 900.0, 300.0
+"""Seconds: to load and compile for one shape, and for one turn."""
 
 
 def interleave(
@@ -35,16 +33,69 @@ def interleave(
     pause: float = PAUSE,
     done: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Timed]]:
-    """What each call returned, by round. `done` is called after each round."""
+    """What each call returned, by round, in which the order is random, the same for the same seed; `done` is called
+    after each round."""
     if rounds < 1:
         raise RequestError(f"rounds is {rounds}: give at least 1.")
     series: dict[str, list[Timed]] = {name: [] for name in calls}
-    for order in orders(list(calls), rounds, seed):
-        for name in order:
+    shuffle = random.Random(seed)
+    for _ in range(rounds):
+        for name in shuffle.sample(list(calls), len(calls)):
             time.sleep(pause)
             series[name].append(calls[name]())
         done()
     return series
+
+
+class TimingProcesses:
+    """A child process of posexport.bench.worker for each candidate, by name, started by its first request.
+
+    One that fails is closed, and `failed` says why; a later request starts another.
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+        self.failed: dict[str, Reason] = {}
+
+    def __enter__(self) -> TimingProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._workers):
+            self.close(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._workers
+
+    def close(self, name: str) -> None:
+        """End the process of a candidate."""
+        self._workers.pop(name).close()
+
+    def ask(self, name: str, do: str, *, limit: float = OPEN_LIMIT, **fields: Any) -> Mapping[str, Any] | None:
+        """The answer to a request within `limit` seconds, None where it failed."""
+        if name not in self._workers:
+            self._workers[name] = Worker("posexport.bench.worker")
+            self.failed.pop(name, None)
+        reply = self._workers[name].ask({"do": do, **fields}, limit)
+        reason = failure_of(reply)
+        if reason is None:
+            return reply
+        self.failed[name] = reason
+        self.close(name)
+        return None
+
+    def interleave(
+        self, bursts: Mapping[str, int], rounds: int, seed: int, done: Callable[[], object] = lambda: None, **more: Any
+    ) -> tuple[dict[str, list[list[float]]], float]:
+        """The seconds of so many runs of each in every round, none once it failed; and the load of the machine."""
+
+        def turn(name: str) -> list[float]:
+            reply = self.ask(name, "time", limit=RUN_LIMIT, burst=bursts[name], **more) if name in self else None
+            return [] if reply is None else list(reply["seconds"])
+
+        load = MachineLoad([worker.pid for worker in self._workers.values() if worker.pid is not None])
+        series = interleave({name: partial(turn, name) for name in bursts}, rounds, seed=seed, done=done)
+        return series, load.share()
 
 
 class MachineLoad:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
 from posexport.bench import statistics
 from posexport.bench.candidates import ALTERNATIVES, PREVIOUS_ARTIFACT, Candidate
+from posexport.bench.options import ROUNDS, BenchOptions
 from posexport.bench.result import FAILED, METHOD, NOT_RUN, TIMED, Timing
-from posexport.bench.rounds import PAUSE, MachineLoad, interleave
+from posexport.bench.rounds import PAUSE, TimingProcesses
 from posexport.bench.shapes import Sizes, profile_requests
 from posexport.bench.worker import LONG_RUN_SECONDS
-from posexport.processes import KILLED, MEMORY, REFUSED, Worker
+from posexport.processes import KILLED, MEMORY, REFUSED
 from posexport.progress import Progress
 from posexport.runtimes import TENSORRT
 
@@ -33,40 +34,28 @@ BURST, MIN_BURST_SECONDS = 3, 0.01
 
 MAX_RUNS = 1000
 
-OPEN_LIMIT, RUN_LIMIT = 900.0, 300.0
-"""Seconds: to load and compile for one shape, and for one turn."""
-
 MIN_ROUNDS = 3
-
-Turns = list[list[float]]
-"""The seconds of every timed run, by round."""
-
-
-@attrs.frozen(kw_only=True)
-class Settings:
-    """How everything is timed. `budget` is in seconds, for the rounds of one shape in one session."""
-
-    rounds: int
-    warmup: int
-    threads: int | None
-    cuda_graph: bool
-    seed: int
-    budget: float
 
 
 @attrs.define
 class _Series:
-    """The times of one candidate at one shape: a list of turns per process, and each process's answer to `shape`."""
+    """The times of one candidate at one shape: the seconds of every timed run, by round, in each process, and each
+    process's answer to `shape`."""
 
-    turns: list[Turns] = attrs.field(factory=list)
+    turns: list[list[list[float]]] = attrs.field(factory=list)
     ready: list[Mapping[str, Any]] = attrs.field(factory=list)
+
+    def medians(self) -> list[list[float]]:
+        """The median run of each turn, by process."""
+        return [[statistics.quantile(turn, 0.5) for turn in turns] for turns in self.turns]
 
 
 class BenchSession:
     """The candidates of one benchmark: those that run have a process, the others a reason.
 
-    `previous` is an earlier artifact, timed under the candidates of that role. `methods` says how a lower bound is run,
-    by its name and the sizes; where it does not, all processes use the method of the first.
+    `options` holds the rounds and the seconds of one session. `previous` is an earlier artifact, timed under the
+    candidates of that role. `methods` says how a lower bound is run, by its name and the sizes; where it does not, all
+    processes use the method of the first.
     """
 
     def __init__(
@@ -74,48 +63,48 @@ class BenchSession:
         artifact: LoadedArtifact,
         candidates: Sequence[Candidate],
         sizes: Sequence[Sizes],
-        settings: Settings,
+        options: BenchOptions,
         previous: LoadedArtifact | None,
         progress: Progress,
         methods: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
         self._methods = dict(methods or {})
-        self._artifact, self._previous, self._settings = artifact, previous, settings
+        self._artifact, self._previous, self._options = artifact, previous, options
         self._candidates = {candidate.name: candidate for candidate in candidates}
         self._sizes, self._progress = list(sizes), progress
         self._series = [{name: _Series() for name in self._candidates} for _ in self._sizes]
         self._out: dict[tuple[str, int | None], Timing] = {}  # at one shape, or (None) at all of them
         self._loaded: dict[str, list[Mapping[str, Any]]] = {name: [] for name in self._candidates}
-        self._workers: dict[str, Worker] = {}
+        self._timer = TimingProcesses()
         self._notes: dict[str, str] = {}
         self._not_made: dict[str, Timing] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="posexport-", ignore_cleanup_errors=True)
         self.rounds = [0] * len(self._sizes)
-        self.sessions = 0
-        self.machine_load = 0.0
+        self.processes, self.machine_load = 0, 0.0
 
-    def __enter__(self) -> BenchSession:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        self._timer.__exit__()
         self._folder.cleanup()
 
-    def session(self) -> None:
-        """Time every candidate at every shape once more, each in a new process."""
-        number = self.sessions = self.sessions + 1
-        again = f" (process {number})" if number > 1 else ""
-        for candidate in self._candidates.values():
-            if not self._is_out(candidate.name):
-                self._progress(f"loading {candidate.name}{again}")
-                self._open(candidate)
-        for index, sizes in enumerate(self._sizes):
-            self._measure(index, sizes, again)
-        self._close()
+    def open_processes(self, count: int = 1) -> None:
+        """Time every candidate at every shape so many times more, each time in new processes."""
+        for _ in range(count):
+            self.processes += 1
+            again = f" (process {self.processes})" if self.processes > 1 else ""
+            with self._timer:
+                for candidate in self._candidates.values():
+                    if not self._is_out(candidate.name):
+                        self._progress(f"loading {candidate.name}{again}")
+                        self._open(candidate)
+                for index, sizes in enumerate(self._sizes):
+                    self._measure(index, sizes, again)
 
     def timings(self, index: int) -> tuple[Timing, ...]:
-        """Every candidate at one shape, in their order; none before the first session."""
-        if not self.sessions:
+        """Every candidate at one shape, in their order; none before the first process."""
+        if not self.processes:
             return ()
         return tuple(
             self._timing(name, index)
@@ -125,19 +114,14 @@ class BenchSession:
         )
 
     def _is_complete(self, name: str, index: int) -> bool:
-        """Whether every session timed it at this shape; what fails later stays timed at the shapes before."""
-        return len(self._series[index][name].turns) == self.sessions
-
-    def _close(self) -> None:
-        for worker in self._workers.values():
-            worker.close()
-        self._workers.clear()
+        """Whether every process timed it at this shape; what fails later stays timed at the shapes before."""
+        return len(self._series[index][name].turns) == self.processes
 
     def _is_out(self, name: str, index: int | None = None) -> bool:
         return (name, None) in self._out or (name, index) in self._out
 
     def _open(self, candidate: Candidate) -> None:
-        name, settings = candidate.name, self._settings
+        name = candidate.name
         previous = self._previous if candidate.role == PREVIOUS_ARTIFACT else None
         artifact = self._artifact if previous is None else previous
         missing = candidate.missing(artifact)
@@ -145,11 +129,11 @@ class BenchSession:
             self._out[name, None] = Timing(runtime=name, state=NOT_RUN, reason=missing)
             return
         options = dict(candidate.options)
-        if settings.cuda_graph and candidate.takes("cuda_graph"):
+        if self._options.cuda_graph and candidate.takes("cuda_graph"):
             options["cuda_graph"] = True
-        threads = settings.threads if candidate.takes("threads") else None
-        without_effect = ["--threads"] * (threads != settings.threads)
-        if settings.cuda_graph and candidate.runtime.needs_gpu and "cuda_graph" not in options:
+        threads = self._options.threads if candidate.takes("threads") else None
+        without_effect = ["--threads"] * (threads != self._options.threads)
+        if self._options.cuda_graph and candidate.runtime.needs_gpu and "cuda_graph" not in options:
             without_effect.append("--cuda-graph")
         self._notes[name] = "; ".join(f"{option} has no effect on it" for option in without_effect)
         if candidate.runtime.module == TENSORRT and artifact.required_runtime is None:
@@ -157,14 +141,8 @@ class BenchSession:
         path = self._path(candidate, artifact)
         if path is None:
             return
-        worker = self._workers[name] = Worker("posexport.bench.worker")
-        request = {
-            "runtime_name": candidate.runtime.name,
-            "role": candidate.role,
-            "options": options,
-            "threads": threads,
-        }
-        reply = self._ask(worker, name, None, "open", OPEN_LIMIT, path=str(path.resolve()), **request)
+        request = {"runtime_name": candidate.runtime.name, "role": candidate.role, "options": options}
+        reply = self._ask(name, None, "open", path=str(path.resolve()), threads=threads, **request)
         if reply is not None:
             self._loaded[name].append(reply)
 
@@ -188,96 +166,78 @@ class BenchSession:
             self._out[name, None] = attrs.evolve(self._not_made[role], runtime=name)
             return None
         self._progress(f"exporting {role}")
-        worker = Worker("posexport.bench.worker")
-        try:
-            reply = self._ask(worker, name, None, "make", OPEN_LIMIT, role=role, path=str(path), **fields)
-        finally:
-            worker.close()
+        reply = self._ask(name, None, "make", role=role, path=str(path), **fields)
         if reply is None:
             self._not_made[role] = self._out[name, None]
             return None
+        self._timer.close(name)
         return path
 
     def _measure(self, index: int, sizes: Sizes, again: str) -> None:
-        settings = self._settings
         ready: dict[str, Mapping[str, Any]] = {}
-        request = {"spec": self._artifact.spec.to_dict(), **sizes.to_dict(), "seed": settings.seed}
-        request |= {"warmup": settings.warmup}
+        request = {"spec": self._artifact.spec.to_dict(), **sizes.to_dict()}
+        request |= {"seed": self._options.seed, "warmup": self._options.warmup}
         transient = 0  # bytes that a candidate before takes anew in every run
-        for name in self._candidates:
+        for name, candidate in self._candidates.items():
             if self._is_out(name, index):
                 continue
-            if name not in self._workers:  # it ran out of memory at another shape
-                self._open(self._candidates[name])
-            if name not in self._workers:
+            if name not in self._timer:  # it ran out of memory at another shape
+                self._open(candidate)
+            if name not in self._timer:
                 continue
             self._progress(f"warming up {name} at {sizes}{again}")
-            more = {"keep_free": transient, "method": self._methods.get((name, str(sizes)))}
-            reply = self._ask(self._workers[name], name, index, "shape", OPEN_LIMIT, **request, **more)
+            method = self._methods.get((name, str(sizes)))
+            reply = self._ask(name, index, "shape", **request, keep_free=transient, method=method)
             if reply is not None:
                 ready[name] = reply
                 if METHOD in reply["describe"]:
                     self._methods[name, str(sizes)] = reply["describe"][METHOD]
                 transient = max(transient, reply["memory"] - reply["resident"])
-        calls = {name: self._turn(name, index, _burst(answer["run_seconds"])) for name, answer in ready.items()}
-        if not calls:
+        if not ready:
             return
-        rounds = self._affordable(ready)
-        self._progress(f"timing {sizes}{again}")
-        workers = [worker.pid for worker in self._workers.values()]
-        load = MachineLoad([pid for pid in workers if pid is not None])
-        turns = interleave(
-            calls,
-            rounds,
-            seed=settings.seed + self.sessions - 1,
-            done=lambda: self._progress(f"timing {sizes}{again}"),
-        )
-        self.machine_load = max(self.machine_load, load.share())
+        seconds = {name: answer["run_seconds"] for name, answer in ready.items()}
+        one_round = sum(PAUSE + _turn_seconds(run) for run in seconds.values())
+        rounds = min(self._options.rounds or ROUNDS, max(MIN_ROUNDS, int(self._options.seconds / one_round)))
+
+        def step() -> None:
+            self._progress(f"timing {sizes}{again}")
+
+        step()
+        bursts, seed = {name: _burst(run) for name, run in seconds.items()}, self._options.seed + self.processes - 1
+        turns, load = self._timer.interleave(bursts, rounds, seed, step, wake=MIN_BURST_SECONDS)
+        self.machine_load = max(self.machine_load, load)
         self.rounds[index] += rounds
         for name, series in turns.items():
-            if not self._is_out(name, index):
+            if name in self._timer:
                 self._series[index][name].turns.append(series)
                 self._series[index][name].ready.append(ready[name])
+            else:
+                self._leave_out(name, index)
 
-    def _affordable(self, ready: Mapping[str, Mapping[str, Any]]) -> int:
-        """As many rounds as asked for, or as many as the budget has time for, but a few at least."""
-        one = sum(PAUSE + _turn_seconds(answer["run_seconds"]) for answer in ready.values())
-        return min(self._settings.rounds, max(MIN_ROUNDS, int(self._settings.budget / one)))
+    def _ask(self, name: str, index: int | None, do: str, **fields: Any) -> Mapping[str, Any] | None:
+        """A process's answer; None once it is out, with the reason noted."""
+        reply = self._timer.ask(name, do, **fields)
+        if reply is None:
+            self._leave_out(name, index)
+        return reply
 
-    def _turn(self, name: str, index: int, burst: int) -> Callable[[], list[float]]:
-        def turn() -> list[float]:
-            if self._is_out(name, index):
-                return []
-            reply = self._ask(self._workers[name], name, index, "time", RUN_LIMIT, burst=burst, wake=MIN_BURST_SECONDS)
-            return [] if reply is None else list(reply["seconds"])
-
-        return turn
-
-    def _ask(
-        self, worker: Worker, name: str, index: int | None, do: str, limit: float, **fields: Any
-    ) -> Mapping[str, Any] | None:
-        """A worker's answer; None once it is out, with the reason noted. Without memory, at this shape only."""
-        answer = worker.ask({"do": do, **fields}, limit)
-        if answer["ok"]:
-            return answer
-        code, reason = answer["code"], answer["error"]
+    def _leave_out(self, name: str, index: int | None) -> None:
+        """Note why a candidate failed; without memory, at this shape only."""
+        code, reason = self._timer.failed[name].code, self._timer.failed[name].text
         if code == KILLED:  # as the kernel does where memory is short
             code, reason = MEMORY, f"{reason}, most likely for want of memory"
         # torch.compile needs a compiler of the system's: its failure says nothing about the artifact
         refused = code == REFUSED or (code != MEMORY and self._candidates[name].role == "torch-compile")
         where = index if code == MEMORY else None
         self._out[name, where] = Timing(runtime=name, state=NOT_RUN if refused else FAILED, reason=reason)
-        worker.close()
-        self._workers.pop(name, None)
-        return None
 
     def _timing(self, name: str, index: int) -> Timing:
         series, sizes, role = self._series[index][name], self._sizes[index], self._candidates[name].role
         ratios, processes = {}, {}
         for kind, reference in self._candidates[name].references.items():
             if reference in self._candidates and self._is_complete(reference, index):
-                other = self._series[index][reference]
-                ratios[kind], processes[kind] = statistics.ratio_of_processes(_medians(series), _medians(other))
+                other = self._series[index][reference].medians()
+                ratios[kind], processes[kind] = statistics.ratio_of_processes(series.medians(), other)
         seconds = statistics.summarize([run for turns in series.turns for turn in turns for run in turn])
         first = series.ready[0]
         gpu = [answer["gpu_memory"] for answer in series.ready]
@@ -306,11 +266,6 @@ def _burst(seconds: float) -> int:
 def _turn_seconds(run: float) -> float:
     """About how long a turn takes, with the runs that aren't timed."""
     return run if run > LONG_RUN_SECONDS else max(run, MIN_BURST_SECONDS) + _burst(run) * run
-
-
-def _medians(series: _Series) -> list[list[float]]:
-    """The median run of each turn, by process."""
-    return [[statistics.quantile(turn, 0.5) for turn in turns] for turns in series.turns]
 
 
 def _median(values: Sequence[float | None]) -> float | None:

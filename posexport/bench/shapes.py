@@ -13,7 +13,7 @@ from posexport.artifact.paths import check_artifact
 from posexport.bench.scenarios import Scenario
 from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.errors import RequestError, unknown
-from posexport.spec.contract import graph_inputs, resolved
+from posexport.spec.contract import graph_inputs, resolved, within
 from posexport.spec.fields import integer
 from posexport.spec.spec import Spec
 
@@ -38,9 +38,9 @@ class Sizes:
 
     batch: int = integer(1, "batch size")
     seq: int = integer(128, "tokens")
-    past_seq: int | None = integer(None, "tokens in the cache", at_least=0, optional=True)
-    max_seq: int | None = integer(None, "places in a shared cache", optional=True)
-    encoder_seq: int | None = integer(None, "tokens of the encoder", optional=True)
+    past_seq: int | None = integer(None, "tokens in the cache", at_least=0)
+    max_seq: int | None = integer(None, "places in a shared cache")
+    encoder_seq: int | None = integer(None, "tokens of the encoder")
 
     def __str__(self) -> str:
         return ",".join(f"{dim}={size}" for dim, size in self.to_dict().items())
@@ -66,7 +66,7 @@ def sizes_of(artifact: LoadedArtifact, texts: Sequence[str]) -> list[Sizes]:
     defaults = [_default(artifact, seq, past) for seq, past in _defaults(artifact.spec)]
     dimensions = _dimensions(artifact)
     given = [read_sizes(text, defaults[0], dimensions) for text in texts] or defaults
-    return [_checked(artifact, _with_buffer(artifact, sizes)) for sizes in dict.fromkeys(given)]
+    return [_checked(artifact, sizes) for sizes in dict.fromkeys(given)]
 
 
 def scenario_sizes(artifact: LoadedArtifact, scenario: Scenario) -> Sizes:
@@ -85,7 +85,7 @@ def scenario_sizes(artifact: LoadedArtifact, scenario: Scenario) -> Sizes:
     else:
         sizes = attrs.evolve(usual, batch=scenario.size)
     try:
-        return _checked(artifact, _with_buffer(artifact, sizes))
+        return _checked(artifact, sizes)
     except RequestError as error:
         raise RequestError(f"--scenario {scenario}: {error}") from None
 
@@ -110,10 +110,9 @@ def _dimensions(artifact: LoadedArtifact) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*artifact.bounds, *(["past_seq"] if artifact.spec.kv_cache else []))))
 
 
-def _optimal(artifact: LoadedArtifact, dim: str) -> int | None:
-    """The size that a plan is tuned for, or the only one that there is."""
-    low, high = artifact.bounds[dim]
-    return low if low == high else artifact.optimal_sizes.get(dim)
+def _usual(artifact: LoadedArtifact, dim: str, size: int) -> int:
+    """The size that a plan is tuned for, or else the nearest to `size` that the artifact takes."""
+    return within(artifact.optimal_sizes.get(dim, size), artifact.bounds[dim])
 
 
 def _default(artifact: LoadedArtifact, seq: int, past: int) -> Sizes:
@@ -122,25 +121,16 @@ def _default(artifact: LoadedArtifact, seq: int, past: int) -> Sizes:
     room = min(limit for limit in (artifact.spec.token_limit(), places, seq + past) if limit)
     past = min(past, room - 1)
     usual = {"batch": 1, "seq": min(seq, room - past), "past_seq": past, "encoder_seq": _ENCODER}
-    for dim, (low, high) in artifact.bounds.items():
-        if dim in usual:
-            within = max(usual[dim], low) if high is None else min(max(usual[dim], low), high)
-            optimal = _optimal(artifact, dim)
-            usual[dim] = within if optimal is None else optimal
+    usual |= {dim: _usual(artifact, dim, size) for dim, size in usual.items() if dim in artifact.bounds}
     return Sizes(**{dim: size for dim, size in usual.items() if dim in _dimensions(artifact)})
 
 
-def _with_buffer(artifact: LoadedArtifact, sizes: Sizes) -> Sizes:
-    """With the places of a shared cache, where they were not named."""
-    if "max_seq" not in artifact.bounds or sizes.max_seq is not None:
-        return sizes
-    low, high = artifact.bounds["max_seq"]
-    usual = _optimal(artifact, "max_seq") or max(_BUFFER, sizes.seq + (sizes.past_seq or 0))
-    return attrs.evolve(sizes, max_seq=min(max(usual, low), high or usual))
-
-
 def _checked(artifact: LoadedArtifact, sizes: Sizes) -> Sizes:
-    """The sizes, if the artifact takes them; else RequestError."""
+    """The sizes, with the places of a shared cache where they were not named; RequestError where the artifact doesn't
+    take them."""
+    if "max_seq" in artifact.bounds and sizes.max_seq is None:
+        places = max(_BUFFER, sizes.seq + (sizes.past_seq or 0))
+        sizes = attrs.evolve(sizes, max_seq=_usual(artifact, "max_seq", places))
     name, spec, limit = artifact.path.name, artifact.spec, artifact.spec.token_limit()
     for dim, (low, high) in artifact.bounds.items():
         size = getattr(sizes, dim)

@@ -14,7 +14,6 @@ The code of a failure is "refused" where the engine says it can't run this, "mem
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +48,11 @@ class Worker:
         self._limited = self._compiled = False
         self._last = 0.0
 
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What the method that a request names returns."""
+        done: dict[str, Any] = getattr(self, request.pop("do"))(**request)
+        return done
+
     def open(
         self, runtime_name: str, options: dict[str, Any], path: str, threads: int | None, role: str = ""
     ) -> dict[str, Any]:
@@ -67,9 +71,10 @@ class Worker:
         self._before = machine.forget_peak()
         start = time.perf_counter()
         if role == "lower_bound":
-            from posexport.bench import lower_bound
+            from posexport.artifact.onnx_artifact import read_onnx
+            from posexport.bench.lower_bound import LowerBoundRunner
 
-            self._runner = lower_bound.load(Path(path), row.options["device"], threads)
+            self._runner = LowerBoundRunner(read_onnx(Path(path)).spec, row.options["device"], threads)
         else:
             self._runner = attrs.evolve(row, options={**row.options, **options}).load(Path(path))
         if self._compiled and isinstance(self._runner, CompilableRunner):
@@ -142,12 +147,7 @@ def _gpu_used(on_gpu: bool) -> int | None:
         return None
 
 
-def _answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
-    done: dict[str, Any] = getattr(worker, request.pop("do"))(**request)
-    return done
-
-
-def _explain(error: Exception) -> Reason:
+def explain(error: Exception) -> Reason:
     """The code of an error and its first line; the parent decides what it means."""
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     text = first if isinstance(error, PosexportError) else f"{type(error).__name__}: {first}"
@@ -156,4 +156,4 @@ def _explain(error: Exception) -> Reason:
 
 
 if __name__ == "__main__":
-    serve(functools.partial(_answer, Worker()), _explain)
+    serve(Worker().answer, explain)

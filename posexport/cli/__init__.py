@@ -7,8 +7,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 import click
@@ -16,7 +21,6 @@ import click
 from posexport import __version__
 from posexport.cli.console import fail
 from posexport.cli.given import given
-from posexport.cli.interrupt import interrupts
 from posexport.errors import FieldError, PosexportError, RequestError, unknown
 
 COMMANDS = {
@@ -36,6 +40,37 @@ COMMANDS = {
     "inspect": "show what an artifact holds",
 }
 """Every command, in the order of the path that an artifact takes; `posexport.cli.<name>_command` holds it."""
+
+
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt in place of any error that ends the block after Ctrl-C; yields a list to which the
+    signals are appended as they arrive.
+
+    Python raises KeyboardInterrupt wherever the main thread is. In the middle of another package's import, or in a
+    handler of its errors, it may become some other error, or be swallowed: torch, interrupted while it imports a part
+    of itself, then lacks an attribute. The list stays empty, and nothing else is done, where another handler of SIGINT
+    is set, where it is ignored, and outside the main thread.
+    """
+    received: list[int] = []
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield received
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield received
+    except Exception:
+        if received:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Commands(click.Group):

@@ -12,7 +12,7 @@ import click
 
 from posexport.bench.options import BenchOptions
 from posexport.cli import console
-from posexport.cli.project_options import project_option
+from posexport.cli.options import project_option
 from posexport.errors import RequestError
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 def bench(
     file: str | None,
     project_file: str | None,
-    alternatives: bool,
     save: str | None,
     baseline: str | None,
     against: str | None,
@@ -73,9 +72,7 @@ def bench(
 
     Exits 1 where a runtime fails or got slower, 3 where a required one is not there.
     """
-    named = {name: value for name, value in given.items() if value is not None}
-    options = BenchOptions(alternatives=alternatives, **named)
-    compared = baseline is not None or against is not None
+    options = BenchOptions(**{name: value for name, value in given.items() if value is not None})
     if file is None:
         alone = {"scenario": options.scenarios, "shape": options.shapes, "baseline": baseline, "against": against}
         for name, value in {**alone, "max-regression": max_regression}.items():
@@ -87,7 +84,7 @@ def bench(
     if baseline is not None and against is not None:
         raise RequestError("--baseline and --against were both given: compare with one of them at a time.")
     for name, asked in (("--max-regression", max_regression is not None), ("--strict", strict)):
-        if asked and not compared:
+        if asked and baseline is None and against is None:
             raise RequestError(f"{name} was given without something to compare with: give --baseline or --against too.")
     with console.steps("reading the artifact") as progress, _warnings():
         from posexport.bench.gate import bench_file, exit_code
@@ -101,14 +98,14 @@ def bench(
             save=None if save is None else Path(save),
             progress=progress,
         )
-    _show(result, save, alternatives, as_json)
+    _show(result, save, options.alternatives, as_json)
     code, why = exit_code(result, options, strict)
     return console.fail(f"{why}.", code) if why else code
 
 
 def _bench_project(named: str | None, options: BenchOptions, save: str | None, strict: bool, as_json: bool) -> int:
-    from posexport.cli.bench_project import show_project
-    from posexport.workflows.project.requests import open_project
+    from posexport.cli.bench_tables import show_project
+    from posexport.workflows.project.products import open_project
 
     project = open_project(named)
     with console.steps("loading torch") as progress, _warnings():
@@ -137,7 +134,7 @@ def _warnings() -> Iterator[None]:
 
 
 def _show(result: Benchmark, save: str | None, alternatives: bool, as_json: bool) -> None:
-    from posexport.cli.bench_tables import show_benchmark, show_gate
+    from posexport.cli.bench_tables import show_benchmark
     from posexport.files import write_json
 
     for warning in result.manifest_warnings:
@@ -147,8 +144,6 @@ def _show(result: Benchmark, save: str | None, alternatives: bool, as_json: bool
             console.show_json(result.to_dict())
         else:
             show_benchmark(result, alternatives)
-            if result.gate is not None:
-                show_gate(result.gate)
     finally:  # the file is written also where stdout fails
         if save is not None:
             write_json(Path(save), result.to_dict())

@@ -1,27 +1,35 @@
-"""What people see of a benchmark and of its gate."""
+"""What people see of benchmarks: of one file, of its gate, and of a project."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import PurePath
 
 import click
 
-from posexport.bench.result import HIGH_MACHINE_LOAD
-from posexport.bench.statistics import CONFIDENCE
+from posexport.bench.result import (
+    HIGH_MACHINE_LOAD,
+    OUT_OF_DATE,
+    Benchmark,
+    Change,
+    Gate,
+    LimitResult,
+    ProjectBenchmark,
+    Shape,
+    Timing,
+)
+from posexport.bench.statistics import CONFIDENCE, Ratio
 from posexport.cli import console
+from posexport.jsondata import unstructure
 from posexport.machine import describe_cpu
-
-if TYPE_CHECKING:
-    from posexport.bench.result import Benchmark, Change, Gate, Shape, Timing
-    from posexport.bench.statistics import Ratio
 
 COLUMNS = ("runtime", "median ms", "p10 - p90", "x lower bound", "x torch eager", "tokens/s", "memory", "state")
 _OTHERS = {"torch-compile": "x torch.compile", "torch-onnx": "x torch's export", "ort-optimizer": "x ORT's optimizer"}
+_BUDGET = ("file", "runtime", "at", "times", "of", "95 % interval", "limit", "state")
 _GATED = ("runtime", "at", "change", "99 % interval", "by", "before", "now", "state")
 
 
 def show_benchmark(result: Benchmark, alternatives: bool) -> None:
-    """A table for each shape, then what is to be said of some of it."""
+    """A table for each shape, then what is to be said of some of it, and the gate."""
     for shape in result.shapes:
         block = f"{result.encoding}, {result.form}, {result.dtype}"
         title = f"{result.file}: {block}, {_shape(shape)}, {shape.rounds} rounds"
@@ -31,7 +39,11 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
         console.show_table(title, COLUMNS, [_row(timing) for timing in shape.results], right=COLUMNS[1:-1])
         if alternatives:
             right = tuple(_OTHERS.values())
-            rows = [_others(timing) for timing in shape.results if timing.seconds is not None]
+            rows = [
+                (timing.runtime, *(_with_interval(timing.ratios.get(role)) for role in _OTHERS))
+                for timing in shape.results
+                if timing.seconds is not None
+            ]
             console.show_table("beside other ways to run it", ("runtime", *_OTHERS.values()), rows, right)
     texts = [(timing.runtime, timing.reason or timing.note) for timing in result.timings]
     lines = dict.fromkeys(f"{runtime}: {text}" for runtime, text in texts if text)
@@ -44,9 +56,11 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
     if result.machine_load > HIGH_MACHINE_LOAD:
         load = f"other work took {result.machine_load:.0%} of the CPU"
         click.echo(f"The machine was busy ({load}): time it again at rest.")
+    if result.gate is not None:
+        _show_gate(result.gate)
 
 
-def show_gate(gate: Gate) -> None:
+def _show_gate(gate: Gate) -> None:
     """The changes, those that got slower first, and what makes them less sure."""
     order = ("slower", "inconclusive", "not run", "fine")
     changes = sorted(gate.changes, key=lambda change: order.index(change.state))
@@ -68,6 +82,36 @@ def show_gate(gate: Gate) -> None:
         click.echo("Nothing got slower.")
 
 
+def show_project(result: ProjectBenchmark, alternatives: bool, as_json: bool) -> None:
+    """Every file with its gate and its limits, or why none is timed."""
+    if as_json:
+        console.show_json(unstructure(result))
+    elif any(file.state == OUT_OF_DATE for file in result.files):
+        rows = [(file.file, file.state, file.reason) for file in result.files]
+        console.show_table(f"Files of {result.project}", ("file", "state", "why"), rows)
+    else:
+        _show_files(result, alternatives)
+    for file in result.files:
+        for warning in file.result.manifest_warnings if file.result is not None else ():
+            console.warn(f"{warning}.")
+
+
+def _show_files(result: ProjectBenchmark, alternatives: bool) -> None:
+    for file in result.files:
+        if file.result is not None:
+            show_benchmark(file.result, alternatives)
+    rows = [_limit(PurePath(file.file).name, limit) for file in result.files for limit in file.limits]
+    if rows:
+        console.show_table(f"Budget of {result.project}", _BUDGET, rows, right=("times", "limit"))
+    for file in result.files:
+        name = PurePath(file.file).name
+        for limit in file.limits:
+            if limit.reason and limit.reason != file.reason:
+                click.echo(f"{name}, {limit.scenario} on {limit.runtime}: {limit.reason}")
+        if file.reason:
+            click.echo(f"not run: {name} ({file.reason})")
+
+
 def _shape(shape: Shape) -> str:
     return f"{', '.join(shape.scenarios)} ({shape.sizes})" if shape.scenario else str(shape.sizes)
 
@@ -75,7 +119,7 @@ def _shape(shape: Shape) -> str:
 def _row(result: Timing) -> tuple[str, ...]:
     if result.seconds is None:
         return (result.runtime, *["-"] * 6, result.state)
-    seconds = result.seconds
+    seconds, rate = result.seconds, result.tokens_per_second or 0
     bound = result.ratios.get("lower_bound")
     return (
         result.runtime,
@@ -83,14 +127,10 @@ def _row(result: Timing) -> tuple[str, ...]:
         f"{seconds.p10 * 1e3:.3f} - {seconds.p90 * 1e3:.3f}",
         "-" if bound is None else _times(bound.median),
         _with_interval(result.ratios.get("torch")),
-        _rate(result.tokens_per_second or 0),
+        f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}",
         _memory(result),
         result.state,
     )
-
-
-def _rate(number: float) -> str:
-    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _memory(result: Timing) -> str:
@@ -112,19 +152,21 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2f}" if 0.1 <= ratio < 100 else f"{ratio:.2g}" if ratio < 0.1 else f"{ratio:.0f}"
 
 
-def _others(result: Timing) -> tuple[str, ...]:
-    return (result.runtime, *(_with_interval(result.ratios.get(role)) for role in _OTHERS))
-
-
 def _change(change: Change) -> tuple[str, ...]:
-    known = change.change is not None and change.low is not None and change.high is not None
     return (
         change.runtime,
         change.shape,
         f"{change.change - 1:+.1%}" if change.change is not None else "-",
-        f"{change.low - 1:+.1%} to {change.high - 1:+.1%}" if known and change.low and change.high else "-",
+        f"{change.low - 1:+.1%} to {change.high - 1:+.1%}" if change.low and change.high else "-",
         change.reference or "-",
         "-" if change.before is None else f"{change.before:.3f}",
         "-" if change.now is None else f"{change.now:.3f}",
         change.state,
     )
+
+
+def _limit(file: str, limit: LimitResult) -> tuple[str, ...]:
+    known = limit.ratio is not None
+    interval = f"{limit.low:.2f} to {limit.high:.2f}" if known else "-"
+    ratio = f"{limit.ratio:.2f}" if known else "-"
+    return (file, limit.runtime, limit.scenario, ratio, limit.reference, interval, f"{limit.limit:g}", limit.state)

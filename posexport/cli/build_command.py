@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import click
 
 from posexport.cli import console
-from posexport.cli.project_options import project_option
-from posexport.workflows.project.build import FRESH, MADE, NOT_RUN, STALE, BuildResult, build_project
-from posexport.workflows.project.requests import open_project
+from posexport.cli.options import project_option
+from posexport.workflows.project.build import BuildResult, State, build_project
+from posexport.workflows.project.products import open_project
 
 
 @click.command()
@@ -28,10 +30,10 @@ def build(names: tuple[str, ...], project_file: str | None, check: bool, force: 
         console.show_json(result.to_dict())
     else:
         _show(result)
-    missing = next((outcome for outcome in result.files if outcome.state == NOT_RUN), None)
+    missing = next((outcome for outcome in result.files if outcome.state == "not run"), None)
     if missing is not None:
         return console.fail(f"{missing.file} was not built: {missing.reason}.", 3)
-    return int(any(outcome.state == STALE for outcome in result.files))
+    return int(any(outcome.state == "out of date" for outcome in result.files))
 
 
 def _show(result: BuildResult) -> None:
@@ -41,6 +43,4 @@ def _show(result: BuildResult) -> None:
     ]
     console.show_table(f"Artifacts of {result.project}", ("file", "state", "size", "why"), rows, right=("size",))
     states = [outcome.state for outcome in result.files]
-    click.echo(
-        ", ".join(f"{states.count(state)} {state}" for state in (MADE, FRESH, STALE, NOT_RUN) if state in states)
-    )
+    click.echo(", ".join(f"{states.count(state)} {state}" for state in get_args(State) if state in states))

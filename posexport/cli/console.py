@@ -6,10 +6,12 @@ import json
 import os
 import re
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,11 @@ _STARTED = "posexport.cli.started"  # the key in click's context of the time at 
 
 _LAYER = re.compile(r"\.(\d+)(?=\.|$)")
 
-STATE_STYLES = {"passed": "green", "failed": "bold red", "not run": "yellow"}
+_STATE_STYLES: dict[str, dict[str, Any]] = {
+    "passed": {"fg": "green"},
+    "failed": {"fg": "red", "bold": True},
+    "not run": {"fg": "yellow"},
+}
 
 
 def show_json(data: Any) -> None:
@@ -37,19 +43,36 @@ def show_json(data: Any) -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """A table on stdout; the columns that `right` names are right-aligned. Only a terminal cuts off long cells."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    """A table on stdout, folded where it is wider than the terminal, or than 160 characters elsewhere.
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in row))
-    width = None if sys.stdout.isatty() else 160
-    Console(file=sys.stdout, width=width, highlight=False).print(table)
+    The columns that `right` names are right-aligned. Not a table of rich, whose import would make `list` slow.
+    """
+    table = [[cell.splitlines() or [""] for cell in row] for row in (columns, *rows)]
+    widths = [max(len(line) for cell in column for line in cell) for column in zip(*table, strict=True)]
+    limit = 160
+    if sys.stdout.isatty():
+        import shutil
+
+        limit = shutil.get_terminal_size().columns
+    while sum(widths) + 3 * len(widths) - 1 > limit and max(widths) > 1:
+        widths[widths.index(max(widths))] -= 1
+    lines = [click.style(title, bold=True), ""]
+    for row in table:
+        header = row is table[0]
+        cells = [
+            [part for line in cell for part in (textwrap.wrap(line, width, break_on_hyphens=False) or [""])]
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        for parts in zip_longest(*cells, fillvalue=""):
+            line = " "
+            for column, part, width in zip(columns, parts, widths, strict=True):
+                style = {"bold": True} if header else _STATE_STYLES.get(part)
+                text, padding = click.style(part, **style) if style else part, " " * (width - len(part))
+                line += (padding + text if column in right else text + padding) + "   "
+            lines.append(line.rstrip())
+        if header:
+            lines.append(" " + "─" * (sum(widths) + 3 * (len(widths) - 1)))
+    click.echo("\n".join(lines) + "\n", color=False if os.environ.get("NO_COLOR") else None)
 
 
 def show_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:

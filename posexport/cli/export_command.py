@@ -5,33 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from posexport.cli import console
-from posexport.cli.block_options import block_options
-from posexport.cli.spec_options import spec_options
+from posexport.cli.options import block_options, encoding_option, field_options, source_options
 from posexport.export.layer_pattern import parameters_of
 from posexport.export.request import Request, read_request, write
 from posexport.files import check_output
 from posexport.jsondata import unstructure
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
+from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     from posexport.artifact.manifest import OnnxManifest
 
 
 @click.command()
-@click.option("--config", metavar="FILE", help="read options from a TOML file; those on the command line win")
-@click.option(
-    "--preset", metavar="NAME", help="a layer of a public model; 'posexport list --presets' shows them, options win"
-)
-@click.option(
-    "--from",
-    metavar="PATH",
-    help="a layer of a Hugging Face checkpoint: its folder with its weights, or its config.json for the shape alone",
-)
-@click.option("--layer", metavar="N", help="with --from FOLDER, the layer whose weights are taken  [default: 0]")
-@spec_options
+@source_options
+@encoding_option
+@field_options([field.name for field in attrs.fields(Spec)])
 @click.option("--form", metavar="NAME", help=f"one of: {', '.join(FORMS)}  [default: decomposed]")
 @click.option("--target", metavar="NAME", help=f"one of: {', '.join(TARGETS)}  [default: portable]")
 @click.option("--opset", metavar="N", help=f"{OPSETS[0]} to {OPSETS[-1]}  [default: the lowest that the form takes]")

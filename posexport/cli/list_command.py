@@ -9,13 +9,11 @@ import click
 
 from posexport.cli import console
 from posexport.custom_ops.unsupported import REFUSALS
-from posexport.export.block_options import preset_options, spec_of
 from posexport.models import ENCODINGS
 from posexport.models.scaling import NEEDED, SCALINGS
 from posexport.models.scaling import parameters as scaling_parameters
-from posexport.runtimes import RUNTIMES, Runtime
+from posexport.runtimes import RUNTIMES
 from posexport.spec.forms import FORMS, TARGETS
-from posexport.spec.presets import preset_names, read_preset
 
 
 @click.command("list")
@@ -65,6 +63,9 @@ def list(presets: bool, as_json: bool) -> None:
 
 
 def _show_presets(as_json: bool) -> None:
+    from posexport.export.block_options import preset_options, spec_of
+    from posexport.spec.presets import preset_names, read_preset
+
     presets = {name: attrs.asdict(read_preset(name)) for name in preset_names()}
     if as_json:
         console.show_json({"presets": presets})
@@ -128,10 +129,8 @@ def _everything() -> dict[str, Any]:
             {"form": row.form, "targets": [*row.targets], "what": row.feature, "why": f"{row.reason}."}
             for row in REFUSALS
         ],
-        "runtimes": {name: {"summary": row.summary, "missing": _missing(row)} for name, row in RUNTIMES.items()},
+        "runtimes": {
+            name: {"summary": row.summary, "missing": reason.text if (reason := row.missing()) else None}
+            for name, row in RUNTIMES.items()
+        },
     }
-
-
-def _missing(row: Runtime) -> str | None:
-    reason = row.missing()
-    return None if reason is None else reason.text

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class MatrixOptions:
     """The numbers among the options, validated."""
 
-    jobs: int | None = integer(None, "entries measured side by side", optional=True)
+    jobs: int | None = integer(None, "entries measured side by side")
 
 
 @click.command()
@@ -49,17 +49,7 @@ class MatrixOptions:
 @click.option("--picture/--no-picture", default=True, help="draw matrix.png  [default: yes]")
 @click.option("--json", "as_json", is_flag=True, help="print matrix.json")
 def matrix(
-    encoding: tuple[str, ...],
-    form: tuple[str, ...],
-    dtype: tuple[str, ...],
-    mode: tuple[str, ...],
-    runtime: tuple[str, ...],
-    target: str,
-    jobs: Any,
-    output: str,
-    resume: bool,
-    picture: bool,
-    as_json: bool,
+    target: str, jobs: Any, output: str, resume: bool, picture: bool, as_json: bool, **names: tuple[str, ...]
 ) -> int:
     """Measure what works where: every encoding in every form, dtype and mode, on every runtime that is there.
 
@@ -76,7 +66,7 @@ def matrix(
         from posexport.verify.matrix.schedule import Selection, columns_here, settle
         from posexport.verify.matrix.table import read
 
-        chosen = Selection(encoding=encoding, form=form, dtype=dtype, mode=mode, runtime=runtime)
+        chosen = Selection(**names)
         file = folder / "matrix.json"
         old = read(file) if resume and file.exists() else None
         here = columns_here()
@@ -134,7 +124,8 @@ def _write(table: Matrix, folder: Path, drawn: bool) -> None:
 
 
 def _show(asked: list[Cell], folder: Path) -> None:
-    from posexport.report.matrix_markdown import ROWS, idle, rows, summary
+    from posexport.report.matrix_markdown import ROWS, rows, summary
+    from posexport.verify.matrix.table import idle
 
     shown = rows(asked)
     if shown:

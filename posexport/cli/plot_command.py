@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from posexport.cli import console
-from posexport.cli.spec_options import field_options
+from posexport.cli.options import field_options
 from posexport.errors import RequestError
 from posexport.report.plots.panels import WHAT
 from posexport.report.plots.request import FIELDS, PlotOptions, draw_plot, read_row
@@ -18,14 +17,10 @@ from posexport.runtimes import RUNTIMES, runtime
 _KINDS = "\n".join(["\b", "Kinds:", *(f"  {name:<11} {summary}" for name, summary in WHAT.items())])
 
 
-def _block_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return field_options(command, FIELDS)
-
-
 @click.command(epilog=_KINDS)
 @click.argument("encodings", metavar="ENCODING...", nargs=-1, required=True)
 @click.option("--what", metavar="KIND", help="one of those below  [default: what it looks like, and its decay]")
-@_block_options
+@field_options(FIELDS)
 @click.option("--seq", metavar="N", help="tokens drawn; of a grid, along each side  [default: by the kind]")
 @click.option("--seed", metavar="N", help="seed of weights that are trained in models  [default: 0]")
 @click.option(

@@ -19,7 +19,7 @@ from posexport.spec.fields import integer
 class PositionsOptions:
     """The numbers among the options, validated."""
 
-    frames: int | None = integer(None, "number of frames", optional=True)
+    frames: int | None = integer(None, "number of frames")
     prefix_tokens: int = integer(0, "tokens in front of the grid", at_least=0)
     batch: int = integer(1, "rows of the batch")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from posexport.cli import console
+from posexport.cli.options import report_file
 from posexport.errors import RequestError
 from posexport.report.paths import check_paths
 
@@ -34,8 +35,8 @@ def report(results: tuple[str, ...], output: str, markdown: str | None, title: s
     .plan), or folders of these, such as a sweep's.
     """
     paths = [Path(text) for text in results]
-    page_file = _target("--output", output, (".html", ".htm"))
-    summary_file = None if markdown is None else _target("--markdown", markdown, ())
+    page_file = report_file("--output", output, _TAKEN, (".html", ".htm"))
+    summary_file = None if markdown is None else report_file("--markdown", markdown, _TAKEN)
     if summary_file is not None and summary_file.resolve() == page_file.resolve():
         raise RequestError(f"{output!r} can't hold both the page and the Markdown: name two files.")
     check_paths(paths)
@@ -59,24 +60,13 @@ def report(results: tuple[str, ...], output: str, markdown: str | None, title: s
     console.show_facts(f"wrote {' and '.join(written)}", [fact for box in page.boxes for fact in _facts(box)])
 
 
-def _target(option: str, text: str, suffixes: tuple[str, ...]) -> Path:
-    path = Path(text)
-    if suffixes and path.suffix not in suffixes:
-        raise RequestError(f"{option} is {text!r}: give a name that ends in {suffixes[0]}.")
-    if path.suffix in _TAKEN:
-        raise RequestError(f"{option} {text!r} has the name of an artifact or of results: give another, such as .md.")
-    if not path.parent.is_dir() or path.is_dir():
-        raise RequestError(f"{option} {text!r} can't be written: give the name of a file in a folder that is there.")
-    return path
-
-
 def _facts(box: Box) -> Iterator[tuple[str, str]]:
     """The box as lines under its title, as many as the page shows at once."""
     yield box.title, box.verdict
     for point in box.points:
-        told = " ".join(filter(None, (point.head, point.figure)))
-        told = f"{point.label}: {told}; {point.details}" if point.label else f"{told}: {point.details}"
-        line = " ".join(told.split())
+        text = " ".join(filter(None, (point.head, point.figure)))
+        text = f"{point.label}: {text}; {point.details}" if point.label else f"{text}: {point.details}"
+        line = " ".join(text.split())
         yield "", line if len(line) <= _WIDE else f"{line[: _WIDE - 1]}…"
     if box.closed:
         yield "", box.closed_title
@@ -84,7 +74,7 @@ def _facts(box: Box) -> Iterator[tuple[str, str]]:
 
 def _plain(box: Box) -> dict[str, object]:
     points = [
-        {"label": each.label, "head": each.head, "figure": each.figure, "text": each.details}
-        for each in (*box.points, *box.closed)
+        {"label": point.label, "head": point.head, "figure": point.figure, "text": point.details}
+        for point in (*box.points, *box.closed)
     ]
     return {"id": box.id, "title": box.title, "verdict": box.verdict, "points": points}

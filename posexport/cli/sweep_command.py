@@ -12,7 +12,6 @@ from posexport.cli import console
 
 if TYPE_CHECKING:
     from posexport.workflows.sweep.job_plan import Plan
-    from posexport.workflows.sweep.kinds import CommandOption
     from posexport.workflows.sweep.sweep import SweepResult
 
 
@@ -62,22 +61,11 @@ def sweep(file: str | None, texts: tuple[str, ...], output: str, dry_run: bool, 
     return console.fail(result.missing(), code) if code == 3 else code
 
 
-def _options_of(name: str) -> dict[str, CommandOption]:
-    """The options of a command as click knows them, by their names without dashes."""
-    from posexport.workflows.sweep.kinds import CommandOption
-
+def _options_of(name: str) -> dict[str, click.Option]:
+    """The options of a command by their names without dashes."""
     command: click.Command = getattr(import_module(f"posexport.cli.{name}_command"), name)
-    options = {}
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            option = parameter.opts[0].removeprefix("--")
-            options[option] = CommandOption(
-                name=option,
-                repeatable=parameter.multiple,
-                flag=parameter.is_flag,
-                switch=bool(parameter.secondary_opts),
-            )
-    return options
+    options = (parameter for parameter in command.params if isinstance(parameter, click.Option))
+    return {option.opts[0].removeprefix("--"): option for option in options}
 
 
 def _jobs(number: int) -> str:

@@ -8,25 +8,25 @@ from typing import Any
 import attrs
 import click
 
+from posexport.bench.result import HIGH_MACHINE_LOAD
 from posexport.bench.tune.request import read_tune_request
+from posexport.bench.tune.result import SAME_GRAPH, Result, Row
 from posexport.bench.tune.space import OBJECTIVES, RUNTIMES
 from posexport.cli import console
-from posexport.cli.block_options import block_options
-from posexport.cli.spec_options import field_options
+from posexport.cli.options import block_options, encoding_option, field_options, source_options
 from posexport.export.layer_pattern import parameters_of
-from posexport.models import ENCODINGS
+from posexport.files import write_json
+from posexport.machine import describe_cpu
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
 from posexport.spec.spec import DTYPES, Spec
 
-_FIELDS = [field.name for field in attrs.fields(Spec) if field.name != "dtype"]
+_TIMED = ("median ms", "to winner", "interval", "rounds")
+_COUNTED = ("kernels", "attention")
 
 
 @click.command()
-@click.option("--config", metavar="FILE", help="read options from a TOML file; those on the command line win")
-@click.option("--preset", metavar="NAME", help="a layer of a public model; 'posexport list --presets' shows them")
-@click.option("--from", metavar="PATH", help="a layer of a Hugging Face checkpoint: its folder, or its config.json")
-@click.option("--layer", metavar="N", help="with --from FOLDER, the layer whose weights are taken  [default: 0]")
-@click.option("--encoding", metavar="NAME", help="one of: " + ", ".join(ENCODINGS))
+@source_options
+@encoding_option
 @click.option("--for", "runtime", metavar="NAME", help=f"one of: {', '.join(RUNTIMES)}  [default: ort-cpu]")
 @click.option("--scenario", metavar="NAME:SIZE", help="prefill:512, decode:2048 (tokens in the cache) or batch:8")
 @click.option("--objective", metavar="NAME", help=f"one of: {', '.join(OBJECTIVES)}  [default: latency]")
@@ -34,7 +34,7 @@ _FIELDS = [field.name for field in attrs.fields(Spec) if field.name != "dtype"]
 @click.option("--form", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(FORMS)}")
 @click.option("--target", metavar="NAME", multiple=True, help=f"only this one, repeatable, of: {', '.join(TARGETS)}")
 @click.option("--opset", metavar="N", multiple=True, help=f"only this one, repeatable, {OPSETS[0]} to {OPSETS[-1]}")
-@lambda command: field_options(command, _FIELDS)
+@field_options([field.name for field in attrs.fields(Spec) if field.name != "dtype"])
 @block_options
 @click.option("--output", "-o", metavar="FILE", help="the artifact to write  [default: <encoding>.onnx, or .plan]")
 @click.option("--save", metavar="FILE", help="write the whole result as JSON, for 'posexport report'")
@@ -58,9 +58,6 @@ def tune(
     request = read_tune_request(config, preset, parameters_of(parameters), given, save)
     with console.steps("loading torch") as progress:
         result = request.run(None if cache is None else Path(cache), resume, progress)
-    from posexport.cli.tune_tables import show_tuning
-    from posexport.files import write_json
-
     try:
         if as_json:
             console.show_json(result.to_dict())
@@ -72,3 +69,73 @@ def tune(
     if result.winner is None:
         return console.fail("nothing that was tried is verified, so nothing was written: see the reasons.", 1)
     return 0
+
+
+def show_tuning(result: Result, output: Path) -> None:
+    """A table of the candidates, and what was written to `output`."""
+    counted = any(row.kernels is not None for row in result.candidates)
+    columns, cells = (_COUNTED, _counted) if counted else (_TIMED, _timed)
+    rows = [
+        (row.name, row.state, *cells(row), _space(row, result.objective), row.reason)
+        for row in sorted(result.candidates, key=_order)
+        if row.reason_code != SAME_GRAPH
+    ]
+    space = "size" if result.objective == "size" else "planned memory" if counted else "memory"
+    same = len(result.candidates) - len(rows)
+    title = f"{result.encoding} for {result.target}, {result.scenario}, {result.objective}: {result.method}"
+    console.show_table(
+        f"{title}; {describe_cpu(result.machine)}",
+        ("candidate", "state", *columns, space, "why"),
+        rows,
+        right=[name for name in (*columns, space) if name not in ("attention", "interval")],
+    )
+    if same:
+        click.echo(f"{same} more are the same graph as one of these, and were timed once; --json lists them\n")
+    cost = result.cost
+    share = f" ({cost.timed_runs / cost.everything_runs:.0%} of timing everything)" if cost.everything_runs else ""
+    known = f"; {cost.known_before} facts were in the cache" if cost.known_before else ""
+    took = f"{cost.seconds:.1f} s, {cost.timed_runs} runs{share}{known}"
+    if result.winner is not None:
+        ready = " ".join(f"{name}={value}" for name, value in (result.winner.settings or {}).items())
+        console.show_facts(
+            f"wrote {output}",
+            [
+                ("winner", result.winner.name),
+                ("why", result.winner.reason),
+                ("verified on", result.winner.verified or ""),
+                ("run it with", ready),
+                ("cost", took),
+                ("manifest", f"{output}.json"),
+            ],
+        )
+    if result.machine_load > HIGH_MACHINE_LOAD:
+        click.echo(f"The machine was busy (other work took {result.machine_load:.0%} of the CPU): tune again at rest.")
+
+
+def _order(row: Row) -> tuple[int, float]:
+    states = ("won", "raced", "dropped", "failed", "refused", "not run")
+    return states.index(row.state), row.ratio.median if row.ratio else 1e9
+
+
+def _timed(row: Row) -> tuple[str, ...]:
+    ratio = row.ratio
+    return (
+        "-" if row.seconds is None else f"{row.seconds.median * 1e3:.3f}",
+        "-" if ratio is None else f"{ratio.median:.2f}x",
+        "-" if ratio is None else f"{ratio.low:.2f} to {ratio.high:.2f}",
+        str(row.rounds) if row.rounds else "-",
+    )
+
+
+def _counted(row: Row) -> tuple[str, ...]:
+    if row.kernels is None:
+        return ("-", "-")
+    fused = "fused" if row.kernels["fused_attention"] else "not fused"
+    return (f"{row.kernels['count']}+{row.kernels['host_steps']}", fused)
+
+
+def _space(row: Row, objective: str) -> str:
+    """What it takes: memory, unless size is the objective; files may be too small for MB."""
+    if objective == "size":
+        return "-" if row.size is None else f"{row.size:,} B"
+    return "-" if row.memory is None else console.megabytes(row.memory)

@@ -11,25 +11,14 @@ import attrs
 import click
 
 from posexport.cli import console
-from posexport.cli.project_options import project_option
-from posexport.cli.verify_tables import missing_sentence, report_path, show_report, show_warnings
+from posexport.cli.options import project_option, report_file
 from posexport.errors import RequestError
+from posexport.files import check_writable
 from posexport.runtimes import RUNTIMES, runtime
-from posexport.spec.fields import flag, integer, positive
-from posexport.verify.precheck import unreadable_report
+from posexport.verify.result import NOT_RUN, PARITY, PROJECT, Report, VerifyOptions, unreadable_report
 
 if TYPE_CHECKING:
-    from posexport.verify.result import Report
     from posexport.workflows.project.file import Project
-
-
-@attrs.frozen(kw_only=True)
-class VerifyOptions:
-    """The options of the run itself, validated."""
-
-    seed: int = integer(0, "seed of the inputs", at_least=0)
-    time_limit: float = positive(300.0, "seconds that one runtime may take for one artifact")
-    properties: bool = flag(False, "try the encoding's properties too")
 
 
 @click.command()
@@ -65,59 +54,111 @@ def verify(
     """
     settings = VerifyOptions(**{name: value for name, value in options.items() if value is not None})
     named = tuple(runtime(name).name for name in dict.fromkeys((*runtimes, *required)))
-    reports = {"junit": report_path("junit", junit), "markdown": report_path("markdown", markdown)}
+    reports = {name: _report_path(name, text) for name, text in (("junit", junit), ("markdown", markdown))}
     if paths and project_file is not None:
         raise RequestError("both files and --project were given: without files the project's are meant; drop one.")
     if inputs is not None and not paths:
         raise RequestError("--inputs was given without files: they are one artifact's, so give that artifact too.")
-    title, identity = "Parity with torch in float64", {}
-    if paths:
-        report = _verify_files([Path(path) for path in paths], named if runtimes else (), inputs, settings)
-        code = report.exit_code(required)
-    else:
-        from posexport.workflows.project.requests import open_project
+    title, identity, project, files = "Parity with torch in float64", {}, None, [Path(path) for path in paths]
+    if not files:
+        from posexport.workflows.project.products import open_project
 
         project = open_project(project_file)
         required = (*required, *(name for name in project.require if name not in required))
         title, identity = f"Project {project.file}: parity with torch in float64", {"project": str(project.file)}
-        report, code = _verify_project(project, named if runtimes else (), required, settings)
-    from posexport.report.verdicts import to_dict, write_reports
+    report = unreadable_report(files, settings.seed) if files else None
+    if report is not None:
+        code = report.exit_code(required)
+    else:
+        report, code = _verify(files, project, named if runtimes else (), required, inputs, settings)
+    from posexport.report.verdicts import write_reports
 
     write_reports(report, **reports)
     if as_json:
-        console.show_json({**to_dict(report, required), **identity, "exit_code": code})
+        console.show_json({**report.to_dict(required), **identity, "exit_code": code})
     elif report.verdicts:
-        show_report(report, title)
-    show_warnings(report, code)
-    return console.fail(missing_sentence(report, required), code) if code == 3 else code
+        _show_report(report, title)
+    _show_warnings(report, code)
+    return console.fail(_missing_sentence(report, required), code) if code == 3 else code
 
 
-def _verify_files(paths: list[Path], runtimes: Sequence[str], inputs: str | None, settings: VerifyOptions) -> Report:
-    report = unreadable_report(paths, settings.seed)
-    if report is not None:
-        return report
-    with console.steps("loading torch", total=len(paths)) as progress:
+def _verify(
+    paths: Sequence[Path],
+    project: Project | None,
+    runtimes: Sequence[str],
+    required: Sequence[str],
+    inputs: str | None,
+    settings: VerifyOptions,
+) -> tuple[Report, int]:
+    """The report on a project, or on the files at `paths`, and its exit code."""
+    with console.steps("loading torch", total=len(paths) or None) as progress:
+        options: dict[str, Any] = attrs.asdict(settings)
+        options["advance"] = lambda name, total: progress.update(f"verified {name}", advance=1, total=total)
+        if project is not None:
+            from posexport.workflows.project.verify import verify_project
+
+            return verify_project(project, runtimes=runtimes, required=required, **options)
         from posexport.verify.verifier import verify as run
 
-        return run(
-            paths,
-            runtimes={name: row for name, row in RUNTIMES.items() if not runtimes or name in runtimes},
-            inputs=None if inputs is None else Path(inputs),
-            advance=lambda name, total: progress.update(f"verified {name}", advance=1, total=total),
-            **attrs.asdict(settings),
-        )
+        chosen = {name: row for name, row in RUNTIMES.items() if not runtimes or name in runtimes}
+        report = run(paths, runtimes=chosen, inputs=None if inputs is None else Path(inputs), **options)
+        return report, report.exit_code(required)
 
 
-def _verify_project(
-    project: Project, runtimes: Sequence[str], required: Sequence[str], settings: VerifyOptions
-) -> tuple[Report, int]:
-    with console.steps("loading torch") as progress:
-        from posexport.workflows.project.verify import verify_project
+def _show_report(report: Report, title: str) -> None:
+    """The table of verdicts and their counts; a runtime that ran nothing, for one reason, is a line below it."""
+    from posexport.report.verdicts import COLUMNS, rows, summary
 
-        return verify_project(
-            project,
-            runtimes=runtimes,
-            required=required,
-            advance=lambda name, total: progress.update(f"verified {name}", advance=1, total=total),
-            **attrs.asdict(settings),
-        )
+    idle = _idle_runtimes(report)
+    table = rows([verdict for verdict in report.verdicts if verdict.check != PARITY or verdict.runtime not in idle])
+    if table:
+        properties = any(verdict.check != PARITY and verdict.runtime != PROJECT for verdict in report.verdicts)
+        title += ", and properties" if properties else ""
+        console.show_table(title, COLUMNS, table, right=("error", "torch error", "limit"))
+    for name, reason in idle.items():
+        click.echo(f"not run: {name} ({reason})")
+    click.echo(summary(report))
+
+
+def _show_warnings(report: Report, code: int) -> None:
+    """Manifests that contradict their files, and artifacts that could not be read."""
+    unreadable = {file.artifact for file in report.unreadable}
+    for artifact, warning in report.manifest_warnings:
+        if artifact not in unreadable:  # whose error says enough
+            console.warn(f"{artifact}: {warning}.")
+    for file in report.unreadable:
+        console.fail(file.error, code)
+
+
+def _missing_sentence(report: Report, required: Sequence[str]) -> str:
+    """Which required runtime was not run and why, or why nothing was."""
+    parity = [verdict for verdict in report.verdicts if verdict.check == PARITY]
+    for verdict in parity:
+        if verdict.runtime in required and verdict.state == NOT_RUN:
+            return f"required runtime {verdict.runtime} was not run: {verdict.reason}."
+    missing = [name for name in required if all(verdict.runtime != name for verdict in report.verdicts)]
+    if missing:
+        return f"required runtime {missing[0]} was not run: no artifact here is for it."
+    reasons = list(dict.fromkeys(f"{verdict.runtime} was not run: {verdict.reason}" for verdict in report.verdicts))
+    return f"nothing was verified: {reasons[0] if len(reasons) == 1 else 'no runtime was run, see their reasons'}."
+
+
+def _idle_runtimes(report: Report) -> dict[str, str]:
+    """The runtimes on which no artifact was run, all for the same reason, with that reason."""
+    idle = {}
+    parity = [verdict for verdict in report.verdicts if verdict.check == PARITY]
+    for name in dict.fromkeys(verdict.runtime for verdict in parity):
+        outcomes = {(verdict.state, verdict.reason or "") for verdict in parity if verdict.runtime == name}
+        state, reason = next(iter(outcomes))
+        if len(outcomes) == 1 and state == NOT_RUN:
+            idle[name] = reason
+    return idle
+
+
+def _report_path(name: str, text: str | None) -> Path | None:
+    """The path of a report to write, or None where none was given; RequestError where it can't be written."""
+    if text is None:
+        return None
+    path = report_file(name, text, (".onnx", ".plan", ".npz", ".data"))
+    check_writable(path)
+    return path

@@ -9,13 +9,4 @@ if TYPE_CHECKING:
     from posexport.export.exporter import export_module as export_module
     from posexport.export.function_bodies import DOMAIN as DOMAIN
 
-__getattr__ = public_names(
-    __name__,
-    {
-        "exporter": (
-            "export",
-            "export_module",
-        ),
-        "function_bodies": ("DOMAIN",),
-    },
-)
+__getattr__ = public_names(__name__, {"exporter": ("export", "export_module"), "function_bodies": ("DOMAIN",)})

@@ -1,4 +1,7 @@
-"""Options of a block from every source: the command line, a TOML file, a preset. They become a spec and its weights."""
+"""Options of a block from every source: the command line, a TOML file, a preset, a checkpoint.
+
+They become a spec and its weights.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.errors import RequestError, unknown
-from posexport.export.layer_pattern import check_layers_follow, check_reach, pattern_parts, read_layer, read_pattern
+from posexport.errors import FieldError, RequestError, unknown
+from posexport.export.layer_pattern import check_layers_follow, check_reach, read_parts, read_pattern
 from posexport.files import read_toml
 from posexport.models import ENCODINGS, read_spec
+from posexport.models.checkpoints import OPTIONS as CHECKPOINT_FIELDS
+from posexport.models.checkpoints import Checkpoint, read_checkpoint
+from posexport.models.checkpoints.tensors import has_weights
+from posexport.progress import Progress, silent
 from posexport.spec.fields import integer, text
 from posexport.spec.presets import read_preset
 from posexport.spec.spec import Spec
@@ -26,10 +33,10 @@ HERE = Path()
 class BlockOptions:
     """Options of a block that are no part of its spec, validated wherever they come from."""
 
-    batch: int | None = integer(None, "fixed batch size", optional=True)
-    seq: int | None = integer(None, "fixed sequence length", optional=True)
-    max_seq: int | None = integer(None, "fixed length of shared caches", optional=True)
-    seed: int | None = integer(None, "seed of the weights", at_least=0, optional=True)
+    batch: int | None = integer(None, "fixed batch size")
+    seq: int | None = integer(None, "fixed sequence length")
+    max_seq: int | None = integer(None, "fixed length of shared caches")
+    seed: int | None = integer(None, "seed of the weights", at_least=0)
     weights: str | None = text(None, "a .safetensors file")
     output: str | None = text(None, "the file to write")
 
@@ -53,7 +60,8 @@ def merge_options(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(all options, parameters of the encoding). Options that are `given` win over those of a preset or a config file.
 
-    A config file may hold the `known` options. None and () mean "not given".
+    A config file is TOML with the `known` options, named as on the command line (`-` or `_`), and `[set]` as a table.
+    None and () mean "not given".
     """
     options: dict[str, Any] = {}
     if preset is not None:
@@ -64,19 +72,12 @@ def merge_options(
                 )
         options = preset_options(preset)
     elif config is not None:
-        options = read_config(folder / config, known)
+        path = folder / config
+        options = known_options(read_toml(path, "config"), f"config {str(path)!r}", known)
     overrides = {name: value for name, value in given.items() if value is not None and value != ()}
     check_layers_follow(options, {**overrides, **given_set})
     parameters = {**options.pop("set", {}), **given_set}
     return {**options, **overrides}, parameters
-
-
-def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
-    """The options in a TOML file, named as on the command line (`-` or `_`), with `[set]` as a table.
-
-    Raises RequestError for unknown options.
-    """
-    return known_options(read_toml(path, "config"), f"config {str(path)!r}", known)
 
 
 def known_options(data: Mapping[str, Any], where: str, known: Collection[str]) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def spec_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
     """The spec that the options describe; None means "not given"."""
     encoding = options.get("encoding")
     if encoding is None and options.get("layer_pattern") is not None:
-        encoding = read_layer(pattern_parts(options["layer_pattern"])[0])[0]
+        encoding = read_parts(options["layer_pattern"])[0][0]
     if encoding is None:
         raise RequestError(f"no encoding was given: give one of {', '.join(ENCODINGS)}.")
     if "name" in parameters:
@@ -117,7 +118,7 @@ def spec_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
             raise RequestError(
                 f"encoding {encoding} was given, but no layer of layer_pattern has it: drop one of them."
             )
-        check_reach(layers, sizes, pattern_parts(options["layer_pattern"]), parameters)
+        check_reach(layers, sizes, options["layer_pattern"], parameters)
         data["encoding"] = layers[0]["encoding"]
     return read_spec(data)
 
@@ -136,3 +137,56 @@ def weights_of(path: str, spec: Spec, bias_given: bool) -> tuple[Spec, Mapping[s
             "the file decides, so drop bias."
         )
     return file_spec, weights
+
+
+@attrs.frozen(kw_only=True)
+class CheckpointOptions:
+    """Which layers of a checkpoint, validated."""
+
+    layer: int | None = integer(None, "the first layer", at_least=0)
+    layers: int = integer(1, "number of layers")
+
+
+def takes_weights(options: Mapping[str, Any]) -> bool:
+    """Whether weights are read from the checkpoint: where a layer was given, and where its folder has weights and no
+    seed was given. A config.json gives the shape alone."""
+    source = options.get("from")
+    if not isinstance(source, str):
+        return False
+    return options.get("layer") is not None or (options.get("seed") is None and has_weights(Path(source)))
+
+
+def checkpoint_of(
+    options: Mapping[str, Any], parameters: Mapping[str, Any], progress: Progress = silent, *, weights: bool = True
+) -> Checkpoint | None:
+    """The checkpoint that the option `from` names, None where it is not given; without its weights if not `weights`.
+
+    Raises RequestError for options that config.json decides, and for a second source of weights.
+    """
+    source = options.get("from")
+    if source is None:
+        if options.get("layer") is not None:
+            raise RequestError("layer was given without from: give the folder of its checkpoint as from, or drop it.")
+        return None
+    if not isinstance(source, str):
+        raise FieldError("from", f"is {source!r}: it must be text.")
+    _check_alone(options, parameters)
+    names = [field.name for field in attrs.fields(CheckpointOptions)]
+    chosen = CheckpointOptions(**{name: options[name] for name in names if options.get(name) is not None})
+    progress("reading the checkpoint")
+    layer = (chosen.layer or 0) if takes_weights(options) else None
+    fields = {name: options[name] for name in CHECKPOINT_FIELDS if options.get(name) is not None}
+    return read_checkpoint(Path(source), layer, chosen.layers, fields, weights=weights)
+
+
+def _check_alone(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+    """RequestError for an option beside `from` that config.json decides, and for a second source of weights."""
+    decided = {field.name for field in attrs.fields(Spec)} - {*CHECKPOINT_FIELDS, "layers"}
+    given = [name for name, value in options.items() if name in decided and value is not None]
+    for name in (*given, *(["set"] if parameters else [])):
+        raise RequestError(f"{name} was given with from: config.json decides it, so drop it.")
+    for source, other in (("from", "weights"), ("layer", "seed")):
+        if options.get(source) is not None and options.get(other) is not None:
+            raise RequestError(
+                f"both {source} and {other} were given: weights come from one place, so drop one of them."
+            )

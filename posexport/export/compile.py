@@ -14,12 +14,11 @@ import attrs
 from posexport import __version__
 from posexport.artifact import profiles
 from posexport.artifact.loaded import manifest_fault
-from posexport.artifact.manifest import Builder, PlanKernels, PlanManifest, PlanSource, manifest_path, tensors_of
+from posexport.artifact.manifest import Builder, PlanManifest, PlanSource, manifest_path, tensors_of
 from posexport.artifact.onnx_artifact import Artifact, read_onnx
 from posexport.errors import Reason, RequestError, RuntimeMissingError
 from posexport.export.fusion import unfused_reason
 from posexport.files import staged
-from posexport.jsondata import structure
 from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.cuda import device
@@ -84,7 +83,7 @@ def compile_plan(
                 external_data=artifact.external_sha256,
             ),
             runtime=Builder(name=options.runtime, version=built.version),
-            target_gpus=_targets(options),
+            target_gpus=(device()[1],) if options.runtime == "tensorrt" else options.capabilities or ("portable",),
             profiles={
                 name: {moment: tuple(shape) for moment, shape in shapes.items()}
                 for name, shapes in built.profiles.items()
@@ -92,7 +91,7 @@ def compile_plan(
             tf32=options.tf32,
             memory_limit=options.memory_limit,
             sizes={"plan": memoryview(built.plan).nbytes, **built.memory},
-            kernels=structure(built.kernels.to_dict(), PlanKernels),
+            kernels=built.kernels,
         )
         files.write(manifest_path(output), lambda file: file.write(manifest.to_bytes()))
         if options.timing_cache is not None and built.timing_cache is not None:
@@ -105,11 +104,11 @@ def compile_plan(
 def _warnings(artifact: Artifact, options: BuildOptions, built: Built) -> Iterator[Reason]:
     """Why a plan that was built may be slow or take much memory."""
     kernels, scratch = built.kernels, built.memory["scratch"]
-    if kernels.decomposed:
+    if kernels.decomposed_attention:
         yield Reason(
             DECOMPOSED_ATTENTION,
-            f"{options.runtime} has no fused kernel for {kernels.decomposed} of {kernels.layers} Attention nodes in "
-            f"{artifact.spec.dtype} and decomposes them, which is slower and takes more memory",
+            f"{options.runtime} has no fused kernel for {kernels.decomposed_attention} of {kernels.attention_layers} "
+            f"Attention nodes in {artifact.spec.dtype} and decomposes them, which is slower and takes more memory",
         )
     if scratch is not None and scratch > SCRATCH_LIMIT:
         shapes = {name: shape for name, (shape, _) in artifact.inputs().items()}
@@ -133,10 +132,3 @@ def _check_runtime_cache(options: BuildOptions) -> None:
     missing = RUNTIMES[options.runtime].missing()
     if missing is not None:
         raise RuntimeMissingError(f"a runtime cache is made by running the plan, which can't be done here, {missing}.")
-
-
-def _targets(options: BuildOptions) -> tuple[str, ...]:
-    """The compute capabilities that a plan is for, or "portable"."""
-    if options.runtime == "tensorrt":
-        return (device()[1],)
-    return tuple(options.capabilities) or ("portable",)

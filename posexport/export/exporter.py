@@ -50,9 +50,7 @@ def export(
     fix those dimensions, None leaves them dynamic; for `opset`, None takes the form's default.
     Raises RequestError for unknown names, and for a spec that the form can't carry for the target.
     """
-    support.check_request(form, target)
-    opset = support.default_opset(form, spec) if opset is None else opset
-    support.check(spec, form, target, opset)
+    opset = support.checked_opset(spec, form, target, opset)
     fixed = {"batch": batch, "seq": seq, "max_seq": max_seq}
     for name, size in fixed.items():
         if size is not None and size < 1:

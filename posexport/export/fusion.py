@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from posexport.artifact.manifest import PlanKernels
 from posexport.errors import Reason
 from posexport.export.support import unsupported_reason
-from posexport.runtimes.tensorrt.kernels import Kernels
 from posexport.spec.encoding import Encoding
 from posexport.spec.spec import Spec
 
@@ -15,7 +15,7 @@ HEAD_DIMS = range(16, 257)
 """The widths of heads that TensorRT's fused kernels take, measured with TensorRT for RTX 1.7 in fp16 and bf16."""
 
 
-def unfused_reason(spec: Spec, form: str, kernels: Kernels) -> Reason | None:
+def unfused_reason(spec: Spec, form: str, kernels: PlanKernels) -> Reason | None:
     """Why attention is not fused in the kernels of a plan; None where it is, or where that is not known."""
     if kernels.fused_attention is not False:
         return None
@@ -27,13 +27,14 @@ def unfused_reason(spec: Spec, form: str, kernels: Kernels) -> Reason | None:
             f"head_dim is {spec.head_dim}, and fused attention kernels take {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}: choose "
             "another number of heads or --head-dim",
         )
-    if kernels.attention and kernels.attention > kernels.layers:
+    if (count := kernels.attention_kernels) and count > kernels.attention_layers:
         return Reason(
             SPLIT,
-            f"the builder made {kernels.attention} attention kernels of {kernels.layers} layers: give narrower shapes "
+            f"the builder made {count} attention kernels of {kernels.attention_layers} layers: give narrower shapes "
             "with --profile",
         )
-    scoring = [name for kind in spec.distinct_layers() if (name := _scores_with_content(kind))]
+    encodings = [kind.encoding for kind in spec.distinct_layers()]
+    scoring = [encoding.name for encoding in encodings if isinstance(encoding, Encoding) and encoding.hook == "score"]
     if scoring and form in ("decomposed", "function"):
         others = [name for name in ("native", "contrib") if unsupported_reason(spec, name, "tensorrt") is None]
         advice = f"export with --form {others[0]}" if others else "no other form can carry this block for TensorRT"
@@ -43,9 +44,3 @@ def unfused_reason(spec: Spec, form: str, kernels: Kernels) -> Reason | None:
             f"attention in the form {form}: {advice}",
         )
     return Reason(BUILDER, "the builder chose several kernels for it: compare forms with 'posexport tune'")
-
-
-def _scores_with_content(kind: Spec) -> str | None:
-    """The encoding of a layer where it computes scores from queries and keys; else None."""
-    encoding = kind.encoding
-    return encoding.name if isinstance(encoding, Encoding) and encoding.hook == "score" else None

@@ -15,7 +15,7 @@ def check_layers_follow(options: Mapping[str, Any], given: Mapping[str, Any]) ->
     pattern = options.get("layer_pattern")
     if pattern is None or "layer_pattern" in given:
         return
-    layer_keys = {key for part in pattern_parts(pattern) for key in read_layer(part)[1]}
+    layer_keys = {key for _, keys, _ in read_parts(pattern) for key in keys}
     for name in given:
         if name in layer_keys:
             raise RequestError(
@@ -38,12 +38,11 @@ def parameters_of(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def check_reach(
-    layers: list[dict[str, Any]], sizes: Mapping[str, Any], parts: list[str], parameters: Mapping[str, Any]
+    layers: list[dict[str, Any]], sizes: Mapping[str, Any], pattern: Any, parameters: Mapping[str, Any]
 ) -> None:
     """RequestError for an option of all layers that every layer of the pattern overrides."""
-    layer_parameters = [read_layer(part)[1] for part in parts]
     unused = [name for name in LAYER_FIELDS if name in sizes and all(name in layer for layer in layers)]
-    unused += [name for name in parameters if all(name in keys for keys in layer_parameters)]
+    unused += [name for name in parameters if all(name in keys for _, keys, _ in read_parts(pattern))]
     if unused:
         raise RequestError(
             f"{unused[0]} was given, but every layer of layer_pattern has one of its own: drop one of them."
@@ -57,8 +56,7 @@ def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
     An encoding with the name of `base` takes the parameters of `base` that it does not give itself.
     """
     layers: list[dict[str, Any]] = []
-    for part in pattern_parts(value):
-        name, given, count = read_layer(part)
+    for name, given, count in read_parts(value):
         if name not in ENCODINGS:
             raise unknown("encoding in layer_pattern", name, ENCODINGS)
         fields = {key: given.pop(key) for key in LAYER_FIELDS if key in given}
@@ -67,22 +65,23 @@ def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
     return layers
 
 
-def pattern_parts(value: Any) -> list[str]:
-    """The parts of a pattern; RequestError unless it is text or a list of text."""
+def read_parts(value: Any) -> list[tuple[str, dict[str, str], int]]:
+    """For each part of a pattern, its encoding, its parameters behind colons, and its number of repetitions.
+
+    RequestError for what is neither text nor a list of text, and for a part that can't be read.
+    """
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list) or not parts or not all(isinstance(part, str) for part in parts):
         raise RequestError(f"layer_pattern is {value!r}: it must be names of encodings, such as rope*3,none.")
-    return parts
-
-
-def read_layer(part: str) -> tuple[str, dict[str, str], int]:
-    """The encoding of a part of a pattern, its parameters behind colons, and its number of repetitions."""
-    text, star, count = part.strip().partition("*")
-    name, *pairs = text.split(":")
-    counted = count.isascii() and count.isdecimal() and 0 < int(count[:5]) < 10000
-    if (star and not counted) or not all("=" in pair for pair in pairs):
-        raise RequestError(
-            f"layer_pattern has {part!r}: write NAME, or NAME:key=value:key=value, and *N behind it to repeat it, N "
-            "from 1 to 9999."
-        )
-    return name, parameters_of(tuple(pairs)), int(count) if star else 1
+    read = []
+    for part in parts:
+        text, star, count = part.strip().partition("*")
+        name, *pairs = text.split(":")
+        counted = count.isascii() and count.isdecimal() and 0 < int(count[:5]) < 10000
+        if (star and not counted) or not all("=" in pair for pair in pairs):
+            raise RequestError(
+                f"layer_pattern has {part!r}: write NAME, or NAME:key=value:key=value, and *N behind it to repeat it, "
+                "N from 1 to 9999."
+            )
+        read.append((name, parameters_of(tuple(pairs)), int(count) if star else 1))
+    return read

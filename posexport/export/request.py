@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.artifact.manifest import OnnxManifest
-from posexport.artifact.weight_source import WeightSource, checkpoint_weights, file_weights, random_weights
+from posexport.artifact.manifest import OnnxManifest, WeightSource, checkpoint_weights, file_weights
 from posexport.export import support
-from posexport.export.block_options import HERE, BlockOptions, merge_options, spec_of, weights_of
-from posexport.export.checkpoint_options import checkpoint_of
+from posexport.export.block_options import HERE, BlockOptions, checkpoint_of, merge_options, spec_of, weights_of
 from posexport.progress import Progress, silent
 from posexport.spec.fields import integer, text
 from posexport.spec.spec import Spec
@@ -27,7 +25,7 @@ class ExportOptions(BlockOptions):
 
     form: str = text("decomposed", "form of the graph")
     target: str = text("portable", "what the form is lowered for")
-    opset: int | None = integer(None, "ONNX opset", optional=True)
+    opset: int | None = integer(None, "ONNX opset")
 
 
 @attrs.frozen(kw_only=True)
@@ -49,7 +47,7 @@ class Request:
             return self.checkpoint
         if self.options.weights is not None:
             return file_weights(Path(self.options.weights))
-        return random_weights(self.options.seed or 0)
+        return WeightSource(source="random", seed=self.options.seed or 0)
 
 
 OPTIONS = (
@@ -80,9 +78,7 @@ def read_request(
     spec = spec_of(options, encoding_set) if checkpoint is None else checkpoint.spec
     names = {field.name for field in attrs.fields(ExportOptions)}
     export_options = ExportOptions(**{name: value for name, value in options.items() if name in names})
-    form, target = export_options.form, export_options.target
-    support.check_request(form, target)
-    support.check(spec, form, target, export_options.opset or support.default_opset(form, spec))
+    support.checked_opset(spec, export_options.form, export_options.target, export_options.opset)
     weights = None if checkpoint is None else checkpoint.weights
     source = None if weights is None else checkpoint_weights(Path(options["from"]), int(options.get("layer") or 0))
     return Request(spec=spec, options=export_options, given=frozenset(options), weights=weights, checkpoint=source)

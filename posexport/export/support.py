@@ -6,36 +6,21 @@ raise the same reasons for calls outside a spec.
 
 from __future__ import annotations
 
-import attrs
-
 from posexport.custom_ops import unsupported
 from posexport.custom_ops.unsupported import AttentionCall
 from posexport.errors import Reason, RequestError, unknown
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
 from posexport.spec.spec import Spec
 
-
-@attrs.frozen(kw_only=True)
-class Form:
-    """One form: its opsets, and the default one."""
-
-    opsets: range
-    opset: int
-
-
-_FORMS = {
-    "decomposed": Form(opsets=OPSETS, opset=18),
-    "function": Form(opsets=OPSETS, opset=18),
-    "native": Form(opsets=range(23, 25), opset=23),
-    "contrib": Form(opsets=OPSETS, opset=18),
-}
+_OPSETS = {form: range(23, 25) if form == "native" else OPSETS for form in FORMS}
+"""The opsets of each form; the lowest is its default."""
 
 
 def default_opset(form: str, spec: Spec | None = None) -> int:
     """The default opset of a form: the lowest one that has its operators."""
     if form == "native" and spec is not None and spec.kv_cache == "shared":
         return 24  # TensorScatter
-    return _FORMS[form].opset
+    return _OPSETS[form][0]
 
 
 def unsupported_reason(spec: Spec, form: str, target: str = "portable", opset: int | None = None) -> Reason | None:
@@ -52,9 +37,9 @@ def unsupported_reason(spec: Spec, form: str, target: str = "portable", opset: i
 
 def unsupported_opset(form: str, target: str, opset: int | None) -> Reason | None:
     """Why a form can't be written in an opset for a target; None where it can."""
-    row = _FORMS[form]
-    if opset is not None and opset not in row.opsets:
-        return Reason("opset", f"opset is {opset}: {form} is written in opsets {row.opsets[0]} to {row.opsets[-1]}")
+    opsets = _OPSETS[form]
+    if opset is not None and opset not in opsets:
+        return Reason("opset", f"opset is {opset}: {form} is written in opsets {opsets[0]} to {opsets[-1]}")
     if opset is not None and opset > 24 and target == "tensorrt":
         text = f"opset is {opset}: TensorRT takes 24 at most, so give a lower one, or target portable"
         return Reason("opset", text)
@@ -69,9 +54,11 @@ def check_request(form: str, target: str) -> None:
         raise unknown("target", target, TARGETS)
 
 
-def check(spec: Spec, form: str, target: str, opset: int) -> None:
-    """RequestError where the form can't carry the spec, or a name is unknown."""
+def checked_opset(spec: Spec, form: str, target: str, opset: int | None) -> int:
+    """The opset, by default the form's; RequestError where the form can't carry the spec, or a name is unknown."""
     check_request(form, target)
+    opset = default_opset(form, spec) if opset is None else opset
     reason = unsupported_reason(spec, form, target, opset)
     if reason is not None:
         raise RequestError(f"{reason}.")
+    return opset

@@ -17,13 +17,11 @@ OPERATORS, REGISTRY = "get_torchlib_ops", "from_torchlib"
 
 @cache
 def _operators(apis: Any) -> list[Any]:
-    """The operators that onnxscript translates, parsed from their sources."""
     return list(getattr(apis, OPERATORS)())
 
 
 @cache
 def _registry(build: Any, opset: int) -> Any:
-    """The table of translations for one opset."""
     return build(opset_version=opset)
 
 

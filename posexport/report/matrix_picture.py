@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from posexport.report.drawing import encode, figure
-from posexport.report.matrix_markdown import MARKS, idle, judged
-from posexport.verify.matrix.table import BUILD, REFUSED, Cell, Entry, Matrix
+from posexport.report.text import MARKS
+from posexport.verify.matrix.table import BUILD, REFUSED, Cell, Entry, Matrix, State, idle, judged
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
 WIDTH, DPI = 10.0, 200
@@ -41,7 +41,8 @@ def draw(matrix: Matrix) -> bytes:
     torch is the reference, so it has no column unless it failed; a runtime that judged nothing has none either.
     """
     cells = matrix.ordered()
-    shown = [name for name in judged(cells) if name != "torch" or any(_failed_torch(cell) for cell in cells)]
+    failed = any(cell.column == "torch" and cell.state == FAILED for cell in cells)
+    shown = [name for name in judged(cells) if name != "torch" or failed]
     forms, dtypes = (list(dict.fromkeys(getattr(cell.entry, key) for cell in cells)) for key in ("form", "dtype"))
     columns = _positions(list(itertools.product(forms, shown, dtypes)), _LEFT, _WIDE, (0.145, 0.035))
     rows = _positions(
@@ -59,7 +60,7 @@ def draw(matrix: Matrix) -> bytes:
             entry = cell.entry
             if (x := columns.get((entry.form, cell.column, entry.dtype))) is not None:
                 _draw(axes, cell, x, rows[entry.mode, entry.encoding])
-        _legend(axes, bottom + 0.19, idle(cells))
+        _legend(axes, bottom + 0.19, list(idle(cells)))
         return encode(drawn, ".png", DPI, Source=digest(matrix))
 
 
@@ -73,15 +74,11 @@ def _positions(keys: Sequence[Key], start: float, size: float, gaps: Sequence[fl
     return places
 
 
-def _spans(places: Mapping[Key, float], level: int, size: float) -> list[tuple[str, float, float]]:
+def _spans(places: Mapping[Key, float], level: int, size: float) -> Iterator[tuple[str, float, float]]:
     """The name, the start and the end of each group of keys whose first parts, up to `level`, are the same."""
-    groups = itertools.groupby(places, key=lambda key: key[: level + 1])
-    spans = [(key[-1], [places[member] for member in group]) for key, group in groups]
-    return [(name, inside[0], inside[-1] + size) for name, inside in spans]
-
-
-def _failed_torch(cell: Cell) -> bool:
-    return cell.column == "torch" and cell.state == FAILED
+    for key, group in itertools.groupby(places, key=lambda key: key[: level + 1]):
+        inside = [places[member] for member in group]
+        yield key[-1], inside[0], inside[-1] + size
 
 
 def look(cell: Cell) -> tuple[Any, str, str]:
@@ -113,9 +110,9 @@ def _headings(axes: Axes, columns: Mapping[Key, float], rows: Mapping[Key, float
     for name, start, end in _spans(columns, 1, _WIDE):
         label = "build:\nkernels" if name == BUILD else name.replace("-", "-\n", 1)
         axes.text((start + end) / 2, 0.38, label, fontsize=5.6, linespacing=0.95, **middle)
+    style: dict[str, Any] = {"ha": "center", "va": "bottom", "rotation": 90, "color": "#555555"}
     for (_, _, dtype), x in columns.items():
-        style: dict[str, Any] = {"ha": "center", "va": "bottom", "color": "#555555"}
-        axes.text(x + _WIDE / 2, _HEAD - 0.05, dtype, fontsize=_SMALL, rotation=90, **style)
+        axes.text(x + _WIDE / 2, _HEAD - 0.05, dtype, fontsize=_SMALL, **style)
     for mode, start, end in _spans(rows, 0, _HIGH):
         axes.text(0.09, (start + end) / 2, mode, fontsize=7, weight="bold", rotation=90, **middle)
         axes.plot([0.19, 0.19], [start + 0.01, end - 0.01], color="#444444", linewidth=0.8)
@@ -123,22 +120,23 @@ def _headings(axes: Axes, columns: Mapping[Key, float], rows: Mapping[Key, float
         axes.text(_LEFT - 0.07, y + _HIGH / 2, encoding, ha="right", va="center", fontsize=_TEXT + 0.5)
 
 
-def _legend(axes: Axes, y: float, away: Mapping[str, str]) -> None:
-    entry = Entry(encoding="", form="", dtype="", mode="")
-    shades = [Cell(entry=entry, column="", state=PASSED, ratio=ratio) for ratio in (0.3, 1.0, 2.0, 4.0)]
-    builds = [Cell(entry=entry, column=BUILD, state=PASSED, kernels=6, fused=fused) for fused in (True, False)]
-    others = [Cell(entry=entry, column="", state=state) for state in (FAILED, REFUSED, NOT_RUN)]
-    first = [(shades, "passed: error ÷ torch error, against float64"), *(([cell], cell.state) for cell in others)]
-    second = [([builds[0]], "kernels of the plan, attention fused"), ([builds[1]], "kernels, attention not fused")]
+def _legend(axes: Axes, y: float, away: Sequence[str]) -> None:
+    def example(state: State, column: str = "", **fields: Any) -> Cell:
+        return Cell(entry=Entry(encoding="", form="", dtype="", mode=""), column=column, state=state, **fields)
+
+    shades = [example(PASSED, ratio=ratio) for ratio in (0.3, 1.0, 2.0, 4.0)]
+    fused, unfused = (example(PASSED, BUILD, kernels=6, fused=fused) for fused in (True, False))
+    states: tuple[State, ...] = (FAILED, REFUSED, NOT_RUN)
+    first = [(shades, "passed: error ÷ torch error, against float64"), *(([example(state)], state) for state in states)]
+    second = [([fused], "kernels of the plan, attention fused"), ([unfused], "kernels, attention not fused")]
+    left: dict[str, Any] = {"ha": "left", "va": "center", "fontsize": _TEXT}
     for entries, top in ((first, y), (second, y + 0.24)):
         x = _LEFT
         for cells, label in entries:
             for cell in cells:
                 _draw(axes, cell, x, top)
                 x += _WIDE
-            written = axes.text(x + 0.06, top + _HIGH / 2, label, ha="left", va="center", fontsize=_TEXT)
-            width = written.get_window_extent().transformed(axes.transData.inverted()).width
-            x += 0.06 + width + 0.25
+            written = axes.text(x + 0.06, top + _HIGH / 2, label, **left)
+            x += 0.06 + written.get_window_extent().transformed(axes.transData.inverted()).width + 0.25
     if away:
-        text = "Not run at all: " + ", ".join(away)
-        axes.text(_LEFT, y + 0.57, text, ha="left", va="center", fontsize=_TEXT, color="#666666")
+        axes.text(_LEFT, y + 0.57, "Not run at all: " + ", ".join(away), color="#666666", **left)

@@ -18,12 +18,13 @@ def check_paths(paths: Sequence[Path]) -> None:
             check_artifact(path)
         elif not path.is_dir() and path.suffix != ".json":
             raise RequestError(f"{str(path)!r} is neither .json nor .onnx nor .plan nor a folder: give one of these.")
-    if not any(_holds_files(path) for path in paths):
-        names = ", ".join(repr(str(path)) for path in paths)
-        raise RequestError(
-            f"{names} holds no results and no artifacts: give files that posexport wrote, or a folder of them."
-        )
+    if not any(file.suffix in (".json", *SUFFIXES) for path in paths for file in (path, *path.rglob("*"))):
+        raise no_results(paths)
 
 
-def _holds_files(path: Path) -> bool:
-    return path.is_file() or any(file.suffix in (".json", *SUFFIXES) for file in path.rglob("*"))
+def no_results(paths: Sequence[Path]) -> RequestError:
+    """The error for paths without anything to report."""
+    names = ", ".join(repr(str(path)) for path in paths)
+    return RequestError(
+        f"{names} holds no results and no artifacts: give files that posexport wrote, or a folder of them."
+    )

@@ -1,51 +1,26 @@
-"""Verdicts as JSON for machines, JUnit XML for a CI, and Markdown for a job's summary.
+"""Verdicts as rows of a table, as JUnit XML for a CI, and as Markdown for a job's summary.
 
 "Not run" is a state of its own: JUnit has it as skipped with its reason, never among the passed.
 """
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from posexport.errors import RequestError
 from posexport.files import staged
-from posexport.jsondata import unstructure
-from posexport.verify.result import FAILED, NOT_RUN, PASSED, Comparison, Report, Verdict
+from posexport.report.text import escaped, table_lines, writable
+from posexport.verify.result import FAILED, NOT_RUN, Comparison, Report, Verdict
 
 COLUMNS = ("artifact", "runtime", "state", "case", "error", "torch error", "limit", "cases", "note")
 """The columns of `rows`."""
 
-VERSION = 1
-"""Of the JSON that `to_dict` gives."""
-
-_UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-
-
-def to_dict(report: Report, required: Sequence[str] = ()) -> dict[str, Any]:
-    """The report as plain data; errors are absolute, in the unit of the output."""
-    return {
-        "kind": "verify",
-        "version": VERSION,
-        "exit_code": report.exit_code(required),
-        "seed": report.seed,
-        "counts": counts(report),
-        "verdicts": unstructure(report.verdicts),
-        "unreadable": unstructure(report.unreadable),
-    }
-
-
-def counts(report: Report) -> dict[str, int]:
-    """How many verdicts are in each state."""
-    return {state: sum(verdict.state == state for verdict in report.verdicts) for state in (PASSED, FAILED, NOT_RUN)}
-
 
 def summary(report: Report) -> str:
     """How many verdicts are in each state, in words; what could not be read is counted too."""
-    texts = [f"{number} {state}" for state, number in counts(report).items()]
+    texts = [f"{number} {state}" for state, number in report.counts().items()]
     return ", ".join(texts + ([f"{len(report.unreadable)} unreadable"] if report.unreadable else []))
 
 
@@ -63,10 +38,14 @@ def rows(verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
-    measured = f"{verdict.measured}, limit {verdict.limit_text}" if verdict.measured and not verdict.reason else None
-    notes = [text for text in (verdict.reason, measured, verdict.where, *verdict.notes) if text]
-    numbers = _numbers(verdict.worst)
-    return (verdict.artifact, verdict.label, verdict.state, *numbers, str(verdict.cases or "-"), "; ".join(notes))
+    notes = [verdict.reason or measured(verdict), verdict.where, *verdict.notes]
+    numbers, note = _numbers(verdict.worst), "; ".join(filter(None, notes))
+    return (verdict.artifact, verdict.label, verdict.state, *numbers, str(verdict.cases or "-"), note)
+
+
+def measured(verdict: Verdict) -> str:
+    """The value of a check that compares no outputs, and its limit; empty for another."""
+    return f"{verdict.measured}, limit {verdict.limit_text}" if verdict.measured else ""
 
 
 def _numbers(comparison: Comparison | None) -> tuple[str, str, str, str]:
@@ -80,65 +59,43 @@ def _numbers(comparison: Comparison | None) -> tuple[str, str, str, str]:
 
 def to_markdown(report: Report) -> str:
     """A table for a job's summary, with what could not be read below it."""
-    lines = [f"### posexport verify: {summary(report)}", ""]
-    lines += [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
-    lines += [_line(row) for row in rows(report.verdicts)]
-    lines += [f"\n**Unreadable:** {_escaped(file.error)}" for file in report.unreadable]
+    lines = [f"### posexport verify: {summary(report)}", "", *table_lines(COLUMNS, rows(report.verdicts))]
+    lines += [f"\n**Unreadable:** {escaped(file.error)}" for file in report.unreadable]
     return "\n".join(lines) + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
-
-
-def _escaped(text: str) -> str:
-    """Text as one cell: on one line, whatever its characters (str.splitlines knows ten that end one)."""
-    line = " ".join(_text(text).splitlines())
-    return line.replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")
 
 
 def to_junit(report: Report) -> bytes:
     """JUnit XML: a suite per run, a test per artifact and runtime, an error per artifact that can't be read."""
-    number = counts(report)
-    suite = ElementTree.Element(
-        "testsuite",
-        name="posexport verify",
-        tests=str(len(report.verdicts) + len(report.unreadable)),
-        failures=str(number[FAILED]),
-        errors=str(len(report.unreadable)),
-        skipped=str(number[NOT_RUN]),
-    )
+    counts, unreadable = report.counts(), len(report.unreadable)
+    suite = ElementTree.Element("testsuite", name="posexport verify", tests=str(len(report.verdicts) + unreadable))
+    suite.attrib |= {"failures": str(counts[FAILED]), "errors": str(unreadable), "skipped": str(counts[NOT_RUN])}
+
+    def test(artifact: str, name: str) -> ElementTree.Element:
+        return ElementTree.SubElement(suite, "testcase", classname=writable(artifact), name=name)
+
     for verdict in report.verdicts:
-        case = ElementTree.SubElement(suite, "testcase", classname=_text(verdict.artifact), name=verdict.label)
-        cases, note = _row(verdict)[-2:]
+        case = test(verdict.artifact, verdict.label)
         if verdict.state == FAILED:
-            ElementTree.SubElement(case, "failure", message=_text(verdict.reason or "failed")).text = _text(note)
+            failure = ElementTree.SubElement(case, "failure", message=writable(verdict.reason or "failed"))
+            failure.text = writable(_row(verdict)[-1])
         elif verdict.state == NOT_RUN:
-            ElementTree.SubElement(case, "skipped", message=_text(verdict.reason or "not run"))
-        ElementTree.SubElement(case, "system-out").text = _junit_numbers(verdict, cases)
+            ElementTree.SubElement(case, "skipped", message=writable(verdict.reason or "not run"))
+        ElementTree.SubElement(case, "system-out").text = measured(verdict) or _junit_numbers(verdict)
     for file in report.unreadable:
-        case = ElementTree.SubElement(suite, "testcase", classname=_text(file.artifact), name="read")
-        ElementTree.SubElement(case, "error", message=_text(file.error))
+        ElementTree.SubElement(test(file.artifact, "read"), "error", message=writable(file.error))
     ElementTree.indent(suite)
     return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
-def _junit_numbers(verdict: Verdict, cases: str) -> str:
-    if verdict.measured is not None:
-        return f"{verdict.measured}, limit {verdict.limit_text}"
-    _, error, torch_error, limit = _numbers(verdict.worst)
-    text = f"error {error}, torch error {torch_error}, limit {limit}, sets of inputs {cases}"
+def _junit_numbers(verdict: Verdict) -> str:
+    case, error, torch_error, limit = _numbers(verdict.worst)
+    text = f"error {error}, torch error {torch_error}, limit {limit}, sets of inputs {verdict.cases or '-'}"
     if verdict.worst is not None:
-        text += f", worst case {verdict.worst.case}"
-    if verdict.worst is not None and verdict.worst.far_out and verdict.worst_usual is not None:
-        case, error, torch_error, limit = _numbers(verdict.worst_usual)
-        text += f"; in the usual range: error {error}, torch error {torch_error}, limit {limit}, worst case {case}"
+        text += f", worst case {case}"
+        if verdict.worst.far_out and verdict.worst_usual is not None:
+            case, error, torch_error, limit = _numbers(verdict.worst_usual)
+            text += f"; in the usual range: error {error}, torch error {torch_error}, limit {limit}, worst case {case}"
     return text
-
-
-def _text(text: str) -> str:
-    """Text without the characters that XML 1.0 or UTF-8 can't hold, which an engine's message or a file's name may."""
-    return _UNWRITABLE.sub("?", text)
 
 
 def write_reports(report: Report, junit: Path | None, markdown: Path | None) -> None:

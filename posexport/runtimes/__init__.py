@@ -31,7 +31,7 @@ NOT_INSTALLED, NO_GPU = "not-installed", "no-gpu"
 """Codes of the reasons why a runtime is missing."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Runtime:
     """One runtime: `module` has the `load(path, options)` that opens an artifact with the row's `options`.
 
@@ -63,45 +63,38 @@ class Runtime:
         return runner
 
 
-def _row(
-    name: str, summary: str, module: str, package: str, install: str, gpu: bool = False, /, **options: Any
-) -> Runtime:
-    return Runtime(
-        name=name, summary=summary, module=module, package=package, install=install, needs_gpu=gpu, options=options
-    )
+_ROWS = (
+    Runtime("torch", "PyTorch eager on the CPU", TORCH, "torch", "torch", options={"device": "cpu"}),
+    Runtime("torch-cuda", "PyTorch eager on the GPU", TORCH, "torch", "torch", True, {"device": "cuda"}),
+    Runtime("onnx-reference", "onnx's ReferenceEvaluator (numpy)", REFERENCE, "onnx", "onnx"),
+    Runtime(
+        name="ort-cpu",
+        summary="ONNX Runtime, CPU provider",
+        module=ORT,
+        package="onnxruntime",
+        install="onnxruntime",
+        options={"provider": "CPU"},
+        unsupported_dtypes={"bf16": "ONNX Runtime's CPU provider has no bf16 kernels"},
+    ),
+    Runtime(
+        "ort-cuda", "ONNX Runtime, CUDA provider", ORT, "onnxruntime", "onnxruntime-gpu", True, {"provider": "CUDA"}
+    ),
+    Runtime("tensorrt", "TensorRT", TENSORRT, "tensorrt", "posexport[tensorrt]", True, {"module": "tensorrt"}),
+    Runtime(
+        "tensorrt-rtx", "TensorRT for RTX", TENSORRT, "tensorrt_rtx", "posexport[rtx]", True, {"module": "tensorrt_rtx"}
+    ),
+    Runtime(
+        name="tensorrt-import",
+        summary="what TensorRT's parser makes of the file, evaluated in float64 on the CPU: no kernels are run",
+        module=INTERPRETER,
+        package="tensorrt_rtx",
+        instead="tensorrt",
+        install="posexport[rtx]",
+        note="import only: kernels were not run",
+    ),
+)
 
-
-RUNTIMES: dict[str, Runtime] = {
-    row.name: row
-    for row in (
-        _row("torch", "PyTorch eager on the CPU", TORCH, "torch", "torch", device="cpu"),
-        _row("torch-cuda", "PyTorch eager on the GPU", TORCH, "torch", "torch", True, device="cuda"),
-        _row("onnx-reference", "onnx's ReferenceEvaluator (numpy)", REFERENCE, "onnx", "onnx"),
-        Runtime(
-            name="ort-cpu",
-            summary="ONNX Runtime, CPU provider",
-            module=ORT,
-            package="onnxruntime",
-            install="onnxruntime",
-            options={"provider": "CPU"},
-            unsupported_dtypes={"bf16": "ONNX Runtime's CPU provider has no bf16 kernels"},
-        ),
-        _row("ort-cuda", "ONNX Runtime, CUDA provider", ORT, "onnxruntime", "onnxruntime-gpu", True, provider="CUDA"),
-        _row("tensorrt", "TensorRT", TENSORRT, "tensorrt", "posexport[tensorrt]", True, module="tensorrt"),
-        _row(
-            "tensorrt-rtx", "TensorRT for RTX", TENSORRT, "tensorrt_rtx", "posexport[rtx]", True, module="tensorrt_rtx"
-        ),
-        Runtime(
-            name="tensorrt-import",
-            summary="what TensorRT's parser makes of the file, evaluated in float64 on the CPU: no kernels are run",
-            module=INTERPRETER,
-            package="tensorrt_rtx",
-            instead="tensorrt",
-            install="posexport[rtx]",
-            note="import only: kernels were not run",
-        ),
-    )
-}
+RUNTIMES: dict[str, Runtime] = {row.name: row for row in _ROWS}
 """Every runtime by name, in the order of reports."""
 
 
@@ -115,14 +108,11 @@ def runtime(name: str) -> Runtime:
 @functools.cache
 def gpu_missing() -> str | None:
     """Why no CUDA device can be used, or None; asks the driver itself, so that no engine need be imported."""
-    names = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1",)
-    for name in names:
-        try:
-            driver = ctypes.CDLL(name)
-        except OSError:
-            continue
-        count = ctypes.c_int(0)
-        if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value:
-            return None
-        return "no GPU: the NVIDIA driver shows no device"
-    return "no GPU: there is no NVIDIA driver"
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return "no GPU: there is no NVIDIA driver"
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value:
+        return None
+    return "no GPU: the NVIDIA driver shows no device"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from posexport.errors import PosexportError, unknown
+from posexport.errors import PosexportError, RequestError, unknown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,15 +21,12 @@ class Runner(Protocol):
 
     def run(self, inputs: Arrays) -> Arrays:
         """Every output of the graph by name; raises what the engine raises."""
-        ...
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         """Bind inputs on the device once; each call then runs once and returns its seconds, copies left out."""
-        ...
 
     def describe(self) -> dict[str, str]:
         """Versions and device, for reports."""
-        ...
 
 
 @runtime_checkable
@@ -37,7 +35,6 @@ class CompilableRunner(Runner, Protocol):
 
     def compile(self) -> None:
         """Compile it for each shape that it runs from now on."""
-        ...
 
 
 @runtime_checkable
@@ -48,11 +45,17 @@ class MethodRunner(Runner, Protocol):
     """The method to use where it can, or None to choose."""
 
 
-def check_options(engine: str, options: Mapping[str, Any], allowed: Iterable[str]) -> None:
+def check_options(engine: str, options: Mapping[str, Any], allowed: Sequence[str]) -> None:
     """RequestError for an option that the engine doesn't know: it would be without effect."""
     for name in options:
-        if name not in (known := tuple(allowed)):
-            raise unknown(f"option of {engine}", name, known)
+        if name not in allowed:
+            raise unknown(f"option of {engine}", name, allowed)
+
+
+def check_onnx_file(engine: str, path: Path) -> None:
+    """RequestError for a file that is no `.onnx`, for the engines that take nothing else."""
+    if path.suffix != ".onnx":
+        raise RequestError(f"{engine} runs .onnx files, not {path.name!r}: give the .onnx it came from.")
 
 
 def failure_code(error: BaseException) -> str:

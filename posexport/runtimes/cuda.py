@@ -108,6 +108,22 @@ def by_events(cuda: Any, stream: int, enqueue: Callable[[], object]) -> Callable
     return once
 
 
+def by_torch_events(call: Callable[[], object], stream: Any) -> Callable[[], float]:
+    """A call that runs `call` once and returns its seconds on a CUDA stream of torch's."""
+    import torch
+
+    def once() -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        stream.synchronize()
+        start.record(stream)
+        call()
+        end.record(stream)
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    return once
+
+
 def captured(cuda: Any, stream: int, enqueue: Callable[[], object]) -> Callable[[], None]:
     """What `enqueue` puts on the stream, recorded once as a CUDA graph: a call that replays it."""
     graph, executable, handle = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(stream)

@@ -7,8 +7,9 @@ for a package of an index.
 from __future__ import annotations
 
 import json
-from pathlib import PurePosixPath
-from typing import Any
+import sys
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 
 _PACKAGE = "posexport"
 _SOURCE = f"in {_PACKAGE}'s source folder"
@@ -22,40 +23,30 @@ def install_command(requirement: str) -> str:
     name, bracket, extras = requirement.partition("[")
     if name != _PACKAGE:
         return f"pip install '{requirement}'"
-    from importlib import metadata
-
     extras = bracket + extras
-    try:
-        text = metadata.distribution(_PACKAGE).read_text("direct_url.json")
-    except metadata.PackageNotFoundError:  # run from its source
+    # importlib.metadata would make `list` slow
+    installed = next((folder for entry in sys.path for folder in Path(entry).glob(f"{_PACKAGE}-*.dist-info")), None)
+    if installed is None:  # run from its source
         return f"pip install '.{extras}' {_SOURCE}"
-    source = None if text is None else _read(text)
-    if source is None:
-        return f"pip install '{requirement}'"
-    url, folder, version = source["url"], source.get("dir_info"), source.get("vcs_info")
-    if folder is not None:
-        return f"pip install {'-e ' if folder.get('editable') else ''}'.{extras}' {_SOURCE}"
-    subdirectory = f"#subdirectory={source['subdirectory']}" if "subdirectory" in source else ""
-    if version is not None:
-        revision = version.get("requested_revision") or version["commit_id"]
-        return f"pip install '{requirement} @ {version['vcs']}+{url}@{revision}{subdirectory}'"
-    if url.startswith("file:"):
-        from urllib.parse import unquote, urlsplit
-
-        archive = PurePosixPath(unquote(urlsplit(url).path)).name
-        return f"pip install './{archive}{extras}' in the folder of that file"
-    return f"pip install '{requirement} @ {url}{subdirectory}'"
-
-
-def _read(text: str) -> dict[str, Any] | None:
-    """The content of direct_url.json, or None where it is not as PEP 610 says; jsondata would make `list` slow."""
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(data, dict) or not isinstance(data.get("url"), str):
-        return None
-    version = data.get("vcs_info", {"vcs": "", "commit_id": ""})
-    tables = (data.get("dir_info", {}), data.get("archive_info", {}), version)
-    sound = all(isinstance(table, dict) for table in tables) and {"vcs", "commit_id"} <= set(version)
-    return data if sound else None
+        source = json.loads((installed / "direct_url.json").read_bytes())
+    except (OSError, ValueError, RecursionError):  # jsondata would make `list` slow
+        source = None
+    match source:
+        case {"url": str(), "dir_info": {**folder}}:
+            return f"pip install {'-e ' if folder.get('editable') else ''}'.{extras}' {_SOURCE}"
+        case {"url": str(url), "vcs_info": {"vcs": vcs, "commit_id": commit, **version}, **others}:
+            revision = version.get("requested_revision") or commit
+            return f"pip install '{requirement} @ {vcs}+{url}@{revision}{_subdirectory(others)}'"
+        case {"url": str(url), "archive_info": {}} if url.startswith("file:"):
+            from urllib.parse import unquote, urlsplit
+
+            archive = PurePosixPath(unquote(urlsplit(url).path)).name
+            return f"pip install './{archive}{extras}' in the folder of that file"
+        case {"url": str(url), "archive_info": {}, **others}:
+            return f"pip install '{requirement} @ {url}{_subdirectory(others)}'"
+    return f"pip install '{requirement}'"
+
+
+def _subdirectory(source: Mapping[object, object]) -> str:
+    return f"#subdirectory={source['subdirectory']}" if "subdirectory" in source else ""

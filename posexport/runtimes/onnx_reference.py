@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from posexport.errors import RequestError
-from posexport.runtimes.base import Arrays, check_options
+from posexport.runtimes.base import Arrays, check_onnx_file, check_options, timed
 
 
 class GatherElements(OpRun):
@@ -37,19 +35,13 @@ class ReferenceRunner:
         self._evaluator = _Evaluator(model)
         self._names = list(self._evaluator.output_names)
 
+    @np.errstate(all="ignore")  # infinities are told by the comparison, not by numpy's warnings
     def run(self, inputs: Arrays) -> Arrays:
-        with np.errstate(all="ignore"):  # infinities are told by the comparison, not by numpy's warnings
-            values = self._evaluator.run(None, inputs)
+        values = self._evaluator.run(None, inputs)
         return {name: np.asarray(value) for name, value in zip(self._names, values, strict=True)}
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
-        def once() -> float:
-            start = time.perf_counter()
-            with np.errstate(all="ignore"):
-                self._evaluator.run(None, inputs)
-            return time.perf_counter() - start
-
-        return once
+        return timed(lambda: self.run(inputs))
 
     def describe(self) -> dict[str, str]:
         return {"engine": "onnx reference", "version": onnx.__version__, "device": "CPU (numpy)"}
@@ -58,6 +50,5 @@ class ReferenceRunner:
 def load(path: Path, options: Mapping[str, Any]) -> ReferenceRunner:
     """Open the `.onnx` file at `path`, external data included; there are no options."""
     check_options("onnx-reference", options, ())
-    if path.suffix != ".onnx":
-        raise RequestError(f"onnx-reference runs .onnx files, not {path.name!r}: give the .onnx it came from.")
+    check_onnx_file("onnx-reference", path)
     return ReferenceRunner(onnx.load(path))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,11 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from posexport.errors import RequestError, RuntimeMissingError, unknown
+from posexport.errors import RuntimeMissingError, unknown
 from posexport.machine import kept_to
 from posexport.runtimes import gpu_missing
-from posexport.runtimes.base import Arrays, check_options, timed
+from posexport.runtimes.base import Arrays, check_onnx_file, check_options, timed
+from posexport.runtimes.cuda import by_torch_events
 from posexport.runtimes.tensors import BF16
 
 _ONNX_BF16 = 16
@@ -51,7 +51,10 @@ class OrtRunner:
         self._names = [value.name for value in session.get_outputs()]
         values = (*session.get_inputs(), *session.get_outputs())
         self._has_bf16 = any(value.type == "tensor(bfloat16)" for value in values)
-        self._shared = _shared({value.name for value in session.get_inputs()}, self._names)
+        # The outputs that are an input's own buffer when timed, as pipelines run them: caches that are written into.
+        inputs = {value.name for value in session.get_inputs()}
+        pairs = {name: name.replace("present_", "past_", 1) for name in self._names if "write_indices" in inputs}
+        self._shared = {name: past for name, past in pairs.items() if past != name and past in inputs}
 
     def run(self, inputs: Arrays) -> Arrays:
         if not self._io_binding or self._has_bf16:  # which ONNX Runtime can't copy from where it is bound
@@ -96,20 +99,18 @@ class OrtRunner:
         if self._io_binding is False:
             return timed(lambda: self._run(inputs))
         binding, held = self._bind(inputs)
-        run = self._session.run_with_iobinding
-        if self._stream is not None:
-            enqueueing = onnxruntime.RunOptions()  # else each run ends with a wait of the host's, inside the events
-            enqueueing.add_run_config_entry("disable_synchronize_execution_providers", "1")
-            return _by_events(lambda: run(binding, enqueueing), self._stream, held)
+        stream, options = self._stream, None
+        if stream is not None:
+            options = onnxruntime.RunOptions()  # else each run ends with a wait of the host's, inside the events
+            options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
-        def once() -> float:
+        def once() -> None:
+            self._session.run_with_iobinding(binding, options)
+            if stream is None:
+                binding.synchronize_outputs()
             assert held  # the bound memory lives as long as the call
-            start = time.perf_counter()
-            run(binding)
-            binding.synchronize_outputs()
-            return time.perf_counter() - start
 
-        return once
+        return timed(once) if stream is None else by_torch_events(once, stream)
 
     def describe(self) -> dict[str, str]:
         device = f"CPU ({platform.machine()})" if self._provider == "CPU" else "CUDA device 0"
@@ -136,14 +137,6 @@ class OrtRunner:
         return value
 
 
-def _shared(inputs: set[str], outputs: list[str]) -> dict[str, str]:
-    """The outputs that are an input's own buffer when timed, as pipelines run them: caches that are written into."""
-    if "write_indices" not in inputs:
-        return {}
-    pairs = {name: name.replace("present_", "past_", 1) for name in outputs}
-    return {name: past for name, past in pairs.items() if past != name and past in inputs}
-
-
 def _array(value: onnxruntime.OrtValue) -> np.ndarray[Any, Any]:
     """A CPU OrtValue as numpy; bf16 by its bits."""
     if value.data_type() != "tensor(bfloat16)":
@@ -152,23 +145,6 @@ def _array(value: onnxruntime.OrtValue) -> np.ndarray[Any, Any]:
     shape = tuple(value.shape())
     raw = ctypes.string_at(value.data_ptr(), 2 * int(np.prod(shape))) if 0 not in shape else b""
     return np.frombuffer(raw, dtype=BF16).reshape(shape)
-
-
-def _by_events(call: Callable[[], object], stream: Any, held: object) -> Callable[[], float]:
-    """Timing by CUDA events on the torch stream that the session was given; `held` lives as long as the call."""
-    import torch
-
-    def once() -> float:
-        assert held
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        stream.synchronize()
-        start.record(stream)
-        call()
-        end.record(stream)
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
-
-    return once
 
 
 def _torch_stream() -> Any:
@@ -180,25 +156,29 @@ def _torch_stream() -> Any:
     return torch.cuda.Stream() if torch.cuda.is_available() else None
 
 
+def session_options(threads: int | None = None, level: str = "all") -> onnxruntime.SessionOptions:
+    """Options of a quiet session; RequestError for a `level` that is none of GRAPH_LEVELS."""
+    if level not in GRAPH_LEVELS:
+        raise unknown("graph_level of onnxruntime", level, GRAPH_LEVELS)
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = _QUIET
+    settings.intra_op_num_threads = int(threads or kept_to())
+    settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{GRAPH_LEVELS[level]}")
+    return settings
+
+
 def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
     """Open the `.onnx` file at `path`; raises what ONNX Runtime raises, RequestError for wrong options, and
     RuntimeMissingError where the CUDA provider can't start, which ONNX Runtime itself would pass over in silence.
     """
     check_options("onnxruntime", options, _OPTIONS)
-    if path.suffix != ".onnx":
-        raise RequestError(f"onnxruntime runs .onnx files, not {path.name!r}: give the .onnx it came from.")
+    check_onnx_file("onnxruntime", path)
     provider, cuda_graph, stream = options.get("provider", "CPU"), bool(options.get("cuda_graph")), None
     if provider not in _DEVICES:
         raise unknown("provider of onnxruntime", str(provider), _DEVICES)
     if provider == "CUDA" and (missing := gpu_missing()) is not None:
         raise RuntimeMissingError(f"onnxruntime can't run on CUDA, {missing}.")
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = _QUIET
-    settings.intra_op_num_threads = int(options.get("threads") or kept_to())
-    level = str(options.get("graph_level", "all"))
-    if level not in GRAPH_LEVELS:
-        raise unknown("graph_level of onnxruntime", level, GRAPH_LEVELS)
-    settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{GRAPH_LEVELS[level]}")
+    settings = session_options(options.get("threads"), str(options.get("graph_level", "all")))
     providers: list[Any] = ["CPUExecutionProvider"]
     if provider == "CUDA":
         onnxruntime.set_default_logger_severity(_QUIET)

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import attrs
@@ -22,7 +21,7 @@ from posexport.errors import Reason, RequestError
 from posexport.processes import POLL_SECONDS, Worker, failure_of
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
-from posexport.runtimes.transport import load_arrays, save_arrays
+from posexport.runtimes.tensors import load_arrays, save_arrays
 
 
 @attrs.frozen(kw_only=True)
@@ -58,9 +57,7 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for worker, _ in self._workers.values():  # first: a waiting executor thread then gets its answer
             worker.close()
         for _, executor in self._workers.values():

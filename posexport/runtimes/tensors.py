@@ -1,11 +1,20 @@
-"""Tensors on their way between numpy and torch: bf16, which numpy lacks, travels as ml_dtypes.bfloat16."""
+"""Tensors on their way between numpy, torch and processes: bf16, which numpy lacks, travels as ml_dtypes.bfloat16.
+
+Between processes they travel in safetensors, not .npz: numpy reads each header of an .npz with Python's parser, whose
+state Python 3.11 shares between threads, so that a parse in another thread at that moment (torch's exporter does some)
+fails with a SystemError.
+"""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+
+from posexport.runtimes.base import Arrays
 
 if TYPE_CHECKING:
     import torch
@@ -47,3 +56,33 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
         return tensor.view(torch.uint16).numpy().view(BF16)
     array: np.ndarray[Any, Any] = tensor.numpy()
     return array
+
+
+def save_arrays(path: Path, arrays: Arrays) -> None:
+    """Write `arrays` to `path`.
+
+    Raises TypeError for what is no array or has no text as its name, ValueError for a dtype that doesn't travel.
+    """
+    from safetensors.numpy import save
+
+    for name, array in arrays.items():
+        if not isinstance(name, str) or not isinstance(array, np.ndarray):
+            raise TypeError(f"{name!r} is {type(array).__name__}: tensors are numpy arrays by name")
+        if array.dtype.kind not in "biuf" and array.dtype != BF16:
+            raise ValueError(f"{name!r} is {array.dtype}: tensors are numbers or booleans")
+    entries = {
+        f"a{index}": array.view(np.uint16) if array.dtype == BF16 else array
+        for index, array in enumerate(np.ascontiguousarray(array).reshape(array.shape) for array in arrays.values())
+    }
+    listed = json.dumps([[name, array.dtype == BF16] for name, array in arrays.items()])
+    path.write_bytes(save(entries, {"names": listed}))
+
+
+def load_arrays(path: Path) -> Arrays:
+    """Read what `save_arrays` wrote."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        listed = json.loads(file.metadata()["names"])
+        entries = [file.get_tensor(f"a{index}") for index in range(len(listed))]
+    return {name: entry.view(BF16) if bf16 else entry for (name, bf16), entry in zip(listed, entries, strict=True)}

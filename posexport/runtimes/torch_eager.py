@@ -8,7 +8,6 @@ a time, read anew for each run, so that a stack needs no memory for all of them.
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ import torch
 from posexport.artifact.onnx_artifact import Artifact, read_onnx
 from posexport.errors import RequestError, RuntimeMissingError, unknown
 from posexport.machine import available
-from posexport.models.block import Block, build_block
-from posexport.models.streamed import Streamed
+from posexport.models.block import Block, Streamed, build_block
 from posexport.models.weights import TORCH_DTYPES, bytes_of
-from posexport.runtimes import gpu_missing
-from posexport.runtimes.base import Arrays, check_options
+from posexport.runtimes import base, gpu_missing
+from posexport.runtimes.base import Arrays, check_onnx_file, check_options
+from posexport.runtimes.cuda import by_torch_events
 from posexport.runtimes.tensors import to_numpy, to_torch
 from posexport.spec.contract import graph_inputs, graph_outputs
 from posexport.spec.spec import Spec
@@ -30,18 +29,32 @@ from posexport.spec.spec import Spec
 _DEVICES = ("cpu", "cuda")
 
 
-class TorchRunner:
+class _Runner:
+    def __init__(self, spec: Spec, dtype: torch.dtype, device: torch.device) -> None:
+        self._spec, self._dtype, self._device = spec, dtype, device
+
+    def describe(self) -> dict[str, str]:
+        cuda = self._device.type == "cuda"
+        name = torch.cuda.get_device_name(self._device) if cuda else f"CPU ({platform.machine()})"
+        return {"engine": "torch", "version": str(torch.__version__), "device": name}
+
+    def _bind(self, inputs: Arrays) -> tuple[torch.Tensor, ...]:
+        tensors = (to_torch(inputs[name]) for name in graph_inputs(self._spec))
+        return tuple(t.to(self._device, self._dtype if t.is_floating_point() else None) for t in tensors)
+
+
+class TorchRunner(_Runner):
     """A block of ours on one device."""
 
     def __init__(self, block: Block, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._device = dtype, device
+        super().__init__(block.spec, dtype, device)
         self._block = block.to(device)
 
     def run(self, inputs: Arrays) -> Arrays:
         with torch.inference_mode():
-            made = self._block(*self._bind(inputs))
-        values = made if isinstance(made, tuple) else (made,)
-        return {name: to_numpy(value) for name, value in zip(graph_outputs(self._block.spec), values, strict=True)}
+            outputs = self._block(*self._bind(inputs))
+        values = outputs if isinstance(outputs, tuple) else (outputs,)
+        return {name: to_numpy(value) for name, value in zip(graph_outputs(self._spec), values, strict=True)}
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         bound = self._bind(inputs)
@@ -52,18 +65,12 @@ class TorchRunner:
         torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
         self._block.compile(dynamic=False)
 
-    def describe(self) -> dict[str, str]:
-        return _describe(self._device)
 
-    def _bind(self, inputs: Arrays) -> tuple[torch.Tensor, ...]:
-        return _bind(self._block.spec, inputs, self._dtype, self._device)
-
-
-class StreamedRunner:
+class StreamedRunner(_Runner):
     """A block of ours of whose weights those of one layer are in memory."""
 
     def __init__(self, artifact: Artifact, dtype: torch.dtype, device: torch.device) -> None:
-        self._spec, self._dtype, self._device = artifact.spec, dtype, device
+        super().__init__(artifact.spec, dtype, device)
         self._block = Streamed(artifact.spec, artifact.weights(), dtype, device)
 
     def run(self, inputs: Arrays) -> Arrays:
@@ -71,46 +78,19 @@ class StreamedRunner:
 
     def run_all(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         """`run` for several sets of inputs, for which weights are read once."""
-        made = self._block.run([_bind(self._spec, arrays, self._dtype, self._device) for arrays in inputs])
-        return [{name: to_numpy(value) for name, value in outputs.items()} for outputs in made]
+        results = self._block.run([self._bind(arrays) for arrays in inputs])
+        return [{name: to_numpy(value) for name, value in outputs.items()} for outputs in results]
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         raise RequestError("torch can't be timed while it reads weights layer by layer: drop the option streamed.")
-
-    def describe(self) -> dict[str, str]:
-        return _describe(self._device)
-
-
-def _describe(device: torch.device) -> dict[str, str]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
-    return {"engine": "torch", "version": str(torch.__version__), "device": name}
-
-
-def _bind(spec: Spec, inputs: Arrays, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
-    tensors = (to_torch(inputs[name]) for name in graph_inputs(spec))
-    return tuple(t.to(device, dtype if t.is_floating_point() else None) for t in tensors)
 
 
 def timed(call: Callable[[], object], device: torch.device) -> Callable[[], float]:
     """A call that runs `call` once without gradients and returns its seconds: by CUDA events on a GPU."""
 
-    def on_cpu() -> float:
-        with torch.inference_mode():
-            start = time.perf_counter()
-            call()
-            return time.perf_counter() - start
-
-    def on_gpu() -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.inference_mode(), torch.cuda.device(device):
-            torch.cuda.synchronize()
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
-
-    return on_gpu if device.type == "cuda" else on_cpu
+    if device.type != "cuda":
+        return torch.inference_mode()(base.timed(call))
+    return by_torch_events(torch.inference_mode()(call), torch.cuda.current_stream(device))
 
 
 def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner:
@@ -120,10 +100,7 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
     RuntimeMissingError where the GPU can't be used.
     """
     check_options("torch", options, ("device", "dtype", "streamed"))
-    if path.suffix != ".onnx":
-        raise RequestError(
-            f"torch runs the block of an .onnx artifact, not {path.name!r}: give the .onnx it came from."
-        )
+    check_onnx_file("torch", path)
     for name, allowed in (("device", _DEVICES), ("dtype", TORCH_DTYPES)):
         if options.get(name) is not None and options[name] not in allowed:
             raise unknown(f"{name} of torch", str(options[name]), allowed)

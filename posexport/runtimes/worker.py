@@ -13,7 +13,7 @@ from typing import Any
 
 from posexport.processes import serve
 from posexport.runtimes.base import Runner
-from posexport.runtimes.transport import load_arrays, save_arrays
+from posexport.runtimes.tensors import load_arrays, save_arrays
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -29,16 +29,13 @@ PRESENT = "past_seq + seq"
 SUMS = {PRESENT: ("past_seq", "seq"), "total_seq": ("past_seq", "seq")}
 """The dimensions that are sums, with their parts."""
 
-SMALLEST_SIZES = {"past_seq": 0}
-"""The smallest size of a dimension where that is not 1: before the first token, a cache is empty."""
-
 TRACED_SIZES = {"batch": 2, "seq": 7, "past_seq": 5, "total_seq": 12, "max_seq": 19, "encoder_seq": 11}
 """Sizes of the example that torch traces; all differ, so that a size that stays in the graph shows."""
 
 
 def smallest(dim: str) -> int:
     """The smallest size that a dimension can have."""
-    return SMALLEST_SIZES.get(dim, 1)
+    return 0 if dim == "past_seq" else 1  # before the first token, a cache is empty
 
 
 def dimensions(values: Values) -> list[str]:
@@ -65,6 +62,12 @@ def bounds_of(expected: Values, actual: Values) -> Bounds:
     return bounds
 
 
+def within(size: int, bound: tuple[int, int | None]) -> int:
+    """The size, or the nearest one that a bound allows."""
+    low, high = bound
+    return max(low, size if high is None else min(size, high))
+
+
 def sizes_of(values: Values, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int]:
     """The size of each named dimension of `values`, sums left out, in `arrays` of these shapes."""
     sizes = {
@@ -86,7 +89,8 @@ def graph_inputs(spec: Spec) -> dict[str, tuple[Shape, str]]:
     if axes:
         inputs["position_ids"] = (("batch", "seq") if axes == 1 else ("batch", "seq", axes), "int64")
     if spec.padding_mask:
-        inputs["attention_mask"] = (("batch", _key_dim(spec)), "int64")
+        keys = {None: "seq", "concat": "total_seq", "shared": "max_seq"}[spec.kv_cache]
+        inputs["attention_mask"] = (("batch", "encoder_seq" if spec.cross else keys), "int64")
     if spec.kv_cache == "shared":
         inputs["write_indices"] = (("batch",), "int64")
     return {**inputs, **_caches(spec, "past", "max_seq" if spec.kv_cache == "shared" else "past_seq")}
@@ -96,13 +100,6 @@ def graph_outputs(spec: Spec) -> dict[str, tuple[Shape, str]]:
     """The graph's outputs, in order: name to (shape, dtype)."""
     output: Values = {"output": (("batch", "seq", spec.hidden_size), spec.dtype)}
     return {**output, **_caches(spec, "present", "max_seq" if spec.kv_cache == "shared" else PRESENT)}
-
-
-def _key_dim(spec: Spec) -> str:
-    """The dimension of the keys that a query may see."""
-    if spec.cross:
-        return "encoder_seq"
-    return {None: "seq", "concat": "total_seq", "shared": "max_seq"}[spec.kv_cache]
 
 
 def _caches(spec: Spec, prefix: str, length: str) -> Values:

@@ -7,7 +7,7 @@ on first use, and through the methods of its arguments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import attrs
@@ -66,9 +66,9 @@ class Encoding:
     axes: ClassVar[int] = 1
     """How many numbers make one position: 0 (the encoding ignores positions), 1, or more."""
     hook: ClassVar[str] = ""
-    """The hook that it uses: embed, rotate, bias or score; empty for none."""
+    """The main hook that it overrides: embed, bias, score or rotate; empty for none."""
     at_input: ClassVar[bool] = False
-    """Whether it acts once, before the first layer, instead of in every layer."""
+    """Whether it acts once, before the first layer, instead of in every layer: its hook is embed."""
     in_cross: ClassVar[bool] = False
     """Whether cross-attention can have it: it acts at the input, or not at all in cross-attention."""
     angular: ClassVar[bool] = False
@@ -84,8 +84,15 @@ class Encoding:
     reads_keys: ClassVar[bool] = False
     """Whether its scores read the keys themselves, cached ones included."""
 
-    def check(self, spec: Spec) -> None:
-        """Raise RequestError where these parameters don't fit the sizes of `spec`."""
+    def __init_subclass__(cls) -> None:
+        hooks = ("embed", "bias", "score", "rotate")
+        cls.hook = next((hook for hook in hooks if getattr(cls, hook) is not getattr(Encoding, hook)), "")
+        cls.at_input = cls.hook == "embed"
+        cls.in_cross = cls.in_cross or cls.hook in ("", "embed")
+
+    def problems(self, spec: Spec) -> Iterator[str]:
+        """A sentence for everything in which these parameters don't fit `spec`."""
+        return iter(())
 
     def default_scale(self, head_dim: int) -> float:
         """The factor on the logits where none is given."""
@@ -97,7 +104,7 @@ class Encoding:
 
     def uses_fp32_products(self) -> bool:
         """Whether its angles are fp32 products of positions and frequencies, inexact at large positions."""
-        return False
+        return self.angular
 
     def saturation_distance(self) -> int | None:
         """The distance from which on all pairs of tokens are treated alike; None where there is no such distance."""

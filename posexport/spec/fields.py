@@ -1,6 +1,7 @@
 """Validated fields of the frozen classes that describe a block; each field states what it accepts.
 
-Text is accepted wherever it reads as the field's type, so that `--set theta=5e5`, TOML and JSON share one check.
+None is accepted where it is the default. Text is accepted wherever it reads as the field's type, so that
+`--set theta=5e5`, TOML and JSON share one check.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ import attrs
 from posexport.errors import FieldError, unknown
 
 
-def _field(
-    default: Any, help: str, allowed: str, read: Callable[[Any], Any], optional: bool, typed: bool = False
-) -> Any:
+def _field(default: Any, help: str, allowed: str, read: Callable[[Any], Any], typed: bool = False) -> Any:
     def convert(value: object, _: object, field: attrs.Attribute[Any]) -> object:
-        if value is None and optional:
+        if value is None and default is None:
             return None
         try:
             return read(value)
@@ -54,18 +53,16 @@ def _number(value: object, kind: type[int] | type[float], low: float, high: floa
     return number
 
 
-def integer(
-    default: int | None, help: str, *, at_least: int = 1, at_most: int = 2**31 - 1, optional: bool = False
-) -> Any:
-    """A whole number between bounds; with `optional`, None means "derived from other fields"."""
+def integer(default: int | None, help: str, *, at_least: int = 1, at_most: int = 2**31 - 1) -> Any:
+    """A whole number between bounds; None means "derived from other fields"."""
     allowed = f"a whole number from {at_least} to {at_most}"
-    return _field(default, help, allowed, lambda value: _number(value, int, at_least, at_most), optional, typed=True)
+    return _field(default, help, allowed, lambda value: _number(value, int, at_least, at_most), typed=True)
 
 
-def positive(default: float | None, help: str, *, optional: bool = False) -> Any:
-    """A number from SMALLEST to LARGEST."""
+def positive(default: float | None, help: str) -> Any:
+    """A number from SMALLEST to LARGEST; None means "derived from other fields"."""
     allowed = f"a number from {SMALLEST:g} to {LARGEST:g}"
-    return _field(default, help, allowed, lambda value: _number(value, float, SMALLEST, LARGEST), optional, typed=True)
+    return _field(default, help, allowed, lambda value: _number(value, float, SMALLEST, LARGEST), typed=True)
 
 
 def numbers(help: str, *, whole: bool = False) -> Any:
@@ -80,14 +77,14 @@ def numbers(help: str, *, whole: bool = False) -> Any:
         return tuple(_number(part, float, SMALLEST, LARGEST) for part in parts)
 
     kind = "whole numbers from 0" if whole else f"numbers from {SMALLEST:g} to {LARGEST:g}"
-    return _field(None, help, f"a list of {kind}, such as {'4,6,6' if whole else '1,1.5,2'}", read, True)
+    return _field(None, help, f"a list of {kind}, such as {'4,6,6' if whole else '1,1.5,2'}", read)
 
 
-def choice(default: str | None, options: Sequence[str], help: str, *, optional: bool = False) -> Any:
-    """One of a few names."""
+def choice(default: str | None, options: Sequence[str], help: str) -> Any:
+    """One of a few names; None means "not given"."""
 
     def convert(value: object, _: object, field: attrs.Attribute[Any]) -> object:
-        if (value is None and optional) or value in options:
+        if (value is None and default is None) or value in options:
             return value
         raise unknown(field.name, str(value), options)
 
@@ -106,7 +103,7 @@ def text(default: str | None, help: str) -> Any:
             raise TypeError
         return value
 
-    return _field(default, help, "text", read, default is None)
+    return _field(default, help, "text", read)
 
 
 def flag(default: bool | None, help: str) -> Any:
@@ -120,9 +117,9 @@ def flag(default: bool | None, help: str) -> Any:
             raise TypeError
         return value
 
-    return _field(default, help, "true or false", read, default is None, typed=True)
+    return _field(default, help, "true or false", read, typed=True)
 
 
 def parsed(help: str, allowed: str, read: Callable[[Any], Any], default: Any = None) -> Any:
     """The result of `read`, which raises TypeError or ValueError for a value that is not `allowed`."""
-    return _field(default, help, allowed, read, default is None)
+    return _field(default, help, allowed, read)

@@ -7,6 +7,8 @@ needs the table of encodings.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import attrs
@@ -25,10 +27,7 @@ QK_NORMS = ("rms", "l2")
 
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP_PROJECTIONS = {
-    "gelu": ("mlp.fc1", "mlp.fc2"),
-    "swiglu": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-}
+MLP_PROJECTIONS = {"gelu": ("mlp.fc1", "mlp.fc2"), "swiglu": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}
 
 
 def _read_bias(value: Any) -> tuple[str, ...] | bool:
@@ -55,8 +54,8 @@ class Layer:
     """One kind of layer in a pattern: its encoding, and the fields that it overrides; None keeps the block's value."""
 
     encoding: Encoding
-    window: int | None = fields.integer(None, "a query sees keys with |i - j| < window", optional=True)
-    attention_chunk_size: int | None = fields.integer(None, "a query sees keys of its own chunk", optional=True)
+    window: int | None = fields.integer(None, "a query sees keys with |i - j| < window")
+    attention_chunk_size: int | None = fields.integer(None, "a query sees keys of its own chunk")
     qk_norm: bool | None = fields.flag(None, "RMS norm of each head's query and key")
 
     def overrides(self) -> dict[str, Any]:
@@ -79,7 +78,6 @@ def encoding_dict(encoding: Encoding) -> dict[str, Any]:
 
 
 def _read_pattern(value: Any) -> tuple[Layer, ...]:
-    """A pattern of layers; RequestError for anything else."""
     if value is None:
         return ()
     if not isinstance(value, list | tuple) or not all(isinstance(layer, Layer) for layer in value):
@@ -99,16 +97,12 @@ class Spec:
     encoding: Encoding
     hidden_size: int = fields.integer(768, "width of the block's input and output")
     num_heads: int = fields.integer(12, "query heads")
-    num_kv_heads: int = fields.integer(None, "key and value heads (default: num_heads)", optional=True)
-    head_dim: int = fields.integer(None, "width of a head (default: hidden_size / num_heads)", optional=True)
-    scale: float = fields.positive(
-        None, "factor on the logits (default: 1/sqrt(head_dim), or the encoding's own)", optional=True
-    )
+    num_kv_heads: int = fields.integer(None, "key and value heads (default: num_heads)")
+    head_dim: int = fields.integer(None, "width of a head (default: hidden_size / num_heads)")
+    scale: float = fields.positive(None, "factor on the logits (default: 1/sqrt(head_dim), or the encoding's own)")
     causal: bool = fields.flag(False, "a query sees no later key")
-    window: int | None = fields.integer(None, "a query sees keys with |i - j| < window", optional=True)
-    attention_chunk_size: int | None = fields.integer(
-        None, "a query sees keys of its own chunk of this many tokens", optional=True
-    )
+    window: int | None = fields.integer(None, "a query sees keys with |i - j| < window")
+    attention_chunk_size: int | None = fields.integer(None, "a query sees keys of its own chunk of this many tokens")
     kv_cache: str | None = attrs.field(
         default=None,
         converter=_read_cache,
@@ -123,26 +117,24 @@ class Spec:
     cross: bool = fields.flag(False, "keys and values come from encoder_hidden_states")
     qk_norm: bool = fields.flag(False, "RMS norm of each head's query and key")
     qk_norm_type: str | None = fields.choice(
-        None, QK_NORMS, "rms: with weights, before rotation; l2: without, after it (default: rms)", optional=True
+        None, QK_NORMS, "rms: with weights, before rotation; l2: without, after it (default: rms)"
     )
-    softcap: float | None = fields.positive(None, "cap logits: softcap * tanh(logits / softcap)", optional=True)
+    softcap: float | None = fields.positive(None, "cap logits: softcap * tanh(logits / softcap)")
     sinks: bool = fields.flag(False, "a trained logit per head in the softmax, without a value (attention sink)")
     bias: tuple[str, ...] = attrs.field(default=False, converter=_read_bias)
     block: str = fields.choice("attention", ("attention", "transformer"), "what a layer holds")
-    norm: str | None = fields.choice(None, ("pre", "post"), "where the norms stand (default: pre)", optional=True)
-    norm_type: str | None = fields.choice(
-        None, ("layernorm", "rmsnorm"), "kind of norm (default: layernorm)", optional=True
-    )
-    norm_eps: float | None = fields.positive(None, "epsilon of the norms (default: 1e-6)", optional=True)
-    mlp: str | None = fields.choice(None, tuple(MLP_PROJECTIONS), "kind of MLP (default: gelu)", optional=True)
-    intermediate_size: int | None = fields.integer(None, "width of the MLP (default: 4 * hidden_size)", optional=True)
+    norm: str | None = fields.choice(None, ("pre", "post"), "where the norms stand (default: pre)")
+    norm_type: str | None = fields.choice(None, ("layernorm", "rmsnorm"), "kind of norm (default: layernorm)")
+    norm_eps: float | None = fields.positive(None, "epsilon of the norms (default: 1e-6)")
+    mlp: str | None = fields.choice(None, tuple(MLP_PROJECTIONS), "kind of MLP (default: gelu)")
+    intermediate_size: int | None = fields.integer(None, "width of the MLP (default: 4 * hidden_size)")
     layers: int = fields.integer(1, "number of layers", at_most=1000)
     layer_pattern: tuple[Layer, ...] = attrs.field(
         default=(),
         converter=_read_pattern,
         metadata={"help": "repeating pattern of layers: encodings, each with ':key=value'", "allowed": "text"},
     )
-    vocab_size: int | None = fields.integer(None, "start from input_ids through a token embedding", optional=True)
+    vocab_size: int | None = fields.integer(None, "start from input_ids through a token embedding")
     scale_embedding: bool = fields.flag(False, "multiply the token embedding by sqrt(hidden_size)")
     dtype: str = fields.choice("fp32", DTYPES, "dtype of weights, inputs and outputs")
 
@@ -169,8 +161,6 @@ class Spec:
             raise RequestError(
                 f"scale is {self.scale}: the largest number in {self.dtype} is {LARGEST_FINITE[self.dtype]}."
             )
-        self._check_keys()
-        self._check_encoding()
         if self.qk_norm_type is not None and not self.qk_norm:
             raise RequestError(f"qk_norm_type is {self.qk_norm_type!r} without qk_norm: give qk_norm too, or drop it.")
         if self.qk_norm and self.qk_norm_type is None:
@@ -195,37 +185,32 @@ class Spec:
         for name in self.bias:
             if name not in self.projections():
                 raise unknown("projection in bias", name, self.projections())
-        self.encoding.check(self)
-        self._check_pattern(given_scale)
+        for problem in chain(self._problems(), self.encoding.problems(self), self._pattern_problems(given_scale)):
+            raise RequestError(problem)
+        for index in range(len(self.layer_pattern)):
+            self.layer(index)  # checks each layer as a block of its own
 
-    def _check_pattern(self, given_scale: bool) -> None:
-        """Reject layers that can't be in one block, and check each as a block of its own."""
+    def _pattern_problems(self, given_scale: bool) -> Iterator[str]:
+        """Why layers can't be in one block."""
         if not self.layer_pattern:
             return
         scales = {layer.encoding.name: layer.encoding.default_scale(self.head_dim) for layer in self.layer_pattern}
         if not given_scale and len(set(scales.values())) > 1:
             listed = ", ".join(f"{name} {scale:.4g}" for name, scale in scales.items())
-            raise RequestError(
-                f"layer_pattern mixes encodings with different scales ({listed}), but layers share one: give scale."
-            )
+            yield f"layer_pattern mixes encodings with different scales ({listed}), but layers share one: give scale."
         if self.encoding != self.layer_pattern[0].encoding:
-            raise RequestError(
-                "encoding differs from that of the first layer of layer_pattern: give the same one, or none."
-            )
+            yield "encoding differs from that of the first layer of layer_pattern: give the same one, or none."
         for layer in self.layer_pattern:
             if layer.encoding.at_input:
-                raise RequestError(
+                yield (
                     f"layer_pattern has {layer.encoding.name}, which acts once before the first layer: only encodings "
                     "that act in layers can differ."
                 )
-        axes = {layer.encoding.axes for layer in self.layer_pattern} - {0}
-        if len(axes) > 1:
-            raise RequestError(
+        if len({layer.encoding.axes for layer in self.layer_pattern} - {0}) > 1:
+            yield (
                 "layer_pattern mixes encodings over one axis with those over several: position_ids are the same for "
                 "all layers."
             )
-        for index in range(len(self.layer_pattern)):
-            self.layer(index)
 
     def layer(self, index: int) -> Spec:
         """One layer as a block of its own."""
@@ -276,43 +261,40 @@ class Spec:
         window, chunk = self.window or 0, self.attention_chunk_size or 0
         return (self.num_heads, self.num_kv_heads, self.scale, self.causal, window, chunk, self.softcap or 0.0)
 
-    def _check_keys(self) -> None:
-        """Reject options that contradict cross-attention."""
-        if not self.cross:
-            return
-        for name, why in (
+    def _problems(self) -> Iterator[str]:
+        """Options that contradict each other or mean nothing for the encoding.
+
+        In a pattern, one layer that uses an option is enough.
+        """
+        name = self.encoding.name
+        for option, why in (
             ("kv_cache", "an encoder's keys don't grow"),
             ("causal", "keys are not the queries' past"),
             ("window", "keys are not the queries' neighbours"),
             ("attention_chunk_size", "keys are not the queries' neighbours"),
         ):
-            if getattr(self, name):
-                raise RequestError(f"cross and {name} were both given: with cross, {why}, so drop one of them.")
-        if not self.encoding.in_cross:
-            raise RequestError(
-                f"cross was given with {self.encoding.name}, which relates positions of queries to positions of keys: "
-                "an encoder's keys have none here, so use learned, sinusoidal, t5 (whose cross-attention has no bias) "
-                "or none."
+            if self.cross and getattr(self, option):
+                yield f"cross and {option} were both given: with cross, {why}, so drop one of them."
+        if self.cross and not self.encoding.in_cross:
+            yield (
+                f"cross was given with {name}, which relates positions of queries to positions of keys: an encoder's "
+                "keys have none here, so use learned, sinusoidal, t5 (whose cross-attention has no bias) or none."
             )
-
-    def _check_encoding(self) -> None:
-        """Reject options that mean nothing for the encoding; in a pattern, one layer that uses an option is enough."""
-        name = self.encoding.name
         layers = [layer.encoding for layer in self.layer_pattern] or [self.encoding]
         if self.angles != "parity" and not any(layer.angular for layer in layers):
-            raise RequestError(f"angles is {self.angles!r} with {name}, which has no angles of positions: drop it.")
+            yield f"angles is {self.angles!r} with {name}, which has no angles of positions: drop it."
         if self.prefix_tokens and not any(layer.takes_prefix for layer in layers):
-            raise RequestError(
+            yield (
                 f"prefix_tokens is {self.prefix_tokens} with {name}: only rotary encodings can leave the first tokens "
                 "unrotated, so drop it."
             )
         if self.prefix_tokens and self.kv_cache:
-            raise RequestError(
+            yield (
                 "prefix_tokens and kv_cache were both given: prefix tokens belong to a whole image, which has no "
                 "cache, so drop one of them."
             )
         if self.kv_cache and self.encoding.no_cache_reason:
-            raise RequestError(f"kv_cache was given with {name}: {self.encoding.no_cache_reason}, so drop it.")
+            yield f"kv_cache was given with {name}: {self.encoding.no_cache_reason}, so drop it."
 
     @property
     def position_axes(self) -> int:

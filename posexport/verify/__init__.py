@@ -9,13 +9,4 @@ if TYPE_CHECKING:
     from posexport.verify.result import Verdict as Verdict
     from posexport.verify.verifier import verify as verify
 
-__getattr__ = public_names(
-    __name__,
-    {
-        "verifier": ("verify",),
-        "result": (
-            "Report",
-            "Verdict",
-        ),
-    },
-)
+__getattr__ = public_names(__name__, {"verifier": ("verify",), "result": ("Report", "Verdict")})

@@ -24,24 +24,12 @@ def falling(width: int, theta: float) -> list[float]:
     return [math.exp(-2 * i / width * math.log(theta)) for i in range(width // 2)]
 
 
-def _whole(spec: Spec, _: int) -> list[float]:
-    return falling(spec.hidden_size, spec.encoding.theta)  # type: ignore[attr-defined]
+def _rope(rope: Any, spec: Spec, length: int) -> list[float]:
+    plain = falling(rope.rotary_dim or spec.head_dim, rope.theta)
+    return plain if rope.scaling is None else SCALED[rope.scaling](rope, plain, length)
 
 
-def _head(spec: Spec, _: int) -> list[float]:
-    return falling(spec.head_dim, spec.encoding.theta)  # type: ignore[attr-defined]
-
-
-def _rope(spec: Spec, length: int) -> list[float]:
-    rope: Any = spec.encoding
-    width = rope.rotary_dim or spec.head_dim
-    if rope.scaling is None:
-        return falling(width, rope.theta)
-    return SCALED[rope.scaling](rope, falling(width, rope.theta), length)
-
-
-def _rope2d(spec: Spec, _: int) -> list[float]:
-    rope: Any = spec.encoding
+def _rope2d(rope: Any, spec: Spec, _: int) -> list[float]:
     if rope.spacing == "alternate":
         pairs = falling(spec.head_dim, rope.theta)
         frequencies = pairs[::2] + pairs[1::2]
@@ -51,30 +39,25 @@ def _rope2d(spec: Spec, _: int) -> list[float]:
     return [w / rope.factor for w in frequencies]
 
 
-def _rope3d(spec: Spec, _: int) -> list[float]:
-    rope: Any = spec.encoding
+def _rope3d(rope: Any, spec: Spec, _: int) -> list[float]:
     bases = {"x": rope.theta, "y": rope.theta_y or rope.theta, "t": rope.theta_t or rope.theta}
     third = spec.head_dim // 6 * 2
     widths = rope.split or (spec.head_dim - third - third, third, third)
     return [w for axis, width in zip(rope.order, widths, strict=True) for w in falling(width, bases[axis])]
 
 
-def _vjepa2(spec: Spec, _: int) -> list[float]:
-    return 6 * falling(spec.head_dim // 6 * 2, spec.encoding.theta)  # type: ignore[attr-defined]
-
-
-FREQUENCIES: dict[str, Callable[[Spec, int], list[float]]] = {
-    "sinusoidal": _whole,
-    "relative": _whole,
+FREQUENCIES: dict[str, Callable[[Any, Spec, int], list[float]]] = {
+    "sinusoidal": lambda encoding, spec, _: falling(spec.hidden_size, encoding.theta),
+    "relative": lambda encoding, spec, _: falling(spec.hidden_size, encoding.theta),
     "rope": _rope,
     "mrope": _rope,
     "rope2d": _rope2d,
     "rope3d": _rope3d,
-    "rope-vjepa2": _vjepa2,
-    "rope-dinov3": lambda spec, _: 2 * falling(spec.head_dim // 2, spec.encoding.theta),  # type: ignore[attr-defined]
-    "xpos": _head,
+    "rope-vjepa2": lambda rope, spec, _: 6 * falling(spec.head_dim // 6 * 2, rope.theta),
+    "rope-dinov3": lambda rope, spec, _: 2 * falling(spec.head_dim // 2, rope.theta),
+    "xpos": lambda rope, spec, _: falling(spec.head_dim, rope.theta),
 }
-"""Encoding to the frequency of each pair at a length; other encodings have no angles of positions."""
+"""Encoding to the frequency of each pair, of its parameters, the block and a length; others have no such angles."""
 
 
 def _slowed(rope: Any, plain: list[float], factor: float) -> list[float]:
@@ -150,13 +133,14 @@ def factor(spec: Spec) -> float:
 
 def cos_sin(spec: Spec, positions: Sequence[int]) -> tuple[Array, Array]:
     """float64 cosines and sines [len(positions), P], the length being that up to the largest of positions."""
+    encoding: Any = spec.encoding
     places = np.array(positions, np.float64)
-    if spec.encoding.name == "rope-dinov3":  # 2 pi times the centre of the cell, in a grid from -1 to 1
-        rows_columns = spec.encoding.grid or (places + 1, places + 1)  # type: ignore[attr-defined]
+    if encoding.name == "rope-dinov3":  # 2 pi times the centre of the cell, in a grid from -1 to 1
+        rows_columns = encoding.grid or (places + 1, places + 1)
         centres = [2 * math.pi * (2 * (places + 0.5) / size - 1) for size in rows_columns]
         places = np.stack(centres, -1).repeat(spec.head_dim // 4, -1)  # half of the pairs turn by y, then half by x
     else:
         places = places[:, None]
-    frequencies = FREQUENCIES[spec.encoding.name](spec, max(positions) + 1)
+    frequencies = FREQUENCIES[encoding.name](encoding, spec, max(positions) + 1)
     angles = places * np.array(frequencies)
     return factor(spec) * np.cos(angles), factor(spec) * np.sin(angles)

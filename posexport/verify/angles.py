@@ -71,16 +71,16 @@ class Angles(nn.Module):
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         state, encoding = self.state, self.state.encoding
         if isinstance(encoding, Rotary):
-            made = encoding.cos_sin(state, positions)
+            cos, sin = encoding.cos_sin(state, positions)
         else:
-            made = cos_sin(positions, state["frequencies"])
-        return made[0].to(self.dtype), made[1].to(self.dtype)
+            cos, sin = cos_sin(positions, state["frequencies"])
+        return cos.to(self.dtype), sin.to(self.dtype)
 
 
 def rows(spec: Spec, positions: Iterable[int]) -> Tensor:
     """Positions as a batch of sequences of one token, the same along every axis: no row then depends on another's."""
-    made = torch.tensor(list(positions), dtype=torch.int64)[:, None]
-    return made if spec.encoding.axes == 1 else made[..., None].repeat(1, 1, spec.encoding.axes)
+    column = torch.tensor(list(positions), dtype=torch.int64)[:, None]
+    return column if spec.encoding.axes == 1 else column[..., None].repeat(1, 1, spec.encoding.axes)
 
 
 @attrs.frozen(kw_only=True)
@@ -105,17 +105,28 @@ def measure(
     advance: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Measured]:
     """Every spec on every runtime at `positions`, in order; RequestError for a spec without angles."""
+    missing = {name: _missing(row) for name, row in runtimes.items()}
+    engines = {name: row for name, row in runtimes.items() if missing[name] is None and row.module != TORCH}
     with Pool(TIME_LIMIT) as pool:
-        here = {name: row for name, row in runtimes.items() if _missing(row) is None}
-        for row in here.values():
-            if row.module != TORCH:
-                pool.start(row.name)
+        for name in engines:
+            pool.start(name)
         for spec in specs:
             why = why_none(spec)
             if why is not None:
                 raise RequestError(f"angles were asked for with {spec.encoding.name}, {why}: give another encoding.")
             advance(f"{spec.encoding.name}, angles {spec.angles}, {spec.dtype}")
-            yield from _measure(spec, runtimes, positions, pool)
+            reference = angle_reference.cos_sin(spec, positions)
+            module, inputs = Angles(spec), rows(spec, positions)
+            path = pool.folder / "angles.onnx"
+            if engines:
+                _write(module, spec, path)
+            answers = {name: pool.submit(row, path, [{"positions": inputs.numpy()}]) for name, row in engines.items()}
+            for name, row in runtimes.items():
+                if (reason := missing[name]) is not None:
+                    yield Measured(spec=spec, runtime=name, reason=reason)
+                    continue
+                answer = result(answers[name]) if name in answers else _eager(module, inputs, row.options["device"])
+                yield _judge(spec, name, answer, reference)
 
 
 def _missing(row: Runtime) -> str | None:
@@ -125,29 +136,7 @@ def _missing(row: Runtime) -> str | None:
         return missing.text
     if row.module == INTERPRETER:
         return "it evaluates everything in float64, so no rounding shows"
-    return None if row.module in _OPENS else "it opens whole blocks only"
-
-
-_OPENS = (TORCH, REFERENCE, ORT)
-
-
-def _measure(spec: Spec, runtimes: Mapping[str, Runtime], positions: tuple[int, ...], pool: Pool) -> Iterator[Measured]:
-    reference = angle_reference.cos_sin(spec, positions)
-    module, inputs = Angles(spec), rows(spec, positions)
-    path = pool.folder / "angles.onnx"
-    if any(_missing(row) is None and row.module != TORCH for row in runtimes.values()):
-        _write(module, spec, path)
-    asked = {
-        name: pool.submit(row, path, [{"positions": inputs.numpy()}])
-        for name, row in runtimes.items()
-        if _missing(row) is None and row.module != TORCH
-    }
-    for name, row in runtimes.items():
-        if (missing := _missing(row)) is not None:
-            yield Measured(spec=spec, runtime=name, reason=missing)
-            continue
-        answer = result(asked[name]) if name in asked else _eager(module, inputs, row.options["device"])
-        yield _judge(spec, name, answer, reference)
+    return None if row.module in (TORCH, REFERENCE, ORT) else "it opens whole blocks only"
 
 
 def _write(module: Angles, spec: Spec, path: Path) -> None:
@@ -160,8 +149,8 @@ def _write(module: Angles, spec: Spec, path: Path) -> None:
 
 def _eager(module: Angles, inputs: Tensor, device: str) -> Answer:
     with torch.inference_mode():
-        made = module.to(device)(inputs.to(device))
-    outputs = {name: to_numpy(value) for name, value in zip(_OUTPUTS, made, strict=True)}
+        values = module.to(device)(inputs.to(device))
+    outputs = {name: to_numpy(value) for name, value in zip(_OUTPUTS, values, strict=True)}
     return Answer(outputs=(outputs,), describe={"engine": "torch", "version": str(torch.__version__)})
 
 

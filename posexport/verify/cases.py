@@ -17,7 +17,7 @@ import numpy as np
 from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
-from posexport.spec.contract import Bounds, graph_inputs, resolved
+from posexport.spec.contract import Bounds, graph_inputs, resolved, within
 from posexport.spec.spec import Spec
 
 FAR = 2**20
@@ -199,27 +199,27 @@ def _case(draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, r
 
 def _sizes(draft: _Draft, spec: Spec, bounds: Bounds, reach: int, form: str) -> tuple[dict[str, int], Array]:
     """The sizes of a case, and how many tokens each row has in its cache."""
-    batch, seq = _within(draft.batch, bounds["batch"]), draft.seq
+    batch, seq = within(draft.batch, bounds["batch"]), draft.seq
     past = draft.past if spec.kv_cache else 0
     if draft.name == "long":
         seq = max(seq, reach)
     if past == LONG:
         past = max(past, reach)
     if spec.kv_cache == "shared":
-        seq = _within(seq, (1, bounds["max_seq"][1]))
-    seq = _within(seq, bounds["seq"])
+        seq = within(seq, (1, bounds["max_seq"][1]))
+    seq = within(seq, bounds["seq"])
     sizes = {"batch": batch, "seq": seq}
     before = np.zeros(batch, np.int64)
     if spec.cross:
-        sizes["encoder_seq"] = _within(draft.encoder, bounds["encoder_seq"])
+        sizes["encoder_seq"] = within(draft.encoder, bounds["encoder_seq"])
     if spec.kv_cache == "concat":
-        sizes["past_seq"] = _within(past, bounds["past_seq"])
+        sizes["past_seq"] = within(past, bounds["past_seq"])
         before += sizes["past_seq"]
     if spec.kv_cache == "shared":
         if form == "contrib" and not fits_grouped_batch(batch, seq, past):
-            batch = sizes["batch"] = _within(1, bounds["batch"])
+            batch = sizes["batch"] = within(1, bounds["batch"])
             past = past if batch == 1 else 0
-        sizes["max_seq"] = _within(past + seq + draft.spare, bounds["max_seq"])
+        sizes["max_seq"] = within(past + seq + draft.spare, bounds["max_seq"])
         room = max(sizes["max_seq"] - seq, 0)
         before = np.array([min(max(past - 4 * row, min(past, 1)), room) for row in range(batch)], np.int64)
     return sizes, before
@@ -248,11 +248,6 @@ def _mask(padding: str, rng: np.random.Generator, lengths: Array, before: Array,
     if padding == "row":
         mask[-1] = 0
     return mask
-
-
-def _within(size: int, bound: tuple[int, int | None]) -> int:
-    low, high = bound
-    return max(low, size if high is None else min(size, high))
 
 
 def _position_ids(positions: Positions, rng: np.random.Generator, places: Array, spec: Spec) -> Array:

@@ -1,14 +1,15 @@
-"""One artifact under verification: its runs on every runtime, and the verdict on each."""
+"""One artifact under verification: its runs on every runtime, the verdict on each, and what their inputs can't show."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
 from posexport.errors import Reason, RequestError
 from posexport.processes import INVALID, MISSING
@@ -17,7 +18,6 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
 from posexport.verify.cases import Case
-from posexport.verify.caveats import notes_on
 from posexport.verify.parity import TOLERANCES, compare, inconclusive_reason, judge, tolerance_at
 from posexport.verify.property_runs import PropertyRuns
 from posexport.verify.result import (
@@ -34,7 +34,11 @@ from posexport.verify.result import (
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
+    from posexport.spec.spec import Spec
     from posexport.verify.locate import Graphs
+
+ALIKE = 16
+"""Tokens of a row are alike where they differ by fewer floors of the tolerance than this."""
 
 TORCH_WORKER = "torch"
 """The worker that computes the float64 reference and the torch error too."""
@@ -63,15 +67,16 @@ class ArtifactJob:
 
     def verdicts(self, runtimes: Mapping[str, Runtime]) -> list[Verdict]:
         """Wait for the runs, and judge them; RequestError where the artifact can't be read."""
-        verdicts = [self._verdict(row) for name, row in runtimes.items() if self._is_for(name)]
+        artifact = self.artifact
+        failing = artifact.contract_violation is not None
+        verdicts = [
+            self._verdict(row)
+            for name, row in runtimes.items()
+            if name in self.runs or name in self.skipped or (failing and artifact.required_runtime in (None, name))
+        ]
         if self.property_runs is not None:
-            verdicts += self.property_runs.verdicts(str(self.artifact.path))
-        return [attrs.evolve(verdict, sha256=self.artifact.sha256) for verdict in verdicts]
-
-    def _is_for(self, name: str) -> bool:
-        """Whether the artifact gets a verdict of that runtime."""
-        fails = self.artifact.contract_violation is not None and self.artifact.required_runtime in (None, name)
-        return fails or name in self.runs or name in self.skipped
+            verdicts += self.property_runs.verdicts(str(artifact.path))
+        return [attrs.evolve(verdict, sha256=artifact.sha256) for verdict in verdicts]
 
     def _verdict(self, row: Runtime) -> Verdict:
         path, name = str(self.artifact.path), row.name
@@ -183,3 +188,35 @@ class ArtifactJob:
             return answer.outputs[0] if answer.failure is None else answer.failure.text
 
         return run
+
+
+def notes_on(spec: Spec, cases: Sequence[Case], reference: Sequence[Arrays]) -> tuple[str, ...]:
+    """What these cases could not show of a block; `reference` are its float64 outputs on them."""
+    return (*_windows(spec, cases), *_alike(spec, reference))
+
+
+def _windows(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
+    longest = max(case.keys for case in cases)
+    limits = {"window": "the window of", "attention_chunk_size": "a chunk of"}
+    sizes = {(what, getattr(kind, name)) for kind in spec.distinct_layers() for name, what in limits.items()}
+    return tuple(
+        f"no sequence was longer than {what} {size}, so it did not show"
+        for what, size in sorted(sizes, key=str)
+        if size is not None and size >= longest
+    )
+
+
+def _alike(spec: Spec, reference: Sequence[Arrays]) -> tuple[str, ...]:
+    """Several layers of bare attention make tokens alike: how attention weighs them then no longer matters, and what a
+    layer did with positions is lost in rounding."""
+    outputs = [arrays["output"] for arrays in reference if arrays["output"].shape[1] > 1]
+    several = [values for values in outputs if np.isfinite(values).all()]  # others fail the comparison
+    if spec.layers == 1 or not several:
+        return ()
+    apart = max(float(abs(x - x.mean(1, keepdims=True)).max() / np.sqrt((x**2).mean() or 1.0)) for x in several)
+    if apart > ALIKE * TOLERANCES[spec.dtype].floor:
+        return ()
+    return (
+        f"after {spec.layers} layers of bare attention all tokens of a row are alike (to {apart:.0e}), so a fault in "
+        "how a layer uses positions may not show: it does with a cache, a residual or fewer layers",
+    )

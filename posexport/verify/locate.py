@@ -11,7 +11,7 @@ same names. Two questions are asked, functions inlined in both graphs:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -30,9 +30,6 @@ from posexport.spec.spec import Spec
 
 LARGEST = 1_000_000_000
 """Bytes of weights above which a graph isn't written out again to look inside it."""
-
-FIXABLE = ("batch", "seq", "max_seq")
-"""The dimensions that an export can fix."""
 
 _REFERENCE_TOLERANCE = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 2e-1}  # of a value's largest magnitude
 
@@ -56,7 +53,11 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
     if bytes_of(artifact.spec) > LARGEST:
         return "the weights are too large to look inside the graph"
     bounds = bounds_of(graph_inputs(artifact.spec), artifact.inputs())
-    fixed = tuple((dim, bounds[dim][0]) for dim in FIXABLE if dim in bounds and bounds[dim][0] == bounds[dim][1])
+    fixed = tuple(
+        (dim, bounds[dim][0])
+        for dim in ("batch", "seq", "max_seq")
+        if dim in bounds and bounds[dim][0] == bounds[dim][1]
+    )
     mine = onnx.inliner.inline_local_functions(onnx.load(artifact.path))
     fresh = onnx.ModelProto()
     fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, fixed))
@@ -100,11 +101,9 @@ def values(graphs: Graphs, folder: Path, run: Run, reference: Run) -> tuple[str 
 
     `run` is the failing runtime, `reference` onnx's evaluator; both get the failing inputs.
     """
-    mine, fresh = (_expose(model) for model in (graphs.mine, graphs.fresh))
-    paths = []
-    for label, model in (("mine", mine), ("fresh", fresh)):
-        paths.append(folder / f"{label}.onnx")
-        onnx.save(model, paths[-1])
+    mine, paths = _expose(graphs.mine), (folder / "mine.onnx", folder / "fresh.onnx")
+    onnx.save(mine, paths[0])
+    onnx.save(_expose(graphs.fresh), paths[1])
     have, exact = run(paths[0]), run(paths[1])
     if isinstance(have, str) or isinstance(exact, str):
         error = have if isinstance(have, str) else exact
@@ -151,10 +150,9 @@ def _difference(node: onnx.NodeProto, other: onnx.NodeProto) -> str | None:
     """How a node differs from its counterpart, its constants left out."""
     if (node.domain, node.op_type) != (other.domain, other.op_type):
         return f"stands where a fresh export has {_called(other)}"
-    if list(node.input) != list(other.input):
-        return f"reads {list(node.input)}, in a fresh export {list(other.input)}"
-    if list(node.output) != list(other.output):
-        return f"writes {list(node.output)}, in a fresh export {list(other.output)}"
+    for verb, ours, fresh in (("reads", node.input, other.input), ("writes", node.output, other.output)):
+        if list(ours) != list(fresh):
+            return f"{verb} {list(ours)}, in a fresh export {list(fresh)}"
     mine, theirs = ({a.name: a for a in one.attribute} for one in (node, other))
     for name in sorted({*mine, *theirs}):
         a, b = mine.get(name), theirs.get(name)
@@ -198,10 +196,6 @@ def _expose(model: onnx.ModelProto) -> onnx.ModelProto:
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
     have = {value.name for value in exposed.graph.output}
-    exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in _produced(model) if name not in have)
+    names = [name for node in model.graph.node for name in node.output if name and name not in have]
+    exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     return exposed
-
-
-def _produced(model: onnx.ModelProto) -> Iterator[str]:
-    for node in model.graph.node:
-        yield from (name for name in node.output if name)

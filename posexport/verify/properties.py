@@ -22,7 +22,7 @@ import numpy as np
 
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
-from posexport.spec.contract import Bounds, graph_inputs
+from posexport.spec.contract import Bounds, graph_inputs, within
 from posexport.spec.spec import Spec
 from posexport.verify.cases import FAR
 
@@ -58,20 +58,20 @@ class Probe:
     def inputs(self, positions: Array, order: Sequence[int] | None = None) -> Arrays:
         """The graph's inputs where tokens stand in `order` (default: as they are), with `positions` [tokens, axes]."""
         chosen = list(range(self.seq)) if order is None else list(order)
-        made: Arrays = {}
+        arrays: Arrays = {}
         for name, (shape, dtype) in graph_inputs(self.spec).items():
             if name in ("hidden_states", "input_ids"):
-                made[name] = np.repeat(self.features[None, chosen], self.batch, 0)
+                arrays[name] = np.repeat(self.features[None, chosen], self.batch, 0)
             elif name == "position_ids":
                 ids = positions if self.spec.position_axes > 1 else positions[:, 0]
-                made[name] = np.repeat(ids[None].astype(np.int64), self.batch, 0)
+                arrays[name] = np.repeat(ids[None].astype(np.int64), self.batch, 0)
             else:
                 sizes = {"batch": self.batch, "past_seq": 0, "max_seq": self.room, "encoder_seq": 9}
                 sizes |= {"seq": len(chosen), "total_seq": len(chosen)}
                 dims = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape)
                 fill = np.ones if name == "attention_mask" else np.zeros
-                made[name] = fill(dims, NUMPY_DTYPES[dtype])
-        return made
+                arrays[name] = fill(dims, NUMPY_DTYPES[dtype])
+        return arrays
 
 
 def make_probe(spec: Spec, bounds: Bounds, seed: int) -> Probe | str:
@@ -80,10 +80,6 @@ def make_probe(spec: Spec, bounds: Bounds, seed: int) -> Probe | str:
         return "its keys are an encoder's, which have no positions"
     if bounds.get("past_seq", (0, None))[0] > 0:
         return "its cache can't be empty"
-
-    def within(size: int, bound: tuple[int, int | None]) -> int:
-        return max(bound[0], size if bound[1] is None else min(size, bound[1]))
-
     seq = within(TOKENS, bounds["seq"])
     limit = spec.position_limit()
     if limit is not None and spec.position_axes == 1:
@@ -104,8 +100,7 @@ def make_probe(spec: Spec, bounds: Bounds, seed: int) -> Probe | str:
 
 def _output(out: Arrays) -> Array:
     """The output of the first row, [tokens, hidden_size], in float64."""
-    made: Array = out["output"][0].astype(np.float64)
-    return made
+    return np.asarray(out["output"][0], np.float64)
 
 
 def _off(one: Array, other: Array) -> float:
@@ -114,41 +109,27 @@ def _off(one: Array, other: Array) -> float:
     return difference if np.isfinite(difference) else float("inf")
 
 
-Runs = Callable[[Probe], list[Arrays]]
-Rule = Callable[[Probe, Sequence[Arrays]], float]
-"""The largest error of outputs, 0 for none."""
-
-
-@attrs.frozen
-class Property:
-    """One property: in words, whether it can be one of a block, why it can't be tried on a probe (None where it can),
-    its runs, and the rule."""
-
-    summary: str
-    concerns: Callable[[Spec], bool]
-    untried: Callable[[Probe], str | None]
-    runs: Runs
-    rule: Rule
-
-
 def _few(probe: Probe) -> str | None:
     return None if probe.seq >= 4 else f"its sequences are of {probe.seq} tokens, it takes 4"
 
 
-def _norm_runs(probe: Probe) -> list[Arrays]:
-    return [probe.inputs(probe.positions(37)), probe.inputs(probe.positions() * 0)]
+@attrs.frozen
+class Property:
+    """One property: in words, its runs, and the rule: the largest error of their outputs, 0 for none.
+
+    `concerns` says whether a block can have it, `untried` why it can't be tried on a probe (None where it can).
+    """
+
+    summary: str
+    runs: Callable[[Probe], list[Arrays]]
+    rule: Callable[[Probe, Sequence[Arrays]], float]
+    concerns: Callable[[Spec], bool] = lambda spec: True
+    untried: Callable[[Probe], str | None] = _few
 
 
 def _norm_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
-    keys = [name for name in outs[0] if name.startswith("present_key")][:1]  # later layers have other inputs
-    lengths = [
-        np.linalg.norm(out[name][0, :, : probe.seq].astype(np.float64), axis=-1) for out in outs for name in keys
-    ]
-    return _off(*lengths)
-
-
-def _norm_untried(probe: Probe) -> str | None:
-    return None if probe.spec.kv_cache else "it gives no keys: export it with --kv-cache"
+    key = next(name for name in outs[0] if name.startswith("present_key"))  # later layers have other inputs
+    return _off(*(np.linalg.norm(out[key][0, :, : probe.seq].astype(np.float64), axis=-1) for out in outs))
 
 
 def _shifts(probe: Probe) -> list[int]:
@@ -157,38 +138,9 @@ def _shifts(probe: Probe) -> list[int]:
     return [offset for offset in OFFSETS if offset <= most]
 
 
-def _shift_runs(probe: Probe) -> list[Arrays]:
-    return [probe.inputs(probe.positions(offset)) for offset in (0, *_shifts(probe))]
-
-
-def _to_first(probe: Probe, outs: Sequence[Arrays]) -> float:
-    return max(_off(_output(out), _output(outs[0])) for out in outs[1:])
-
-
-def _shift_untried(probe: Probe) -> str | None:
-    return None if _shifts(probe) else "its table of positions leaves no room to move"
-
-
 def _reach(probe: Probe) -> int:
     """How far back the last layer's outputs can see."""
     return sum((probe.spec.layer(index).window or 1) - 1 for index in range(probe.spec.layers))
-
-
-def _translate_untried(probe: Probe) -> str | None:
-    if _reach(probe) + 2 > probe.seq:
-        return f"{probe.seq} tokens don't reach beyond its windows"
-    return _few(probe)
-
-
-def _translate_runs(probe: Probe) -> list[Arrays]:
-    positions, last = probe.positions(), range(1, probe.seq)
-    return [probe.inputs(positions), probe.inputs(positions[1:], last)]
-
-
-def _translate_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
-    whole, part = (_output(out) for out in outs)
-    reach = _reach(probe)
-    return _off(part[reach:], whole[1 + reach :])
 
 
 def _bucket_distances(probe: Probe) -> list[int]:
@@ -200,32 +152,28 @@ def _bucket_distances(probe: Probe) -> list[int]:
 
 def _bucket_runs(probe: Probe) -> list[Arrays]:
     """Two tokens, or as many as there must be of which two differ, ever further apart; then the other way round."""
-    made = []
+    runs = []
     for sign in (1,) if probe.spec.causal else (1, -1):
         for distance in _bucket_distances(probe):
             places = np.zeros((2, 1), int)
             places[1 if sign > 0 else 0] = distance
-            made.append(probe.inputs(places, (0, 1)))
-    return made
+            runs.append(probe.inputs(places, (0, 1)))
+    return runs
 
 
 def _bucket_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
     """A bucket that comes back after another one is an error as large as the step between the two."""
-    worst, count = 0.0, len(_bucket_distances(probe))
+    worst, count, tight = 0.0, len(_bucket_distances(probe)), TOLERANCES[probe.spec.dtype] / 20
     for first in range(0, len(outs), count):
         seen: list[Array] = []
         for out in outs[first : first + count]:
             value = _output(out)[1]
-            if seen and _off(value, seen[-1]) <= _tight(probe):
+            if seen and _off(value, seen[-1]) <= tight:
                 continue
-            back = [_off(seen[-1], value) for other in seen[:-1] if _off(value, other) <= _tight(probe)]
+            back = [_off(seen[-1], value) for other in seen[:-1] if _off(value, other) <= tight]
             worst = max([worst, *back])
             seen.append(value)
     return worst
-
-
-def _tight(probe: Probe) -> float:
-    return TOLERANCES[probe.spec.dtype] / 20
 
 
 def _bucket_untried(probe: Probe) -> str | None:
@@ -241,30 +189,18 @@ def _order_free(spec: Spec) -> bool:
     return not spec.prefix_tokens and not any(k.causal or k.window or k.attention_chunk_size for k in kinds)
 
 
+def _windowed(spec: Spec) -> bool:
+    """Whether windows are all that goes by place in the sequence: chunks and first tokens move with a token less."""
+    kinds = spec.distinct_layers()
+    return not spec.prefix_tokens and all(kind.window and not kind.attention_chunk_size for kind in kinds)
+
+
 def _order(probe: Probe) -> list[int]:
     return [int(place) for place in np.random.default_rng(1).permutation(probe.seq)]
 
 
-def _permutation_runs(probe: Probe) -> list[Arrays]:
-    positions, order = probe.positions(), _order(probe)
-    return [probe.inputs(positions), probe.inputs(positions[order], order)]
-
-
-def _permutation_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
-    return _off(_output(outs[1]), _output(outs[0])[_order(probe)])
-
-
-def _prefix_length(probe: Probe) -> int:
-    return min(PREFIX, probe.seq - 1)
-
-
-def _prefix_runs(probe: Probe) -> list[Arrays]:
-    positions, few = probe.positions(), _prefix_length(probe)
-    return [probe.inputs(positions), probe.inputs(positions[:few], range(few))]
-
-
-def _prefix_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
-    return _off(_output(outs[1]), _output(outs[0])[: _prefix_length(probe)])
+def _prefix(probe: Probe) -> range:
+    return range(min(PREFIX, probe.seq - 1))
 
 
 def _finite_runs(probe: Probe) -> list[Arrays]:
@@ -273,48 +209,57 @@ def _finite_runs(probe: Probe) -> list[Arrays]:
 
 
 def _finite_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
-    fine = all(np.isfinite(array.astype(np.float64)).all() for out in outs for array in out.values())
-    return 0.0 if fine else float("inf")
+    finite = all(np.isfinite(array.astype(np.float64)).all() for out in outs for array in out.values())
+    return 0.0 if finite else float("inf")
 
 
-def _endless(spec: Spec) -> bool:
-    return spec.position_axes > 0 and spec.position_limit() is None
-
-
-def _all_turn(spec: Spec) -> bool:
-    return not spec.prefix_tokens
-
-
-def _windowed(spec: Spec) -> bool:
-    """Whether windows are all that goes by place in the sequence: chunks and first tokens move with a token less."""
-    chunks = any(kind.attention_chunk_size for kind in spec.distinct_layers())
-    return not chunks and not spec.prefix_tokens and all(kind.window for kind in spec.distinct_layers())
-
-
-def _causal(spec: Spec) -> bool:
-    return spec.causal
-
-
-def _always(spec: Spec) -> bool:
-    return True
+def _chosen_runs(probe: Probe, places: Sequence[int]) -> list[Arrays]:
+    """All tokens, and those at some places with their positions."""
+    return [probe.inputs(probe.positions()), probe.inputs(probe.positions()[list(places)], places)]
 
 
 PROPERTIES: Mapping[str, Property] = {
-    "norms": Property("turning a key keeps its length", _always, _norm_untried, _norm_runs, _norm_rule),
-    "shift": Property("moving all positions changes nothing", _all_turn, _shift_untried, _shift_runs, _to_first),
-    "translate": Property(
-        "tokens beyond a window change nothing", _windowed, _translate_untried, _translate_runs, _translate_rule
+    "norms": Property(
+        "turning a key keeps its length",
+        runs=lambda probe: [probe.inputs(probe.positions(37)), probe.inputs(probe.positions() * 0)],
+        rule=_norm_rule,
+        untried=lambda probe: None if probe.spec.kv_cache else "it gives no keys: export it with --kv-cache",
     ),
-    "buckets": Property("distances of a bucket are neighbours", _always, _bucket_untried, _bucket_runs, _bucket_rule),
+    "shift": Property(
+        "moving all positions changes nothing",
+        runs=lambda probe: [probe.inputs(probe.positions(offset)) for offset in (0, *_shifts(probe))],
+        rule=lambda probe, outs: max(_off(_output(out), _output(outs[0])) for out in outs[1:]),
+        concerns=lambda spec: not spec.prefix_tokens,
+        untried=lambda probe: None if _shifts(probe) else "its table of positions leaves no room to move",
+    ),
+    "translate": Property(
+        "tokens beyond a window change nothing",
+        runs=lambda probe: _chosen_runs(probe, range(1, probe.seq)),
+        rule=lambda probe, outs: _off(_output(outs[1])[_reach(probe) :], _output(outs[0])[1 + _reach(probe) :]),
+        concerns=_windowed,
+        untried=lambda probe: (
+            _few(probe) if _reach(probe) + 2 <= probe.seq else f"{probe.seq} tokens don't reach beyond its windows"
+        ),
+    ),
+    "buckets": Property("distances of a bucket are neighbours", _bucket_runs, _bucket_rule, untried=_bucket_untried),
     "permutation": Property(
         "tokens that trade places with their positions trade outputs",
-        _order_free,
-        _few,
-        _permutation_runs,
-        _permutation_rule,
+        runs=lambda probe: _chosen_runs(probe, _order(probe)),
+        rule=lambda probe, outs: _off(_output(outs[1]), _output(outs[0])[_order(probe)]),
+        concerns=_order_free,
     ),
-    "prefix": Property("a longer context leaves earlier outputs", _causal, _few, _prefix_runs, _prefix_rule),
-    "finite": Property("far positions give finite outputs", _endless, _few, _finite_runs, _finite_rule),
+    "prefix": Property(
+        "a longer context leaves earlier outputs",
+        runs=lambda probe: _chosen_runs(probe, _prefix(probe)),
+        rule=lambda probe, outs: _off(_output(outs[1]), _output(outs[0])[_prefix(probe)]),
+        concerns=lambda spec: spec.causal,
+    ),
+    "finite": Property(
+        "far positions give finite outputs",
+        _finite_runs,
+        _finite_rule,
+        concerns=lambda spec: spec.position_axes > 0 and spec.position_limit() is None,
+    ),
 }
 """Every property by name."""
 

@@ -26,7 +26,6 @@ UNTRIED = "untried"
 
 
 def _tokens(inputs: Arrays) -> int:
-    """Tokens in a row of a run."""
     return len(next(iter(inputs.values()))[0])
 
 

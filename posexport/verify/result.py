@@ -7,18 +7,25 @@ here, in eligibility, and in posexport.processes for what ends a worker.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import attrs
 
-from posexport.errors import Reason
+from posexport.artifact.paths import check_artifact, find_artifacts
+from posexport.errors import Reason, RequestError
+from posexport.jsondata import unstructure
 from posexport.runtimes import Runtime
+from posexport.spec.fields import flag, integer, positive
 
 PARITY = "parity"
 """The check of a verdict that compares outputs with the float64 reference; others are names of properties."""
 
 PROJECT = "project"
 """The runtime of a verdict on a project's own check, such as a file's size: no runtime is involved."""
+
+VERSION = 1
+"""Of the JSON of a report."""
 
 PASSED: Final = "passed"
 FAILED: Final = "failed"
@@ -160,6 +167,47 @@ class Report:
             if not parity or NOT_RUN in parity:
                 return 3
         return 0 if states - {NOT_RUN} else 3
+
+    def counts(self) -> dict[str, int]:
+        """How many verdicts are in each state."""
+        return {state: sum(row.state == state for row in self.verdicts) for state in (PASSED, FAILED, NOT_RUN)}
+
+    def to_dict(self, required: Sequence[str] = ()) -> dict[str, Any]:
+        """The report as plain data; errors are absolute, in the unit of the output."""
+        return {
+            "kind": "verify",
+            "version": VERSION,
+            "exit_code": self.exit_code(required),
+            "seed": self.seed,
+            "counts": self.counts(),
+            "verdicts": unstructure(self.verdicts),
+            "unreadable": unstructure(self.unreadable),
+        }
+
+
+def unreadable_report(paths: Sequence[Path], seed: int) -> Report | None:
+    """The report where none of the artifacts that `paths` name can be read; None where one may be.
+
+    Raises RequestError where they name none. Imports no engine.
+    """
+    unreadable = []
+    for path in find_artifacts(paths):
+        try:
+            check_artifact(path)
+        except RequestError as error:
+            unreadable.append(Unreadable(str(path), str(error)))
+        else:
+            return None
+    return Report(verdicts=(), unreadable=tuple(unreadable), seed=seed)
+
+
+@attrs.frozen(kw_only=True)
+class VerifyOptions:
+    """The options of a run, validated."""
+
+    seed: int = integer(0, "seed of the inputs", at_least=0)
+    time_limit: float = positive(300.0, "seconds that one runtime may take for one artifact")
+    properties: bool = flag(False, "try the encoding's properties too")
 
 
 @attrs.frozen(kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from posexport.custom_ops.unsupported import fits_grouped_batch
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, located, unknown
 from posexport.runtimes.tensors import BF16, NUMPY_DTYPES
 from posexport.spec.contract import SUMS, Bounds, Shape, Values, graph_inputs, sizes_of
 from posexport.spec.spec import Spec
@@ -40,20 +40,19 @@ def fit_inputs(
     sizes: dict[str, tuple[str, int]] = {}
     notes: list[str] = []
     ready = {}
-    for name, (shape, dtype) in inputs.items():
-        _check_shape(path, name, arrays[name], shape, expected[name][0], bounds, sizes)
-        ready[name] = _converted(path, name, arrays[name], dtype, notes)
-    _check_sums(path, sizes)
-    if "position_ids" in ready:
-        _check_range(path, "position_ids", ready["position_ids"], spec.position_limit(), "the table has")
-    if "input_ids" in ready:
-        _check_range(path, "input_ids", ready["input_ids"], spec.vocab_size, "the vocabulary has")
-    if "attention_mask" in ready and not np.isin(ready["attention_mask"], (0, 1)).all():
-        raise RequestError(
-            f"inputs {str(path)!r}: 'attention_mask' holds other numbers than 0 and 1: write 1 where a key may be seen."
-        )
-    if "write_indices" in ready:
-        _check_writes(path, ready, sizes["max_seq"][1], sizes["seq"][1], form)
+    with located(f"inputs {str(path)!r}"):
+        for name, (shape, dtype) in inputs.items():
+            _check_shape(name, arrays[name], shape, expected[name][0], bounds, sizes)
+            ready[name] = _converted(name, arrays[name], dtype, notes)
+        _check_sums(sizes)
+        if "position_ids" in ready:
+            _check_range("position_ids", ready["position_ids"], spec.position_limit(), "the table has")
+        if "input_ids" in ready:
+            _check_range("input_ids", ready["input_ids"], spec.vocab_size, "the vocabulary has")
+        if "attention_mask" in ready and not np.isin(ready["attention_mask"], (0, 1)).all():
+            raise RequestError("'attention_mask' holds other numbers than 0 and 1: write 1 where a key may be seen.")
+        if "write_indices" in ready:
+            _check_writes(ready, sizes["max_seq"][1], sizes["seq"][1], form)
     return Case(name=path.name, arrays=ready, sizes=sizes_of(expected, ready)), tuple(notes)
 
 
@@ -77,14 +76,12 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def _check_shape(
-    path: Path, name: str, array: Array, shape: Shape, dims: Shape, bounds: Bounds, sizes: dict[str, tuple[str, int]]
+    name: str, array: Array, shape: Shape, dims: Shape, bounds: Bounds, sizes: dict[str, tuple[str, int]]
 ) -> None:
     """RequestError unless an array has the graph's `shape`, whose dimensions the spec calls `dims`."""
 
     def wrong(why: str) -> RequestError:
-        return RequestError(
-            f"inputs {str(path)!r}: {name!r} has shape {list(array.shape)}, the graph takes {list(shape)}{why}."
-        )
+        return RequestError(f"{name!r} has shape {list(array.shape)}, the graph takes {list(shape)}{why}.")
 
     if array.ndim != len(shape):
         raise wrong("")
@@ -101,7 +98,7 @@ def _check_shape(
             raise wrong(f" with one size of {dim}, and {other!r} has {known}")
 
 
-def _check_sums(path: Path, sizes: Mapping[str, tuple[str, int]]) -> None:
+def _check_sums(sizes: Mapping[str, tuple[str, int]]) -> None:
     """RequestError where a dimension is not the sum that it stands for."""
     for total, parts in SUMS.items():
         if total in sizes:
@@ -109,60 +106,55 @@ def _check_sums(path: Path, sizes: Mapping[str, tuple[str, int]]) -> None:
             terms = [sizes[part][1] for part in parts]
             if size != sum(terms):
                 raise RequestError(
-                    f"inputs {str(path)!r}: {name!r} has {total} {size}, it must be {' + '.join(parts)}, "
-                    f"{' + '.join(map(str, terms))}."
+                    f"{name!r} has {total} {size}, it must be {' + '.join(parts)}, {' + '.join(map(str, terms))}."
                 )
 
 
-def _check_writes(path: Path, ready: Mapping[str, Array], max_seq: int, seq: int, form: str) -> None:
+def _check_writes(ready: Mapping[str, Array], max_seq: int, seq: int, form: str) -> None:
     """RequestError where new keys have no place in a shared cache, or where GroupQueryAttention can't take them."""
     writes = ready["write_indices"]
     if writes.min() < 0 or writes.max() > max_seq - seq:
         raise RequestError(
-            f"inputs {str(path)!r}: 'write_indices' reach from {writes.min()} to {writes.max()}, {seq} new tokens in a "
-            f"cache of {max_seq} begin at 0 to {max_seq - seq}."
+            f"'write_indices' reach from {writes.min()} to {writes.max()}, {seq} new tokens in a cache of {max_seq} "
+            f"begin at 0 to {max_seq - seq}."
         )
     if form != "contrib":
         return
     if not fits_grouped_batch(len(writes), seq, int(writes.max())):
         raise RequestError(
-            f"inputs {str(path)!r} add {seq} tokens to caches of {len(writes)} rows: GroupQueryAttention, which this "
-            "file uses, takes one token for each, or one row."
+            f"they add {seq} tokens to caches of {len(writes)} rows: GroupQueryAttention, which this file uses, takes "
+            "one token for each, or one row."
         )
     behind = np.arange(max_seq) >= writes[:, None]
     for name, array in ready.items():
         if name.startswith("past_") and np.where(behind[:, None, :, None], array, 0).any():
             raise RequestError(
-                f"inputs {str(path)!r}: {name!r} is not zero from write_indices on, where GroupQueryAttention, which "
-                "this file uses, leaves nothing else: set it to zero there."
+                f"{name!r} is not zero from write_indices on, where GroupQueryAttention, which this file uses, leaves "
+                "nothing else: set it to zero there."
             )
 
 
-def _converted(path: Path, name: str, array: Array, dtype: str, notes: list[str]) -> Array:
+def _converted(name: str, array: Array, dtype: str, notes: list[str]) -> Array:
     want = NUMPY_DTYPES[dtype]
     if array.dtype == np.dtype("V2") and want == BF16:  # how numpy writes bfloat16
         array = array.view(BF16)
     if array.dtype != want and not (want == BF16 and array.dtype == np.float32):  # numpy has no bf16 to save
         accepted = "float32, which is rounded to bf16," if want == BF16 else f"{want},"
-        raise RequestError(
-            f"inputs {str(path)!r}: {name!r} is {array.dtype}, the graph takes {accepted} so convert it with astype."
-        )
+        raise RequestError(f"{name!r} is {array.dtype}, the graph takes {accepted} so convert it with astype.")
     if want.kind == "i":
         return array
     rounded = array.astype(want)
     if not np.isfinite(rounded.astype(np.float64)).all():
-        raise RequestError(f"inputs {str(path)!r}: {name!r} holds NaN or Inf, every value must be finite.")
+        raise RequestError(f"{name!r} holds NaN or Inf, every value must be finite.")
     if array.dtype != want and not (rounded.astype(np.float32) == array).all():
         notes.append(f"{name} was rounded from {array.dtype} to {dtype}")
     return rounded
 
 
-def _check_range(path: Path, name: str, array: Array, limit: int | None, holder: str) -> None:
+def _check_range(name: str, array: Array, limit: int | None, holder: str) -> None:
     """Rows of a table are numbered from 0; where there is none, any position is defined."""
     if limit is None:
         return
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= limit:
-        raise RequestError(
-            f"inputs {str(path)!r}: {name!r} reaches from {low} to {high}, {holder} rows 0 to {limit - 1}."
-        )
+        raise RequestError(f"{name!r} reaches from {low} to {high}, {holder} rows 0 to {limit - 1}.")

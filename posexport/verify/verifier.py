@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posexport.artifact.paths import find_artifacts
-from posexport.errors import PosexportError, Reason
+from posexport.errors import PosexportError, Reason, located
 from posexport.runtimes import RUNTIMES, TENSORRT, TORCH, Runtime
 from posexport.runtimes.pool import Pool, result
 from posexport.verify import eligibility
@@ -71,7 +71,7 @@ def verify(
             try:
                 verdicts.extend(job.verdicts(job.overrides.among(runtimes)))
             except PosexportError as error:
-                unreadable.append(_unreadable(job.artifact.path, error))
+                unreadable.append(Unreadable(str(job.artifact.path), str(error)))
             advance(job.artifact.path.name, len(files))
 
         for file in files:
@@ -96,7 +96,7 @@ def verify(
                 _submit(job, chosen, missing)
                 queue.append(job)
             except PosexportError as error:
-                unreadable.append(_unreadable(file, error))
+                unreadable.append(Unreadable(str(file), str(error)))
                 advance(file.name, len(files))
             if len(queue) > MAX_QUEUED:
                 judge_first()
@@ -165,7 +165,8 @@ def _cases(
     form = artifact.source.form
     if inputs is None or arrays is None:
         return make_cases(artifact.spec, seed, artifact.bounds, form), notes
-    case, more = fit_inputs(inputs, arrays, artifact.spec, artifact.inputs, artifact.bounds, form)
+    with located(repr(str(artifact.path))):
+        case, more = fit_inputs(inputs, arrays, artifact.spec, artifact.inputs, artifact.bounds, form)
     return [case], (*notes, *more)
 
 
@@ -179,9 +180,3 @@ def _options(artifact: LoadedArtifact, row: Runtime, sizes: Sequence[Mapping[str
     dynamic = [dim for dim, (low, high) in artifact.bounds.items() if low != high]
     spans = {dim: [run[dim] for run in sizes] for dim in dynamic}
     return {"profile": [f"{dim}={min(span)}:{max(span)}:{max(span)}" for dim, span in spans.items()]}
-
-
-def _unreadable(path: Path, error: PosexportError) -> Unreadable:
-    """The error with the artifact's name, so that a person sees which of many it is."""
-    text = str(error)
-    return Unreadable(str(path), text if str(path) in text else f"{str(path)!r}: {text}")

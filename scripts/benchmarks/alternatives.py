@@ -29,10 +29,13 @@ from posexport.files import write_json
 from posexport.models import ENCODINGS
 from posexport.spec.spec import Spec
 
-EXPORTED = {18: "torch-onnx 18", 20: "torch-onnx 20", 24: "torch-onnx 24"}
-OPTIMIZED = ("ort-optimizer", "ort-fusions")
+EXPORTED = {"torch-onnx 18": 18, "torch-onnx 20": 20, "torch-onnx 24": 24}
+OPTIMIZED = {"ort-optimizer": alternatives.write_optimized, "ort-fusions": alternatives.write_fused}
+PLAIN = "torch-onnx 20"
+"""What is optimized."""
+
 LOWER_BOUND, COMPILED, OWN_GROWN = "lower_bound", "torch-compile", "posexport, grown caches"
-ALTERNATIVES = ("torch", COMPILED, *EXPORTED.values(), *OPTIMIZED)
+ALTERNATIVES = ("torch", COMPILED, *EXPORTED, *OPTIMIZED)
 PLACES = ("fastest", "equal", "inconclusive")
 
 FORMS, GROWN, SHARED = ("decomposed", "native", "contrib"), "concat", "shared"
@@ -90,14 +93,14 @@ def _measure(encoding: str, cache: str | None, folder: Path, quick: bool) -> lis
     if not names:
         return []
     spec, buffers = spec_of(encoding, cache), spec_of(encoding, SHARED if cache else None)
-    own, _ = timing.write_forms(spec, folder, FORMS)
+    forms, _ = timing.write_forms(spec, folder, FORMS)
     buffered = timing.write_forms(buffers, folder, FORMS)[0] if cache else {}
-    files, missing = _write_alternatives(spec, next(iter(own.values())), folder)
+    files, missing = _write_alternatives(spec, next(iter(forms.values())), folder)
     block, cells = timing.seeded_block(spec), []
     for name in names:
         inputs = seeded_inputs(buffers, SIZES[name], 0)
         plain, notes = timing.grown(inputs, SIZES[name].past_seq or 0), dict(missing)
-        ours = {form: timing.of_file(path, plain) for form, path in own.items()}
+        ours = {form: timing.of_file(path, plain) for form, path in forms.items()}
         ours |= {f"{form}, shared buffers": timing.of_file(path, inputs) for form, path in buffered.items()}
         others = {
             TORCH: timing.of_torch(block, plain),
@@ -120,20 +123,15 @@ def _write_alternatives(spec: Spec, source: Path, folder: Path) -> tuple[dict[st
     """The files of alternatives, and why others are missing."""
     files: dict[str, Path] = {}
     missing: dict[str, str] = {}
-    for opset, name in EXPORTED.items():
-        path = folder / f"torch-{opset}.onnx"
-        try:
-            alternatives.write_plain(source, path, opset)
-            files[name] = path
-        except RequestError as error:
-            missing[name] = str(error)
-    for name, write in zip(OPTIMIZED, (alternatives.write_optimized, alternatives.write_fused), strict=True):
+    for name in (*EXPORTED, *OPTIMIZED):
         path = folder / f"{name}.onnx"
         try:
-            if EXPORTED[20] in files and write(files[EXPORTED[20]], path, spec):
-                files[name] = path
-            else:
-                missing[name] = f"it fuses nothing of {EXPORTED[20]}, so it is that file"
+            if name in EXPORTED:
+                alternatives.write_plain(source, path, EXPORTED[name])
+            elif PLAIN not in files or not OPTIMIZED[name](files[PLAIN], path, spec):
+                missing[name] = f"it fuses nothing of {PLAIN}, so it is that file"
+                continue
+            files[name] = path
         except RequestError as error:
             missing[name] = str(error)
     return files, missing

@@ -67,7 +67,7 @@ def _runs(builds: dict[str, Path], count: int) -> list[dict[str, Any]]:
     for number in range(count):
         if baseline is None or number % RENEWED == 0:
             baseline = bench_to_keep(builds[EQUAL], BenchOptions(**SCENARIO))
-        due = [EQUAL, *(kind for kind, each in PLANTS.items() if number % each["every"] == 0)]
+        due = [EQUAL, *(kind for kind, plan in PLANTS.items() if number % plan["every"] == 0)]
         for kind in shuffle.sample(due, len(due)):
             result = bench_gated(builds[kind], baseline, LIMIT)
             head = {"kind": kind, "processes": result.processes, "machine_load": result.machine_load}

@@ -12,11 +12,11 @@ from pathlib import Path
 from results import Row, counted, not_run
 from timing import block_spec, write_block
 
+from posexport.artifact.manifest import PlanKernels
 from posexport.artifact.onnx_artifact import read_onnx
 from posexport.export.support import unsupported_reason
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.builder import BuildOptions, build
-from posexport.runtimes.tensorrt.kernels import Kernels
 from posexport.spec.spec import Spec
 
 LIMITS = {"none": 7, "learned": 8, "sinusoidal": 8, "relative": 13, "t5": 8, "alibi": 8}
@@ -54,13 +54,13 @@ def measure(quick: bool) -> list[Row]:
             forms = [form for form in pair if unsupported_reason(spec, form) is None]
             what = f"fp16 kernels of {name}, {' and '.join(forms)}"
             kernels = {form: _kernels(spec, form) for form in forms} if missing is None else {}
-            unknown = [each.unknown or "the builder did not say" for each in kernels.values() if not each.rows]
+            unknown = [table.unknown or "the builder did not say" for table in kernels.values() if not table.rows]
             if reason := missing or next(iter(unknown), None):
                 rows.append(not_run(what, limit + above, reason))
             elif forms:
-                counts = {form: len(each.rows or ()) for form, each in kernels.items()}
+                counts = {form: len(table.rows) for form, table in kernels.items()}
                 rows.append(counted(what, max(counts.values()), limit + above, "kernels", **counts))
-                unfused += [f"{name}, {form}" for form in forms if kernels[form].attention != spec.layers]
+                unfused += [f"{name}, {form}" for form in forms if kernels[form].attention_kernels != spec.layers]
     total = "attention that is not one kernel, over all of these"
     if missing is not None:
         return [*rows, not_run(total, 0, missing)]
@@ -71,7 +71,7 @@ def _spec(name: str, **fields: object) -> Spec:
     return block_spec(name, 256, 4, dtype="fp16", **fields)
 
 
-def _kernels(spec: Spec, form: str) -> Kernels:
+def _kernels(spec: Spec, form: str) -> PlanKernels:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "block.onnx")
         write_block(spec, path, form=form)

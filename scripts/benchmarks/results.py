@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import attrs
 
 from posexport.bench import statistics
 from posexport.files import staged
-from posexport.machine import describe_cpu, machine
+from posexport.machine import describe_cpu, machine, versions
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs/results"
 PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime-gpu", "onnxruntime", "tensorrt", "tensorrt-rtx")
@@ -61,11 +59,8 @@ def not_run(what: str, target: float | None, reason: str) -> Row:
 
 def record() -> dict[str, Any]:
     """The machine and the versions that figures depend on. Unknown values are None."""
-    facts, versions = machine(), {}
-    for name in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return {"machine": {name: facts.get(name) for name in MACHINE}, "versions": versions}
+    facts = machine()
+    return {"machine": {name: facts.get(name) for name in MACHINE}, "versions": versions(PACKAGES)}
 
 
 def machine_line(facts: Mapping[str, Any]) -> str:

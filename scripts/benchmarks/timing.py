@@ -103,7 +103,7 @@ def grown(shared: Arrays, past: int) -> Arrays:
 
 def error_of(contender: Contender, reference: Contender) -> float:
     """How far the output of a contender is from that of the reference."""
-    output, expected = (each.load().run(each.inputs)["output"] for each in (contender, reference))
+    output, expected = (one.load().run(one.inputs)["output"] for one in (contender, reference))
     return float(np.abs(output - expected).max())
 
 
@@ -117,7 +117,7 @@ def time_sessions(
     """
     series: Series = {name: [] for name in contenders}
     for session in range(sessions):
-        turns = {name: _turn(each.load().prepare(each.inputs), burst) for name, each in contenders.items()}
+        turns = {name: _turn(one.load().prepare(one.inputs), burst) for name, one in contenders.items()}
         seconds = sum((1 + burst) * turn() + rounds.PAUSE for turn in turns.values())
         for name, values in rounds.interleave(turns, count(seconds), seed=seed + session).items():
             series[name].append(values)

@@ -23,8 +23,9 @@ from posexport.bench.scenarios import Scenario
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.halving import GROUP, MAX_ROUNDS, Halving
 from posexport.bench.tune.measure import WARMUP
-from posexport.bench.tune.search import Block, Request, Tuning, tune
-from posexport.bench.tune.space import Candidate, Program, options_of, other_opsets, plain_options, programs
+from posexport.bench.tune.programs import Block
+from posexport.bench.tune.search import Tuning, tune
+from posexport.bench.tune.space import Candidate, Program, Request, options_of, other_opsets, plain_options, programs
 from posexport.errors import RequestError
 from posexport.files import write_json
 from posexport.models import ENCODINGS

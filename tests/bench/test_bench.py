@@ -12,7 +12,7 @@ from helpers import small_spec
 from posexport import runtimes
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench import benchmark as benching
-from posexport.bench import candidates, session
+from posexport.bench import candidates, rounds
 from posexport.bench.candidates import CANDIDATES
 from posexport.bench.options import BenchOptions
 from posexport.bench.result import Benchmark
@@ -77,7 +77,7 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
         assert "no-such-compiler" in results["torch-compile"]["reason"]
         assert results["ort-cuda"]["reason"] == NO_GPU
         assert results["torch"]["ratios"]["torch"] == {"median": 1, "low": 1, "high": 1, "confidence": 0.75}
-        assert results["lower_bound"]["engine"]["bound"].startswith(("products by ", "bytes by "))
+        assert results["lower_bound"]["engine"]["method"].startswith(("products by ", "bytes by "))
         timed = results["ort-cpu"]
         assert set(timed["ratios"]) == {"lower_bound", "torch"}
         assert timed["tokens_per_second"] == shape["batch"] * shape["seq"] / timed["seconds"]["median"]
@@ -130,7 +130,7 @@ def refuse() -> dict[str, Any]:
 def test_a_runtime_that_ends_while_it_is_timed_ends_itself_only(
     block: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[], dict[str, Any]], state: str, code: int
 ) -> None:
-    monkeypatch.setattr(session, "Worker", lambda module: Crashing(how))
+    monkeypatch.setattr(rounds, "Worker", lambda module: Crashing(how))
     result = invoke(block, "--runtime", "ort-cpu", "--shape", "seq=5", "--shape", "seq=6", "--rounds", 2)
     assert result.exit_code == code, result.output
     lines = [line.split() for line in result.stdout.splitlines() if line.startswith((" ort-cpu", " torch "))]
@@ -154,7 +154,7 @@ def test_a_peer_that_fails_is_not_the_artifacts_fault_unless_it_was_named(
             self.runtime = "torch"  # never crashes
             return super().ask(request | {"runtime_name": "torch"}, time_limit)
 
-    monkeypatch.setattr(session, "Worker", lambda module: Short(crash))
+    monkeypatch.setattr(rounds, "Worker", lambda module: Short(crash))
     result = invoke(block, "--runtime", named, "--shape", "seq=5", "--rounds", 2)
     assert result.exit_code == code, result.output
     assert "torch: out of memory" in result.stdout
@@ -167,7 +167,7 @@ def test_a_failed_compilation_is_not_the_artifacts_fault(block: Path, monkeypatc
                 return {"ok": False, "error": "InductorError: no C++ compiler", "code": "failed"}
             return super().ask(request, time_limit)
 
-    monkeypatch.setattr(session, "Worker", lambda module: NoCompiler(crash))
+    monkeypatch.setattr(rounds, "Worker", lambda module: NoCompiler(crash))
     found = benching.bench(block, BenchOptions(runtimes=("torch",), shapes=("seq=5",), rounds=1))
     assert states(found, "torch-compile") == {"not run"}
     assert states(found, "torch") == {"timed"}
@@ -190,7 +190,7 @@ def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
                 opened[request["runtime_name"]] = Path(request["path"]).name
             return super().ask(request, time_limit)
 
-    monkeypatch.setattr(session, "Worker", lambda module: Noting(crash))
+    monkeypatch.setattr(rounds, "Worker", lambda module: Noting(crash))
     result = invoke(plan, "--rounds", 1, "--json")
     assert result.exit_code == 0, result.output
     (shape,) = json.loads(result.stdout)["shapes"]
@@ -222,7 +222,7 @@ def test_a_plan_runs_on_its_builder_alone_beside_torch_of_its_source(
 def test_bad_requests_exit_2_before_anything_runs(
     block: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
 ) -> None:
-    monkeypatch.setattr(session, "Worker", lambda module: pytest.fail("a process was started"))
+    monkeypatch.setattr(rounds, "Worker", lambda module: pytest.fail("a process was started"))
     result = invoke(block, *options)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"Error: {message}")
@@ -251,7 +251,7 @@ def test_options_go_to_the_engines_that_have_them_and_the_others_say_so(
                 given[request["runtime_name"]] = (request["options"].get("cuda_graph", False), request["threads"])
             return super().ask({**request, "runtime_name": "torch"}, time_limit)
 
-    monkeypatch.setattr(session, "Worker", lambda module: Strict(crash))
+    monkeypatch.setattr(rounds, "Worker", lambda module: Strict(crash))
     found = benching.bench(
         block, BenchOptions(runtimes=tuple(TIMED), shapes=("seq=5",), rounds=1, threads=2, cuda_graph=True)
     )

@@ -12,13 +12,13 @@ from test_scenarios import artifact
 
 from posexport import runtimes
 from posexport.bench import rounds as rounds_module
-from posexport.bench import session
 from posexport.bench.candidates import CANDIDATES, choose, previous
-from posexport.bench.session import BenchSession, Settings
+from posexport.bench.options import BenchOptions
+from posexport.bench.session import BenchSession
 from posexport.bench.shapes import Sizes
 
 SHORT, LONG_RUN_SECONDS = Sizes(seq=5), Sizes(seq=6)
-SETTINGS = Settings(rounds=4, warmup=1, threads=None, cuda_graph=False, seed=0, budget=60.0)
+SETTINGS = BenchOptions(rounds=4, warmup=1)
 
 Faults = dict[tuple[str, str, int | None], dict[str, Any]]
 """By role or runtime, request and tokens (None: any): the answer that a worker gives instead."""
@@ -69,21 +69,20 @@ class World:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "gpu_missing", lambda: "no GPU")
-    monkeypatch.setattr(session, "interleave", partial(rounds_module.interleave, pause=0.0))
+    monkeypatch.setattr(rounds_module, "interleave", partial(rounds_module.interleave, pause=0.0))
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BenchSession]:
     def made(world: World, *names: str, sessions: int = 1, alternatives: bool = False, **settings: Any) -> BenchSession:
-        monkeypatch.setattr(session, "Worker", world.worker)
+        monkeypatch.setattr(rounds_module, "Worker", world.worker)
         one = artifact("contrib")
         candidates = choose(names, alternatives)
         field = BenchSession(
             one, candidates, [SHORT, LONG_RUN_SECONDS], attrs.evolve(SETTINGS, **settings), None, lambda step: None
         )
         with field:
-            for _ in range(sessions):
-                field.session()
+            field.open_processes(sessions)
         return field
 
     return made
@@ -150,7 +149,7 @@ def test_a_failure_in_a_later_process_is_not_hidden_by_the_first(run: Callable[.
 
 @pytest.mark.parametrize(("turn", "rounds"), [(1e-3, 4), (0.5, 4), (7.0, 3), (1e6, 3)])
 def test_slow_runs_get_fewer_rounds_but_some(run: Callable[..., BenchSession], turn: float, rounds: int) -> None:
-    field = run(World(turn=turn), "ort-cpu", budget=60.0)
+    field = run(World(turn=turn), "ort-cpu", seconds=60.0)
     assert field.rounds == [rounds, rounds]
 
 
@@ -203,12 +202,12 @@ def test_candidates_on_the_gpu_are_held_against_peers_on_the_gpu() -> None:
 
 def test_an_earlier_artifact_is_timed_on_the_same_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    monkeypatch.setattr(session, "Worker", world.worker)
+    monkeypatch.setattr(rounds_module, "Worker", world.worker)
     new = artifact()
     old = attrs.evolve(new, path=Path("old.onnx"))
     candidates = [*choose(["ort-cpu"]), previous(CANDIDATES["ort-cpu"])]
     with BenchSession(new, candidates, [SHORT], SETTINGS, old, lambda step: None) as field:
-        field.session()
+        field.open_processes()
     opened = {name: Path(asked["path"]).name for name, do, asked in world.asked if do == "open"}
     assert (opened["ort-cpu"], opened["against"]) == ("block.onnx", "old.onnx")
     timed = {each.runtime: each for each in field.timings(0)}

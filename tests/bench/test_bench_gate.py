@@ -17,7 +17,7 @@ from helpers import small_spec
 
 from posexport import files, runtimes
 from posexport.artifact.onnx_artifact import write_onnx
-from posexport.bench import benchmark, session
+from posexport.bench import benchmark, rounds, session
 from posexport.bench.result import read_benchmark
 from posexport.bench.rounds import interleave
 from posexport.cli import main
@@ -68,11 +68,11 @@ class Speeds:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setattr(runtimes, "gpu_missing", lambda: "no GPU")
-    monkeypatch.setattr(session, "interleave", partial(interleave, pause=0.0))
+    monkeypatch.setattr(rounds, "interleave", partial(interleave, pause=0.0))
 
     def run(*arguments: object, luck: float = 0.004, **factors: float) -> Result:
         speeds = Speeds({name.replace("ort_", "ort-"): factor for name, factor in factors.items()}, luck)
-        monkeypatch.setattr(session, "Worker", speeds.worker)
+        monkeypatch.setattr(rounds, "Worker", speeds.worker)
         return CliRunner().invoke(main, ["bench", *map(str, arguments)])
 
     return run
@@ -144,7 +144,7 @@ def test_a_slowdown_exits_1_with_the_table(block: Path, bench: Callable[..., Res
 def test_the_table_names_the_cpu(block: Path, bench: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "machine", lambda: {"cpu": "Xeon X", "cores": 2, "instruction_sets": ["AVX-512"]})
     result = bench(block, "--runtime", "ort-cpu", "--shape", "seq=5", "--rounds", 1)
-    assert "1 rounds; Xeon X, 2 cores, AVX-512 " in result.stdout
+    assert "1 rounds; Xeon X, 2 cores, AVX-512\n" in result.stdout
 
 
 def test_a_slower_machine_is_no_slowdown(block: Path, bench: Callable[..., Result], base: Path) -> None:
@@ -162,8 +162,8 @@ def test_a_runtime_that_the_baseline_never_timed_is_refused(
 
 
 def test_few_rounds_have_no_interval(block: Path, bench: Callable[..., Result]) -> None:
-    for rounds, said in ((1, "1.00 (few rounds)"), (20, "1.00 (1.00 to 1.00)")):
-        result = bench(block, "--runtime", "ort-cpu", "--shape", "seq=5", "--rounds", rounds)
+    for count, said in ((1, "1.00 (few rounds)"), (20, "1.00 (1.00 to 1.00)")):
+        result = bench(block, "--runtime", "ort-cpu", "--shape", "seq=5", "--rounds", count)
         (line,) = (line for line in result.stdout.splitlines() if line.startswith(" torch "))
         assert said in line
 
@@ -204,9 +204,9 @@ def test_a_required_runtime_is_timed_beside_those_of_the_baseline(
 ) -> None:
     result = bench(block, "--baseline", base, "--require", name)
     assert result.exit_code == (3 if name == "ort-cuda" else 0), result.output
-    assert any(line.split()[:1] == [name] and line.endswith(" timed ") for line in result.stdout.splitlines()) or (
-        "required runtime ort-cuda was not run: no GPU" in result.stderr
-    )
+    assert any(
+        line.split()[:1] == [name] and line.rstrip().endswith(" timed") for line in result.stdout.splitlines()
+    ) or ("required runtime ort-cuda was not run: no GPU" in result.stderr)
 
 
 def test_cuda_graphs_are_as_in_the_baseline(block: Path, bench: Callable[..., Result], tmp_path: Path) -> None:
@@ -376,8 +376,8 @@ def test_a_lower_bound_is_run_as_in_the_first_process_and_as_in_the_baseline(
             made.ask = ask
             return made
 
-    monkeypatch.setattr(session, "interleave", partial(interleave, pause=0.0))
-    monkeypatch.setattr(session, "Worker", Bounds({}).worker)
+    monkeypatch.setattr(rounds, "interleave", partial(interleave, pause=0.0))
+    monkeypatch.setattr(rounds, "Worker", Bounds({}).worker)
     options = ["bench", str(block), "--runtime", "ort-cpu", "--scenario", "prefill:5", "--rounds", "3"]
     base = tmp_path / "base.json"
     assert CliRunner().invoke(main, [*options, "--processes", "3", "--save", str(base)]).exit_code == 0

@@ -13,7 +13,7 @@ from helpers import small_spec
 
 from posexport import machine
 from posexport.bench import worker as bench_worker
-from posexport.bench.worker import Worker, _answer, _explain
+from posexport.bench.worker import Worker, explain
 from posexport.errors import Reason, RequestError
 from posexport.runtimes import Runtime, cuda
 
@@ -37,8 +37,8 @@ def test_an_engine_that_refuses_is_told_from_one_that_fails() -> None:
     reasons = []
     for burst in range(3):
         with pytest.raises((RequestError, NotImplemented, ValueError)) as raised:
-            _answer(Refusing(), {"do": "time", "burst": burst})
-        reasons.append(_explain(raised.value))
+            Refusing().answer({"do": "time", "burst": burst})
+        reasons.append(explain(raised.value))
     assert reasons == [
         Reason("refused", "no such file."),
         Reason("refused", "NotImplemented: no bf16"),
@@ -147,7 +147,7 @@ def test_without_a_driver_the_figure_is_left_out(fresh: None, monkeypatch: pytes
     ids=["python", "C++", "torch", "onnxruntime", "cuda"],
 )
 def test_memory_that_did_not_suffice_is_told_from_other_failures(error: Exception) -> None:
-    reason = _explain(error)
+    reason = explain(error)
     assert reason.code == "memory"
     assert reason.text.startswith("out of memory: ")
 

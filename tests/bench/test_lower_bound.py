@@ -13,7 +13,7 @@ from posexport.spec.spec import Spec
 
 def made(spec: Spec, **sizes: int) -> lower_bound.Work:
     inputs = seeded_inputs(spec, Sizes(**sizes), 0)
-    return lower_bound.work(spec, inputs, lower_bound._sizes(spec, inputs))
+    return lower_bound.work(spec, lower_bound._sizes(spec, inputs))
 
 
 def test_a_prompt_counts_four_projections_and_two_products_of_heads() -> None:

@@ -16,13 +16,14 @@ from helpers import small_spec
 
 from posexport.bench.scenarios import Scenario
 from posexport.bench.tune import search as stage
+from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.halving import Round
 from posexport.bench.tune.measure import CandidateTimer
-from posexport.bench.tune.programs import PreparedProgram, Programs
+from posexport.bench.tune.programs import Block, PreparedProgram, Programs
 from posexport.bench.tune.result import Result
-from posexport.bench.tune.search import Block, Limits, Request, Store, Tuning
-from posexport.bench.tune.space import Program
-from posexport.cli.tune_tables import show_tuning
+from posexport.bench.tune.search import Tuning
+from posexport.bench.tune.space import Limits, Program, Request
+from posexport.cli.tune_command import show_tuning
 from posexport.errors import Reason, RequestError, RuntimeMissingError
 from posexport.jsondata import structure
 

@@ -161,7 +161,7 @@ def test_other_external_data_is_another_program(tmp_path: Path) -> None:
 def winner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verified: str, ending: str = ".onnx", state: str = "passed"
 ) -> Any:
-    """What make_winner says of a file of the bytes "made", where one with the hash of `verified` was verified."""
+    """What publish says of a file of the bytes "made", where one with the hash of `verified` was verified."""
 
     def made_anew(_: Programs, program: Program, path: Path) -> OnnxManifest:
         path.write_text("made")
@@ -182,19 +182,18 @@ def winner(
     fitted = attrs.evolve(PREPARED, sha256=hashlib.sha256(verified.encode()).hexdigest())
     runtime = "ort-cpu" if ending == ".onnx" else "tensorrt-rtx"
     (tmp_path / f"x{ending}").write_text("before")
-    return publish.make_winner(programs(store), store, row, runtime, fitted, tmp_path / f"x{ending}")
-
-
-def test_only_the_bytes_that_were_verified_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "another file than the one that was verified" in winner(tmp_path, monkeypatch, "other")
-    made = winner(tmp_path, monkeypatch, "made")
-    assert (tmp_path / "x.onnx").read_text() == "before"
     result = Result(
         encoding="none", target="ort-cpu", scenario="prefill:8", objective="latency", method="", winner=None,
         candidates=(), machine_load=0, machine={},
         cost=Cost(seconds=1, timed_runs=1, everything_runs=1, known_before=0),
     )  # fmt: skip
-    assert made.publish(result).file == "x.onnx"
+    return publish.publish(programs(store), store, row, runtime, fitted, tmp_path / f"x{ending}", result)
+
+
+def test_only_the_bytes_that_were_verified_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "another file than the one that was verified" in winner(tmp_path, monkeypatch, "other")
+    assert (tmp_path / "x.onnx").read_text() == "before"
+    assert winner(tmp_path, monkeypatch, "made").file == "x.onnx"
     assert (tmp_path / "x.onnx").read_text() == "made"
     manifest = json.loads((tmp_path / "x.onnx.json").read_bytes())
     assert manifest["tune"]["winner"]["name"] == str(CANDIDATE)
@@ -204,4 +203,4 @@ def test_a_plan_is_verified_itself_before_it_is_published(tmp_path: Path, monkey
     said = winner(tmp_path, monkeypatch, "made", ".plan", "failed")
     assert said == "its plan did not verify on tensorrt-rtx: plan is wrong"
     assert (tmp_path / "x.plan").read_text() == "before" and not (tmp_path / "x.onnx").exists()
-    assert winner(tmp_path, monkeypatch, "made", ".plan").manifest.sha256 == "of the plan"
+    assert winner(tmp_path, monkeypatch, "made", ".plan").sha256 == "of the plan"

@@ -11,15 +11,23 @@ import attrs
 import onnx
 import onnx_ir as ir
 import pytest
+from checkpoint_files import LLAMA, llama_tensors, written
 from helpers import cli, refused, small_spec
+from safetensors.torch import save_file
 
 from posexport import runtimes
 from posexport.bench import rounds
 from posexport.bench.scenarios import Scenario
-from posexport.bench.tune.search import Block, Limits, Request, Store, tune
+from posexport.bench.tune.fact_cache import Store
+from posexport.bench.tune.programs import Block
+from posexport.bench.tune.request import read_tune_request
+from posexport.bench.tune.search import tune
+from posexport.bench.tune.space import Limits, Request
+from posexport.models.checkpoints import read_checkpoint
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.ort import load
+from posexport.spec.spec import DTYPES
 
 SMALL = ("--hidden-size", "32", "--num-heads", "4", "--dtype", "fp32")
 
@@ -37,7 +45,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "dtype": (("--encoding", "rope", "--dtype", "fp8"), "unknown dtype 'fp8'"),
     "ending": (("--encoding", "rope", "-o", "x.plan"), "must end in .onnx for ort-cpu"),
     "plan": (("--encoding", "rope", "--for", "tensorrt-rtx", "-o", "x.onnx"), "must end in .plan for tensorrt-rtx"),
-    "folder": (("--encoding", "rope", "-o", "no/x.onnx"), "give a file in a folder that is there"),
+    "folder": (("--encoding", "rope", "-o", "no/x.onnx"), "is not there: make it first"),
     "save": (("--encoding", "rope", "--save", "x.onnx"), "must end in .json"),
     "manifest": (("--encoding", "rope", "-o", "x.onnx", "--save", "x.onnx.json"), "is the manifest of the output"),
     "layer": (("--encoding", "rope", "--layer", "1"), "layer was given without from"),
@@ -94,7 +102,7 @@ def test_the_winner_is_the_file_that_export_writes_and_its_manifest_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rounds.Others, "share", lambda self: 0.0)  # rounds on a busy machine aren't kept
+    monkeypatch.setattr(rounds.MachineLoad, "share", lambda self: 0.0)  # rounds on a busy machine aren't kept
     given = ("--encoding", "rope", *SMALL, "--form", "native", "--form", "contrib", "--scenario", "prefill:16")
     result = cli("tune", *given, "--save", "tune.json", "--json")
     assert result.exit_code == 0, result.stderr
@@ -147,7 +155,7 @@ def test_a_fast_graph_that_is_wrong_never_wins(tmp_path: Path, monkeypatch: pyte
     limits = Limits(forms=("native", "contrib"), targets=("portable",), opsets=(23,))
     request = Request(scenario=Scenario("prefill", 256), limits=limits)
     result = tune(block, request, tmp_path / "x.onnx", Store(tmp_path / "cache"))
-    assert result.winner is not None and result.winner["form"] == "contrib"
+    assert result.winner is not None and result.winner.form == "contrib"
     assert any("did not verify" in row.reason for row in result.candidates)
     alone = attrs.evolve(request, limits=attrs.evolve(limits, forms=("native",)))
     assert tune(block, alone, tmp_path / "y.onnx", Store(tmp_path / "cache")).winner is None
@@ -185,3 +193,18 @@ def test_a_plan_is_chosen_by_kernels_and_says_so(tmp_path: Path, monkeypatch: py
 
 def test_two_scenarios_are_refused() -> None:
     refused(cli("tune", "--encoding", "rope", "--scenario", "prefill:16", "--scenario", "batch:2"), "given 2 times")
+
+
+@pytest.mark.parametrize("given", [{"layer": "1"}, {}], ids=["a layer", "none"])
+def test_what_is_tuned_is_the_layer_whose_weights_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    """Layers 0 and 1 have different encodings."""
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, **{**LLAMA, "attention_bias": False, "model_type": "smollm3", "no_rope_layers": [1, 0, 1]})
+    save_file({name: t for name, t in llama_tensors().items() if name.endswith("weight")}, "model.safetensors")
+    request = read_tune_request(None, None, {}, {"from": str(tmp_path), **given}, None)
+    assert list(request.specs) == list(DTYPES)
+    for dtype, spec in request.specs.items():
+        checkpoint = read_checkpoint(tmp_path, int(given.get("layer", 0)), 1, {"dtype": dtype})
+        assert spec == checkpoint.spec and spec.encoding.name == ("none" if given else "rope")

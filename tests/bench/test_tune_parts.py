@@ -12,17 +12,16 @@ import pytest
 from helpers import small_spec
 from onnx import TensorProto, helper, numpy_helper
 
+from posexport.bench.scenarios import Scenario
 from posexport.bench.tune.fact_cache import Store
-from posexport.bench.tune.kernel_ranking import METHOD, merit, planned, unknown
+from posexport.bench.tune.ranking import METHOD, merit, planned, unknown
 from posexport.bench.tune.space import (
     Candidate,
     Limits,
     Program,
-    check_objective,
-    check_runtime,
+    Request,
     options_of,
     other_opsets,
-    plainest,
     programs,
 )
 from posexport.bench.tune.worker import identity
@@ -60,10 +59,10 @@ def test_the_plainest_has_fewest_options_then_the_most_portable_program() -> Non
     native, plain = (Program(form=form, dtype="fp32", opset=23) for form in ("native", "decomposed"))
     threads = Candidate(program=plain, options=(("threads", 1),))
     assert str(threads) == "decomposed/fp32/23 threads=1"
-    assert plainest([threads, Candidate(program=native)]).program == native
-    assert plainest([Candidate(program=native), Candidate(program=plain)]).program == plain
+    assert Candidate(program=native).plainness < threads.plainness
+    assert Candidate(program=plain).plainness < Candidate(program=native).plainness
     own = Program(form="decomposed", dtype="fp32", opset=18, target="ort")
-    assert plainest([Candidate(program=own), Candidate(program=native)]).program == native
+    assert Candidate(program=native).plainness < Candidate(program=own).plainness
 
 
 def test_what_is_not_known_is_refused() -> None:
@@ -72,9 +71,9 @@ def test_what_is_not_known_is_refused() -> None:
     with pytest.raises(RequestError, match="opset is 17: it must be"):
         Limits(opsets=(17,))
     with pytest.raises(RequestError, match="unknown runtime in --for 'torch'"):
-        check_runtime("torch")
+        Request(scenario=Scenario("prefill", 8), runtime="torch")
     with pytest.raises(RequestError, match="unknown objective 'speed'"):
-        check_objective("speed")
+        Request(scenario=Scenario("prefill", 8), objective="speed")
     assert list(RUNTIMES["ort-cpu"].unsupported_dtypes) == ["bf16"]
 
 

@@ -131,7 +131,7 @@ def test_groups_are_compared_through_the_leader_that_they_share() -> None:
     quiet, loud = {"leader": 1.0, "a": 1.1}, {"leader": 2.0, "b": 2.02}  # the same machine, minutes later
     found = Halving(rounds=[quiet] * 4 + [loud] * 4, remaining=["a", "b"])
     assert found.fastest(["a", "b"]) == "b"
-    assert found.behind("a", "b") == pytest.approx(1.1 / 1.01)
+    assert found.speeds("b")["a"] == pytest.approx(1.1 / 1.01)
 
 
 def test_groups_are_small_and_share_the_fastest() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from helpers import cli, refused
 
+from posexport.cli.console import show_table
+
 POSEXPORT = [sys.executable, "-m", "posexport"]
 
 
@@ -50,3 +52,17 @@ def test_a_checkpoint_of_other_names_is_told_what_to_rename(tmp_path: Path) -> N
         "lack 'q_proj.weight'",
         "rename 'model.layers.0.self_attn.q_proj.weight' to it",
     )
+
+
+def test_a_table_is_aligned_and_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "word " * 40
+    show_table("Title", ("name", "size", "note"), [("a\nbc", "1", words), ("", "100", "x" * 200)], right=("size",))
+    title, empty, header, rule, *rows = capsys.readouterr().out.splitlines()
+    assert (title, empty) == ("Title", "")
+    assert header == " name   size   note"
+    assert rule == " " + "─" * 158, "160 columns, one of them empty on each side"
+    assert rows[0].startswith(" a         1   word word")
+    assert rows[1].startswith(" bc            word")
+    assert " ".join(row[15:] for row in rows[:2]).split() == words.split()
+    assert rows[2] == " " * 9 + "100   " + "x" * 144
+    assert rows[3:] == [" " * 15 + "x" * 56, ""]

@@ -11,8 +11,7 @@ from helpers import Array, small_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posexport.artifact.contract_check import contract_violation
-from posexport.artifact.loaded import LoadedArtifact, _profile_bounds
+from posexport.artifact.loaded import LoadedArtifact, _profile_bounds, contract_violation
 from posexport.artifact.profiles import check_shapes, profiles_of
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES

@@ -16,7 +16,7 @@ from posexport.cli import main
 from posexport.cli.bench_tables import COLUMNS as BENCH
 from posexport.models import ENCODINGS
 from posexport.models.checkpoints import ARCHITECTURES
-from posexport.models.checkpoints.parts import PARTS
+from posexport.models.checkpoints.config import PARTS
 from posexport.report.verdicts import COLUMNS as VERIFY
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.presets import preset_names
@@ -91,7 +91,7 @@ def test_every_script_that_is_named_is_there() -> None:
 
 
 def test_every_file_that_is_named_is_there() -> None:
-    """`models/temperature.py` and the like, in pages for people who change the code."""
+    """`models/absolute.py` and the like, in pages for people who change the code."""
     for page in [ROOT / "CONTRIBUTING.md", *(DOCS / "adr").glob("*.md"), DOCS / "reference" / "encodings.md"]:
         for name in re.findall(r"`((?:posexport|models|custom_ops|tests|scripts|docs)/[\w./-]*)`", page.read_text()):
             assert (ROOT / name).exists(), (page.name, name)

@@ -113,7 +113,7 @@ def test_bf16_compiles_with_fused_attention(encoding: str) -> None:
 
 def test_each_layer_of_a_stack_is_fused() -> None:
     kernels = built(exported("rope", layers=3, block="transformer")).kernels
-    assert (kernels.attention, kernels.layers, kernels.fused_attention) == (3, 3, True)
+    assert (kernels.attention_kernels, kernels.attention_layers, kernels.fused_attention) == (3, 3, True)
 
 
 def test_token_ids_and_learned_positions() -> None:

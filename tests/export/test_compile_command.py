@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import attrs
 import onnx
 import pytest
 from manifest_data import onnx_manifest, write_manifest_data
@@ -258,7 +259,7 @@ def test_only_onnx_files_are_compiled(tmp_path: Path) -> None:
 
 
 def test_without_a_builder_it_says_how_to_install_one(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "find_spec", lambda name: None)
+    monkeypatch.setattr("posexport.runtimes.importlib.util.find_spec", lambda name: None)
     refused(
         posexport("compile", block), install_command("posexport[rtx]"), install_command("posexport[tensorrt]"), code=3
     )
@@ -266,25 +267,31 @@ def test_without_a_builder_it_says_how_to_install_one(block: Path, monkeypatch: 
     assert left(block.parent) == {"block.onnx"}
 
 
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the packages of both builders were there."""
+    for name, row in api.BUILDERS.items():
+        monkeypatch.setitem(api.BUILDERS, name, attrs.evolve(row, package="os"))
+
+
 def test_a_builder_that_is_broken_is_missing(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> Any:
         raise ImportError("libcudart.so.13: cannot open shared object file")
 
-    monkeypatch.setattr(api, "find_spec", lambda name: object())
+    installed(monkeypatch)
     monkeypatch.setattr(api, "import_module", broken)
     refused(posexport("compile", block, "--runtime", RTX), "libcudart.so.13", "pip install", code=3)
 
 
 @no_gpu
 def test_tensorrt_needs_the_gpu_and_is_passed_over_without(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "find_spec", lambda name: object())
+    installed(monkeypatch)
     refused(posexport("compile", block, "--runtime", "tensorrt"), "no GPU", code=3)
     assert api.choose(None) == RTX
 
 
 def test_tensorrt_is_preferred_where_it_can_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "find_spec", lambda name: object())
-    monkeypatch.setattr(api, "gpu_missing", lambda: None)
+    installed(monkeypatch)
+    monkeypatch.setattr("posexport.runtimes.gpu_missing", lambda: None)
     assert api.choose(None) == "tensorrt"
 
 

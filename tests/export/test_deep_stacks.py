@@ -13,11 +13,11 @@ import torch
 from helpers import small_spec, weights_for
 from onnx import helper
 
-from posexport.models.streamed import Streamed
+from posexport.models.block import Streamed
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import LOUD, LOUD_LAYERS, make_cases
-from posexport.verify.caveats import notes_on
+from posexport.verify.judge import notes_on
 from posexport.verify.locate import Graphs, values
 from posexport.verify.parity import TOLERANCES, inconclusive_reason
 from posexport.verify.result import FAILED, Comparison

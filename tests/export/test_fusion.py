@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from trt_helpers import built, exported, needs_rtx
 
+from posexport.artifact.manifest import PlanKernels
 from posexport.artifact.onnx_artifact import read_onnx
 from posexport.export.fusion import BUILDER, FP32, HEAD_DIM, SCORES, SPLIT, unfused_reason
 from posexport.models import read_spec
-from posexport.runtimes.tensorrt.kernels import Kernel, Kernels
 from posexport.spec.spec import Spec
 
 
@@ -19,9 +19,10 @@ def spec_of(encoding: str = "rope", **fields: Any) -> Spec:
     return read_spec({**data, "encoding": {"name": encoding}})
 
 
-def kernels_of(fused: int, layers: int = 1) -> Kernels:
-    rows = (Kernel(name="_gemm_mha_v2_myl0_1", type="kgen"),) * fused + (Kernel(name="_myl0_2", type="gemm"),)
-    return Kernels(layers=layers, rows=rows)
+def kernels_of(fused: int, layers: int = 1) -> PlanKernels:
+    return PlanKernels(
+        count=fused + 1, fused_attention=fused == layers, attention_kernels=fused, attention_layers=layers, host_steps=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,9 @@ def test_each_cause_has_its_reason(fields: dict[str, Any], form: str, fused: int
 
 def test_fused_and_unknown_have_none() -> None:
     assert unfused_reason(spec_of(dtype="fp32"), "decomposed", kernels_of(1)) is None
-    assert unfused_reason(spec_of(dtype="fp32"), "decomposed", Kernels(layers=1, unknown="no table")) is None
+    assert (
+        unfused_reason(spec_of(dtype="fp32"), "decomposed", PlanKernels(attention_layers=1, unknown="no table")) is None
+    )
 
 
 @needs_rtx

@@ -26,8 +26,7 @@ from posexport.cli.console import runs
 from posexport.cli.export_command import _tensors
 from posexport.errors import RequestError
 from posexport.export import export
-from posexport.models.block import build_block
-from posexport.models.streamed import Streamed
+from posexport.models.block import Streamed, build_block
 from posexport.models.weights import LazyWeights, seeded, seeded_weights, weight_shapes
 from posexport.runtimes import torch_eager
 from posexport.spec.contract import graph_inputs, graph_outputs

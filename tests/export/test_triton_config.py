@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.export.triton import config as triton_config
 from posexport.export.triton.batching import batching_of
-from posexport.export.triton.config import Served, config_of, read_config, schema, text_of
+from posexport.export.triton.config import config_of, read_config, schema, text_of
 from posexport.export.triton.rules import problems
+from posexport.export.triton.served_artifact import ServedArtifact
 from posexport.runtimes.installation import install_command
 from posexport.spec.contract import graph_inputs, graph_outputs
 from posexport.spec.spec import Spec
@@ -30,21 +32,27 @@ SPECS = {
 }
 
 
-def served(spec: Spec, backend: str = "onnxruntime", **more: Any) -> Served:
+def served(spec: Spec, backend: str = "onnxruntime", instances: int = 1, **fields: Any) -> Any:
+    """The configuration of an artifact with the block of `spec`; `fields` are those of the artifact that differ."""
     shapes = {name: shape for name, (shape, _) in graph_inputs(spec).items()}
     spans = profiles_of(shapes)
     values = {**graph_inputs(spec), **graph_outputs(spec)}
     plan = spans if backend == "tensorrt" else None
-    return Served(
-        name="block",
-        backend=backend,
-        inputs=graph_inputs(spec),
-        outputs=graph_outputs(spec),
-        usual={name: shapes["opt"] for name, shapes in spans.items()},
-        batching=batching_of(spec, values, profiles=plan),
-        gpu=True if backend == "tensorrt" else None,
-        **more,
-    )
+    known = {
+        "path": Path("block"),
+        "backend": backend,
+        "spec": spec,
+        "inputs": graph_inputs(spec),
+        "outputs": graph_outputs(spec),
+        "usual": {name: shapes["opt"] for name, shapes in spans.items()},
+        "profiles": plan,
+        "operators": frozenset(),
+        "manifest": None,
+        "files": {},
+        "about": "",
+    }
+    artifact = ServedArtifact(**{**known, **fields})
+    return config_of("block", artifact, batching_of(spec, values, profiles=plan), instances=instances)
 
 
 def broken(config: Any, spec: Spec) -> list[str]:
@@ -55,7 +63,7 @@ def broken(config: Any, spec: Spec) -> list[str]:
 @pytest.mark.parametrize("name", SPECS)
 def test_the_text_is_valid_by_the_schema_and_the_rules(name: str, backend: str) -> None:
     spec = SPECS[name]
-    config = config_of(served(spec, backend, instances=3))
+    config = served(spec, backend, instances=3)
     text = text_of(config, ["first", "second"])
     assert text.startswith(b"# first\n# second\n")
     assert read_config(text) == config
@@ -67,7 +75,7 @@ def test_the_text_is_valid_by_the_schema_and_the_rules(name: str, backend: str) 
 
 
 def test_the_batch_is_left_to_triton_where_requests_are_joined() -> None:
-    config = config_of(served(SPECS["shared"]))
+    config = served(SPECS["shared"])
     dims = {entry.name: list(entry.dims) for entry in config.input}
     assert dims["hidden_states"] == [-1, 32]
     assert dims["past_key"] == [4, -1, 8]
@@ -78,7 +86,7 @@ def test_the_batch_is_left_to_triton_where_requests_are_joined() -> None:
 
 
 def test_the_batch_stands_in_dims_where_they_are_not() -> None:
-    config = config_of(served(SPECS["grown"]))
+    config = served(SPECS["grown"])
     assert config.max_batch_size == 0
     assert {entry.name: list(entry.dims) for entry in config.output} == {
         "output": [-1, -1, 32],
@@ -91,16 +99,18 @@ def test_the_batch_stands_in_dims_where_they_are_not() -> None:
 
 def test_an_empty_cache_is_not_warmed_up() -> None:
     spec = SPECS["grown"]
-    empty = served(spec)
-    usual = {name: [0 if dim == 1024 else dim for dim in shape] for name, shape in empty.usual.items()}
-    import attrs
-
-    assert not config_of(attrs.evolve(empty, usual=usual)).model_warmup
+    usual = {
+        name: [1024 if dim == "past_seq" else 1 if isinstance(dim, str) else dim for dim in shape]
+        for name, (shape, _) in graph_inputs(spec).items()
+    }
+    assert served(spec, usual=usual).model_warmup
+    empty = {name: [0 if dim == 1024 else dim for dim in shape] for name, shape in usual.items()}
+    assert not served(spec, usual=empty).model_warmup
 
 
 def test_types_instances_and_profiles() -> None:
     pb, _ = schema()
-    config = config_of(served(small_spec("rope", dtype="bf16"), "tensorrt"))
+    config = served(small_spec("rope", dtype="bf16"), "tensorrt")
     assert pb.DataType.Name(config.input[0].data_type) == "TYPE_BF16"
     assert broken(config, small_spec("rope", dtype="bf16")) == []
     assert list(config.instance_group[0].profile) == ["0"]
@@ -170,24 +180,24 @@ FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
 def test_every_rule_finds_its_fault(fault: str) -> None:
     change, said = FAULTS[fault]
     spec = SPECS["shared"]
-    config = config_of(served(spec))
+    config = served(spec)
     change(config)
     assert any(said in problem for problem in broken(config, spec)), broken(config, spec)
 
 
 def test_rules_of_one_backend() -> None:
     bf16 = small_spec("rope", dtype="bf16")
-    config = config_of(served(bf16))
+    config = served(bf16)
     assert "bf16, which the onnxruntime backend doesn't take" in broken(config, bf16)[0]
-    plan = config_of(served(SPECS["plain"], "tensorrt"))
+    plan = served(SPECS["plain"], "tensorrt")
     plan.instance_group[0].kind = 2
     assert "KIND_CPU: plans run on GPUs only" in broken(plan, SPECS["plain"])[0]
-    graph = config_of(served(SPECS["plain"]))
+    graph = served(SPECS["plain"])
     graph.instance_group[0].kind = 2
     graph.instance_group[0].gpus.append(0)
     assert broken(graph, SPECS["plain"]) == ["an instance_group of KIND_CPU names GPUs"]
     fixed = {name: ((4, *shape[1:]), dtype) for name, (shape, dtype) in graph_inputs(SPECS["cross"]).items()}
-    found = problems(config_of(served(SPECS["cross"])), "block", fixed, graph_outputs(SPECS["cross"]))
+    found = problems(served(SPECS["cross"]), "block", fixed, graph_outputs(SPECS["cross"]))
     assert any("the first dimension of hidden_states, encoder_hidden_states is fixed" in each for each in found)
 
 

@@ -20,7 +20,6 @@ from posexport.bench.tune.space import Candidate, Program
 from posexport.jsondata import unstructure
 from posexport.report.page.page import make_page, to_html
 from posexport.report.plots.panels import Absent, Chart, Line, Mark
-from posexport.report.verdicts import to_dict
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -113,7 +112,7 @@ def everything() -> dict[str, dict[str, Any]]:
     """One file of each kind, by name."""
     return copy.deepcopy(
         {
-            "verify": to_dict(REPORT),
+            "verify": REPORT.to_dict(),
             "bench": bench(shapes=tuple(shape(f"prefill:{seq}", seq) for seq in (16, 128, 1024))),
             "bench-contrib": {**bench("contrib", (shape("prefill:128", 128, 0.008),)), "gate": gate("slower")},
             "tune": tune(),

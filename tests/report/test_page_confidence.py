@@ -10,10 +10,8 @@ import pytest
 from page_helpers import bench, everything, html_of, plot, shape, tune, write_all
 from test_page_links import box, page_of, part, verdict
 
-from posexport.bench.statistics import Ratio
 from posexport.report.page.angles import plots
 from posexport.report.page.blocks import Figure, Table
-from posexport.report.page.latency_rows import order_of
 from posexport.report.page.markdown import to_markdown
 from posexport.report.page.page import GLOSSARY, make_page
 from posexport.report.page.results import Result
@@ -223,23 +221,6 @@ def test_words_and_colours_are_explained_on_the_page(tmp_path: Path) -> None:
     } <= GLOSSARY.keys()
     bars = next(each for each in part(page, "latency").blocks if isinstance(each, Figure) and "bar best" in each.svg)
     assert re.findall(">([^<>]+)<", bars.svg)[-3:] == ["★ the fastest", "an alternative", "lower bound"]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "confidence", "expected"),
-    [
-        (0.0008, 0.0009, 0.75, "too few rounds"),
-        (0.0008, 0.0009, 0.95, "faster"),
-        (0.9, 1.1, 0.75, "tie"),
-        (1.0, 1.2, 0.95, "tie"),
-        (1.1, 1.2, 0.95, "inconclusive"),
-    ],
-)
-def test_a_tie_is_only_an_interval_that_holds_one(low: float, high: float, confidence: float, expected: str) -> None:
-    ratio = Ratio(median=(low + high) / 2, low=low, high=high, confidence=confidence)
-    assert order_of(ratio) == expected
-    turned = Ratio(median=1 / ratio.median, low=1 / high, high=1 / low, confidence=confidence)
-    assert order_of(turned, inverted=True) == expected
 
 
 def test_a_winner_far_ahead_after_two_rounds_is_no_tie(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from oracles import visible
 from posexport.models import ENCODINGS
 from posexport.report.plots.kinds import KINDS, chosen_heads, panels
 from posexport.report.plots.panels import WHAT, Chart, Image
-from posexport.report.plots.probe import ProbeTarget
 from posexport.runtimes import RUNTIMES
+from posexport.verify.probe import ProbeTarget
 
 
 def drawn(what: str | None, encoding: str, seq: int | None = None, **over: Any) -> list[Any]:
@@ -132,12 +132,12 @@ def blind(*_: Any) -> None:
 
 
 FAULTS: dict[Callable[[], None], tuple[str, Callable[[Any], Any]]] = {
-    table_is_vaswanis: ("posexport.models.frequencies.inverse_frequencies", faster),
-    table_is_a_rotation: ("posexport.models.rotary.inverse_frequencies", faster),
+    table_is_vaswanis: ("posexport.models.angles.inverse_frequencies", faster),
+    table_is_a_rotation: ("posexport.models.scaling.inverse_frequencies", faster),
     bias_is_presses: ("posexport.models.biases.alibi_slopes", faster),
     bias_on_a_grid_is_a_distance: ("posexport.models.biases.alibi_slopes", faster),
-    mask_is_what_is_seen: ("posexport.report.plots.probe.visible", lambda _: blind),
-    decay_is_a_sum_of_cosines: ("posexport.models.rotary.inverse_frequencies", faster),
+    mask_is_what_is_seen: ("posexport.verify.probe.visible", lambda _: blind),
+    decay_is_a_sum_of_cosines: ("posexport.models.scaling.inverse_frequencies", faster),
     gain_is_llamas: ("posexport.custom_ops.position_temperature", faster),
     wavelengths_are_interpolated: ("posexport.models.scaling.inverse_frequencies", faster),
     yarn_keeps_fast_pairs_and_slows_slow_ones: ("posexport.models.scaling.SCALINGS", all_linear),

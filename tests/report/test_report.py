@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posexport.errors import RequestError
-from posexport.report.verdicts import COLUMNS, counts, rows, to_dict, to_junit, to_markdown, write_reports
+from posexport.report.verdicts import COLUMNS, rows, to_junit, to_markdown, write_reports
 from posexport.verify.parity import TOLERANCES
 from posexport.verify.result import FAILED, NOT_RUN, PASSED, Comparison, Report, Unreadable, Verdict
 
@@ -42,7 +42,7 @@ def nasty(text: str) -> Report:
 
 
 def test_json_holds_everything_under_names_that_stay() -> None:
-    found = json.loads(json.dumps(to_dict(REPORT), allow_nan=False))
+    found = json.loads(json.dumps(REPORT.to_dict(), allow_nan=False))
     assert list(found) == ["kind", "version", "exit_code", "seed", "counts", "verdicts", "unreadable"]
     assert found["exit_code"] == 2
     assert found["seed"] == 3
@@ -63,8 +63,8 @@ def test_json_holds_everything_under_names_that_stay() -> None:
 
 
 def test_each_state_is_counted_once_and_not_run_is_none_of_the_others() -> None:
-    assert counts(REPORT) == {PASSED: 1, FAILED: 1, NOT_RUN: 1}
-    assert counts(Report(verdicts=(), unreadable=(), seed=0)) == {PASSED: 0, FAILED: 0, NOT_RUN: 0}
+    assert REPORT.counts() == {PASSED: 1, FAILED: 1, NOT_RUN: 1}
+    assert Report(verdicts=(), unreadable=(), seed=0).counts() == {PASSED: 0, FAILED: 0, NOT_RUN: 0}
 
 
 def test_rows_stand_under_their_columns() -> None:
@@ -172,4 +172,4 @@ def test_exit_codes(
 ) -> None:
     report = Report(verdicts=verdicts, unreadable=broken, seed=0)
     assert report.exit_code(required) == code
-    assert to_dict(report, required)["exit_code"] == code
+    assert report.to_dict(required)["exit_code"] == code

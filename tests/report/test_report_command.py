@@ -23,10 +23,10 @@ from posexport.report.page.blocks import (
     Table,
     brief,
     cells,
+    number,
     plain_number,
     seconds,
     times,
-    trimmed,
 )
 from posexport.report.page.charts import Bar, Bars, draw_bars
 from posexport.report.page.page import make_page
@@ -164,7 +164,7 @@ def test_artifacts_show_their_chain_form_by_form(tmp_path: Path) -> None:
         write(tmp_path, f"rope-{form}", small_spec("rope"), form)
     made = make_page([tmp_path])
     chains = [block for section in made.sections for block in section.blocks if isinstance(block, Chain)]
-    assert [[step.text for step in chain.steps if step.mark] for chain in chains] == [
+    assert [[text for mark, text in chain.steps if mark] for chain in chains] == [
         ["posexport.RotaryPosition", "posexport.PositionalAttention"],
         ["RotaryEmbedding", "Attention"],
     ]
@@ -242,9 +242,9 @@ def test_one_slow_bar_does_not_flatten_the_others() -> None:
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
-    rows = (cells("a", "–", "1", ""), cells("b", "–", "–", ""))
-    found = trimmed(Table(caption="t", columns=("name", "none", "some", "empty"), rows=rows, right=(1, 2)))
-    assert (found.columns, found.right, found.rows[1]) == (("name", "some"), (1,), cells("b", "–"))
+    rows = (("a", "–", number(1), ""), ("b", None, None, ""))
+    table = Table(caption="t", columns=("name", "none", "some", "empty"), rows=rows).trimmed()
+    assert (table.columns, table.right, table.rows[1]) == (("name", "some"), {1}, cells("b", "–"))
 
 
 def test_numbers_are_written_for_people() -> None:
@@ -274,7 +274,7 @@ def test_the_commands_of_the_docs_run_in_an_empty_folder(tmp_path: Path, monkeyp
     [
         (("-o", "r.json"), "--output is"),
         (("-o", "none/r.html"), "in a folder that is there"),
-        (("--markdown", "a.onnx"), "has the name of an artifact or of results"),
+        (("--markdown", "a.onnx"), "has the name of an artifact, of inputs or of results"),
         (("--markdown", "."), "can't be written"),
         (("-o", "a.html", "--markdown", "a.html"), "can't hold both the page and the Markdown"),
         (("--nothing",), "No such option"),

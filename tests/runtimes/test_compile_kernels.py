@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from posexport.jsondata import unstructure
 from posexport.runtimes.tensorrt.kernels import read_kernels, read_memory
 
 HEAD = "Layers:\n"
@@ -23,17 +24,16 @@ TAIL = "\nI/O Tensors:\n Name: hidden_states, IOMode: Input, DataType: Half\n"
 
 def test_rows_nodes_and_host_steps() -> None:
     found = read_kernels(["other", HEAD + SHAPES + GEMM + MHA + KGEN + TAIL], layers=1)
-    assert found.rows is not None
     assert [row.type for row in found.rows] == ["gemm", "kgen", "kgen"]
     assert found.rows[0].nodes == ("node_1", "Cast_2 | node_rotate (RotaryPosition)")
     assert found.rows[2].nodes == ()
-    assert (found.host_steps, found.attention, found.fused_attention) == (1, 1, True)
-    assert found.to_dict()["count"] == 3
+    assert (found.host_steps, found.attention_kernels, found.fused_attention) == (1, 1, True)
+    assert found.count == 3
 
 
 def test_a_product_named_after_a_node_is_no_attention_kernel() -> None:
     found = read_kernels([HEAD + GEMM + KGEN + TAIL], layers=1)
-    assert (found.attention, found.fused_attention) == (0, False)
+    assert (found.attention_kernels, found.fused_attention) == (0, False)
 
 
 @pytest.mark.parametrize(("kernels", "layers"), [(1, 2), (0, 1), (2, 1)])
@@ -43,7 +43,7 @@ def test_fused_means_one_kernel_for_each_layer(kernels: int, layers: int) -> Non
 
 def test_an_unknown_type_counts_as_a_kernel() -> None:
     found = read_kernels([HEAD + KGEN.replace("kgen", "novelty") + TAIL], layers=1)
-    assert found.to_dict()["count"] == 1
+    assert found.count == 1
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_an_unknown_type_counts_as_a_kernel() -> None:
 def test_anything_else_is_not_known_with_a_reason(messages: list[str]) -> None:
     found = read_kernels(messages, layers=1)
     assert found.fused_attention is None
-    assert found.attention is None
+    assert found.attention_kernels is None
     assert found.unknown
-    data = found.to_dict()
+    data = unstructure(found)
     assert (data["count"], data["fused_attention"], data["rows"]) == (None, None, [])
     assert data["unknown"] == found.unknown
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from importlib import metadata
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,29 +44,20 @@ PLACES: dict[str, tuple[Any, str]] = {
 }
 
 
-class Distribution:
-    def __init__(self, text: str | None) -> None:
-        self._text = text
-
-    def read_text(self, name: str) -> str | None:
-        assert name == "direct_url.json"
-        return self._text
-
-
 @pytest.mark.parametrize("place", PLACES)
-def test_the_command_fits_the_place(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_fits_the_place(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, command = PLACES[place]
-    text = data if data is None or isinstance(data, str) else json.dumps(data)
-    monkeypatch.setattr(metadata, "distribution", lambda name: Distribution(text))
+    installed = tmp_path / "posexport-0.1.dist-info"
+    installed.mkdir()
+    if data is not None:
+        (installed / "direct_url.json").write_text(data if isinstance(data, str) else json.dumps(data))
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "missing.zip"), str(tmp_path)])
     assert install_command("posexport[rtx]") == command
     assert "somebody" not in command  # results hold it, so no path of a machine may stand there
 
 
-def test_a_source_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(name: str) -> Any:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "distribution", none)
+def test_a_source_tree_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert install_command("posexport[ray]") == "pip install '.[ray]' in posexport's source folder"
 
 

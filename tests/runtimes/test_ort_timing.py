@@ -45,7 +45,7 @@ def test_only_runs_between_events_leave_the_wait_to_them(
     path = tmp_path / "block.onnx"
     write_onnx(export(spec, seeded_weights(spec, 0)), path)
     session = Noting(onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]))
-    monkeypatch.setattr(ort, "_by_events", lambda call, on, held: lambda: call() or 1.0)
+    monkeypatch.setattr(ort, "by_torch_events", lambda call, on: lambda: call() or 1.0)
     once = ort.OrtRunner(session, "CPU", stream=stream).prepare({"hidden_states": np.zeros((1, 3, 32), np.float32)})
     session.options.clear()
     assert once() > 0

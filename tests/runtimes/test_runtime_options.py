@@ -23,8 +23,7 @@ from posexport.bench import worker
 from posexport.errors import Reason, RequestError, RuntimeMissingError
 from posexport.runtimes import ORT, RUNTIMES, TENSORRT, Runtime, gpu_missing, onnx_reference, ort, runtime, torch_eager
 from posexport.runtimes.installation import install_command
-from posexport.runtimes.tensors import BF16, NUMPY_DTYPES, dtype_name, to_numpy, to_torch
-from posexport.runtimes.transport import load_arrays, save_arrays
+from posexport.runtimes.tensors import BF16, NUMPY_DTYPES, dtype_name, load_arrays, save_arrays, to_numpy, to_torch
 from posexport.verify.parity import TOLERANCES
 
 ENGINES: dict[str, ModuleType] = {"torch": torch_eager, "ort": ort, "reference": onnx_reference}

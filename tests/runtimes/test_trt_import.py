@@ -253,7 +253,7 @@ def test_it_times_nothing_and_opens_no_plan(tmp_path: Path) -> None:
     runner = imported(graph("(float[b] x) => (float[b] y) { y = Neg(x) }"), tmp_path)
     with pytest.raises(RequestError, match="nothing to time"):
         runner.prepare({})
-    with pytest.raises(RequestError, match=r"reads \.onnx files.*it came from"):
+    with pytest.raises(RequestError, match=r"runs \.onnx files.*it came from"):
         interpreter.load(tmp_path / "a.plan", {})
     with pytest.raises(RequestError, match="unknown option"):
         interpreter.load(tmp_path / "made.onnx", {"module": "tensorrt"})

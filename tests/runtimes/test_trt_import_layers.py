@@ -295,7 +295,7 @@ def test_every_kind_and_operation_is_reached(tmp_path: Path) -> None:
 def test_an_output_that_is_not_what_tensorrt_says_is_not_believed(
     wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(layers.LAYERS, "UNARY", attrs.evolve(LAYERS["UNARY"], evaluate=wrong))
+    monkeypatch.setitem(layers.LAYERS, "UNARY", (LAYERS["UNARY"][0], wrong))
     runner = imported(graph("(float[b,6] x) => (float[b,6] y) { y = Exp(x) }"), tmp_path)
     with pytest.raises(RuntimeMissingError, match=r"\(UNARY\): its output is .* TensorRT declares .*FLOAT \[-1, 6\]"):
         runner.run({"x": np.zeros((2, 6), np.float32)})

@@ -19,7 +19,7 @@ from verify_helpers import write
 from posexport.errors import Reason
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.pool import Answer, Pool, result
-from posexport.runtimes.transport import load_arrays, save_arrays
+from posexport.runtimes.tensors import load_arrays, save_arrays
 from posexport.verify import verify
 from posexport.verify.result import FAILED, PASSED
 

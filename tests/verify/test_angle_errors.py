@@ -84,7 +84,7 @@ def test_parameters_count_in_the_truth_too(encoding: str, given: dict[str, Any])
 
 def off(by: float) -> Callable[[int, float, torch.dtype], torch.Tensor]:
     """The frequencies of RoPE, each off by a part of itself."""
-    from posexport.models.frequencies import inverse_frequencies
+    from posexport.models.angles import inverse_frequencies
 
     return lambda dim, theta, dtype: inverse_frequencies(dim, theta, dtype) * (1 + by)
 
@@ -93,7 +93,7 @@ def off(by: float) -> Callable[[int, float, torch.dtype], torch.Tensor]:
 def test_frequencies_off_by_a_millionth_show(angles: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = rope(angles=angles)
     (sound,) = measure([spec], TORCH)
-    monkeypatch.setattr("posexport.models.rotary.inverse_frequencies", off(1e-6))
+    monkeypatch.setattr("posexport.models.scaling.inverse_frequencies", off(1e-6))
     (spoilt,) = measure([spec], TORCH)
     assert sound.errors[1] < EXACT < spoilt.errors[1]
     assert all(fault > 10 * was for was, fault in zip(sound.errors[1:5], spoilt.errors[1:5], strict=True))
@@ -178,7 +178,9 @@ def test_the_page_holds_what_is_measured_and_a_wrong_number_shows() -> None:
 
 
 def test_the_page_is_made_of_its_data_and_complete() -> None:
-    assert SCRIPT.page(DATA) == SCRIPT.PAGE.read_bytes()
+    page = SCRIPT.DATA.with_suffix(".md").read_text(encoding="utf-8")
+    assert page.partition("<!-- figures -->\n")[2] == "\n".join([*SCRIPT.figures(DATA), "<!-- end of figures -->\n"])
+    assert f"below {EXACT:g} at any position" in page and f"those of {POSITIONS[-1] + 1:,} tokens" in page
     specs, refused = SCRIPT.specs()
     rows = {tuple(list(row.values())[:4]) for row in DATA["rows"]}
     for spec, case in specs.items():

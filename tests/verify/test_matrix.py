@@ -20,7 +20,7 @@ from posexport.spec.spec import DTYPES
 from posexport.verify.matrix import run, worker
 from posexport.verify.matrix.schedule import Column, Selection, settle, spec_hash
 from posexport.verify.matrix.table import BUILD, COLUMNS, MODES, Cell, Entry, Key, Matrix, read
-from posexport.verify.result import Verdict
+from posexport.verify.result import Comparison, Verdict
 
 ALIBI = Entry(encoding="alibi", form="decomposed", dtype="fp32", mode="prefill")
 HERE = {name: Column(version="1", builder="tensorrt-rtx") for name in COLUMNS}
@@ -138,8 +138,11 @@ def test_what_could_not_run_is_for_good_only_where_the_file_is_why(
     def verdict(code: str) -> Verdict:
         return Verdict.of("a.onnx", "ort-cpu", "not run", Reason(code, "the same sentence"))
 
-    assert worker._plain(verdict("unsupported"))["lasting"] is True
-    assert [worker._plain(verdict(code))["lasting"] for code in ("runtime-missing", "slow", "out-of-memory")] == [
+    assert worker._cell(verdict("unsupported"))["lasting"] is True
+    worst = Comparison(case="long", output="output", state="passed", max_error=1.234e-6, torch_error=1e-6)
+    numbers = worker._cell(attrs.evolve(verdict("unsupported"), worst=worst))
+    assert (numbers["error"], numbers["eager"], numbers["ratio"]) == (1.2e-6, 1e-6, 1.2)
+    assert [worker._cell(verdict(code))["lasting"] for code in ("runtime-missing", "slow", "out-of-memory")] == [
         False
     ] * 3
 
@@ -150,7 +153,7 @@ def test_what_could_not_run_is_for_good_only_where_the_file_is_why(
     write_onnx(export(spec, seeded_weights(spec, 0)), tmp_path / "a.onnx")
     monkeypatch.setattr("posexport.runtimes.tensorrt.builder.build", missing)
     answer = worker.build(str(tmp_path / "a.onnx"), "tensorrt-rtx")
-    assert answer == {"not_run": "its library can't be loaded", "lasting": False}
+    assert answer["cell"] == {"state": "not run", "reason": "its library can't be loaded", "lasting": False}
 
 
 def test_nothing_run_of_what_was_asked_is_exit_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ import pytest
 from helpers import cli
 
 from posexport.report import matrix_picture
-from posexport.report.matrix_markdown import idle, judged, rows, summary, to_markdown
+from posexport.report.matrix_markdown import rows, summary, to_markdown
 from posexport.runtimes import RUNTIMES
 from posexport.spec.spec import DTYPES
 from posexport.verify.matrix import run
 from posexport.verify.matrix.schedule import Column, Selection, columns_here, settle
-from posexport.verify.matrix.table import BUILD, COLUMNS, Cell, Entry, Matrix, read
+from posexport.verify.matrix.table import BUILD, COLUMNS, Cell, Entry, Matrix, idle, judged, read
 from posexport.verify.parity import TOLERANCES
 
 DOCS = Path(__file__).parents[2] / "docs" / "results" / "matrix"

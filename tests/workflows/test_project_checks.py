@@ -14,9 +14,9 @@ from manifest_data import kernels, onnx_manifest, plan_manifest
 
 from posexport.files import sha256_of
 from posexport.verify.result import Report, Verdict, VerifyOverrides
-from posexport.workflows.project.checks import check, without_parity
 from posexport.workflows.project.file import find_project
 from posexport.workflows.project.products import Product, out_of_date, products, stamp
+from posexport.workflows.project.verify import check, without_parity
 
 ONNX = {"form": "decomposed", "spec": {"hidden_size": 64, "window": None}, "weights": {"seed": 0}}
 PLAN = {"runtime": "tensorrt-rtx", "profile": [], "tf32": False}
@@ -213,6 +213,6 @@ def test_a_plan_that_nothing_here_can_build_is_not_run_while_one_that_can_be_bui
     _, plan = make(tmp_path)
     plan.path.unlink()
     for missing, state in (("not installed", "not run"), (None, "failed")):
-        monkeypatch.setattr("posexport.workflows.project.checks.can_build", lambda name, missing=missing: missing)
+        monkeypatch.setattr("posexport.workflows.project.verify.can_build", lambda name, missing=missing: missing)
         (verdict,) = check(plan, PLAN)
         assert verdict.state == state

@@ -11,7 +11,7 @@ from checkpoint_files import LLAMA, llama_tensors, written
 from helpers import cli, refused, tree
 from safetensors.torch import save_file
 
-from posexport.workflows.project.requests import open_project, request_of
+from posexport.workflows.project.products import open_project, request_of
 
 pytestmark = pytest.mark.xdist_group("test_project_command")  # its fixture is made once, not by each worker
 

@@ -14,8 +14,7 @@ from helpers import cli, refused
 
 from posexport.errors import RuntimeMissingError
 from posexport.runtimes.installation import install_command
-from posexport.workflows.sweep import address
-from posexport.workflows.sweep.address import check_address, check_answers
+from posexport.workflows.sweep.ray import CONNECT_SECONDS, check_address, check_answers
 
 BAD = (
     "foo",
@@ -102,9 +101,7 @@ def test_the_wait_for_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         raise TimeoutError(f"{where}: {timeout:g} s")
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    with pytest.raises(
-        RuntimeMissingError, match=rf"the address given \(\('fe80::1', 6379\): {address.CONNECT_SECONDS:g} s\)"
-    ):
+    with pytest.raises(RuntimeMissingError, match=rf"the address given \(\('fe80::1', 6379\): {CONNECT_SECONDS:g} s\)"):
         check_answers("[fe80::1]:6379")
 
 

@@ -26,9 +26,8 @@ from posexport.workflows.sweep.job_files import Hashes, chunks, stage_files, wri
 from posexport.workflows.sweep.job_plan import Plan
 from posexport.workflows.sweep.jobs import FAILED, LOST, NOT_RUN, PASSED, File, Job, JobResources, Outcome, Record
 from posexport.workflows.sweep.local import Local
-from posexport.workflows.sweep.run import drive
 from posexport.workflows.sweep.subprocess_job import JobCommand, JobRunner
-from posexport.workflows.sweep.sweep import SweepResult
+from posexport.workflows.sweep.sweep import SweepResult, drive
 
 LINUX = hasattr(os, "sched_setaffinity")
 

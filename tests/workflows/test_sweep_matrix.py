@@ -10,7 +10,7 @@ from helpers import cli, exported, small_spec
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.verify.matrix.table import Cell, Entry, Matrix, read
-from posexport.workflows.sweep.matrix import file_name, merged
+from posexport.workflows.sweep.folder import file_name, merged
 
 ROPE = Entry(encoding="rope", form="native", dtype="fp32", mode="prefill")
 SWIN = {"encoding": "swin", "form": "native", "dtype": "fp32", "mode": "decode"}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers import cli, refused
+from manifest_data import onnx_manifest, plan_manifest, write_manifest_data
 
 from posexport.cli.sweep_command import _options_of as options_of
 from posexport.errors import RequestError
@@ -28,7 +29,7 @@ def artifact(folder: Path, name: str = "a.onnx", content: bytes = b"graph", **ma
     """A file with a manifest; what is in it, the command would judge."""
     path = folder / name
     path.write_bytes(content)
-    path.with_name(f"{name}.json").write_text(json.dumps(manifest))
+    write_manifest_data(path, manifest)
     return path
 
 
@@ -85,13 +86,15 @@ def test_the_same_job_twice_is_one() -> None:
 
 
 def test_an_artifact_takes_what_belongs_to_it(tmp_path: Path) -> None:
-    artifact(tmp_path, "big.onnx", external_data={"big.onnx.data": "0", "../elsewhere": "0"})
-    (tmp_path / "big.onnx.data").write_bytes(b"weights")
-    artifact(tmp_path, "big.plan", onnx={"file": "big.onnx", "sha256": "0"})
+    source, plan_ = artifact(tmp_path, "big.onnx"), artifact(tmp_path, "big.plan")
+    write_manifest_data(source, onnx_manifest(source, external_data={"more": "0", "missing": "0"}))
+    write_manifest_data(plan_, plan_manifest(plan_, source))
+    for name in ("big.onnx.data", "more", "other"):
+        (tmp_path / name).write_bytes(b"weights")
     artifact(tmp_path, "odd.onnx").with_name("odd.onnx.json").write_text("no JSON")
     jobs = {job.arguments[0]: job for job in planned(tmp_path, kind="bench", artifact=".").jobs}
     names = {name: {file.name for file in job.files} for name, job in jobs.items()}
-    assert names["big.onnx"] == {"big.onnx", "big.onnx.json", "big.onnx.data"}
+    assert names["big.onnx"] == {"big.onnx", "big.onnx.json", "big.onnx.data", "more"}
     assert names["big.plan"] == {"big.plan", "big.plan.json"} | names["big.onnx"]
     assert names["odd.onnx"] == {"odd.onnx", "odd.onnx.json"}
     assert jobs["big.onnx"].needs.alone
@@ -221,14 +224,15 @@ def test_an_error_names_its_job(tmp_path: Path) -> None:
 def test_what_a_kind_adds_are_options_of_its_command() -> None:
     for name, kind in KINDS.items():
         known = {f"--{option}" for option in options_of(name)}
-        known |= {f"--no-{option.name}" for option in options_of(name).values() if option.switch}
+        known |= {text for option in options_of(name).values() for text in option.secondary_opts}
         keys = {f"--{key}" for key in (*kind.axes, *kind.whole, *kind.names, *kind.files, *kind.excluded)}
         assert keys | {word for word in kind.always if word.startswith("--")} <= known, name
 
 
 def test_options_are_those_that_click_knows() -> None:
     options = options_of("tune")
-    assert (options["set"].repeatable, options["seed"].repeatable) == (True, False)
-    assert (options["causal"].flag, options["causal"].switch) == (True, True)
-    assert (options_of("verify")["properties"].flag, options_of("verify")["properties"].switch) == (True, False)
-    assert not options["kv-cache"].flag
+    assert (options["set"].multiple, options["seed"].multiple) == (True, False)
+    assert (options["causal"].is_flag, options["causal"].secondary_opts) == (True, ["--no-causal"])
+    properties = options_of("verify")["properties"]
+    assert (properties.is_flag, properties.secondary_opts) == (True, [])
+    assert not options["kv-cache"].is_flag

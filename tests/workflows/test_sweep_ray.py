@@ -28,7 +28,7 @@ from posexport.workflows.sweep import subprocess_job
 from posexport.workflows.sweep.job_files import Hashes
 from posexport.workflows.sweep.jobs import FAILED, NOT_RUN, PASSED, Job, JobResources, Outcome
 from posexport.workflows.sweep.ray import Cluster, task
-from posexport.workflows.sweep.run import drive
+from posexport.workflows.sweep.sweep import drive
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*unclosed (file|socket).*:ResourceWarning",  # Ray's own logs and sockets, which it leaves to the collector

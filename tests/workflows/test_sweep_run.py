@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sweep_fake import job
 
 from posexport.workflows.sweep.jobs import FAILED, LOST, NOT_RUN, PASSED, Job, JobResources, Outcome
-from posexport.workflows.sweep.run import drive, left
+from posexport.workflows.sweep.sweep import drive, left
 
 KINDS_OF_NEEDS = (
     JobResources(),

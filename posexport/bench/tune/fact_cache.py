@@ -11,12 +11,15 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from posexport import __version__
 from posexport.errors import RequestError
 from posexport.files import write_json
+from posexport.jsondata import DataError, read_json
 
 FOLDER = ".posexport-tune"
 _VERSION = 2
@@ -30,25 +33,29 @@ class Store:
         self._folder, self._resume = folder if folder.name == FOLDER else folder / FOLDER, resume
         self.reused = 0
         """How many facts came from an earlier tuning."""
-        self._seen: set[Path] = set()
-        self._temporary: dict[Path, dict[str, Any]] = {}  # what isn't kept, for as long as this tuning runs
+        self._facts: dict[Path, dict[str, Any]] = {}  # of this tuning
         self._files: Path | None = None
-        try:
+        with self._writing():
             self._folder.mkdir(parents=True, exist_ok=True)
             ignore = self._folder / ".gitignore"
             if not ignore.exists():
                 ignore.write_text("*\n")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            raise _unwritable(self._folder, error) from None
+            raise RequestError(
+                f"can't write to the cache {str(self._folder)!r} ({error.strerror}): give another folder with --cache."
+            ) from None
 
     @property
     def files(self) -> Path:
         """Where the programs of this tuning lie, and of no other one."""
         if self._files is None:
-            try:
+            with self._writing():
                 self._files = Path(tempfile.mkdtemp(prefix="programs-", dir=self._folder))
-            except OSError as error:
-                raise _unwritable(self._folder, error) from None
         return self._files
 
     def get(
@@ -57,24 +64,19 @@ class Store:
         find: Callable[[], dict[str, Any]],
         keep: Callable[[dict[str, Any]], bool] = lambda fact: True,
     ) -> dict[str, Any]:
-        """The fact of `key` (plain data); `find` is called where it isn't known, and what it gives is kept where `keep`
-        says that it will be so next time too."""
-        text = json.dumps({"version": _VERSION, **key}, sort_keys=True, separators=(",", ":"))
+        """The fact of `key` (plain data) and posexport's version; `find` is called where it isn't known, and what it
+        gives is kept where `keep` says that it will be so next time too."""
+        text = json.dumps({"version": _VERSION, "posexport": __version__, **key}, sort_keys=True, separators=(",", ":"))
         path = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-        known = self._read(path, json.loads(text)) if self._resume or path in self._seen else None
-        if known is not None:
-            self.reused += path not in self._seen
-            self._seen.add(path)
-            return known
-        if path in self._temporary:
-            return self._temporary[path]
-        fact = find()
-        if not keep(fact):
-            self._temporary[path] = fact
-        else:
-            self._seen.add(path)
-            write_json(path, {"key": json.loads(text), "fact": fact})
-        return fact
+        if path not in self._facts:
+            fact = _read(path, json.loads(text)) if self._resume else None
+            self.reused += fact is not None
+            if fact is None:
+                fact = find()
+                if keep(fact):
+                    write_json(path, {"key": json.loads(text), "fact": fact})
+            self._facts[path] = fact
+        return self._facts[path]
 
     def clear_files(self) -> None:
         """Remove the programs; the facts about them stay."""
@@ -82,17 +84,12 @@ class Store:
             shutil.rmtree(self._files, ignore_errors=True)
             self._files = None
 
-    @staticmethod
-    def _read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        try:
-            data = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):  # not there, or damaged: then it is measured anew
-            return None
-        whole = isinstance(data, dict) and data.get("key") == key and isinstance(data.get("fact"), dict)
-        return dict(data["fact"]) if whole else None
 
-
-def _unwritable(folder: Path, error: OSError) -> RequestError:
-    return RequestError(
-        f"can't write to the cache {str(folder)!r} ({error.strerror}): give another folder with --cache."
-    )
+def _read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fact in a file; None where it is not there or damaged: then it is measured anew."""
+    try:
+        data = read_json(path)
+    except (OSError, DataError):
+        return None
+    whole = isinstance(data, dict) and data.get("key") == key and isinstance(data.get("fact"), dict)
+    return dict(data["fact"]) if whole else None

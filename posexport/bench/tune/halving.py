@@ -93,15 +93,11 @@ class Halving:
         base = self.seconds(start)
         return {name: median(self.seconds(name)) / median(base) for name in count if base} | speeds
 
-    def behind(self, name: str, best: str) -> float:
-        """How many times the best's time its own is, as `speeds` has it."""
-        return self.speeds(best).get(name, math.inf)
-
-    def equals(self, behind: float = NEAR) -> list[str]:
-        """The remaining candidates that are at most `behind` slower than the fastest in the median."""
+    def equals(self) -> list[str]:
+        """The remaining candidates that are at most `NEAR` slower than the fastest in the median."""
         best = self.fastest(self.remaining)
         ratios = {name: self.ratio(name, best) for name in self.remaining}
-        return [name for name, ratio in ratios.items() if name == best or (ratio and ratio.median <= 1 + behind)]
+        return [name for name, ratio in ratios.items() if name == best or (ratio and ratio.median <= 1 + NEAR)]
 
 
 def successive_halving(

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 import attrs
 
-from posexport import __version__
 from posexport.bench.result import HIGH_MACHINE_LOAD
-from posexport.bench.rounds import MachineLoad, interleave
+from posexport.bench.rounds import TimingProcesses
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.halving import Round
-from posexport.bench.tune.programs import LIMIT, PreparedProgram, Programs
-from posexport.bench.tune.space import NARROW, Candidate
+from posexport.bench.tune.programs import PreparedProgram, Programs
+from posexport.bench.tune.space import Candidate
 from posexport.machine import SAME
-from posexport.processes import Worker, failure_of
 from posexport.progress import Progress
 
 BURST, WARMUP = 3, 2
 """Timed runs per turn, and untimed ones once a process is up."""
-
 
 SEED_STEP = 1000
 """How far the seeds of two sets of rounds are apart at least: more than successive halving adds to its own."""
@@ -44,13 +41,7 @@ class CandidateTimer:
     """
 
     def __init__(
-        self,
-        programs: Programs,
-        store: Store,
-        runtime: str,
-        machine: Mapping[str, Any],
-        seed: int,
-        progress: Progress,
+        self, programs: Programs, store: Store, runtime: str, machine: Mapping[str, Any], seed: int, progress: Progress
     ) -> None:
         self._programs, self._store, self._runtime, self._seed = programs, store, runtime, seed
         self._machine = {name: machine.get(name) for name in SAME}
@@ -83,9 +74,12 @@ class CandidateTimer:
             "settings": [BURST, WARMUP],
             "machine": self._machine,
             "engines": self._programs.engines,
-            "posexport": __version__,
         }
-        fact = self._store.get(key, lambda: self._time(list(names), rounds, seed), _is_reusable)
+
+        def reusable(fact: dict[str, Any]) -> bool:
+            return not any(fact["failed"]) and bool(fact["machine_load"] <= HIGH_MACHINE_LOAD)
+
+        fact = self._store.get(key, lambda: self._time(names, rounds, seed), reusable)
         self.cost.seconds += fact["seconds"]
         self.cost.runs += fact["runs"]
         self.cost.turn = max(self.cost.turn, fact["turn"])
@@ -105,73 +99,36 @@ class CandidateTimer:
         options = dict(candidate.options)
         if self._runtime.startswith("ort"):
             return {"io_binding": False, **options}
-        if options.pop("profile", None) == NARROW:
-            options["profile"] = list(prepared.profile)
+        if "profile" in options:
+            options["profile"] = list(prepared.profile_under(options))
         return options
 
-    def _time(self, names: list[str], rounds: int, seed: int) -> dict[str, Any]:
+    def _time(self, names: Sequence[str], rounds: int, seed: int) -> dict[str, Any]:
         start = time.perf_counter()
-        failed: dict[str, str] = {}
         memory: dict[str, int] = {}
-        runs, turn_runs = 0, 1
-        workers = {name: Worker("posexport.bench.worker") for name in names}
-
-        def ask(name: str, do: str, **fields: Any) -> Mapping[str, Any] | None:
-            reply = workers[name].ask({"do": do, **fields}, LIMIT)
-            reason = failure_of(reply)
-            if reason is None:
-                return reply
-            failed[name] = reason.text
-            workers[name].close()
-            return None
-
-        def turn(name: str) -> Callable[[], float | None]:
-            def once() -> float | None:
-                nonlocal runs, turn_runs
-                reply = None if name in failed else ask(name, "time", burst=BURST)
-                if reply is None:
-                    return None
-                taken = len(reply["seconds"]) + (len(reply["seconds"]) > 1)  # a short run has an untimed one before
-                runs, turn_runs = runs + taken, max(turn_runs, taken)
-                return float(median(reply["seconds"]))
-
-            return once
-
-        try:
+        with TimingProcesses() as processes:
             for name in names:
                 self._progress(f"loading {name}")
                 candidate, prepared = self._entries[name]
                 path = str(self._programs.path(candidate.program).resolve())
                 options = self._options(candidate, prepared)
-                opened = ask(name, "open", runtime_name=self._runtime, options=options, path=path, threads=None)
-                if opened is None:
-                    continue
-                asked = {"spec": prepared.spec, "seed": self._seed, "warmup": WARMUP, **prepared.sizes}
-                ready = ask(name, "shape", **asked)
-                if ready is not None:
-                    memory[name] = ready["memory"] if ready["gpu_memory"] is None else ready["gpu_memory"]
-                    runs += WARMUP
-            calls = {name: turn(name) for name in names if name not in failed}
-            self._progress(f"timing {len(calls)} candidates")
-            load = MachineLoad([pid for worker in workers.values() if (pid := worker.pid) is not None])
-            series = interleave(calls, rounds, seed=seed) if calls else {}
-            machine_load = load.share()
-        finally:
-            for worker in workers.values():
-                worker.close()
+                if processes.ask(name, "open", runtime_name=self._runtime, options=options, path=path, threads=None):
+                    asked: dict[str, Any] = {"spec": prepared.spec, "seed": self._seed, **prepared.sizes}
+                    ready = processes.ask(name, "shape", warmup=WARMUP, **asked)
+                    if ready is not None:
+                        memory[name] = ready["memory"] if ready["gpu_memory"] is None else ready["gpu_memory"]
+            self._progress(f"timing {len(memory)} candidates")
+            series, machine_load = processes.interleave(dict.fromkeys(memory, BURST), rounds, seed)
+        medians = {name: [median(turn) if turn else None for turn in turns] for name, turns in series.items()}
+        # a short run has an untimed one before
+        runs = [len(turn) + (len(turn) > 1) for turns in series.values() for turn in turns if turn]
+        reasons = {name: reason.text for name, reason in processes.failed.items()}
         return {
-            "rounds": [
-                [series[name][number] if name in series else None for name in names]
-                for number in range(rounds if calls else 0)
-            ],
-            "failed": [failed.get(name) for name in names],
+            "rounds": list(zip(*(medians.get(name, [None] * rounds) for name in names), strict=True)),
+            "failed": [reasons.get(name) for name in names],
             "memory": [memory.get(name) for name in names],
-            "runs": runs,
-            "turn": turn_runs,
+            "runs": WARMUP * len(memory) + sum(runs),
+            "turn": max(runs, default=1),
             "machine_load": machine_load,
             "seconds": time.perf_counter() - start,
         }
-
-
-def _is_reusable(fact: Mapping[str, Any]) -> bool:
-    return bool(fact["machine_load"] <= HIGH_MACHINE_LOAD and not any(fact["failed"]))

@@ -6,24 +6,22 @@ is temporary, and is tried again the next time.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport import __version__
-from posexport.artifact.manifest import OnnxManifest
-from posexport.artifact.weight_source import WeightSource
+from posexport.artifact import onnx_artifact
+from posexport.artifact.manifest import OnnxManifest, WeightSource, external_data
 from posexport.bench.scenarios import Scenario
+from posexport.bench.shapes import free_dimensions, load_for_bench, scenario_sizes
 from posexport.bench.tune.fact_cache import Store
-from posexport.bench.tune.space import Program
+from posexport.bench.tune.space import NARROW, Program
 from posexport.errors import Reason, RequestError
-from posexport.export import support
+from posexport.export import exporter, support
+from posexport.machine import versions
 from posexport.processes import Worker, failure_of
 from posexport.progress import Progress
 from posexport.runtimes import RUNTIMES
@@ -45,15 +43,15 @@ class Block:
 
     `load` gives the spec (with the biases that a file of weights has) and the weights in a dtype; RequestError where
     they overflow there. `source` names the weights: two blocks with the same one have the same weights.
-    `weight_source` is what a manifest says of them. `batch`, `seq`
-    and `max_seq` are fixed sizes, as posexport.export takes them.
+    `weight_source` is what a manifest says of them. `fixed` holds the sizes that are fixed of `batch`, `seq` and
+    `max_seq`, as posexport.export takes them.
     """
 
     specs: Mapping[str, Spec]
     load: Callable[[str], tuple[Spec, Mapping[str, Tensor]]]
     source: str
     weight_source: WeightSource | None = None
-    fixed: Mapping[str, int] = attrs.field(factory=dict)
+    fixed: dict[str, int] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
@@ -66,6 +64,10 @@ class PreparedProgram:
     sizes: Mapping[str, int]
     profile: tuple[str, ...]
     spec: Mapping[str, Any]
+
+    def profile_under(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """The requests for the profile that its plan is built with under these options; none: the wide one."""
+        return self.profile if options.get("profile") == NARROW else ()
 
 
 class Programs:
@@ -89,9 +91,8 @@ class Programs:
         """Why a program can't be written or run, in one sentence without a full stop, known without exporting it."""
         spec = self._block.specs[program.dtype]
         reason = support.unsupported_reason(spec, program.form, program.target, program.opset)
-        return RUNTIMES[self._runtime].unsupported_dtypes.get(program.dtype) or (
-            None if reason is None else reason.text
-        )
+        unsupported_dtype = RUNTIMES[self._runtime].unsupported_dtypes.get(program.dtype)
+        return unsupported_dtype or (None if reason is None else reason.text)
 
     def prepare(self, program: Program) -> PreparedProgram | str:
         """The program, exported and sized; or why it can't be had."""
@@ -99,7 +100,7 @@ class Programs:
         if "refused" in exported:
             return str(exported["refused"])
         key = {"what": "fit", "sha256": exported["sha256"], "scenario": str(self._scenario)}
-        sized = self._store.get({**key, "posexport": __version__}, lambda: self._prepare(program))
+        sized = self._store.get(key, lambda: self._prepare(program))
         if "refused" in sized:
             return str(sized["refused"])
         return PreparedProgram(**exported, **{**sized, "profile": tuple(sized["profile"])})
@@ -108,25 +109,22 @@ class Programs:
         self, program: Program, prepared: PreparedProgram, level: str | None = None
     ) -> tuple[str, Reason | None]:
         """(a hash of what the runtime makes of it, None), or ("", why the runtime can't open it)."""
-        key = {"what": "identity", "sha256": prepared.sha256, "runtime": self._runtime, "level": level}
-
-        def find() -> dict[str, Any]:
-            self._progress(f"opening {program}")
-            return self.ask(program, "identify", runtime_name=self._runtime, level=level)
-
-        fact = self._store.get({**key, "engines": self.engines, "posexport": __version__}, find, _has_answer)
+        fact = self._asked("identify", f"opening {program}", program, prepared, level=level)
         error = Reason(fact["code"], fact["error"]) if "error" in fact else None
         return str(fact.get("identity", "")), error
 
     def kernels(self, program: Program, prepared: PreparedProgram, profile: tuple[str, ...]) -> dict[str, Any]:
         """What the builder chose (posexport.bench.tune.worker), or {error}."""
-        key = {"what": "kernels", "sha256": prepared.sha256, "runtime": self._runtime, "profile": list(profile)}
+        return self._asked("kernels", f"building {program}", program, prepared, profile=list(profile))
+
+    def _asked(self, do: str, step: str, program: Program, prepared: PreparedProgram, **fields: Any) -> dict[str, Any]:
+        key = {"what": do, "sha256": prepared.sha256, "runtime": self._runtime, "engines": self.engines, **fields}
 
         def find() -> dict[str, Any]:
-            self._progress(f"building {program}")
-            return self.ask(program, "kernels", runtime_name=self._runtime, profile=list(profile))
+            self._progress(step)
+            return self.ask(program, do, runtime_name=self._runtime, **fields)
 
-        return self._store.get({**key, "engines": self.engines, "posexport": __version__}, find, _has_answer)
+        return self._store.get(key, find, lambda fact: "error" not in fact)
 
     def ask(self, program: Program, do: str, **fields: Any) -> dict[str, Any]:
         """The child process's answer about a program, or {error, code}."""
@@ -148,71 +146,54 @@ class Programs:
 
     def write(self, program: Program, path: Path) -> OnnxManifest:
         """Export it to `path` with its manifest, as `posexport export` would; returns the manifest."""
-        from posexport.artifact.onnx_artifact import write_onnx
+        return onnx_artifact.write_onnx(self._model(program), path, weights=self._block.weight_source)
 
-        return write_onnx(self._model(program), path, weights=self._block.weight_source)
-
-    def same_data(self, program: Program, manifest: OnnxManifest) -> bool:
-        """Whether the external data that a manifest names is that of the program, whatever the files' names are."""
-        from posexport.artifact.manifest import external_data
-
-        known = external_data(self.path(program))
-        return sorted(known.values()) == sorted(manifest.external_data.values())
+    def is_same(self, program: Program, prepared: PreparedProgram, manifest: OnnxManifest) -> bool:
+        """Whether the file of a manifest holds what was prepared, whatever the name of its external data."""
+        if not manifest.external_data:
+            return manifest.sha256 == prepared.sha256
+        return sorted(external_data(self.path(program)).values()) == sorted(manifest.external_data.values())
 
     def _model(self, program: Program) -> ir.Model:
-        from posexport.export.exporter import export
-
         spec, weights = self._block.load(program.dtype)
-        options: dict[str, Any] = {**program.export_options(), **self._block.fixed}
-        return export(spec, weights, **options)
+        options: dict[str, Any] = {"form": program.form, "target": program.target, "opset": program.opset}
+        return exporter.export(spec, weights, **options | self._block.fixed)
 
     def _path(self, program: Program) -> Path:
         return self._store.files / f"{str(program).replace('/', '-')}.onnx"
 
     def _exported(self, program: Program) -> dict[str, Any]:
-        return self._store.get(self._key(program), lambda: self._export(program), lambda fact: "refused" not in fact)
-
-    def _key(self, program: Program) -> dict[str, Any]:
-        return {
+        key = {
             "what": "export",
             "program": str(program),
             "spec": self._block.specs[program.dtype].to_dict(),
             "weights": self._block.source,
-            "fixed": dict(self._block.fixed),
-            "posexport": __version__,
+            "fixed": self._block.fixed,
             "tools": versions(TOOLS),
         }
+        return self._store.get(key, lambda: self._export(program), lambda fact: "refused" not in fact)
 
     def _export(self, program: Program) -> dict[str, Any]:
         self._progress(f"exporting {program}")
-        from posexport.artifact.onnx_artifact import write_onnx
-
         path = self._path(program)
         try:
             model = self._model(program)
         except RequestError as error:
             return {"refused": str(error).rstrip(".")}
-        manifest = write_onnx(model, path)  # where this can't be done, the tuning can't go on
+        manifest = onnx_artifact.write_onnx(model, path)  # where this can't be done, the tuning can't go on
         self._made.add(path)
         data = [path, *(path.with_name(name) for name in manifest.external_data)]
         return {"sha256": content(manifest), "size": sum(file.stat().st_size for file in data)}
 
     def _prepare(self, program: Program) -> dict[str, Any]:
-        from posexport.bench.shapes import free_dimensions, load_for_bench, scenario_sizes
-
         artifact = load_for_bench(self.path(program))
         try:
             sizes = scenario_sizes(artifact, self._scenario)
         except RequestError as error:
             return {"refused": str(error).rstrip(".")}
-        return {
-            "sizes": sizes.to_dict(),
-            "profile": [
-                f"{dim}={low}:{getattr(sizes, dim)}:{getattr(sizes, dim)}"
-                for dim, low in free_dimensions(artifact).items()
-            ],
-            "spec": json.loads(artifact.spec.to_json()),
-        }
+        spans = {dim: (low, getattr(sizes, dim)) for dim, low in free_dimensions(artifact).items()}
+        profile = [f"{dim}={low}:{size}:{size}" for dim, (low, size) in spans.items()]
+        return {"sizes": sizes.to_dict(), "profile": profile, "spec": artifact.spec.to_dict()}
 
 
 def content(manifest: OnnxManifest) -> str:
@@ -221,16 +202,3 @@ def content(manifest: OnnxManifest) -> str:
     if not manifest.external_data:
         return manifest.sha256
     return hashlib.sha256(f"{manifest.sha256} {dict(manifest.external_data)}".encode()).hexdigest()
-
-
-def _has_answer(fact: Mapping[str, Any]) -> bool:
-    return "error" not in fact
-
-
-def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """The versions of those that are installed, by name."""
-    installed = {}
-    for name in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            installed[name] = metadata.version(name)
-    return installed

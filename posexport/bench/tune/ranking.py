@@ -1,41 +1,29 @@
-"""How the candidates of one tuning are ranked: by time, or by kernel tables; and by memory or size before that."""
+"""How the candidates of one tuning are ranked: by time, or by kernel tables; and by memory or size before that.
+
+Where there is no GPU to time plans on, they are ranked by what TensorRT's builder chose. The order of merit is fused
+attention first, then the number of kernels and host steps, then planned memory, then the size of the plan: each kernel
+reads and writes its tensors in full, and fused attention never writes the scores at all. It says nothing of how fast
+each kernel is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from posexport.bench.statistics import summarize
-from posexport.bench.tune import result as states
 from posexport.bench.tune.halving import GROUP, MAX_ROUNDS, Halving, Round, successive_halving
-from posexport.bench.tune.kernel_ranking import METHOD, describe_plan, merit, planned, summary, unknown
 from posexport.bench.tune.measure import WARMUP, CandidateTimer
 from posexport.bench.tune.programs import PreparedProgram, Programs
-from posexport.bench.tune.result import DROPPED, FAILED, RACED, Row
-from posexport.bench.tune.space import NARROW, plainest
+from posexport.bench.tune.result import DROPPED, FAILED, RACED, SLOWER_HALF, Row
+
+METHOD = "by kernel table: no GPU"
+
+_FIGURES = ("count", "fused_attention", "attention_kernels", "attention_layers", "host_steps")
+"""What a report shows of a kernel table."""
 
 CLOSE = 0.02
 """Two programs take the same memory, or space, where they differ by less."""
-
-Entries = Sequence[tuple[Row, PreparedProgram]]
-
-
-class Ranking(Protocol):
-    """Ranks entries and notes in their rows what became of each."""
-
-    method: str
-
-    def rank(self, entries: Entries, most: int) -> list[Row]:
-        """The winner, then those equal to it or next; none where all failed. `most` rounds each."""
-        ...
-
-    def full_runs(self, candidates: int) -> int:
-        """The runs that timing so many candidates at full rounds takes."""
-        ...
-
-    def note_ratios(self, rows: Sequence[Row], winner: str) -> None:
-        """Note the ratio of each row to the winner, where they took part in the same rounds."""
-        ...
 
 
 class TimeRanking:
@@ -48,7 +36,11 @@ class TimeRanking:
         self._plans = runtime.startswith("tensorrt")
         self.history: list[Round] = []
 
-    def rank(self, entries: Entries, most: int) -> list[Row]:
+    def rank(self, entries: Sequence[tuple[Row, PreparedProgram]], most: int) -> list[Row]:
+        """The winner, then those equal to it or next; none where all failed. `most` rounds each.
+
+        The rows say what became of each.
+        """
         for row, prepared in entries:
             self._timer.add(row.candidate, prepared)
             row.decide(RACED, "", "")
@@ -66,41 +58,42 @@ class TimeRanking:
         if not search.remaining:
             return []
         equal = search.equals()
-        winner = str(plainest([rows[name].candidate for name in equal]))
+        winner = min(equal, key=lambda name: rows[name].candidate.plainness)
         best = search.fastest(search.remaining)
         for name in search.remaining:
             if name == winner:
                 self._note_winner(rows[name], best, equal)
             elif name in equal:
-                reason = f"equal within the interval to {winner}, which is simpler"
-                rows[name].decide(RACED, states.EQUAL, reason)
+                rows[name].decide(RACED, "equal", f"equal within the interval to {winner}, which is simpler")
             else:
-                rows[name].decide(RACED, states.BEHIND, f"behind {best} in the median, though not by its interval")
+                rows[name].decide(RACED, "behind", f"behind {best} in the median, though not by its interval")
         speeds = search.speeds(best)
         others = sorted((name for name in search.remaining if name != winner), key=lambda name: speeds[name])
         return [rows[name] for name in (winner, *others)]
 
     def full_runs(self, candidates: int) -> int:
+        """The runs that timing so many candidates at full rounds takes."""
         return candidates * (WARMUP + MAX_ROUNDS * self._timer.cost.turn)
 
     def note_ratios(self, rows: Sequence[Row], winner: str) -> None:
+        """Note the ratio of each row to the winner, where they took part in the same rounds."""
         history = Halving(rounds=self.history)
         for row in rows:
             row.ratio = history.ratio(row.name, winner)
 
     def _note_winner(self, row: Row, best: str, equal: Sequence[str]) -> None:
-        figures = self._figures({row.name: row})
         least = "".join(
-            f"takes {size:,} bytes; of those within {CLOSE:.0%} of the least, " for size in figures.values()
+            f"takes {size:,} bytes; of those within {CLOSE:.0%} of the least, "
+            for size in self._figures({row.name: row}).values()
         )
         if len(equal) == 1:
             reason = "the fastest: the intervals of all others lie above it, or their medians do"
-            row.decide(RACED, states.FASTEST, least + reason)
+            row.decide(RACED, "fastest", least + reason)
             return
         others = ", ".join(name for name in equal if name != row.name)
         fastest = "" if row.name == best else f" ({best} is the fastest in the median)"
         reason = f"equal within the interval to {others}, and the simplest of them{fastest}"
-        row.decide(RACED, states.SIMPLEST, least + reason)
+        row.decide(RACED, "simplest", least + reason)
 
     def _note(self, row: Row, search: Halving) -> None:
         name = row.name
@@ -109,46 +102,40 @@ class TimeRanking:
         row.seconds = summarize(seconds) if seconds else None
         row.memory = self._timer.memory.get(name)
         if name in search.failed:
-            row.decide(FAILED, states.ERROR, search.failed[name])
+            row.decide(FAILED, "error", search.failed[name])
         elif name in search.halved:
             other, times = search.halved[name]
-            row.decide(DROPPED, states.SLOWER_HALF, f"{times:.2f}x of {other} in the median, in the slower half")
+            row.decide(DROPPED, SLOWER_HALF, f"{times:.2f}x of {other} in the median, in the slower half")
         elif name in search.dropped:
             other, ratio = search.dropped[name]
             interval = f"{ratio.median:.2f}x of {other} ({ratio.low:.2f} to {ratio.high:.2f})"
-            row.decide(DROPPED, states.SLOWER, f"{interval} after {row.rounds} rounds")
+            row.decide(DROPPED, "slower", f"{interval} after {row.rounds} rounds")
 
     def _smallest(self, rows: dict[str, Row], prepared: Mapping[str, PreparedProgram]) -> list[str]:
-        """The candidates that the objective leaves to be timed."""
-        if self._objective == "memory":
-            self._measure(rows)
-        elif self._objective == "size" and self._plans:
-            self._build(rows, prepared)
-        figures = self._figures(rows)
-        for name, figure in figures.items():
-            least = min(figures.values())
-            if figure > least * (1 + CLOSE):
-                rows[name].decide(DROPPED, states.LARGER, f"takes {figure:,} bytes, the least is {least:,}")
-        return [name for name, row in rows.items() if row.state == RACED]
-
-    def _measure(self, rows: dict[str, Row]) -> None:
-        """Note the memory of each, by one round."""
+        """The candidates that the objective leaves to be timed: their memory is noted by one round, the size of their
+        plans by building them."""
         names = list(rows)
-        for start in range(0, len(names), GROUP):
-            _, failed = self._timer.time_rounds(names[start : start + GROUP], 1, self._seed)
-            for name, reason in failed.items():
-                rows[name].decide(FAILED, states.ERROR, reason)
-        for name, row in rows.items():
-            row.memory = self._timer.memory.get(name)
-
-    def _build(self, rows: dict[str, Row], prepared: Mapping[str, PreparedProgram]) -> None:
-        """Note the size of the plan of each."""
-        for name, row in rows.items():
-            fact = self._programs.kernels(row.candidate.program, prepared[name], _profile(row, prepared[name]))
-            if "error" in fact:
-                row.decide(FAILED, states.ERROR, str(fact["error"]))
-            else:
-                row.size = fact["size"]
+        if self._objective == "memory":
+            for start in range(0, len(names), GROUP):
+                _, failed = self._timer.time_rounds(names[start : start + GROUP], 1, self._seed)
+                for name, reason in failed.items():
+                    rows[name].decide(FAILED, "error", reason)
+            for name, row in rows.items():
+                row.memory = self._timer.memory.get(name)
+        elif self._objective == "size" and self._plans:
+            for name, row in rows.items():
+                profile = prepared[name].profile_under(row.options)
+                fact = self._programs.kernels(row.candidate.program, prepared[name], profile)
+                if "error" in fact:
+                    row.decide(FAILED, "error", str(fact["error"]))
+                else:
+                    row.size = fact["size"]
+        figures = self._figures(rows)
+        least = min(figures.values(), default=0)
+        for name, figure in figures.items():
+            if figure > least * (1 + CLOSE):
+                rows[name].decide(DROPPED, "larger", f"takes {figure:,} bytes, the least is {least:,}")
+        return [name for name, row in rows.items() if row.state == RACED]
 
     def _figures(self, rows: Mapping[str, Row]) -> dict[str, int]:
         """The bytes that the objective makes small, of those that did not fail; none for latency."""
@@ -159,33 +146,36 @@ class TimeRanking:
 
 
 class KernelRanking:
-    """By what the builder chose: there is no GPU, so nothing is timed."""
+    """By what the builder chose; nothing is timed. It has the methods of TimeRanking."""
 
     method = METHOD
 
     def __init__(self, programs: Programs, objective: str) -> None:
         self._programs, self._objective = programs, objective
 
-    def rank(self, entries: Entries, most: int) -> list[Row]:
+    def rank(self, entries: Sequence[tuple[Row, PreparedProgram]], most: int) -> list[Row]:
         facts: dict[str, dict[str, Any]] = {}
         for row, prepared in entries:
-            fact = self._programs.kernels(row.candidate.program, prepared, _profile(row, prepared))
+            fact = self._programs.kernels(row.candidate.program, prepared, prepared.profile_under(row.options))
             error = unknown(fact)
             if error is not None:
-                row.decide(FAILED, states.ERROR, error)
+                row.decide(FAILED, "error", error)
                 continue
-            row.state, row.kernels, row.size, row.memory = RACED, summary(fact), fact["size"], planned(fact)
+            memory, table = planned(fact), fact["kernels"]
+            row.state, row.size, row.memory = RACED, fact["size"], memory
+            row.kernels = {**{name: table[name] for name in _FIGURES}, "planned_memory": memory}
             facts[row.name] = fact
 
-        def order(row: Row) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        def order(row: Row) -> tuple[Any, ...]:
             return merit(facts[row.name], self._objective), row.candidate.plainness
 
         ranked = sorted((row for row, _ in entries if row.name in facts), key=order)
-        for row in ranked[1:]:
-            plan = describe_plan(facts[row.name], self._objective)
-            row.decide(DROPPED, states.BY_KERNELS, f"{plan}: behind {ranked[0].name}")
-        for row in ranked[:1]:
-            row.decide(RACED, states.BY_KERNELS, f"{self.method}: {describe_plan(facts[row.name], self._objective)}")
+        for row in ranked:
+            plan = _describe(facts[row.name], self._objective)
+            if row is ranked[0]:
+                row.decide(RACED, "by-kernels", f"{METHOD}: {plan}")
+            else:
+                row.decide(DROPPED, "by-kernels", f"{plan}: behind {ranked[0].name}")
         return ranked
 
     def full_runs(self, candidates: int) -> int:
@@ -195,6 +185,32 @@ class KernelRanking:
         """Nothing was timed."""
 
 
-def _profile(row: Row, prepared: PreparedProgram) -> tuple[str, ...]:
-    """The requests for the profile that a candidate's plan is built with; none: the wide one."""
-    return prepared.profile if row.options.get("profile") == NARROW else ()
+def unknown(fact: Mapping[str, Any]) -> str | None:
+    """Why a plan can't be ranked, or None."""
+    reason = fact["error"] if "error" in fact else fact["kernels"].get("unknown")
+    return None if reason is None else str(reason)
+
+
+def merit(fact: Mapping[str, Any], objective: str) -> tuple[tuple[int, ...], ...]:
+    """Smaller is better, the objective first; equal where the tables don't differ."""
+    kernels = fact["kernels"]
+    speed = (kernels["fused_attention"] is not True, kernels["count"] + (kernels["host_steps"] or 0))
+    figures: dict[str, tuple[int, ...]] = {"latency": speed, "memory": (planned(fact),), "size": (fact["size"],)}
+    return figures.pop(objective), *figures.values()
+
+
+def planned(fact: Mapping[str, Any]) -> int:
+    """Bytes of scratch, activations and weights that the builder plans for."""
+    return sum(size or 0 for size in fact["memory"].values())
+
+
+def _describe(fact: Mapping[str, Any], objective: str) -> str:
+    """One plan in a few words, the objective first."""
+    kernels = fact["kernels"]
+    fused = "fused attention" if kernels["fused_attention"] else "attention not fused"
+    figures = {
+        "latency": f"{fused}, {kernels['count']} kernels and {kernels['host_steps']} host steps",
+        "memory": f"{planned(fact):,} bytes planned",
+        "size": f"a plan of {fact['size']:,} bytes",
+    }
+    return ", ".join([figures.pop(objective), *figures.values()])

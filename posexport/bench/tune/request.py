@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.artifact.weight_source import checkpoint_weights, file_weights, random_weights
+from posexport.artifact.manifest import WeightSource, checkpoint_weights, file_weights
 from posexport.bench.scenarios import Scenario, read_scenario
-from posexport.bench.tune.space import Limits, check_objective, check_runtime
+from posexport.bench.tune.space import Limits, Request
 from posexport.errors import RequestError
-from posexport.export.block_options import BlockOptions, merge_options, spec_of, weights_of
-from posexport.export.checkpoint_options import checkpoint_of, takes_weights
-from posexport.files import check_writable
+from posexport.export.block_options import (
+    BlockOptions,
+    checkpoint_of,
+    merge_options,
+    spec_of,
+    takes_weights,
+    weights_of,
+)
+from posexport.files import check_output
 from posexport.progress import Progress, silent
-from posexport.spec.fields import integer, text
-from posexport.spec.forms import OPSETS
+from posexport.spec.fields import text
 from posexport.spec.spec import DTYPES, Spec
 
 if TYPE_CHECKING:
@@ -47,22 +52,18 @@ class TuneRequest:
     options: TuneOptions
     block_options: Mapping[str, Any]
     parameters: Mapping[str, Any]
-    limits: Limits
     specs: Mapping[str, Spec]
-    scenario: Scenario
+    request: Request
     output: Path
     save: Path | None
 
     def run(self, cache: Path | None, resume: bool, progress: Progress = silent) -> Result:
         """Tune, with what is known in the folder `cache` (default: that of the output) if `resume`."""
-        from posexport.bench.tune.search import Request, Store, check_there, tune
+        from posexport.bench.tune.fact_cache import Store
+        from posexport.bench.tune.search import check_there, tune
 
-        options = self.options
-        check_there(options.runtime)
-        request = Request(
-            scenario=self.scenario, runtime=options.runtime, objective=options.objective, limits=self.limits
-        )
-        return tune(self._block(), request, self.output, Store(cache or self.output.parent, resume), progress)
+        check_there(self.request.runtime)
+        return tune(self._block(), self.request, self.output, Store(cache or self.output.parent, resume), progress)
 
     def _block(self) -> Block:
         """What is tuned; weights are loaded when a program is exported, in the dtype of that."""
@@ -94,7 +95,7 @@ class TuneRequest:
         return block(
             load=lambda dtype: (specs[dtype], seeded_weights(specs[dtype], seed)),
             source=f"seed {seed}",
-            weight_source=random_weights(seed),
+            weight_source=WeightSource(source="random", seed=seed),
         )
 
     def _checkpoint(self, dtype: str) -> tuple[Spec, Mapping[str, Tensor]]:
@@ -115,16 +116,12 @@ def read_tune_request(
         merged.setdefault("runtime", merged.pop("for"))
     names = {field.name for field in attrs.fields(TuneOptions)}
     options = TuneOptions(**{name: value for name, value in merged.items() if name in names})
-    check_runtime(options.runtime)
-    check_objective(options.objective)
-    limits = Limits(
-        forms=_several(merged, "form"),
-        targets=_several(merged, "target"),
-        opsets=tuple(_Opset(opset=opset).opset for opset in _several(merged, "opset")),
-    )
+    forms, targets, opsets = (_several(merged, name) for name in ("form", "target", "opset"))
+    limits = Limits(forms=forms, targets=targets, opsets=opsets)
     specs = _specs(merged, parameters)
     first = next(iter(specs.values()))
     scenario = _scenario(options, first)
+    request = Request(scenario=scenario, runtime=options.runtime, objective=options.objective, limits=limits)
     ending = ".plan" if options.runtime.startswith("tensorrt") else ".onnx"
     output = Path(f"{preset or first.encoding.name}{ending}" if options.output is None else options.output)
     saved = None if save is None else Path(save)
@@ -133,9 +130,8 @@ def read_tune_request(
         options=options,
         block_options=merged,
         parameters=parameters,
-        limits=limits,
         specs=specs,
-        scenario=scenario,
+        request=request,
         output=output,
         save=saved,
     )
@@ -145,22 +141,13 @@ def _check_files(output: Path, ending: str, runtime: str, save: Path | None) -> 
     """RequestError where the files can't be written, or would replace one another."""
     if output.suffix != ending:
         raise RequestError(f"output {str(output)!r} must end in {ending} for {runtime}: name it like x{ending}.")
-    files = (output, *([] if save is None else [save]))
-    for path in files:
-        if not path.parent.is_dir() or path.is_dir():
-            raise RequestError(f"output {str(path)!r} can't be written: give a file in a folder that is there.")
     if save is not None and save.suffix != ".json":
         raise RequestError(f"--save {str(save)!r} must end in .json: name it like tune.json.")
     manifests = {Path(f"{output.with_suffix(suffix)}.json").resolve() for suffix in (ending, ".onnx")}
     if save is not None and save.resolve() in manifests:
         raise RequestError(f"--save {str(save)!r} is the manifest of the output: name it otherwise, like tune.json.")
-    for path in files:
-        check_writable(path)
-
-
-@attrs.frozen(kw_only=True)
-class _Opset:
-    opset: int = integer(OPSETS[0], "ONNX opset", at_least=OPSETS[0], at_most=OPSETS[-1])
+    for path in (output, *([] if save is None else [save])):
+        check_output(path, path.suffix)
 
 
 def _several(options: Mapping[str, Any], name: str) -> tuple[Any, ...]:

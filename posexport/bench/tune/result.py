@@ -14,59 +14,33 @@ from posexport.bench import statistics
 from posexport.bench.tune.space import Candidate, Program
 from posexport.jsondata import OMITTED, unstructure
 
-KIND, VERSION = "tune", 1
 WON: Final = "won"
 RACED: Final = "raced"
 DROPPED: Final = "dropped"
 FAILED: Final = "failed"
 REFUSED: Final = "refused"
 NOT_RUN: Final = "not run"
+SAME_GRAPH: Final = "same-graph"
+SLOWER_HALF: Final = "slower-half"
 
 State = Literal["won", "raced", "dropped", "failed", "refused", "not run"]
 
-SAME_GRAPH: Final = "same-graph"
-SLOWER: Final = "slower"
-SLOWER_HALF: Final = "slower-half"
-BEHIND: Final = "behind"
-EQUAL: Final = "equal"
-FASTEST: Final = "fastest"
-SIMPLEST: Final = "simplest"
-LARGER: Final = "larger"
-BY_KERNELS: Final = "by-kernels"
-UNSUPPORTED: Final = "unsupported"
-NOT_VERIFIED: Final = "not-verified"
-ERROR: Final = "error"
-
 ReasonCode = Literal[
     "",
-    "same-graph",
-    "slower",
-    "slower-half",
-    "behind",
-    "equal",
-    "fastest",
-    "simplest",
-    "larger",
-    "by-kernels",
-    "unsupported",
-    "not-verified",
-    "error",
+    "same-graph",  # its file or graph is another candidate's, so only that one was timed
+    "slower",  # its interval lies above another one's time
+    "slower-half",  # its median was in the slower half of those that stood, whatever its interval says
+    "behind",  # it stood to the end, and is behind the fastest in the median
+    "equal",  # it is as fast as the winner, which is simpler
+    "fastest",  # it won: nothing else is as fast
+    "simplest",  # it won: others are as fast, and it is the simplest of them
+    "larger",  # it takes more memory, or space, than another, where that is the objective
+    "by-kernels",  # plans were ranked by what the builder chose, without a GPU
+    "unsupported",  # the form, the scenario or the runtime can't take it
+    "not-verified",  # its outputs differ from the float64 reference, or could not be compared
+    "error",  # an engine failed, as the reason says
 ]
-"""Why a candidate is in its state.
-
-same-graph    its file or graph is another candidate's, so only that one was timed
-slower        its interval lies above another one's time
-slower-half   its median was in the slower half of those that stood, whatever its interval says
-behind        it stood to the end, and is behind the fastest in the median
-equal         it is as fast as the winner, which is simpler
-fastest       it won: nothing else is as fast
-simplest      it won: others are as fast, and it is the simplest of them
-larger        it takes more memory, or space, than another, where that is the objective
-by-kernels    plans were ranked by what the builder chose, without a GPU
-unsupported   the form, the scenario or the runtime can't take it
-not-verified  its outputs differ from the float64 reference, or could not be compared
-error         an engine failed, as the reason says
-"""
+"""Why a candidate is in its state."""
 
 
 @attrs.define(kw_only=True)

@@ -6,7 +6,7 @@ Every form, target and dtype is exported once, in the lowest opset. Programs tha
 are timed once. They are ranked by successive halving (`halving`). Then the other opsets of the winner are tried, where
 they make another graph, and then the runtime's options, on the winner and the one next to it. The winner is verified;
 where it fails, its graph is out and the others are ranked again. Without a GPU, TensorRT's plans are ranked by their
-kernel tables (`kernel_ranking`).
+kernel tables (`ranking`).
 """
 
 from __future__ import annotations
@@ -17,22 +17,18 @@ from pathlib import Path
 
 import attrs
 
-from posexport.bench.scenarios import Scenario
-from posexport.bench.tune import result as states
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.halving import MAX_ROUNDS
 from posexport.bench.tune.measure import CandidateTimer
 from posexport.bench.tune.programs import Block, PreparedProgram, Programs
-from posexport.bench.tune.publish import make_winner, verified
-from posexport.bench.tune.ranking import KernelRanking, Ranking, TimeRanking
-from posexport.bench.tune.result import DROPPED, FAILED, RACED, REFUSED, WON, Cost, Result, Row
+from posexport.bench.tune.publish import publish, verified
+from posexport.bench.tune.ranking import KernelRanking, TimeRanking
+from posexport.bench.tune.result import DROPPED, FAILED, RACED, REFUSED, SAME_GRAPH, WON, Cost, Result, Row
 from posexport.bench.tune.space import (
     Candidate,
-    Limits,
     Options,
     Program,
-    check_objective,
-    check_runtime,
+    Request,
     options_of,
     other_opsets,
     plain_options,
@@ -44,32 +40,11 @@ from posexport.processes import REFUSED as REFUSED_BY_ENGINE
 from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES, TENSORRT, gpu_missing
 
-__all__ = ["Block", "Limits", "Request", "Store", "tune"]
-
 BEST = 2
 """Programs, and combinations of options, that reach the last ranking."""
 
 FEW, FINAL = 8, 10
 """Rounds at most of the rankings before the last one, which only find out who takes part in that; and of that."""
-
-
-@attrs.frozen(kw_only=True)
-class Request:
-    """What to tune for: a runtime of posexport.bench.tune.space.RUNTIMES, one scenario, and latency, memory or size."""
-
-    scenario: Scenario
-    runtime: str = "ort-cpu"
-    objective: str = "latency"
-    limits: Limits = attrs.field(factory=Limits)
-    seed: int = 0
-
-    def __attrs_post_init__(self) -> None:
-        check_runtime(self.runtime)
-        check_objective(self.objective)
-        if self.scenario.swept:
-            raise RequestError(
-                f"scenario {self.scenario.kind!r} is a whole sweep: tune for one point of it, such as {self.scenario}."
-            )
 
 
 def check_there(name: str) -> bool:
@@ -99,12 +74,12 @@ def tune(block: Block, request: Request, output: Path, store: Store, progress: P
             return result
         progress(f"writing {output.name}")
         prepared = tuning.prepared[won.candidate.program]
-        made = make_winner(tuning.programs, store, won, request.runtime, prepared, output)
-        if isinstance(made, str):
-            won.decide(FAILED, states.NOT_VERIFIED, made)
+        winner = publish(tuning.programs, store, won, request.runtime, prepared, output, result)
+        if isinstance(winner, str):
+            won.decide(FAILED, "not-verified", winner)
             won.verified = None
             return tuning.result(None, time.perf_counter() - start)
-        return attrs.evolve(result, winner=made.publish(result))
+        return attrs.evolve(result, winner=winner)
 
 
 class Tuning:
@@ -117,7 +92,7 @@ class Tuning:
         self.programs = Programs(block, request.runtime, request.scenario, store, progress)
         self._store, self._progress = store, progress
         self.timer = CandidateTimer(self.programs, store, request.runtime, self.machine, request.seed, progress)
-        self._ranking: Ranking = (
+        self._ranking: KernelRanking | TimeRanking = (
             KernelRanking(self.programs, request.objective)
             if self._by_kernels
             else TimeRanking(self.programs, self.timer, request.runtime, request.objective, request.seed)
@@ -149,21 +124,15 @@ class Tuning:
             row = order[0]
             program = row.candidate.program
             self._progress(f"verifying {row.name}")
-            reason, runtime = verified(
-                self.programs,
-                self._store,
-                self.request.runtime,
-                row.candidate,
-                self.prepared[program],
-                self._by_kernels,
-            )
+            args = (self.request.runtime, row.candidate, self.prepared[program], self._by_kernels)
+            reason, runtime = verified(self.programs, self._store, *args)
             if reason is None:
                 row.state, row.verified = WON, runtime
                 return row
             self._wrong.add(program)
             for other in self.rows.values():
                 if other.candidate.program == program and other.state in (RACED, DROPPED, WON):
-                    other.decide(FAILED, states.NOT_VERIFIED, f"did not verify on {runtime}: {reason}")
+                    other.decide(FAILED, "not-verified", f"did not verify on {runtime}: {reason}")
             left = [other for other in self._distinct.values() if other not in self._wrong]
             order = self._narrow(left) if left else []
         return None
@@ -173,23 +142,22 @@ class Tuning:
         timed = []
         for program in candidates:
             row = self._row(program, plain_options(self.request.runtime))
-            refusal = self.programs.refusal(program)
-            prepared = refusal if refusal is not None else self.programs.prepare(program)
+            prepared = self.programs.refusal(program) or self.programs.prepare(program)
             if isinstance(prepared, str):
-                row.decide(REFUSED, states.UNSUPPORTED, prepared)
+                row.decide(REFUSED, "unsupported", prepared)
                 continue
             if not self.request.runtime.startswith("tensorrt"):  # there the plan's counts, which is not built yet
                 row.size = prepared.size
             identity, error = self.programs.identity(program, prepared)
             if error is not None:
                 refused = error.code == REFUSED_BY_ENGINE
-                row.decide(*((REFUSED, states.UNSUPPORTED) if refused else (FAILED, states.ERROR)), error.text)
+                row.decide(*((REFUSED, "unsupported") if refused else (FAILED, "error")), error.text)
                 continue
             self.prepared[program] = prepared
             other = self._distinct.setdefault(identity, program)
             if other != program:
                 same = "file" if prepared.sha256 == self.prepared[other].sha256 else "graph"
-                row.decide(DROPPED, states.SAME_GRAPH, f"the same {same} as {other}: timed once")
+                row.decide(DROPPED, SAME_GRAPH, f"the same {same} as {other}: timed once")
                 continue
             timed.append(program)
         return timed
@@ -229,9 +197,9 @@ class Tuning:
                 identity, error = self.programs.identity(program, self.prepared[program], level)
                 first = levels.setdefault(identity, str(level or "all"))
                 if error is not None:
-                    row.decide(FAILED, states.ERROR, error.text)
+                    row.decide(FAILED, "error", error.text)
                 elif level is not None and first != level:
-                    row.decide(DROPPED, states.SAME_GRAPH, f"the same graph as with graph_level={first}: timed once")
+                    row.decide(DROPPED, SAME_GRAPH, f"the same graph as with graph_level={first}: timed once")
                 else:
                     entries.append((row, self.prepared[program]))
             tried = sum(row.candidate.program == program for row, _ in entries)

@@ -11,9 +11,11 @@ from typing import Any
 
 import attrs
 
+from posexport.bench.scenarios import Scenario
 from posexport.errors import RequestError, unknown
 from posexport.export.support import default_opset, unsupported_opset
 from posexport.machine import usable
+from posexport.spec.fields import choice
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
 from posexport.spec.spec import DTYPES, Spec
 
@@ -22,14 +24,11 @@ RUNTIMES = ("ort-cpu", "ort-cuda", "tensorrt", "tensorrt-rtx")
 
 OBJECTIVES = ("latency", "memory", "size")
 
-TARGETS_OF = {"ort-cpu": ("portable", "ort"), "ort-cuda": ("portable", "ort")}
-"""The targets that a runtime's files are written for; ("portable", "tensorrt") for the others."""
-
 Options = tuple[tuple[str, Any], ...]
 """Options of a runtime, name and value."""
 
-WIDE, NARROW = "wide", "scenario"
-"""Profiles of a plan: that of `posexport compile`, or one that ends at the scenario's shape and is tuned for it."""
+NARROW = "scenario"
+"""The profile of a plan that ends at the scenario's shape and is tuned for it, not that of `posexport compile`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -54,10 +53,6 @@ class Program:
             DTYPES.index(self.dtype),
         )
 
-    def export_options(self) -> dict[str, Any]:
-        """Keywords of posexport.export.export."""
-        return {"form": self.form, "target": self.target, "opset": self.opset}
-
 
 @attrs.frozen(kw_only=True)
 class Candidate:
@@ -67,7 +62,7 @@ class Candidate:
     options: Options = ()
 
     def __str__(self) -> str:
-        return " ".join((str(self.program), *(f"{name}={_spelled(value)}" for name, value in self.options)))
+        return " ".join((str(self.program), *(f"{name}={str(value).lower()}" for name, value in self.options)))
 
     @property
     def plainness(self) -> tuple[int, ...]:
@@ -75,12 +70,20 @@ class Candidate:
         return (len(self.options), *self.program.plainness)
 
 
+def _opsets(opsets: Sequence[int | str]) -> tuple[int, ...]:
+    known = {str(opset): opset for opset in OPSETS}
+    for opset in opsets:
+        if str(opset) not in known:
+            raise RequestError(f"opset is {opset!r}: it must be a whole number from {OPSETS[0]} to {OPSETS[-1]}.")
+    return tuple(known[str(opset)] for opset in opsets)
+
+
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What the search is held to; empty: everything."""
+    """What the search is held to; empty: everything. Opsets may be text."""
 
     forms: tuple[str, ...] = ()
-    opsets: tuple[int, ...] = ()
+    opsets: tuple[int, ...] = attrs.field(default=(), converter=_opsets)
     targets: tuple[str, ...] = ()
 
     def __attrs_post_init__(self) -> None:
@@ -88,26 +91,30 @@ class Limits:
             for name in given:
                 if name not in allowed:
                     raise unknown(kind, name, allowed)
-        for opset in self.opsets:
-            if opset not in OPSETS:
-                raise RequestError(f"opset is {opset}: it must be a whole number from {OPSETS[0]} to {OPSETS[-1]}.")
 
 
-def check_runtime(name: str) -> None:
-    """RequestError for a runtime that can't be tuned for."""
-    if name not in RUNTIMES:
-        raise unknown("runtime in --for", name, RUNTIMES)
+@attrs.frozen(kw_only=True)
+class Request:
+    """What to tune for: one of RUNTIMES, one scenario, and latency, memory or size."""
 
+    scenario: Scenario
+    runtime: str = "ort-cpu"
+    objective: str = choice("latency", OBJECTIVES, "what is made small")
+    limits: Limits = attrs.field(factory=Limits)
+    seed: int = 0
 
-def check_objective(name: str) -> None:
-    """RequestError for an objective that isn't known."""
-    if name not in OBJECTIVES:
-        raise unknown("objective", name, OBJECTIVES)
+    def __attrs_post_init__(self) -> None:
+        if self.runtime not in RUNTIMES:
+            raise unknown("runtime in --for", self.runtime, RUNTIMES)
+        if self.scenario.swept:
+            raise RequestError(
+                f"scenario {self.scenario.kind!r} is a whole sweep: tune for one point of it, such as {self.scenario}."
+            )
 
 
 def programs(runtime: str, specs: Mapping[str, Spec], limits: Limits) -> Iterator[Program]:
     """Every form for every target in every dtype, in the lowest opset that it takes (or in all that were asked for)."""
-    targets = limits.targets or TARGETS_OF.get(runtime, ("portable", "tensorrt"))
+    targets = limits.targets or ("portable", "ort" if runtime.startswith("ort") else "tensorrt")
     for form, target, (dtype, spec) in product(limits.forms or FORMS, targets, specs.items()):
         for opset in limits.opsets or (default_opset(form, spec),):
             yield Program(form=form, dtype=dtype, opset=opset, target=target)
@@ -143,12 +150,3 @@ def options_of(runtime: str, gpu: bool, cpus: int | None = None) -> list[Options
         tuple((name, value) for name, value in zip(choices, values, strict=True) if value is not None)
         for values in product(*choices.values())
     ]
-
-
-def plainest(candidates: Sequence[Candidate]) -> Candidate:
-    """The simplest and most portable of equals."""
-    return min(candidates, key=lambda candidate: candidate.plainness)
-
-
-def _spelled(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from posexport.errors import Reason
+from posexport.bench.worker import explain
+from posexport.jsondata import unstructure
 from posexport.processes import serve
-from posexport.runtimes.base import failure_code
 
 LARGEST = 1_000_000_000
 """Bytes from which a file is not compared, since the optimizer would write it anew: it then is like itself alone."""
@@ -39,14 +39,9 @@ def identify(path: str, runtime_name: str, level: str | None) -> dict[str, Any]:
         return {"identity": identity(onnx.inliner.inline_local_functions(onnx.load(file)))}
     import onnxruntime
 
-    from posexport.runtimes import runtime
-    from posexport.runtimes.ort import GRAPH_LEVELS
+    from posexport.runtimes import ort, runtime
 
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 4
-    settings.graph_optimization_level = getattr(
-        onnxruntime.GraphOptimizationLevel, f"ORT_{GRAPH_LEVELS[level or 'all']}"
-    )
+    settings = ort.session_options(level=level or "all")
     provider = f"{runtime(runtime_name).options['provider']}ExecutionProvider"
     with tempfile.TemporaryDirectory(prefix="posexport-") as folder:
         written = Path(folder) / "optimized.onnx"
@@ -63,7 +58,7 @@ def kernels(path: str, runtime_name: str, profile: list[str]) -> dict[str, Any]:
 
     built = build(read_onnx(Path(path)), BuildOptions(runtime=runtime_name, profile=tuple(profile)))
     size = memoryview(built.plan).nbytes
-    return {"kernels": built.kernels.to_dict(), "memory": built.memory, "size": size, "version": built.version}
+    return {"kernels": unstructure(built.kernels), "memory": built.memory, "size": size, "version": built.version}
 
 
 def identity(model: Any) -> str:
@@ -114,16 +109,5 @@ def _digest(parts: Iterable[str]) -> str:
 
 _ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {"identify": identify, "kernels": kernels}
 
-
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    return _ACTIONS[request.pop("do")](**request)
-
-
-def _explain(error: Exception) -> Reason:
-    """The code of an error and its first line."""
-    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return Reason(failure_code(error), first[:300])
-
-
 if __name__ == "__main__":
-    serve(_answer, _explain)
+    serve(lambda request: _ACTIONS[request.pop("do")](**request), explain)

@@ -13,7 +13,7 @@ from posexport import __version__
 from posexport.artifact.paths import check_artifact
 from posexport.errors import RequestError
 from posexport.export.triton.batching import Batching, batching_of
-from posexport.export.triton.config import Served, config_of, read_config, schema, text_of
+from posexport.export.triton.config import config_of, read_config, schema, text_of
 from posexport.export.triton.repository import ModelVersion
 from posexport.export.triton.rules import problems
 from posexport.export.triton.served_artifact import ServedArtifact, read_served
@@ -28,7 +28,7 @@ class PackageOptions:
     name: str | None = fields.text(None, "the model's name")
     version: int = fields.integer(1, "the model's version")
     instances: int = fields.integer(1, "copies of the model for each device", at_most=1024)
-    max_batch_size: int | None = fields.integer(None, "the most rows that are joined", at_least=0, optional=True)
+    max_batch_size: int | None = fields.integer(None, "the most rows that are joined", at_least=0)
     gpu: bool | None = None
     force: bool = False
 
@@ -98,19 +98,13 @@ def package_triton(path: Path, repository: Path, options: PackageOptions, progre
         profiles=artifact.profiles,
         requested=options.max_batch_size,
     )
-    config = config_of(
-        Served(
-            name=place.name,
-            backend=artifact.backend,
-            inputs=artifact.inputs,
-            outputs=artifact.outputs,
-            usual=artifact.usual,
-            batching=batching,
-            gpu=True if artifact.backend == "tensorrt" else options.gpu,
-            instances=options.instances,
-        )
-    )
-    text = text_of(config, _comments(artifact, batching))
+    config = config_of(place.name, artifact, batching, options.gpu, options.instances)
+    encodings = ", ".join(dict.fromkeys(kind.encoding.name for kind in artifact.spec.distinct_layers()))
+    comments = [
+        f"{encodings} in {artifact.spec.dtype}, {artifact.about}; written by posexport {__version__}.",
+        f"Batches: {'joined' if batching.joined else 'not joined'}, {batching.reason}.",
+    ]
+    text = text_of(config, comments)
     broken_rules = problems(read_config(text), place.name, artifact.inputs, artifact.outputs)
     if broken_rules:
         raise RequestError(f"{str(path)!r} can't be served by Triton: {'; '.join(broken_rules)}.")
@@ -126,16 +120,6 @@ def _name(given: str | None, path: Path) -> str:
             "with a letter, a digit or '_'."
         )
     return name
-
-
-def _comments(artifact: ServedArtifact, batching: Batching) -> list[str]:
-    """The comments at the top of config.pbtxt."""
-    spec = artifact.spec
-    encodings = ", ".join(dict.fromkeys(kind.encoding.name for kind in spec.distinct_layers()))
-    return [
-        f"{encodings} in {spec.dtype}, {artifact.about}; written by posexport {__version__}.",
-        f"Batches: {'joined' if batching.joined else 'not joined'}, {batching.reason}.",
-    ]
 
 
 def _package(

@@ -11,6 +11,8 @@ Source: https://github.com/triton-inference-server/server, docs/user_guide/model
 from __future__ import annotations
 
 import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ import attrs
 
 from posexport.artifact.manifest import manifest_path
 from posexport.errors import RequestError
-from posexport.export.triton.config import BACKENDS, read_config
-from posexport.export.triton.served_artifact import ServedArtifact
+from posexport.export.triton.config import read_config
+from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact
 from posexport.files import HashingFile, write_folder
 from posexport.progress import Progress
 
@@ -89,29 +91,20 @@ class ModelVersion:
         others = sorted((name for name in versions if name != str(self.version)), key=int)
         if not path.is_file() or (self.force and not others):
             return
-        try:
-            same = read_config(path.read_bytes()) == config
-        except RequestError:
-            same = False
-        if same:
-            return
+        with suppress(RequestError):
+            if read_config(path.read_bytes()) == config:
+                return
+        advice = ": give another --name, or --force to replace it"
         if others:
-            raise RequestError(
-                f"{str(path)!r} differs from the configuration of this version, and version {others[0]} shares it: "
-                "give another --name."
-            )
-        raise RequestError(
-            f"{str(path)!r} differs from the configuration of this version: give another --name, or --force to "
-            "replace it."
-        )
+            advice = f", and version {others[0]} shares it: give another --name"
+        raise RequestError(f"{str(path)!r} differs from the configuration of this version{advice}.")
 
 
 def _copy(source: Path, target: Path, sha256: str | None) -> str:
     """Copy a file in pieces; returns its sha256, RequestError where it is not the one in the manifest."""
     with source.open("rb") as read, target.open("wb") as write:
         hashing = HashingFile(write)
-        while piece := read.read(_PIECE):
-            hashing.write(piece)
+        shutil.copyfileobj(read, hashing, _PIECE)
         write.flush()
         os.fsync(write.fileno())
     digest = hashing.sha256.hexdigest()

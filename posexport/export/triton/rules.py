@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from posexport.export.triton.config import BACKENDS, TYPES, schema
+from posexport.export.triton.config import TYPES, schema
+from posexport.export.triton.served_artifact import BACKENDS, UNSERVED
 from posexport.spec.contract import Values
-
-UNSERVED = {"onnxruntime": {"bf16"}, "tensorrt": set[str]()}
-"""Dtypes that a backend does not take: server issue 8464 (onnxruntime_backend has no TYPE_BF16)."""
 
 
 def problems(config: Any, folder: str, inputs: Values, outputs: Values) -> list[str]:

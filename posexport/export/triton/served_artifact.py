@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 
 from posexport.artifact.manifest import Manifest, manifest_path, values_of
 from posexport.artifact.plan import check_plan
-from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
-from posexport.export.triton.config import BACKENDS
-from posexport.export.triton.rules import UNSERVED
-from posexport.spec.contract import Values, bounds_of, graph_inputs
+from posexport.spec.contract import Values
 from posexport.spec.spec import Spec
 
-if TYPE_CHECKING:
-    from posexport.artifact.onnx_artifact import Artifact
+BACKENDS = {"onnxruntime": ("onnxruntime_onnx", "model.onnx"), "tensorrt": ("tensorrt_plan", "model.plan")}
+"""Backend to (platform, file name)."""
+
+UNSERVED = {"onnxruntime": {"bf16"}, "tensorrt": set[str]()}
+"""Dtypes that a backend does not take: server issue 8464 (onnxruntime_backend has no TYPE_BF16)."""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,10 +65,6 @@ def _from_onnx(path: Path) -> ServedArtifact:
     manifest = artifact.manifest()
     if manifest is not None and (other := contradictions(manifest, artifact)):
         raise RequestError(f"{str(path)!r} and its manifest differ in {', '.join(other)}: export it again.")
-    inputs = artifact.inputs()
-    fixed = {dim: low for dim, (low, high) in bounds_of(graph_inputs(artifact.spec), inputs).items() if low == high}
-    shapes = {name: shape for name, (shape, _) in inputs.items()}
-    spans = profiles_of(shapes, (), artifact.spec.token_limit(), fixed)
     file = BACKENDS["onnxruntime"][1]
     hashes = {} if manifest is None else manifest.external_data
     weight_files = artifact.external_files()
@@ -78,21 +73,23 @@ def _from_onnx(path: Path) -> ServedArtifact:
             raise RequestError(
                 f"{str(path)!r} keeps weights in {name!r}, a name that Triton reserves: export it again."
             )
+    nodes = [*artifact.model.graph.node, *(node for function in artifact.model.functions for node in function.node)]
+    domains = sorted(set(artifact.domains()) - {"", "ai.onnx", "posexport"})
     return ServedArtifact(
         path=path,
         backend="onnxruntime",
         spec=artifact.spec,
-        inputs=inputs,
+        inputs=artifact.inputs(),
         outputs=artifact.outputs(),
-        usual={name: shapes["opt"] for name, shapes in spans.items()},
+        usual={name: shapes["opt"] for name, shapes in artifact.profiles().items()},
         profiles=None,
-        operators=_operators(artifact),
+        operators=frozenset(node.op_type for node in nodes),
         manifest=None if manifest is None else attrs.evolve(manifest, file=file),
         files={
             file: (path, None if manifest is None else manifest.sha256),
             **{name: (path.with_name(name), hashes.get(name)) for name in weight_files},
         },
-        about=f"opset {artifact.opset}{_domains(artifact)}",
+        about=f"opset {artifact.opset}{' and ' if domains else ''}{', '.join(domains)}",
     )
 
 
@@ -119,15 +116,3 @@ def _from_plan(path: Path) -> ServedArtifact:
         files={file: (path, manifest.sha256)},
         about=f"only TensorRT {runtime.version} can open it: use a Triton with that version",
     )
-
-
-def _operators(artifact: Artifact) -> frozenset[str]:
-    """The operators of a graph and its functions."""
-    nodes = [*artifact.model.graph.node, *(node for function in artifact.model.functions for node in function.node)]
-    return frozenset(node.op_type for node in nodes)
-
-
-def _domains(artifact: Artifact) -> str:
-    """The operator domains beside ONNX's, as a clause."""
-    others = sorted({entry.domain for entry in artifact.model.opset_import} - {"", "ai.onnx", "posexport"})
-    return f" and {', '.join(others)}" if others else ""

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
-from posexport.report.page.blocks import (
-    EMPTY,
-    Block,
-    Cell,
-    Figure,
-    Prose,
-    Section,
-    Table,
-    cells,
-    number,
-    plain_number,
-    plural,
-)
+from posexport.report.page.blocks import Block, Figure, Prose, Section, Table, cells, number, plain_number, plural
 from posexport.report.page.charts import draw_lines
 from posexport.report.page.results import Result
 from posexport.report.page.summary import Finding, Highlights
@@ -65,15 +53,14 @@ def angles(results: Sequence[Result[Angles]]) -> tuple[Section, Highlights]:
     blocks: list[Block] = []
     for result in results:
         dtypes = dict.fromkeys(row.dtype for row in result.data.rows)
-        blocks += [_figure(_worst(result.data, dtype)) for dtype in dtypes]
-        blocks.append(_rows(result.data))
+        blocks += [*(_figure(_worst(result.data, dtype)) for dtype in dtypes), _rows(result.data)]
     findings = (
         Finding(state=state, who=who, reason=reason, where="angles")
         for result in results
         for state, reasons in ((REFUSED, result.data.refused), (NOT_RUN, result.data.not_run))
         for who, reason in reasons.items()
     )
-    section = Section(id="angles", title="Error against position", lead=_LEAD, blocks=tuple(blocks))
+    section = Section(id="angles", title="Error against position", lead=_LEAD, blocks=blocks)
     return section, Highlights(findings=tuple(findings))
 
 
@@ -95,19 +82,16 @@ def _worst(data: Angles, dtype: str) -> Chart:
 
 
 def _rows(data: Angles) -> Table:
-    rows = tuple(
-        (
-            *cells(row.encoding, row.angles, row.dtype, row.runtime),
-            *(number(error, "{:.1e}".format) for error in row.errors),
-        )
-        for row in data.rows
+    table = Table(
+        caption="Errors of angles by position",
+        columns=("encoding", "angles", "dtype", "runtime", *map(plain_number, data.positions)),
+        rows=[
+            cells(row.encoding, row.angles, row.dtype, row.runtime, *(number(y, "{:.1e}".format) for y in row.errors))
+            for row in data.rows
+        ],
+        heads=4,
     )
-    positions = tuple(map(plain_number, data.positions))
-    return Table(
-        caption="Errors of angles by position", columns=("encoding", "angles", "dtype", "runtime", *positions),
-        rows=rows, heads=4, right=tuple(range(4, 4 + len(positions))),
-        folded=f"All errors by encoding and runtime: {plural(len(rows), 'row')}",
-    )  # fmt: skip
+    return table.fold("All errors by encoding and runtime")
 
 
 def plots(results: Sequence[Result[Plot]]) -> tuple[Section, Highlights]:
@@ -119,21 +103,20 @@ def plots(results: Sequence[Result[Plot]]) -> tuple[Section, Highlights]:
             picture = result.data.file or "the file that it wrote"
             text = f"{plural(result.data.images, 'picture')} of {result.name}, no line chart: see {picture}."
             blocks.append(Prose(text=text))
-    section = Section(id="plots", title="Plots", lead="What posexport plot measured.", blocks=tuple(blocks))
-    return section, Highlights(findings=tuple(dict.fromkeys(_absent(results))))
-
-
-def _absent(results: Sequence[Result[Plot]]) -> Iterator[Finding]:
-    for absent in (absent for result in results for chart in result.data.charts for absent in chart.absent):
-        yield Finding(state=FAILED if absent.failed else NOT_RUN, who=absent.name, reason=absent.reason, where="plot")
+    findings = dict.fromkeys(
+        Finding(state=FAILED if absent.failed else NOT_RUN, who=absent.name, reason=absent.reason, where="plot")
+        for result in results
+        for chart in result.data.charts
+        for absent in chart.absent
+    )
+    section = Section(id="plots", title="Plots", lead="What posexport plot measured.", blocks=blocks)
+    return section, Highlights(findings=tuple(findings))
 
 
 def _figure(chart: Chart) -> Figure:
     title = ": ".join(filter(None, (chart.title, chart.note.replace("\n", ", "))))
-    return Figure(
-        title=title, svg=draw_lines(chart, plain_number), note=f"Up: {chart.y}; across: {chart.x}.{_judged(chart)}",
-        table=_numbers(chart),
-    )  # fmt: skip
+    note = f"Up: {chart.y}; across: {chart.x}.{_judged(chart)}"
+    return Figure(title=title, svg=draw_lines(chart, plain_number), note=note, table=_numbers(chart))
 
 
 def _judged(chart: Chart) -> str:
@@ -154,13 +137,10 @@ def _judged(chart: Chart) -> str:
 
 def _numbers(chart: Chart) -> Table:
     """The drawn numbers, at no more than about a dozen places of each line."""
-    rows: list[tuple[Cell, ...]] = []
-    for line in chart.lines:
-        step = max(1, len(line.x) // 12)
-        for x, y in list(zip(line.x, line.y, strict=True))[::step]:
-            value = EMPTY if y is None or math.isnan(y) else number(y, "{:.3g}".format)
-            rows.append((Cell(text=line.label), number(x, plain_number), value))
-    return Table(
-        caption=chart.title, columns=("line", chart.x, chart.y), rows=tuple(rows), right=(1, 2),
-        folded="The numbers, some of each line",
-    )  # fmt: skip
+    rows = [
+        (line.label, number(x, plain_number), None if y is None or math.isnan(y) else number(y, "{:.3g}".format))
+        for line in chart.lines
+        for x, y in list(zip(line.x, line.y, strict=True))[:: max(1, len(line.x) // 12)]
+    ]
+    columns = ("line", chart.x, chart.y)
+    return Table(caption=chart.title, columns=columns, rows=rows, folded="The numbers, some of each line")

@@ -5,6 +5,7 @@ The graph is read as it lies in the file; the chain is its longest path from the
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,7 @@ import attrs
 
 from posexport.artifact.manifest import matches_manifest, read_plan_manifest
 from posexport.errors import RequestError
-from posexport.report.page.blocks import Cell, Chain, Section, Step, Table, cells, listed, megabytes, number, plural
-from posexport.runtimes.tensorrt.kernels import Kernel
+from posexport.report.page.blocks import Block, Cell, Chain, Section, Table, cells, listed, megabytes, number, plural
 
 MARKS = {"★": re.compile(r".*Attention|Softmax"), "◆": re.compile(r"Rotary.*|.*Bias|.*Sinusoids|Sin|Cos")}
 """The operators and functions that compute attention, and those that compute positions."""
@@ -56,7 +56,7 @@ def sections(
     made = []
     if plans:
         lead = "What TensorRT's builder made of each graph. Rows marked ★ are fused attention: one kernel for it all."
-        made.append(Section(id="kernels", title="Kernels of plans", lead=lead, blocks=tuple(plans)))
+        made.append(Section(id="kernels", title="Kernels of plans", lead=lead, blocks=plans))
     if graphs:
         made.append(_graphs(graphs, evidence))
     return made
@@ -68,10 +68,9 @@ def _plan(path: Path, name: str, evidence: str) -> Table:
         raise RequestError(f"{str(path)!r} has no manifest {path.name}.json: build it with 'posexport compile'.")
     kernels, rows = manifest.kernels, []
     for at, kernel in enumerate(kernels.rows, 1):
-        fused = Kernel(name=kernel.name, type=kernel.type).attention
-        mark = Cell(text="★ fused attention", tone="best") if fused else Cell(text="")
-        nodes = Cell(text=listed(kernel.nodes, 6), more=", ".join(kernel.nodes))
-        rows.append((number(at), *cells(kernel.name, kernel.type), mark, nodes))
+        mark = Cell("★ fused attention", tone="best") if kernel.attention else ""
+        nodes = Cell(listed(kernel.nodes, 6), more=", ".join(kernel.nodes))
+        rows.append((number(at), kernel.name, kernel.type, mark, nodes))
     if kernels.count is None:
         texts = [f"kernels are unknown: {kernels.unknown or 'the builder did not report them'}"]
     else:
@@ -81,14 +80,15 @@ def _plan(path: Path, name: str, evidence: str) -> Table:
     texts += [f"{manifest.runtime.name} {manifest.runtime.version}"]
     texts += [f"plan {megabytes(size)}"] if (size := manifest.sizes.get("plan")) else []
     texts += [] if matches_manifest(path) else ["the manifest does not match the file"]
-    text = "; ".join(texts)
-    spec = manifest.block()
+    text, spec = "; ".join(texts), manifest.block()
     title = f"{name}: {spec.encoding.name}, {manifest.form}, {spec.dtype}"
     return Table(
-        caption=title, columns=("", "kernel", "type", "", "ONNX nodes"), rows=tuple(rows), right=(0,),
+        caption=title,
+        columns=("", "kernel", "type", "", "ONNX nodes"),
+        rows=rows,
         note=f"{text[:1].upper()}{text[1:]}. {evidence}",
         folded=f"{title}: {text}" if len(rows) > MOST_OPEN else "",
-    )  # fmt: skip
+    )
 
 
 def read_graph(path: Path, name: str) -> Graph:
@@ -136,24 +136,23 @@ def _graphs(graphs: Sequence[Graph], evidence: Mapping[str, str]) -> Section:
         "marked ★, what computes positions ◆."
     )
     names = sorted({name for graph in graphs for name in (*graph.operators, *graph.inside)})
-    total = [number(graph.operators.total()) for graph in graphs]
-    rows = [(Cell(text="all nodes"), *total)]
-    rows += [(Cell(text=f"{name} {mark}".strip()), *(_count(graph, name) for graph in graphs))
-             for name in names for mark in (_mark(name),)]  # fmt: skip
+    rows = [cells("all nodes", *(number(graph.operators.total()) for graph in graphs))]
+    rows += [cells(f"{name} {_mark(name)}".strip(), *(_count(graph, name) for graph in graphs)) for name in names]
     table = Table(
-        caption="Operators by artifact", columns=("operator", *(graph.name for graph in graphs)),
-        rows=tuple(rows), right=tuple(range(1, 1 + len(graphs))),
+        caption="Operators by artifact",
+        columns=("operator", *(graph.name for graph in graphs)),
+        rows=rows,
         note="A number behind + stands in the bodies of the file's own functions.",
-        folded=f"Operators by artifact: {plural(len(rows), 'row')}" if len(rows) > MOST_OPEN else "",
-    )  # fmt: skip
-    chains = [_chain(graph, evidence[graph.name]) for graph in graphs]
-    return Section(id="graphs", title="Shape of the graphs", lead=lead, blocks=(*chains, table))
+    )
+    blocks: list[Block] = [_chain(graph, evidence[graph.name]) for graph in graphs]
+    blocks.append(table.fold(table.caption, MOST_OPEN))
+    return Section(id="graphs", title="Shape of the graphs", lead=lead, blocks=blocks)
 
 
 def _count(graph: Graph, name: str) -> Cell:
     outside, inside = graph.operators[name], graph.inside[name]
     text = f"{outside or ''}{f' +{inside}' if inside else ''}".strip() or "–"
-    return Cell(text=text, value=outside + inside)
+    return Cell(text, value=outside + inside)
 
 
 def _mark(name: str) -> str:
@@ -162,13 +161,8 @@ def _mark(name: str) -> str:
 
 
 def _chain(graph: Graph, evidence: str) -> Chain:
-    steps: list[Step] = []
-    for name in graph.chain:
-        if steps and steps[-1].text == name:
-            steps[-1] = attrs.evolve(steps[-1], times=steps[-1].times + 1)
-        else:
-            steps.append(Step(text=name, mark=_mark(name)))
+    runs = [(name, len(list(run))) for name, run in itertools.groupby(graph.chain)]
+    steps = [(_mark(name), name + (f" ×{times}" if times > 1 else "")) for name, times in runs]
     note = f"{plural(graph.operators.total(), 'node')} in all, {len(graph.chain)} on the longest path"
-    if len(steps) > MOST_STEPS:
-        note += f", the first {MOST_STEPS} steps shown"
-    return Chain(title=f"{graph.name}: {graph.summary}", note=f"{note}. {evidence}", steps=tuple(steps[:MOST_STEPS]))
+    note += f", the first {MOST_STEPS} steps shown" if len(steps) > MOST_STEPS else ""
+    return Chain(title=f"{graph.name}: {graph.summary}", note=f"{note}. {evidence}", steps=steps[:MOST_STEPS])

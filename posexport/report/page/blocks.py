@@ -5,7 +5,7 @@ HTML and Markdown are both made from these, so they say the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,7 +13,7 @@ import attrs
 from posexport.bench.statistics import Ratio
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Cell:
     """One cell: `more` shows on hover, and tables sort by `value`.
 
@@ -21,28 +21,56 @@ class Cell:
     """
 
     text: str
-    more: str = ""
-    tone: str = ""
-    value: float | None = None
+    more: str = attrs.field(default="", kw_only=True)
+    tone: str = attrs.field(default="", kw_only=True)
+    value: float | None = attrs.field(default=None, kw_only=True)
+
+
+EMPTY = Cell("–")
+
+
+def cells(*texts: str | Cell | None) -> tuple[Cell, ...]:
+    """A row of cells: plain where they are text, empty for None."""
+    return tuple(EMPTY if text is None else Cell(text) if isinstance(text, str) else text for text in texts)
+
+
+def _rows(rows: Iterable[Iterable[str | Cell | None]]) -> tuple[tuple[Cell, ...], ...]:
+    return tuple(cells(*row) for row in rows)
 
 
 @attrs.frozen(kw_only=True)
 class Table:
-    """Rows under columns. The first `heads` cells of a row name it; `right` are the indices of columns of numbers.
+    """Rows under columns, as `cells` takes them. The first `heads` cells of a row name it.
 
-    `groups` are names over so many columns each; `folded` is the line that opens a table that starts closed.
+    `groups` are names over so many columns each; `folded` is the line that opens a table that starts closed; `heat` is
+    set for a heat-map, of which `key` is the legend.
     """
 
     caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: Sequence[str]
+    rows: tuple[tuple[Cell, ...], ...] = attrs.field(converter=_rows)
     heads: int = 1
-    right: tuple[int, ...] = ()
     groups: tuple[tuple[str, int], ...] = ()
     heat: bool = False
     note: str = ""
     folded: str = ""
     key: tuple[Cell, ...] = ()
+
+    @property
+    def right(self) -> set[int]:
+        """The columns of numbers, which are right-aligned; a heat-map has none."""
+        return {at for row in self.rows for at, cell in enumerate(row) if cell.value is not None and not self.heat}
+
+    def trimmed(self) -> Table:
+        """The table without the columns that are empty in every row."""
+        kept = sorted({at for row in self.rows for at, cell in enumerate(row) if cell.text not in ("", "–")})
+        rows = [[row[at] for at in kept] for row in self.rows]
+        return attrs.evolve(self, columns=tuple(self.columns[at] for at in kept), rows=rows)
+
+    def fold(self, title: str, beyond: int = 0, noun: str = "row") -> Table:
+        """The table, closed under its title and number of rows where it has more than `beyond`."""
+        folded = f"{title}: {plural(len(self.rows), noun)}" if len(self.rows) > beyond else ""
+        return attrs.evolve(self, folded=folded)
 
 
 @attrs.frozen(kw_only=True)
@@ -57,21 +85,12 @@ class Figure:
 
 
 @attrs.frozen(kw_only=True)
-class Step:
-    """One operator of a chain, repeated so many `times`; `mark` says why it stands out."""
-
-    text: str
-    times: int = 1
-    mark: str = ""
-
-
-@attrs.frozen(kw_only=True)
 class Chain:
-    """Operators from a graph's input to its output."""
+    """Operators from a graph's input to its output, each behind a mark that says why it stands out, if it does."""
 
     title: str
     note: str
-    steps: tuple[Step, ...]
+    steps: Sequence[tuple[str, str]]
 
 
 @attrs.frozen(kw_only=True)
@@ -93,7 +112,7 @@ class Section:
     id: str
     title: str
     lead: str
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
 
 
 @attrs.frozen(kw_only=True)
@@ -139,35 +158,16 @@ class Page:
 
     title: str
     subtitle: str
-    boxes: tuple[Box, ...]
-    sections: tuple[Section, ...]
+    boxes: Sequence[Box]
+    sections: Sequence[Section]
     glossary: Table
     read: Table
-    left: tuple[str, ...] = ()
-
-
-def cells(*texts: str | Cell) -> tuple[Cell, ...]:
-    """A row of cells, plain where they are text."""
-    return tuple(text if isinstance(text, Cell) else Cell(text=text) for text in texts)
-
-
-def trimmed(table: Table) -> Table:
-    """The table without the columns that are empty in every row."""
-    kept = [at for at in range(len(table.columns)) if any(row[at].text not in ("", "–") for row in table.rows)]
-    return attrs.evolve(
-        table,
-        columns=tuple(table.columns[at] for at in kept),
-        rows=tuple(tuple(row[at] for at in kept) for row in table.rows),
-        right=tuple(place for place, at in enumerate(kept) if at in table.right),
-    )
-
-
-EMPTY = Cell(text="–")
+    left: Sequence[str] = ()
 
 
 def number(value: float | None, show: Callable[[float], str] = "{:,}".format) -> Cell:
     """A cell with a number, sorted by it; empty without one."""
-    return EMPTY if value is None else Cell(text=show(value), value=value)
+    return EMPTY if value is None else Cell(show(value), value=value)
 
 
 def plain_number(value: float) -> str:
@@ -177,10 +177,9 @@ def plain_number(value: float) -> str:
 
 def listed(names: Sequence[str], most: int = 4) -> str:
     """Names in a sentence, the first `most` of them."""
-    shown = list(names[:most])
     if len(names) > most:
-        return f"{', '.join(shown)} and {len(names) - most} more"
-    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def plural(count: int, noun: str) -> str:
@@ -217,23 +216,37 @@ def span(ratio: Ratio) -> str:
     return f"{_digits(ratio.low)} to {_digits(ratio.high)}"
 
 
+def ratio_cells(ratio: Ratio | None) -> tuple[Cell | None, Cell | None]:
+    """A ratio and its interval."""
+    if ratio is None:
+        return None, None
+    return number(ratio.median, times), Cell(span(ratio), value=ratio.median)
+
+
 def megabytes(size: float) -> str:
     """Bytes for people."""
     return f"{size / 1e6:,.2f} MB"
 
 
-def facts_of(machine: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of a machine with its memory in GiB."""
-    memory = machine.get("memory")
-    return {**machine, "memory": f"{memory / 2**30:.1f} GiB"} if isinstance(memory, int) else dict(machine)
-
-
 def fact(value: Any) -> str:
     """A value of a record for people; unknown values are empty."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {fact(item)}" for key, item in value.items() if item is not None)
-    if isinstance(value, list | tuple):
-        return ", ".join(map(fact, value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    match value:
+        case Mapping():
+            return ", ".join(f"{key} {fact(item)}" for key, item in value.items() if item is not None)
+        case list() | tuple():
+            return ", ".join(map(fact, value))
+        case bool():
+            return "yes" if value else "no"
     return "" if value is None else str(value)
+
+
+def facts_table(caption: str, folded: str, records: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+    """The facts of named records side by side, without those that none of them knows; memory in GiB."""
+    rows = []
+    for name in dict.fromkeys(name for _, facts in records for name in facts):
+        values = [facts.get(name) for _, facts in records]
+        if name == "memory":
+            values = [f"{value / 2**30:.1f} GiB" if isinstance(value, int) else value for value in values]
+        rows.append((name.replace("_", " "), *map(fact, values)))
+    columns = ("", *(name for name, _ in records))
+    return Table(caption=caption, columns=columns, rows=[row for row in rows if any(row[1:])], folded=folded)

@@ -8,11 +8,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
+from typing import Any
 
+from posexport.bench.comparisons import (
+    LOWER_BOUND,
+    TORCH,
+    Comparison,
+    Order,
+    Row,
+    block_of,
+    comparisons,
+    only_beside,
+    order,
+)
+from posexport.bench.evidence import Evidence
 from posexport.bench.result import OUT_OF_DATE, Benchmark, ProjectBenchmark
 from posexport.report.page import charts, machine_load, regressions
 from posexport.report.page.blocks import (
-    EMPTY,
     Block,
     Cell,
     Figure,
@@ -22,33 +34,32 @@ from posexport.report.page.blocks import (
     brief,
     cells,
     fact,
-    facts_of,
+    facts_table,
     listed,
     number,
     plural,
+    ratio_cells,
     seconds,
     span,
     times,
-    trimmed,
 )
 from posexport.report.page.charts import Bar, Bars
-from posexport.report.page.evidence import Evidence
-from posexport.report.page.latency_rows import (
-    LOWER_BOUND,
-    TORCH,
-    Comparison,
-    Order,
-    Row,
-    comparisons,
-    confidence,
-    order,
-)
 from posexport.report.page.results import Result
-from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights
+from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights, confidence
 from posexport.report.plots.panels import Chart, Line
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
+ALTERNATIVES = {
+    LOWER_BOUND: "lower bound: bare matrix products",
+    TORCH: "torch eager",
+    "torch-compile": "torch.compile",
+    "torch-onnx": "torch.onnx.export",
+    "ort-optimizer": "ORT's optimizer",
+}
+"""The names of other ways to run a block, by the role under which ratios are taken to them."""
+
 _VERDICTS = {FAILED: "✗ but it failed verify", PASSED: "✓ verified"}
+_LONG, _NAMED_FACTS = 32, 4
 _MOST_DIGITS = 15  # of a size in a scenario's name
 _SIZES = {"prefill": "new tokens at once", "decode": "tokens in the cache", "batch": "prompts side by side"}
 _LEAD = (
@@ -64,83 +75,116 @@ _CURVES = (
 
 def section(results: Sequence[Result[Benchmark]], evidence: Evidence) -> tuple[Section, Highlights]:
     """The section, and its highlights."""
-    compared, busy = comparisons(results), machine_load.shares(results)
+    compared, busy = comparisons((result.name, result.data) for result in results), machine_load.shares(results)
     curves = [group for group in _by_size(compared).values() if len(group) > 2]
     drawn = {id(comparison) for group in curves for comparison in group[:-1]}
+    records = []
+    for result in results:
+        data = result.data
+        facts = {"file": data.file, "sha256": data.sha256, "rounds": data.rounds, "threads": data.threads}
+        records.append((result.name, {**facts, "machine load": f"{data.machine_load:.0%}", **data.machine}))
     blocks: list[Block] = [*machine_load.warning(busy), *map(_curve, curves)]
-    blocks += [_bars(each, folded=id(each) in drawn or len(compared) > 12) for each in compared]
+    blocks += [_bars(group, folded=id(group) in drawn or len(compared) > 12) for group in compared]
     blocks += [table for result in results for table in regressions.tables(result)]
-    blocks += [_table(compared), *_absent(compared), _machines(results)]
-    return Section(id="latency", title="Latency", lead=_LEAD, blocks=tuple(blocks)), Highlights(
+    blocks += [_table(compared), *_absent(compared)]
+    blocks.append(facts_table("What it was measured on", "The machine, versions and settings of each run", records))
+    return Section(id="latency", title="Latency", lead=_LEAD, blocks=blocks), Highlights(
         findings=tuple(_findings(results, compared)),
-        fastest=tuple(point for each in compared if (point := _point(each, evidence)) is not None),
-        timed=sum(row.timed for each in compared for row in each.rows),
+        fastest=tuple(_point(group, evidence) for group in compared if group.ranked),
+        timed=sum(row.timed for group in compared for row in group.rows),
         machine_load=busy,
     )
 
 
 def project_findings(results: Sequence[Result[ProjectBenchmark]]) -> Highlights:
     """The files of projects that were not timed; one that is out of date fails its project, as the exit code says."""
+    files = [file for result in results for file in result.data.files if file.result is None]
+    states = [FAILED if file.state == OUT_OF_DATE else NOT_RUN for file in files]
     return Highlights(
         findings=tuple(
-            Finding(
-                state=FAILED if file.state == OUT_OF_DATE else NOT_RUN, who=PurePath(file.file).name,
-                reason=file.reason or NO_REASON, where="bench",
-            )
-            for result in results for file in result.data.files if file.result is None
+            Finding(state=state, who=PurePath(file.file).name, reason=file.reason or NO_REASON, where="bench")
+            for state, file in zip(states, files, strict=True)
         )
-    )  # fmt: skip
+    )
 
 
-def _point(compared: Comparison, evidence: Evidence) -> Point | None:
+def _title(compared: Comparison) -> str:
+    """The size of the block, and whatever sets it apart from the others of that size."""
+    encoding, size, layers = block_of(compared.rows[0].benchmark)
+    parts = [encoding, *([f"hidden {size}"] if size else []), *([f"{layers} layers"] if layers != 1 else [])]
+    facts = [_fact(path, value) for path, value in compared.apart.items()]
+    return ", ".join([*parts, *([listed(facts, _NAMED_FACTS)] if facts else [])])
+
+
+def _fact(path: str, value: Any) -> str:
+    text = fact(value)
+    text = text if len(text) <= _LONG else f"{text[: _LONG - 1]}…"
+    if path == "machine.cpu":
+        return f"on {text or 'an unknown CPU'}"
+    unknown = "unknown" if path.startswith("machine.") else "none"
+    return f"{path.rpartition('.')[2].replace('_', ' ')} {text or unknown}"
+
+
+def _sizes(compared: Comparison) -> str:
+    shape = compared.rows[0].shape
+    past = shape.past_seq or 0
+    tokens = plural(shape.seq, "new token" if past else "token")
+    text = f"{tokens} behind {past:,} in the cache" if past else f"{tokens} at once"
+    return text if shape.batch == 1 else f"{shape.batch:,} × {text}"
+
+
+def _name(compared: Comparison, row: Row, with_file: bool = True) -> str:
+    """The name of a candidate: its runtime, and what sets its file apart from the others of the block."""
+    made, dtypes = row.benchmark, len({other.dtype for other in compared.benchmarks}) > 1
+    dtype = [made.dtype] * dtypes
+    if row.role in ALTERNATIVES:
+        return " · ".join([ALTERNATIVES[row.role] + " on CUDA" * row.runtime.endswith("-cuda"), *dtype])
+    alike = [other for other in compared.benchmarks if (other.form, other.dtype) == (made.form, made.dtype)]
+    twins = [other for other in alike if other.opset == made.opset]
+    parts = [row.runtime, made.form, *dtype, *[f"opset {made.opset}"] * (len(twins) < len(alike))]
+    if with_file and len(twins) > 1:
+        parts.append(made.file if len({other.file for other in twins}) == len(twins) else row.source)
+    return " · ".join(parts)
+
+
+def _point(compared: Comparison, evidence: Evidence) -> Point:
     """The fastest of a comparison, with how certain that is and its ratios."""
-    ranked = compared.ranked
-    if not ranked:
-        return None
-    first = ranked[0]
-    name = compared.name(first)
-    beside = {row.runtime for row in ranked if row.benchmark is first.benchmark}
-    others = [
-        row
-        for row in ranked[1:]
-        # an alternative that ran beside the winner counts by those rounds, not by those of another file
-        if compared.name(row) != name
-        and (row.benchmark is first.benchmark or not row.role or row.runtime not in beside)
-    ]
+    first = compared.ranked[0]
+    name = _name(compared, first)
+    others = [row for row in only_beside(first, compared.ranked) if _name(compared, row) != name]
     ties: dict[str, Row] = {}
     figures: dict[Order, dict[str, str]] = {}
     for row in others:
-        other, compares = compared.name(row), order(first, row)
+        other, compares = _name(compared, row), order(first, row)
         figures.setdefault(compares, {}).setdefault(other, f"{other} ({_figure(first, row)})")
         if compares in ("tie", "inconclusive"):
             ties.setdefault(other, row)
-    text = []
-    if first.benchmark.sha256 and evidence.is_stale(first.benchmark.file, first.benchmark.sha256):
-        text.append("⚠ stale: other bytes were timed than those of the file here")
     verdict = evidence.verdict(first)
-    ratios = [(TORCH, "of torch eager"), (LOWER_BOUND, "of the lower bound")]
-    texts = [
-        f"{times(ratio.median)} {words} ({span(ratio)})"
-        for role, words in ratios
-        if (ratio := first.ratio(role)) is not None and first.role != role
-    ]
-    behind = next((row for row in others if row.role != TORCH and compared.name(row) not in ties), None)
+    texts = []
+    for role, words in ((TORCH, "of torch eager"), (LOWER_BOUND, "of the lower bound")):
+        if (ratio := first.ratio(role)) is not None and first.role != role:
+            texts.append(f"{times(ratio.median)} {words} ({span(ratio)})")
+    behind = next((row for row in others if row.role != TORCH and _name(compared, row) not in ties), None)
     if behind is not None and not ties:
-        texts.append(f"next {compared.name(behind)} ({_figure(first, behind)})")
+        texts.append(f"next {_name(compared, behind)} ({_figure(first, behind)})")
     if not first.role:
         texts.insert(len(texts) if verdict == PASSED else 0, _verdict(first, verdict))
+    if evidence.is_stale(first.benchmark.file, first.benchmark.sha256):
+        texts.insert(0, "⚠ stale: other bytes were timed than those of the file here")
     unlike = [row for row in ties.values() if not row.role and evidence.verdict(row) != verdict]
-    texts += [f"{compared.name(row)}: {_verdict(row, evidence.verdict(row))}" for row in unlike]
+    texts += [f"{_name(compared, row)}: {_verdict(row, evidence.verdict(row))}" for row in unlike]
     certainty = confidence(
         {compares: list(texts.values()) for compares, texts in figures.items()},
-        doubtful=any(machine_load.is_high(row.benchmark) for row in ranked),
+        doubtful=any(machine_load.is_high(row.benchmark) for row in compared.ranked),
         separate=any(row.benchmark is not first.benchmark for row in ties.values()),
     )
     return Point(
-        label=f"{machine_load.sign(first.benchmark)}{compared.block}, {compared.scenario} ({compared.sizes})",
-        head=name, figure=seconds(first.median),
-        confidence=certainty if others else "nothing else was timed beside it", text="; ".join([*text, *texts]),
-    )  # fmt: skip
+        label=f"{machine_load.sign(first.benchmark)}{_title(compared)}, {compared.scenario} ({_sizes(compared)})",
+        head=name,
+        figure=seconds(first.median),
+        confidence=certainty if others else "nothing else was timed beside it",
+        text="; ".join(texts),
+    )
 
 
 def _verdict(row: Row, verdict: str) -> str:
@@ -157,45 +201,48 @@ def _figure(first: Row, row: Row) -> str:
 
 def _bars(compared: Comparison, folded: bool) -> Figure | Table:
     timed = sorted((row for row in compared.rows if row.timed), key=lambda row: row.median)
-    title = f"{compared.block}: {compared.scenario} ({compared.sizes})"
+    title = f"{_title(compared)}: {compared.scenario} ({_sizes(compared)})"
     title = machine_load.title([row.benchmark for row in timed], title)
     if not timed:
-        rows = tuple(cells(compared.name(row), row.timing.state, row.timing.reason) for row in compared.rows)
-        return Table(caption=title, columns=("candidate", "state", "reason"), rows=rows)
-    best, sources = compared.ranked[:1], dict.fromkeys(row.source for row in compared.rows if row.timed)
+        states = [(_name(compared, row), row.timing.state, row.timing.reason) for row in compared.rows]
+        return Table(caption=title, columns=("candidate", "state", "reason"), rows=states)
+    sources = list(dict.fromkeys(row.source for row in compared.rows if row.timed))
+    several = len(sources) > 1
     groups = []
     for source in sources:
-        rows_here = [row for row in timed if row.source == source]
-        bound = next((row.median for row in rows_here if row.role == LOWER_BOUND), None)
-        shown = [row for row in rows_here if row.role != LOWER_BOUND] or ([] if len(sources) > 1 else rows_here)
-        bars = tuple(_bar(compared, row, row in best, len(sources) == 1) for row in shown)
-        groups += [Bars(name=source if len(sources) > 1 else "", bars=bars, bound=bound)] if bars else []
+        rows = [row for row in timed if row.source == source]
+        bound = next((row.median for row in rows if row.role == LOWER_BOUND), None)
+        shown = [row for row in rows if row.role != LOWER_BOUND] or ([] if several else rows)
+        bars = tuple(_bar(compared, row, with_file=not several) for row in shown)
+        groups += [Bars(name=source if several else "", bars=bars, bound=bound)] if bars else []
     if not groups:
-        groups = [Bars(name="", bars=tuple(_bar(compared, row, False, True) for row in timed))]
+        groups = [Bars(name="", bars=tuple(_bar(compared, row, with_file=True) for row in timed))]
     bounds = dict.fromkeys(seconds(group.bound) for group in groups if group.bound is not None)
     note = f"Lower bound (dashed): {listed(list(bounds))}." if bounds else "No lower bound was timed."
-    note += " Each file ran by itself, so files are compared by × torch, not by times." * (len(sources) > 1)
-    return Figure(
-        title=title, svg=charts.draw_bars(title, groups), note=note, folded=f"Bars of {title}" if folded else ""
-    )
+    note += " Each file ran by itself, so files are compared by × torch, not by times." * several
+    svg = charts.draw_bars(title, groups)
+    return Figure(title=title, svg=svg, note=note, folded=f"Bars of {title}" if folded else "")
 
 
-def _bar(compared: Comparison, row: Row, best: bool, with_file: bool) -> Bar:
-    ratio = row.ratio(TORCH)
-    text = seconds(row.median) + (f" · {times(ratio.median)} torch" if ratio and row.role != TORCH else "")
+def _bar(compared: Comparison, row: Row, with_file: bool) -> Bar:
+    ratio, best = row.ratio(TORCH), row in compared.ranked[:1]
     return Bar(
-        name=("★ " if best else "") + compared.name(row, with_file), text=text, value=row.median, low=row.seconds.p10,
-        high=max(row.seconds.p90, row.median), look="best" if best else "alternative" if row.role else "ours",
-    )  # fmt: skip
+        name="★ " * best + _name(compared, row, with_file),
+        text=seconds(row.median) + (f" · {times(ratio.median)} torch" if ratio and row.role != TORCH else ""),
+        value=row.median,
+        low=row.seconds.p10,
+        high=max(row.seconds.p90, row.median),
+        look="best" if best else "alternative" if row.role else "ours",
+    )
 
 
 def _by_size(compared: Sequence[Comparison]) -> dict[tuple[str, str], list[Comparison]]:
     """The scenarios of one kind by block, such as prefill at several lengths, in the order of their sizes."""
     groups: dict[tuple[str, str], list[Comparison]] = {}
-    for each in compared:
-        kind, _, size = each.scenario.partition(":")
+    for comparison in compared:
+        kind, _, size = comparison.scenario.partition(":")
         if kind in _SIZES and size.isdecimal() and len(size) <= _MOST_DIGITS:
-            groups.setdefault((each.key, kind), []).append(each)
+            groups.setdefault((comparison.key, kind), []).append(comparison)
     return {key: sorted(group, key=_size) for key, group in groups.items()}
 
 
@@ -206,24 +253,20 @@ def _size(compared: Comparison) -> int:
 def _curve(group: Sequence[Comparison]) -> Figure:
     series: dict[str, dict[float, float]] = {}
     roles: dict[str, str] = {}
-    for each in group:
-        for row in (row for row in each.rows if row.timed):
-            name, size = each.name(row), float(_size(each))
+    for compared in group:
+        for row in (row for row in compared.rows if row.timed):
+            name, size = _name(compared, row), float(_size(compared))
             points = series.setdefault(name, {})
             points[size] = min(row.median, points.get(size, row.median))
             roles[name] = row.role
-    names = sorted(series, key=lambda name: bool(roles[name]))
     sizes = sorted({size for points in series.values() for size in points})
     kind = group[0].scenario.partition(":")[0]
-    title = f"{group[0].block}: {kind} over a sweep"
-    lines = [
+    lines = tuple(
         Line(label=name, x=tuple(series[name]), y=tuple(series[name].values()), look=(at, roles[name] == LOWER_BOUND))
-        for at, name in enumerate(names)
-    ]
-    chart = Chart(
-        title=title, note="", x=_SIZES[kind], y="median time", lines=tuple(lines),
-        scales=("log" if min(sizes) > 0 else "linear", "log"),
-    )  # fmt: skip
+        for at, name in enumerate(sorted(series, key=lambda name: bool(roles[name])))
+    )
+    title, scales = f"{_title(group[0])}: {kind} over a sweep", ("log" if min(sizes) > 0 else "linear", "log")
+    chart = Chart(title=title, note="", x=_SIZES[kind], y="median time", lines=lines, scales=scales)
     return Figure(title=title, svg=charts.draw_lines(chart, brief, sizes), note=_CURVES)
 
 
@@ -234,71 +277,50 @@ _COLUMNS = (
 
 
 def _table(compared: Sequence[Comparison]) -> Table:
-    ran = [(each, row) for each in compared for row in each.rows if row.timing.state != NOT_RUN]
-    places = {id(each): at for at, each in enumerate(compared)}
-    ran.sort(key=lambda pair: (places[id(pair[0])], not pair[1].timed, pair[1].median))
-    return trimmed(
-        Table(
-            caption="Every timing", columns=_COLUMNS, rows=tuple(_row(*pair) for pair in ran), heads=2,
-            right=tuple(range(3, 15)), folded=f"Every timing: {plural(len(ran), 'row')}",
-        )
-    )  # fmt: skip
-
-
-def _absent(compared: Sequence[Comparison]) -> Iterator[Table]:
-    """Candidates that were not run, with each reason once."""
-    counted = Counter(
-        (each.name(row), row.timing.reason or NO_REASON)
-        for each in compared
-        for row in each.rows
-        if row.timing.state == NOT_RUN
-    )
-    rows = tuple((*cells(name, reason), number(count)) for (name, reason), count in counted.items())
-    if rows:
-        yield Table(
-            caption="Not timed", columns=("candidate", "reason", "times"), rows=rows, right=(2,),
-            folded=f"What was not timed, and why: {plural(len(rows), 'row')}",
-        )  # fmt: skip
+    rows = []
+    for group in compared:
+        ran = [row for row in group.rows if row.timing.state != NOT_RUN]
+        rows += [_row(group, row) for row in sorted(ran, key=lambda row: (not row.timed, row.median))]
+    return Table(caption="Every timing", columns=_COLUMNS, rows=rows, heads=2).fold("Every timing").trimmed()
 
 
 def _row(compared: Comparison, row: Row) -> tuple[Cell, ...]:
     timing, spread = row.timing, row.seconds
     quantiles = (spread.median, spread.p10, spread.p90, spread.p99)
-    figures = [number(value, seconds) if row.timed else EMPTY for value in quantiles]
-    for role in (TORCH, LOWER_BOUND):
-        ratio = row.ratio(role)
-        figures += [number(ratio.median, times), Cell(text=span(ratio))] if ratio else [EMPTY, EMPTY]
-    return (
-        *cells(f"{compared.block}, {compared.scenario}", compared.name(row)),
-        Cell(text=timing.state, tone=TONES.get(timing.state, "")), *figures,
+    return cells(
+        f"{_title(compared)}, {compared.scenario}",
+        _name(compared, row),
+        Cell(timing.state, tone=TONES.get(timing.state, "")),
+        *(number(value if row.timed else None, seconds) for value in quantiles),
+        *ratio_cells(row.ratio(TORCH)),
+        *ratio_cells(row.ratio(LOWER_BOUND)),
         number(timing.tokens_per_second, "{:,.0f}".format),
         number(timing.memory, lambda size: f"{size / 1e6:,.1f} MB"),
-        number(timing.load_seconds, seconds), number(timing.build_seconds, seconds),
-        Cell(text="; ".join(filter(None, (timing.reason, timing.note)))),
-    )  # fmt: skip
+        number(timing.load_seconds, seconds),
+        number(timing.build_seconds, seconds),
+        "; ".join(filter(None, (timing.reason, timing.note))),
+    )
+
+
+def _absent(compared: Sequence[Comparison]) -> Iterator[Table]:
+    """Candidates that were not run, with each reason once."""
+    counted = Counter(
+        (_name(group, row), row.timing.reason or NO_REASON)
+        for group in compared
+        for row in group.rows
+        if row.timing.state == NOT_RUN
+    )
+    rows = [(name, reason, number(count)) for (name, reason), count in counted.items()]
+    if rows:
+        table = Table(caption="Not timed", columns=("candidate", "reason", "times"), rows=rows)
+        yield table.fold("What was not timed, and why")
 
 
 def _findings(results: Sequence[Result[Benchmark]], compared: Sequence[Comparison]) -> Iterator[Finding]:
-    for row in (row for each in compared for row in each.rows if not row.timed):
+    for row in (row for group in compared for row in group.rows if not row.timed):
         who = "alternatives on CUDA" if row.role and row.runtime.endswith("-cuda") else row.runtime
         yield Finding(state=row.timing.state, who=who, reason=row.timing.reason or NO_REASON, where="bench")
     for result in results:
         yield from regressions.findings(result)
         for left in result.data.left_out:
             yield Finding(state=NOT_RUN, who=left.scenario, reason=left.reason, where="bench")
-
-
-def _machines(results: Sequence[Result[Benchmark]]) -> Table:
-    """The known facts of the machine, versions and settings of each file."""
-    facts: dict[str, list[str]] = {}
-    for at, result in enumerate(results):
-        data = result.data
-        known = {"file": data.file, "sha256": data.sha256, "rounds": data.rounds, "threads": data.threads}
-        known |= {"machine load": f"{data.machine_load:.0%}", **facts_of(data.machine)}
-        for name, value in known.items():
-            facts.setdefault(name, [""] * len(results))[at] = fact(value)
-    rows = tuple(cells(name.replace("_", " "), *values) for name, values in facts.items() if any(values))
-    return Table(
-        caption="What it was measured on", columns=("", *(result.name for result in results)), rows=rows,
-        folded="The machine, versions and settings of each run",
-    )  # fmt: skip

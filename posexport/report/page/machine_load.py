@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from posexport.bench.result import HIGH_MACHINE_LOAD, Benchmark
 from posexport.bench.tune.result import Result as Tuning
@@ -32,23 +32,17 @@ def shares(results: Sequence[Result[Benchmark]] | Sequence[Result[Tuning]]) -> t
     return tuple((result.name, result.data.machine_load) for result in results if is_high(result.data))
 
 
-def point(files: Sequence[tuple[str, float]]) -> Point:
-    """The line above the winners."""
-    return Point(head=f"⚠ {_sentence(files)}", text=_names(files), tone="care")
-
-
-def warning(files: Sequence[tuple[str, float]]) -> Iterator[Prose]:
-    """The paragraph above the times."""
-    if files:
-        yield Prose(text=f"⚠ {_sentence(files)}.", tone="care", note=f"({_names(files)})")
-
-
-def _sentence(files: Sequence[tuple[str, float]]) -> str:
+def points(files: Sequence[tuple[str, float]]) -> list[Point]:
+    """The line above the winners, where some files were timed on a busy machine."""
+    if not files:
+        return []
     ends = dict.fromkeys(f"{end(share for _, share in files):.0%}" for end in (min, max))
-    share = f"Other work took {' to '.join(ends)} of the CPU"
-    return f"{share}: ratios hold roughly, absolute times don't; time again at rest"
-
-
-def _names(files: Sequence[tuple[str, float]]) -> str:
+    advice = "ratios hold roughly, absolute times don't; time again at rest"
+    head = f"⚠ Other work took {' to '.join(ends)} of the CPU: {advice}"
     names = [f"{name} ({share:.0%})" for name, share in files] if len(files) > 1 else [files[0][0]]
-    return f"in {listed(names)}"
+    return [Point(head=head, text=f"in {listed(names)}", tone="care")]
+
+
+def warning(files: Sequence[tuple[str, float]]) -> list[Prose]:
+    """The same as a paragraph above the times."""
+    return [Prose(text=f"{point.head}.", tone="care", note=f"({point.text})") for point in points(files)]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from posexport.report.matrix_markdown import idle, judged, rows
+from posexport.report.matrix_markdown import ROWS, rows
 from posexport.report.page.blocks import Block, Cell, Section, Table, cells, listed, number
 from posexport.report.page.results import Result
-from posexport.report.page.summary import MARKS, NO_REASON, TONES, Finding, Highlights
+from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights
 from posexport.report.page.verdicts import heat, key_of
-from posexport.verify.matrix.table import BUILD, REFUSED, Matrix
-from posexport.verify.matrix.table import Cell as Entry
+from posexport.report.text import MARKS
+from posexport.verify.matrix.table import BUILD, REFUSED, Entry, Matrix, idle, judged
+from posexport.verify.matrix.table import Cell as MatrixCell
 from posexport.verify.result import FAILED, PASSED
 
 _STEPS = (1.0, 2.0, 4.0, 6.0)
@@ -23,7 +24,7 @@ def section(results: Sequence[Result[Matrix]]) -> tuple[Section, Highlights]:
     """The section of `posexport matrix`, and its highlights."""
     blocks: list[Block] = []
     for result in results:
-        blocks += _matrix(result.data, f" ({result.name})" if len(results) > 1 else "")
+        blocks += _tables(result.data, f" ({result.name})" if len(results) > 1 else "")
     counted: Counter[str] = Counter(cell.state for result in results for cell in result.data.cells.values())
     lead = (
         f"{', '.join(f'{counted[state]:,} {state}' for state in MARKS)}. Every encoding and form, with all dtypes and "
@@ -31,7 +32,7 @@ def section(results: Sequence[Result[Matrix]]) -> tuple[Section, Highlights]:
         "and a little more where torch is nearly exact. Under build are TensorRT's plans, and in how many of them "
         "attention is fused."
     )
-    return Section(id="matrix", title="What works where", lead=lead, blocks=tuple(blocks)), Highlights(
+    return Section(id="matrix", title="What works where", lead=lead, blocks=blocks), Highlights(
         findings=tuple(_findings(results)), checked=counted[PASSED] + counted[FAILED]
     )
 
@@ -49,47 +50,57 @@ def _findings(results: Sequence[Result[Matrix]]) -> Iterator[Finding]:
             yield Finding(state=state, who=who, reason=reason, where=where, count=count)
 
 
-def _matrix(matrix: Matrix, suffix: str) -> list[Block]:
+def _tables(matrix: Matrix, suffix: str) -> Iterator[Table]:
     every = matrix.ordered()
     columns, forms = judged(every), list(dict.fromkeys(cell.entry.form for cell in every))
-    even = [TORCH] if TORCH in columns and all(_is_one(cell) for cell in every if cell.column == TORCH) else []
-    shown = [name for name in columns if name not in even] or columns
+    # torch compared with itself says nothing
+    even = all(cell.state != FAILED and cell.ratio in (None, 1.0) for cell in every if cell.column == TORCH)
+    shown = [name for name in columns if name != TORCH or not even] or columns
     note = "◦ some of it was refused or not run: the cell shows more on hover, the tables below all of it."
     away = list(idle(every))
     note += f" Nothing ran on {', '.join(away)}, so they have no column." if away else ""
-    note += f" {TORCH} is the reference itself: 1 everywhere." if even and even != shown else ""
-    tables = []
-    for title, folded in (("by encoding", ""), ("by mode and dtype", f"The same by mode and dtype{suffix}")):
-        groups: dict[str, dict[tuple[str, str], list[Entry]]] = {}
+    note += f" {TORCH} is the reference itself: 1 everywhere." if shown != columns else ""
+    groups = [(f"{name}: plans with fused attention" if name == BUILD else name, len(forms)) for name in shown]
+
+    def heat_map(name: str, folded: str, row_of: Callable[[Entry], str]) -> Table:
+        grouped: dict[str, dict[tuple[str, str], list[MatrixCell]]] = {}
         for cell in every:
-            entry = cell.entry
-            row = entry.encoding if not folded else f"{entry.mode}, {entry.dtype}"
-            groups.setdefault(row, {}).setdefault((cell.column, entry.form), []).append(cell)
-        tables.append(
-            Table(
-                caption=f"Worst error over torch error, {title}{suffix}",
-                columns=(title.removeprefix("by "), *(form for _ in shown for form in forms)),
-                rows=tuple(
-                    (Cell(text=row), *(_sum(row, group.get((name, form), [])) for name in shown for form in forms))
-                    for row, group in groups.items()
-                ),
-                groups=(("", 1), *((f"{name}: plans with fused attention" if name == BUILD else name, len(forms))
-                                   for name in shown)),
-                heat=True, note=note, key=key_of(_STEPS, "error over torch error"), folded=folded,
-            )
-        )  # fmt: skip
-    return [*tables, _totals(every, suffix), _reasons(every, suffix), _made(matrix, suffix)]
+            grouped.setdefault(row_of(cell.entry), {}).setdefault((cell.column, cell.entry.form), []).append(cell)
+        return Table(
+            caption=f"Worst error over torch error, by {name}{suffix}",
+            columns=(name, *forms * len(shown)),
+            rows=[
+                cells(row, *(_sum(row, group.get((column, form), [])) for column in shown for form in forms))
+                for row, group in grouped.items()
+            ],
+            groups=(("", 1), *groups),
+            heat=True,
+            note=note,
+            key=key_of(_STEPS, "error over torch error"),
+            folded=folded,
+        )
+
+    yield heat_map("encoding", "", lambda entry: entry.encoding)
+    yield heat_map(
+        "mode and dtype", f"The same by mode and dtype{suffix}", lambda entry: f"{entry.mode}, {entry.dtype}"
+    )
+    totals = [
+        cells(name, *(number(int(count)) for count in counted), worst, fused)
+        for name, *counted, worst, fused in rows(every)
+    ]
+    yield Table(caption=f"Totals{suffix}", columns=ROWS, rows=totals, folded=f"Totals by runtime{suffix}")
+    yield _reasons(every, suffix)
+    versions = sorted({(cell.column, cell.version) for cell in every if cell.version})
+    made = [*matrix.made_by.items(), *versions]
+    yield Table(
+        caption=f"Versions{suffix}", columns=("what", "version"), rows=made, folded=f"Made and judged by{suffix}"
+    )
 
 
-def _is_one(cell: Entry) -> bool:
-    """Whether a cell only compares the reference with itself."""
-    return cell.state != FAILED and cell.ratio in (None, 1.0)
-
-
-def _sum(row: str, group: Sequence[Entry]) -> Cell:
+def _sum(row: str, group: Sequence[MatrixCell]) -> Cell:
     """One cell for several: the state that matters most, the worst number, and all counts on hover."""
     if not group:
-        return Cell(text="")
+        return Cell("")
     counted: Counter[str] = Counter(cell.state for cell in group)
     ran = [name for name in (FAILED, PASSED) if counted[name]]
     state = ran[0] if ran else counted.most_common(1)[0][0]
@@ -104,23 +115,15 @@ def _sum(row: str, group: Sequence[Entry]) -> Cell:
         value = max(ratios, default=None)
         figure = "" if value is None else f" {value:.2g}"
         figure = f" {sum(fused)}/{len(fused)}" if column == BUILD and fused else figure
-        return Cell(text=f"✓{figure}{some}", more="; ".join(texts), tone=heat(value or 0.0, _STEPS), value=value)
+        return Cell(f"✓{figure}{some}", more="; ".join(texts), tone=heat(value or 0.0, _STEPS), value=value)
     texts += [reason for cell in group if cell.state == state and (reason := cell.reason)][:1]
     text = f"{MARKS[state]} {counted[state]}{some}" if state == FAILED else MARKS[state]
-    return Cell(text=text, more="; ".join(texts), tone=TONES[state])
+    return Cell(text, more="; ".join(texts), tone=TONES[state])
 
 
-def _totals(every: Sequence[Entry], suffix: str) -> Table:
-    return Table(
-        caption=f"Totals{suffix}", columns=("runtime", *MARKS, "worst to torch error", "fused"),
-        rows=tuple(cells(*row) for row in rows(every)), right=(1, 2, 3, 4, 5, 6),
-        folded=f"Totals by runtime{suffix}",
-    )  # fmt: skip
-
-
-def _reasons(every: Sequence[Entry], suffix: str) -> Table:
+def _reasons(every: Sequence[MatrixCell], suffix: str) -> Table:
     """Every reason once, with the cells that it explains."""
-    grouped: dict[tuple[str, str], list[Entry]] = {}
+    grouped: dict[tuple[str, str], list[MatrixCell]] = {}
     for cell in every:
         if cell.state != PASSED:
             grouped.setdefault((cell.state, cell.reason or ""), []).append(cell)
@@ -129,22 +132,11 @@ def _reasons(every: Sequence[Entry], suffix: str) -> Table:
         entries = [cell.entry for cell in group]
         names = [[cell.column for cell in group]]
         names += [[getattr(entry, key) for entry in entries] for key in ("encoding", "form", "dtype", "mode")]
-        made.append(
-            (
-                Cell(text=f"{MARKS[state]} {state}", tone=TONES[state]),
-                number(len(group)),
-                *cells(reason, *(listed(list(dict.fromkeys(column)), 6) for column in names)),
-            )
-        )
+        listings = (listed(list(dict.fromkeys(column)), 6) for column in names)
+        made.append(cells(Cell(f"{MARKS[state]} {state}", tone=TONES[state]), number(len(group)), reason, *listings))
     return Table(
-        caption=f"Reasons{suffix}", columns=("state", "cells", "reason", "on", "encodings", "forms", "dtypes", "modes"),
-        rows=tuple(made), right=(1,), folded=f"Every reason for what was refused or not run{suffix}: {len(made)}",
-    )  # fmt: skip
-
-
-def _made(matrix: Matrix, suffix: str) -> Table:
-    versions = {(cell.column, cell.version) for cell in matrix.cells.values() if cell.version}
-    made = tuple(cells(name, version) for name, version in [*matrix.made_by.items(), *sorted(versions)])
-    return Table(
-        caption=f"Versions{suffix}", columns=("what", "version"), rows=made, folded=f"Made and judged by{suffix}"
+        caption=f"Reasons{suffix}",
+        columns=("state", "cells", "reason", "on", "encodings", "forms", "dtypes", "modes"),
+        rows=made,
+        folded=f"Every reason for what was refused or not run{suffix}: {len(made)}",
     )

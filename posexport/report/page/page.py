@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from posexport import __version__
+from posexport.bench.evidence import Evidence
 from posexport.bench.result import Benchmark, ProjectBenchmark
 from posexport.bench.tune.result import Result as Tuning
 from posexport.report.page import angles, artifacts, evidence, latency, matrix, sweep, tuning, verdicts
-from posexport.report.page.blocks import Page, Section, Table, cells, plural
+from posexport.report.page.blocks import Page, Section, Table, plural
 from posexport.report.page.results import Sweep
-from posexport.report.page.sources import KINDS, Sources, read_sources, writable
+from posexport.report.page.sources import KINDS, read_sources
 from posexport.report.page.summary import Highlights, boxes
 from posexport.report.plots.panels import Plot
+from posexport.report.text import writable
 from posexport.verify.matrix.table import Matrix
 from posexport.verify.result import Report
 
@@ -57,8 +59,8 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     `advance` is called with the name of each file as it is read.
     """
     sources = read_sources(paths, advance)
-    known = evidence.Evidence.of(sources.results, sources.sha256)
-    summaries, projects = known.artifacts(), latency.project_findings(sources.of(ProjectBenchmark))
+    known = Evidence.of(((result.name, result.data) for result in sources.results), sources.sha256)
+    summaries = known.artifacts()
     makers: list[tuple[Sequence[Any], Callable[[Any], tuple[Section, Highlights]]]] = [
         (summaries, evidence.section),
         (sources.of(Sweep), sweep.section),
@@ -70,51 +72,46 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
         (sources.of(Plot), angles.plots),
     ]
     made = [make(results) for results, make in makers if results]
-    sections = [section for section, _ in made]
-    sections += artifacts.sections(sources.artifacts, {each.name: each.sentence for each in summaries}, advance)
+    sentences = {summary.name: evidence.sentence(summary) for summary in summaries}
     counted = [(len(sources.of(kind.schema)), f"{name} file") for name, kind in KINDS.items()]
     counted.append((len(sources.artifacts), "artifact"))
     origin = ", ".join(plural(count, noun) for count, noun in counted if count)
+    commands = {kind.schema: kind.command for kind in KINDS.values()}
+    read = [(result.name, commands[type(result.data)]) for result in sources.results]
+    read += [(name, "artifact") for _, name in sources.artifacts]
+    highlights = [latency.project_findings(sources.of(ProjectBenchmark)), *(highlights for _, highlights in made)]
     return Page(
         title=title or "posexport report",
         subtitle=f"{ABOUT} Made from {origin} by posexport {__version__}.",
-        boxes=boxes([projects, *(highlights for _, highlights in made)]),
-        sections=tuple(sections),
+        boxes=boxes(highlights),
+        sections=[*(section for section, _ in made), *artifacts.sections(sources.artifacts, sentences, advance)],
         glossary=Table(
-            caption="The terms of this page", columns=("term", "meaning"), folded="What the terms mean",
-            rows=tuple(cells(*pair) for pair in GLOSSARY.items()),
+            caption="The terms of this page",
+            columns=("term", "meaning"),
+            rows=GLOSSARY.items(),
+            folded="What the terms mean",
         ),
-        read=_read(sources),
-        left=tuple(sources.left),
-    )  # fmt: skip
-
-
-def _read(sources: Sources) -> Table:
-    commands = {kind.schema: kind.command for kind in KINDS.values()}
-    rows = [cells(result.name, commands[type(result.data)]) for result in sources.results]
-    rows += [cells(name, "artifact") for _, name in sources.artifacts]
-    return Table(
-        caption="What this page was made from", columns=("file", "written by"), rows=tuple(rows),
-        folded=f"What this page was made from: {plural(len(rows), 'file')}",
-    )  # fmt: skip
+        read=Table(caption="What this page was made from", columns=("file", "written by"), rows=read).fold(
+            "What this page was made from", noun="file"
+        ),
+        left=sources.left,
+    )
 
 
 def to_html(page: Page) -> str:
     """The page as HTML."""
     import jinja2
 
+    def text(name: str) -> str:
+        return FOLDER.joinpath(name).read_text(encoding="utf-8")
+
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_load),
+        loader=jinja2.FunctionLoader(text),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    parts = {name: FOLDER.joinpath(f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
-    kinds = {"Table": "table", "Figure": "figure", "Chain": "chain", "Prose": "prose"}
-    environment.tests["kind"] = lambda block, name: kinds[type(block).__name__] == name
-    return writable(environment.get_template("page.html.j2").render(page=page, **parts))
-
-
-def _load(name: str) -> str:
-    return FOLDER.joinpath(name).read_text(encoding="utf-8")
+    environment.tests["kind"] = lambda block, name: type(block).__name__ == name
+    page_template = environment.get_template("page.html.j2")
+    return writable(page_template.render(page=page, css=text("page.css"), js=text("page.js")))

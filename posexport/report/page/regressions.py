@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from posexport.bench.result import FINE, INCONCLUSIVE, NOT_RUN, SLOWER, Benchmark, Change, LimitResult
-from posexport.report.page.blocks import EMPTY, Cell, Table, cells, number, times
+from posexport.bench.result import FINE, NOT_RUN, SLOWER, Benchmark, Change, LimitResult
+from posexport.report.page.blocks import Cell, Table, number, times
 from posexport.report.page.results import Result
 from posexport.report.page.summary import CARE, NO_REASON, Finding
 from posexport.verify.result import FAILED
@@ -21,26 +21,27 @@ def findings(result: Result[Benchmark]) -> Iterator[Finding]:
     """
     gate, file = result.data.gate, PurePath(result.data.file).name
     for change in gate.changes if gate else ():
-        text = _change(change)
+        text, where = _change(change), f"{result.name}, {change.shape}"
         worse = f"{text} than before, limit {gate.limit:.0%}" if gate else ""
         doubt = f"inconclusive whether it got slower than before: {change.reason or text}"
-        yield from _finding(change, f"{result.name}, {change.shape}", worse, doubt, (NOT_RUN, "gate"))
+        yield from _finding(change, where, worse, doubt, NOT_RUN, "gate")
     for limit in result.data.limits:
         where = f"{file}, {limit.scenario}"
-        worse = f"{_ratio(limit).text} of {limit.reference}, limit {limit.limit:g}×"
+        worse = f"{number(limit.ratio, times).text} of {limit.reference}, limit {limit.limit:g}×"
         doubt = f"inconclusive whether it is within its limit of {limit.limit:g}× of {limit.reference}"
-        yield from _finding(limit, where, worse, doubt, (FAILED, where) if limit.there else (NOT_RUN, "budget"))
+        yield from _finding(limit, where, worse, doubt, *((FAILED, where) if limit.there else (NOT_RUN, "budget")))
 
 
 def _finding(
-    row: Change | LimitResult, where: str, worse: str, doubt: str, absent: tuple[str, str]
+    row: Change | LimitResult, where: str, worse: str, doubt: str, absent: str, absent_where: str
 ) -> Iterator[Finding]:
-    if row.state == SLOWER:
-        yield Finding(state=SLOWER, who=row.runtime, reason=worse, where=where)
-    elif row.state == INCONCLUSIVE:
-        yield Finding(state=CARE, who=f"{row.runtime} ({where})", reason=doubt, where=where)
-    elif row.state == NOT_RUN:
-        yield Finding(state=absent[0], who=row.runtime, reason=row.reason or NO_REASON, where=absent[1])
+    match row.state:
+        case "slower":
+            yield Finding(state=SLOWER, who=row.runtime, reason=worse, where=where)
+        case "inconclusive":
+            yield Finding(state=CARE, who=f"{row.runtime} ({where})", reason=doubt, where=where)
+        case "not run":
+            yield Finding(state=absent, who=row.runtime, reason=row.reason or NO_REASON, where=absent_where)
 
 
 def _change(change: Change) -> str:
@@ -53,33 +54,32 @@ def _change(change: Change) -> str:
     return f"{text} ({change.low - 1:+.1%} to {change.high - 1:+.1%})"
 
 
-def _ratio(limit: LimitResult) -> Cell:
-    return number(limit.ratio, times)
-
-
 def tables(result: Result[Benchmark]) -> Iterator[Table]:
     """Every change since the baseline, and every limit."""
-    gate, file = result.data.gate, PurePath(result.data.file).name
+    gate, limits = result.data.gate, result.data.limits
     if gate:
-        changes = [Cell(text=_change(row), value=row.change) if row.change else EMPTY for row in gate.changes]
-        rows = [
-            (*_head(row, row.shape), change, *cells(row.reference or "–", row.reason))
-            for row, change in zip(gate.changes, changes, strict=True)
-        ]
         yield Table(
-            caption=f"Since the baseline, limit {gate.limit:.0%}: {result.name}", rows=tuple(rows), heads=2, right=(3,),
-            columns=("scenario", "runtime", "state", "change", "measured by", "reason"), note=" ".join(gate.notes),
-        )  # fmt: skip
-    if result.data.limits:
-        rows = [
-            (*_head(row, row.scenario), _ratio(row), *cells(f"{row.limit:g}× {row.reference}", row.reason))
-            for row in result.data.limits
-        ]
+            caption=f"Since the baseline, limit {gate.limit:.0%}: {result.name}",
+            columns=("scenario", "runtime", "state", "change", "measured by", "reason"),
+            rows=[
+                (row.shape, *_state(row), change, row.reference or "–", row.reason)
+                for row in gate.changes
+                for change in [Cell(_change(row), value=row.change) if row.change else None]
+            ],
+            heads=2,
+            note=" ".join(gate.notes),
+        )
+    if limits:
         yield Table(
-            caption=f"Limits on time: {file}", rows=tuple(rows), heads=2, right=(3,),
+            caption=f"Limits on time: {PurePath(result.data.file).name}",
             columns=("scenario", "runtime", "state", "ratio", "limit", "reason"),
-        )  # fmt: skip
+            rows=[
+                (row.scenario, *_state(row), number(row.ratio, times), f"{row.limit:g}× {row.reference}", row.reason)
+                for row in limits
+            ],
+            heads=2,
+        )
 
 
-def _head(row: Change | LimitResult, scenario: str) -> tuple[Cell, ...]:
-    return (*cells(scenario, row.runtime), Cell(text=row.state, tone=_TONES.get(row.state, "")))
+def _state(row: Change | LimitResult) -> tuple[str, Cell]:
+    return row.runtime, Cell(row.state, tone=_TONES.get(row.state, ""))

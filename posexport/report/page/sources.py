@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 import attrs
 
 from posexport.artifact.manifest import manifest_path, read_manifest
+from posexport.artifact.paths import SUFFIXES
 from posexport.bench.result import Benchmark, ProjectBenchmark
 from posexport.bench.tune.result import Result as Tuning
 from posexport.errors import RequestError
@@ -18,8 +18,9 @@ from posexport.files import sha256_of
 from posexport.jsondata import DataError, read_json, structure
 from posexport.report.page.angles import Angles
 from posexport.report.page.results import Result, Sweep, linked, superseded
-from posexport.report.paths import check_paths
+from posexport.report.paths import check_paths, no_results
 from posexport.report.plots.panels import Plot, plot_from
+from posexport.report.text import writable
 from posexport.verify.matrix.table import Matrix, matrix_from
 from posexport.verify.result import Report
 
@@ -49,9 +50,6 @@ KINDS = {
 VERSION = 1
 """Of the files that name their kind."""
 
-ARTIFACTS = (".onnx", ".plan")
-_UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-
 
 @attrs.define(kw_only=True)
 class Sources:
@@ -73,27 +71,24 @@ def read_sources(paths: Sequence[Path], advance: Callable[[str], object] = lambd
 
     In a folder, manifests go with their artifacts, and JSON of another kind is left out and listed.
     """
-    given = _files(paths)
-    sources = Sources()
-    for (path, named), name in zip(given, _names([path for path, _ in given]), strict=True):
+    check_paths(paths)
+    files, sources = _files(paths), Sources()
+    for path, name in zip(files, _names(list(files)), strict=True):
         advance(name)
-        if path.suffix in ARTIFACTS:
+        if path.suffix in SUFFIXES:
             sources.artifacts.append((path, name))
             sources.sha256[name] = _readable(path, sha256_of)
             continue
         data = _readable(path, read_json)
         if (kind := kind_of(data)) is not None:
             sources.results.append(Result(name=name, data=_result(path, kind, data), path=path))
-        elif named:
+        elif files[path]:
             kinds = ", ".join(KINDS[kind].command for kind in ("verify", "bench", "tune", "matrix"))
             raise RequestError(f"{str(path)!r} holds no results of posexport: give what {kinds} wrote.")
         else:
             sources.left.append(name)
     if not sources.results and not sources.artifacts:
-        raise RequestError(
-            f"{', '.join(repr(str(path)) for path in paths)} holds no results and no artifacts: give files that "
-            "posexport wrote, or a folder of them."
-        )
+        raise no_results(paths)
     tuned = [tuning for path, name in sources.artifacts for tuning in _tuning(path, name, sources.of(Tuning))]
     sources.results = linked([*sources.results, *tuned])
     return sources
@@ -143,28 +138,24 @@ def _tuning(path: Path, name: str, tunings: Sequence[Result[Tuning]]) -> Iterato
         yield Result(name=f"{name}.json", data=tuning, path=beside)
 
 
-def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
+def _files(paths: Sequence[Path]) -> dict[Path, bool]:
     """Every file once, and whether it was named itself rather than found in a folder."""
-    check_paths(paths)
     files: dict[str, tuple[Path, bool]] = {}
     for path in paths:
-        if path.is_dir():
-            inside = [file for file in sorted(path.rglob("*")) if _is_source(file, path)]
-            old = superseded(inside)
-            inside = [file for file in inside if file not in old]
-        else:
-            inside = [path]
+        inside = [file for file in sorted(path.rglob("*")) if _is_source(file, path)] if path.is_dir() else [path]
+        old = superseded(inside) if path.is_dir() else set()
         for file in inside:
-            real = os.path.realpath(file)
-            files[real] = (file, not path.is_dir() or files.get(real, (file, False))[1])
-    return list(files.values())
+            if file not in old:
+                real = os.path.realpath(file)
+                files[real] = (file, not path.is_dir() or (real in files and files[real][1]))
+    return dict(files.values())
 
 
 def _is_source(file: Path, folder: Path) -> bool:
     """Whether a file in a folder may be read: not hidden, and no manifest of an artifact beside it."""
     hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-    manifest = file.suffix == ".json" and file.with_suffix("").suffix in ARTIFACTS and file.with_suffix("").is_file()
-    return file.suffix in (".json", *ARTIFACTS) and not hidden and not manifest and file.is_file()
+    manifest = file.suffix == ".json" and file.with_suffix("").suffix in SUFFIXES and file.with_suffix("").is_file()
+    return file.suffix in (".json", *SUFFIXES) and not hidden and not manifest and file.is_file()
 
 
 def _names(paths: list[Path]) -> list[str]:
@@ -180,17 +171,13 @@ def _names(paths: list[Path]) -> list[str]:
             depth[path] += 1
 
 
-def writable(text: str) -> str:
-    """Text without the characters that XML or UTF-8 can't hold."""
-    return _UNWRITABLE.sub("?", text)
-
-
 def clean(value: Any) -> Any:
-    """Data without the characters that XML or UTF-8 can't hold, which an engine's message or a file's name may."""
-    if isinstance(value, str):
-        return writable(value)
-    if isinstance(value, list):
-        return [clean(item) for item in value]
-    if isinstance(value, dict):
-        return {clean(key): clean(item) for key, item in value.items()}
+    """Data with `writable` texts only, which an engine's message or a file's name may not be."""
+    match value:
+        case str():
+            return writable(value)
+        case list():
+            return [clean(item) for item in value]
+        case dict():
+            return {clean(key): clean(item) for key, item in value.items()}
     return value

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
+from posexport.bench.comparisons import Order
 from posexport.bench.result import SLOWER
 from posexport.report.page import machine_load
 from posexport.report.page.blocks import Box, Point, listed, plural
 from posexport.verify.matrix.table import REFUSED
-from posexport.verify.result import FAILED, NOT_RUN, PASSED
+from posexport.verify.result import FAILED, NOT_RUN
 
 CARE = "care"
-MARKS = {PASSED: "✓", FAILED: "✗", REFUSED: "–", NOT_RUN: "·"}
 TONES = {FAILED: "bad", REFUSED: "refused", NOT_RUN: "away"}
-"""A mark and a tone for each state."""
+"""The tone of each state that is not passed."""
 
 NO_REASON = "no reason was given"
 SHOWN = 5
@@ -59,6 +59,21 @@ class Highlights:
     machine_load: tuple[tuple[str, float], ...] = ()
 
 
+def confidence(orders: Mapping[Order, Sequence[str]], doubtful: bool, separate: bool = False) -> str:
+    """How certain it is that a winner is the fastest.
+
+    `orders` has the other candidates, with their figures, by how the winner compares with them. `doubtful` is set for
+    other doubts, such as a busy machine, and `separate` for ties across separate runs.
+    """
+    starts: dict[Order, str] = {
+        "tie": "too close to call against" if separate else "tie with",
+        "inconclusive": "inconclusive against",
+        "too few rounds": "too few rounds to rank it against",
+    }
+    texts = [f"{start} {listed(orders[order], 2)}" for order, start in starts.items() if orders.get(order)]
+    return "; ".join(texts) or ("likely the fastest" if doubtful else "clearly the fastest")
+
+
 def boxes(parts: Sequence[Highlights]) -> tuple[Box, ...]:
     """Fastest, wrong, not run: always all three, in this order."""
     findings = [finding for part in parts for finding in part.findings]
@@ -81,77 +96,69 @@ def _fastest(parts: Sequence[Highlights], findings: list[Finding]) -> Box:
     elif fastest:
         verdict = "One comparison was timed:"
     else:
-        timed = any(part.timed for part in parts)
-        known = "All that was timed failed" if timed else "Nothing was timed"
+        known = "All that was timed failed" if any(part.timed for part in parts) else "Nothing was timed"
         verdict = f"{'Nothing was chosen by its time' if chosen else known}, so nothing is known about speed."
-    return _box(
-        [*([machine_load.point(busy)] if busy else []), *fastest, *chosen, *_points(findings, CARE)],
-        id="fastest", title="What is fastest", mark="★" if fastest else "·", tone="good" if fastest else "",
-        verdict=verdict,
-    )  # fmt: skip
+    points = [*machine_load.points(busy), *fastest, *chosen, *_points(findings, CARE)]
+    mark, tone = ("★", "good") if fastest else ("·", "")
+    return _box(points, id="fastest", title="What is fastest", mark=mark, tone=tone, verdict=verdict)
+
+
+def _count(findings: Sequence[Finding], state: str) -> int:
+    return sum(finding.count for finding in findings if finding.state == state)
 
 
 def _wrong(parts: Sequence[Highlights], findings: list[Finding]) -> Box:
-    counts = {state: sum(each.count for each in findings if each.state == state) for state in (FAILED, SLOWER)}
+    failed, slower = _count(findings, FAILED), _count(findings, SLOWER)
     checked, by_tune, stale = (sum(getattr(part, name) for part in parts) for name in ("checked", "by_tune", "stale"))
     tuned = f", {'' if by_tune == checked else f'{by_tune:,} of them '}by tune itself" if by_tune else ""
-    bad = any(counts.values())
-    if bad:
-        faults, failed = len(_points(findings, FAILED)), counts[FAILED]
+    mark, tone = ("✗", "bad") if failed or slower else ("✓", "good") if checked else ("·", "")
+    if failed or slower:
+        faults = len(_points(findings, FAILED))
         shared = "" if faults == failed else ", all by one fault" if faults == 1 else f", by {faults:,} faults"
         texts = [f"{plural(failed, 'result')} failed{shared}"] * bool(failed)
-        texts += [f"{counts[SLOWER]:,} got slower"] * bool(counts[SLOWER])
+        texts += [f"{slower:,} got slower"] * bool(slower)
         verdict = " and ".join(texts) + (f"; {plural(checked, 'check')} ran{tuned}" if checked else "")
     elif checked:
         verdict = f"Nothing: {f'all {checked:,} checks' if checked > 1 else 'the one check'} that ran passed{tuned}"
     else:
         verdict = "Nothing was checked here, so nothing is known to be wrong"
     verdict += f"; {plural(stale, 'stale verdict')} not counted, of other bytes than the file here" if stale else ""
-    return _box(
-        _points(findings, FAILED, SLOWER), id="wrong", title="What is wrong", verdict=f"{verdict}.",
-        mark="✗" if bad else "✓" if checked else "·", tone="bad" if bad else "good" if checked else "",
-    )  # fmt: skip
+    points = _points(findings, FAILED, SLOWER)
+    return _box(points, id="wrong", title="What is wrong", verdict=f"{verdict}.", mark=mark, tone=tone)
 
 
 def _not_run(findings: list[Finding]) -> Box:
-    total, refused = (sum(each.count for each in findings if each.state == state) for state in (NOT_RUN, REFUSED))
+    total, more_title = _count(findings, NOT_RUN), f"{_count(findings, REFUSED):,} refused, each with its reason"
     missing = f"{plural(total, 'result')} missing; these are neither good nor bad:"
-    return _box(
-        _points(findings, NOT_RUN), _points(findings, REFUSED), f"{refused:,} refused, each with its reason",
-        id="not-run", title="What was not run", mark="·" if total else "✓", tone="",
-        verdict=missing if total else "Nothing was left out.",
-    )  # fmt: skip
+    mark, verdict = ("·", missing) if total else ("✓", "Nothing was left out.")
+    fields = {"id": "not-run", "title": "What was not run", "mark": mark, "tone": "", "verdict": verdict}
+    return _box(_points(findings, NOT_RUN), _points(findings, REFUSED), more_title, **fields)
 
 
 def _points(findings: Sequence[Finding], *states: str) -> list[Point]:
     """A point for each cause or reason; where nothing failed, those that stand for most results come first."""
     groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in sorted(
-        (each for each in findings if each.state in states), key=lambda each: states.index(each.state)
-    ):
-        groups.setdefault((finding.state, finding.cause or finding.reason), []).append(finding)
-    points = []
-    for (state, reason), group in groups.items():
-        who = list(dict.fromkeys(finding.who for finding in group if finding.who))
-        where = list(dict.fromkeys(finding.where for finding in group if finding.where))
-        count, wrong = sum(finding.count for finding in group), state in (FAILED, SLOWER)
-        label = listed(where) if wrong else _LABELS.get(state, "")
-        if group[0].cause:
-            point = Point(label=label, head=reason, text=f"{_scope(who, where)}; {group[0].reason}")
-        else:
-            point = Point(
-                label=label, head=listed(who, 5), figure=plural(count, "result") if count > 1 and state != CARE else "",
-                text=reason if wrong or state == CARE or not where else f"{reason} ({listed(where)})",
-                tone="care" if state == CARE else "",
-            )  # fmt: skip
-        points.append((count, point))
+    for state in states:
+        for finding in findings:
+            if finding.state == state:
+                groups.setdefault((state, finding.cause or finding.reason), []).append(finding)
     if FAILED not in states:
-        points.sort(key=lambda pair: -pair[0])
-    return [point for _, point in points]
+        groups = dict(sorted(groups.items(), key=lambda item: -sum(finding.count for finding in item[1])))
+    return [_point(state, group) for (state, _), group in groups.items()]
 
 
-def _scope(who: Sequence[str], where: Sequence[str]) -> str:
-    """The files and runtimes that one cause made fail."""
-    files = plural(len(where), "file") if len(where) > 1 else "one file"
-    runtimes = len({name.partition(": ")[0] for name in who})
-    return f"{files}, on {f'{runtimes} runtimes: ' if runtimes > 1 else ''}{listed(who, 5)}"
+def _point(state: str, group: Sequence[Finding]) -> Point:
+    """One line for findings of one state with the same cause or reason."""
+    who = list(dict.fromkeys(finding.who for finding in group if finding.who))
+    where = list(dict.fromkeys(finding.where for finding in group if finding.where))
+    reason, cause, count = group[0].reason, group[0].cause, sum(finding.count for finding in group)
+    wrong, care = state in (FAILED, SLOWER), state == CARE
+    label = listed(where) if wrong else _LABELS.get(state, "")
+    if cause:
+        files = plural(len(where), "file") if len(where) > 1 else "one file"
+        runtimes = len({name.partition(": ")[0] for name in who})
+        scope = f"{files}, on {f'{runtimes} runtimes: ' if runtimes > 1 else ''}{listed(who, 5)}"
+        return Point(label=label, head=cause, text=f"{scope}; {reason}")
+    text = reason if wrong or care or not where else f"{reason} ({listed(where)})"
+    figure = plural(count, "result") if count > 1 and not care else ""
+    return Point(label=label, head=listed(who, 5), figure=figure, text=text, tone="care" if care else "")

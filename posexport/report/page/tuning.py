@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from posexport.bench.tune.result import (
-    DROPPED,
-    FAILED,
-    NOT_RUN,
-    RACED,
-    REFUSED,
-    SAME_GRAPH,
-    SLOWER_HALF,
-    WON,
-    Row,
-)
+from posexport.bench.comparisons import Order, order_of
+from posexport.bench.tune.result import DROPPED, FAILED, NOT_RUN, RACED, REFUSED, SAME_GRAPH, SLOWER_HALF, WON, Row
 from posexport.bench.tune.result import Result as Tuning
 from posexport.jsondata import unstructure
 from posexport.report.page import machine_load
 from posexport.report.page.blocks import (
-    EMPTY,
     Block,
     Cell,
     Point,
@@ -29,18 +20,16 @@ from posexport.report.page.blocks import (
     Table,
     cells,
     fact,
-    facts_of,
+    facts_table,
     megabytes,
     number,
     plural,
+    ratio_cells,
     seconds,
-    span,
     times,
-    trimmed,
 )
-from posexport.report.page.latency_rows import Order, confidence, order_of
 from posexport.report.page.results import Result
-from posexport.report.page.summary import NO_REASON, Finding, Highlights
+from posexport.report.page.summary import NO_REASON, Finding, Highlights, confidence
 
 LATENCY = "latency"
 """The objective under which the winner is the fastest."""
@@ -69,17 +58,23 @@ def section(results: Sequence[Result[Tuning]]) -> tuple[Section, Highlights]:
     blocks += [Prose(text=_COMPARE)] if any(row.ratio for row in tried) else []
     blocks += [table for result in results for table in _tables(result.data)]
     checked = sum(bool(row.verified) or row.state == FAILED for row in tried)
-    winners = [(result.data, won) for result in results if (won := _winner(result.data)) is not None]
-    highlights = Highlights(
-        findings=tuple(
-            Finding(state=row.state, who=row.name, reason=row.reason or NO_REASON, where="tune")
-            for row in tried if row.state in (FAILED, REFUSED, NOT_RUN)
-        ),
-        fastest=tuple(_point(*pair) for pair in winners if _by_time(*pair)),
-        chosen=tuple(_point(*pair) for pair in winners if not _by_time(*pair)),
-        timed=sum(bool(row.seconds) for row in tried), checked=checked, by_tune=checked, machine_load=busy,
-    )  # fmt: skip
-    return Section(id="tune", title="Tuning", lead=f"{_counts(tried)}. {_LEAD}", blocks=tuple(blocks)), highlights
+    winners = [(result.data, row) for result in results for row in result.data.candidates if row.state == WON]
+    by_time = [tuning.objective == LATENCY and won.seconds is not None for tuning, won in winners]
+    points = [_point(tuning, won) for tuning, won in winners]
+    findings = (
+        Finding(state=row.state, who=row.name, reason=row.reason or NO_REASON, where="tune")
+        for row in tried
+        if row.state in (FAILED, REFUSED, NOT_RUN)
+    )
+    return Section(id="tune", title="Tuning", lead=f"{_counts(tried)}. {_LEAD}", blocks=blocks), Highlights(
+        findings=tuple(findings),
+        fastest=tuple(itertools.compress(points, by_time)),
+        chosen=tuple(itertools.compress(points, (not fastest for fastest in by_time))),
+        timed=sum(bool(row.seconds) for row in tried),
+        checked=checked,
+        by_tune=checked,
+        machine_load=busy,
+    )
 
 
 def _state(row: Row) -> str:
@@ -108,15 +103,6 @@ def _title(tuning: Tuning) -> str:
     return f"{tuning.encoding} for {tuning.target}{scenario}, by {tuning.objective}"
 
 
-def _winner(tuning: Tuning) -> Row | None:
-    return next((row for row in tuning.candidates if row.state == WON), None)
-
-
-def _by_time(tuning: Tuning, won: Row) -> bool:
-    """Whether the winner won by its time."""
-    return tuning.objective == LATENCY and won.seconds is not None
-
-
 def _point(tuning: Tuning, won: Row) -> Point:
     tried, certainty = plural(len(tuning.candidates), "candidate"), ""
     if tuning.objective != LATENCY:
@@ -129,10 +115,9 @@ def _point(tuning: Tuning, won: Row) -> Point:
     text += ", in a run of tune's own" if won.seconds else ""
     text += f"; {won.reason}" if won.reason and not certainty else ""
     text += f"; {_verified(won)}" if won.verified else ""
-    return Point(
-        label=f"{machine_load.sign(tuning)}tuned {_title(tuning)}", head=_name(won), confidence=certainty, text=text,
-        figure=seconds(won.seconds.median) if won.seconds else "",
-    )  # fmt: skip
+    label = f"{machine_load.sign(tuning)}tuned {_title(tuning)}"
+    figure = seconds(won.seconds.median) if won.seconds else ""
+    return Point(label=label, head=_name(won), confidence=certainty, text=text, figure=figure)
 
 
 def _confidence(tuning: Tuning, won: Row) -> str:
@@ -143,24 +128,16 @@ def _confidence(tuning: Tuning, won: Row) -> str:
     orders: dict[Order, list[str]] = {}
     early, doubtful = 0, machine_load.is_high(tuning)
     for row in timed:
-        if (order := _order(row)) is not None and row.state == RACED:
-            orders.setdefault(order, []).append(_figure(row))
+        if row.ratio is None:
+            doubtful |= row.reason_code == SLOWER_HALF  # shared no round with it
+            continue
+        order = order_of(row.ratio, inverted=True)
+        if row.state == RACED:
+            orders.setdefault(order, []).append(f"{_name(row)} ({times(row.ratio.median)})")
         early += row.state != RACED and order == "tie"
-        doubtful |= order not in ("faster", None)
-    unseen = any(row.ratio is None and row.reason_code == SLOWER_HALF for row in timed)  # shared no round with it
-    text = confidence(orders, doubtful=doubtful or unseen)
+        doubtful |= order != "faster"
+    text = confidence(orders, doubtful=doubtful)
     return text + (f"; {early} dropped early may be as fast" if early and orders.get("tie") else "")
-
-
-def _order(row: Row) -> Order | None:
-    """How the winner compares with a candidate, by the candidate's ratio to it; None without one."""
-    if row.ratio is None:
-        return None
-    return order_of(row.ratio, inverted=True)
-
-
-def _figure(row: Row) -> str:
-    return _name(row) + (f" ({times(row.ratio.median)})" if row.ratio else "")
 
 
 def _rank(row: Row) -> tuple[bool, float]:
@@ -186,37 +163,35 @@ def _tables(tuning: Tuning) -> Iterator[Table]:
     """What raced, then what was never timed: refused, not run, or the same graph as another."""
     title, order = _title(tuning), list(STATES)
     raced = sorted(filter(_raced, tuning.candidates), key=_rank)
-    yield trimmed(
-        Table(
-            caption=machine_load.title([tuning], title), columns=_COLUMNS, rows=tuple(map(_row, raced)),
-            right=(2, 3, 4, 5, 6, 7, 8), note=f"Compared by: {tuning.method}." if tuning.method else "",
-        )
-    )  # fmt: skip
+    note = f"Compared by: {tuning.method}." if tuning.method else ""
+    caption = machine_load.title([tuning], title)
+    yield Table(caption=caption, columns=_COLUMNS, rows=map(_row, raced), note=note).trimmed()
     away = sorted((row for row in tuning.candidates if not _raced(row)), key=lambda row: order.index(_state(row)))
     if away:
         yield Table(
-            caption=f"Never timed: {title}", columns=("candidate", "state", "why"),
-            rows=tuple((made[0], made[1], made[-1]) for made in map(_row, away)),
+            caption=f"Never timed: {title}",
+            columns=("candidate", "state", "why"),
+            rows=[(row[0], row[1], row[-1]) for row in map(_row, away)],
             folded=f"{plural(len(away), 'candidate')} never timed, and why",
-        )  # fmt: skip
-    facts = {**unstructure(tuning.cost), **facts_of(tuning.machine)}
-    rows = tuple(cells(name.replace("_", " "), text) for name, value in facts.items() if (text := fact(value)))
-    yield Table(
-        caption=f"Cost and machine: {title}", columns=("", ""), rows=rows, folded="What it cost, and the machine"
-    )
+        )
+    facts = {**unstructure(tuning.cost), **tuning.machine}
+    yield facts_table(f"Cost and machine: {title}", "What it cost, and the machine", [("", facts)])
 
 
 def _row(row: Row) -> tuple[Cell, ...]:
-    ratio, kernels = row.ratio, row.kernels.get("count") if row.kernels else None
-    return (
-        Cell(text=row.name),
-        Cell(text=STATES[_state(row)], tone=_TONES.get(row.state, "")),
-        number(ratio.median if ratio else None, times),
-        Cell(text=span(ratio)) if ratio and row.state != WON else EMPTY,
+    ratio, interval = ratio_cells(row.ratio)
+    return cells(
+        row.name,
+        Cell(STATES[_state(row)], tone=_TONES.get(row.state, "")),
+        ratio,
+        None if row.state == WON else interval,
         number(row.seconds.median if row.seconds else None, seconds),
-        number(row.rounds or None), number(kernels), number(row.memory, megabytes), number(row.size, megabytes),
-        Cell(text="; ".join(filter(None, (_verified(row), _why(row)))), more=row.reason),
-    )  # fmt: skip
+        number(row.rounds or None),
+        number(row.kernels.get("count") if row.kernels else None),
+        number(row.memory, megabytes),
+        number(row.size, megabytes),
+        Cell("; ".join(filter(None, (_verified(row), _why(row)))), more=row.reason),
+    )
 
 
 def _why(row: Row) -> str:

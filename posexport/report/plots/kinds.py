@@ -1,28 +1,27 @@
 """What `posexport plot` draws, as panels of numbers: KINDS of pictures, each with the specs that it suits.
 
-The numbers come from an encoding's hooks (`probe`) and from its angles (`angles`); no formula of an encoding stands
-here. `picture` draws them.
+The numbers come from an encoding's hooks (posexport.verify.probe) and from its angles (posexport.verify.angles); no
+formula of an encoding stands here. `picture` draws them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import attrs
 import numpy as np
-import torch
-from torch import Tensor
 
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, RuntimeMissingError, unknown
 from posexport.models.axes import AXES
-from posexport.report.plots.angles import error_panels, wavelength_panels
-from posexport.report.plots.panels import Chart, Image, Panel, line_of, rows_of
-from posexport.report.plots.probe import Probe, ProbeTarget, cells, check_size, seen
-from posexport.spec.spec import Spec
+from posexport.models.scaling import SCALINGS, parameters
+from posexport.report.plots.panels import Absent, Chart, Image, Line, Mark, Panel
+from posexport.spec.spec import ANGLES, Spec
 from posexport.verify import angles
 from posexport.verify.cases import FAR
+from posexport.verify.probe import Probe, ProbeTarget, cells, check_size, decay, seen, wavelengths
 
 HEADS = 4
 """Heads that are drawn, evenly spaced from the first to the last."""
@@ -36,42 +35,45 @@ def chosen_heads(count: int) -> list[int]:
     return [round(index) for index in np.linspace(0, count - 1, min(count, HEADS))]
 
 
+def _titles(target: ProbeTarget, shows: str, weighed: bool = True) -> dict[str, Any]:
+    """Title and note of a panel; with a word on weights where they are random ones, and in what is shown."""
+    random = " (random weights)" if weighed and target.encoding.weights(target.spec) else ""
+    return {"title": target.encoding.name, "note": "\n".join(filter(None, (target.given, shows + random)))}
+
+
 def _table(target: ProbeTarget) -> list[Panel]:
-    axes, embeds = target.encoding.axes, target.encoding.hook == "embed"
-    side = target.side(128, 12, 6)
+    axes, embeds, side = target.encoding.axes, target.encoding.hook == "embed", target.side(128, 12, 6)
     probe = Probe(target, cells(side, axes))
     return [
         Image(
-            **target.titles("added to the input" if embeds else "a query of ones, rotated"),
+            **_titles(target, "added to the input" if embeds else "a query of ones, rotated"),
             x="feature of the input" if embeds else "feature of a head",
             y="position" if axes == 1 else f"cell of a {'×'.join([str(side)] * axes)} grid, x fastest",
             value="value",
-            rows=rows_of(probe.embedding() if embeds else probe.rotated()[0][:, 0]),
+            rows=probe.embedding() if embeds else probe.rotated()[0][:, 0],
         )
     ]
 
 
 def _bias(target: ProbeTarget) -> list[Panel]:
-    axes, side = target.encoding.axes, target.side(64, 15)
-    probe, heads = Probe(target, cells(side, axes)), target.spec.num_heads
-    query = side // 2
-    place = query * side + query
-    rows = slice(None) if axes < 2 else slice(place, place + 1)
-    values = _hidden(probe.logits(rows)[1], seen(target.spec, probe.tokens, rows))
+    axes, side, heads = target.encoding.axes, target.side(64, 15), target.spec.num_heads
+    place: dict[str, Any] = {"x": "key", "y": "query"}
+    rows = slice(None)
+    if axes > 1:  # from the query in the middle of the grid
+        middle = side // 2
+        rows = slice(middle * side + middle, middle * side + middle + 1)
+        place = {"x": "key's column − query's", "y": "key's row − query's", "first": (-middle, -middle)}
+    values = Probe(target, cells(side, axes)).logits(rows)[1]
     what = "added to the logits" + (" of ones" if target.encoding.hook == "score" else "")
-
-    def image(head: int, **fields: Any) -> Image:
-        return Image(**target.titles(f"{what}, head {head + 1} of {heads}"), value="logit", **fields)
-
-    if axes < 2:
-        return [image(head, x="key", y="query", rows=rows_of(values[head])) for head in chosen_heads(heads)]
-    around = {"x": "key's column − query's", "y": "key's row − query's", "first": (-query, -query)}
-    return [image(head, **around, rows=rows_of(values[head].reshape(side, side))) for head in chosen_heads(heads)]
-
-
-def _hidden(values: Tensor, visible: Tensor) -> Tensor:
-    """Values, NaN where a key isn't seen."""
-    return values.masked_fill(~visible, math.nan)
+    return [
+        Image(
+            **_titles(target, f"{what}, head {head + 1} of {heads}"),
+            **place,
+            value="logit",
+            rows=values[head].reshape(-1, side),
+        )
+        for head in chosen_heads(heads)
+    ]
 
 
 def _mask(target: ProbeTarget) -> list[Panel]:
@@ -81,42 +83,33 @@ def _mask(target: ProbeTarget) -> list[Panel]:
     text = ", ".join(name for name, value in limits.items() if value) or "every query sees every key"
     return [
         Image(
-            **target.titles(f"mask: {text}", weighed=False),
+            **_titles(target, f"mask: {text}", weighed=False),
             x="key (token)",
             y="query (token)",
             value="",
-            rows=rows_of(seen(spec, target.seq or 64).double()),
+            rows=seen(spec, target.seq or 64).double(),
             names=("hidden", "seen"),
         )
     ]
 
 
 def _decay(target: ProbeTarget) -> list[Panel]:
-    axes, side = target.encoding.axes, target.side(512, 25, 13)
-    probe = Probe(target, cells(side, axes))
-    at = side - 1 if axes < 2 and target.spec.causal else side // 2
-    steps = side ** np.arange(max(axes, 1))  # how far apart neighbours along each axis stand
-    query = int(at * steps.sum())
-    rows = slice(query, query + 1)
-    logits = _hidden(probe.logits(rows)[0], seen(target.spec, probe.tokens, rows))[:, 0]
-    lower = logits - logits[:, query : query + 1]
-    heads, distances = len(lower), (at - np.arange(side)).tolist()
-    alike = torch.allclose(lower, lower[:1], atol=1e-4, equal_nan=True)
-    which = "" if alike or axes < 2 else f", head 1 of {heads}"
+    axes = target.encoding.axes
+    distances, values = decay(target)
+    heads, alike = len(values), np.allclose(values, values[:1], atol=1e-4, equal_nan=True)
     if axes >= 2:
-        along = {name: query + (np.arange(side) - at) * step for name, step in zip(AXES, steps, strict=False)}
-        lines = [line_of(f"along {name}", distances, lower[0, keys]) for name, keys in along.items()]
+        named = {f"along {name}": line for name, line in zip(AXES, values[0], strict=False)}
     elif alike:
-        lines = [line_of("mean of heads" if target.encoding.hook == "embed" else "every head", distances, lower[0])]
+        named = {"mean of heads" if target.encoding.hook == "embed" else "every head": values[0, 0]}
     else:
-        lines = [line_of(f"head {head + 1}", distances, lower[head]) for head in chosen_heads(heads)]
-    unit = "tokens" if axes < 2 else "cells"
+        named = {f"head {head + 1}": values[head, 0] for head in chosen_heads(heads)}
+    which = f", head 1 of {heads}" if axes >= 2 and not alike else ""
     return [
         Chart(
-            **target.titles(f"what distance does to a key's logit{which}"),
-            x=f"distance: query − key ({unit})",
+            **_titles(target, f"what distance does to a key's logit{which}"),
+            x=f"distance: query − key ({'tokens' if axes < 2 else 'cells'})",
             y="logit − logit at distance 0",
-            lines=tuple(lines),
+            lines=tuple(Line(label=label, x=distances, y=line) for label, line in named.items()),
             together=axes >= 2,
         )
     ]
@@ -124,68 +117,131 @@ def _decay(target: ProbeTarget) -> list[Panel]:
 
 def _gain(target: ProbeTarget) -> list[Panel]:
     limit = target.encoding.position_limit()
-    places = angles.spaced(FAR - 1) if limit is None else np.linspace(0, limit - 1, 65, dtype=np.int64).tolist()
-    query, key = (t[:, 0].norm(dim=-1) / target.spec.head_dim**0.5 for t in Probe(target, np.array(places)).rotated())
+    places = np.array(angles.spaced(FAR - 1)) if limit is None else np.linspace(0, limit - 1, 65, dtype=np.int64)
+    rotated = zip(("query", "key"), Probe(target, places).rotated(), strict=True)
+    lengths = {name: values[:, 0].norm(dim=-1) / target.spec.head_dim**0.5 for name, values in rotated}
     return [
         Chart(
-            **target.titles("what a query and a key are multiplied by", weighed=False),
+            **_titles(target, "what a query and a key are multiplied by", weighed=False),
             x="position",
             y="factor",
-            lines=(line_of("query", places, query), line_of("key", places, key)),
+            lines=tuple(Line(label=name, x=places, y=factors) for name, factors in lengths.items()),
             scales=(1.0 if limit is None else "linear", "linear"),
         )
     ]
 
 
-@attrs.frozen(kw_only=True)
-class Kind:
-    """One kind of picture.
+def _wavelength(target: ProbeTarget) -> list[Panel]:
+    """Wavelengths of every pair, beside those before scaling; RequestError for frequencies above a radian."""
+    spec, rope = target.spec, cast(Any, target.encoding)
+    if rope.theta < 1.0:
+        raise RequestError(
+            f"theta is {rope.theta:g}: wavelengths of less than two positions can't be told apart, so give a theta of "
+            "1 or more."
+        )
+    scaling, trained = getattr(rope, "scaling", None), getattr(rope, "original_max_position_embeddings", None)
+    cases: dict[str, tuple[Spec, int]] = {"": (spec, 2)}
+    if scaling is not None:
+        plain = attrs.evolve(rope, **dict.fromkeys(("scaling", *parameters())))
+        cases = {"before scaling": (attrs.evolve(spec, encoding=plain), 2), f"{scaling}": (spec, 2)}
+        if SCALINGS[scaling].by_length:
+            longer = round(trained * rope.factor)
+            cases[f"{scaling}, up to {trained} tokens"] = cases.pop(scaling)
+            cases[f"{scaling}, {longer} tokens"] = (spec, longer)
+    lines = []
+    for name, (case, length) in cases.items():
+        for axis, values in wavelengths(case, length).items():
+            turning = np.flatnonzero(np.isfinite(values))
+            label = ", ".join(part for part in (axis and f"by {axis}", name) if part)
+            lines.append(Line(label=label, x=turning, y=values[turning]))
+    return [
+        Chart(
+            **_titles(target, "positions for one turn of each pair", weighed=False),
+            x="pair of features",
+            y="wavelength (positions)",
+            lines=tuple(lines),
+            scales=("linear", "log"),
+            marks=() if trained is None else (Mark(label=f"trained length {trained}", at=trained, end="left"),),
+            dots=True,
+            rising=spec.encoding.axes < 2,
+            together=scaling is not None,
+        )
+    ]
 
-    `refuses` gives the reason why a spec has none, as a clause behind the encoding's name; `sized` tells whether the
-    number of tokens in it can be chosen.
+
+def _error(target: ProbeTarget) -> list[Panel]:
+    """Errors of parity's angles and of exact ones (of exact ones alone where the spec says so) on every runtime.
+
+    Raises RuntimeMissingError where none of them could be measured.
     """
+    specs = [target.spec]
+    if target.spec.angles == ANGLES[0]:
+        with suppress(RequestError):  # frequencies that depend on the length have no exact angles
+            specs.append(attrs.evolve(target.spec, angles="exact"))
+    places = angles.spaced(angles.POSITIONS[-1])
+    results = list(angles.measure(specs, target.runtimes, tuple(places), target.advance))
+    measured = [result for result in results if result.errors]
+    absent = {result.runtime: result for result in results if result.reason is not None}
+    if not measured:
+        why = "; ".join(f"{name}: {result.reason}" for name, result in absent.items())
+        raise RuntimeMissingError(f"no error could be measured ({why}): name a runtime that is here.")
+    runtimes = list(dict.fromkeys(result.runtime for result in measured))
+    lines = tuple(
+        Line(
+            label=f"{result.spec.angles}, {result.runtime}",
+            x=places,
+            y=result.errors,
+            look=(runtimes.index(result.runtime), ANGLES.index(result.spec.angles)),
+            angles=result.spec.angles,
+        )
+        for result in measured
+    )
+    return [
+        Chart(
+            **_titles(target, "largest error of cosine and sine, fp32, against float64", weighed=False),
+            x="position",
+            y="absolute error",
+            lines=lines,
+            scales=(1.0, 1e-8),
+            together=True,
+            marks=(Mark(label="2.5e-7: what exact promises", at=angles.EXACT, end="right"),),
+            absent=tuple(
+                Absent(name=name, reason=str(result.reason), failed=result.failed) for name, result in absent.items()
+            ),
+        )
+    ]
 
-    panels: Callable[[ProbeTarget], list[Panel]]
-    refuses: Callable[[Spec], str | None] = lambda _: None
-    sized: bool = True
 
-
-def _no_table(spec: Spec) -> str | None:
-    hook = spec.encoding.hook
-    return None if hook in ("embed", "rotate") else "which adds nothing to the input and rotates nothing"
-
-
-def _no_bias(spec: Spec) -> str | None:
-    hook = spec.encoding.hook
-    return None if hook in ("bias", "score") else "which adds nothing to the logits"
-
-
-def _no_gain(spec: Spec) -> str | None:
-    grows = spec.encoding.name in ("temperature", "xpos")
-    return None if grows else "which multiplies queries and keys by no factor of their position"
-
-
-def _no_wavelength(spec: Spec) -> str | None:
-    return angles.why_none(spec) if spec.encoding.angular else "which has no angles linear in the position"
-
-
-KINDS = {
-    "table": Kind(panels=_table, refuses=_no_table),
-    "bias": Kind(panels=_bias, refuses=_no_bias),
-    "mask": Kind(panels=_mask),
-    "decay": Kind(panels=_decay),
-    "gain": Kind(panels=_gain, refuses=_no_gain, sized=False),
-    "wavelength": Kind(panels=wavelength_panels, refuses=_no_wavelength, sized=False),
-    "error": Kind(panels=error_panels, refuses=angles.why_none, sized=False),
+KINDS: dict[str, Callable[[ProbeTarget], list[Panel]]] = {
+    "table": _table,
+    "bias": _bias,
+    "mask": _mask,
+    "decay": _decay,
+    "gain": _gain,
+    "wavelength": _wavelength,
+    "error": _error,
 }
 """How each of `posexport.report.plots.panels.WHAT` is made, the look of an encoding being the first that suits it."""
 
+_UNSIZED = ("gain", "wavelength", "error")
+"""Kinds in which the number of tokens can't be chosen."""
 
-def _look(target: ProbeTarget) -> str:
-    """The kind that shows at a glance what an encoding is."""
-    if target.encoding.name == "temperature":  # its table would show nothing within the first 8191 positions
-        return "gain"
-    return next(name for name, kind in KINDS.items() if kind.refuses(target.spec) is None)
+
+def _refusal(what: str, spec: Spec) -> str | None:
+    """Why a spec has no picture of a kind, as a clause behind the encoding's name, or None."""
+    encoding = spec.encoding
+    match what:
+        case "table" if encoding.hook not in ("embed", "rotate"):
+            return "which adds nothing to the input and rotates nothing"
+        case "bias" if encoding.hook not in ("bias", "score"):
+            return "which adds nothing to the logits"
+        case "gain" if encoding.name not in ("temperature", "xpos"):
+            return "which multiplies queries and keys by no factor of their position"
+        case "wavelength" if not encoding.angular:
+            return "which has no angles linear in the position"
+        case "wavelength" | "error":
+            return angles.why_none(spec)
+    return None
 
 
 def panels(targets: list[ProbeTarget], what: str | None) -> list[list[Panel]]:
@@ -195,34 +251,40 @@ def panels(targets: list[ProbeTarget], what: str | None) -> list[list[Panel]]:
     """
     if len(targets) > MOST_ROWS:
         raise RequestError(f"{len(targets)} encodings were given: at most {MOST_ROWS} are drawn together.")
-    if what is not None:
-        if what not in KINDS:
-            raise unknown("kind of picture", what, KINDS)
-        for target in targets:
-            check(target, what)
-        made = [KINDS[what].panels(target) for target in targets]
-        return made if max(map(len, made)) > 1 else _wrapped([row[0] for row in made])
-    rows = []
+    if what is None:
+        return [[KINDS[_look(target)](target)[0], *_decay(target)] for target in targets]
+    if what not in KINDS:
+        raise unknown("kind of picture", what, KINDS)
     for target in targets:
-        first = KINDS[_look(target)].panels(target)[0]
-        rows.append([first, *KINDS["decay"].panels(target)])
-    return rows
+        _check(target, what)
+    rows = [KINDS[what](target) for target in targets]
+    return rows if max(map(len, rows)) > 1 else _wrapped([row[0] for row in rows])
 
 
-def check(target: ProbeTarget, what: str) -> None:
+def _look(target: ProbeTarget) -> str:
+    """The kind that shows at a glance what an encoding is."""
+    if target.encoding.name == "temperature":  # its table would show nothing within the first 8191 positions
+        return "gain"
+    return _kinds_of(target.spec)[0]
+
+
+def _kinds_of(spec: Spec) -> list[str]:
+    return [what for what in KINDS if _refusal(what, spec) is None]
+
+
+def _check(target: ProbeTarget, what: str) -> None:
     """RequestError where an encoding has no picture of that kind, or `seq` no meaning in it."""
-    why = KINDS[what].refuses(target.spec)
+    why = _refusal(what, target.spec)
     if why is not None:
-        allowed = [name for name, kind in KINDS.items() if kind.refuses(target.spec) is None]
-        raise RequestError(f"what is {what!r} with {target.encoding.name}, {why}: give one of {', '.join(allowed)}.")
-    if not KINDS[what].sized:
+        allowed = ", ".join(_kinds_of(target.spec))
+        raise RequestError(f"what is {what!r} with {target.encoding.name}, {why}: give one of {allowed}.")
+    if what in _UNSIZED:
         check_size(2 * len(angles.spaced(FAR)) * max(target.spec.hidden_size, target.spec.head_dim))
-    if target.seq is not None and not KINDS[what].sized:
-        raise RequestError(f"seq is {target.seq} with what {what!r}, which shows no number of tokens: drop it.")
+        if target.seq is not None:
+            raise RequestError(f"seq is {target.seq} with what {what!r}, which shows no number of tokens: drop it.")
 
 
 def _wrapped(row: list[Panel], width: int = 3) -> list[list[Panel]]:
     """A row as rows of at most `width`, as even as can be."""
-    count = math.ceil(len(row) / width)
-    width = math.ceil(len(row) / count)
+    width = math.ceil(len(row) / math.ceil(len(row) / width))
     return [row[start : start + width] for start in range(0, len(row), width)]

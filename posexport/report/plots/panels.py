@@ -27,17 +27,25 @@ def _plain(numbers: Iterable[float | None]) -> list[float | None]:
     return [None if number is None or math.isnan(number) else number for number in numbers]
 
 
+def _numbers(values: Any) -> tuple[Any, ...]:
+    """An array or a tensor as tuples, of tuples where it has rows; other sequences as tuples too."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    return tuple(tuple(row) if isinstance(row, list) else row for row in values)
+
+
 @attrs.frozen(kw_only=True)
 class Image:
-    """Numbers by row and column under a scale named `value`, NaN where a key is hidden. `first` are the numbers of the
-    first column and the first row; `names` stand for 0 and 1 where there are only these."""
+    """Numbers by row and column (an array or a tensor too) under a scale named `value`, NaN where a key is hidden.
+
+    `first` are the numbers of the first column and the first row; `names` stand for 0 and 1 where there are only these.
+    """
 
     title: str
     note: str
     x: str
     y: str
     value: str
-    rows: tuple[tuple[float, ...], ...] = attrs.field(repr=False)
+    rows: tuple[tuple[float, ...], ...] = attrs.field(repr=False, converter=_numbers)
     first: tuple[int, int] = (0, 0)
     names: tuple[str, str] | None = None
 
@@ -53,31 +61,21 @@ class Image:
 
 @attrs.frozen(kw_only=True)
 class Line:
-    """One line of a chart; y is NaN (null in JSON) where there is no value.
+    """One line of a chart, from sequences, arrays or tensors; y is NaN (null in JSON) where there is no value.
 
     `look` are the numbers of its colour and its dashes, by default those of its place among the lines. `angles` is the
     kind of angles (parity or exact) whose errors it shows.
     """
 
     label: str
-    x: tuple[float, ...] = attrs.field(repr=False)
-    y: tuple[float | None, ...] = attrs.field(repr=False)
+    x: tuple[float, ...] = attrs.field(repr=False, converter=_numbers)
+    y: tuple[float | None, ...] = attrs.field(repr=False, converter=_numbers)
     look: tuple[int, int] | None = None
     angles: str = ""
 
     def __attrs_post_init__(self) -> None:
         if len(self.x) != len(self.y):
             raise ValueError(f"({self.label!r}) has not one number for each x")
-
-
-def line_of(label: str, x: Iterable[float], y: Any) -> Line:
-    """A line from an array or a tensor of values."""
-    return Line(label=label, x=tuple(x), y=tuple(y.tolist()))
-
-
-def rows_of(values: Any) -> tuple[tuple[float, ...], ...]:
-    """The rows of an image from an array or a tensor."""
-    return tuple(tuple(row) for row in values.tolist())
 
 
 @attrs.frozen(kw_only=True)

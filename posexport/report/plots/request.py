@@ -41,7 +41,7 @@ _LONGEST = 45  # letters of a parameter that a plot shows
 class PlotOptions:
     """The numbers among the options, validated."""
 
-    seq: int | None = integer(None, "tokens that are drawn", at_least=2, at_most=1024, optional=True)
+    seq: int | None = integer(None, "tokens that are drawn", at_least=2, at_most=1024)
     seed: int = integer(0, "seed of the weights", at_least=0)
 
 
@@ -77,14 +77,16 @@ def draw_plot(
 
     Raises RequestError for a kind or a file that can't be used, before anything is measured.
     """
-    from posexport.report.plots.picture import check_suffix, draw
+    from posexport.report.drawing import FORMATS
+    from posexport.report.plots.picture import draw
 
-    check_suffix(str(path), path.suffix)
+    if path.suffix not in FORMATS:
+        raise RequestError(f"output {str(path)!r} must end in {' or '.join(FORMATS)}: name it like plot.png.")
     if not path.parent.is_dir():
         raise RequestError(f"output folder {str(path.parent)!r} is not there: make it first, or give another.")
     check_writable(path)
     from posexport.report.plots.kinds import panels
-    from posexport.report.plots.probe import ProbeTarget
+    from posexport.verify.probe import ProbeTarget
 
     progress("probing the encodings")
     targets = [

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from posexport.errors import RequestError, RuntimeMissingError, unknown
-from posexport.runtimes import RUNTIMES, TENSORRT, Runtime, gpu_missing
+from posexport.runtimes import NO_GPU, RUNTIMES, TENSORRT, Runtime
 from posexport.runtimes.installation import install_command
 
 BUILDERS: dict[str, Runtime] = {name: row for name, row in RUNTIMES.items() if row.module == TENSORRT}
@@ -32,11 +31,9 @@ _HINTS = (
 
 def can_build(name: str) -> str | None:
     """Why the runtime can't build plans here, in one sentence without a full stop, or None."""
-    row = BUILDERS[name]
-    if find_spec(row.package) is None:
-        return f"not installed: {install_command(row.install)}"
+    reason = BUILDERS[name].missing()
     # TensorRT times kernels on the GPU that the plan is for; TensorRT for RTX leaves that to the first run.
-    return gpu_missing() if name == "tensorrt" else None
+    return None if reason is None or (reason.code == NO_GPU and name != "tensorrt") else reason.text
 
 
 def choose(name: str | None) -> str:
@@ -44,21 +41,16 @@ def choose(name: str | None) -> str:
 
     Raises RequestError for a runtime that builds no plans, RuntimeMissingError where none can build.
     """
-    if name is not None:
-        if name in RUNTIMES and name not in BUILDERS:
-            raise RequestError(f"runtime {name!r} builds no plans: allowed: {', '.join(BUILDERS)}.")
-        if name not in BUILDERS:
-            raise unknown("runtime", name, BUILDERS)
-        reason = can_build(name)
-        if reason is None:
-            return name
-        raise RuntimeMissingError(f"{name} can't build a plan here, {reason}.")
-    reasons = {builder: can_build(builder) for builder in BUILDERS}
+    if name in RUNTIMES and name not in BUILDERS:
+        raise RequestError(f"runtime {name!r} builds no plans: allowed: {', '.join(BUILDERS)}.")
+    if name is not None and name not in BUILDERS:
+        raise unknown("runtime", name, BUILDERS)
+    reasons = {builder: can_build(builder) for builder in BUILDERS if name in (None, builder)}
     for builder, reason in reasons.items():
         if reason is None:
             return builder
     listed = "; ".join(f"{builder}: {reason}" for builder, reason in reasons.items())
-    raise RuntimeMissingError(f"no runtime here can build a plan ({listed}): install one of them.")
+    raise RuntimeMissingError(f"no plan can be built here ({listed}).")
 
 
 def load(name: str) -> Any:

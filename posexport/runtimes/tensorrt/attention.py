@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,12 +9,6 @@ import torch
 from posexport.runtimes.tensorrt.values import CannotEvaluate, Inputs, ints
 
 Tensor = torch.Tensor
-
-_SEES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
-    "UPPER_LEFT": lambda query, key, more: key <= query,
-    "LOWER_RIGHT": lambda query, key, more: key <= query + more,
-}
-"""Whether a query attends to a key, by their indices and the number of keys minus that of queries."""
 
 
 def attention(layer: Any, inputs: Inputs) -> Tensor:
@@ -34,8 +27,8 @@ def attention(layer: Any, inputs: Inputs) -> Tensor:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     kind = _causal_kind(scope)
     if kind != "NONE":
-        at, to = (torch.arange(size) for size in scores.shape[-2:])
-        sees = _SEES[kind](at[:, None], to[None, :], len(to) - len(at))
+        queries, keys = scores.shape[-2:]
+        sees = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries if kind == "LOWER_RIGHT" else 0)
         scores = scores.masked_fill(~sees, -torch.inf)
     if bool((scores == -torch.inf).all(-1).any()):
         raise CannotEvaluate("a query attends to no key, for which attention is not defined")
@@ -55,8 +48,9 @@ def _check(layer: Any, scope: Any, masks: Inputs) -> None:
     named = [scope.get_input(0), scope.get_input(1), scope.get_input(2), *([] if scope.mask is None else [scope.mask])]
     if [tensor.name for tensor in named] != [layer.get_input(at).name for at in range(layer.num_inputs)]:
         raise CannotEvaluate("it has inputs beyond queries, keys, values and a mask")
-    if (masks and _causal_kind(scope) != "NONE") or _causal_kind(scope) not in ("NONE", *_SEES):
-        raise CannotEvaluate(f"it has a mask beside the causality {_causal_kind(scope)}")
+    kind = _causal_kind(scope)
+    if kind not in ("NONE", "UPPER_LEFT", "LOWER_RIGHT") or (masks and kind != "NONE"):
+        raise CannotEvaluate(f"it has a mask beside the causality {kind}")
 
 
 def _causal_kind(scope: Any) -> str:

@@ -8,20 +8,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
+from posexport.artifact.manifest import PlanKernels
 from posexport.artifact.onnx_artifact import Artifact
-from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
 from posexport.progress import Progress, silent
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.tensorrt import api
-from posexport.runtimes.tensorrt.kernels import Kernels, read_kernels, read_memory
+from posexport.runtimes.tensorrt.kernels import read_kernels, read_memory
 from posexport.runtimes.tensorrt.options import BuildOptions
-from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.forms import ORT_ALONE
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class Built:
     plan: Any
     version: str
     profiles: dict[str, dict[str, list[int]]]
-    kernels: Kernels
+    kernels: PlanKernels
     memory: dict[str, int | None]
     seconds: float
     timing_cache: Any = None
@@ -47,10 +48,7 @@ def build(artifact: Artifact, options: BuildOptions, progress: Progress = silent
     """
     if artifact.target == "ort":
         raise RequestError(f"{artifact.path.name!r} can't be compiled, {ORT_ALONE}.")
-    inputs = artifact.inputs()
-    fixed = {dim: low for dim, (low, high) in bounds_of(graph_inputs(artifact.spec), inputs).items() if low == high}
-    shapes = {key: shape for key, (shape, _) in inputs.items()}
-    profiles = profiles_of(shapes, options.profile, artifact.spec.token_limit(), fixed)
+    profiles = artifact.profiles(options.profile)
     trt = api.load(options.runtime)
     cancelled = threading.Event()
     return _in_thread(lambda: _build(trt, artifact, options, profiles, progress, cancelled), cancelled)
@@ -86,10 +84,10 @@ def _build(
     if plan is None:
         raise api.build_error(name, file, log.errors())
     kernels = read_kernels(log.texts(), artifact.spec.layers)
-    if kernels.rows is None and gpu_missing() is None:  # some versions log no table, but an opened plan has one
+    if kernels.count is None and gpu_missing() is None:  # some versions log no table, but an opened plan has one
         kernels = read_kernels(_inspected(trt, log, plan), artifact.spec.layers)
-    if attention_layers and kernels.attention is not None:
-        kernels = attrs.evolve(kernels, decomposed=max(0, attention_layers - kernels.attention))
+    if attention_layers and (fused := kernels.attention_kernels) is not None:
+        kernels = attrs.evolve(kernels, decomposed_attention=max(0, attention_layers - fused))
     return Built(
         plan=plan,
         version=trt.__version__,
@@ -124,13 +122,12 @@ def _check_functions(name: str, artifact: Artifact, parser: Any) -> None:
                 f"{file!r} holds a function {function!r}, and {name} has an operator of that name which it would run "
                 "instead: rename the function, or export with --form decomposed."
             )
-        reached: set[str] = set()
-        following = {function}
-        while following:
-            following = {inner for name in following for inner in calls[name] & set(calls)} - reached
-            reached |= following
-        if function in reached:
-            raise RequestError(f"{file!r} holds a function {function!r} that calls itself: export it again.")
+    try:
+        TopologicalSorter(calls).prepare()
+    except CycleError as error:
+        raise RequestError(
+            f"{file!r} holds a function {error.args[1][0]!r} that calls itself: export it again."
+        ) from None
 
 
 def _inspected(trt: Any, log: Any, plan: Any) -> list[str]:
@@ -145,10 +142,7 @@ def _inspected(trt: Any, log: Any, plan: Any) -> list[str]:
 def _configure(trt: Any, builder: Any, options: BuildOptions) -> Any:
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # otherwise the builder does not log what it fused
-    if options.tf32:
-        config.set_flag(trt.BuilderFlag.TF32)
-    else:
-        config.clear_flag(trt.BuilderFlag.TF32)
+    (config.set_flag if options.tf32 else config.clear_flag)(trt.BuilderFlag.TF32)
     if options.memory_limit is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.memory_limit)
     targets = api.read_capabilities(trt, options.runtime, options.capabilities)
@@ -196,30 +190,15 @@ def _in_thread(work: Callable[[], T], cancelled: threading.Event) -> T:
 
     An interrupt inside the engine's calls back into Python would be lost, or end the process.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
-    finished = threading.Event()  # Thread.join of Python 3.11 treats an interrupted wait as the thread's end
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:  # raised below
-            errors.append(error)
-        finally:
-            finished.set()
-
-    thread = threading.Thread(target=run, name="build")
-    thread.start()
     interrupt: BaseException | None = None
-    while not finished.is_set():
-        try:
-            finished.wait(0.1)  # with a limit, because Windows can't interrupt a wait without one
-        except BaseException as error:  # an interrupt, or what the handler of another signal raises
-            cancelled.set()
-            interrupt = error
-    thread.join()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="build") as executor:
+        future = executor.submit(work)
+        while not future.done():
+            try:
+                wait((future,), timeout=0.1)  # with a limit, because Windows can't interrupt a wait without one
+            except BaseException as error:  # an interrupt, or what the handler of another signal raises
+                cancelled.set()
+                interrupt = error
     if interrupt is not None:
         raise interrupt
-    if errors:
-        raise errors[0]
-    return results[0]
+    return future.result()

@@ -13,6 +13,11 @@ from posexport.runtimes.tensorrt.values import CannotEvaluate, Inputs, bits, int
 Tensor = torch.Tensor
 
 
+def along(values: Tensor, axis: int, rank: int) -> Tensor:
+    """A vector as a tensor of `rank` axes, all of size 1 but one."""
+    return values.reshape([-1 if other == axis else 1 for other in range(rank)])
+
+
 def shuffle(layer: Any, inputs: Inputs) -> Tensor:
     """A transposition, a reshape and a second transposition, each where the layer has one."""
     x: Tensor = inputs[0]
@@ -60,11 +65,6 @@ def unsqueeze(layer: Any, inputs: Inputs) -> Tensor:
     return x
 
 
-def concatenation(layer: Any, inputs: Inputs) -> Tensor:
-    """The inputs joined along one axis."""
-    return torch.cat(list(inputs), layer.axis)
-
-
 def _mirrored(at: Tensor, size: int) -> Tensor:
     if size == 1:
         return torch.zeros_like(at)
@@ -107,7 +107,7 @@ def slice_(layer: Any, inputs: Inputs) -> Tensor:
                 raise CannotEvaluate("it reads outside of an axis without elements")
             at = _OUTSIDE[mode](at, length)
             if mode == "FILL":
-                inside = inside & ~outside.reshape([-1 if other == axis else 1 for other in range(x.ndim)])
+                inside = inside & ~along(outside, axis, x.ndim)
         x = _taken(x, axis, at)
     if bool(inside.all()):
         return x
@@ -162,10 +162,7 @@ def gather(layer: Any, inputs: Inputs) -> Tensor:
 def _gather_nd(x: Tensor, indices: Tensor, declared: list[int], together: int) -> Tensor:
     """Elements by tuples of indices, the last axis of `indices`; the first `together` axes are common to both."""
     depth = indices.shape[-1]
-    rows = [
-        torch.arange(size).reshape([-1 if other == axis else 1 for other in range(indices.ndim - 1)])
-        for axis, size in enumerate(x.shape[:together])
-    ]
+    rows = [along(torch.arange(size), axis, indices.ndim - 1) for axis, size in enumerate(x.shape[:together])]
     for number in range(depth):
         axis = together + number
         at, inside = _indices(indices[..., number], x.shape[axis], declared[axis])
@@ -202,8 +199,7 @@ def one_hot(layer: Any, inputs: Inputs) -> Tensor:
     if bool(((indices < 0) | (indices >= depth)).any()):
         raise CannotEvaluate(f"an index is not in [0, {depth})")
     axis = layer.axis % (indices.ndim + 1)
-    steps = torch.arange(depth).reshape([-1 if other == axis else 1 for other in range(indices.ndim + 1)])
-    return torch.where(indices.unsqueeze(axis) == steps, on, off)
+    return torch.where(indices.unsqueeze(axis) == along(torch.arange(depth), axis, indices.ndim + 1), on, off)
 
 
 def top_k(layer: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -78,7 +78,9 @@ class PlanRunner:
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         check_shapes(self._profiles, {name: array.shape for name, array in inputs.items()})
-        self._free()
+        for handle in reversed(self._held[1:]):  # of the last `prepare`, but its context, which needs no call
+            handle.free()  # polygraphy frees memory and streams on request only
+        self._held.clear()
         context = self._context()
         stream, raw = self._cuda.Stream(), self._cuda.DeviceArray.raw
         held = self._held = [context, stream]  # everything that must outlive the calls
@@ -126,12 +128,6 @@ class PlanRunner:
         self.prepare(inputs)()
         return bytes(memoryview(self._cache[1].serialize()))
 
-    def _free(self) -> None:
-        """Free what the last `prepare` allocated: polygraphy frees memory and streams on request only."""
-        for handle in reversed(self._held[1:]):  # all but the context, which its last reference frees
-            handle.free()
-        self._held.clear()
-
     def describe(self) -> dict[str, str]:
         return {"engine": self._name, "version": self._trt.__version__, "device": device()[0]}
 
@@ -175,10 +171,8 @@ def warm_cache(
     """
     trt = _engine(name)
     outputs = {key: dtype for key, (_, dtype) in artifact.outputs().items()}
-    inputs = {}
-    for key, (shape, dtype) in artifact.inputs().items():
-        sizes = profiles[key]["opt"] if key in profiles else [int(size) for size in shape]
-        inputs[key] = np.zeros(sizes, NUMPY_DTYPES[dtype])
+    dtypes = {key: NUMPY_DTYPES[dtype] for key, (_, dtype) in artifact.inputs().items()}
+    inputs = {key: np.zeros(profiles[key]["opt"], dtype) for key, dtype in dtypes.items()}
     runner = PlanRunner(trt, plan, name, profiles, outputs)
     return runner.warm(inputs, file.read_bytes() if file.exists() else b"")
 

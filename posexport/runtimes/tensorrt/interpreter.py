@@ -20,7 +20,7 @@ import attrs
 import torch
 
 from posexport.errors import RequestError, RuntimeMissingError
-from posexport.runtimes.base import Arrays, check_options
+from posexport.runtimes.base import Arrays, check_onnx_file, check_options
 from posexport.runtimes.installation import install_command
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.layers import LAYERS
@@ -69,7 +69,7 @@ class Node:
                 result: Any = values[self.required(values)[0]]
             else:
                 inputs = [None if name is None else values[name] for name in self.inputs]
-                result = LAYERS[self.kind].evaluate(self.layer, inputs)
+                result = LAYERS[self.kind][1](self.layer, inputs)
         except CannotEvaluate as error:
             raise self.cannot_evaluate(str(error)) from None
         except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
@@ -171,7 +171,7 @@ def _nodes(trt: Any, network: Any) -> list[Node]:
         for at in range(layer.num_outputs):
             if layer.get_output(at).dtype.name not in DTYPES:
                 raise node.cannot_evaluate(f"its output is {layer.get_output(at).dtype.name}")
-        layer.__class__ = getattr(trt, LAYERS[node.kind].cls)
+        layer.__class__ = getattr(trt, LAYERS[node.kind][0])
         nodes.append(node)
     conditions = [(node.layer.conditional, node.inputs[0]) for node in nodes if node.kind == "CONDITION"]
     for at, node in enumerate(nodes):
@@ -195,8 +195,7 @@ def load(path: Path, options: Mapping[str, Any]) -> ImportRunner:
     Raises RequestError with the parser's first error, RuntimeMissingError for a layer that can't be evaluated.
     """
     check_options(NAME, options, ())
-    if path.suffix != ".onnx":
-        raise RequestError(f"{NAME} reads .onnx files, not {path.name!r}: give the .onnx it came from.")
+    check_onnx_file(NAME, path)
     name, trt = _engine()
     log = api.make_log(trt)
     try:

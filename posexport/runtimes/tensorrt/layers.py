@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import attrs
 import torch
 
 from posexport.runtimes.tensorrt.attention import attention, kv_cache_update, rotary_embedding
 from posexport.runtimes.tensorrt.data_movement import (
-    concatenation,
+    along,
     gather,
     one_hot,
     scatter,
@@ -36,37 +35,13 @@ def chosen(table: Mapping[str, Callable[..., Tensor]], kind: Any) -> Callable[..
     return table[kind.name]
 
 
-def constant(layer: Any, inputs: Inputs) -> Tensor:
-    """The layer's weights."""
-    return read_weights(layer.weights, tuple(layer.shape))
-
-
-def identity(layer: Any, inputs: Inputs) -> Tensor:
-    """The input cast to the type of the output."""
-    return cast(inputs[0], layer.get_output(0).dtype.name)
-
-
-def cast_(layer: Any, inputs: Inputs) -> Tensor:
-    """The input cast to another type."""
-    return cast(inputs[0], layer.to_type.name)
-
-
-def shape_(layer: Any, inputs: Inputs) -> Tensor:
-    """The sizes of the input, [rank]."""
-    return torch.tensor(inputs[0].shape, dtype=torch.int64)
-
-
-def _quotient(a: Tensor, b: Tensor) -> Tensor:
-    return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
-
-
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SUM": torch.add,
     "PROD": torch.mul,
     "MAX": torch.maximum,
     "MIN": torch.minimum,
     "SUB": torch.sub,
-    "DIV": _quotient,
+    "DIV": lambda a, b: torch.div(a, b, rounding_mode=None if a.is_floating_point() else "trunc"),
     "POW": torch.pow,
     "FLOOR_DIV": torch.floor_divide,
     "AND": torch.logical_and,
@@ -108,26 +83,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
 """Of x, and the layer's alpha and beta."""
 
 
-def elementwise(layer: Any, inputs: Inputs) -> Tensor:
-    """A binary operation; sizes are equal or 1."""
-    return chosen(BINARY, layer.op)(inputs[0], inputs[1])
-
-
-def unary(layer: Any, inputs: Inputs) -> Tensor:
-    """A function of every element."""
-    return chosen(UNARY, layer.op)(inputs[0])
-
-
-def activation(layer: Any, inputs: Inputs) -> Tensor:
-    """A function of every element, with parameters."""
-    return chosen(ACTIVATIONS, layer.type)(inputs[0], layer.alpha, layer.beta)
-
-
-def parametric_relu(layer: Any, inputs: Inputs) -> Tensor:
-    """x where it is positive, else x times its slope."""
-    return torch.where(inputs[0] >= 0, inputs[0], inputs[0] * inputs[1])
-
-
 def matrix_multiply(layer: Any, inputs: Inputs) -> Tensor:
     """The product of matrices or vectors; the layer says which are transposed."""
     a, b = inputs
@@ -137,11 +92,6 @@ def matrix_multiply(layer: Any, inputs: Inputs) -> Tensor:
     product = torch.matmul(a, b)
     product = product.squeeze(-2) if ops[0] == "VECTOR" else product
     return product.squeeze(-1) if ops[1] == "VECTOR" else product
-
-
-def einsum(layer: Any, inputs: Inputs) -> Tensor:
-    """A sum of products by an einsum equation."""
-    return torch.einsum(layer.equation, *inputs)
 
 
 def softmax(layer: Any, inputs: Inputs) -> Tensor:
@@ -175,12 +125,6 @@ def reduce(layer: Any, inputs: Inputs) -> Tensor:
     return chosen(REDUCTIONS, layer.op)(inputs[0], axes, layer.keep_dims)
 
 
-def select(layer: Any, inputs: Inputs) -> Tensor:
-    """The second input where the condition (the first) holds, else the third."""
-    condition, first, second = inputs
-    return torch.where(condition, first, second)
-
-
 def fill(layer: Any, inputs: Inputs) -> Tensor:
     """alpha plus beta times the index, summed over axes; both are inputs or attributes, of integers or floats."""
     if layer.operation.name != "LINSPACE":
@@ -196,8 +140,7 @@ def fill(layer: Any, inputs: Inputs) -> Tensor:
         raise CannotEvaluate(f"it has {len(steps)} steps for {len(sizes)} axes")
     filled = start.reshape(()).expand(sizes)
     for axis, size in enumerate(sizes):
-        along = [size if other == axis else 1 for other in range(len(sizes))]
-        filled = filled + steps[axis] * torch.arange(size).to(dtype).reshape(along)
+        filled = filled + steps[axis] * along(torch.arange(size, dtype=dtype), axis, len(sizes))
     return filled
 
 
@@ -238,11 +181,6 @@ def scale(layer: Any, inputs: Inputs) -> Tensor:
     return x if power is None else x**power
 
 
-def non_zero(layer: Any, inputs: Inputs) -> Tensor:
-    """The indices of elements that are not zero, [rank, count]."""
-    return torch.nonzero(inputs[0]).T
-
-
 def assertion(layer: Any, inputs: Inputs) -> tuple[Tensor, ...]:
     """No output; RuntimeError where the input is false, as TensorRT gives when it runs."""
     if not bool(inputs[0].all()):
@@ -250,55 +188,51 @@ def assertion(layer: Any, inputs: Inputs) -> tuple[Tensor, ...]:
     return ()
 
 
-def passed_on(layer: Any, inputs: Inputs) -> Tensor:
+Evaluate = Callable[[Any, Inputs], Tensor | tuple[Tensor, ...]]
+"""What a kind of layer computes, of (layer, inputs)."""
+
+
+def _first(layer: Any, inputs: Inputs) -> Tensor:
     """The first input unchanged: the borders of a conditional and of an attention."""
     value: Tensor = inputs[0]
     return value
 
 
-@attrs.frozen
-class Kind:
-    """A kind of layer: its class in TensorRT, and the function of (layer, inputs) that it computes."""
-
-    cls: str
-    evaluate: Callable[[Any, Inputs], Tensor | tuple[Tensor, ...]]
-
-
-LAYERS: dict[str, Kind] = {
-    "ACTIVATION": Kind("IActivationLayer", activation),
-    "ASSERTION": Kind("IAssertionLayer", assertion),
-    "ATTENTION_INPUT": Kind("IAttentionInputLayer", attention),
-    "ATTENTION_OUTPUT": Kind("IAttentionOutputLayer", passed_on),
-    "CAST": Kind("ICastLayer", cast_),
-    "CONCATENATION": Kind("IConcatenationLayer", concatenation),
-    "CONDITION": Kind("IConditionLayer", passed_on),
-    "CONDITIONAL_INPUT": Kind("IIfConditionalInputLayer", passed_on),
-    "CONDITIONAL_OUTPUT": Kind("IIfConditionalOutputLayer", passed_on),
-    "CONSTANT": Kind("IConstantLayer", constant),
-    "CUMULATIVE": Kind("ICumulativeLayer", cumulative),
-    "EINSUM": Kind("IEinsumLayer", einsum),
-    "ELEMENTWISE": Kind("IElementWiseLayer", elementwise),
-    "FILL": Kind("IFillLayer", fill),
-    "GATHER": Kind("IGatherLayer", gather),
-    "IDENTITY": Kind("IIdentityLayer", identity),
-    "KV_CACHE_UPDATE": Kind("IKVCacheUpdateLayer", kv_cache_update),
-    "MATRIX_MULTIPLY": Kind("IMatrixMultiplyLayer", matrix_multiply),
-    "NON_ZERO": Kind("INonZeroLayer", non_zero),
-    "NORMALIZATION": Kind("INormalizationLayer", normalization),
-    "ONE_HOT": Kind("IOneHotLayer", one_hot),
-    "PARAMETRIC_RELU": Kind("IParametricReLULayer", parametric_relu),
-    "REDUCE": Kind("IReduceLayer", reduce),
-    "ROTARY_EMBEDDING": Kind("IRotaryEmbeddingLayer", rotary_embedding),
-    "SCALE": Kind("IScaleLayer", scale),
-    "SCATTER": Kind("IScatterLayer", scatter),
-    "SELECT": Kind("ISelectLayer", select),
-    "SHAPE": Kind("IShapeLayer", shape_),
-    "SHUFFLE": Kind("IShuffleLayer", shuffle),
-    "SLICE": Kind("ISliceLayer", slice_),
-    "SOFTMAX": Kind("ISoftMaxLayer", softmax),
-    "SQUEEZE": Kind("ISqueezeLayer", squeeze),
-    "TOPK": Kind("ITopKLayer", top_k),
-    "UNARY": Kind("IUnaryLayer", unary),
-    "UNSQUEEZE": Kind("IUnsqueezeLayer", unsqueeze),
+LAYERS: dict[str, tuple[str, Evaluate]] = {
+    "ACTIVATION": ("IActivationLayer", lambda layer, x: chosen(ACTIVATIONS, layer.type)(x[0], layer.alpha, layer.beta)),
+    "ASSERTION": ("IAssertionLayer", assertion),
+    "ATTENTION_INPUT": ("IAttentionInputLayer", attention),
+    "ATTENTION_OUTPUT": ("IAttentionOutputLayer", _first),
+    "CAST": ("ICastLayer", lambda layer, x: cast(x[0], layer.to_type.name)),
+    "CONCATENATION": ("IConcatenationLayer", lambda layer, x: torch.cat(list(x), layer.axis)),
+    "CONDITION": ("IConditionLayer", _first),
+    "CONDITIONAL_INPUT": ("IIfConditionalInputLayer", _first),
+    "CONDITIONAL_OUTPUT": ("IIfConditionalOutputLayer", _first),
+    "CONSTANT": ("IConstantLayer", lambda layer, _: read_weights(layer.weights, tuple(layer.shape))),
+    "CUMULATIVE": ("ICumulativeLayer", cumulative),
+    "EINSUM": ("IEinsumLayer", lambda layer, x: torch.einsum(layer.equation, *x)),
+    "ELEMENTWISE": ("IElementWiseLayer", lambda layer, x: chosen(BINARY, layer.op)(x[0], x[1])),
+    "FILL": ("IFillLayer", fill),
+    "GATHER": ("IGatherLayer", gather),
+    "IDENTITY": ("IIdentityLayer", lambda layer, x: cast(x[0], layer.get_output(0).dtype.name)),
+    "KV_CACHE_UPDATE": ("IKVCacheUpdateLayer", kv_cache_update),
+    "MATRIX_MULTIPLY": ("IMatrixMultiplyLayer", matrix_multiply),
+    "NON_ZERO": ("INonZeroLayer", lambda _, x: torch.nonzero(x[0]).T),
+    "NORMALIZATION": ("INormalizationLayer", normalization),
+    "ONE_HOT": ("IOneHotLayer", one_hot),
+    "PARAMETRIC_RELU": ("IParametricReLULayer", lambda _, x: torch.where(x[0] >= 0, x[0], x[0] * x[1])),
+    "REDUCE": ("IReduceLayer", reduce),
+    "ROTARY_EMBEDDING": ("IRotaryEmbeddingLayer", rotary_embedding),
+    "SCALE": ("IScaleLayer", scale),
+    "SCATTER": ("IScatterLayer", scatter),
+    "SELECT": ("ISelectLayer", lambda _, x: torch.where(*x)),
+    "SHAPE": ("IShapeLayer", lambda _, x: torch.tensor(x[0].shape, dtype=torch.int64)),
+    "SHUFFLE": ("IShuffleLayer", shuffle),
+    "SLICE": ("ISliceLayer", slice_),
+    "SOFTMAX": ("ISoftMaxLayer", softmax),
+    "SQUEEZE": ("ISqueezeLayer", squeeze),
+    "TOPK": ("ITopKLayer", top_k),
+    "UNARY": ("IUnaryLayer", lambda layer, x: chosen(UNARY, layer.op)(x[0])),
+    "UNSQUEEZE": ("IUnsqueezeLayer", unsqueeze),
 }
-"""Every known kind of layer, by the name of TensorRT's LayerType."""
+"""Every known kind of layer, by the name of TensorRT's LayerType: its class, and what it computes."""

@@ -20,7 +20,7 @@ from posexport.machine import available, usable
 from posexport.processes import Worker, failure_of
 from posexport.verify.matrix.schedule import Column, Todo, spec_hash
 from posexport.verify.matrix.table import BUILD, Cell, Entry, Matrix, State, cpu_facts
-from posexport.verify.result import FAILED, NOT_RUN, PASSED
+from posexport.verify.result import FAILED
 
 WORKER = "posexport.verify.matrix.worker"
 """The module of the child processes."""
@@ -91,8 +91,6 @@ def measure(
         for worker in workers:  # first: a thread that waits then gets its answer
             worker.close()
         executor.shutdown(wait=True, cancel_futures=True)
-    while not done_steps.empty():
-        advance(*done_steps.get())
 
 
 def _batches(todo: Todo, jobs: int) -> list[Batch]:
@@ -114,7 +112,7 @@ class _Job:
 
     def run(self, batch: Batch) -> list[Cell]:
         cells: list[Cell] = []
-        made: Batch = []
+        exported: Batch = []
         for entry, columns in batch:
             request: dict[str, Any] = {"spec": entry.spec().to_dict(), "form": entry.form, "target": self.target}
             reason = failure_of(self._ask("export", **request, path=str(self._path(entry))))
@@ -125,10 +123,10 @@ class _Job:
                 continue
             if BUILD in columns:
                 cells.append(self._build(entry))
-            made.append((entry, [column for column in columns if column != BUILD]))
+            exported.append((entry, [column for column in columns if column != BUILD]))
             self.tell(f"made {entry.name}", 1)
-        for runtimes in dict.fromkeys(tuple(columns) for _, columns in made):
-            group = [entry for entry, columns in made if tuple(columns) == runtimes]
+        for runtimes in dict.fromkeys(tuple(columns) for _, columns in exported):
+            group = [entry for entry, columns in exported if tuple(columns) == runtimes]
             cells += self._verify(group, runtimes)
             self.tell(f"verified {group[-1].name}", len(group))
         return cells
@@ -137,9 +135,7 @@ class _Job:
         answer = self._ask("build", path=str(self._path(entry)), builder=self.here[BUILD].builder)
         if (reason := failure_of(answer)) is not None:
             return self._cell(entry, BUILD, FAILED, _short(reason))
-        if "not_run" in answer:
-            return self._cell(entry, BUILD, NOT_RUN, answer["not_run"], lasting=answer["lasting"])
-        return self._cell(entry, BUILD, PASSED, kernels=answer["kernels"], fused=answer["fused"])
+        return self._cell(entry, BUILD, **answer["cell"])
 
     def _verify(self, entries: Sequence[Entry], runtimes: Iterable[str]) -> list[Cell]:
         names = list(runtimes)
@@ -153,24 +149,11 @@ class _Job:
             return [cell for entry in entries for cell in self._verify([entry], names)]
         if reason is not None:
             return [self._cell(entries[0], name, FAILED, _short(reason)) for name in names]
-        cells = {
-            (files[verdict["path"]], verdict["runtime"]): self._cell(
-                files[verdict["path"]],
-                verdict["runtime"],
-                verdict["state"],
-                verdict["reason"],
-                error=_two(verdict["error"]),
-                eager=_two(verdict["eager"]),
-                ratio=_ratio(verdict["error"], verdict["eager"]),
-                cases=verdict["cases"] or None,
-                lasting=verdict["lasting"],
-            )
-            for verdict in answer["verdicts"]
-        }
-        broken = {files[path]: why for path, why in answer["broken"]}
+        cells = {(files[path], name): self._cell(files[path], name, **fields) for path, name, fields in answer["cells"]}
+        unreadable = {files[path]: reason for path, reason in answer["unreadable"]}
         return [
             cells.get((entry, name))
-            or self._cell(entry, name, FAILED, broken.get(entry, "verify gave no verdict: a fault of posexport"))
+            or self._cell(entry, name, FAILED, unreadable.get(entry, "verify gave no verdict: a fault of posexport"))
             for entry in entries
             for name in names
         ]
@@ -201,12 +184,3 @@ class _Job:
 def _short(reason: Reason) -> str:
     """A failure as the reason of a cell; engines write errors of any length."""
     return reason.text[:350].rstrip(".")
-
-
-def _two(number: float | None) -> float | None:
-    """A number to two significant digits."""
-    return None if number is None else float(f"{number:.1e}")
-
-
-def _ratio(error: float | None, eager: float | None) -> float | None:
-    return None if error is None or not eager else _two(error / eager)

@@ -15,7 +15,7 @@ from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import BUILDERS, can_build
 from posexport.spec.forms import FORMS
 from posexport.spec.spec import DTYPES
-from posexport.verify.matrix.table import BUILD, COLUMNS, MODES, REFUSED, Cell, Entry, Key, Matrix, _public
+from posexport.verify.matrix.table import BUILD, COLUMNS, MODES, REFUSED, Cell, Entry, Key, Matrix, public_version
 from posexport.verify.result import FAILED, NOT_RUN
 
 
@@ -33,8 +33,8 @@ def columns_here() -> dict[str, Column]:
     distributions = metadata.packages_distributions()
 
     def version(*packages: str | None) -> str | None:
-        here = [name for name in packages if name and find_spec(name)]
-        return _public(metadata.version(distributions[here[0]][0])) if here and here[0] in distributions else None
+        here = next((name for name in packages if name and find_spec(name)), "")
+        return public_version(metadata.version(distributions[here][0])) if here in distributions else None
 
     columns = {}
     for name, row in RUNTIMES.items():

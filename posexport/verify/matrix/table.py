@@ -10,6 +10,7 @@ that measuring again gives the same file but for a digit of an error. Imports no
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -146,12 +147,11 @@ class Matrix:
 
     def ordered(self) -> list[Cell]:
         """The cells in the order of the tables of modes, encodings, forms, dtypes and columns."""
-        names = (tuple(MODES), tuple(ENCODINGS), tuple(FORMS), DTYPES, COLUMNS)
-        places = [{name: at for at, name in enumerate(axis)} for axis in names]
+        tables = (list(MODES), list(ENCODINGS), list(FORMS), DTYPES, COLUMNS)
 
         def place(cell: Cell) -> tuple[int, ...]:
-            of = (cell.entry.mode, cell.entry.encoding, cell.entry.form, cell.entry.dtype, cell.column)
-            return tuple(table[name] for table, name in zip(places, of, strict=True))
+            names = (cell.entry.mode, cell.entry.encoding, cell.entry.form, cell.entry.dtype, cell.column)
+            return tuple(table.index(name) for table, name in zip(tables, names, strict=True))
 
         return sorted(self.cells.values(), key=place)
 
@@ -183,6 +183,28 @@ class Matrix:
     def same_makers(self, other: Matrix) -> bool:
         """Whether cells of `other` may stand among these: what made their files is the same."""
         return (self.target, dict(self.made_by)) == (other.target, dict(other.made_by))
+
+
+def counts(cells: Iterable[Cell]) -> dict[str, int]:
+    """How many cells are in each state."""
+    number: Counter[str] = Counter(cell.state for cell in cells)
+    return {state: number[state] for state in STATES}
+
+
+def judged(cells: Iterable[Cell]) -> list[str]:
+    """The columns that judged anything, in order."""
+    columns = {cell.column for cell in cells if cell.state in (PASSED, FAILED)}
+    return [name for name in COLUMNS if name in columns]
+
+
+def idle(cells: Iterable[Cell]) -> dict[str, str]:
+    """The columns in which nothing ran, with the reasons."""
+    cells = list(cells)
+    ran, reasons = judged(cells), dict[str, dict[str, None]]()
+    for cell in cells:
+        if cell.column not in ran and cell.state == NOT_RUN:
+            reasons.setdefault(cell.column, {})[cell.reason or ""] = None
+    return {name: "; ".join(reasons[name]) for name in COLUMNS if name in reasons}
 
 
 def read(path: Path) -> Matrix:
@@ -235,8 +257,8 @@ def cpu_facts() -> dict[str, Any]:
 
 def makers() -> dict[str, str]:
     """The versions of posexport and of what it exports with."""
-    return {"posexport": __version__, **{name: _public(metadata.version(name)) for name in _MAKERS}}
+    return {"posexport": __version__, **{name: public_version(metadata.version(name)) for name in _MAKERS}}
 
 
-def _public(version: str) -> str:
+def public_version(version: str) -> str:
     return version.partition("+")[0]  # torch names the CUDA of its wheel behind it

@@ -2,8 +2,9 @@
 
 It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     export  {spec, form, target, path}     -> {}                                     writes the file, seeded weights
-    build   {path, builder}                -> {kernels, fused} or {not_run, lasting} builds a plan in memory
-    verify  {paths, runtimes, time_limit}  -> {verdicts: [...], broken: [[path, reason], ...]}
+    build   {path, builder}                -> {cell: {...}}                           builds a plan in memory
+    verify  {paths, runtimes, time_limit}  -> {cells: [[path, runtime, {...}], ...], unreadable: [[path, reason], ...]}
+A cell is a table of `_Job._cell`'s arguments (posexport.verify.matrix.run).
 Each engine, here and in the children of `verify`, gets one thread: others measure beside it, and sums keep their order.
 """
 
@@ -21,7 +22,8 @@ from posexport.models import read_spec
 from posexport.processes import serve
 from posexport.runtimes import RUNTIMES
 from posexport.spec.forms import ORT_ALONE
-from posexport.verify.result import NOT_RUN, Verdict
+from posexport.verify.eligibility import is_permanent
+from posexport.verify.result import NOT_RUN, PASSED, Verdict
 
 
 def export(spec: dict[str, Any], form: str, target: str, path: str) -> dict[str, Any]:
@@ -43,14 +45,15 @@ def build(path: str, builder: str) -> dict[str, Any]:
 
     artifact = read_onnx(Path(path))
     if artifact.target == "ort":
-        return {"not_run": ORT_ALONE, "lasting": True}
+        return {"cell": {"state": NOT_RUN, "reason": ORT_ALONE}}
     try:
         kernels = build_plan(artifact, BuildOptions(runtime=builder)).kernels
     except RuntimeMissingError as error:
-        return {"not_run": str(error).rstrip("."), "lasting": False}
-    if kernels.rows is None:
-        return {"not_run": f"it builds, but its kernels are not known: {kernels.unknown}", "lasting": True}
-    return {"kernels": len(kernels.rows), "fused": kernels.fused_attention}
+        return {"cell": {"state": NOT_RUN, "reason": str(error).rstrip("."), "lasting": False}}
+    if kernels.count is None:
+        reason = f"it builds, but its kernels are not known: {kernels.unknown}"
+        return {"cell": {"state": NOT_RUN, "reason": reason}}
+    return {"cell": {"state": PASSED, "kernels": kernels.count, "fused": kernels.fused_attention}}
 
 
 def verify(paths: list[str], runtimes: list[str], time_limit: float) -> dict[str, Any]:
@@ -60,24 +63,25 @@ def verify(paths: list[str], runtimes: list[str], time_limit: float) -> dict[str
     rows = {name: RUNTIMES[name] for name in runtimes}
     report = run([Path(path) for path in paths], runtimes=rows, time_limit=time_limit)
     return {
-        "verdicts": [_plain(verdict) for verdict in report.verdicts],
-        "broken": [[file.artifact, file.error] for file in report.unreadable],
+        "cells": [[verdict.artifact, verdict.runtime, _cell(verdict)] for verdict in report.verdicts],
+        "unreadable": [[file.artifact, file.error] for file in report.unreadable],
     }
 
 
-def _plain(verdict: Verdict) -> dict[str, Any]:
-    from posexport.verify.eligibility import is_permanent
+def _cell(verdict: Verdict) -> dict[str, Any]:
+    """The cell of a verdict. Numbers have two significant digits."""
 
-    reasons = [text for text in (verdict.reason, verdict.where) if text]
-    worst = verdict.worst
+    def two_digits(number: float | None) -> float | None:
+        return None if number is None else float(f"{number:.1e}")
+
+    error, eager = (None, None) if verdict.worst is None else (verdict.worst.max_error, verdict.worst.torch_error)
     return {
-        "path": verdict.artifact,
-        "runtime": verdict.runtime,
         "state": verdict.state,
-        "reason": "; ".join(reasons) or None,
-        "error": None if worst is None else worst.max_error,
-        "eager": None if worst is None else worst.torch_error,
-        "cases": verdict.cases,
+        "reason": "; ".join(text for text in (verdict.reason, verdict.where) if text) or None,
+        "error": two_digits(error),
+        "eager": two_digits(eager),
+        "ratio": two_digits(error / eager) if error is not None and eager else None,
+        "cases": verdict.cases or None,
         "lasting": verdict.state != NOT_RUN or is_permanent(verdict.reason_code),
     }
 

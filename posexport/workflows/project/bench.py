@@ -37,11 +37,9 @@ from posexport.workflows.project.latency import (
     judge,
     options_for,
     result_name,
-    stale_files,
     timed_on,
 )
-from posexport.workflows.project.products import Product, products
-from posexport.workflows.project.requests import read_requests
+from posexport.workflows.project.products import Product, out_of_date, products, read_requests
 
 _log = logging.getLogger(__name__)
 
@@ -80,8 +78,12 @@ def bench_project(
     sources, _ = read_requests(project, files)
     chosen = (*options.runtimes, *required) if options.runtimes else ()
     jobs = [(product, *timed_on(product, chosen)) for product in files]
-    stale = stale_files([product for product, _, reason in jobs if reason is None], sources)
-    if stale:
+    stale = {
+        product.path: reason
+        for product, _, unable in jobs
+        if unable is None and (reason := out_of_date(product, sources[product.path])) is not None
+    }
+    if stale:  # whose times would be of something else
         message = f"nothing is timed while files are out of date ({len(stale)} of {len(files)}): run 'posexport build'"
         waiting = "other files are out of date"
         results = [

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import attrs
 
-from posexport.errors import PosexportError, RequestError, RuntimeMissingError
+from posexport.artifact.manifest import read_manifest
+from posexport.errors import RequestError, located
 from posexport.export.request import Request, write
 from posexport.jsondata import unstructure
 from posexport.progress import Progress
 from posexport.runtimes.tensorrt.api import can_build
-from posexport.workflows.project.requests import chosen_names, read_requests
+from posexport.workflows.project.file import Project
+from posexport.workflows.project.products import Product, out_of_date, products, read_requests, stamp
 
-if TYPE_CHECKING:
-    from posexport.workflows.project.file import Project
-    from posexport.workflows.project.products import Product
-
-State = Literal["up to date", "made", "out of date", "not run"]
-FRESH: Literal["up to date"] = "up to date"
-MADE: Literal["made"] = "made"
-STALE: Literal["out of date"] = "out of date"
-NOT_RUN: Literal["not run"] = "not run"
+State = Literal["made", "up to date", "out of date", "not run"]
 
 
 @attrs.frozen(kw_only=True)
@@ -60,11 +54,8 @@ def build_project(
     """
     if check and force:
         raise RequestError("both --check and --force were given: one writes nothing, the other everything; drop one.")
-    chosen = chosen_names(project, names)
+    files = products(project, names)
     progress("loading torch")
-    from posexport.workflows.project.products import out_of_date, products
-
-    files = products(project, chosen)
     sources, requests = read_requests(project, files)
     stale: set[Path] = set()
     outcomes = []
@@ -74,10 +65,10 @@ def build_project(
         if product.plan and product.source in stale:
             reason = reason or f"{product.source.name} is out of date"
         if reason is None:
-            outcomes.append(_outcome(product, FRESH, ""))
+            outcomes.append(_outcome(product, "up to date", ""))
         elif check:
             stale.add(product.path)
-            outcomes.append(_outcome(product, STALE, reason))
+            outcomes.append(_outcome(product, "out of date", reason))
         else:
             progress(f"making {product.path.name}")
             outcomes.append(_make(product, requests.get(product.path), source, reason, progress))
@@ -85,10 +76,8 @@ def build_project(
 
 
 def _outcome(product: Product, state: State, reason: str) -> Outcome:
-    from posexport.artifact.manifest import read_manifest
-
     outcome = Outcome(file=str(product.path), artifact=product.entry.name, state=state, reason=reason)
-    if state not in (FRESH, MADE):
+    if state not in ("made", "up to date"):
         return outcome
     manifest = read_manifest(product.path)
     return attrs.evolve(outcome, sha256=None if manifest is None else manifest.sha256, size=product.bytes())
@@ -101,11 +90,9 @@ def _make(
 
     A plan whose builder is not there is "not run".
     """
-    from posexport.workflows.project.products import stamp
-
     missing = can_build(source["runtime"]) if product.plan else None
     if missing is not None:
-        return _outcome(product, NOT_RUN, f"{source['runtime']} can't build a plan here, {missing}")
+        return _outcome(product, "not run", f"{source['runtime']} can't build a plan here, {missing}")
     folder = product.path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,16 +100,13 @@ def _make(
         raise RequestError(
             f"the folder {str(folder)!r} of the project can't be made ({error.strerror}): name another."
         ) from None
-    try:
+    with located(repr(str(product.path))):
         if request is None:
             _compile(product, source, progress)
         else:
             write(request, product.path, progress)
         stamp(product.path, source)
-    except PosexportError as error:
-        kind = RuntimeMissingError if isinstance(error, RuntimeMissingError) else RequestError
-        raise kind(f"{str(product.path)!r}: {error}") from None
-    return _outcome(product, MADE, reason)
+    return _outcome(product, "made", reason)
 
 
 def _compile(product: Product, source: dict[str, Any], progress: Progress) -> None:

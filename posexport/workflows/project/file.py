@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from posexport.errors import FieldError, RequestError, unknown
+from posexport.errors import RequestError, located, unknown
 from posexport.files import read_toml
 from posexport.spec.fields import check_types, choice, text
 from posexport.spec.forms import FORMS
@@ -38,7 +38,7 @@ class Entry:
     """One artifact of a project: `options` are those of its export, the other fields are its checks."""
 
     name: str = text(None, "what its files are called")
-    form: str | None = choice(None, tuple(FORMS), "its form", optional=True)
+    form: str | None = choice(None, tuple(FORMS), "its form")
     forms: tuple[str, ...] | None = names("several forms, a file each")
     runtimes: tuple[str, ...] | None = names("where parity is checked and time taken")
     compile: Plan | None = None
@@ -48,10 +48,38 @@ class Entry:
     max_regression: float | None = percent("how much slower than the baseline it may be")
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
+    def __attrs_post_init__(self) -> None:
+        if self.form is not None and self.forms is not None:
+            raise RequestError("both form and forms were given: drop one.")
+        for form in self.forms or ():
+            if form not in FORMS:
+                raise unknown("form", form, FORMS)
+        if not isinstance(self.options.get("set", {}), dict):
+            raise RequestError("set must be a table of parameters, such as set = {theta = 500000}.")
+        for name in ("kernels", "fused_attention", "plan_size"):
+            if getattr(self.budget, name) is not None and self.compile is None:
+                raise RequestError(f"budget {_key(name)} is of a plan: say how it is built with compile, or drop it.")
+        if self.budget.fused_attention is False:
+            raise RequestError("budget fused-attention is false, which checks nothing: give true, or drop it.")
+        if self.max_regression is not None and self.baseline is None:
+            raise RequestError("max-regression was given without a baseline: give one, or drop it.")
+        several = len(self.all_forms) > 1 or self.compile is not None
+        if several and self.baseline is not None and self.baseline.endswith(".json"):
+            raise RequestError(
+                "baseline is one file, but it has several: give a folder, which 'posexport bench --save' fills."
+            )
+
     @property
     def all_forms(self) -> tuple[str | None, ...]:
         """The forms that it is written in; None for the form of its config, or posexport's default."""
         return self.forms or (self.form,)
+
+    def stem(self, form: str | None) -> str:
+        """The name of its files without their ending; it includes the form where there are several."""
+        return self.name if len(self.all_forms) == 1 else f"{self.name}-{form}"
+
+
+_ENTRY_KEYS = (*(field.name for field in attrs.fields(Entry) if field.name != "options"), *EXPORT_OPTIONS)
 
 
 @attrs.frozen(kw_only=True)
@@ -62,6 +90,18 @@ class Project:
     folder: str = text("artifacts", "the folder that artifacts are written to")
     require: tuple[str, ...] = names("runtimes that must run", ())
     entries: tuple[Entry, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        seen: dict[str, str] = {}
+        for entry in self.entries:
+            for form in entry.all_forms:
+                stem = entry.stem(form).lower()  # on some systems the case of names does not count
+                if stem in seen:
+                    raise RequestError(
+                        f"artifacts {seen[stem]!r} and {entry.name!r} are both written to {stem}.onnx: give another "
+                        "name."
+                    )
+                seen[stem] = entry.name
 
     @property
     def root(self) -> Path:
@@ -117,10 +157,10 @@ def _table(path: Path) -> dict[str, Any] | None:
 
 def read_project(file: Path, table: Mapping[str, Any]) -> Project:
     """A project from its table; RequestError names the file and the artifact."""
-    where, header = str(file), f"[[{_PLACE.get(file.name, '')}artifact]]"
+    where, header = str(file), f"[[{'tool.posexport.' if file.name == 'pyproject.toml' else ''}artifact]]"
     project_keys = ("folder", "require", "runtimes", "artifact")
     for key in table:
-        if key.replace("-", "_") in set(_entry_keys()) - set(project_keys):
+        if key.replace("-", "_") in set(_ENTRY_KEYS) - set(project_keys):
             raise RequestError(f"{where}: {key!r} is a key of an artifact: begin each artifact with a line {header}.")
     data = _keys(table, where, project_keys)
     listed, common = data.pop("artifact", []), data.pop("runtimes", None)
@@ -128,17 +168,7 @@ def read_project(file: Path, table: Mapping[str, Any]) -> Project:
         raise RequestError(f"{where}: it lists no artifact: add an {header} for each.")
     usual = {} if common is None else {"runtimes": common}
     entries = tuple(_entry({**usual, **entry}, where, index) for index, entry in enumerate(listed, 1))
-    project = _made(Project, {**data, "file": file, "entries": entries}, where)
-    _check_files(project)
-    return project
-
-
-_PLACE = {"pyproject.toml": "tool.posexport."}
-
-
-def _entry_keys() -> tuple[str, ...]:
-    """The keys of an artifact, with `_` for `-`."""
-    return (*(field.name for field in attrs.fields(Entry) if field.name != "options"), *EXPORT_OPTIONS)
+    return _made(Project, {**data, "file": file, "entries": entries}, where)
 
 
 def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
@@ -151,58 +181,12 @@ def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
     if name.endswith((".onnx", ".plan")):
         raise RequestError(f"{where}: artifact {index} has the name {name!r}: its files get their endings, so drop it.")
     where = f"{where}, artifact {name!r}"
-    data = _keys(data, where, _entry_keys())
+    data = _keys(data, where, _ENTRY_KEYS)
     options = {key: data.pop(key) for key in EXPORT_OPTIONS if key in data}
-    if data.get("form") is not None and data.get("forms") is not None:
-        raise RequestError(f"{where}: both form and forms were given: drop one.")
-    if not isinstance(options.get("set", {}), dict):
-        raise RequestError(f"{where}: set must be a table of parameters, such as set = {{theta = 500000}}.")
     for key, kind in (("compile", Plan), ("tolerance", Tolerances), ("budget", Budget)):
         if key in data:
             data[key] = _nested(kind, data[key], f"{where}, {key}")
-    entry = _made(Entry, {**data, "options": options}, where)
-    _check_entry(entry, where)
-    return entry
-
-
-def _check_entry(entry: Entry, where: str) -> None:
-    for form in entry.forms or ():
-        if form not in FORMS:
-            raise RequestError(f"{where}: {unknown('form', form, FORMS)}")
-    budget = entry.budget
-    for name in ("kernels", "fused_attention", "plan_size"):
-        if getattr(budget, name) is not None and entry.compile is None:
-            raise RequestError(
-                f"{where}: budget {_key(name)} is of a plan: say how it is built with compile, or drop it."
-            )
-    if budget.fused_attention is False:
-        raise RequestError(f"{where}: budget fused-attention is false, which checks nothing: give true, or drop it.")
-    if entry.max_regression is not None and entry.baseline is None:
-        raise RequestError(f"{where}: max-regression was given without a baseline: give one, or drop it.")
-    several = len(entry.all_forms) > 1 or entry.compile is not None
-    if several and entry.baseline is not None and entry.baseline.endswith(".json"):
-        raise RequestError(
-            f"{where}: baseline is one file, but it has several: give a folder, which 'posexport bench --save' fills."
-        )
-
-
-def _check_files(project: Project) -> None:
-    """RequestError where two artifacts are written to one file; on some systems the case of names does not count."""
-    seen: dict[str, str] = {}
-    for entry in project.entries:
-        for form in entry.all_forms:
-            stem = stem_of(entry, form).lower()
-            if stem in seen:
-                raise RequestError(
-                    f"{project.file}: artifacts {seen[stem]!r} and {entry.name!r} are both written to {stem}.onnx: "
-                    "give another name."
-                )
-            seen[stem] = entry.name
-
-
-def stem_of(entry: Entry, form: str | None) -> str:
-    """The name of an artifact's files without their ending; it includes the form where there are several."""
-    return entry.name if len(entry.all_forms) == 1 else f"{entry.name}-{form}"
+    return _made(Entry, {**data, "options": options}, where)
 
 
 def _keys(data: Any, where: str, allowed: Sequence[str]) -> dict[str, Any]:
@@ -234,10 +218,6 @@ def _nested(kind: type[T], data: Any, where: str) -> T:
 
 
 def _made(kind: type[T], data: Mapping[str, Any], where: str) -> T:
-    try:
+    with located(where, _key):
         check_types(kind, data)
         return kind(**data)
-    except FieldError as error:
-        raise RequestError(f"{where}: {error.named(_key(error.field))}") from None
-    except RequestError as error:
-        raise RequestError(f"{where}: {error}") from None

@@ -6,9 +6,8 @@ below it, slower where all of it lies above, and inconclusive otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -31,13 +30,14 @@ from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
 from posexport.workflows.project.file import Project
 from posexport.workflows.project.limits import Latency
-from posexport.workflows.project.products import Product, out_of_date
+from posexport.workflows.project.products import Product
 
 
 def timed_on(product: Product, chosen: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
     """The runtimes that a file is timed on (none: all), and why it can't be timed here, or None."""
-    runtimes, name = product.entry.runtimes, _plan_runtime(product)
-    if name is not None:
+    runtimes = product.entry.runtimes
+    if product.plan is not None:
+        name = product.plan.runtime
         missing = RUNTIMES[name].missing()
         text = None if missing is None else missing.text
         return (name,), f"{name} was not asked for" if chosen and name not in chosen else text
@@ -64,12 +64,6 @@ def options_for(product: Product, runtimes: Sequence[str], options: BenchOptions
 def _scenarios(product: Product) -> tuple[str, ...]:
     """The scenarios of a file's budget, each once."""
     return tuple(dict.fromkeys(latency.scenario for latency in product.entry.budget.latency))
-
-
-def _plan_runtime(product: Product) -> str | None:
-    """The runtime of a plan; None for an ONNX file."""
-    plan = product.entry.compile
-    return plan.runtime if product.plan and plan is not None else None
 
 
 def baseline_of(project: Project, product: Product, saved: Path | None) -> Path | None:
@@ -127,8 +121,7 @@ def judge(product: Product, result: Benchmark | None, names: Sequence[str] = (),
 
     `names` are the runtimes it was timed on (none: all). Where it was not timed (`result` is None), `reason` says why.
     """
-    plan = _plan_runtime(product)
-    runtimes = (plan,) if plan else product.entry.runtimes or tuple(CANDIDATES)
+    runtimes = (product.plan.runtime,) if product.plan else product.entry.runtimes or tuple(CANDIDATES)
     judged = []
     for latency in product.entry.budget.latency:
         held = [name for name in runtimes if not is_reference(name) and latency.runtime in (None, name)]
@@ -141,12 +134,12 @@ def judge(product: Product, result: Benchmark | None, names: Sequence[str] = (),
 def _judge(latency: Latency, result: Benchmark | None, chosen: Sequence[str], reason: str) -> list[LimitResult]:
     shapes = () if result is None else result.shapes
     timings = [timing for shape in shapes if latency.scenario in shape.scenarios for timing in shape.results]
-    own = [timing for timing in timings if timing.runtime in chosen]
-    timed = [timing for timing in own if timing.state == TIMED]
+    of_chosen = [timing for timing in timings if timing.runtime in chosen]
+    timed = [timing for timing in of_chosen if timing.state == TIMED]
     if timed:
         limits = latency.limits().items()
         return [_judge_one(latency.scenario, *limit, timing, timings) for limit in limits for timing in timed]
-    why = reason or next((timing.reason for timing in own if timing.reason), "it was not timed at this scenario")
+    why = reason or next((timing.reason for timing in of_chosen if timing.reason), "it was not timed at this scenario")
     return [
         LimitResult(
             runtime=latency.runtime or (chosen[0] if len(chosen) == 1 else "any runtime"),
@@ -184,9 +177,3 @@ def is_exceeded(limit: LimitResult, strict: bool) -> bool:
     inconclusive, or was not run."""
     bad = (SLOWER, INCONCLUSIVE, NOT_RUN) if strict else (SLOWER,)
     return limit.state in bad or limit.there
-
-
-def stale_files(files: Sequence[Product], sources: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
-    """The files that are not what the project asks for, with why; their times would be of something else."""
-    reasons = {product.path: out_of_date(product, sources[product.path]) for product in files}
-    return {path: reason for path, reason in reasons.items() if reason is not None}

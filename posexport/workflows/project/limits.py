@@ -17,11 +17,8 @@ from posexport.spec.fields import flag, integer, parsed, positive, text
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 REFERENCES = {
-    "of_lower_bound": "lower_bound",
-    "of_torch": "torch",
-    "of_torch_compile": "torch-compile",
-    "of_torch_onnx": "torch-onnx",
-    "of_ort_optimizer": "ort-optimizer",
+    f"of_{name.replace('-', '_')}": name
+    for name in ("lower_bound", "torch", "torch-compile", "torch-onnx", "ort-optimizer")
 }
 """What a time may be a multiple of: the field that says how much, and the reference's name in `posexport bench`."""
 
@@ -76,9 +73,9 @@ def size_text(size: int) -> str:
 class Tolerances:
     """The numbers of `posexport.verify.result.Tolerance` that a project sets; None keeps posexport's default."""
 
-    multiple: float | None = positive(None, "times torch eager's error", optional=True)
-    floor: float | None = positive(None, "part of the outputs' rms", optional=True)
-    ceiling: float | None = positive(None, "part of the outputs' rms", optional=True)
+    multiple: float | None = positive(None, "times torch eager's error")
+    floor: float | None = positive(None, "part of the outputs' rms")
+    ceiling: float | None = positive(None, "part of the outputs' rms")
 
     def given(self) -> dict[str, float]:
         """The numbers that are set."""
@@ -91,11 +88,11 @@ class Latency:
 
     scenario: str = text(None, "what is timed")
     runtime: str | None = text(None, "the runtime that it applies to")
-    of_lower_bound: float | None = positive(None, "times the lower bound", optional=True)
-    of_torch: float | None = positive(None, "times torch eager", optional=True)
-    of_torch_compile: float | None = positive(None, "times torch.compile", optional=True)
-    of_torch_onnx: float | None = positive(None, "times torch's own export", optional=True)
-    of_ort_optimizer: float | None = positive(None, "times ONNX Runtime's optimizer", optional=True)
+    of_lower_bound: float | None = positive(None, "times the lower bound")
+    of_torch: float | None = positive(None, "times torch eager")
+    of_torch_compile: float | None = positive(None, "times torch.compile")
+    of_torch_onnx: float | None = positive(None, "times torch's own export")
+    of_ort_optimizer: float | None = positive(None, "times ONNX Runtime's optimizer")
 
     def __attrs_post_init__(self) -> None:
         if self.scenario is None:
@@ -120,7 +117,7 @@ class Budget:
 
     size: int | None = amount("the ONNX file, external data included")
     plan_size: int | None = amount("the plan")
-    kernels: int | None = integer(None, "kernels of the plan", optional=True)
+    kernels: int | None = integer(None, "kernels of the plan")
     fused_attention: bool | None = flag(None, "each layer's attention is one kernel of the plan")
     latency: tuple[Latency, ...] = ()
 

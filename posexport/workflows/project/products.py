@@ -1,14 +1,16 @@
-"""The files of a project's artifacts, and whether each is what its entry asks for.
+"""The files of a project's artifacts: what each is made from, and whether it is what its entry asks for.
 
-The manifest of a file holds under `request` everything that decides its bytes, weights by their sha256 or seed. A file
-is up to date where the request, the versions that wrote it and its sha256 are as expected. Local parts of versions
-(`+cpu`) are not compared: they name a build of a package, which writes the same bytes.
+Options are read as the commands read theirs. The manifest of a file holds under `request` everything that decides its
+bytes, weights by their sha256 or seed. A file is up to date where the request, the versions that wrote it and its
+sha256 are as expected. Local parts of versions (`+cpu`) are not compared: they name a build of a package, which writes
+the same bytes. Imports no engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import metadata
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +25,35 @@ from posexport.artifact.manifest import (
     matches_manifest,
     read_manifest,
 )
-from posexport.artifact.onnx_artifact import TOOLS
-from posexport.errors import RequestError
+from posexport.bench.candidates import CANDIDATES
+from posexport.errors import RequestError, located, unknown
+from posexport.export.block_options import CheckpointOptions
+from posexport.export.request import ExportOptions, Request, read_request
+from posexport.export.support import default_opset
 from posexport.files import sha256_of, write_json
 from posexport.jsondata import unstructure
-from posexport.workflows.project.file import Entry, Project, stem_of
+from posexport.machine import versions
+from posexport.runtimes import runtime
+from posexport.runtimes.tensorrt.api import BUILDERS
+from posexport.runtimes.tensorrt.options import capabilities, memory_size
+from posexport.spec.fields import check_types
+from posexport.spec.spec import Spec
+from posexport.workflows.project.file import EXPORT_OPTIONS, Entry, Project, find_project
+from posexport.workflows.project.limits import Plan
+
+Sources = dict[Path, dict[str, Any]]
+"""What each file should be made from, by its path."""
 
 
 @attrs.frozen(kw_only=True)
 class Product:
-    """One file of a project: the ONNX file of one form (None: the form of its config), or with `plan` the plan that is
-    built from it."""
+    """One file of a project: the ONNX file of one form (None: the form of its config), or the plan that is built from
+    it as `plan` says."""
 
     entry: Entry
     form: str | None
     path: Path
-    plan: bool = False
+    plan: Plan | None = None
 
     @property
     def source(self) -> Path:
@@ -51,18 +66,124 @@ class Product:
         return sum(file.stat().st_size for file in (self.path, *external) if file.is_file())
 
 
-def products(project: Project, chosen: tuple[str, ...] = ()) -> list[Product]:
-    """Every file of a project, or of its artifacts of the `chosen` names; a plan comes after its ONNX file."""
+def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
+    """Every file of a project, or of its artifacts of the `chosen` names; a plan comes after its ONNX file.
+
+    RequestError for a name that the project doesn't list.
+    """
+    known = [entry.name for entry in project.entries]
+    for name in chosen:
+        if name not in known:
+            raise unknown(f"artifact of {project.file}", name, known)
     files = []
     for entry in project.entries:
         if chosen and entry.name not in chosen:
             continue
         for form in entry.all_forms:
-            path = project.root / project.folder / f"{stem_of(entry, form)}.onnx"
-            files.append(Product(entry=entry, form=form, path=path))
+            onnx = Product(entry=entry, form=form, path=project.root / project.folder / f"{entry.stem(form)}.onnx")
+            files.append(onnx)
             if entry.compile is not None:
-                files.append(Product(entry=entry, form=form, path=path.with_name(path.stem + ".plan"), plan=True))
+                files.append(attrs.evolve(onnx, path=onnx.path.with_suffix(".plan"), plan=entry.compile))
     return files
+
+
+def open_project(named: str | None) -> Project:
+    """The project in the file `named`, or the nearest one; RequestError for unknown runtimes."""
+    project = find_project(named)
+    with located(str(project.file)):
+        for name in (*project.require, *(name for entry in project.entries for name in entry.runtimes or ())):
+            runtime(name)
+    for entry in project.entries:
+        with _about(project, entry):
+            _check_latency(entry)
+        if entry.compile is not None and entry.compile.runtime not in BUILDERS:
+            error = unknown("runtime", entry.compile.runtime, BUILDERS)
+            raise RequestError(f"{project.file}, artifact {entry.name!r}, compile: {error}")
+    return project
+
+
+def _check_latency(entry: Entry) -> None:
+    """RequestError for a budget of time that applies to no runtime of the entry."""
+    known = [name for name, candidate in CANDIDATES.items() if not candidate.role]
+    plan = () if entry.compile is None else (entry.compile.runtime,)
+    timed = known if entry.runtimes is None else [name for name in known if name in (*entry.runtimes, *plan)]
+    if entry.budget.latency and not timed:
+        raise RequestError(
+            f"budget latency was given, but none of its runtimes is timed: add one of {', '.join(known)}."
+        )
+    for latency in entry.budget.latency:
+        if latency.runtime is not None and latency.runtime not in timed:
+            raise unknown("runtime in budget latency,", latency.runtime, timed)
+
+
+def request_of(project: Project, entry: Entry, form: str | None) -> Request:
+    """The export that an entry asks for in one form (None: the form of its config); RequestError names the entry."""
+    options = dict(entry.options)
+    given = {name: value for name, value in options.items() if name not in ("config", "preset", "set")} | {"form": form}
+    config, preset, parameters = (options.get(name) for name in ("config", "preset", "set"))
+    with _about(project, entry):
+        for name, value in (("config", config), ("preset", preset), ("from", given.get("from"))):
+            if value is not None and not isinstance(value, str):
+                raise RequestError(f"{name} is {value!r}: it must be text.")
+        for kind in (Spec, ExportOptions, CheckpointOptions):
+            check_types(kind, given)
+        request = read_request(config, preset, parameters or {}, given, project.root)
+        if request.options.output is not None:
+            raise RequestError("its config gives output: a project names the files, so drop it.")
+    return request
+
+
+def made_from(request: Request) -> dict[str, Any]:
+    """Everything that decides the bytes of an ONNX file, as JSON data."""
+    options = request.options
+    if options.weights is not None:
+        weights: dict[str, Any] = {"file_sha256": sha256_of(Path(options.weights))}
+    elif request.weights is not None:
+        from posexport.models.weights import digest_of
+
+        # of the tensors that are read, not of the whole checkpoint
+        weights = {"checkpoint_sha256": digest_of(request.weights)}
+    else:
+        weights = {"seed": options.seed or 0}
+    opset = options.opset or default_opset(options.form, request.spec)
+    sizes = {name: getattr(options, name) for name in ("batch", "seq", "max_seq")}
+    head = {"form": options.form, "target": options.target, "opset": opset, **sizes, "weights": weights}
+    source: dict[str, Any] = json.loads(json.dumps({**head, "spec": request.spec.to_dict()}))
+    return source
+
+
+def plan_made_from(plan: Plan) -> dict[str, Any]:
+    """Everything beside its ONNX file that decides a plan, as JSON data."""
+    return {
+        "runtime": plan.runtime,
+        "profile": list(plan.profile),
+        "compute_capability": list(capabilities(plan.compute_capability)),
+        "memory_limit": None if plan.memory_limit is None else memory_size(plan.memory_limit),
+        "tf32": plan.tf32,
+    }
+
+
+def read_requests(project: Project, files: Sequence[Product]) -> tuple[Sources, dict[Path, Request]]:
+    """What each file should be made from, and the export requests, by path.
+
+    RequestError for the first request that can't work, as far as that is known without exporting.
+    """
+    sources: Sources = {}
+    requests: dict[Path, Request] = {}
+    for product in files:
+        if product.plan is None:
+            request = requests[product.path] = request_of(project, product.entry, product.form)
+            sources[product.path] = made_from(request)
+        else:
+            with _about(project, product.entry):
+                sources[product.path] = plan_made_from(product.plan)
+    return sources, requests
+
+
+def _about(project: Project, entry: Entry) -> AbstractContextManager[None]:
+    """Let errors begin with the project's file and the entry."""
+    where = f"{project.file}, artifact {entry.name!r}"
+    return located(where, lambda field: field.replace("_", "-") if field in EXPORT_OPTIONS else field)
 
 
 def out_of_date(product: Product, request: Mapping[str, Any]) -> str | None:
@@ -106,28 +227,14 @@ def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = 
 
 
 def _other_versions(product: Product, manifest: Manifest) -> str | None:
-    expected = {"posexport": __version__}
+    from posexport.artifact.onnx_artifact import TOOLS
+
     made = {"posexport": manifest.version, **manifest.tools}
-    for name in ("onnx", _runtime(product)) if product.plan else TOOLS:
-        installed = _version(name)
-        if installed is not None:  # a machine without the builder can't compare its version
-            expected[name] = installed
-    for name, version in expected.items():
+    here = versions(("onnx", product.plan.runtime) if product.plan else TOOLS)  # maybe without what built the plan
+    for name, version in {"posexport": __version__, **here}.items():
         if _public(made.get(name)) != _public(version):
             return f"it was made by {name} {made.get(name)}, here is {version}"
     return None
-
-
-def _runtime(product: Product) -> str:
-    assert product.entry.compile is not None
-    return product.entry.compile.runtime
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _other_source(product: Product, manifest: Manifest) -> str | None:

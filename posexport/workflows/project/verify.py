@@ -1,16 +1,27 @@
-"""Verifying a project: every file is checked, and parity is verified for those that are there and up to date."""
+"""Verifying a project: a file exists, is up to date and within its budget, and its parity is verified.
+
+Each check beside parity gives a verdict whose "runtime" is `project`, so that reports show it like any other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import attrs
+
+from posexport.artifact.manifest import read_plan_manifest
+from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
-from posexport.verify.result import Report
+from posexport.runtimes.tensorrt.api import can_build
+from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, PROJECT, Report, State, Verdict, VerifyOverrides
 from posexport.verify.verifier import Advance, verify
-from posexport.workflows.project import checks
 from posexport.workflows.project.file import Project
-from posexport.workflows.project.products import products
-from posexport.workflows.project.requests import read_requests
+from posexport.workflows.project.limits import size_text
+from posexport.workflows.project.products import Product, out_of_date, products, read_requests
+
+UP_TO_DATE = "up to date"
 
 
 def verify_project(
@@ -27,11 +38,11 @@ def verify_project(
     and on the `required` ones. The other arguments are those of `verify`."""
     files = products(project)
     sources, _ = read_requests(project, files)
-    checked = {product.path: checks.check(product, sources[product.path]) for product in files}
+    checked = {product.path: check(product, sources[product.path]) for product in files}
     overrides = {
-        product.path: checks.terms_of(product, [*runtimes, *required] if runtimes else [])
+        product.path: terms_of(product, [*runtimes, *required] if runtimes else [])
         for product in files
-        if product.path.is_file() and not (product.plan and checks.is_stale(checked[product.path]))
+        if product.path.is_file() and not (product.plan and is_stale(checked[product.path]))
     }
     overrides = {path: settings for path, settings in overrides.items() if settings.runtimes}
     names = {name for settings in overrides.values() for name in settings.runtimes or ()}
@@ -46,6 +57,118 @@ def verify_project(
             overrides=overrides,
             advance=advance,
         )
-    missing = checks.without_parity(files, overrides, checked, report)
-    report = checks.joined(checked, report, missing, seed)
-    return report, checks.exit_code(report, required)
+    missing = without_parity(files, overrides, checked, report)
+    report = joined(checked, report, missing, seed)
+    code = report.exit_code(required)
+    ran = any(verdict.check == PARITY and verdict.state != NOT_RUN for verdict in report.verdicts)
+    return report, 3 if code == 0 and not ran else code  # checks of files alone prove no parity
+
+
+def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
+    """The runtimes among the `chosen` (none: all) on which parity is checked, with the entry's tolerance.
+
+    A plan is checked on the runtime that builds it.
+    """
+    entry = product.entry
+    asked = (product.plan.runtime,) if product.plan else entry.runtimes or tuple(RUNTIMES)
+    runtimes = tuple(name for name in asked if not chosen or name in chosen)
+    return VerifyOverrides(runtimes=runtimes, tolerance=entry.tolerance.given())
+
+
+def check(product: Product, source: Mapping[str, Any]) -> list[Verdict]:
+    """The verdicts on one file; `source` describes what it should be made from."""
+    if product.plan and not product.path.is_file() and (missing := can_build(source["runtime"])) is not None:
+        return [_verdict(product, UP_TO_DATE, NOT_RUN, f"{source['runtime']} can't build it here, {missing}")]
+    reason = out_of_date(product, source)
+    advice = None if reason is None else f"{reason}: run 'posexport build'"
+    verdicts = [_verdict(product, UP_TO_DATE, PASSED if advice is None else FAILED, advice)]
+    if product.path.is_file():
+        verdicts += _budget(product)
+    return verdicts
+
+
+def _budget(product: Product) -> Iterator[Verdict]:
+    """The verdicts on the file's size and, for a plan, its kernels; those without a limit are left out."""
+    budget = product.entry.budget
+    size_limit = budget.plan_size if product.plan else budget.size
+    if size_limit is not None:
+        size = product.bytes()
+        yield _limited(product, "size", size <= size_limit, size_text(size), size_text(size_limit))
+    if not product.plan:
+        return
+    try:
+        manifest = read_plan_manifest(product.path)
+    except RequestError:  # out_of_date reports it
+        manifest = None
+    kernels = None if manifest is None else manifest.kernels
+    unknown = f"unknown: {'its manifest has no kernels' if kernels is None else kernels.unknown}"
+    if budget.kernels is not None:
+        count = None if kernels is None else kernels.count
+        if count is not None:
+            yield _limited(product, "kernels", count <= budget.kernels, f"{count} kernels", str(budget.kernels))
+        else:
+            yield _verdict(product, "kernels", FAILED, unknown)
+    if budget.fused_attention:
+        fused = None if kernels is None else kernels.fused_attention
+        if fused is None:
+            yield _verdict(product, "fused attention", FAILED, unknown)
+        else:
+            measured = "one kernel in each layer" if fused else "not one kernel in each layer"
+            yield _limited(product, "fused attention", fused is True, measured, "one kernel in each layer")
+
+
+def _limited(product: Product, name: str, passed: bool, measured: str, limit: str) -> Verdict:
+    reason = None if passed else f"{measured}, limit {limit}"
+    verdict = _verdict(product, name, PASSED if passed else FAILED, reason)
+    return attrs.evolve(verdict, measured=measured, limit_text=limit)
+
+
+def _verdict(product: Product, name: str, state: State, reason: str | None) -> Verdict:
+    return Verdict(artifact=str(product.path), runtime=PROJECT, state=state, reason=reason, check=name)
+
+
+def is_stale(verdicts: Sequence[Verdict]) -> bool:
+    """Whether the verdicts on a file say that it is out of date."""
+    return any(verdict.check == UP_TO_DATE and verdict.state == FAILED for verdict in verdicts)
+
+
+def without_parity(
+    files: Sequence[Product],
+    terms: Mapping[Path, VerifyOverrides],
+    checks: Mapping[Path, Sequence[Verdict]],
+    ran: Report | None,
+) -> list[Verdict]:
+    """A verdict "not run" for each runtime of each file that is there but has no verdict of parity."""
+    reported = (
+        {verdict.artifact for verdict in ran.verdicts} | {file.artifact for file in ran.unreadable} if ran else ()
+    )
+    verdicts = []
+    for product in files:
+        path = str(product.path)
+        if path in reported or not product.path.is_file():
+            continue
+        names = terms[product.path].runtimes if product.path in terms else None
+        if names:
+            same = next((other for other in terms if other != product.path and other.samefile(product.path)), None)
+            reason = f"it is the same file as {same}" if same else "the runtime took no part"
+        else:
+            stale = product.plan and is_stale(checks[product.path])
+            names = terms_of(product, ()).runtimes
+            reason = "it is out of date" if stale else "the runtime was not asked for"
+        verdicts += [Verdict(artifact=path, runtime=name, state=NOT_RUN, reason=reason) for name in names or ()]
+    return verdicts
+
+
+def joined(
+    checks: Mapping[Path, Sequence[Verdict]], report: Report | None, unrun: Sequence[Verdict], seed: int
+) -> Report:
+    """One report of all verdicts, file by file; `report` is None where no file could be run."""
+    by_file = {path: list(verdicts) for path, verdicts in checks.items()}
+    for verdict in (*(report.verdicts if report else ()), *unrun):
+        by_file[Path(verdict.artifact)].append(verdict)
+    return Report(
+        verdicts=tuple(verdict for verdicts in by_file.values() for verdict in verdicts),
+        unreadable=report.unreadable if report else (),
+        manifest_warnings=report.manifest_warnings if report else (),
+        seed=seed,
+    )

@@ -13,9 +13,8 @@ The record of a job is written last: where there is one, its other files are the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from operator import methodcaller
 from pathlib import Path
 from typing import IO
@@ -24,10 +23,10 @@ from posexport import __version__
 from posexport.errors import RequestError
 from posexport.files import json_bytes, staged, write_json
 from posexport.jsondata import DataError, read_json, structure, unstructure
-from posexport.workflows.sweep.job_plan import Plan
-from posexport.workflows.sweep.jobs import NOT_RUN, Job, Outcome, Record
+from posexport.verify.matrix.table import REFUSED, Cell, Entry, Matrix, read
+from posexport.workflows.sweep.job_plan import Plan, Refused
+from posexport.workflows.sweep.jobs import FAILED, NOT_RUN, Job, Outcome, Record
 from posexport.workflows.sweep.kinds import KINDS
-from posexport.workflows.sweep.matrix import file_name, merged
 
 VERSION = 1
 _JOBS, _PARTS = ".state/jobs", ".state/parts"
@@ -98,7 +97,8 @@ class Folder:
 
     def keep(self, job: Job, outcome: Outcome, attempts: int) -> Record:
         """Write the outcome of a job: its files, its result, and last its record."""
-        assert outcome.state != "lost", "a lost attempt is no outcome of a job"
+        if outcome.state == "lost":
+            raise ValueError("a lost attempt is no outcome of a job")
         place = _PARTS if KINDS[job.kind].parts else "results"
         result = None if outcome.result is None else f"{place}/{job.kind}-{job.id}.json"
         record = Record(
@@ -127,8 +127,7 @@ def _state(job: Job, record: Record | None) -> dict[str, str | None]:
         return {"state": NOT_RUN, "reason": "it has not run yet: run the sweep again", "result": None}
     result = record.result
     if result is not None and KINDS[job.kind].parts:
-        target = next((value for word, value in pairwise(job.arguments) if word == "--target"), "portable")
-        result = file_name(target)
+        result = file_name(next(job.values_of("--target"), "portable"))
     return {"state": record.state, "reason": record.reason, "result": result}
 
 
@@ -159,3 +158,40 @@ def _lock(file: IO[bytes]) -> bool:
     except OSError:
         return False
     return True
+
+
+def merged(results: Iterable[Path], refused: Iterable[Refused]) -> tuple[dict[str, Matrix], int]:
+    """Matrices by target from files of results, and how many files were left out because other versions of the
+    exporters made them than made the first.
+
+    Of two cells for the same entry and runtime, such as from machines with a GPU and without, one that failed wins,
+    else one that ran.
+    """
+    matrices: dict[str, Matrix] = {}
+    left_out = 0
+    for path in results:
+        part = read(path)
+        whole = matrices.setdefault(part.target, Matrix(target=part.target, made_by=part.made_by))
+        if not whole.same_makers(part):
+            left_out += 1
+            continue
+        whole.put_cpus(part.cpus)
+        whole.put(
+            cell for key, cell in part.cells.items() if key not in whole.cells or _rank(cell) > _rank(whole.cells[key])
+        )
+    for values, reason in refused:
+        matrix = matrices.get(values.get("target", "portable"))
+        if matrix is not None:
+            entry = Entry(**{key: values[key] for key in ("encoding", "form", "dtype", "mode")})
+            columns = dict.fromkeys(column for _, column in matrix.cells)
+            matrix.put(Cell(entry=entry, column=column, state=REFUSED, reason=reason) for column in columns)
+    return matrices, left_out
+
+
+def _rank(cell: Cell) -> int:
+    return {NOT_RUN: 0, FAILED: 2}.get(cell.state, 1)
+
+
+def file_name(target: str) -> str:
+    """The name of a target's matrix in the folder of a sweep."""
+    return "matrix.json" if target == "portable" else f"matrix-{target}.json"

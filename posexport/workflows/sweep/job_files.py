@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -12,8 +11,9 @@ from pathlib import Path
 
 import attrs
 
+from posexport.artifact.manifest import external_data, read_plan_manifest
 from posexport.errors import RequestError
-from posexport.files import sha256_of
+from posexport.files import HashingFile, sha256_of
 from posexport.workflows.sweep.jobs import File
 
 CHUNK = 64 * 2**20
@@ -51,21 +51,14 @@ class Hashes:
 
 def _companions(path: Path) -> Iterator[Path]:
     """The files beside an artifact that belong to it. The command itself reports a manifest that it can't read."""
-    manifest_file = path.with_name(path.name + ".json")
-    data = path.with_name(path.name + ".data")
-    if data.is_file():
-        yield data
-    if not manifest_file.is_file():
-        return
-    yield manifest_file
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        manifest = json.loads(manifest_file.read_bytes())
-        for name in manifest.get("external_data", {}):
-            if Path(name).name == name and path.with_name(name).is_file():
-                yield path.with_name(name)
-        if path.suffix == ".plan":
-            source = path.with_name(Path(manifest["onnx"]["file"]).name)
-            if source.is_file() and source != path:
+    for file in map(path.with_name, (f"{path.name}.data", f"{path.name}.json", *external_data(path))):
+        if file.is_file():
+            yield file
+    if path.suffix == ".plan":
+        with contextlib.suppress(RequestError):
+            manifest = read_plan_manifest(path)
+            source = None if manifest is None else path.with_name(manifest.onnx.file)
+            if source is not None and source.is_file() and source.suffix == ".onnx":
                 yield source
                 yield from _companions(source)
 
@@ -86,14 +79,14 @@ def chunks(file: File) -> Iterator[bytes]:
 
 def write_chunks(path: Path, sha256: str, parts: Iterable[bytes]) -> None:
     """Write a file from its bytes; ValueError, and no file, where they have another hash than `sha256`."""
-    written = hashlib.sha256()
     with path.open("wb") as file:
+        hashing = HashingFile(file)
         for part in parts:
-            written.update(part)
-            file.write(part)
-    if written.hexdigest() != sha256:
+            hashing.write(part)
+    written = hashing.sha256.hexdigest()
+    if written != sha256:
         path.unlink()
-        raise ValueError(f"the bytes of {path.name} arrived as {written.hexdigest()[:12]}, not {sha256[:12]}")
+        raise ValueError(f"the bytes of {path.name} arrived as {written[:12]}, not {sha256[:12]}")
 
 
 def stage_files(files: Iterable[File], into: Path) -> None:

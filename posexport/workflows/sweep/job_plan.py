@@ -9,7 +9,7 @@ gpu, gpus    the type of GPU that it needs ("H100"), and how many
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from glob import glob, has_magic
 from itertools import product
 from pathlib import Path
@@ -17,13 +17,13 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import FieldError, RequestError, unknown
+from posexport.errors import RequestError, located, unknown
 from posexport.files import read_toml
 from posexport.jsondata import DataError, read_json
 from posexport.spec.fields import integer
 from posexport.workflows.sweep.job_files import Hashes
 from posexport.workflows.sweep.jobs import File, Job, JobResources
-from posexport.workflows.sweep.kinds import CONFIG_EXCLUDES, KINDS, Kind, Options
+from posexport.workflows.sweep.kinds import CONFIG_EXCLUDES, KINDS, NAMES, Kind, Options
 
 RESOURCES = ("cpus", "gpu", "gpus")
 """Keys that every kind of job takes."""
@@ -38,20 +38,16 @@ class JobTable:
     place: str = "job"
 
 
-@attrs.define
+Refused = tuple[Mapping[str, str], str]
+"""A combination that a form refuses, and the reason."""
+
+
+@attrs.frozen
 class Plan:
-    """Jobs in order, each once; and the combinations that are no jobs because a form refuses them, with the reason."""
+    """Jobs in order, each once; and the combinations that are no jobs."""
 
-    jobs: list[Job] = attrs.field(factory=list)
-    refused: list[tuple[Mapping[str, str], str]] = attrs.field(factory=list)
-
-    def add(self, jobs: Iterable[Job]) -> None:
-        """Add the jobs that the plan lacks."""
-        known = {job.id for job in self.jobs}
-        for job in jobs:
-            if job.id not in known:
-                known.add(job.id)
-                self.jobs.append(job)
+    jobs: Sequence[Job]
+    refused: Sequence[Refused] = ()
 
     def refusals(self) -> list[dict[str, str]]:
         """The refused combinations as plain data."""
@@ -98,20 +94,20 @@ def read_text(text: str) -> JobTable:
 
 def plan(tables: Sequence[JobTable], commands: Callable[[str], Options]) -> Plan:
     """The jobs of tables; `commands` gives the options of a command by its name. RequestError names the table."""
-    planned, hashes = Plan(), Hashes()
+    jobs: dict[str, Job] = {}
+    refused: list[Refused] = []
+    hashes = Hashes()
     for table in tables:
-        try:
-            planned.add(_jobs(table, commands, hashes, planned))
-        except FieldError as error:
-            raise RequestError(f"{table.place}: {error.named(error.field.replace('_', '-'))}") from None
-        except RequestError as error:
-            raise RequestError(f"{table.place}: {error}") from None
-    if not planned.jobs:
+        with located(table.place, lambda field: field.replace("_", "-")):
+            for job in _jobs(table, commands, hashes, refused):
+                jobs.setdefault(job.id, job)
+    if not jobs:
         raise RequestError("the sweep has no job that can run: its forms refuse every combination.")
-    return planned
+    return Plan(list(jobs.values()), refused)
 
 
-def _jobs(table: JobTable, commands: Callable[[str], Options], hashes: Hashes, planned: Plan) -> Iterator[Job]:
+def _jobs(table: JobTable, commands: Callable[[str], Options], hashes: Hashes, refused: list[Refused]) -> Iterator[Job]:
+    """The jobs of a table; the combinations that are none are added to `refused`."""
     keys = table.keys
     name = keys.get("kind")
     if not isinstance(name, str) or not name:
@@ -125,26 +121,24 @@ def _jobs(table: JobTable, commands: Callable[[str], Options], hashes: Hashes, p
         if key not in ("kind", *known):
             raise unknown(f"key of a {name} job", key, known)
     needs = _resources(keys, kind)
-    axes = {key: _values(key, keys[key], kind) for key in kind.axes if key in keys}
-    axes = {**{key: list(names) for key, names in kind.whole.items()}, **axes}
+    axes = {**kind.whole, **{key: _values(key, keys[key], kind) for key in kind.axes if key in keys}}
     stated = _stated(keys, kind, options)
-    flags = _flags(keys, options)
     files = _files(keys, kind, table.folder, hashes)
     artifacts: Sequence[Path | None] = _artifacts(keys, table.folder) if kind.artifact else (None,)
     paths = {key: [str(file.path)] for key, file in files.items()}
-    shared = [*_words(stated), *_flag_words(flags), *_words({key: [file.name] for key, file in files.items()})]
+    names = {key: [file.name] for key, file in files.items()}
     for path, values in product(artifacts, product(*axes.values())):
         chosen = dict(zip(axes, values, strict=True))
         reason = kind.refusal(chosen)
         if reason is not None:
-            planned.refused.append((chosen, reason))
+            refused.append((chosen, reason))
             continue
         one_each = {key: [value] for key, value in chosen.items()}
-        kind.check({**one_each, **stated, **flags, **paths})
+        kind.check({**one_each, **stated, **paths})
         artifact_files = () if path is None else hashes.artifact(path)
         yield Job(
             kind=name,
-            arguments=(*([] if path is None else [path.name]), *_words(one_each), *shared),
+            arguments=(*([] if path is None else [path.name]), *_words({**one_each, **stated, **names}, options)),
             needs=needs,
             label=" ".join([name, *([] if path is None else [_shown(path, table.folder)]), *values]),
             files=_one_folder((*artifact_files, *files.values())),
@@ -152,32 +146,23 @@ def _jobs(table: JobTable, commands: Callable[[str], Options], hashes: Hashes, p
 
 
 def _stated(keys: Mapping[str, Any], kind: Kind, options: Options) -> dict[str, list[str]]:
-    """The values of options that all jobs of a table share: neither axes nor flags nor files."""
-    stated = {}
+    """The values of options that all jobs of a table share, neither axes nor files; the last are flags, each as "true"
+    or "false", but for a false one without --no-NAME."""
+    stated, flags = {}, {}
     for key, option in options.items():
-        if key in keys and not option.flag and key not in (*kind.axes, *kind.files):
+        if key not in keys or key in (*kind.axes, *kind.files):
+            continue
+        if not option.is_flag:
             stated[key] = _values(key, keys[key], kind)
-            if not option.repeatable:
+            if not option.multiple:
                 _check_one(key, stated[key])
-    return stated
-
-
-def _flags(keys: Mapping[str, Any], options: Options) -> dict[str, list[str]]:
-    """The flags that are stated, each as "true" or "false"; a false one without --no-NAME is left out."""
-    flags = {}
-    for key, option in options.items():
-        if not option.flag or key not in keys:
             continue
         value = _single(keys[key])
         if value not in (True, False, "true", "false"):
             raise RequestError(f"{key} is {value!r}: it must be true or false.")
-        if value in (True, "true") or option.switch:
+        if value in (True, "true") or option.secondary_opts:
             flags[key] = [str(value).lower()]
-    return flags
-
-
-def _flag_words(flags: Mapping[str, Sequence[str]]) -> list[str]:
-    return [f"--{key}" if value == "true" else f"--no-{key}" for key, (value,) in flags.items()]
+    return {**stated, **flags}
 
 
 def _files(keys: Mapping[str, Any], kind: Kind, folder: Path, hashes: Hashes) -> dict[str, File]:
@@ -209,8 +194,14 @@ def _check_config(path: Path) -> None:
             raise RequestError(f"config {str(path)!r} has {key!r}, which doesn't travel with a job: {action}.")
 
 
-def _words(values: Mapping[str, Sequence[str]]) -> list[str]:
-    return [word for key, texts in values.items() for text in texts for word in (f"--{key}", text)]
+def _words(values: Mapping[str, Sequence[str]], options: Options) -> Iterator[str]:
+    """The values as arguments of a command."""
+    for key, texts in values.items():
+        for text in texts:
+            if options[key].is_flag:
+                yield f"--{key}" if text == "true" else f"--no-{key}"
+            else:
+                yield from (f"--{key}", text)
 
 
 def _values(key: str, value: Any, kind: Kind) -> list[str]:
@@ -218,11 +209,12 @@ def _values(key: str, value: Any, kind: Kind) -> list[str]:
     values = _list(value)
     if not values:
         raise RequestError(f"{key} is an empty list: leave it out, or give it a value.")
+    names = kind.names.get(key) or NAMES.get(key) or values
     for item in values:
         if isinstance(item, bool) or not isinstance(item, str | int | float) or item == "":
             raise RequestError(f"{key} is {item!r}: it must be text or a number.")
-        if key in kind.names and item not in kind.names[key]:
-            raise unknown(key, str(item), kind.names[key])
+        if item not in names:
+            raise unknown(key, str(item), names)
     return list(dict.fromkeys(map(str, values)))
 
 
@@ -237,8 +229,8 @@ def _single(value: Any) -> Any:
 
 @attrs.frozen(kw_only=True)
 class _Counts:
-    cpus: int | None = integer(None, "CPUs of one job", optional=True)
-    gpus: int | None = integer(None, "GPUs of one job", optional=True)
+    cpus: int | None = integer(None, "CPUs of one job")
+    gpus: int | None = integer(None, "GPUs of one job")
 
 
 def _resources(keys: Mapping[str, Any], kind: Kind) -> JobResources:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,6 +81,10 @@ class Job:
             "files": {file.name: file.sha256 for file in self.files},
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def values_of(self, option: str) -> Iterator[str]:
+        """The values that its arguments give an option such as `--runtime`."""
+        return (value for word, value in pairwise(self.arguments) if word == option)
 
     @property
     def requires(self) -> bool:

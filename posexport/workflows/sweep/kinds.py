@@ -1,17 +1,18 @@
 """The kinds of jobs, one row each: which command runs, which of its options make several jobs, and what it takes.
 
-The options themselves are those of the command: the command line passes them down as `CommandOption`s, which it reads
-from click. A row adds only what click does not know. A new kind is one row.
+The options themselves are those of the command: the command line passes them down as click knows them. A row adds only
+what click does not know. A new kind is one row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
 from posexport.bench.candidates import CANDIDATES
+from posexport.bench.options import BenchOptions
 from posexport.bench.scenarios import read_scenario
 from posexport.bench.tune.space import OBJECTIVES
 from posexport.bench.tune.space import RUNTIMES as TUNED_FOR
@@ -20,42 +21,27 @@ from posexport.export.block_options import BlockOptions, merge_options, spec_of
 from posexport.export.layer_pattern import parameters_of
 from posexport.models import ENCODINGS
 from posexport.runtimes import RUNTIMES
-from posexport.spec.fields import integer, positive
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.presets import preset_names
 from posexport.spec.spec import DTYPES, Spec
 from posexport.verify.matrix.table import COLUMNS, MODES, Entry
+from posexport.verify.result import VerifyOptions
 
 
-@attrs.frozen(kw_only=True)
-class CommandOption:
-    """One option of a command: `name` without its dashes, and whether the command takes it several times
-    (`repeatable`), without a value (`flag`), or as `--no-NAME` too (`switch`)."""
+class CommandOption(Protocol):
+    """What is read of a `click.Option`: whether it is repeatable (`multiple`) or takes no value (`is_flag`), and its
+    opposite such as `--no-NAME` (`secondary_opts`)."""
 
-    name: str
-    repeatable: bool = False
-    flag: bool = False
-    switch: bool = False
+    multiple: bool
+    is_flag: bool
+    secondary_opts: list[str]
 
 
 Options = Mapping[str, CommandOption]
-"""The options of a command by their names."""
+"""The options of a command by their names without dashes."""
 
 Values = Mapping[str, Sequence[str]]
 """The values that a job states, by the names of its options."""
-
-
-@attrs.frozen(kw_only=True)
-class Numbers:
-    """The numbers that verify and bench jobs may state, validated."""
-
-    seed: int | None = integer(None, "seed of the inputs", at_least=0, optional=True)
-    rounds: int | None = integer(None, "rounds", optional=True)
-    warmup: int | None = integer(None, "runs before the first round", optional=True)
-    threads: int | None = integer(None, "threads of each runtime", optional=True)
-    processes: int | None = integer(None, "processes of each runtime", at_most=100, optional=True)
-    seconds: float | None = positive(None, "seconds for the rounds of one shape", optional=True)
-    time_limit: float | None = positive(None, "seconds that one runtime may take for one artifact", optional=True)
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +50,7 @@ class Kind:
 
     axes        options of which each value is a job
     whole       the axes that take all these values where none is given
-    names       options whose values are names, to those names
+    names       options whose values are names, to those names, beside NAMES
     files       options whose value is a file that travels with the job
     excluded    options of the command that a job can't state: they name files that do not travel
     artifact    whether it is about an artifact, the key `artifact`: one job for each
@@ -99,14 +85,10 @@ def _form_refusal(values: Mapping[str, str]) -> str | None:
     return entry.refusal(values.get("target", "portable"))
 
 
-def _check_timing(values: Values) -> None:
+def _check_bench(values: Values) -> None:
     for scenario in values.get("scenario", ()):
         read_scenario(scenario)
-    _check_numbers(values)
-
-
-def _check_numbers(values: Values) -> None:
-    _fields_of(Numbers, _first_values(values))
+    _check_fields(BenchOptions, _first_values(values))
 
 
 def _check_block(values: Values) -> None:
@@ -116,7 +98,7 @@ def _check_block(values: Values) -> None:
     stated = {name: value for name, value in _first_values(values).items() if name in _BLOCK_KEYS and name != "dtype"}
     (config, preset), texts = (values.get(name, [None])[0] for name in ("config", "preset")), values.get("set", ())
     options, parameters = merge_options(config, preset, parameters_of(tuple(texts)), stated, _CONFIG_KEYS)
-    _fields_of(BlockOptions, options)
+    _check_fields(BlockOptions, options)
     dtypes = values.get("dtype") or options.get("dtype") or DTYPES
     errors = []
     for dtype in [dtypes] if isinstance(dtypes, str) else dtypes:
@@ -132,7 +114,7 @@ def _first_values(values: Values) -> dict[str, str]:
     return {name.replace("-", "_"): texts[0] for name, texts in values.items()}
 
 
-def _fields_of(kind: type[Any], options: Mapping[str, Any]) -> None:
+def _check_fields(kind: type[Any], options: Mapping[str, Any]) -> None:
     """Raise what `kind` raises for those of the options that are fields of it."""
     names = {field.name for field in attrs.fields(kind)}
     kind(**{name: value for name, value in options.items() if name in names})
@@ -140,12 +122,16 @@ def _fields_of(kind: type[Any], options: Mapping[str, Any]) -> None:
 
 _BLOCK_KEYS = [field.name for kind in (Spec, BlockOptions) for field in attrs.fields(kind)]
 _CONFIG_KEYS = [*_BLOCK_KEYS, "for", "scenario", "objective", "form", "target", "opset", "from", "layer"]
-_ENTRY: dict[str, Sequence[str]] = {
-    "encoding": list(ENCODINGS),
-    "form": list(FORMS),
-    "dtype": DTYPES,
-    "mode": list(MODES),
+_ENTRY = {"encoding": tuple(ENCODINGS), "form": tuple(FORMS), "dtype": DTYPES, "mode": tuple(MODES)}
+
+NAMES: Mapping[str, Collection[str]] = {
+    **_ENTRY,
+    "target": TARGETS,
+    "preset": preset_names(),
+    "for": TUNED_FOR,
+    "objective": OBJECTIVES,
 }
+"""Options whose values are the same names in all commands, to those names."""
 
 CONFIG_EXCLUDES = ("weights", "from", "layer", "output")
 """Options that the config of a job can't hold: they name files that do not travel with it."""
@@ -154,7 +140,7 @@ KINDS: dict[str, Kind] = {
     "matrix": Kind(
         axes=(*_ENTRY, "target"),
         whole=_ENTRY,
-        names={**_ENTRY, "target": TARGETS, "runtime": COLUMNS},
+        names={"runtime": COLUMNS},
         excluded=("jobs", "output", "resume", "picture"),
         always=("--jobs", "1", "--no-picture", "--output", "out", "--json"),
         refusal=_form_refusal,
@@ -165,7 +151,7 @@ KINDS: dict[str, Kind] = {
         names={"runtime": RUNTIMES, "require": RUNTIMES},
         files=("inputs",),
         excluded=("project", "junit", "markdown"),
-        check=_check_numbers,
+        check=lambda values: _check_fields(VerifyOptions, _first_values(values)),
     ),
     "bench": Kind(
         artifact=True,
@@ -173,20 +159,11 @@ KINDS: dict[str, Kind] = {
         names={"runtime": CANDIDATES, "require": CANDIDATES},
         files=("baseline",),
         excluded=("project", "save", "against"),
-        check=_check_timing,
+        check=_check_bench,
         cpus=None,
     ),
     "tune": Kind(
         axes=("preset", "encoding", "for", "scenario", "objective"),
-        names={
-            "preset": preset_names(),
-            "encoding": ENCODINGS,
-            "for": TUNED_FOR,
-            "objective": OBJECTIVES,
-            "form": FORMS,
-            "dtype": DTYPES,
-            "target": TARGETS,
-        },
         files=("config", "weights"),
         excluded=("from", "layer", "output", "save", "cache", "resume"),
         check=_check_block,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -17,20 +16,18 @@ from posexport.machine import numbers
 from posexport.runtimes import cuda
 from posexport.workflows.sweep.job_files import stage_files
 from posexport.workflows.sweep.jobs import Job, JobResources, Outcome
-from posexport.workflows.sweep.subprocess_job import TIME_LIMIT, JobCommand, JobRunner
+from posexport.workflows.sweep.subprocess_job import JobCommand, JobRunner
 
 
 class Local:
     """Runs at most `workers` jobs side by side, on no more CPUs than there are, or than workers where these are more; a
     job that takes the whole machine runs alone."""
 
-    def __init__(self, workers: int, time_limit: float = TIME_LIMIT) -> None:
+    def __init__(self, workers: int, time_limit: float = 3600.0) -> None:
         self._workers, self._time_limit = workers, time_limit
         self._cpus = numbers()
-        self._idle: queue.SimpleQueue[JobRunner] = queue.SimpleQueue()
         self._runners = [JobRunner() for _ in range(workers)]
-        for runner in self._runners:
-            self._idle.put(runner)
+        self._idle = list(self._runners)  # as many as threads, so that none finds it empty
         self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sweep")
         self._running: dict[Future[Outcome], tuple[Job, Sequence[int]]] = {}
 
@@ -64,14 +61,14 @@ class Local:
         self._running[self._threads.submit(self._run, job, cpus)] = (job, cpus)
 
     def _run(self, job: Job, cpus: Sequence[int]) -> Outcome:
-        runner = self._idle.get()
+        runner = self._idle.pop()
         if hasattr(os, "sched_setaffinity"):
             with contextlib.suppress(OSError):  # where this is not permitted, the job runs on all CPUs
                 os.sched_setaffinity(0, cpus)  # of this thread, and so of the process that it starts
         try:
             return runner.run(JobCommand.of(job, self._time_limit), lambda folder: stage_files(job.files, folder))
         finally:
-            self._idle.put(runner)
+            self._idle.append(runner)
 
     def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
         """The jobs that have ended; waits at most `seconds` for the first."""

@@ -2,7 +2,7 @@
 
 Files go through Ray's object store, in chunks and once for each content, so no file system is shared; Ray copies a
 chunk once to each machine that reads it, and spills chunks to disk where they don't fit. A job that takes a whole
-machine is given to an idle one, with all its CPUs. Ray retries nothing: attempts are counted in one place (`run`),
+machine is given to an idle one, with all its CPUs. Ray retries nothing: attempts are counted in one place (`sweep`),
 whatever ended them.
 
 Source: https://docs.ray.io/en/latest/ray-core/scheduling/index.html
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,12 +24,16 @@ from typing import Any
 import attrs
 
 from posexport import __version__
-from posexport.errors import PosexportError, RuntimeMissingError
+from posexport.errors import PosexportError, RequestError, RuntimeMissingError
 from posexport.runtimes.installation import install_command
-from posexport.workflows.sweep.address import check_address, check_answers, no_cluster
 from posexport.workflows.sweep.job_files import chunks, write_chunks
 from posexport.workflows.sweep.jobs import FAILED, LOST, File, Job, JobResources, Outcome
-from posexport.workflows.sweep.subprocess_job import TIME_LIMIT, JobCommand, JobRunner
+from posexport.workflows.sweep.subprocess_job import JobCommand, JobRunner
+
+CONNECT_SECONDS = 5.0
+"""Seconds in which the head of a cluster must accept a connection."""
+
+_ADDRESS = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
 MAX_QUEUED = 2
 """Tasks that wait in Ray for each that can run: enough that no machine is idle, and few enough to cost little."""
@@ -47,24 +53,66 @@ def task(version: str, command: JobCommand, files: Sequence[SentFile]) -> Outcom
         return Outcome(state=LOST, reason=f"the machine has posexport {__version__}, the sweep is of {version}")
 
     def stage(folder: Path) -> None:
+        import ray
+
         for name, sha256, references in files:
-            write_chunks(folder / name, sha256, _fetched(references))
+            write_chunks(folder / name, sha256, map(ray.get, references))  # one in memory at a time
 
     return JobRunner().run(command, stage)
 
 
-def _fetched(references: Iterable[Any]) -> Iterator[bytes]:
-    """The chunks of a file, one in memory at a time."""
-    import ray
+def check_address(address: str, source: str = "--ray") -> None:
+    """RequestError for text that is no address of a cluster; `source` names where it was given. Imports no Ray."""
+    match = _ADDRESS.fullmatch(address)
+    if address not in ("auto", "local") and not (match and 0 < int(match["port"]) < 2**16):
+        raise RequestError(
+            f"{source} is {address!r}: give the host and port of the cluster's head, such as head:6379, or auto or "
+            "local."
+        )
 
-    for reference in references:
-        yield ray.get(reference)
+
+def check_answers(address: str) -> None:
+    """RuntimeMissingError where nothing answers at an address, or `auto` finds no cluster.
+
+    Ray itself waits for minutes for a head that is gone, so a connection to its port is tried first.
+    """
+    origin = "the address given"
+    if address == "auto":
+        address, origin = _auto()
+    match = _ADDRESS.fullmatch(address)
+    if match is None:  # Ray starts this cluster, or finds it by itself
+        return
+    try:
+        socket.create_connection((match["host"].strip("[]"), int(match["port"])), timeout=CONNECT_SECONDS).close()
+    except (OSError, UnicodeError) as error:  # UnicodeError for text that can't be the name of a host
+        raise no_cluster(f"{address!r}, {origin}", getattr(error, "strerror", None) or str(error)) from None
+
+
+def _auto() -> tuple[str, str]:
+    """The address that Ray takes for `auto`, and where it comes from; `auto` again where Ray doesn't tell."""
+    if given := os.environ.get("RAY_ADDRESS"):
+        check_address(given, "RAY_ADDRESS")
+        return given, "the address in RAY_ADDRESS"
+    try:
+        from ray._private.services import get_ray_address_from_environment as find
+    except ImportError:  # Ray has no public function for it
+        return "auto", ""
+    try:
+        return str(find("auto", None)), "the last one that was started on this machine"
+    except ConnectionError:
+        raise no_cluster("'auto'", "none runs on this machine") from None
+
+
+def no_cluster(where: str, why: str) -> RuntimeMissingError:
+    """The error for a cluster that does not answer."""
+    return RuntimeMissingError(
+        f"no Ray cluster answers at {where} ({why}): start one with 'ray start --head', give --ray the host and port "
+        "of one that runs, or leave --ray out to run here."
+    )
 
 
 def connect(address: str) -> Any:
-    """The module ray, connected to a cluster; RuntimeMissingError where there is no Ray or no cluster, RequestError for
-    text that is no address."""
-    check_address(address)
+    """The module ray, connected to a cluster; RuntimeMissingError where there is no Ray or no cluster."""
     try:
         import ray
     except ImportError:
@@ -86,7 +134,7 @@ def connect(address: str) -> Any:
 class Cluster:
     """All machines of the cluster at an address, those included that join later."""
 
-    def __init__(self, address: str, jobs: Sequence[Job], time_limit: float = TIME_LIMIT) -> None:
+    def __init__(self, address: str, jobs: Sequence[Job], time_limit: float = 3600.0) -> None:
         self._ray = connect(address)
         self._time_limit = time_limit
         self._task = self._ray.remote(task)
@@ -139,32 +187,29 @@ class Cluster:
     def submit(self, job: Job) -> None:
         """Give a job to Ray, for any machine that it fits; a job that takes a whole machine for an idle one."""
         with self._asking():
-            self._submit(job)
+            try:
+                files = [(file.name, file.sha256, self._put(file)) for file in job.files]
+            except PosexportError as error:
+                self._unsent.append((job, Outcome(state=FAILED, reason=str(error).rstrip("."))))
+                return
+            name: str | None = None
+            options: dict[str, Any] = {}
+            if job.needs.alone:
+                from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def _submit(self, job: Job) -> None:
-        try:
-            files = [(file.name, file.sha256, self._put(file)) for file in job.files]
-        except PosexportError as error:
-            self._unsent.append((job, Outcome(state=FAILED, reason=str(error).rstrip("."))))
-            return
-        name: str | None = None
-        options: dict[str, Any] = {}
-        if job.needs.alone:
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-            tried = self._tried.setdefault(job.id, set())
-            name = min(self._idle(job.needs), key=lambda node: node in tried)  # prefer one that did not lose it
-            tried.add(name)
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(name, soft=False)
-        node = self._nodes[name] if name else next(n for n in self._nodes.values() if _takes(n, job.needs) is not None)
-        taken = dict(_takes(node, job.needs) or {})
-        options.update(num_cpus=taken.pop("CPU"), num_gpus=taken.pop("GPU", 0), resources=taken)
-        options.update(max_retries=0, name=f"posexport {job.label}")
-        command = JobCommand.of(job, self._time_limit)
-        if job.needs.gpu is None:  # the GPUs of its machine belong to other jobs
-            command = attrs.evolve(command, environment={**command.environment, "CUDA_VISIBLE_DEVICES": ""})
-        reference = self._task.options(**options).remote(__version__, command, files)
-        self._running[reference] = (job, name)
+                tried = self._tried.setdefault(job.id, set())
+                name = min(self._idle(job.needs), key=lambda node: node in tried)  # prefer one that did not lose it
+                tried.add(name)
+                options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(name, soft=False)
+            nodes = [self._nodes[name]] if name else self._nodes.values()
+            taken = next(resources for node in nodes if (resources := _takes(node, job.needs)))
+            options.update(num_cpus=taken.pop("CPU"), num_gpus=taken.pop("GPU", 0), resources=taken)
+            options.update(max_retries=0, name=f"posexport {job.label}")
+            command = JobCommand.of(job, self._time_limit)
+            if job.needs.gpu is None:  # the GPUs of its machine belong to other jobs
+                command = attrs.evolve(command, environment={**command.environment, "CUDA_VISIBLE_DEVICES": ""})
+            reference = self._task.options(**options).remote(__version__, command, files)
+            self._running[reference] = (job, name)
 
     def _put(self, file: File) -> Sequence[Any]:
         if file.sha256 not in self._chunks:
@@ -173,22 +218,18 @@ class Cluster:
 
     def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
         """The jobs that have ended, or were lost with their process or their machine."""
-        with self._asking():
-            return self._finished(seconds)
-
-    def _finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
         ended, self._unsent = self._unsent, []
-        for reference in self._done(0 if ended else seconds):
-            job, _ = self._running.pop(reference)
-            ended.append((job, self._outcome(reference)))
-        lost = False
-        for job, outcome in ended:
-            lost = lost or outcome.state == LOST
-            if outcome.state != LOST:
-                self._forget(job)
-        if lost or time.monotonic() - self._looked > _LOOK_SECONDS:
-            self._look()
-            ended += self._stranded()
+        with self._asking():
+            for reference in self._done(0 if ended else seconds):
+                job, _ = self._running.pop(reference)
+                ended.append((job, self._outcome(reference)))
+            for job, outcome in ended:
+                if outcome.state != LOST:
+                    self._forget(job)
+            lost = any(outcome.state == LOST for _, outcome in ended)
+            if lost or time.monotonic() - self._looked > _LOOK_SECONDS:
+                self._look()
+                ended += self._stranded()
         return ended
 
     def _stranded(self) -> list[tuple[Job, Outcome]]:

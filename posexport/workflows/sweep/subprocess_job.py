@@ -17,18 +17,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from posexport.errors import ERROR_FILE, PosexportError
+from posexport.processes import signal_name
 from posexport.workflows.sweep.jobs import FAILED, LOST, NOT_RUN, PASSED, Job, Outcome
 from posexport.workflows.sweep.kinds import KINDS
-
-TIME_LIMIT = 3600.0
-"""Seconds that one job may take."""
 
 CHILD = "posexport.workflows.sweep.child"
 """The module that a job's process runs."""
@@ -56,7 +53,7 @@ class JobCommand:
         return cls(
             words=("-P", "-m", CHILD, job.kind, *job.arguments, *kind.always),
             time_limit=time_limit,
-            asked=tuple(value for word, value in pairwise(job.arguments) if word == "--runtime"),
+            asked=tuple(job.values_of("--runtime")),
             environment={} if job.needs.cpus is None else {"OMP_NUM_THREADS": str(job.needs.cpus)},
             writes=kind.writes,
         )
@@ -84,22 +81,19 @@ class JobRunner:
     def run(self, command: JobCommand, stage: Callable[[Path], object]) -> Outcome:
         """Run a job in a new folder, into which `stage` puts its files."""
         try:
-            outcome = self._run(command, stage)
+            with tempfile.TemporaryDirectory(prefix="posexport-sweep-", ignore_cleanup_errors=True) as name:
+                folder, start = Path(name), time.perf_counter()
+                stage(folder)
+                staged = set(folder.iterdir())
+                outcome = _judge(self._execute(command, folder), command)
+                outputs = _outputs(folder, staged) if command.writes and outcome.result is not None else {}
+                seconds = round(time.perf_counter() - start, 3)
+                outcome = attrs.evolve(outcome, seconds=seconds, outputs=outputs)
         except PosexportError as error:
             outcome = Outcome(state=FAILED, reason=str(error).rstrip("."))
         except (OSError, ValueError) as error:  # of this machine, such as a full disk: another may succeed
             outcome = Outcome(state=LOST, reason=f"the machine can't do it ({error})")
         return attrs.evolve(outcome, where=socket.gethostname())
-
-    def _run(self, command: JobCommand, stage: Callable[[Path], object]) -> Outcome:
-        with tempfile.TemporaryDirectory(prefix="posexport-sweep-", ignore_cleanup_errors=True) as name:
-            folder, start = Path(name), time.perf_counter()
-            stage(folder)
-            staged = set(folder.iterdir())
-            outcome = _judge(self._execute(command, folder), command)
-            outputs = _outputs(folder, staged) if command.writes and outcome.result is not None else {}
-            seconds = round(time.perf_counter() - start, 3)
-            return attrs.evolve(outcome, seconds=seconds, outputs=outputs)
 
     def _execute(self, command: JobCommand, folder: Path) -> _End:
         error_file = folder / _ERROR
@@ -129,18 +123,9 @@ class JobRunner:
         except subprocess.TimeoutExpired:
             return _End(code=None)
         finally:
-            self._kill()
-
-    def _kill(self) -> None:
-        with self._guard:
-            process, self._process = self._process, None
-            if process is None:
-                return
-            _end_group(process)
-            process.wait()
-            for stream in (process.stdout, process.stderr):
-                if stream is not None:
-                    stream.close()
+            with self._guard, process:  # which waits for its end and closes its pipes
+                self._process = None
+                _end_group(process)
 
     def stop(self) -> None:
         """End the job that runs, from another thread."""
@@ -180,14 +165,12 @@ def _judge(end: _End, command: JobCommand) -> Outcome:
     if code is None:
         return Outcome(state=FAILED, reason=f"no end within {command.time_limit:g} s")
     if code < 0:
-        return Outcome(state=LOST, reason=f"the process was killed by {_signal(-code)}{details}")
+        return Outcome(state=LOST, reason=f"the process was killed by {signal_name(-code)}{details}")
     if code not in (0, 1, 2, 3):
         return Outcome(state=LOST, reason=f"the process ended with exit code {code}{details}")
-    try:
-        data = json.loads(end.stdout) if end.stdout.strip() else None
-    except (ValueError, RecursionError):
-        data = None
-    result: dict[str, Any] | None = data if isinstance(data, dict) else None
+    result: dict[str, Any] | None = None
+    with contextlib.suppress(ValueError, RecursionError):
+        result = data if isinstance(data := json.loads(end.stdout), dict) else None
     if code == 2:
         return Outcome(state=FAILED, reason=error or "the request is wrong", result=result)
     if code == 3:
@@ -225,13 +208,6 @@ def _rows(data: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         for item in data:
             yield from _rows(item)
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _first(data: Any, state: str) -> str | None:

@@ -21,17 +21,13 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     if request["do"] == "build":
         if "function" in names[0]:
             os.kill(os.getpid(), signal.SIGSEGV)
-        return {"kernels": 6, "fused": "fp16" in names[0]}
+        return {"cell": {"state": "passed", "kernels": 6, "fused": "fp16" in names[0]}}
     if request["do"] == "verify":
         if any("contrib" in name for name in names):
             os.kill(os.getpid(), signal.SIGABRT)
-        verdicts = [
-            {"path": path, "runtime": runtime, "state": "passed", "reason": None, "error": 1.234e-6, "eager": 1e-6,
-             "cases": 8, "lasting": True}
-            for path in request["paths"]
-            for runtime in request["runtimes"]
-        ]  # fmt: skip
-        return {"verdicts": verdicts, "broken": []}
+        cell = {"state": "passed", "error": 1.2e-6, "eager": 1e-6, "ratio": 1.2, "cases": 8}
+        cells = [[path, runtime, cell] for path in request["paths"] for runtime in request["runtimes"]]
+        return {"cells": cells, "unreadable": []}
     return {}
 
 

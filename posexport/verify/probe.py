@@ -1,4 +1,4 @@
-"""One encoding asked through its own hooks, as a block asks it: tables, biases and logits at given positions.
+"""One encoding asked through its own hooks, as a block asks it: tables, biases, logits and wavelengths, as numbers.
 
 Queries and keys are ones, and the input is zeros where the encoding acts there, so that what comes out is the
 encoding's. Trained weights are random ones from a seed.
@@ -6,8 +6,8 @@ encoding's. Trained weights are random ones from a seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import attrs
 import numpy as np
@@ -18,13 +18,14 @@ from posexport.custom_ops.heads import Heads
 from posexport.custom_ops.visibility import visible
 from posexport.errors import RequestError
 from posexport.models.attention import EncodingState
+from posexport.models.axes import AXES
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import Runtime
 from posexport.spec.encoding import AttentionContext, Encoding
 from posexport.spec.positions import grid_positions
 from posexport.spec.spec import Spec
-
-Array = np.ndarray[Any, Any]
+from posexport.verify.angles import Angles
+from posexport.verify.cases import Array
 
 MOST = 16_384
 """Tokens of one panel."""
@@ -46,7 +47,7 @@ def check_size(numbers: int) -> None:
 class ProbeTarget:
     """One encoding to draw.
 
-    `given` is shown beside its name; `seq` is the number of tokens (of a grid, along each side; None for a default);
+    `given` are its parameters as text; `seq` is the number of tokens (of a grid, along each side; None for a default);
     `seed` is that of its weights. Errors are measured on `runtimes`, and `advance` hears of each.
     """
 
@@ -73,11 +74,6 @@ class ProbeTarget:
         if self.seq**axes > MOST:
             raise RequestError(f"seq is {self.seq} along {axes} axes: at most {MOST} tokens are drawn, so give fewer.")
         return self.seq
-
-    def titles(self, shows: str, weighed: bool = True) -> dict[str, Any]:
-        """Title and note of a panel; with a word on weights where they are random ones, and in what is shown."""
-        random = " (random weights)" if weighed and self.encoding.weights(self.spec) else ""
-        return {"title": self.encoding.name, "note": "\n".join(filter(None, (self.given, shows + random)))}
 
 
 def cells(side: int, axes: int) -> Array:
@@ -110,10 +106,10 @@ class Probe:
         check_size(self.tokens * max(self.spec.hidden_size, self.spec.num_heads * self.spec.head_dim))
         self._state = EncodingState(self.spec, torch.float32)
         weights = seeded_weights(self.spec, target.seed) if self.encoding.weights(self.spec) else {}
-        its_weights = {
+        inner = {
             name.removeprefix("encoding."): value for name, value in weights.items() if name.startswith("encoding.")
         }
-        self._state.load_state_dict(its_weights, strict=True, assign=True)
+        self._state.load_state_dict(inner, strict=True, assign=True)
         self._state.requires_grad_(False)
         self._places = torch.from_numpy(positions)[None]
 
@@ -127,16 +123,25 @@ class Probe:
         q, k = self.encoding.rotate(self._state, ones, ones, self._places)
         return q[0].unflatten(-1, (self.spec.num_heads, -1)), k[0].unflatten(-1, (self.spec.num_heads, -1))
 
-    def logits(self, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Logits [heads, rows, T] of the queries `rows`, and the part of them that is added to the product.
+    def logits(self, rows: slice = slice(None)) -> tuple[Array, Array]:
+        """Logits [heads, rows, T] of the queries `rows`, and the part of them that is added to the product; NaN where
+        a key isn't seen.
 
         Where the encoding acts at the input, one head stands for the mean of all.
         """
         if self.encoding.hook == "embed":
             table = self.embedding()
             content = (table[rows] @ table.T * (self.spec.scale / self.spec.num_heads))[None]
-            return content, torch.zeros_like(content)
-        check_size(self.spec.num_heads * self.tokens * len(range(self.tokens)[rows]))
+            added = torch.zeros_like(content)
+        else:
+            check_size(self.spec.num_heads * self.tokens * len(range(self.tokens)[rows]))
+            content, added = self._product(rows)
+        hidden = ~seen(self.spec, self.tokens, rows)
+        both = ((content + added).masked_fill(hidden, math.nan), added.masked_fill(hidden, math.nan))
+        return both[0].numpy(), both[1].numpy()
+
+    def _product(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The scaled product of queries and keys, and what bias and score add to it, [heads, rows, T] each."""
         q, k = (t.flatten(1)[None] for t in self.rotated())
         known = self.encoding.axes > 0
         context = AttentionContext(
@@ -151,5 +156,32 @@ class Probe:
         q, mixed = self.encoding.score(self._state, q[:, rows], context)
         split = (t[0].unflatten(-1, (self.spec.num_heads, -1)) for t in (q, k))
         content = torch.einsum("ihd,jhd->hij", *split) * self.spec.scale
-        added = sum((each[0] for each in (bias, mixed) if each is not None), torch.zeros_like(content))
-        return content + added, added
+        return content, sum((term[0] for term in (bias, mixed) if term is not None), torch.zeros_like(content))
+
+
+def decay(target: ProbeTarget) -> tuple[Array, Array]:
+    """Distances [T] of keys behind one query, and their logits less that at distance 0, [heads, axes or 1, T]."""
+    axes, side = target.encoding.axes, target.side(512, 25, 13)
+    at = side - 1 if axes < 2 and target.spec.causal else side // 2
+    steps = side ** np.arange(max(axes, 1))  # how far apart neighbours along each axis stand
+    query = int(at * steps.sum())
+    logits = Probe(target, cells(side, axes)).logits(slice(query, query + 1))[0][:, 0]
+    along = query + (np.arange(side) - at) * steps[:, None]
+    return at - np.arange(side), (logits - logits[:, [query]])[:, along]
+
+
+def wavelengths(spec: Spec, length: int = 2) -> dict[str, Array]:
+    """2 pi over the angle of one step along each axis, for every pair; infinite where it doesn't turn by that axis.
+
+    The angle is that of the encoding's own cosine and sine, in float64, at a sequence's length.
+    """
+    axes = spec.encoding.axes
+    module = Angles(spec, torch.float64)
+    lengths = {}
+    for axis in range(axes):
+        places = torch.zeros(1, 2, axes, dtype=torch.int64)
+        places[0, 0, axis], places[0, 1] = 1, length - 1
+        cos, sin = (t[0, 0].numpy() for t in module(places if axes > 1 else places[..., 0]))
+        with np.errstate(divide="ignore"):
+            lengths[AXES[axis] if axes > 1 else ""] = 2 * math.pi / np.arctan2(sin, cos)
+    return lengths

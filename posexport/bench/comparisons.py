@@ -1,0 +1,202 @@
+"""Timings as they may be compared: all candidates of one block, machine and scenario, from whichever results.
+
+Two timings are compared where everything but form, dtype and opset is the same: block, machine and settings.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+
+from posexport.bench.candidates import PREVIOUS_ARTIFACT, ROLES
+from posexport.bench.result import TIMED, Benchmark, Shape, Timing
+from posexport.bench.statistics import CONFIDENCE, Ratio, Summary
+from posexport.machine import SAME
+
+LOWER_BOUND, TORCH = "lower_bound", "torch"
+_ENOUGH_RUNS = 6  # the fewest whose range holds the median with a probability of 95 %
+_NEVER = Summary(median=math.inf, p10=math.inf, p90=math.inf, p99=math.inf, count=0)
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """One candidate at one shape; `source` is the result file and `benchmark` the run that it comes from."""
+
+    source: str
+    benchmark: Benchmark
+    shape: Shape
+    timing: Timing
+    seconds: Summary
+
+    @property
+    def runtime(self) -> str:
+        """The name of the candidate."""
+        return self.timing.runtime
+
+    @property
+    def role(self) -> str:
+        """The role of an alternative; empty for a runtime that runs the artifact."""
+        name = self.runtime.removesuffix("-cuda")
+        return name if name in ROLES else PREVIOUS_ARTIFACT if name.startswith(f"{PREVIOUS_ARTIFACT}:") else ""
+
+    @property
+    def gpu(self) -> bool:
+        """Whether it ran on a GPU; ratios are to the alternatives on the same device."""
+        return self.runtime.endswith("-cuda") or self.runtime.startswith(("tensorrt", "trt"))
+
+    @property
+    def timed(self) -> bool:
+        """Whether it has times."""
+        return self.timing.state == TIMED
+
+    @property
+    def median(self) -> float:
+        """Its median time, infinite where it has none."""
+        return self.seconds.median
+
+    def ratio(self, role: str) -> Ratio | None:
+        """Its time over that of an alternative."""
+        return self.timing.ratios.get(role)
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """All candidates of one block on one machine in one scenario.
+
+    `key` is the same for what may be compared; `apart` are the facts in which its block and machine differ from others
+    of its encoding and size. `benchmarks` has each artifact of the block once.
+    """
+
+    key: str
+    apart: Mapping[str, Any]
+    benchmarks: tuple[Benchmark, ...]
+    scenario: str
+    rows: tuple[Row, ...]
+
+    @property
+    def ranked(self) -> list[Row]:
+        """The timed candidates without the lower bound, the fastest first.
+
+        Separate runs, one per file, differ by more than their candidates do: where each timed torch on the same
+        device, candidates rank by their ratio to it, times its time in the fastest of the runs.
+        """
+        timed = [row for row in self.rows if row.timed and row.role != LOWER_BOUND]
+        scales: dict[bool, float] = {}
+        for gpu in (False, True):
+            runs = {id(row.benchmark) for row in timed if row.gpu == gpu}
+            torch = {id(row.benchmark): row.median for row in timed if row.gpu == gpu and row.role == TORCH}
+            if len(runs) > 1 and len(torch) == len(runs):
+                scales[gpu] = min(torch.values())
+
+        def scaled(row: Row) -> float:
+            ratio = row.ratio(TORCH) if row.gpu in scales else None
+            return row.median if ratio is None else ratio.median * scales[row.gpu]
+
+        return sorted(timed, key=scaled)
+
+
+def rows_of(source: str, benchmark: Benchmark) -> Iterator[Row]:
+    """Every candidate at every shape of a result."""
+    for shape in benchmark.shapes:
+        for timing in shape.results:
+            seconds = timing.seconds or _NEVER
+            yield Row(source=source, benchmark=benchmark, shape=shape, timing=timing, seconds=seconds)
+
+
+def comparisons(results: Iterable[tuple[str, Benchmark]]) -> list[Comparison]:
+    """The candidates of named results by block and scenario, in the order in which they come."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    benchmarks: dict[str, dict[tuple[str, str], Benchmark]] = {}
+    for source, benchmark in results:
+        key = json.dumps(_facts(benchmark), sort_keys=True)
+        for row in rows_of(source, benchmark):
+            benchmarks.setdefault(key, {})[benchmark.sha256, benchmark.file] = benchmark
+            for scenario in (title_of(row.shape), *row.shape.also):  # scenarios of the same sizes
+                groups.setdefault((key, scenario), []).append(row)
+    made = {key: tuple(files.values()) for key, files in benchmarks.items()}
+    apart = _apart({key: files[0] for key, files in made.items()})
+    return [
+        Comparison(key=key, apart=apart[key], benchmarks=made[key], scenario=scenario, rows=tuple(rows))
+        for (key, scenario), rows in groups.items()
+    ]
+
+
+def title_of(shape: Shape) -> str:
+    """The scenario, or the sizes."""
+    return shape.scenario or ", ".join(f"{name} {size}" for name, size in shape.sizes.to_dict().items())
+
+
+def _facts(benchmark: Benchmark) -> dict[str, Any]:
+    """Everything that a time depends on beside the artifact's form, dtype and opset, by dotted name."""
+    spec = {name: value for name, value in benchmark.spec.items() if name != "dtype"}
+    machine = {name: benchmark.machine.get(name) for name in SAME} | {"threads": benchmark.threads}
+    facts = {"encoding": benchmark.encoding, **_flat("", spec), **_flat("machine", machine)}
+    return {**facts, "cuda_graph": benchmark.cuda_graph}
+
+
+def _flat(path: str, value: Any) -> dict[str, Any]:
+    """Facts inside objects under dotted names, without unknown ones."""
+    if not isinstance(value, Mapping):
+        return {} if value is None else {path: value}
+    inner = (_flat(f"{path}.{name}" if path else name, item) for name, item in value.items())
+    return {name: item for facts in inner for name, item in facts.items()}
+
+
+def block_of(benchmark: Benchmark) -> tuple[str, Any, int]:
+    """The encoding, the hidden size and the number of layers."""
+    return benchmark.encoding, benchmark.spec.get("hidden_size"), benchmark.spec.get("layers") or 1
+
+
+def _apart(benchmarks: Mapping[str, Benchmark]) -> dict[str, dict[str, Any]]:
+    """By key, the facts in which each benchmark differs from the others of its block."""
+    facts = {key: _facts(benchmark) for key, benchmark in benchmarks.items()}
+    apart = {}
+    for key, benchmark in benchmarks.items():
+        alike = [facts[other] for other in benchmarks if block_of(benchmarks[other]) == block_of(benchmark)]
+        names = dict.fromkeys(name for other in alike for name in other)
+        differ = [name for name in names if any(other.get(name) != alike[0].get(name) for other in alike)]
+        apart[key] = {name: facts[key].get(name) for name in differ}
+    return apart
+
+
+Order = Literal["faster", "tie", "too few rounds", "inconclusive"]
+
+
+def order(first: Row, other: Row) -> Order:
+    """Whether the first is faster than the other, by the whole interval of their ratio.
+
+    That is the ratio in the same rounds where they ran in one run, else the two ratios to torch on the same device,
+    else the middle 80 % of their times. It is a tie only where the intervals allow equal times.
+    """
+    if first.gpu == other.gpu:
+        direct = first.ratio(other.role) if first.benchmark is other.benchmark and other.role else None
+        if direct is not None:
+            return order_of(direct)
+        one, two = first.ratio(TORCH), other.ratio(TORCH)
+        if one is not None and two is not None:
+            if one.low > two.high:
+                return "inconclusive"
+            enough = min(one.confidence, two.confidence) >= CONFIDENCE
+            return "tie" if one.high >= two.low else "faster" if enough else "too few rounds"
+    if first.seconds.p90 >= other.seconds.p10:
+        return "tie"
+    return "faster" if min(first.seconds.count, other.seconds.count) >= _ENOUGH_RUNS else "too few rounds"
+
+
+def order_of(ratio: Ratio, inverted: bool = False) -> Order:
+    """The same from the ratio of the first candidate's time to the other's, or `inverted`."""
+    if ratio.low <= 1 <= ratio.high:
+        return "tie"
+    if ratio.confidence < CONFIDENCE:
+        return "too few rounds"
+    return "faster" if (ratio.low > 1) is inverted else "inconclusive"
+
+
+def only_beside(first: Row, others: Sequence[Row]) -> list[Row]:
+    """Those that the first is compared with: an alternative that ran beside it counts by those rounds only."""
+    beside = {row.runtime for row in others if row.benchmark is first.benchmark}
+    return [row for row in others if row.benchmark is first.benchmark or not row.role or row.runtime not in beside]

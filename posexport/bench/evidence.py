@@ -1,0 +1,156 @@
+"""What all results say of each artifact: who verified and timed it, and what is missing or stale.
+
+A result belongs to the artifact with its sha256 where both have one, else to the one with its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePath
+
+import attrs
+
+from posexport.bench.comparisons import Row, rows_of, title_of
+from posexport.bench.result import HIGH_MACHINE_LOAD, TIMED, Benchmark
+from posexport.bench.tune.result import Result as Tuning
+from posexport.verify.result import FAILED, PASSED, PROJECT, Report
+
+
+@attrs.frozen(kw_only=True)
+class Mention:
+    """What one result, `source`, says of the artifact `file`: its state on a runtime.
+
+    A `timing` has its `scenario` and, where it was timed, its median in `seconds`; `busy` marks one of a busy machine.
+    `sha256` is empty where the result has none; `by_tune` marks the runs of tune.
+    """
+
+    file: str
+    sha256: str
+    source: str
+    runtime: str
+    state: str
+    timing: bool = False
+    scenario: str = ""
+    seconds: float | None = None
+    busy: bool = False
+    by_tune: bool = False
+
+
+def same(file: str, sha256: str, other: str, other_sha256: str) -> bool:
+    """Whether two names with hashes, as far as these are known, mean one artifact."""
+    if sha256 and other_sha256:
+        return sha256 == other_sha256
+    return PurePath(file).name == PurePath(other).name
+
+
+@attrs.frozen(kw_only=True)
+class ArtifactSummary:
+    """One artifact: a file on the page, or one that results mention. `stale` mentions are of its name but of other
+    bytes."""
+
+    name: str
+    mentions: tuple[Mention, ...]
+    stale: tuple[Mention, ...]
+
+    def about(self, timing: bool) -> tuple[list[Mention], list[str]]:
+        """Its verdicts, or its timings, and the results that have such of other bytes."""
+        others = dict.fromkeys(mention.source for mention in self.stale if mention.timing == timing)
+        return [mention for mention in self.mentions if mention.timing == timing], list(others)
+
+
+@attrs.frozen
+class Evidence:
+    """Every mention of an artifact, and the page's own files (`shown`: names to sha256)."""
+
+    mentions: tuple[Mention, ...]
+    shown: Mapping[str, str]
+
+    @classmethod
+    def of(cls, results: Iterable[tuple[str, object]], shown: Mapping[str, str]) -> Evidence:
+        """All that named verdicts, benchmarks and tunings say."""
+        return cls(tuple(mention for source, data in results for mention in _mentions(source, data)), shown)
+
+    def is_stale(self, file: str, sha256: str | None) -> bool:
+        """Whether the file of that name on the page has other bytes."""
+        named = any(PurePath(name).name == PurePath(file).name for name in self.shown)
+        return bool(sha256) and named and sha256 not in self.shown.values()
+
+    def verdict(self, row: Row) -> str:
+        """The state of a timed artifact on its runtime, failed before passed; empty without a verdict."""
+        made = row.benchmark
+        states = {
+            mention.state
+            for mention in self.mentions
+            if not mention.timing
+            and mention.runtime == row.runtime
+            and same(made.file, made.sha256, mention.file, mention.sha256)
+        }
+        return next((state for state in (FAILED, PASSED) if state in states), "")
+
+    def artifacts(self) -> list[ArtifactSummary]:
+        """The artifacts of the page, its own files first."""
+        mentions = sorted(self.mentions, key=lambda mention: not mention.sha256)  # a hash tells more than a name
+        artifacts = list(self.shown.items())
+        for mention in mentions:
+            about = mention.file, mention.sha256
+            if not self.is_stale(*about) and not any(same(*artifact, *about) for artifact in artifacts):
+                artifacts.append((PurePath(mention.file).name, mention.sha256))
+        names = [PurePath(name).name for name, _ in artifacts]
+        summaries = []
+        for (name, sha256), bare in zip(artifacts, names, strict=True):
+            about_it = tuple(mention for mention in mentions if same(name, sha256, mention.file, mention.sha256))
+            stale = tuple(m for m in mentions if m not in about_it and PurePath(m.file).name == bare)
+            apart = name not in self.shown and names.count(bare) > 1
+            title = f"{name} ({sha256[:8]})" if apart else name
+            summaries.append(ArtifactSummary(name=title, mentions=about_it, stale=stale))
+        return summaries
+
+
+def _mentions(source: str, data: object) -> Iterator[Mention]:
+    match data:
+        case Report():
+            for verdict in data.verdicts:
+                if verdict.runtime != PROJECT:
+                    yield Mention(
+                        file=verdict.artifact,
+                        sha256=verdict.sha256 or "",
+                        source=source,
+                        runtime=verdict.runtime,
+                        state=verdict.state,
+                    )
+        case Benchmark():
+            for row in rows_of(source, data):
+                if not row.role:
+                    yield Mention(
+                        file=data.file,
+                        sha256=data.sha256,
+                        source=source,
+                        runtime=row.runtime,
+                        state=row.timing.state,
+                        timing=True,
+                        scenario=title_of(row.shape),
+                        seconds=row.median if row.timed else None,
+                        busy=data.machine_load > HIGH_MACHINE_LOAD,
+                    )
+        case Tuning(winner=winner) if winner is not None and winner.file:  # tune verified it, and mostly timed it
+            about = Mention(
+                file=winner.file,
+                sha256=winner.sha256 or "",
+                source=source,
+                runtime=winner.verified or "",
+                state=PASSED,
+                by_tune=True,
+            )
+            if winner.verified:
+                yield about
+            if winner.seconds:
+                busy = data.machine_load > HIGH_MACHINE_LOAD
+                yield attrs.evolve(
+                    about,
+                    runtime=data.target,
+                    state=TIMED,
+                    timing=True,
+                    scenario=data.scenario,
+                    seconds=winner.seconds.median,
+                    busy=busy,
+                )

@@ -1,0 +1,97 @@
+"""Options that several commands have, and checks of the files that they name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from posexport.errors import RequestError
+from posexport.models import ENCODINGS
+from posexport.spec.spec import CACHES, Spec
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_FLAGS = ("causal", "padding_mask", "cross", "qk_norm", "sinks", "bias", "scale_embedding")
+_BIAS_HELP = "every projection has a bias (with --weights: as the file has them)"
+
+
+def _options(*options: Decorator) -> Decorator:
+    """Add options to a command, which shows them in this order."""
+    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+project_option = click.option(
+    "--project", "project_file", metavar="FILE", help="the project's file  [default: the nearest, here or above]"
+)
+
+encoding_option = click.option("--encoding", metavar="NAME", help="one of: " + ", ".join(ENCODINGS))
+
+source_options = _options(
+    click.option("--config", metavar="FILE", help="read options from a TOML file; those on the command line win"),
+    click.option(
+        "--preset", metavar="NAME", help="a layer of a public model; 'posexport list --presets' shows them, options win"
+    ),
+    click.option(
+        "--from",
+        metavar="PATH",
+        help="a layer of a Hugging Face checkpoint: its folder with weights, or its config.json for the shape alone",
+    ),
+    click.option("--layer", metavar="N", help="with --from FOLDER, the layer whose weights are taken  [default: 0]"),
+)
+"""What the other options change."""
+
+block_options = _options(
+    click.option("--batch", metavar="N", help="fix the batch size  [default: dynamic]"),
+    click.option("--seq", metavar="N", help="fix the sequence length  [default: dynamic]"),
+    click.option("--max-seq", metavar="N", help="fix the length of shared caches  [default: dynamic]"),
+    click.option("--weights", metavar="FILE", help="take weights from a .safetensors file  [default: random]"),
+    click.option("--seed", metavar="N", help="make random weights from this seed  [default: 0]"),
+)
+"""An option for each field of BlockOptions except the output; options that are not given are None."""
+
+
+def field_options(names: Collection[str]) -> Decorator:
+    """`--set`, and an option for each of the named fields of a spec except its encoding, made from the field itself."""
+    options: list[Decorator] = [
+        click.option(
+            "--set",
+            "parameters",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="a parameter of the encoding, repeatable; 'posexport list' shows them",
+        )
+    ]
+    for field in attrs.fields(Spec):
+        if field.name == "encoding" or field.name not in names:
+            continue
+        name, help = field.name.replace("_", "-"), field.metadata.get("help", _BIAS_HELP)
+        if field.name in _FLAGS:
+            options.append(click.option(f"--{name}/--no-{name}", default=None, help=f"{help}  [default: no]"))
+            continue
+        shown = "" if field.default in (None, ()) else f"  [default: {field.default}]"
+        kinds = field.metadata["allowed"].split(" or ")
+        metavar = "PATTERN" if field.name == "layer_pattern" else "|".join(kinds) if len(kinds) > 1 else "N"
+        # bare `--kv-cache` is the first kind
+        bare: dict[str, Any] = {"is_flag": False, "flag_value": CACHES[0]} if field.name == "kv_cache" else {}
+        options.append(click.option(f"--{name}", metavar=metavar, help=help + shown, **bare))
+    return _options(*options)
+
+
+def report_file(option: str, text: str, taken: Collection[str], endings: Collection[str] = ()) -> Path:
+    """The path of a report to write; RequestError unless it has one of the `endings` (none: any) and none of those that
+    are `taken`."""
+    path = Path(text)
+    if endings and path.suffix not in endings:
+        raise RequestError(f"{option} is {text!r}: give a name that ends in {' or '.join(endings)}.")
+    if path.suffix in taken:
+        raise RequestError(
+            f"{option} {text!r} has the name of an artifact, of inputs or of results: give another, not {path.suffix}."
+        )
+    if not path.parent.is_dir() or path.is_dir():
+        raise RequestError(f"{option} {text!r} can't be written: give the name of a file in a folder that is there.")
+    return path

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class NoEncoding(Encoding):
-    """The block without positions; its graph has no `position_ids`."""
-
     name = "none"
     summary = "no positional encoding"
     source = "Haviv et al. 2022, arXiv:2203.16634"
@@ -86,8 +84,6 @@ class Sinusoidal(Encoding):
 
 @attrs.frozen(kw_only=True)
 class Temperature(Encoding):
-    """Attention temperature tuning: a factor on each query instead of a position."""
-
     name = "temperature"
     summary = "queries grow with the logarithm of their position (Llama 4's layers without RoPE)"
     source = "Meta 2025 (Llama 4), after Nakanishi 2025, arXiv:2501.19399, eq. 1"

@@ -48,9 +48,6 @@ class InputEmbedding(nn.Module):
             x_BSD = self.encoding.encoding.embed(self.encoding, x_BSD, inputs["position_ids"])
         caches = [tensor for name, tensor in inputs.items() if name.startswith("past_")]
         pairs: list[Cache | None] = list(zip(caches[::2], caches[1::2], strict=True)) or [None] * self.spec.layers
-        return x_BSD, self._shared(inputs, caches), pairs
-
-    def _shared(self, inputs: Mapping[str, Tensor], caches: list[Tensor]) -> SharedInputs:
         positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
         write_indices = inputs.get("write_indices")
         encodings = [layer.encoding for layer in self.spec.distinct_layers()]
@@ -58,7 +55,8 @@ class InputEmbedding(nn.Module):
         k_positions = None
         if caches and positions is not None and reads_k_positions:
             k_positions = custom_ops.key_positions(positions, caches[0], write_indices, mask)
-        return SharedInputs(positions, k_positions, mask, inputs.get("encoder_hidden_states"), write_indices)
+        shared = SharedInputs(positions, k_positions, mask, inputs.get("encoder_hidden_states"), write_indices)
+        return x_BSD, shared, pairs
 
 
 class Block(InputEmbedding):

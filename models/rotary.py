@@ -66,8 +66,6 @@ class Rotary(Encoding):
 
 @attrs.frozen(kw_only=True)
 class Rope(Rotary):
-    """Rotary position embedding over one axis, of the whole head or of its first `rotary_dim` features."""
-
     name = "rope"
     summary = "rotary: queries and keys turn by angles linear in the position"
     source = "Su et al. 2021, arXiv:2104.09864, eq. 34"

@@ -128,10 +128,6 @@ def _proportional(
     return {"frequencies": torch.cat((frequencies, torch.zeros(dim // 2 - rotating, dtype=dtype))) / factor}
 
 
-def _unscaled(**_: object) -> float:
-    return 1.0
-
-
 def _yarn_attention(*, factor: float, mscale: float | None, mscale_all_dim: float | None, **_: object) -> float:
     def attention(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -161,7 +157,7 @@ class Scaling:
     summary: str
     takes: Mapping[str, Any]
     frequencies: Callable[..., Mapping[str, Tensor]]
-    attention_factor: Callable[..., float] = _unscaled
+    attention_factor: Callable[..., float] = lambda **_: 1.0
     by_length: bool = False
 
     def parameters_of(self, rope: Rope) -> dict[str, Any]:

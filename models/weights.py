@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import torch
 
 Shapes = dict[str, tuple[int, ...]]
-
-_ENCODING = re.compile(r"(?:layers\.(\d+)\.)?encoding\.(.*)")
 
 
 def layer_shapes(spec: Spec) -> Shapes:
@@ -154,7 +152,7 @@ def _seeded(spec: Spec, seed: int, name: str, shape: tuple[int, ...]) -> torch.T
 
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # torch reads 32 bits
     values = torch.randn(shape, generator=generator)
-    match = _ENCODING.match(name)
+    match = re.match(r"(?:layers\.(\d+)\.)?encoding\.(.*)", name)
     if match:
         values = spec.layer(int(match[1] or 0)).encoding.seeded(match[2], values)
     elif "norm" in name and name.endswith("weight"):
@@ -188,7 +186,9 @@ def read_weights(path: Path, spec: Spec) -> tuple[Spec, LazyWeights]:
     for name in shapes:
         if name not in stored:
             similar = [other for other in stored if other.endswith(f".{name}")]
-            hint = f"rename {similar[0]!r} to it" if similar else f"the spec needs {_listed(shapes)}"
+            more = f" and {len(shapes) - 24} more" if len(shapes) > 24 else ""
+            needed = f"the spec needs {', '.join(islice(shapes, 24))}{more}"
+            hint = f"rename {similar[0]!r} to it" if similar else needed
             raise RequestError(f"weights {path} lack {name!r} {list(shapes[name])}: {hint}.")
     for name, shape in stored.items():
         if name not in shapes:
@@ -235,8 +235,3 @@ def check_values(tensor: torch.Tensor, label: str, hint: str = "") -> None:
         raise RequestError(f"{label} is {tensor.dtype}, it must be a floating-point tensor of 16 bits or more{hint}.")
     if not bool(torch.isfinite(tensor).all()):
         raise RequestError(f"{label} holds NaN or Inf, every value must be finite.")
-
-
-def _listed(names: Collection[str], limit: int = 24) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(islice(names, limit)) + more

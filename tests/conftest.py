@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -14,6 +16,7 @@ import hypothesis
 import onnx_ir as ir
 import pytest
 import torch._export.utils
+from torch.onnx._internal.exporter import _core
 
 from posexport import processes
 from posexport.export import exporter
@@ -29,18 +32,36 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 torch._export.utils._materialize_cpp_cia_ops = functools.cache(torch._export.utils._materialize_cpp_cia_ops)
 
 TRACES: dict[tuple[object, ...], tuple[ir.Model, bool]] = {}
-trace = exporter._trace
+PROGRAMS: dict[tuple[object, ...], torch.export.ExportedProgram] = {}
+traced: ContextVar[tuple[object, ...] | None] = ContextVar("traced", default=None)
+trace, prepare = exporter._trace, _core._prepare_exported_program_for_export
 
 
 def trace_once(spec: Spec, fixed: Mapping[str, int | None], functions: Functions) -> ir.Model:
-    """torch's exporter takes most of an export, and gives the same graph for the same block: copies of its first."""
-    key = (spec, *fixed.items(), functions.opset, functions._form, functions._target)
+    """Copies of the first graph of the same block: torch's exporter, most of an export, gives the same one again."""
+    block = (spec, *fixed.items(), functions.opset)
+    key = (*block, functions._form, functions._target)
     if key not in TRACES:
-        TRACES[key] = trace(spec, fixed, functions), functions.for_target_only
+        token = traced.set(block)
+        try:
+            TRACES[key] = trace(spec, fixed, functions), functions.for_target_only
+        finally:
+            traced.reset(token)
     model, functions.for_target_only = TRACES[key]
     return model.clone()
 
 
+def prepare_once(program: torch.export.ExportedProgram, **options: Any) -> torch.export.ExportedProgram:
+    """The decomposed program of the same block in another form, which is most of a trace and is not changed by it."""
+    block = traced.get()
+    if block is None:
+        return prepare(program, **options)
+    if block not in PROGRAMS:
+        PROGRAMS[block] = prepare(program, **options)
+    return PROGRAMS[block]
+
+
+_core._prepare_exported_program_for_export = prepare_once
 exporter._trace = trace_once
 
 forks.install()

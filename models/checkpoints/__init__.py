@@ -20,7 +20,7 @@ from posexport.models.checkpoints import decoders, encoders, fused, vision
 from posexport.models.checkpoints.architecture import Architecture, Weights
 from posexport.models.checkpoints.config import FILE, PARTS, Data, open_config, part_of
 from posexport.models.checkpoints.tensors import Tensors
-from posexport.models.weights import TORCH_DTYPES, LazyWeights, Shapes, weight_shapes
+from posexport.models.weights import TORCH_DTYPES, LazyWeights, weight_shapes
 from posexport.spec.spec import LAYER_FIELDS, Spec
 
 if TYPE_CHECKING:
@@ -90,16 +90,26 @@ def read_checkpoint(
 
 
 def _lazy(spec: Spec, read: Callable[[int], Weights]) -> LazyWeights:
-    """Weights by their public names, in the spec's dtype.
+    """Weights by their public names, in the spec's dtype; RequestError where one overflows in it.
 
     `read` gives all weights of a layer, because some checkpoints store them in one tensor; those of the last layer are
     kept. Errors in the first layer raise RequestError now, in another layer when it is looked up.
     """
-    shapes = weight_shapes(spec)
+    import torch
+
+    shapes, dtype = weight_shapes(spec), getattr(torch, TORCH_DTYPES[spec.dtype])
 
     @functools.lru_cache(maxsize=1)
     def layer(index: int) -> Weights:
-        return _converted(spec, {_name(spec, index, name): tensor for name, tensor in read(index).items()}, shapes)
+        weights = {}
+        for inner, tensor in read(index).items():
+            of_block = spec.layers == 1 or (inner.startswith("encoding.") and spec.encoding.at_input)
+            name = inner if of_block else f"layers.{index}.{inner}"
+            assert tuple(tensor.shape) == shapes[name]
+            weights[name] = tensor.to(dtype).contiguous()
+            if not bool(torch.isfinite(weights[name]).all()):
+                raise RequestError(f"{name} overflows in {spec.dtype}: give dtype bf16 or fp32.")
+        return weights
 
     def make(name: str) -> Tensor:
         numbered = re.match(r"layers\.(\d+)\.", name)
@@ -107,25 +117,6 @@ def _lazy(spec: Spec, read: Callable[[int], Weights]) -> LazyWeights:
 
     layer(0)
     return LazyWeights(shapes, make)
-
-
-def _name(spec: Spec, index: int, name: str) -> str:
-    """The public name of a weight; weights of an encoding at the input belong to no layer."""
-    at_input = name.startswith("encoding.") and spec.encoding.at_input
-    return name if spec.layers == 1 or at_input else f"layers.{index}.{name}"
-
-
-def _converted(spec: Spec, weights: Weights, shapes: Shapes) -> Weights:
-    """Weights of a layer in the spec's dtype; RequestError where one overflows in it."""
-    import torch
-
-    assert all(tuple(tensor.shape) == shapes[name] for name, tensor in weights.items())
-    dtype = getattr(torch, TORCH_DTYPES[spec.dtype])
-    converted = {name: tensor.to(dtype).contiguous() for name, tensor in weights.items()}
-    for name, tensor in converted.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise RequestError(f"{name} overflows in {spec.dtype}: give dtype bf16 or fp32.")
-    return converted
 
 
 def _stacked(layers: Sequence[Data], where: str) -> Data:

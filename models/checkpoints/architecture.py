@@ -26,6 +26,7 @@ Weights = dict[str, "Tensor"]
 Reader = Callable[[Tensors, str, Spec, Config], Weights]
 """Weights of the layer that `spec` describes, from the module at a path of the checkpoint."""
 
+QKV = ATTENTION_PROJECTIONS[:3]
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from posexport.errors import RequestError
 from posexport.models.checkpoints.architecture import (
     CHUNKED,
+    QKV,
     SLIDING,
     Architecture,
     Weights,
@@ -22,7 +23,7 @@ from posexport.models.checkpoints.architecture import (
     under,
 )
 from posexport.models.checkpoints.config import Config, Data
-from posexport.models.checkpoints.rope import TYPES, ByKind, Rotary, rope
+from posexport.models.checkpoints.rope import TYPES, Rotary, rope, rope_by_kind
 from posexport.models.checkpoints.tensors import Tensors
 from posexport.spec.spec import Spec
 
@@ -67,9 +68,6 @@ def _qwen_window(config: Config, layer: int, first: int) -> int | None:
     slides = layer >= config.integer("max_window_layers", default=first, at_least=0)
     window = width if used else None
     return window if is_local(config, layer, bool(window and slides)) else None
-
-
-QKV = ["q_proj", "k_proj", "v_proj"]
 
 
 def qwen2(config: Config, layer: int) -> Data:
@@ -131,18 +129,14 @@ def gemma2(config: Config, layer: int) -> Data:
     }
 
 
-GEMMA3_ROPE = ByKind(
-    full=Rotary(theta=1e6), sliding=Rotary(theta=1e4, theta_names=("rope_local_base_freq",)), scaled_sliding=False
-)
-
-
 def gemma3(config: Config, layer: int) -> Data:
     size = grouped_heads(config, 2304, 8, kv=4, head_dim=256)
     config.must("attn_logit_softcapping", None)  # transformers ignores one
     every = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
     slides = is_local(config, layer, (layer + 1) % every != 0)
     width = config.integer("sliding_window", default=4096)
-    encoding = GEMMA3_ROPE.rope(config, size["head_dim"], slides)
+    full, local = Rotary(theta=1e6), Rotary(theta_names=("rope_local_base_freq",))
+    encoding = rope_by_kind(config, size["head_dim"], slides, full, local, scaled_sliding=False)
     layer_data = decoder(config, size, width if slides else None, encoding=encoding)
     if config.flag("use_bidirectional_attention", default=False):
         # EmbeddingGemma: sliding_window counts both sides of the query

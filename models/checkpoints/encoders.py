@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from posexport.models.checkpoints.architecture import (
+    QKV,
     Architecture,
     Weights,
     count,
@@ -22,8 +23,8 @@ from posexport.models.checkpoints.architecture import (
     under,
 )
 from posexport.models.checkpoints.config import Config, Data
-from posexport.models.checkpoints.fused import QKV, blocks, fused_reader, groups
-from posexport.models.checkpoints.rope import ByKind, Rotary
+from posexport.models.checkpoints.fused import blocks, fused_reader, groups
+from posexport.models.checkpoints.rope import Rotary, rope_by_kind
 from posexport.models.checkpoints.tensors import Tensors
 from posexport.models.weights import layer_shapes
 from posexport.spec.spec import Spec
@@ -49,23 +50,17 @@ def bert_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Wei
     return weights
 
 
-MODERN_ROPE = ByKind(
-    full=Rotary(theta=160_000.0, theta_names=("global_rope_theta",)),
-    sliding=Rotary(theta=10_000.0, theta_names=("local_rope_theta",)),
-    scaled_sliding=True,
-)
-
-
 def modernbert(config: Config, layer: int) -> Data:
     size = full_heads(config, 768, 12)
     every = config.integer("global_attn_every_n_layers", default=3)
     slides = is_local(config, layer, layer % every != 0)
+    full, local = Rotary(theta=160_000.0, theta_names=("global_rope_theta",)), Rotary(theta_names=("local_rope_theta",))
     side = config.integer("local_attention", default=128) // 2  # the largest visible distance
     return {
         **size,
         "window": side + 1 if slides else None,
         "bias": config.flag("attention_bias", default=False),
-        "encoding": MODERN_ROPE.rope(config, size["head_dim"], slides),
+        "encoding": rope_by_kind(config, size["head_dim"], slides, full, local, scaled_sliding=True),
     }
 
 

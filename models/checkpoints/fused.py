@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from posexport.models.biases import alibi_slopes
 from posexport.models.checkpoints.architecture import (
+    QKV,
     Architecture,
     Reader,
     Weights,
@@ -30,7 +31,6 @@ from posexport.spec.spec import Spec
 if TYPE_CHECKING:
     from torch import Tensor
 
-QKV = ("q_proj", "k_proj", "v_proj")
 Split = Callable[["Tensor", Spec], tuple["Tensor", ...]]
 
 
@@ -76,15 +76,11 @@ def phi3(config: Config, layer: int) -> Data:
     return {**size, **causal(config, config.optional_integer("sliding_window")), "encoding": encoding}
 
 
-NEOX_ROPE = Rotary(
-    theta_names=("rotary_emb_base", "rope_theta"), part=0.25, part_names=("rotary_pct", "partial_rotary_factor")
-)
-
-
 def gpt_neox(config: Config, layer: int) -> Data:
     size = full_heads(config, 6144, 64)
-    bias = config.flag("attention_bias", default=True)
-    return {**size, **causal(config), "bias": bias, "encoding": rope(config, size["head_dim"], NEOX_ROPE)}
+    bias, parts = config.flag("attention_bias", default=True), ("rotary_pct", "partial_rotary_factor")
+    rotary = Rotary(theta_names=("rotary_emb_base", "rope_theta"), part=0.25, part_names=parts)
+    return {**size, **causal(config), "bias": bias, "encoding": rope(config, size["head_dim"], rotary)}
 
 
 def gptj(config: Config, layer: int) -> Data:
@@ -118,12 +114,9 @@ def bloom(config: Config, layer: int) -> Data:
     return {**size, **causal(config), "bias": True, "encoding": {"name": "alibi"}}
 
 
-MPT_ATTENTION = COMMON | {"attn_pdrop", "attn_impl"}
-
-
 def mpt(config: Config, layer: int) -> Data:
     size = full_heads(config, 2048, 16, ("d_model", "hidden_size"), ("n_heads", "num_attention_heads"))
-    attention = config.table("attn_config", MPT_ATTENTION)
+    attention = config.table("attn_config", COMMON | {"attn_pdrop", "attn_impl"})
     for key, value in (("alibi", True), ("alibi_bias_max", 8), ("attn_type", "multihead_attention")):
         attention.must(key, value)
     for key in ("qk_ln", "prefix_lm", "attn_uses_sequence_id"):
@@ -132,8 +125,6 @@ def mpt(config: Config, layer: int) -> Data:
     scale = attention.optional_number("softmax_scale")
     return {**size, **causal(config), "scale": scale, "encoding": {"name": "alibi"}}
 
-
-_IN_A_MODEL = "transformer."
 
 ARCHITECTURES = {
     "phi3": Architecture(
@@ -153,7 +144,7 @@ ARCHITECTURES = {
     "gptj": Architecture(
         layers=count(28, "n_layer", "num_hidden_layers"),
         spec=gptj,
-        paths=under("h.{}.attn", _IN_A_MODEL),
+        paths=under("h.{}.attn", "transformer."),
         weights=renamed({"o_proj": "out_proj"}),
         known="""n_positions n_ctx n_inner activation_function resid_pdrop embd_pdrop attn_pdrop summary_activation
         summary_first_dropout summary_proj_to_labels summary_type summary_use_proj""",
@@ -161,7 +152,7 @@ ARCHITECTURES = {
     "falcon": Architecture(
         layers=count(32),
         spec=falcon,
-        paths=under("h.{}.self_attention", _IN_A_MODEL),
+        paths=under("h.{}.self_attention", "transformer."),
         weights=fused_reader("query_key_value", "dense", groups),
         known="""parallel_attn num_ln_in_parallel_attn ffn_hidden_size activation
         apply_residual_connection_post_layernorm""",
@@ -169,7 +160,7 @@ ARCHITECTURES = {
     "bloom": Architecture(
         layers=count(2, "n_layer", "num_hidden_layers"),
         spec=bloom,
-        paths=under("h.{}.self_attention", _IN_A_MODEL),
+        paths=under("h.{}.self_attention", "transformer."),
         weights=fused_reader("query_key_value", "dense", groups),
         known="""apply_residual_connection_post_layernorm slow_but_exact attention_softmax_in_fp32 bias_dropout_fusion
         masked_softmax_fusion n_inner offset_alibi seq_length skip_bias_add skip_bias_add_qkv""",
@@ -177,7 +168,7 @@ ARCHITECTURES = {
     "mpt": Architecture(
         layers=count(24, "n_layers", "num_hidden_layers"),
         spec=mpt,
-        paths=under("blocks.{}.attn", _IN_A_MODEL),
+        paths=under("blocks.{}.attn", "transformer."),
         weights=fused_reader("Wqkv", "out_proj", blocks),
         known="""expansion_ratio max_seq_len resid_pdrop emb_pdrop learned_pos_emb init_device init_config logit_scale
         no_bias embedding_fraction norm_type tokenizer_name verbose""",

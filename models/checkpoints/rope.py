@@ -109,23 +109,18 @@ def rope(config: Config, head_dim: int, rotary: Rotary | None = None, layout: st
     return {"name": "rope", "layout": layout, **(rotary or Rotary()).read(config, head_dim)}
 
 
-@attrs.frozen(kw_only=True)
-class ByKind:
-    """Rotary parameters for each kind of layer. `rope_scaling`, the table of older versions for the whole model,
-    applies to layers with a window only where `scaled_sliding`."""
-
-    full: Rotary
-    sliding: Rotary
-    scaled_sliding: bool
-
-    def rope(self, config: Config, head_dim: int, slides: bool) -> Data:
-        """The encoding `rope` of one kind. All kinds are read, so that unknown keys of any kind are noticed."""
-        parameters = {}
-        for kind, rotary, scaled in ((FULL, self.full, True), (SLIDING, self.sliding, self.scaled_sliding)):
-            new = config.table("rope_parameters").table(kind)
-            table = _new_or_old(config, new)
-            parameters[kind] = rotary.of(config, table if scaled else new, head_dim)
-        return {"name": "rope", "layout": "half", **parameters[SLIDING if slides else FULL]}
+def rope_by_kind(
+    config: Config, head_dim: int, slides: bool, full: Rotary, sliding: Rotary, scaled_sliding: bool
+) -> Data:
+    """The encoding `rope` of a layer with or without a window. Both kinds are read, so that unknown keys of either are
+    noticed. `rope_scaling`, the table of older versions for the whole model, applies to layers with a window only where
+    `scaled_sliding`."""
+    parameters = {}
+    for kind, rotary, scaled in ((FULL, full, True), (SLIDING, sliding, scaled_sliding)):
+        new = config.table("rope_parameters").table(kind)
+        table = _new_or_old(config, new)
+        parameters[kind] = rotary.of(config, table if scaled else new, head_dim)
+    return {"name": "rope", "layout": "half", **parameters[SLIDING if slides else FULL]}
 
 
 def axial_theta(config: Config, name: str) -> float:

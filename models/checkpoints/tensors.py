@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
-
 
 def has_weights(path: Path) -> bool:
     """Whether the checkpoint at `path` is a folder with files of weights, in any format."""
-    return path.is_dir() and any(next(path.glob(pattern), None) for pattern in _WEIGHT_FILES)
+    patterns = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
+    return path.is_dir() and any(next(path.glob(pattern), None) for pattern in patterns)
 
 
 class Tensors:
@@ -32,7 +31,8 @@ class Tensors:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         if (folder / SINGLE).is_file():
-            self._files: Mapping[str, str] = dict.fromkeys(self._names(SINGLE), SINGLE)
+            with self._open(SINGLE) as file:
+                self._files: Mapping[str, str] = dict.fromkeys(file.keys(), SINGLE)
         elif (folder / INDEX).is_file():
             self._files = self._index()
         else:
@@ -73,10 +73,6 @@ class Tensors:
                     "again."
                 ) from None
         return tensor
-
-    def _names(self, file: str) -> list[str]:
-        with self._open(file) as opened:
-            return list(opened.keys())
 
     def _open(self, file: str) -> Any:
         import safetensors

@@ -44,15 +44,11 @@ def _biases(config: Config) -> list[str]:
     return ["q_proj", "k_proj", "v_proj", "o_proj"] if config.flag("qkv_bias", default=True) else ["o_proj"]
 
 
-def _vit_rows(config: Config) -> int:
-    rows, columns = _grid(config, 224, 16)
-    return rows * columns + 1  # one more row for the class token
-
-
 def vit(config: Config, layer: int) -> Data:
     """The table of positions is added at the input, so layers after the first have no encoding."""
-    rows = _vit_rows(config)
-    encoding = {"name": "learned", "max_positions": rows} if layer == 0 else {"name": "none"}
+    rows, columns = _grid(config, 224, 16)
+    table = {"name": "learned", "max_positions": rows * columns + 1}  # one more row for the class token
+    encoding = table if layer == 0 else {"name": "none"}
     return {**full_heads(config, 768, 12), "bias": _biases(config), "encoding": encoding}
 
 
@@ -61,7 +57,7 @@ def vit_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weig
     weights = read_renamed(tensors, path, spec, names)
     if spec.encoding.at_input:
         name = f"{path.partition('encoder.layer.')[0]}embeddings.position_embeddings"
-        weights["encoding.weight"] = tensors(name, (1, _vit_rows(config), spec.hidden_size))[0]
+        weights["encoding.weight"] = tensors(name, (1, *spec.encoding.weights(spec)["weight"]))[0]
     return weights
 
 

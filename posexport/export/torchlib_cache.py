@@ -17,7 +17,6 @@ OPERATORS, REGISTRY = "get_torchlib_ops", "from_torchlib"
 
 @cache
 def _operators(apis: Any) -> list[Any]:
-    """The operators that onnxscript translates, parsed from their sources."""
     return list(getattr(apis, OPERATORS)())
 
 

@@ -21,15 +21,12 @@ class Runner(Protocol):
 
     def run(self, inputs: Arrays) -> Arrays:
         """Every output of the graph by name; raises what the engine raises."""
-        ...
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         """Bind inputs on the device once; each call then runs once and returns its seconds, copies left out."""
-        ...
 
     def describe(self) -> dict[str, str]:
         """Versions and device, for reports."""
-        ...
 
 
 @runtime_checkable
@@ -38,7 +35,6 @@ class CompilableRunner(Runner, Protocol):
 
     def compile(self) -> None:
         """Compile it for each shape that it runs from now on."""
-        ...
 
 
 @runtime_checkable

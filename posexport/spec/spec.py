@@ -78,7 +78,6 @@ def encoding_dict(encoding: Encoding) -> dict[str, Any]:
 
 
 def _read_pattern(value: Any) -> tuple[Layer, ...]:
-    """A pattern of layers; RequestError for anything else."""
     if value is None:
         return ()
     if not isinstance(value, list | tuple) or not all(isinstance(layer, Layer) for layer in value):

@@ -195,7 +195,7 @@ def test_a_result_that_is_no_fit_baseline_is_warned_of_where_there_is_a_baseline
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench_stage, "out_of_date", lambda product, source: None)
+    monkeypatch.setattr(bench_stage, "out_of_date", lambda product: None)
     monkeypatch.setattr(bench_stage, "bench", lambda path, options, progress: measured(timed(0.5, 0.5, 0.5)))
     monkeypatch.setattr(bench_stage, "bench_to_keep", lambda path, options, progress: measured(timed(0.5, 0.5, 0.5)))
     for more, warned in (("baseline = 'bench'\n", True), ("", False)):

@@ -33,6 +33,7 @@ def make(folder: Path) -> tuple[Product, Product]:
     """An ONNX file and its plan as far as their manifests go, up to date and within their budget."""
     (folder / "posexport.toml").write_text(TEXT)
     onnx, plan = products(find_project(str(folder / "posexport.toml")))
+    onnx, plan = attrs.evolve(onnx, made_from=ONNX), attrs.evolve(plan, made_from=PLAN)
     onnx.path.parent.mkdir()
     tools = {name: metadata.version(name) for name in ("torch", "onnx", "onnxscript", "onnx-ir")}
     tools["torch"] = tools["torch"].partition("+")[0] + "+else"  # another build of the same version
@@ -44,7 +45,7 @@ def make(folder: Path) -> tuple[Product, Product]:
         product.path.write_bytes(b"x" * size)
         plan_data = plan_manifest(product.path, onnx.path, **more)
         write(product, plan_data if product.plan else onnx_manifest(product.path, **more))
-        stamp(product.path, PLAN if product.plan else ONNX)
+        stamp(product)
     return onnx, plan
 
 
@@ -77,17 +78,17 @@ def add_data(onnx: Product, data: bytes = b"x") -> dict[str, str]:
 def test_a_plan_is_stale_with_the_weights_beside_its_onnx_file(tmp_path: Path) -> None:
     onnx, plan = make(tmp_path)
     named = add_data(onnx)
-    assert "other weights" in str(out_of_date(plan, PLAN))
+    assert "other weights" in str(out_of_date(plan))
     change(plan, lambda manifest: manifest["onnx"].update(external_data=named))
-    assert out_of_date(plan, PLAN) is None
+    assert out_of_date(plan) is None
     add_data(onnx, b"other")
-    assert out_of_date(onnx, ONNX) is None
-    assert "other weights" in str(out_of_date(plan, PLAN))
+    assert out_of_date(onnx) is None
+    assert "other weights" in str(out_of_date(plan))
 
 
 def test_every_file_that_is_there_gets_a_verdict_of_parity(tmp_path: Path) -> None:
     onnx, plan = make(tmp_path)
-    checks = {onnx.path: check(onnx, ONNX), plan.path: check(plan, {**PLAN, "profile": ["seq=8"]})}
+    checks = {onnx.path: check(onnx), plan.path: check(attrs.evolve(plan, made_from={**PLAN, "profile": ["seq=8"]}))}
     rows = without_parity([onnx, plan], {}, checks, None)
     assert {(Path(each.artifact).name, each.state) for each in rows} == {
         ("one.onnx", "not run"),
@@ -106,7 +107,7 @@ def test_every_file_that_is_there_gets_a_verdict_of_parity(tmp_path: Path) -> No
 def test_what_is_as_it_must_be_passes(tmp_path: Path) -> None:
     onnx, plan = make(tmp_path)
     onnx.path.with_name("one.onnx.data").write_bytes(b"x" * 9000)  # left over: no manifest names it
-    found = [*check(onnx, ONNX), *check(plan, PLAN)]
+    found = [*check(onnx), *check(plan)]
     assert [(Path(each.artifact).name, each.check, each.state) for each in found] == [
         ("one.onnx", "up to date", "passed"),
         ("one.onnx", "size", "passed"),
@@ -151,7 +152,7 @@ def test_a_stale_file_fails_and_the_reason_names_the_fault(name: str, tmp_path: 
     onnx, _ = make(tmp_path)
     fault, said = STALE[name]
     fault(onnx)
-    verdict = check(onnx, ONNX)[0]
+    verdict = check(onnx)[0]
     assert (verdict.check, verdict.state) == ("up to date", "failed")
     assert said in str(verdict.reason)
     assert "posexport build" in str(verdict.reason)
@@ -159,15 +160,17 @@ def test_a_stale_file_fails_and_the_reason_names_the_fault(name: str, tmp_path: 
 
 def test_a_plan_is_stale_with_its_onnx_file_its_options_or_its_builder(tmp_path: Path) -> None:
     onnx, plan = make(tmp_path)
-    assert out_of_date(plan, PLAN) is None
-    assert "its profile is [], asked for is ['seq=8']" in str(out_of_date(plan, {**PLAN, "profile": ["seq=8"]}))
+    assert out_of_date(plan) is None
+    assert "its profile is [], asked for is ['seq=8']" in str(
+        out_of_date(attrs.evolve(plan, made_from={**PLAN, "profile": ["seq=8"]}))
+    )
     if _installed("tensorrt-rtx"):
         before = plan.path.with_name("one.plan.json").read_text()
         change(plan, lambda data: data["tools"].update({"tensorrt-rtx": "0.1"}))
-        assert "tensorrt-rtx 0.1" in str(out_of_date(plan, PLAN))
+        assert "tensorrt-rtx 0.1" in str(out_of_date(plan))
         plan.path.with_name("one.plan.json").write_text(before)
     onnx.path.write_bytes(b"another")
-    assert "another one.onnx" in str(out_of_date(plan, PLAN))
+    assert "another one.onnx" in str(out_of_date(plan))
 
 
 OVER: dict[str, tuple[Callable[[Product, Product], object], tuple[str, str, str]]] = {
@@ -200,7 +203,7 @@ def test_what_is_over_its_budget_fails(name: str, tmp_path: Path) -> None:
     onnx, plan = make(tmp_path)
     fault, (what, state, said) = OVER[name]
     fault(onnx, plan)
-    found = [*check(onnx, ONNX), *check(plan, PLAN)]
+    found = [*check(onnx), *check(plan)]
     (verdict,) = [each for each in found if (each.check, each.state) == (what, state)]
     assert said in str(verdict.reason)
     if name != "unknown kernels":
@@ -214,5 +217,5 @@ def test_a_plan_that_nothing_here_can_build_is_not_run_while_one_that_can_be_bui
     plan.path.unlink()
     for missing, state in (("not installed", "not run"), (None, "failed")):
         monkeypatch.setattr("posexport.workflows.project.verify.can_build", lambda name, missing=missing: missing)
-        (verdict,) = check(plan, PLAN)
+        (verdict,) = check(plan)
         assert verdict.state == state

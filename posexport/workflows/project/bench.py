@@ -39,7 +39,7 @@ from posexport.workflows.project.latency import (
     result_name,
     timed_on,
 )
-from posexport.workflows.project.products import Product, out_of_date, products, read_requests
+from posexport.workflows.project.products import Product, out_of_date, products
 
 _log = logging.getLogger(__name__)
 
@@ -75,13 +75,12 @@ def bench_project(
     stated = [name for name in project.require if name in CANDIDATES]  # others run no kernels: verify needs them
     required = tuple(dict.fromkeys((*options.required, *stated)))
     files = products(project)
-    sources, _ = read_requests(project, files)
     chosen = (*options.runtimes, *required) if options.runtimes else ()
     jobs = [(product, *timed_on(product, chosen)) for product in files]
     stale = {
         product.path: reason
         for product, _, unable in jobs
-        if unable is None and (reason := out_of_date(product, sources[product.path])) is not None
+        if unable is None and (reason := out_of_date(product)) is not None
     }
     if stale:  # whose times would be of something else
         message = f"nothing is timed while files are out of date ({len(stale)} of {len(files)}): run 'posexport build'"

@@ -10,12 +10,12 @@ import attrs
 
 from posexport.artifact.manifest import read_manifest
 from posexport.errors import RequestError, located
-from posexport.export.request import Request, write
+from posexport.export.request import write
 from posexport.jsondata import unstructure
 from posexport.progress import Progress
 from posexport.runtimes.tensorrt.api import can_build
 from posexport.workflows.project.file import Project
-from posexport.workflows.project.products import Product, out_of_date, products, read_requests, stamp
+from posexport.workflows.project.products import Product, out_of_date, products, request_of, stamp
 
 State = Literal["made", "up to date", "out of date", "not run"]
 
@@ -54,14 +54,11 @@ def build_project(
     """
     if check and force:
         raise RequestError("both --check and --force were given: one writes nothing, the other everything; drop one.")
-    files = products(project, names)
     progress("loading torch")
-    sources, requests = read_requests(project, files)
     stale: set[Path] = set()
     outcomes = []
-    for product in files:
-        source = sources[product.path]
-        reason = "--force makes every file anew" if force else out_of_date(product, source)
+    for product in products(project, names):
+        reason = "--force makes every file anew" if force else out_of_date(product)
         if product.plan and product.source in stale:
             reason = reason or f"{product.source.name} is out of date"
         if reason is None:
@@ -71,7 +68,7 @@ def build_project(
             outcomes.append(_outcome(product, "out of date", reason))
         else:
             progress(f"making {product.path.name}")
-            outcomes.append(_make(product, requests.get(product.path), source, reason, progress))
+            outcomes.append(_make(project, product, reason, progress))
     return BuildResult(project=str(project.file), files=tuple(outcomes))
 
 
@@ -83,16 +80,10 @@ def _outcome(product: Product, state: State, reason: str) -> Outcome:
     return attrs.evolve(outcome, sha256=None if manifest is None else manifest.sha256, size=product.bytes())
 
 
-def _make(
-    product: Product, request: Request | None, source: dict[str, Any], reason: str, progress: Progress
-) -> Outcome:
-    """Make one file: from its `request`, or, for a plan, which has none, from its ONNX file.
-
-    A plan whose builder is not there is "not run".
-    """
-    missing = can_build(source["runtime"]) if product.plan else None
-    if missing is not None:
-        return _outcome(product, "not run", f"{source['runtime']} can't build a plan here, {missing}")
+def _make(project: Project, product: Product, reason: str, progress: Progress) -> Outcome:
+    """Make one file; a plan whose builder is not there is "not run"."""
+    if product.plan and (missing := can_build(product.plan.runtime)) is not None:
+        return _outcome(product, "not run", f"{product.plan.runtime} can't build a plan here, {missing}")
     folder = product.path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,15 +92,16 @@ def _make(
             f"the folder {str(folder)!r} of the project can't be made ({error.strerror}): name another."
         ) from None
     with located(repr(str(product.path))):
-        if request is None:
-            _compile(product, source, progress)
+        if product.plan:
+            _compile(product, progress)
         else:
-            write(request, product.path, progress)
-        stamp(product.path, source)
+            write(request_of(project, product.entry, product.form), product.path, progress)
+        stamp(product)
     return _outcome(product, "made", reason)
 
 
-def _compile(product: Product, source: dict[str, Any], progress: Progress) -> None:
+def _compile(product: Product, progress: Progress) -> None:
+    source = product.made_from
     name = source["runtime"]
     progress(f"loading {name}")
     from posexport.export.compile import compile_plan

@@ -41,18 +41,16 @@ from posexport.spec.spec import Spec
 from posexport.workflows.project.file import EXPORT_OPTIONS, Entry, Project, find_project
 from posexport.workflows.project.limits import Plan
 
-Sources = dict[Path, dict[str, Any]]
-"""What each file should be made from, by its path."""
-
 
 @attrs.frozen(kw_only=True)
 class Product:
     """One file of a project: the ONNX file of one form (None: the form of its config), or the plan that is built from
-    it as `plan` says."""
+    it as `plan` says. `made_from` is everything that decides its bytes, as JSON data."""
 
     entry: Entry
     form: str | None
     path: Path
+    made_from: Mapping[str, Any]
     plan: Plan | None = None
 
     @property
@@ -69,7 +67,8 @@ class Product:
 def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
     """Every file of a project, or of its artifacts of the `chosen` names; a plan comes after its ONNX file.
 
-    RequestError for a name that the project doesn't list.
+    RequestError for a name that the project doesn't list, and for the first request that can't work, as far as that is
+    known without exporting.
     """
     known = [entry.name for entry in project.entries]
     for name in chosen:
@@ -80,10 +79,14 @@ def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
         if chosen and entry.name not in chosen:
             continue
         for form in entry.all_forms:
-            onnx = Product(entry=entry, form=form, path=project.root / project.folder / f"{entry.stem(form)}.onnx")
-            files.append(onnx)
+            path = project.root / project.folder / f"{entry.stem(form)}.onnx"
+            source = made_from(request_of(project, entry, form))
+            files.append(Product(entry=entry, form=form, path=path, made_from=source))
             if entry.compile is not None:
-                files.append(attrs.evolve(onnx, path=onnx.path.with_suffix(".plan"), plan=entry.compile))
+                with _about(project, entry):
+                    source = plan_made_from(entry.compile)
+                plan = attrs.evolve(files[-1], path=path.with_suffix(".plan"), made_from=source, plan=entry.compile)
+                files.append(plan)
     return files
 
 
@@ -163,31 +166,14 @@ def plan_made_from(plan: Plan) -> dict[str, Any]:
     }
 
 
-def read_requests(project: Project, files: Sequence[Product]) -> tuple[Sources, dict[Path, Request]]:
-    """What each file should be made from, and the export requests, by path.
-
-    RequestError for the first request that can't work, as far as that is known without exporting.
-    """
-    sources: Sources = {}
-    requests: dict[Path, Request] = {}
-    for product in files:
-        if product.plan is None:
-            request = requests[product.path] = request_of(project, product.entry, product.form)
-            sources[product.path] = made_from(request)
-        else:
-            with _about(project, product.entry):
-                sources[product.path] = plan_made_from(product.plan)
-    return sources, requests
-
-
 def _about(project: Project, entry: Entry) -> AbstractContextManager[None]:
     """Let errors begin with the project's file and the entry."""
     where = f"{project.file}, artifact {entry.name!r}"
     return located(where, lambda field: field.replace("_", "-") if field in EXPORT_OPTIONS else field)
 
 
-def out_of_date(product: Product, request: Mapping[str, Any]) -> str | None:
-    """Why the file is not what `request` asks for, as a clause without a full stop; None where it is."""
+def out_of_date(product: Product) -> str | None:
+    """Why the file is not what its entry asks for, as a clause without a full stop; None where it is."""
     if not product.path.is_file():
         return "it is not there"
     try:
@@ -201,15 +187,15 @@ def out_of_date(product: Product, request: Mapping[str, Any]) -> str | None:
         return "it was not made by 'posexport build'"
     if not matches_manifest(product.path):
         return "the file is not the one that its manifest describes (their sha256 differ)"
-    return _changed(made, request) or _other_versions(product, manifest) or _other_source(product, manifest)
+    return _changed(made, product.made_from) or _other_versions(product, manifest) or _other_source(product, manifest)
 
 
-def stamp(path: Path, request: Mapping[str, Any]) -> None:
+def stamp(product: Product) -> None:
     """Add to a file's manifest what the file was made from."""
-    manifest = read_manifest(path)
+    manifest = read_manifest(product.path)
     if manifest is None:
-        raise RequestError(f"{str(path)!r} has no manifest: make it again with 'posexport build'.")
-    write_json(manifest_path(path), unstructure(attrs.evolve(manifest, request=request)))
+        raise RequestError(f"{str(product.path)!r} has no manifest: make it again with 'posexport build'.")
+    write_json(manifest_path(product.path), unstructure(attrs.evolve(manifest, request=product.made_from)))
 
 
 def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = "") -> str | None:

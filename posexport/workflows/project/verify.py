@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -19,7 +18,7 @@ from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, PROJECT, Re
 from posexport.verify.verifier import Advance, verify
 from posexport.workflows.project.file import Project
 from posexport.workflows.project.limits import size_text
-from posexport.workflows.project.products import Product, out_of_date, products, read_requests
+from posexport.workflows.project.products import Product, out_of_date, products
 
 UP_TO_DATE = "up to date"
 
@@ -37,8 +36,7 @@ def verify_project(
     """The report on a project's files, and its exit code; parity on `runtimes` (none: those that the project states)
     and on the `required` ones. The other arguments are those of `verify`."""
     files = products(project)
-    sources, _ = read_requests(project, files)
-    checked = {product.path: check(product, sources[product.path]) for product in files}
+    checked = {product.path: check(product) for product in files}
     overrides = {
         product.path: terms_of(product, [*runtimes, *required] if runtimes else [])
         for product in files
@@ -75,11 +73,12 @@ def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
     return VerifyOverrides(runtimes=runtimes, tolerance=entry.tolerance.given())
 
 
-def check(product: Product, source: Mapping[str, Any]) -> list[Verdict]:
-    """The verdicts on one file; `source` describes what it should be made from."""
-    if product.plan and not product.path.is_file() and (missing := can_build(source["runtime"])) is not None:
-        return [_verdict(product, UP_TO_DATE, NOT_RUN, f"{source['runtime']} can't build it here, {missing}")]
-    reason = out_of_date(product, source)
+def check(product: Product) -> list[Verdict]:
+    """The verdicts on one file beside parity."""
+    plan = product.plan
+    if plan and not product.path.is_file() and (missing := can_build(plan.runtime)) is not None:
+        return [_verdict(product, UP_TO_DATE, NOT_RUN, f"{plan.runtime} can't build it here, {missing}")]
+    reason = out_of_date(product)
     advice = None if reason is None else f"{reason}: run 'posexport build'"
     verdicts = [_verdict(product, UP_TO_DATE, PASSED if advice is None else FAILED, advice)]
     if product.path.is_file():

@@ -21,32 +21,21 @@ if TYPE_CHECKING:
         position_temperature,
         sinusoids,
     )
-    from posexport.custom_ops.attention import attend
+    from posexport.custom_ops.attention import attend, attend_cached, attend_shared
     from posexport.custom_ops.bias import alibi_bias, cosine_bias, fire_bias, grid_bias, kerple_bias, relative_bias
-    from posexport.custom_ops.cache import attend_cached, attend_shared, key_positions
-    from posexport.custom_ops.content import cached_keys, contextual_score, disentangled_score
+    from posexport.custom_ops.cache import cached_keys, key_positions
     from posexport.custom_ops.norm import head_norm
-    from posexport.custom_ops.offsets import offset_score, offset_values
-    from posexport.custom_ops.relative import add_head_bias, relative_score, relative_table_score
     from posexport.custom_ops.rotary import angles_by_heads, rotate, rotate_features
+    from posexport.custom_ops.scores import (
+        add_head_bias,
+        contextual_score,
+        disentangled_score,
+        offset_score,
+        offset_values,
+        relative_score,
+        relative_table_score,
+    )
     from posexport.custom_ops.windows import cosine_heads, window_bias, window_table
-
-_FILES = {
-    "angles": "sinusoids exact_sinusoids length_frequencies ntk_frequencies grid_sinusoids position_powers "
-    "position_temperature keep_prefix pair_features",
-    "rotary": "angles_by_heads rotate rotate_features",
-    "bias": "alibi_bias grid_bias relative_bias kerple_bias cosine_bias fire_bias",
-    "windows": "window_table window_bias cosine_heads",
-    "relative": "add_head_bias relative_score relative_table_score",
-    "offsets": "offset_score offset_values",
-    "content": "disentangled_score contextual_score cached_keys",
-    "norm": "head_norm",
-    "cache": "key_positions attend_cached attend_shared",
-    "attention": "attend",
-}
-"""The operators of each file, separated by spaces."""
-
-_HOMES = {name: file for file, names in _FILES.items() for name in names.split()}
 
 # fmt: off
 __all__ = [
@@ -60,12 +49,18 @@ __all__ = [
 # fmt: on
 
 
+_FILES = ("angles", "attention", "bias", "cache", "norm", "rotary", "scores", "windows")
+"""The files that define operators."""
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals().update({operator.name: operator for operator in operators()})
+    return globals()[name]
 
 
 def operators() -> list[Any]:
-    """Every operator, in a fixed order."""
-    return [__getattr__(name) for name in _HOMES]
+    """Every operator, by name."""
+    files = [vars(import_module(f"{__name__}.{file}")) for file in _FILES]
+    return [next(file[name] for file in files if name in file) for name in __all__]

@@ -11,18 +11,32 @@ without any key is NaN, a mean or the unmasked result, so such rows see every ke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 
-from posexport.custom_ops.buffers import grown_onnx, heads_onnx, repeated_onnx, written_onnx
-from posexport.custom_ops.operator import Body, Ops, cast, constant, dtype_of, shape_of, size_of
+from posexport.custom_ops.cache import grown_onnx, scattered_onnx, written_onnx
+from posexport.custom_ops.heads import CappedHeads, heads_onnx, repeated_onnx
+from posexport.custom_ops.operator import (
+    FP32,
+    MICROSOFT,
+    Body,
+    Operator,
+    Ops,
+    cast,
+    constant,
+    dtype_of,
+    shape_of,
+    size_of,
+)
 from posexport.custom_ops.unsupported import GROUPED_WIDTH, AttentionCall, unsupported_reason
-from posexport.custom_ops.visibility import Heads, Lengths, lengths_onnx, sink_onnx, visible_onnx
+from posexport.custom_ops.visibility import Lengths, lengths_onnx, sink_onnx, visible_onnx
 from posexport.errors import RequestError
 
-LOWEST = {ir.DataType.FLOAT: -3.0e38, ir.DataType.FLOAT16: -65504.0, ir.DataType.BFLOAT16: -3.0e38}
+LOWEST = {FP32: -3.0e38, ir.DataType.FLOAT16: -65504.0, ir.DataType.BFLOAT16: -3.0e38}
 """What a mask adds to the logit of a hidden key: finite, so that no difference of infinities is NaN."""
 
 
@@ -31,15 +45,21 @@ class Call:
     """One call: q [B, S, N*head_dim], the new k and v [B, S or T, K*head_dim], and the optional inputs."""
 
     op: Ops
+    heads: CappedHeads
     q: ir.Value
     k: ir.Value
     v: ir.Value
-    past: tuple[ir.Value, ir.Value] | None
-    write_indices: ir.Value | None
     bias: ir.Value | None
     mask: ir.Value | None
     sinks: ir.Value | None
-    heads: Heads
+    past_key: ir.Value | None = None
+    past_value: ir.Value | None = None
+    write_indices: ir.Value | None = None
+
+    @property
+    def past(self) -> tuple[ir.Value, ...]:
+        """The cached keys and values; empty without a cache."""
+        return tuple(past for past in (self.past_key, self.past_value) if past is not None)
 
     @property
     def dtype(self) -> ir.DataType:
@@ -54,11 +74,11 @@ class Call:
     @property
     def square(self) -> bool:
         """Whether there are always as many keys as queries, and none is cached."""
-        return self.past is None and shape_of(self.q)[1] == shape_of(self.k)[1]
+        return not self.past and shape_of(self.q)[1] == shape_of(self.k)[1]
 
     def lengths(self) -> Lengths:
         """The numbers of queries and keys, as scalars."""
-        if self.past is None:
+        if not self.past:
             return lengths_onnx(self.op, self.q, self.k, 1)
         seq, length = lengths_onnx(self.op, self.q, self.past[0], 2)
         return seq, length if self.write_indices is not None else self.op.Add(length, seq)
@@ -67,10 +87,10 @@ class Call:
         """[B, heads, S, head_dim] to [B, S, heads*head_dim]."""
         return self.op.Reshape(self.op.Transpose(t, perm=[0, 2, 1, 3]), [0, 0, -1])
 
-    def grown(self) -> list[ir.Value]:
-        """The caches with the new keys and values appended; empty without a cache."""
-        pairs = zip(self.past or (), (self.k, self.v), strict=False)
-        return [grown_onnx(self.op, past, new, self.heads.num_kv_heads) for past, new in pairs]
+    def present(self, write: Callable[[ir.Value, ir.Value], ir.Value] | None = None) -> list[ir.Value]:
+        """The caches with the new keys and values, by `write` or else appended; empty without a cache."""
+        write = write or (lambda past, new: grown_onnx(self.op, past, new, self.heads.num_kv_heads))
+        return [write(past, new) for past, new in zip(self.past, (self.k, self.v), strict=False)]
 
 
 @dataclass(frozen=True)
@@ -108,7 +128,7 @@ def _mask(call: Call, *, covered: bool = False, sinks: bool = True) -> Mask:
     if added is not None:
         if dtype == ir.DataType.FLOAT16:
             # half of the lowest, so that a distant key is above a hidden one
-            added = op.Max(added, constant(op, LOWEST[dtype] / 2, ir.DataType.FLOAT))
+            added = op.Max(added, constant(op, LOWEST[dtype] / 2, FP32))
         added = cast(op, added, dtype)
         added = added if sink is None else op.Pad(added, [0, 0, 0, 1, 0, 0, 0, 0])
     if seen is not None:
@@ -139,12 +159,12 @@ def _native(call: Call, ort: bool) -> tuple[ir.Value, ...]:
     """`ort`: for ONNX Runtime, whose Attention takes the cache as an input, and the precision of softmax."""
     op, heads = call.op, call.heads
     attributes: dict[str, Any] = {"scale": heads.scale}
-    if ort and call.dtype != ir.DataType.FLOAT:  # TensorRT takes no such attribute; its kernels sum in fp32
-        attributes["softmax_precision"] = int(ir.DataType.FLOAT)
+    if ort and call.dtype != FP32:  # TensorRT takes no such attribute; its kernels sum in fp32
+        attributes["softmax_precision"] = int(FP32)
     if heads.softcap:
         attributes["softcap"] = heads.softcap
     causal = heads.causal and not heads.local and call.bias is None and call.mask is None and call.sinks is None
-    if call.past is not None and call.write_indices is None and call.sinks is None and ort:
+    if call.past and call.write_indices is None and call.sinks is None and ort:
         # with past as an input, is_causal is aligned to the last key
         causal = heads.causal and not heads.local and call.mask is None
         mask = _mask(call, covered=causal)
@@ -154,28 +174,25 @@ def _native(call: Call, ort: bool) -> tuple[ir.Value, ...]:
         return _without_keyless(call, out, mask), *grown
     causal = causal and call.square
     mask = _mask(call, covered=causal)
-    if call.past is None or call.write_indices is None:
+    if call.write_indices is None:
         # [B, T, K*head_dim]: TensorRT-RTX 1.7 fails to build rotated queries with cached keys split by heads
-        present = call.grown()
+        present = call.present()
         k, v = (_with_sink_key(call, t, 1, 3) for t in (map(call.flat, present) if present else (call.k, call.v)))
         attributes |= {"q_num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads, "is_causal": int(causal)}
         out = op.Attention(call.q, k, v, mask.added, **attributes)
     else:
-        present = _written(call, call.past, call.write_indices, ort)
+        present = call.present(partial(_written, call, call.write_indices, ort))
         k, v = (_with_sink_key(call, t, 2, 4) for t in present)
         out = call.flat(op.Attention(heads_onnx(op, call.q, heads.num_heads), k, v, mask.added, **attributes))
     return _without_keyless(call, out, mask), *present
 
 
-def _written(call: Call, buffers: tuple[ir.Value, ir.Value], write_indices: ir.Value, scatter: bool) -> list[ir.Value]:
-    """Buffers with the new keys and values. TensorRT supports TensorScatter only for a fixed buffer length."""
-    op, kv_heads, pairs = call.op, call.heads.num_kv_heads, zip(buffers, (call.k, call.v), strict=True)
-    if scatter or isinstance(shape_of(buffers[0])[2], int):
-        return [op.TensorScatter(past, heads_onnx(op, new, kv_heads), write_indices, axis=2) for past, new in pairs]
-    return [written_onnx(op, past, new, write_indices, call.lengths(), kv_heads) for past, new in pairs]
-
-
-_MICROSOFT: dict[str, Any] = {"_domain": "com.microsoft", "_version": 1}
+def _written(call: Call, write_indices: ir.Value, ort: bool, buffer: ir.Value, new: ir.Value) -> ir.Value:
+    """A buffer with the new keys or values. TensorRT supports TensorScatter only for a fixed buffer length."""
+    op, kv_heads = call.op, call.heads.num_kv_heads
+    if ort or isinstance(shape_of(buffer)[2], int):
+        return op.TensorScatter(buffer, heads_onnx(op, new, kv_heads), write_indices, axis=2)
+    return written_onnx(op, buffer, new, write_indices, call.lengths(), kv_heads)
 
 
 def _multi_head(call: Call, ort: bool) -> tuple[ir.Value, ...]:
@@ -185,7 +202,7 @@ def _multi_head(call: Call, ort: bool) -> tuple[ir.Value, ...]:
     plain = call.bias is None and call.mask is None and call.sinks is None and not heads.local
     causal = heads.causal and plain and call.square  # runtimes agree only there
     mask = _mask(call, covered=causal)
-    present = call.grown()
+    present = call.present()
     if present and ort:
         k, v = (repeated_onnx(op, t, heads, call.head_dim) for t in present)
         axis = 2
@@ -210,7 +227,7 @@ def _multi_head(call: Call, ort: bool) -> tuple[ir.Value, ...]:
         num_heads=heads.num_heads,
         scale=heads.scale,
         **({"unidirectional": 1} if causal else {}),
-        **_MICROSOFT,
+        **MICROSOFT,
     )
     return _without_keyless(call, out, mask), *present
 
@@ -251,41 +268,36 @@ def _grouped(call: Call) -> tuple[ir.Value, ...]:
         **({"softcap": heads.softcap} if heads.softcap else {}),
         **({} if heads.causal else {"causal": 0}),
         _outputs=3,
-        **_MICROSOFT,
+        **MICROSOFT,
     )
     out = _without_keyless(call, out, mask)
-    return (out, *present) if call.past is not None else (out,)
+    return (out, *present) if call.past else (out,)
 
 
-def _contrib(call: Call, target: str) -> tuple[ir.Value, ...]:
+def _contrib(call: Call, ort: bool) -> tuple[ir.Value, ...]:
     grouped = call.write_indices is not None or (call.square and (call.heads.causal or call.heads.softcap))
-    if target == "ort" and grouped and call.head_dim % GROUPED_WIDTH == 0:
-        return _grouped(call)
-    return _multi_head(call, target == "ort")
+    return _grouped(call) if ort and grouped and call.head_dim % GROUPED_WIDTH == 0 else _multi_head(call, ort)
 
 
-def bodies(pasts: int, writes: bool) -> dict[str, Body]:
-    """The bodies by form for an operator with the inputs q, k, v, `pasts` caches, write_indices where it `writes`, and
-    bias, mask and sinks."""
-    cache = "shared" if writes else "concat" if pasts else None
+def add_bodies(operator: Operator[Any], decomposed: Callable[..., tuple[ir.Value, ...]]) -> None:
+    """Give an attention operator its bodies in all forms; `decomposed` is the one in standard operators."""
+    cache = "shared" if "write_indices" in operator.inputs else "concat" if "past_key" in operator.inputs else None
+    count = len(operator.inputs)
 
-    def body(form: str, target: str) -> Body:
-        def make(op: Ops, q: ir.Value, k: ir.Value, v: ir.Value, *inputs: Any, **attributes: Any) -> Any:
-            heads, past = Heads(**attributes), (inputs[0], inputs[1]) if pasts else None
-            bias, mask, sinks = inputs[pasts + writes :]
-            call = Call(op, q, k, v, past, inputs[pasts] if writes else None, bias, mask, sinks, heads)
-            features = AttentionCall(cache, heads.softcap > 0, call.head_dim, call.square)
+    def body(attention: Callable[[Call], tuple[ir.Value, ...]], form: str = "decomposed", target: str = "") -> Body:
+        def make(op: Ops, *args: Any) -> tuple[ir.Value, ...]:
+            call = Call(op, CappedHeads(*args[count:]), **dict(zip(operator.inputs, args, strict=False)))
+            features = AttentionCall(cache, call.heads.softcap > 0, call.head_dim, call.square)
             reason = unsupported_reason(form, target, features)
             if reason is not None:
                 raise RequestError(f"{reason}.")
-            outputs = _native(call, target == "ort") if form == "native" else _contrib(call, target)
-            return outputs if pasts else outputs[0]
+            return attention(call)
 
         return make
 
-    return {
-        "native": body("native", "portable"),
-        "native:ort": body("native", "ort"),
-        "contrib": body("contrib", "portable"),
-        "contrib:ort": body("contrib", "ort"),
-    }
+    operator.onnx(body(partial(decomposed, write=written_onnx)))
+    if cache == "shared":
+        operator.form("decomposed:ort", "function:ort")(body(partial(decomposed, write=scattered_onnx)))
+    for form, attention in (("native", _native), ("contrib", _contrib)):
+        operator.form(form)(body(partial(attention, ort=False), form, "portable"))
+        operator.form(f"{form}:ort")(body(partial(attention, ort=True), form, "ort"))

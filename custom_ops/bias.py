@@ -18,10 +18,9 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch import Tensor
 
-from posexport.custom_ops.operator import Operator, Ops, cast, constant, size_of
-
-FP32 = ir.DataType.FLOAT
+from posexport.custom_ops.operator import FP32, Ops, cast, constant, operator, size_of
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -29,45 +28,55 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def behind(q_positions: torch.Tensor, k_positions: torch.Tensor) -> torch.Tensor:
+def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     """p_i - p_j, [B, S, T] (or [B, S, T, axes])."""
     return q_positions.unsqueeze(2) - k_positions.unsqueeze(1)
 
 
-def behind_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value) -> ir.Value:
-    """As `behind`, in ONNX."""
+def distances_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value) -> ir.Value:
+    """As `distances`, in ONNX."""
     return op.Sub(op.Unsqueeze(q_positions, [2]), op.Unsqueeze(k_positions, [1]))
 
 
-def fake_logits(queries: torch.Tensor, keys: int, num_heads: int, dtype: torch.dtype) -> torch.Tensor:
+def ahead_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value) -> ir.Value:
+    """p_j - p_i, [B, S, T]."""
+    return op.Sub(op.Unsqueeze(k_positions, [1]), op.Unsqueeze(q_positions, [2]))
+
+
+def clipped(offset: Tensor, reach: int, limit: int | None = None) -> Tensor:
+    """clip(offset, -reach, limit or reach) + reach: the row in a table of distances."""
+    return offset.clamp(-reach, reach if limit is None else limit) + reach
+
+
+def clipped_onnx(op: Ops, offset: ir.Value, reach: int, limit: int | None = None) -> ir.Value:
+    """As `clipped`, in ONNX."""
+    return op.Add(op.Min(op.Max(offset, -reach), reach if limit is None else limit), reach)
+
+
+def fake_logits(queries: Tensor, keys: int, num_heads: int, dtype: torch.dtype) -> Tensor:
     """An empty [B, N, S, T] for `queries` [B, S, ...], in the wide dtype of `dtype`."""
     return queries.new_empty((queries.shape[0], num_heads, queries.shape[1], keys), dtype=wide(dtype))
 
 
-def _per_head(q_positions: torch.Tensor, k_positions: torch.Tensor, heads: torch.Tensor, *_: object) -> torch.Tensor:
-    """The fake of a bias whose third input has a number for each head."""
-    return fake_logits(q_positions, k_positions.shape[1], heads.shape[0], heads.dtype)
+def fake_bias(call: Any, per_head: Tensor) -> Tensor:
+    """The fake of a bias between positions, from a parameter whose last axis are the heads."""
+    return fake_logits(call.q_positions, call.k_positions.shape[1], per_head.shape[-1], per_head.dtype)
 
 
-def per_table(q_positions: torch.Tensor, k_positions: torch.Tensor, table: torch.Tensor, *_: object) -> torch.Tensor:
-    """The fake of a bias whose third input is a table [rows, N]."""
-    return fake_logits(q_positions, k_positions.shape[1], table.shape[1], table.dtype)
-
-
-def _alibi(
-    q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Tensor, ahead: torch.Tensor | None
-) -> torch.Tensor:
-    distance = behind(q_positions, k_positions).unsqueeze(1)
+@operator("AlibiBias", "bias", fake=lambda call: fake_bias(call, call.slopes))
+def alibi_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, ahead: Tensor | None) -> Tensor:
+    distance = distances(q_positions, k_positions).unsqueeze(1)
     if ahead is None:
         return distance.abs().to(slopes.dtype) * -slopes.view(-1, 1, 1)
     past, future = (part.clamp(min=0).to(slopes.dtype) for part in (distance, -distance))
     return past * -slopes.view(-1, 1, 1) + future * -ahead.view(-1, 1, 1)
 
 
+@alibi_bias.onnx
 def _alibi_onnx(
     op: Ops, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value, ahead: ir.Value | None
 ) -> ir.Value:
-    distance = behind_onnx(op, q_positions, k_positions)
+    distance = distances_onnx(op, q_positions, k_positions)
 
     def falling(part: ir.Value, rates: ir.Value) -> ir.Value:
         return op.Mul(op.Cast(op.Unsqueeze(part, [1]), to=FP32), op.Neg(op.Unsqueeze(rates, [1, 2])))
@@ -77,188 +86,115 @@ def _alibi_onnx(
     return op.Add(falling(op.Max(distance, 0), slopes), falling(op.Max(op.Neg(distance), 0), ahead))
 
 
-alibi_bias = Operator(
-    name="alibi_bias",
-    function="AlibiBias",
-    inputs=("q_positions", "k_positions", "slopes", "ahead"),
-    outputs=("bias",),
-    eager=_alibi,
-    fake=_per_head,
-    body=_alibi_onnx,
-)
-
-
-def _grid(q_positions: torch.Tensor, k_positions: torch.Tensor, slopes: torch.Tensor, euclidean: bool) -> torch.Tensor:
-    offset = behind(q_positions, k_positions)
+@operator("GridBias", "bias", fake=lambda call: fake_bias(call, call.slopes))
+def grid_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, euclidean: bool) -> Tensor:
+    offset = distances(q_positions, k_positions)
     apart = (offset.square() if euclidean else offset.abs()).sum(-1).to(slopes.dtype)
     distance = apart.sqrt() if euclidean else apart
     return distance.unsqueeze(1) * -slopes.view(-1, 1, 1)
 
 
-def _grid_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value, *, euclidean: bool) -> ir.Value:
-    offset = behind_onnx(op, q_positions, k_positions)
+@grid_bias.onnx
+def _grid_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value, euclidean: bool) -> ir.Value:
+    offset = distances_onnx(op, q_positions, k_positions)
     per_axis = op.Mul(offset, offset) if euclidean else op.Abs(offset)
     distance = op.Cast(op.ReduceSum(per_axis, [-1], keepdims=0), to=FP32)
     distance = op.Unsqueeze(op.Sqrt(distance) if euclidean else distance, [1])
     return op.Mul(distance, op.Neg(op.Unsqueeze(slopes, [1, 2])))
 
 
-grid_bias = Operator(
-    name="grid_bias",
-    function="GridBias",
-    inputs=("q_positions", "k_positions", "slopes"),
-    outputs=("bias",),
-    eager=_grid,
-    fake=_per_head,
-    body=_grid_onnx,
-)
+@operator("RelativeBias", "bias", fake=lambda call: fake_bias(call, call.table))
+def relative_bias(
+    q_positions: Tensor, k_positions: Tensor, table: Tensor, buckets: Tensor, max_distance: int
+) -> Tensor:
+    offset = clipped(-distances(q_positions, k_positions), max_distance)
+    return table[buckets][offset].permute(0, 3, 1, 2).to(wide(table.dtype))
 
 
-def offsets_onnx(op: Ops, left: ir.Value, right: ir.Value, reach: int, limit: int | None = None) -> ir.Value:
-    """clip(left - right, -reach, limit or reach) + reach, int64: the row in a table of distances."""
-    return op.Add(op.Min(op.Max(op.Sub(left, right), -reach), reach if limit is None else limit), reach)
-
-
-def _relative(
-    q_positions: torch.Tensor, k_positions: torch.Tensor, table: torch.Tensor, buckets: torch.Tensor, max_distance: int
-) -> torch.Tensor:
-    offset = (k_positions.unsqueeze(1) - q_positions.unsqueeze(2)).clamp(-max_distance, max_distance) + max_distance
-    bias = table[buckets][offset].permute(0, 3, 1, 2)
-    return bias if bias.dtype == torch.float64 else bias.float()
-
-
+@relative_bias.onnx
 def _relative_onnx(
-    op: Ops, q_positions: ir.Value, k_positions: ir.Value, table: ir.Value, buckets: ir.Value, *, max_distance: int
+    op: Ops, q_positions: ir.Value, k_positions: ir.Value, table: ir.Value, buckets: ir.Value, max_distance: int
 ) -> ir.Value:
     by_offset = op.Gather(cast(op, table, FP32), buckets, axis=0)
-    offset = offsets_onnx(op, op.Unsqueeze(k_positions, [1]), op.Unsqueeze(q_positions, [2]), max_distance)
+    offset = clipped_onnx(op, ahead_onnx(op, q_positions, k_positions), max_distance)
     return op.Transpose(op.Gather(by_offset, offset, axis=0), perm=[0, 3, 1, 2])
-
-
-relative_bias = Operator(
-    name="relative_bias",
-    function="RelativeBias",
-    inputs=("q_positions", "k_positions", "table", "buckets"),
-    outputs=("bias",),
-    eager=_relative,
-    fake=per_table,
-    body=_relative_onnx,
-)
 
 
 MIN_PARAMETER, MAX_POWER = 0.01, 2.0
 """KERPLE's smallest parameter and largest exponent: beyond them it is not a kernel."""
 
 
-def _kerple(
-    q_positions: torch.Tensor, k_positions: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, power: bool
-) -> torch.Tensor:
-    distance = behind(q_positions, k_positions).abs().unsqueeze(1).to(wide(r1.dtype))
+@operator("KerpleBias", "bias", fake=lambda call: fake_bias(call, call.r1))
+def kerple_bias(q_positions: Tensor, k_positions: Tensor, r1: Tensor, r2: Tensor, power: bool) -> Tensor:
+    distance = distances(q_positions, k_positions).abs().unsqueeze(1).to(wide(r1.dtype))
     r1, r2 = (t.to(distance.dtype).clamp(min=MIN_PARAMETER).view(-1, 1, 1) for t in (r1, r2))
     grown = distance ** r2.clamp(max=MAX_POWER) if power else torch.log(1 + r2 * distance)
     return -r1 * grown
 
 
+@kerple_bias.onnx
 def _kerple_onnx(
-    op: Ops, q_positions: ir.Value, k_positions: ir.Value, r1: ir.Value, r2: ir.Value, *, power: bool
+    op: Ops, q_positions: ir.Value, k_positions: ir.Value, r1: ir.Value, r2: ir.Value, power: bool
 ) -> ir.Value:
-    distance = op.Cast(op.Unsqueeze(op.Abs(behind_onnx(op, q_positions, k_positions)), [1]), to=FP32)
-    lowest = constant(op, MIN_PARAMETER, FP32)
+    distance = op.Cast(op.Unsqueeze(op.Abs(distances_onnx(op, q_positions, k_positions)), [1]), to=FP32)
+    lowest = constant(op, MIN_PARAMETER)
     r1, r2 = (op.Unsqueeze(op.Max(cast(op, t, FP32), lowest), [1, 2]) for t in (r1, r2))
     if power:
-        grown = op.Pow(distance, op.Min(r2, constant(op, MAX_POWER, FP32)))
+        grown = op.Pow(distance, op.Min(r2, constant(op, MAX_POWER)))
     else:
-        grown = op.Log(op.Add(op.Mul(r2, distance), constant(op, 1.0, FP32)))
+        grown = op.Log(op.Add(op.Mul(r2, distance), constant(op, 1.0)))
     return op.Mul(op.Neg(r1), grown)
 
 
-kerple_bias = Operator(
-    name="kerple_bias",
-    function="KerpleBias",
-    inputs=("q_positions", "k_positions", "r1", "r2"),
-    outputs=("bias",),
-    eager=_kerple,
-    fake=_per_head,
-    body=_kerple_onnx,
+@operator(
+    "CosineBias",
+    "bias",
+    fake=lambda call: fake_logits(call.q_cos, call.k_cos.shape[1], call.rates.shape[0], call.rates.dtype),
 )
-
-
-def _cosine(
-    q_cos: torch.Tensor,
-    q_sin: torch.Tensor,
-    k_cos: torch.Tensor,
-    k_sin: torch.Tensor,
-    rates: torch.Tensor,
-    below_zero: bool,
-) -> torch.Tensor:
+def cosine_bias(q_cos: Tensor, q_sin: Tensor, k_cos: Tensor, k_sin: Tensor, rates: Tensor, below_zero: bool) -> Tensor:
     left, right = torch.cat((q_cos, q_sin), -1), torch.cat((k_cos, k_sin), -1)
     product = left @ right.transpose(1, 2)
     product = product - q_cos.shape[-1] if below_zero else product
     return product.unsqueeze(1) * rates.view(-1, 1, 1)
 
 
-def _cosine_fake(
-    q_cos: torch.Tensor, q_sin: torch.Tensor, k_cos: torch.Tensor, k_sin: torch.Tensor, rates: torch.Tensor, *_: object
-) -> torch.Tensor:
-    return _per_head(q_cos, k_cos, rates)
-
-
+@cosine_bias.onnx
 def _cosine_onnx(
-    op: Ops,
-    q_cos: ir.Value,
-    q_sin: ir.Value,
-    k_cos: ir.Value,
-    k_sin: ir.Value,
-    rates: ir.Value,
-    *,
-    below_zero: bool,
+    op: Ops, q_cos: ir.Value, q_sin: ir.Value, k_cos: ir.Value, k_sin: ir.Value, rates: ir.Value, below_zero: bool
 ) -> ir.Value:
     # cos(w (p_i - p_j)) = cos cos + sin sin: one product for any positions
     left, right = op.Concat(q_cos, q_sin, axis=-1), op.Concat(k_cos, k_sin, axis=-1)
     product = op.MatMul(left, op.Transpose(right, perm=[0, 2, 1]))
     if below_zero:
-        product = op.Sub(product, constant(op, float(size_of(q_cos, -1)), FP32))
+        product = op.Sub(product, constant(op, float(size_of(q_cos, -1))))
     return op.Mul(op.Unsqueeze(product, [1]), op.Unsqueeze(rates, [1, 2]))
-
-
-cosine_bias = Operator(
-    name="cosine_bias",
-    function="CosineBias",
-    inputs=("q_cos", "q_sin", "k_cos", "k_sin", "rates"),
-    outputs=("bias",),
-    eager=_cosine,
-    fake=_cosine_fake,
-    body=_cosine_onnx,
-)
 
 
 FIRE_EPS = 1e-6
 
 
-def _fire(
-    q_positions: torch.Tensor,
-    k_positions: torch.Tensor,
-    c: torch.Tensor,
-    multiplier: torch.Tensor,
-    w1: torch.Tensor,
-    b1: torch.Tensor,
-    w2: torch.Tensor,
-    b2: torch.Tensor,
+@operator("FireBias", "bias", fake=lambda call: fake_bias(call, call.b2))
+def fire_bias(
+    q_positions: Tensor,
+    k_positions: Tensor,
+    c: Tensor,
+    multiplier: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
     init_l: float,
-) -> torch.Tensor:
+) -> Tensor:
     dtype = wide(c.dtype)
     c, multiplier, w1, b1, w2, b2 = (t.to(dtype) for t in (c, multiplier, w1, b1, w2, b2))
-    distance = behind(q_positions, k_positions).to(dtype)
+    distance = distances(q_positions, k_positions).to(dtype)
     norm = torch.maximum(q_positions.to(dtype), (multiplier * init_l).abs()).unsqueeze(-1)
     x = torch.log((c * distance).abs() + 1) / (torch.log((c * norm).abs() + 1) + FIRE_EPS)
     hidden = torch.relu(x.unsqueeze(-1) * w1[:, 0] + b1)
     return (hidden @ w2.T + b2).permute(0, 3, 1, 2)
 
 
-def _fire_fake(q_positions: torch.Tensor, k_positions: torch.Tensor, *inputs: Any) -> torch.Tensor:
-    return _per_head(q_positions, k_positions, inputs[-2])  # b2
-
-
+@fire_bias.onnx
 def _fire_onnx(
     op: Ops,
     q_positions: ir.Value,
@@ -269,29 +205,17 @@ def _fire_onnx(
     b1: ir.Value,
     w2: ir.Value,
     b2: ir.Value,
-    *,
     init_l: float,
 ) -> ir.Value:
-    one = constant(op, 1.0, FP32)
+    one = constant(op, 1.0)
     c, multiplier, w1, b1, w2, b2 = (cast(op, t, FP32) for t in (c, multiplier, w1, b1, w2, b2))
-    distance = op.Cast(behind_onnx(op, q_positions, k_positions), to=FP32)
-    threshold = op.Abs(op.Mul(multiplier, constant(op, init_l, FP32)))
+    distance = op.Cast(distances_onnx(op, q_positions, k_positions), to=FP32)
+    threshold = op.Abs(op.Mul(multiplier, constant(op, init_l)))
     norm = op.Unsqueeze(op.Max(op.Cast(q_positions, to=FP32), threshold), [-1])
 
     def logs(t: ir.Value) -> ir.Value:
         return op.Log(op.Add(op.Abs(op.Mul(t, c)), one))
 
-    x = op.Unsqueeze(op.Div(logs(distance), op.Add(logs(norm), constant(op, FIRE_EPS, FP32))), [-1])
+    x = op.Unsqueeze(op.Div(logs(distance), op.Add(logs(norm), constant(op, FIRE_EPS))), [-1])
     hidden = op.Relu(op.Add(op.Mul(x, op.Squeeze(w1, [1])), b1))
     return op.Transpose(op.Add(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0])), b2), perm=[0, 3, 1, 2])
-
-
-fire_bias = Operator(
-    name="fire_bias",
-    function="FireBias",
-    inputs=("q_positions", "k_positions", "c", "multiplier", "w1", "b1", "w2", "b2"),
-    outputs=("bias",),
-    eager=_fire,
-    fake=_fire_fake,
-    body=_fire_onnx,
-)

@@ -8,38 +8,30 @@ from __future__ import annotations
 
 import onnx_ir as ir
 import torch
+from torch import Tensor
 
-from posexport.custom_ops.operator import Operator, Ops, cast, constant, dtype_of
+from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, operator
 
 
-def _head_norm(x: torch.Tensor, weight: torch.Tensor | None, head_dim: int, eps: float) -> torch.Tensor:
+@operator("HeadNorm", "normed", fake=lambda call: torch.empty_like(call.x))
+def head_norm(x: Tensor, weight: Tensor | None, head_dim: int, eps: float) -> Tensor:
     heads = x.unflatten(-1, (-1, head_dim))
     wide = heads.to(torch.promote_types(x.dtype, torch.float32))
     normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
     return torch.flatten(normed if weight is None else weight * normed, 2)
 
 
-def _head_norm_onnx(op: Ops, x: ir.Value, weight: ir.Value | None, *, head_dim: int, eps: float) -> ir.Value:
-    fp32 = ir.DataType.FLOAT
-    wide = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), fp32)
-    mean = op.Add(op.ReduceMean(op.Mul(wide, wide), [-1]), constant(op, eps, fp32))
+@head_norm.onnx
+def _head_norm_onnx(op: Ops, x: ir.Value, weight: ir.Value | None, head_dim: int, eps: float) -> ir.Value:
+    wide = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), FP32)
+    mean = op.Add(op.ReduceMean(op.Mul(wide, wide), [-1]), constant(op, eps))
     normed = cast(op, op.Div(wide, op.Sqrt(mean)), dtype_of(x))
     return op.Reshape(normed if weight is None else op.Mul(normed, weight), [0, 0, -1])
 
 
-def _head_norm_native(op: Ops, x: ir.Value, weight: ir.Value | None, *, head_dim: int, eps: float) -> ir.Value:
+@head_norm.form("native")
+def _head_norm_native(op: Ops, x: ir.Value, weight: ir.Value | None, head_dim: int, eps: float) -> ir.Value:
     if weight is None:
-        return _head_norm_onnx(op, x, weight, head_dim=head_dim, eps=eps)
+        return _head_norm_onnx(op, x, weight, head_dim, eps)
     heads = op.Reshape(x, [0, 0, -1, head_dim])
     return op.Reshape(op.RMSNormalization(heads, weight, axis=-1, epsilon=eps), [0, 0, -1])
-
-
-head_norm = Operator(
-    name="head_norm",
-    function="HeadNorm",
-    inputs=("x", "weight"),
-    outputs=("normed",),
-    eager=_head_norm,
-    body=_head_norm_onnx,
-    forms={"native": _head_norm_native},
-)

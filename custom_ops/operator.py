@@ -1,4 +1,12 @@
-"""One operator of posexport: its torch body and schema, and its ONNX body, registered together.
+"""One operator of posexport: its torch body and schema, and its ONNX bodies, declared together.
+
+    @operator("HeadBias", "biased")
+    def add_head_bias(q: Tensor, bias: Tensor) -> Tensor:
+        return q + bias.reshape(-1)
+
+    @add_head_bias.onnx
+    def _head_bias_onnx(op: Ops, q: ir.Value, bias: ir.Value) -> ir.Value:
+        ...
 
 The torch side is a `torch.library` operator `posexport::<name>`, opaque to torch.export. Outside an export, calls run
 the plain torch body, so that eager timings and torch.compile see its operations.
@@ -6,15 +14,19 @@ The ONNX side is a body written with onnxscript's builder. An export specialises
 ranks, so that no attribute is left to a runtime that may ignore it, and makes it a model-local function.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from inspect import signature
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import is_dataclass
+from inspect import Parameter, signature
+from types import SimpleNamespace
+from typing import Any, Generic, Protocol, TypeVar, get_type_hints
 
 import onnx_ir as ir
 import torch
+from torch import Tensor
+
+FP32, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 
 R = TypeVar("R")
 """What an operator returns: a tensor or several."""
@@ -34,9 +46,14 @@ class Ops(Protocol):
 
 
 Body = Callable[..., Any]
-"""`body(op, *inputs, **attributes)`: inputs are onnx_ir values with dtype and rank, None where absent.
+"""`body(op, *inputs, *attributes)`: inputs are onnx_ir values with dtype and rank, None where absent.
 
 A body raises RequestError where the form can't express these attributes."""
+
+B = TypeVar("B", bound=Body)
+
+MICROSOFT: dict[str, Any] = {"_domain": "com.microsoft", "_version": 1}
+"""The builder's options for operators of ONNX Runtime."""
 
 _PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 
@@ -51,38 +68,78 @@ def plain_torch() -> Iterator[None]:
         _PLAIN.reset(token)
 
 
-def like_first(first: torch.Tensor, *_: object) -> torch.Tensor:
-    """The fake of an operator whose output has the shape and dtype of its first input."""
-    return torch.empty_like(first)
+def flat(function: Callable[..., R]) -> Callable[..., R]:
+    """`function` with the fields of a dataclass in place of each parameter of that type; arguments by position only."""
+    whole = signature(function, eval_str=True)
+    parameters: list[Parameter] = []
+    groups: list[tuple[type | None, int]] = []
+    for parameter in whole.parameters.values():
+        kind = parameter.annotation
+        group = kind if isinstance(kind, type) and is_dataclass(kind) else None
+        hints = get_type_hints(group) if group else {parameter.name: kind}
+        parameters += [parameter.replace(name=name, annotation=hint) for name, hint in hints.items()]
+        groups.append((group, len(hints)))
+    if len(groups) == len(parameters):
+        return function
+
+    def flattened(*args: Any) -> R:
+        values: list[Any] = []
+        for group, count in groups:
+            values += [group(*args[:count])] if group else args[:count]
+            args = args[count:]
+        return function(*values, *args)
+
+    flattened.__signature__ = whole.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return flattened
 
 
-@dataclass(frozen=True, kw_only=True)
 class Operator(Generic[R]):
-    """`inputs` and `outputs` are tensors by name; the parameters of `eager` after the inputs are attributes.
+    """One operator, made by the decorator `operator` of its torch body, `eager`.
 
-    `fake` gives empty outputs of the right shapes and dtypes, by default like the first input. `body` is the operator
-    in standard ONNX. `forms` holds better bodies: under "form" for all targets, and under "form:target" for one
-    that supports more.
+    `inputs` and `outputs` are tensors by name; the parameters of the torch body after the inputs are attributes.
+    A parameter that is a dataclass stands for its fields. `body` is the operator in standard ONNX. `forms` holds better
+    bodies: under "form" for all targets, and under "form:target" for one that supports more.
     """
 
-    name: str
-    function: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    eager: Callable[..., R]
-    fake: Callable[..., Any] = like_first
     body: Body
-    forms: Mapping[str, Body] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        registered = torch.library.custom_op(f"posexport::{self.name}", self.eager, mutates_args=())
-        registered.register_fake(self.fake)
+    def __init__(
+        self, torch_body: Callable[..., R], function: str, outputs: tuple[str, ...], fake: Callable[..., Any] | None
+    ) -> None:
+        self.name, self.function, self.outputs = torch_body.__name__, function, outputs
+        self.eager = flat(torch_body)
+        self.forms: dict[str, Body] = {}
+        self._fake = fake
+        parameters = signature(self.eager, eval_str=True).parameters
+        self.inputs = tuple(name for name, p in parameters.items() if p.annotation in (Tensor, Tensor | None))
+        self._names = tuple(parameters)
+        torch.library.custom_op(f"posexport::{self.name}", self.eager, mutates_args=()).register_fake(self.fake)
 
     def __call__(self, *args: Any) -> R:
         if torch.compiler.is_exporting() and not _PLAIN.get():
             result: R = self.overload(*args)
             return result
         return self.eager(*args)
+
+    def fake(self, *args: Any) -> Any:
+        """Outputs of the right shapes and dtypes, without values: what torch.export asks of a call."""
+        if self._fake is None:
+            return self.eager(*args)
+        return self._fake(SimpleNamespace(**dict(zip(self._names, args, strict=True))))
+
+    def onnx(self, body: B) -> B:
+        """Decorator of the body in standard ONNX."""
+        self.body = flat(body)
+        return body
+
+    def form(self, *names: str) -> Callable[[B], B]:
+        """Decorator of a better body for these forms, "form" or "form:target"."""
+
+        def add(body: B) -> B:
+            self.forms |= dict.fromkeys(names, flat(body))
+            return body
+
+        return add
 
     def body_for(self, form: str, target: str) -> Body:
         """The body of a form for a target: the target's own, or else the form's, or else the standard one."""
@@ -95,9 +152,19 @@ class Operator(Generic[R]):
 
     def attributes(self, args: Sequence[Any]) -> dict[str, Any]:
         """The attributes of a call, by name, from its positional arguments."""
-        names = list(signature(self.eager).parameters)
         values = (tuple(arg) if isinstance(arg, list) else arg for arg in args[len(self.inputs) :])
-        return dict(zip(names[len(self.inputs) :], values, strict=True))
+        return dict(zip(self._names[len(self.inputs) :], values, strict=True))
+
+
+def operator(
+    function: str, *outputs: str, fake: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., R]], Operator[R]]:
+    """Decorator that makes an Operator of a torch body; `function` is its name in ONNX graphs.
+
+    `fake` makes empty outputs for a call, an object with the arguments by name. By default the torch body itself runs
+    on tensors without values; where it combines dynamic sizes of two inputs, that leaves checks of them in the graph.
+    """
+    return lambda torch_body: Operator(torch_body, function, outputs, fake)
 
 
 def dtype_of(value: ir.Value) -> ir.DataType:
@@ -127,7 +194,7 @@ def size_of(value: ir.Value, axis: int) -> int:
     return size
 
 
-def constant(op: Ops, value: float, dtype: ir.DataType) -> ir.Value:
+def constant(op: Ops, value: float, dtype: ir.DataType = FP32) -> ir.Value:
     """A scalar constant of a given dtype."""
     return op.Constant(value=ir.tensor(value, dtype=dtype))
 

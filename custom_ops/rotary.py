@@ -12,24 +12,35 @@ The graphs use splits and a concatenation: strided assignment is 40 times slower
 fusion.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch import Tensor
 
-from posexport.custom_ops.operator import Operator, Ops, cast, dtype_of, rank_of, size_of
+from posexport.custom_ops.operator import MICROSOFT, Ops, cast, dtype_of, operator, rank_of, size_of
 
 
-def _rotate(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int, interleaved: bool, runs: Sequence[int]
-) -> torch.Tensor:
+@dataclass(frozen=True)
+class Layout:
+    """Which features of a head of `head_dim` form pairs."""
+
+    head_dim: int
+    interleaved: bool
+    runs: Sequence[int]
+
+
+@operator("RotaryPosition", "rotated", fake=lambda call: torch.empty_like(call.x))
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    head_dim, pairs = layout.head_dim, cos.shape[-1]
     batch, seq, width = x.shape
-    pairs = cos.shape[-1]
     heads = x.view(batch, seq, width // head_dim, head_dim)
     cos, sin = (t.to(x.dtype) if t.dim() == 4 else t.to(x.dtype).unsqueeze(2) for t in (cos, sin))
     parts, first = [], 0
-    for run in [pairs] if interleaved else runs:
-        shape, axis = ((run, 2), -1) if interleaved else ((2, run), -2)
+    for run in [pairs] if layout.interleaved else layout.runs:
+        shape, axis = ((run, 2), -1) if layout.interleaved else ((2, run), -2)
         a, b = heads[..., 2 * first : 2 * (first + run)].unflatten(-1, shape).unbind(axis)
         c, s = (t[..., first : first + run] for t in (cos, sin))
         parts.append(torch.stack((a * c - b * s, a * s + b * c), axis).flatten(3))
@@ -39,9 +50,9 @@ def _rotate(
     return (torch.cat(parts, -1) if len(parts) > 1 else parts[0]).reshape(batch, seq, width)
 
 
-def _rotate_onnx(
-    op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
-) -> ir.Value:
+@rotate.onnx
+def _rotate_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: Layout) -> ir.Value:
+    head_dim, runs = layout.head_dim, layout.runs
     pairs, per_head = size_of(cos, -1), rank_of(cos) == 4
     cos, sin = (cast(op, t, dtype_of(x)) for t in (cos, sin))
     cos, sin = (t if per_head else op.Unsqueeze(t, [2]) for t in (cos, sin))
@@ -49,7 +60,7 @@ def _rotate_onnx(
     if 2 * pairs < head_dim:
         turned, kept = op.Split(turned, [2 * pairs, head_dim - 2 * pairs], axis=-1, _outputs=2)
     shape = [0, 0, -1, 2 * pairs]
-    if interleaved:
+    if layout.interleaved:
         turned = op.Reshape(turned, [0, 0, -1, pairs, 2])
         cos, sin = (op.Unsqueeze(t, [4]) for t in (cos, sin))
         rotated = op.Reshape(_turned_onnx(op, turned, cos, sin), shape)
@@ -76,111 +87,63 @@ def _turned_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value
     return op.Concat(first, second, axis=-1)
 
 
-def _needs_decomposed(x: ir.Value, cos: ir.Value, head_dim: int, interleaved: bool, runs: Sequence[int]) -> bool:
-    """Whether RotaryEmbedding can't do it: angles per head, or runs that don't divide a head evenly."""
-    uneven = len(set(runs)) > 1 or 2 * sum(runs) != head_dim
-    return rank_of(cos) == 4 or (not interleaved and len(runs) > 1 and uneven)
+def _has_operator(cos: ir.Value, layout: Layout) -> bool:
+    """Whether RotaryEmbedding can do it: no angles per head, and one run or equal runs that fill a head."""
+    runs = layout.runs
+    even = len(set(runs)) == 1 and 2 * sum(runs) == layout.head_dim
+    return rank_of(cos) < 4 and (layout.interleaved or len(runs) == 1 or even)
 
 
-def _one_run(
-    op: Ops, x: ir.Value, interleaved: bool, runs: Sequence[int], turn: Callable[[ir.Value], ir.Value]
-) -> ir.Value:
-    """`turn` of features in the order that operators support: all first halves, then all second halves."""
-    if interleaved or len(runs) == 1:
-        return turn(x)
-    split = [0, 0, -1, len(runs), 2, runs[0]]
-    swapped = op.Transpose(op.Reshape(x, split), perm=[0, 1, 2, 4, 3, 5])
-    turned = op.Reshape(turn(op.Reshape(swapped, [0, 0, -1])), [0, 0, -1, 2, len(runs), runs[0]])
-    return op.Reshape(op.Transpose(turned, perm=[0, 1, 2, 4, 3, 5]), [0, 0, -1])
+def _embedded(op: Ops, x: ir.Value, angles: Sequence[ir.Value], pairs: int, layout: Layout, **domain: Any) -> ir.Value:
+    """RotaryEmbedding of features in the order that it supports: all first halves, then all second halves."""
+    attributes = {"num_heads": size_of(x, -1) // layout.head_dim, "interleaved": int(layout.interleaved)}
+    if 2 * pairs < layout.head_dim:
+        attributes["rotary_embedding_dim"] = 2 * pairs
+    if layout.interleaved or len(layout.runs) == 1:
+        return op.RotaryEmbedding(x, *angles, **attributes, **domain)
+    count, run = len(layout.runs), layout.runs[0]
+    swapped = op.Transpose(op.Reshape(x, [0, 0, -1, count, 2, run]), perm=[0, 1, 2, 4, 3, 5])
+    turned = op.RotaryEmbedding(op.Reshape(swapped, [0, 0, -1]), *angles, **attributes, **domain)
+    turned = op.Transpose(op.Reshape(turned, [0, 0, -1, 2, count, run]), perm=[0, 1, 2, 4, 3, 5])
+    return op.Reshape(turned, [0, 0, -1])
 
 
-def _sizes(x: ir.Value, cos: ir.Value, head_dim: int) -> tuple[int, int]:
-    """The numbers of heads and of rotating pairs."""
-    return size_of(x, -1) // head_dim, size_of(cos, -1)
-
-
-def _rotate_native(
-    op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
-) -> ir.Value:
+@rotate.form("native")
+def _rotate_native(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: Layout) -> ir.Value:
     # cosines and sines per token, [B, S, P], instead of position_ids: any positions, on any number of axes
-    if _needs_decomposed(x, cos, head_dim, interleaved, runs):
-        return _rotate_onnx(op, x, cos, sin, head_dim=head_dim, interleaved=interleaved, runs=runs)
-    heads, pairs = _sizes(x, cos, head_dim)
-    cos, sin = (cast(op, t, dtype_of(x)) for t in (cos, sin))
-    partial = {"rotary_embedding_dim": 2 * pairs} if 2 * pairs < head_dim else {}
-
-    def turn(features: ir.Value) -> ir.Value:
-        return op.RotaryEmbedding(features, cos, sin, num_heads=heads, interleaved=int(interleaved), **partial)
-
-    return _one_run(op, x, interleaved, runs, turn)
+    if not _has_operator(cos, layout):
+        return _rotate_onnx(op, x, cos, sin, layout)
+    angles = [cast(op, t, dtype_of(x)) for t in (cos, sin)]
+    return _embedded(op, x, angles, size_of(cos, -1), layout)
 
 
-def _rotate_contrib(
-    op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int, interleaved: bool, runs: Sequence[int]
-) -> ir.Value:
+@rotate.form("contrib")
+def _rotate_contrib(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: Layout) -> ir.Value:
     # The operator looks up rows of cosines by position. One row per token of the batch, with the token's index as its
     # position, supports any positions.
-    if _needs_decomposed(x, cos, head_dim, interleaved, runs):
-        return _rotate_onnx(op, x, cos, sin, head_dim=head_dim, interleaved=interleaved, runs=runs)
-    heads, pairs = _sizes(x, cos, head_dim)
+    if not _has_operator(cos, layout):
+        return _rotate_onnx(op, x, cos, sin, layout)
+    pairs = size_of(cos, -1)
     batch, seq = (op.Squeeze(op.Shape(cos, start=axis, end=axis + 1)) for axis in (0, 1))
     rows = op.Add(op.Mul(op.Unsqueeze(op.Range(0, batch, 1), [1]), seq), op.Range(0, seq, 1))
-    cos, sin = (op.Reshape(cast(op, t, dtype_of(x)), [-1, pairs]) for t in (cos, sin))
-    partial = {"rotary_embedding_dim": 2 * pairs} if 2 * pairs < head_dim else {}
-
-    def turn(features: ir.Value) -> ir.Value:
-        return op.RotaryEmbedding(
-            features,
-            rows,
-            cos,
-            sin,
-            num_heads=heads,
-            interleaved=int(interleaved),
-            _domain="com.microsoft",
-            _version=1,
-            **partial,
-        )
-
-    return _one_run(op, x, interleaved, runs, turn)
+    angles = [op.Reshape(cast(op, t, dtype_of(x)), [-1, pairs]) for t in (cos, sin)]
+    return _embedded(op, x, [rows, *angles], pairs, layout, **MICROSOFT)
 
 
-rotate = Operator(
-    name="rotate",
-    function="RotaryPosition",
-    inputs=("x", "cos", "sin"),
-    outputs=("rotated",),
-    eager=_rotate,
-    body=_rotate_onnx,
-    forms={"native": _rotate_native, "contrib": _rotate_contrib},
-)
-
-
-def _by_heads(angles: torch.Tensor, heads: int) -> torch.Tensor:
-    by_heads: torch.Tensor = angles.unflatten(-1, (heads, -1))
+@operator("AnglesByHeads", "split")
+def angles_by_heads(angles: Tensor, heads: int) -> Tensor:
+    """[B, S, heads*P] to [B, S, heads, P], the angles per head for `rotate`."""
+    by_heads: Tensor = angles.unflatten(-1, (heads, -1))
     return by_heads
 
 
-def _by_heads_fake(angles: torch.Tensor, heads: int) -> torch.Tensor:
-    return angles.new_empty((*angles.shape[:2], heads, angles.shape[2] // heads))
-
-
-def _by_heads_onnx(op: Ops, angles: ir.Value, *, heads: int) -> ir.Value:
+@angles_by_heads.onnx
+def _by_heads_onnx(op: Ops, angles: ir.Value, heads: int) -> ir.Value:
     return op.Reshape(angles, [0, 0, heads, -1])
 
 
-angles_by_heads = Operator(
-    name="angles_by_heads",
-    function="AnglesByHeads",
-    inputs=("angles",),
-    outputs=("split",),
-    eager=_by_heads,
-    fake=_by_heads_fake,
-    body=_by_heads_onnx,
-)
-"""[B, S, heads*P] to [B, S, heads, P], the angles per head for `rotate`."""
-
-
-def _features(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> torch.Tensor:
+@operator("RotaryFeatures", "rotated", fake=lambda call: torch.empty_like(call.x))
+def rotate_features(x: Tensor, cos: Tensor, sin: Tensor, head_dim: int) -> Tensor:
     width = cos.shape[-1]
     heads = x.unflatten(-1, (-1, head_dim))
     turned = heads[..., :width]
@@ -190,7 +153,8 @@ def _features(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: i
     return torch.cat((out, heads[..., width:]), -1).flatten(2)
 
 
-def _features_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_dim: int) -> ir.Value:
+@rotate_features.onnx
+def _features_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, head_dim: int) -> ir.Value:
     width = size_of(cos, -1)
     turned, kept = op.Reshape(x, [0, 0, -1, head_dim]), None
     if width < head_dim:
@@ -203,13 +167,3 @@ def _features_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, *, head_d
     if kept is not None:
         rotated = op.Concat(rotated, kept, axis=-1)
     return op.Reshape(rotated, [0, 0, -1])
-
-
-rotate_features = Operator(
-    name="rotate_features",
-    function="RotaryFeatures",
-    inputs=("x", "cos", "sin"),
-    outputs=("rotated",),
-    eager=_features,
-    body=_features_onnx,
-)

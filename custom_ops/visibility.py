@@ -8,49 +8,26 @@ may be seen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 import torch
+from torch import Tensor
 
+from posexport.custom_ops.heads import Heads
 from posexport.custom_ops.operator import Ops
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The attributes of attention, in the order of the operators; 0 for `window`, `chunk` and `softcap` means none."""
-
-    num_heads: int
-    num_kv_heads: int
-    scale: float
-    causal: bool
-    window: int
-    chunk: int
-    softcap: float
-
-    @property
-    def local(self) -> bool:
-        """Whether a window or chunks hide distant keys."""
-        return bool(self.window or self.chunk)
-
-    @property
-    def group(self) -> int:
-        """Query heads per key head."""
-        return self.num_heads // self.num_kv_heads
 
 
 def visible(
     heads: Heads,
     seq: int,
     total: int,
-    mask: torch.Tensor | None,
-    write_indices: torch.Tensor | None = None,
+    mask: Tensor | None,
+    write_indices: Tensor | None = None,
     device: torch.device | None = None,
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """bool [S, T] or [B, 1, S, T]; None where every query sees every key."""
     keys = torch.arange(total, device=device)
     steps = torch.arange(seq, device=device).unsqueeze(1)
-    seen: torch.Tensor | None = None
+    seen: Tensor | None = None
     if write_indices is not None:
         first = write_indices.view(-1, 1, 1, 1)
         queries = first + steps

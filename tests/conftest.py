@@ -5,7 +5,7 @@ import functools
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -68,9 +68,11 @@ forks.install()
 
 
 @pytest.fixture
-def traced_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every export runs torch's exporter, for tests that change how it works."""
-    monkeypatch.setattr(exporter, "_trace", trace)
+def traced_anew() -> Iterator[None]:
+    """Every export runs torch's exporter, for tests that change how it works; a test's own undo leaves it so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporter, "_trace", trace)
+        yield
 
 
 @pytest.fixture

@@ -81,8 +81,7 @@ def write_optimized(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
     with _optimizing(plain, "ONNX Runtime's transformers optimizer"):
         models = [optimizer.optimize_model(str(plain), model_type=kind, **sizes).model for kind in MODEL_TYPES]
     best = min(models, key=lambda model: (-sum(_own_nodes(model)[name] for name in _ATTENTION), len(model.graph.node)))
-    _write_equal(best, plain, output, spec)
-    return dict(_own_nodes(best))
+    return _write_equal(best, plain, output, spec)
 
 
 def write_fused(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
@@ -90,10 +89,8 @@ def write_fused(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
     from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
     with _optimizing(plain, "onnxscript's optimizer for ONNX Runtime"):
-        made, _ = optimize_for_ort(ir.from_proto(onnx.load(plain)))
-        model = ir.to_proto(made)
-    _write_equal(model, plain, output, spec)
-    return dict(_own_nodes(model))
+        model = ir.to_proto(optimize_for_ort(ir.from_proto(onnx.load(plain)))[0])
+    return _write_equal(model, plain, output, spec)
 
 
 @contextlib.contextmanager
@@ -112,7 +109,8 @@ def _own_nodes(model: onnx.ModelProto) -> Counter[str]:
     return Counter(node.op_type for node in model.graph.node if node.domain == "com.microsoft")
 
 
-def _write_equal(model: onnx.ModelProto, plain: Path, output: Path, spec: Spec) -> None:
+def _write_equal(model: onnx.ModelProto, plain: Path, output: Path, spec: Spec) -> dict[str, int]:
+    """Write a model that computes the same as the file at `plain`; returns its nodes of ONNX Runtime's own domain."""
     with staged() as files:
         files.write(output, lambda file: file.write(model.SerializeToString(deterministic=True)))
     try:
@@ -120,6 +118,7 @@ def _write_equal(model: onnx.ModelProto, plain: Path, output: Path, spec: Spec) 
     except BaseException:
         output.unlink()
         raise
+    return dict(_own_nodes(model))
 
 
 def _check_equal(plain: Path, optimized: Path, spec: Spec) -> None:
@@ -203,14 +202,11 @@ def _reason(error: BaseException) -> str:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without what exporters and optimizers print and log on the way."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxruntime", "onnxscript", "")]
-    levels = [logger.level for logger in loggers]
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

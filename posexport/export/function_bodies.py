@@ -75,7 +75,7 @@ class Functions:
         present = [value for value in values if value is not None]
 
         def body(op: Any, *_: ir.Value) -> Any:
-            results = chosen(op, *values, **attributes)
+            results = chosen(op, *values, *attributes.values())
             outputs = results if isinstance(results, tuple) else (results,)
             for value, output_name in zip(outputs, operator.outputs, strict=True):
                 value.name = output_name

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posexport.custom_ops.visibility import Heads, visible
+from posexport.custom_ops.heads import Heads
+from posexport.custom_ops.visibility import visible
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.models.attention import EncodingState
 from posexport.models.axes import AXES
@@ -95,7 +96,6 @@ def seen(spec: Spec, tokens: int, rows: slice = slice(None)) -> Tensor:
         causal=spec.causal,
         window=spec.window or 0,
         chunk=spec.attention_chunk_size or 0,
-        softcap=0.0,
     )
     mask = visible(heads, tokens, tokens, None)
     return (torch.ones(tokens, tokens, dtype=torch.bool) if mask is None else mask)[rows]

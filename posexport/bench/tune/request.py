@@ -158,8 +158,6 @@ def _several(options: Mapping[str, Any], name: str) -> tuple[Any, ...]:
 
 def _specs(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Spec]:
     """The spec in each dtype that was given, or in every one that can hold it; RequestError where none can."""
-    if options.get("layer") is not None and options.get("from") is None:
-        checkpoint_of(options, parameters)  # raises what is wrong
     specs: dict[str, Spec] = {}
     errors = []
     for dtype in dict.fromkeys(_several(options, "dtype") or DTYPES):

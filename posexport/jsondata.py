@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     import cattrs
 
 T = TypeVar("T")
+
+_UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 LARGEST = 10**300
 """Numbers beyond it are no measurement, and overflow a float."""
@@ -60,6 +63,23 @@ def read_json(path: Path) -> Any:
         return json.loads(read_bytes(path))
     except (ValueError, RecursionError):
         raise DataError("it is not JSON") from None
+
+
+def writable(text: str) -> str:
+    """Text without the characters that XML 1.0 or UTF-8 can't hold, which an engine's message or a file's name may."""
+    return _UNWRITABLE.sub("?", text)
+
+
+def clean(value: Any) -> Any:
+    """Data with `writable` texts only, which an engine's message or a file's name may not be."""
+    match value:
+        case str():
+            return writable(value)
+        case list():
+            return [clean(item) for item in value]
+        case dict():
+            return {clean(key): clean(item) for key, item in value.items()}
+    return value
 
 
 @functools.cache

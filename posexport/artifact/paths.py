@@ -89,3 +89,16 @@ def _varint(file: BinaryIO) -> int | None:
         if byte[0] < 0x80:
             return number
     return None
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The names of files with as much of their folders as sets them apart, so that no result shows a home."""
+    depth = dict.fromkeys(paths, 1)
+    while True:
+        names = ["/".join(path.absolute().parts[-depth[path] :]) for path in paths]
+        twice = [path for path, name in zip(paths, names, strict=True) if names.count(name) > 1]
+        growing = [path for path in twice if depth[path] < len(path.absolute().parts)]
+        if not growing:
+            return names
+        for path in growing:
+            depth[path] += 1

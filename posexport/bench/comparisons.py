@@ -14,10 +14,15 @@ import attrs
 
 from posexport.bench.candidates import PREVIOUS_ARTIFACT, ROLES
 from posexport.bench.result import TIMED, Benchmark, Shape, Timing
+from posexport.bench.results import Result
 from posexport.bench.statistics import CONFIDENCE, Ratio, Summary
 from posexport.machine import SAME
 
 LOWER_BOUND, TORCH = "lower_bound", "torch"
+SWEPT = ("prefill", "decode", "batch")
+"""Kinds of scenarios that have a size."""
+
+_MOST_DIGITS = 15  # of a size in a scenario's name
 _ENOUGH_RUNS = 6  # the fewest whose range holds the median with a probability of 95 %
 _NEVER = Summary(median=math.inf, p10=math.inf, p90=math.inf, p99=math.inf, count=0)
 
@@ -78,6 +83,17 @@ class Comparison:
     rows: tuple[Row, ...]
 
     @property
+    def kind(self) -> str:
+        """The kind of the scenario: prefill, decode, ..."""
+        return self.scenario.partition(":")[0]
+
+    @property
+    def size(self) -> int | None:
+        """The size that the scenario's name has, if any."""
+        text = self.scenario.partition(":")[2]
+        return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
+
+    @property
     def ranked(self) -> list[Row]:
         """The timed candidates without the lower bound, the fastest first.
 
@@ -107,13 +123,14 @@ def rows_of(source: str, benchmark: Benchmark) -> Iterator[Row]:
             yield Row(source=source, benchmark=benchmark, shape=shape, timing=timing, seconds=seconds)
 
 
-def comparisons(results: Iterable[tuple[str, Benchmark]]) -> list[Comparison]:
-    """The candidates of named results by block and scenario, in the order in which they come."""
+def compare(results: Iterable[Result[Benchmark]]) -> list[Comparison]:
+    """The candidates of all results by block and scenario, in the order in which they come."""
     groups: dict[tuple[str, str], list[Row]] = {}
     benchmarks: dict[str, dict[tuple[str, str], Benchmark]] = {}
-    for source, benchmark in results:
+    for result in results:
+        benchmark = result.data
         key = json.dumps(_facts(benchmark), sort_keys=True)
-        for row in rows_of(source, benchmark):
+        for row in rows_of(result.name, benchmark):
             benchmarks.setdefault(key, {})[benchmark.sha256, benchmark.file] = benchmark
             for scenario in (title_of(row.shape), *row.shape.also):  # scenarios of the same sizes
                 groups.setdefault((key, scenario), []).append(row)
@@ -123,6 +140,15 @@ def comparisons(results: Iterable[tuple[str, Benchmark]]) -> list[Comparison]:
         Comparison(key=key, apart=apart[key], benchmarks=made[key], scenario=scenario, rows=tuple(rows))
         for (key, scenario), rows in groups.items()
     ]
+
+
+def by_size(compared: Iterable[Comparison]) -> list[list[Comparison]]:
+    """The scenarios of one kind by block, such as prefill at several lengths, in the order of their sizes."""
+    groups: dict[tuple[str, str], list[Comparison]] = {}
+    for comparison in compared:
+        if comparison.kind in SWEPT and comparison.size is not None:
+            groups.setdefault((comparison.key, comparison.kind), []).append(comparison)
+    return [sorted(group, key=lambda comparison: comparison.size or 0) for group in groups.values()]
 
 
 def title_of(shape: Shape) -> str:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
+from typing import Any
 
 import attrs
 
 from posexport.bench.comparisons import Row, rows_of, title_of
-from posexport.bench.result import HIGH_MACHINE_LOAD, TIMED, Benchmark
+from posexport.bench.result import TIMED, Benchmark
+from posexport.bench.results import Result
 from posexport.bench.tune.result import Result as Tuning
 from posexport.verify.result import FAILED, PASSED, PROJECT, Report
 
@@ -66,9 +68,9 @@ class Evidence:
     shown: Mapping[str, str]
 
     @classmethod
-    def of(cls, results: Iterable[tuple[str, object]], shown: Mapping[str, str]) -> Evidence:
-        """All that named verdicts, benchmarks and tunings say."""
-        return cls(tuple(mention for source, data in results for mention in _mentions(source, data)), shown)
+    def of(cls, results: Iterable[Result[Any]], shown: Mapping[str, str]) -> Evidence:
+        """All that verdicts, benchmarks and tunings say."""
+        return cls(tuple(mention for result in results for mention in _mentions(result.name, result.data)), shown)
 
     def is_stale(self, file: str, sha256: str | None) -> bool:
         """Whether the file of that name on the page has other bytes."""
@@ -130,7 +132,7 @@ def _mentions(source: str, data: object) -> Iterator[Mention]:
                         timing=True,
                         scenario=title_of(row.shape),
                         seconds=row.median if row.timed else None,
-                        busy=data.machine_load > HIGH_MACHINE_LOAD,
+                        busy=data.busy,
                     )
         case Tuning(winner=winner) if winner is not None and winner.file:  # tune verified it, and mostly timed it
             about = Mention(
@@ -144,7 +146,6 @@ def _mentions(source: str, data: object) -> Iterator[Mention]:
             if winner.verified:
                 yield about
             if winner.seconds:
-                busy = data.machine_load > HIGH_MACHINE_LOAD
                 yield attrs.evolve(
                     about,
                     runtime=data.target,
@@ -152,5 +153,5 @@ def _mentions(source: str, data: object) -> Iterator[Mention]:
                     timing=True,
                     scenario=data.scenario,
                     seconds=winner.seconds.median,
-                    busy=busy,
+                    busy=data.busy,
                 )

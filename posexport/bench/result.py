@@ -221,6 +221,11 @@ class Benchmark:
         return data
 
     @property
+    def busy(self) -> bool:
+        """Whether other work spoilt the times."""
+        return self.machine_load > HIGH_MACHINE_LOAD
+
+    @property
     def timings(self) -> tuple[Timing, ...]:
         """Every result at every shape."""
         return tuple(timing for shape in self.shapes for timing in shape.results)

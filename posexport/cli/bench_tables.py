@@ -7,7 +7,6 @@ from pathlib import PurePath
 import click
 
 from posexport.bench.result import (
-    HIGH_MACHINE_LOAD,
     OUT_OF_DATE,
     Benchmark,
     Change,
@@ -53,7 +52,7 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
     for shape in result.shapes:
         if 0 < shape.rounds < result.rounds:
             click.echo(f"{_shape(shape)}: {shape.rounds} of {result.rounds} rounds, for lack of time (--seconds).")
-    if result.machine_load > HIGH_MACHINE_LOAD:
+    if result.busy:
         load = f"other work took {result.machine_load:.0%} of the CPU"
         click.echo(f"The machine was busy ({load}): time it again at rest.")
     if result.gate is not None:

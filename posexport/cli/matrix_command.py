@@ -124,12 +124,11 @@ def _write(table: Matrix, folder: Path, drawn: bool) -> None:
 
 
 def _show(asked: list[Cell], folder: Path) -> None:
-    from posexport.report.matrix_markdown import ROWS, rows, summary
-    from posexport.verify.matrix.table import idle
+    from posexport.verify.matrix.table import TOTALS, idle, summary, totals
 
-    shown = rows(asked)
+    shown = totals(asked)
     if shown:
-        console.show_table("What works where", ROWS, shown, right=ROWS[1:])
+        console.show_table("What works where", TOTALS, shown, right=TOTALS[1:])
     for name, reason in idle(asked).items():
         click.echo(f"not run: {name} ({reason})")
     for reason in dict.fromkeys(cell.reason or "" for cell in asked if cell.state == "refused"):

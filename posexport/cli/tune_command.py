@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import click
 
-from posexport.bench.result import HIGH_MACHINE_LOAD
 from posexport.bench.tune.request import read_tune_request
 from posexport.bench.tune.result import SAME_GRAPH, Result, Row
 from posexport.bench.tune.space import OBJECTIVES, RUNTIMES
@@ -108,7 +107,7 @@ def show_tuning(result: Result, output: Path) -> None:
                 ("manifest", f"{output}.json"),
             ],
         )
-    if result.machine_load > HIGH_MACHINE_LOAD:
+    if result.busy:
         click.echo(f"The machine was busy (other work took {result.machine_load:.0%} of the CPU): tune again at rest.")
 
 

@@ -11,7 +11,6 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import matplotlib.style
@@ -83,7 +82,7 @@ def inline(made: Figure, name: str, description: str) -> str:
     drawn.attrib |= {"class": "chart", "role": "img", "viewBox": box, "aria-label": f"{name}. {description}"}
     drawn[:0] = [_text("title", name), _text("desc", description)]
     markup = ElementTree.tostring(drawn, encoding="unicode").replace("'DejaVu Sans'", "system-ui, sans-serif")
-    return re.sub("#[0-9a-f]{6}", lambda match: _variable(match[0]), markup)
+    return re.sub("|".join(VARIABLES), lambda match: f"var(--{VARIABLES[match[0]]})", markup)
 
 
 def _plain(element: ElementTree.Element, shapes: Mapping[str, ElementTree.Element]) -> ElementTree.Element:
@@ -96,15 +95,11 @@ def _plain(element: ElementTree.Element, shapes: Mapping[str, ElementTree.Elemen
     elif not _GENERATED.fullmatch(element.get("id", "_1")):
         attributes["class"] = element.get("id", "")
     made = _text(element.tag.removeprefix(_SVG), (element.text or "").strip(), attributes)
-    made.extend(_plain(each, shapes) for each in element if each.tag not in (f"{_SVG}defs", f"{_SVG}metadata"))
+    made.extend(_plain(child, shapes) for child in element if child.tag not in (f"{_SVG}defs", f"{_SVG}metadata"))
     return made
 
 
-def _text(tag: str, text: str, attributes: Mapping[str, str] = MappingProxyType({})) -> ElementTree.Element:
-    element = ElementTree.Element(tag, dict(attributes))
+def _text(tag: str, text: str, attributes: Mapping[str, str] | None = None) -> ElementTree.Element:
+    element = ElementTree.Element(tag, dict(attributes or {}))
     element.text = text or None
     return element
-
-
-def _variable(colour: str) -> str:
-    return f"var(--{VARIABLES[colour]})" if colour in VARIABLES else colour

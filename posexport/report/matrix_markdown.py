@@ -1,4 +1,4 @@
-"""A matrix for people: the whole table as Markdown, made from the data of matrix.json alone, and its totals."""
+"""A matrix for people: the whole table as Markdown, made from the data of matrix.json alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from posexport.machine import describe_cpu
 from posexport.report.text import MARKS, table_lines
-from posexport.verify.matrix.table import BUILD, MODES, STATES, Cell, Entry, Matrix, counts, idle, judged
+from posexport.verify.matrix.table import BUILD, MODES, Cell, Entry, Matrix, idle, judged, summary
 from posexport.verify.result import PASSED
 
 _HOW = """\
@@ -22,27 +22,6 @@ float64 by `posexport verify`. A cell says:
 `build` is the plan that TensorRT builds from the file: how many kernels it has, and *fused* where attention is one of
 them. `tensorrt-import` is TensorRT's import of the file, evaluated in float64: it shows what the parser makes of it,
 not what kernels round. Blocks are causal, but for encodings of positions on several axes without a cache."""
-
-ROWS = ("runtime", *STATES, "worst to torch error", "fused")
-"""The columns of `rows`."""
-
-
-def summary(cells: Iterable[Cell]) -> str:
-    """How many cells are in each state, in words."""
-    return ", ".join(f"{number} {state}" for state, number in counts(cells).items())
-
-
-def rows(cells: Iterable[Cell]) -> list[tuple[str, ...]]:
-    """A row of text per column of the matrix in which anything ran, under `ROWS`."""
-    cells = list(cells)
-    table = []
-    for name in judged(cells):
-        column = [cell for cell in cells if cell.column == name]
-        worst = max((cell.ratio for cell in column if cell.ratio is not None), default=None)
-        fused = [cell.fused for cell in column if cell.fused is not None]
-        numbers = ("-" if worst is None else f"{worst:g}x", f"{sum(fused)} of {len(fused)}" if fused else "-")
-        table.append((name, *map(str, counts(column).values()), *numbers))
-    return table
 
 
 def to_markdown(matrix: Matrix) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -16,16 +18,17 @@ from torch import Tensor
 
 from posexport.custom_ops.heads import Heads
 from posexport.custom_ops.visibility import visible
-from posexport.errors import RequestError
+from posexport.errors import RequestError, RuntimeMissingError
 from posexport.models.attention import EncodingState
 from posexport.models.axes import AXES
+from posexport.models.scaling import SCALINGS, parameters
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import Runtime
 from posexport.spec.encoding import AttentionContext, Encoding
 from posexport.spec.positions import grid_positions
-from posexport.spec.spec import Spec
-from posexport.verify.angles import Angles
-from posexport.verify.cases import Array
+from posexport.spec.spec import ANGLES, Spec
+from posexport.verify import angles
+from posexport.verify.cases import FAR, Array
 
 MOST = 16_384
 """Tokens of one panel."""
@@ -170,13 +173,49 @@ def decay(target: ProbeTarget) -> tuple[Array, Array]:
     return at - np.arange(side), (logits - logits[:, [query]])[:, along]
 
 
-def wavelengths(spec: Spec, length: int = 2) -> dict[str, Array]:
+def gain(target: ProbeTarget) -> tuple[Array, dict[str, Array]]:
+    """Positions [T], and what a query and a key are multiplied by there."""
+    limit = target.encoding.position_limit()
+    places = np.array(angles.spaced(FAR - 1)) if limit is None else np.linspace(0, limit - 1, 65, dtype=np.int64)
+    rotated = zip(("query", "key"), Probe(target, places).rotated(), strict=True)
+    return places, {name: (t[:, 0].norm(dim=-1) / target.spec.head_dim**0.5).numpy() for name, t in rotated}
+
+
+def wavelengths(spec: Spec) -> dict[str, tuple[Array, Array]]:
+    """By name, the pairs that turn and their wavelengths in positions: along each axis, before scaling and after.
+
+    Raises RequestError for frequencies above a radian.
+    """
+    rope = cast(Any, spec.encoding)
+    if rope.theta < 1.0:
+        raise RequestError(
+            f"theta is {rope.theta:g}: wavelengths of less than two positions can't be told apart, so give a theta of "
+            "1 or more."
+        )
+    cases: dict[str, tuple[Spec, int]] = {"": (spec, 2)}
+    if (scaling := getattr(rope, "scaling", None)) is not None:
+        plain = attrs.evolve(rope, **dict.fromkeys(("scaling", *parameters())))
+        cases = {"before scaling": (attrs.evolve(spec, encoding=plain), 2), f"{scaling}": (spec, 2)}
+        if SCALINGS[scaling].by_length:
+            trained = rope.original_max_position_embeddings
+            longer = round(trained * rope.factor)
+            cases[f"{scaling}, up to {trained} tokens"] = cases.pop(scaling)
+            cases[f"{scaling}, {longer} tokens"] = (spec, longer)
+    lines = {}
+    for name, (case, length) in cases.items():
+        for axis, values in _wavelengths(case, length).items():
+            turning = np.flatnonzero(np.isfinite(values))
+            lines[", ".join(filter(None, (axis and f"by {axis}", name)))] = turning, values[turning]
+    return lines
+
+
+def _wavelengths(spec: Spec, length: int = 2) -> dict[str, Array]:
     """2 pi over the angle of one step along each axis, for every pair; infinite where it doesn't turn by that axis.
 
     The angle is that of the encoding's own cosine and sine, in float64, at a sequence's length.
     """
     axes = spec.encoding.axes
-    module = Angles(spec, torch.float64)
+    module = angles.Angles(spec, torch.float64)
     lengths = {}
     for axis in range(axes):
         places = torch.zeros(1, 2, axes, dtype=torch.int64)
@@ -185,3 +224,65 @@ def wavelengths(spec: Spec, length: int = 2) -> dict[str, Array]:
         with np.errstate(divide="ignore"):
             lengths[AXES[axis] if axes > 1 else ""] = 2 * math.pi / np.arctan2(sin, cos)
     return lengths
+
+
+def angle_errors(target: ProbeTarget) -> tuple[list[int], list[angles.Measured], dict[str, angles.Measured]]:
+    """Positions, what was measured there of parity's angles and of exact ones, and the runtimes without an answer.
+
+    Raises RuntimeMissingError where none of them could be measured.
+    """
+    specs = [target.spec]
+    if target.spec.angles == ANGLES[0]:
+        with suppress(RequestError):  # frequencies that depend on the length have no exact angles
+            specs.append(attrs.evolve(target.spec, angles="exact"))
+    places = angles.spaced(angles.POSITIONS[-1])
+    results = list(angles.measure(specs, target.runtimes, tuple(places), target.advance))
+    absent = {result.runtime: result for result in results if result.reason is not None}
+    if not any(result.errors for result in results):
+        why = "; ".join(f"{name}: {result.reason}" for name, result in absent.items())
+        raise RuntimeMissingError(f"no error could be measured ({why}): name a runtime that is here.")
+    return places, [result for result in results if result.errors], absent
+
+
+_KINDS = ("table", "bias", "mask", "decay", "gain", "wavelength", "error")
+_UNSIZED = ("gain", "wavelength", "error")  # the number of tokens can't be chosen
+
+
+def _refusal(what: str, spec: Spec) -> str | None:
+    """Why a spec has nothing of a kind to be drawn, as a clause behind the encoding's name, or None."""
+    encoding = spec.encoding
+    match what:
+        case "table" if encoding.hook not in ("embed", "rotate"):
+            return "which adds nothing to the input and rotates nothing"
+        case "bias" if encoding.hook not in ("bias", "score"):
+            return "which adds nothing to the logits"
+        case "gain" if encoding.name not in ("temperature", "xpos"):
+            return "which multiplies queries and keys by no factor of their position"
+        case "wavelength" if not encoding.angular:
+            return "which has no angles linear in the position"
+        case "wavelength" | "error":
+            return angles.why_none(spec)
+    return None
+
+
+def look_of(spec: Spec) -> str:
+    """The kind that shows at a glance what an encoding is."""
+    if spec.encoding.name == "temperature":  # its table would show nothing within the first 8191 positions
+        return "gain"
+    return _kinds_of(spec)[0]
+
+
+def _kinds_of(spec: Spec) -> list[str]:
+    return [what for what in _KINDS if _refusal(what, spec) is None]
+
+
+def check(target: ProbeTarget, what: str) -> None:
+    """RequestError where an encoding has no picture of that kind, or `seq` no meaning in it."""
+    why = _refusal(what, target.spec)
+    if why is not None:
+        allowed = ", ".join(_kinds_of(target.spec))
+        raise RequestError(f"what is {what!r} with {target.encoding.name}, {why}: give one of {allowed}.")
+    if what in _UNSIZED:
+        check_size(2 * len(angles.spaced(FAR)) * max(target.spec.hidden_size, target.spec.head_dim))
+        if target.seq is not None:
+            raise RequestError(f"seq is {target.seq} with what {what!r}, which shows no number of tokens: drop it.")

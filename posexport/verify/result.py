@@ -85,6 +85,12 @@ class Comparison:
     got: float | None = None
     reference: float | None = None
 
+    def texts(self) -> tuple[str, str, str, str]:
+        """The case, the error, the torch error and the limit for people."""
+        numbers = (self.max_error, self.torch_error, self.limit)
+        error, torch_error, limit = ("-" if number is None else f"{number:.2e}" for number in numbers)
+        return self.case, error, torch_error, limit
+
     @property
     def severity(self) -> float:
         """The error as a part of its limit, infinite where no error could be computed."""
@@ -131,6 +137,16 @@ class Verdict:
     def label(self) -> str:
         """The runtime, and the check where it is another than parity."""
         return self.runtime if self.check == PARITY else f"{self.runtime}: {self.check}"
+
+    @property
+    def measurement(self) -> str:
+        """The value of a check that compares no outputs, and its limit; empty for another."""
+        return f"{self.measured}, limit {self.limit_text}" if self.measured else ""
+
+    @property
+    def note(self) -> str:
+        """The reason or the measurement, where the graph departs, and the notes."""
+        return "; ".join(filter(None, (self.reason or self.measurement, self.where, *self.notes)))
 
 
 @attrs.frozen
@@ -220,3 +236,30 @@ class VerifyOverrides:
     def among(self, runtimes: Mapping[str, Runtime]) -> Mapping[str, Runtime]:
         """Those of `runtimes` that the artifact is verified on."""
         return {name: row for name, row in runtimes.items() if self.runtimes is None or name in self.runtimes}
+
+
+@attrs.frozen(kw_only=True)
+class AngleRow:
+    """The errors of one encoding's angles on one runtime, one for each position."""
+
+    encoding: str
+    angles: str
+    dtype: str
+    runtime: str
+    errors: tuple[float, ...]
+
+
+@attrs.frozen(kw_only=True)
+class AngleErrors:
+    """The measured errors of angles, as `scripts/angle_errors` writes them; `refused` and `not_run` have reasons by
+    name."""
+
+    positions: tuple[int, ...]
+    rows: tuple[AngleRow, ...]
+    refused: Mapping[str, str] = attrs.field(factory=dict)
+    not_run: Mapping[str, str] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        for row in self.rows:
+            if len(row.errors) != len(self.positions):
+                raise ValueError(f"has a row of {row.encoding} without one error for each position")

@@ -10,11 +10,11 @@ import pytest
 from page_helpers import bench, everything, html_of, plot, shape, tune, write_all
 from test_page_links import box, page_of, part, verdict
 
+from posexport.bench.results import Result
 from posexport.report.page.angles import plots
 from posexport.report.page.blocks import Figure, Table
 from posexport.report.page.markdown import to_markdown
 from posexport.report.page.page import GLOSSARY, make_page
-from posexport.report.page.results import Result
 from posexport.report.page.summary import FAILED, Finding, Highlights, boxes
 from posexport.report.plots.panels import plot_from
 

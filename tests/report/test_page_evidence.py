@@ -13,11 +13,11 @@ from test_page_links import box, page_of, part, verdict
 
 from posexport.bench.evidence import Evidence
 from posexport.bench.result import Benchmark
+from posexport.bench.results import Result
 from posexport.jsondata import structure
 from posexport.report.page import verdicts
 from posexport.report.page.blocks import Page, Table
 from posexport.report.page.evidence import section, sentence
-from posexport.report.page.results import Result
 from posexport.report.page.sources import read_sources
 from posexport.report.page.summary import boxes
 from posexport.verify.result import Report
@@ -69,7 +69,7 @@ def test_a_verdict_of_other_bytes_than_the_file_here_is_stale(tmp_path: Path) ->
         (tmp_path / "rope-native.onnx").write_bytes(b"x")
         write_all(tmp_path, {"v": hashed("passed", sha256), "b": bench(sha256=sha256)})
         sources = read_sources([tmp_path])
-        known = Evidence.of(((result.name, result.data) for result in sources.results), sources.sha256)
+        known = Evidence.of(sources.results, sources.sha256)
         (found,), (timed,) = sources.of(Report), sources.of(Benchmark)
         first = found.data.verdicts[0]
         return [known.is_stale(first.artifact, first.sha256), known.is_stale(timed.data.file, timed.data.sha256)]
@@ -78,8 +78,7 @@ def test_a_verdict_of_other_bytes_than_the_file_here_is_stale(tmp_path: Path) ->
     assert marks(own) == [False, False]
     assert marks("5" * 64) == [True, True]
     sources = read_sources([tmp_path])
-    evidence = Evidence.of(((result.name, result.data) for result in sources.results), sources.sha256)
-    summaries = evidence.artifacts()
+    summaries = Evidence.of(sources.results, sources.sha256).artifacts()
     (subject,) = [each for each in summaries if each.name == "rope-native.onnx"]
     assert sentence(subject) == "Verified: ⚠ stale: v.json is of other bytes. Timed: ⚠ stale: b.json is of other bytes."
     reasons = [each.reason for each in section([subject])[1].findings]

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posexport.errors import RequestError
-from posexport.report.verdicts import COLUMNS, rows, to_junit, to_markdown, write_reports
+from posexport.report.verdicts import COLUMNS, rows, to_markdown, write_reports
+from posexport.verify.junit import to_junit
 from posexport.verify.parity import TOLERANCES
 from posexport.verify.result import FAILED, NOT_RUN, PASSED, Comparison, Report, Unreadable, Verdict
 

@@ -14,21 +14,11 @@ from page_helpers import Reader, bench, everything, gate, html_of, shape, tune, 
 from test_matrix_files import small
 from verify_helpers import write
 
-from posexport.report.page.artifacts import MARKS, longest
-from posexport.report.page.blocks import (
-    Chain,
-    Figure,
-    Prose,
-    Table,
-    brief,
-    cells,
-    number,
-    plain_number,
-    seconds,
-    times,
-)
+from posexport.report.page.artifacts import MARKS
+from posexport.report.page.blocks import Chain, Figure, Prose, Table, cells, number
 from posexport.report.page.charts import Bar, Bars, draw_bars
 from posexport.report.page.page import make_page
+from posexport.report.text import plain_number, seconds, times
 
 
 def box(folder: Path, files: dict[str, Any], name: str) -> dict[str, Any]:
@@ -195,20 +185,6 @@ def test_the_fused_attention_of_a_plan_is_marked(tmp_path: Path) -> None:
     assert "does not match the file" in table.note
 
 
-class Node:
-    def __init__(self, op_type: str, given: list[str], gives: list[str]) -> None:
-        self.op_type, self.input, self.output, self.domain = op_type, given, gives, ""
-
-
-def test_the_chain_is_the_longest_path_from_input_to_output() -> None:
-    nodes = [
-        Node("Const", [], ["c"]), Node("A", ["x", "c"], ["a"]), Node("B", ["a"], ["b"]), Node("C", ["x", "b"], ["y"]),
-        Node("Aside", ["y"], ["z"]),
-    ]  # fmt: skip
-    assert longest(nodes, "x", "y") == ("A", "B", "C")
-    assert longest(nodes, "nowhere", "y") == ()
-
-
 @pytest.mark.parametrize(
     ("mark", "names"),
     [
@@ -248,7 +224,7 @@ def test_columns_that_say_nothing_are_left_out() -> None:
 
 def test_numbers_are_written_for_people() -> None:
     assert [seconds(value) for value in (2.5, 0.012, 4.5e-6, 3e-9)] == ["2.50 s", "12.0 ms", "4.50 µs", "3.00 ns"]
-    assert [brief(value) for value in (1.0, 1e-3, 1e-5)] == ["1 s", "1 ms", "10 µs"]
+    assert [seconds(value, "{:.3g}".format) for value in (1.0, 1e-3, 1e-5)] == ["1 s", "1 ms", "10 µs"]
     assert [times(value) for value in (0.0024, 0.6, 12.3, 456)] == ["0.0024×", "0.60×", "12.3×", "456×"]
     assert [plain_number(value) for value in (0, 1024, 0.01, 1e6, 1e-8)] == ["0", "1,024", "0.01", "1e+06", "1e-08"]
 

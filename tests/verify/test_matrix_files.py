@@ -18,12 +18,12 @@ import pytest
 from helpers import cli
 
 from posexport.report import matrix_picture
-from posexport.report.matrix_markdown import rows, summary, to_markdown
+from posexport.report.matrix_markdown import to_markdown
 from posexport.runtimes import RUNTIMES
 from posexport.spec.spec import DTYPES
 from posexport.verify.matrix import run
 from posexport.verify.matrix.schedule import Column, Selection, columns_here, settle
-from posexport.verify.matrix.table import BUILD, COLUMNS, Cell, Entry, Matrix, idle, judged, read
+from posexport.verify.matrix.table import BUILD, COLUMNS, Cell, Entry, Matrix, idle, judged, read, summary, totals
 from posexport.verify.parity import TOLERANCES
 
 DOCS = Path(__file__).parents[2] / "docs" / "results" / "matrix"
@@ -73,7 +73,7 @@ def test_the_summary_counts_each_state_apart() -> None:
     assert summary(cells) == "4 passed, 1 failed, 1 refused, 1 not run"
     assert judged(cells) == ["torch", "ort-cpu", BUILD]
     assert idle(cells) == {"ort-cuda": "no GPU: there is none"}
-    assert rows(cells) == [
+    assert totals(cells) == [
         ("torch", "1", "0", "0", "0", "1x", "-"),
         ("ort-cpu", "1", "1", "1", "0", "2.5x", "-"),
         (BUILD, "2", "0", "0", "0", "-", "1 of 2"),

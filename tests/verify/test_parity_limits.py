@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posexport.report.verdicts import rows, to_junit
+from posexport.report.verdicts import rows
 from posexport.verify import parity
+from posexport.verify.junit import to_junit
 from posexport.verify.parity import TOLERANCES, compare, judge, tolerance_at, worst_of
 from posexport.verify.result import FAILED, PASSED, Comparison, Report, Tolerance
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import attrs
 
 from posexport.bench import statistics
+from posexport.bench.result import HIGH_MACHINE_LOAD
 from posexport.bench.tune.space import Candidate, Program
 from posexport.jsondata import OMITTED, unstructure
 
@@ -117,6 +118,11 @@ class Result:
     cost: Cost
     machine_load: float
     machine: Mapping[str, Any]
+
+    @property
+    def busy(self) -> bool:
+        """Whether other work spoilt the times."""
+        return self.machine_load > HIGH_MACHINE_LOAD
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON and the manifest."""

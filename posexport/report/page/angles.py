@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import attrs
-
-from posexport.report.page.blocks import Block, Figure, Prose, Section, Table, cells, number, plain_number, plural
+from posexport.bench.results import Result
+from posexport.report.page.blocks import Block, Figure, Prose, Section, Table, cells, number
 from posexport.report.page.charts import draw_lines
-from posexport.report.page.results import Result
 from posexport.report.page.summary import Finding, Highlights
 from posexport.report.plots.panels import Chart, Line, Plot
+from posexport.report.text import plain_number, plural
 from posexport.verify.matrix.table import REFUSED
-from posexport.verify.result import FAILED, NOT_RUN
+from posexport.verify.result import FAILED, NOT_RUN, AngleErrors
 
 PARITY, EXACT = "parity", "exact"
 _LEAD = (
@@ -22,33 +21,7 @@ _LEAD = (
 )
 
 
-@attrs.frozen(kw_only=True)
-class AngleRow:
-    """The errors of one encoding's angles on one runtime, one for each position."""
-
-    encoding: str
-    angles: str
-    dtype: str
-    runtime: str
-    errors: tuple[float, ...]
-
-
-@attrs.frozen(kw_only=True)
-class Angles:
-    """What the page reads of the measured errors of angles; `refused` and `not_run` have reasons by name."""
-
-    positions: tuple[int, ...]
-    rows: tuple[AngleRow, ...]
-    refused: Mapping[str, str] = attrs.field(factory=dict)
-    not_run: Mapping[str, str] = attrs.field(factory=dict)
-
-    def __attrs_post_init__(self) -> None:
-        for row in self.rows:
-            if len(row.errors) != len(self.positions):
-                raise ValueError(f"has a row of {row.encoding} without one error for each position")
-
-
-def angles(results: Sequence[Result[Angles]]) -> tuple[Section, Highlights]:
+def angles(results: Sequence[Result[AngleErrors]]) -> tuple[Section, Highlights]:
     """The section of measured errors of angles, and its highlights."""
     blocks: list[Block] = []
     for result in results:
@@ -64,7 +37,7 @@ def angles(results: Sequence[Result[Angles]]) -> tuple[Section, Highlights]:
     return section, Highlights(findings=tuple(findings))
 
 
-def _worst(data: Angles, dtype: str) -> Chart:
+def _worst(data: AngleErrors, dtype: str) -> Chart:
     """A line for each kind of angles on each runtime: the largest error of all encodings."""
     worst: dict[tuple[str, str], tuple[float, ...]] = {}
     for row in (row for row in data.rows if row.dtype == dtype):
@@ -81,7 +54,7 @@ def _worst(data: Angles, dtype: str) -> Chart:
     )  # fmt: skip
 
 
-def _rows(data: Angles) -> Table:
+def _rows(data: AngleErrors) -> Table:
     table = Table(
         caption="Errors of angles by position",
         columns=("encoding", "angles", "dtype", "runtime", *map(plain_number, data.positions)),

@@ -1,42 +1,23 @@
-"""Artifacts on the page: the kernels of plans with fused attention marked, and the shape of graphs, form by form.
-
-The graph is read as it lies in the file; the chain is its longest path from the block's input to its output.
-"""
+"""Artifacts on the page: the kernels of plans with fused attention marked, and the shape of graphs, form by form."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import attrs
-
+from posexport.artifact.graph_shape import GraphShape, read_graph_shape
 from posexport.artifact.manifest import matches_manifest, read_plan_manifest
 from posexport.errors import RequestError
-from posexport.report.page.blocks import Block, Cell, Chain, Section, Table, cells, listed, megabytes, number, plural
+from posexport.report.page.blocks import Block, Cell, Chain, Section, Table, cells, number
+from posexport.report.text import listed, megabytes, plural
 
 MARKS = {"★": re.compile(r".*Attention|Softmax"), "◆": re.compile(r"Rotary.*|.*Bias|.*Sinusoids|Sin|Cos")}
 """The operators and functions that compute attention, and those that compute positions."""
 
-MOST_STEPS = 60
-"""Steps of a chain that are shown."""
-
-MOST_OPEN = 24
-"""Rows up to which a table stands open."""
-
-
-@attrs.frozen(kw_only=True)
-class Graph:
-    """One ONNX file: the counts of its operators and of those inside its functions, and its longest path."""
-
-    name: str
-    summary: str
-    operators: Counter[str]
-    inside: Counter[str]
-    chain: tuple[str, ...]
+_MOST_STEPS = 60  # of a chain that are shown
+_MOST_OPEN = 24  # rows of a table that starts open
 
 
 def sections(
@@ -52,7 +33,7 @@ def sections(
         if path.suffix == ".plan":
             plans.append(_plan(path, name, evidence[name]))
         else:
-            graphs.append(read_graph(path, name))
+            graphs.append(read_graph_shape(path, name))
     made = []
     if plans:
         lead = "What TensorRT's builder made of each graph. Rows marked ★ are fused attention: one kernel for it all."
@@ -87,50 +68,11 @@ def _plan(path: Path, name: str, evidence: str) -> Table:
         columns=("", "kernel", "type", "", "ONNX nodes"),
         rows=rows,
         note=f"{text[:1].upper()}{text[1:]}. {evidence}",
-        folded=f"{title}: {text}" if len(rows) > MOST_OPEN else "",
+        folded=f"{title}: {text}" if len(rows) > _MOST_OPEN else "",
     )
 
 
-def read_graph(path: Path, name: str) -> Graph:
-    """The shape of one file."""
-    from posexport.artifact.onnx_artifact import read_onnx
-
-    artifact = read_onnx(path)
-    graph = artifact.model.graph
-    bodies = {function.name: Counter(node.op_type for node in function.node) for function in artifact.model.functions}
-    operators = Counter(_operator(node) for node in graph.node)
-    inside: Counter[str] = Counter()
-    for node in graph.node:
-        inside += bodies.get(node.op_type, Counter())
-    spec = artifact.spec
-    summary = f"{spec.encoding.name}, {artifact.form}, {spec.dtype}, opset {artifact.opset}"
-    start, end = graph.input[0].name, graph.output[0].name
-    return Graph(name=name, summary=summary, operators=operators, inside=inside, chain=longest(graph.node, start, end))
-
-
-def _operator(node: Any) -> str:
-    domain = {"": "", "ai.onnx": "", "com.microsoft": "ms."}.get(node.domain, f"{node.domain}.")
-    return f"{domain}{node.op_type}"
-
-
-def longest(nodes: Sequence[Any], start: str, end: str) -> tuple[str, ...]:
-    """The operators on the longest path from the value `start` to the value `end`; nodes come in topological order."""
-    best: dict[str, tuple[int, Any, str]] = {start: (0, None, "")}
-    for node in nodes:
-        reached = [name for name in node.input if name in best]
-        if not reached:
-            continue
-        source = max(reached, key=lambda name: best[name][0])
-        for name in node.output:
-            best[name] = (best[source][0] + 1, node, source)
-    path = []
-    while end in best and best[end][1] is not None:
-        _, node, end = best[end]
-        path.append(_operator(node))
-    return tuple(reversed(path))
-
-
-def _graphs(graphs: Sequence[Graph], evidence: Mapping[str, str]) -> Section:
+def _graphs(graphs: Sequence[GraphShape], evidence: Mapping[str, str]) -> Section:
     lead = (
         "The operators in each file, and the longest path from its input to its output. What computes attention is "
         "marked ★, what computes positions ◆."
@@ -145,11 +87,11 @@ def _graphs(graphs: Sequence[Graph], evidence: Mapping[str, str]) -> Section:
         note="A number behind + stands in the bodies of the file's own functions.",
     )
     blocks: list[Block] = [_chain(graph, evidence[graph.name]) for graph in graphs]
-    blocks.append(table.fold(table.caption, MOST_OPEN))
+    blocks.append(table.fold(table.caption, _MOST_OPEN))
     return Section(id="graphs", title="Shape of the graphs", lead=lead, blocks=blocks)
 
 
-def _count(graph: Graph, name: str) -> Cell:
+def _count(graph: GraphShape, name: str) -> Cell:
     outside, inside = graph.operators[name], graph.inside[name]
     text = f"{outside or ''}{f' +{inside}' if inside else ''}".strip() or "–"
     return Cell(text, value=outside + inside)
@@ -160,9 +102,9 @@ def _mark(name: str) -> str:
     return next((mark for mark, names in MARKS.items() if names.fullmatch(bare)), "")
 
 
-def _chain(graph: Graph, evidence: str) -> Chain:
-    runs = [(name, len(list(run))) for name, run in itertools.groupby(graph.chain)]
+def _chain(graph: GraphShape, evidence: str) -> Chain:
+    runs = [(name, len(list(run))) for name, run in itertools.groupby(graph.path)]
     steps = [(_mark(name), name + (f" ×{times}" if times > 1 else "")) for name, times in runs]
-    note = f"{plural(graph.operators.total(), 'node')} in all, {len(graph.chain)} on the longest path"
-    note += f", the first {MOST_STEPS} steps shown" if len(steps) > MOST_STEPS else ""
-    return Chain(title=f"{graph.name}: {graph.summary}", note=f"{note}. {evidence}", steps=steps[:MOST_STEPS])
+    note = f"{plural(graph.operators.total(), 'node')} in all, {len(graph.path)} on the longest path"
+    note += f", the first {_MOST_STEPS} steps shown" if len(steps) > _MOST_STEPS else ""
+    return Chain(title=f"{graph.name}: {graph.summary}", note=f"{note}. {evidence}", steps=steps[:_MOST_STEPS])

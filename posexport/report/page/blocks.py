@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from posexport.bench.statistics import Ratio
+from posexport.report.text import fact, plural, span, times
 
 
 @attrs.frozen
@@ -55,6 +56,18 @@ class Table:
     note: str = ""
     folded: str = ""
     key: tuple[Cell, ...] = ()
+
+    @classmethod
+    def of_facts(cls, caption: str, folded: str, records: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+        """The facts of named records side by side, without those that none of them knows; memory in GiB."""
+        rows = []
+        for name in dict.fromkeys(name for _, facts in records for name in facts):
+            values = [facts.get(name) for _, facts in records]
+            if name == "memory":
+                values = [f"{value / 2**30:.1f} GiB" if isinstance(value, int) else value for value in values]
+            rows.append((name.replace("_", " "), *map(fact, values)))
+        columns = ("", *(name for name, _ in records))
+        return cls(caption=caption, columns=columns, rows=[row for row in rows if any(row[1:])], folded=folded)
 
     @property
     def right(self) -> set[int]:
@@ -170,83 +183,8 @@ def number(value: float | None, show: Callable[[float], str] = "{:,}".format) ->
     return EMPTY if value is None else Cell(show(value), value=value)
 
 
-def plain_number(value: float) -> str:
-    """A number without a unit, as short as can be."""
-    return f"{value:,.6g}"
-
-
-def listed(names: Sequence[str], most: int = 4) -> str:
-    """Names in a sentence, the first `most` of them."""
-    if len(names) > most:
-        return f"{', '.join(names[:most])} and {len(names) - most} more"
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-def plural(count: int, noun: str) -> str:
-    """A count with its noun."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
-
-
-def seconds(value: float, digits: Callable[[float], str] | None = None) -> str:
-    """A duration for people, with three digits."""
-    unit, size = next((pair for pair in _UNITS if value >= pair[1] * (1 - 1e-9)), _UNITS[-1])
-    return f"{(digits or _digits)(value / size)} {unit}"
-
-
-def brief(value: float) -> str:
-    """A round duration, for a tick."""
-    return seconds(value, "{:.3g}".format)
-
-
-def _digits(value: float) -> str:
-    sizes = ((99.5, ".0f"), (9.95, ".1f"), (0.0995, ".2f"))
-    return format(value, next((digits for size, digits in sizes if value >= size), ".2g"))
-
-
-def times(value: float) -> str:
-    """A ratio for people."""
-    return f"{_digits(value)}×"
-
-
-def span(ratio: Ratio) -> str:
-    """The interval of a ratio for people."""
-    return f"{_digits(ratio.low)} to {_digits(ratio.high)}"
-
-
 def ratio_cells(ratio: Ratio | None) -> tuple[Cell | None, Cell | None]:
     """A ratio and its interval."""
     if ratio is None:
         return None, None
     return number(ratio.median, times), Cell(span(ratio), value=ratio.median)
-
-
-def megabytes(size: float) -> str:
-    """Bytes for people."""
-    return f"{size / 1e6:,.2f} MB"
-
-
-def fact(value: Any) -> str:
-    """A value of a record for people; unknown values are empty."""
-    match value:
-        case Mapping():
-            return ", ".join(f"{key} {fact(item)}" for key, item in value.items() if item is not None)
-        case list() | tuple():
-            return ", ".join(map(fact, value))
-        case bool():
-            return "yes" if value else "no"
-    return "" if value is None else str(value)
-
-
-def facts_table(caption: str, folded: str, records: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    """The facts of named records side by side, without those that none of them knows; memory in GiB."""
-    rows = []
-    for name in dict.fromkeys(name for _, facts in records for name in facts):
-        values = [facts.get(name) for _, facts in records]
-        if name == "memory":
-            values = [f"{value / 2**30:.1f} GiB" if isinstance(value, int) else value for value in values]
-        rows.append((name.replace("_", " "), *map(fact, values)))
-    columns = ("", *(name for name, _ in records))
-    return Table(caption=caption, columns=columns, rows=[row for row in rows if any(row[1:])], folded=folded)

@@ -26,6 +26,7 @@ _BAR, _HEAD = 0.42, 0.3  # inches
 _WHISKER = 1.6  # a whisker may be so many times as long as the longest bar, so that one slow run flattens no other
 _LONGEST = 12.0  # a bar is drawn up to so many times the shortest one
 _ROOM = 0.94  # of the width
+_DASHED = (0, (2.2, 1.1))
 
 
 @attrs.frozen(kw_only=True)
@@ -69,14 +70,12 @@ def draw_bars(title: str, groups: Sequence[Bars]) -> str:
                 _draw_bar(axes, bar, y, longest)
                 y += _BAR
                 if group.bound is not None and group.bound <= longest:  # over the bar, with a rim to be seen on it
-                    for colour, width, style in ((GROUND, 4.5, "solid"), (BOUND, 1.8, (0, (2.2, 1.1)))):
-                        axes.vlines(group.bound, y - 0.24, y - 0.08, color=colour, linewidth=width, linestyle=style)
-        looks = {bar.look for bar in bars}
-        handles: list[Patch | Line2D] = [
-            Patch(color=colour, label=name) for look, (colour, name) in LOOKS.items() if look in looks
-        ]
+                    axes.vlines(group.bound, y - 0.24, y - 0.08, color=GROUND, linewidth=4.5)
+                    axes.vlines(group.bound, y - 0.24, y - 0.08, color=BOUND, linewidth=1.8, linestyle=_DASHED)
+        looks = [LOOKS[look] for look in LOOKS if any(bar.look == look for bar in bars)]
+        handles: list[Patch | Line2D] = [Patch(color=colour, label=name) for colour, name in looks]
         if any(group.bound is not None for group in groups):
-            handles.append(Line2D([], [], color=BOUND, linestyle=(0, (2.2, 1.1)), label="lower bound"))
+            handles.append(Line2D([], [], color=BOUND, linestyle=_DASHED, label="lower bound"))
         axes.legend(handles=handles, loc="lower left", ncols=4, borderaxespad=0, labelcolor=INK)
         return inline(drawn, title, "; ".join(f"{bar.name} {bar.text}" for bar in bars))
 

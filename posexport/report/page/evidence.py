@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from posexport.bench.evidence import ArtifactSummary, Mention
 from posexport.bench.result import TIMED
-from posexport.report.page.blocks import Cell, Section, Table, listed, plural, seconds
+from posexport.report.page.blocks import Cell, Section, Table
 from posexport.report.page.summary import TONES, Finding, Highlights
-from posexport.report.text import MARKS
+from posexport.report.text import MARKS, listed, plural, seconds
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
 _WORST_FIRST = (FAILED, PASSED, NOT_RUN)

@@ -10,43 +10,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from posexport.bench.comparisons import (
-    LOWER_BOUND,
-    TORCH,
-    Comparison,
-    Order,
-    Row,
-    block_of,
-    comparisons,
-    only_beside,
-    order,
-)
+from posexport.bench import comparisons
+from posexport.bench.comparisons import LOWER_BOUND, TORCH, Comparison, Order, Row
 from posexport.bench.evidence import Evidence
 from posexport.bench.result import OUT_OF_DATE, Benchmark, ProjectBenchmark
-from posexport.report.page import charts, machine_load, regressions
-from posexport.report.page.blocks import (
-    Block,
-    Cell,
-    Figure,
-    Point,
-    Section,
-    Table,
-    brief,
-    cells,
-    fact,
-    facts_table,
-    listed,
-    number,
-    plural,
-    ratio_cells,
-    seconds,
-    span,
-    times,
-)
+from posexport.bench.results import Result
+from posexport.report.page import charts, regressions
+from posexport.report.page.blocks import Block, Cell, Figure, Point, Section, Table, cells, number, ratio_cells
 from posexport.report.page.charts import Bar, Bars
-from posexport.report.page.results import Result
-from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights, confidence
+from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights, busy_shares, busy_warning, confidence
 from posexport.report.plots.panels import Chart, Line
+from posexport.report.text import fact, listed, plural, seconds, span, times
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
 ALTERNATIVES = {
@@ -60,7 +34,6 @@ ALTERNATIVES = {
 
 _VERDICTS = {FAILED: "✗ but it failed verify", PASSED: "✓ verified"}
 _LONG, _NAMED_FACTS = 32, 4
-_MOST_DIGITS = 15  # of a size in a scenario's name
 _SIZES = {"prefill": "new tokens at once", "decode": "tokens in the cache", "batch": "prompts side by side"}
 _LEAD = (
     "Bars end at the median, whiskers span the middle 80 % of all runs, and the dashed line is the lower bound: the "
@@ -75,19 +48,19 @@ _CURVES = (
 
 def section(results: Sequence[Result[Benchmark]], evidence: Evidence) -> tuple[Section, Highlights]:
     """The section, and its highlights."""
-    compared, busy = comparisons((result.name, result.data) for result in results), machine_load.shares(results)
-    curves = [group for group in _by_size(compared).values() if len(group) > 2]
+    compared, busy = comparisons.compare(results), busy_shares(results)
+    curves = [group for group in comparisons.by_size(compared) if len(group) > 2]
     drawn = {id(comparison) for group in curves for comparison in group[:-1]}
     records = []
     for result in results:
         data = result.data
         facts = {"file": data.file, "sha256": data.sha256, "rounds": data.rounds, "threads": data.threads}
         records.append((result.name, {**facts, "machine load": f"{data.machine_load:.0%}", **data.machine}))
-    blocks: list[Block] = [*machine_load.warning(busy), *map(_curve, curves)]
+    blocks: list[Block] = [*busy_warning(busy), *map(_curve, curves)]
     blocks += [_bars(group, folded=id(group) in drawn or len(compared) > 12) for group in compared]
     blocks += [table for result in results for table in regressions.tables(result)]
     blocks += [_table(compared), *_absent(compared)]
-    blocks.append(facts_table("What it was measured on", "The machine, versions and settings of each run", records))
+    blocks.append(Table.of_facts("What it was measured on", "The machine, versions and settings of each run", records))
     return Section(id="latency", title="Latency", lead=_LEAD, blocks=blocks), Highlights(
         findings=tuple(_findings(results, compared)),
         fastest=tuple(_point(group, evidence) for group in compared if group.ranked),
@@ -110,7 +83,7 @@ def project_findings(results: Sequence[Result[ProjectBenchmark]]) -> Highlights:
 
 def _title(compared: Comparison) -> str:
     """The size of the block, and whatever sets it apart from the others of that size."""
-    encoding, size, layers = block_of(compared.rows[0].benchmark)
+    encoding, size, layers = comparisons.block_of(compared.rows[0].benchmark)
     parts = [encoding, *([f"hidden {size}"] if size else []), *([f"{layers} layers"] if layers != 1 else [])]
     facts = [_fact(path, value) for path, value in compared.apart.items()]
     return ", ".join([*parts, *([listed(facts, _NAMED_FACTS)] if facts else [])])
@@ -151,11 +124,11 @@ def _point(compared: Comparison, evidence: Evidence) -> Point:
     """The fastest of a comparison, with how certain that is and its ratios."""
     first = compared.ranked[0]
     name = _name(compared, first)
-    others = [row for row in only_beside(first, compared.ranked) if _name(compared, row) != name]
+    others = [row for row in comparisons.only_beside(first, compared.ranked) if _name(compared, row) != name]
     ties: dict[str, Row] = {}
     figures: dict[Order, dict[str, str]] = {}
     for row in others:
-        other, compares = _name(compared, row), order(first, row)
+        other, compares = _name(compared, row), comparisons.order(first, row)
         figures.setdefault(compares, {}).setdefault(other, f"{other} ({_figure(first, row)})")
         if compares in ("tie", "inconclusive"):
             ties.setdefault(other, row)
@@ -175,11 +148,11 @@ def _point(compared: Comparison, evidence: Evidence) -> Point:
     texts += [f"{_name(compared, row)}: {_verdict(row, evidence.verdict(row))}" for row in unlike]
     certainty = confidence(
         {compares: list(texts.values()) for compares, texts in figures.items()},
-        doubtful=any(machine_load.is_high(row.benchmark) for row in compared.ranked),
+        doubtful=any(row.benchmark.busy for row in compared.ranked),
         separate=any(row.benchmark is not first.benchmark for row in ties.values()),
     )
     return Point(
-        label=f"{machine_load.sign(first.benchmark)}{_title(compared)}, {compared.scenario} ({_sizes(compared)})",
+        label=f"{'⚠ ' * first.benchmark.busy}{_title(compared)}, {compared.scenario} ({_sizes(compared)})",
         head=name,
         figure=seconds(first.median),
         confidence=certainty if others else "nothing else was timed beside it",
@@ -202,7 +175,7 @@ def _figure(first: Row, row: Row) -> str:
 def _bars(compared: Comparison, folded: bool) -> Figure | Table:
     timed = sorted((row for row in compared.rows if row.timed), key=lambda row: row.median)
     title = f"{_title(compared)}: {compared.scenario} ({_sizes(compared)})"
-    title = machine_load.title([row.benchmark for row in timed], title)
+    title = "⚠ busy machine: " * any(row.benchmark.busy for row in timed) + title
     if not timed:
         states = [(_name(compared, row), row.timing.state, row.timing.reason) for row in compared.rows]
         return Table(caption=title, columns=("candidate", "state", "reason"), rows=states)
@@ -236,38 +209,25 @@ def _bar(compared: Comparison, row: Row, with_file: bool) -> Bar:
     )
 
 
-def _by_size(compared: Sequence[Comparison]) -> dict[tuple[str, str], list[Comparison]]:
-    """The scenarios of one kind by block, such as prefill at several lengths, in the order of their sizes."""
-    groups: dict[tuple[str, str], list[Comparison]] = {}
-    for comparison in compared:
-        kind, _, size = comparison.scenario.partition(":")
-        if kind in _SIZES and size.isdecimal() and len(size) <= _MOST_DIGITS:
-            groups.setdefault((comparison.key, kind), []).append(comparison)
-    return {key: sorted(group, key=_size) for key, group in groups.items()}
-
-
-def _size(compared: Comparison) -> int:
-    return int(compared.scenario.partition(":")[2])
-
-
 def _curve(group: Sequence[Comparison]) -> Figure:
     series: dict[str, dict[float, float]] = {}
     roles: dict[str, str] = {}
     for compared in group:
         for row in (row for row in compared.rows if row.timed):
-            name, size = _name(compared, row), float(_size(compared))
+            name, size = _name(compared, row), float(compared.size or 0)
             points = series.setdefault(name, {})
             points[size] = min(row.median, points.get(size, row.median))
             roles[name] = row.role
     sizes = sorted({size for points in series.values() for size in points})
-    kind = group[0].scenario.partition(":")[0]
+    kind = group[0].kind
     lines = tuple(
         Line(label=name, x=tuple(series[name]), y=tuple(series[name].values()), look=(at, roles[name] == LOWER_BOUND))
         for at, name in enumerate(sorted(series, key=lambda name: bool(roles[name])))
     )
     title, scales = f"{_title(group[0])}: {kind} over a sweep", ("log" if min(sizes) > 0 else "linear", "log")
     chart = Chart(title=title, note="", x=_SIZES[kind], y="median time", lines=lines, scales=scales)
-    return Figure(title=title, svg=charts.draw_lines(chart, brief, sizes), note=_CURVES)
+    svg = charts.draw_lines(chart, lambda value: seconds(value, "{:.3g}".format), sizes)
+    return Figure(title=title, svg=svg, note=_CURVES)
 
 
 _COLUMNS = (

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from posexport.report.matrix_markdown import ROWS, rows
-from posexport.report.page.blocks import Block, Cell, Section, Table, cells, listed, number
-from posexport.report.page.results import Result
+from posexport.bench.comparisons import TORCH
+from posexport.bench.results import Result
+from posexport.report.page.blocks import Block, Cell, Section, Table, cells, number
 from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights
 from posexport.report.page.verdicts import heat, key_of
-from posexport.report.text import MARKS
-from posexport.verify.matrix.table import BUILD, REFUSED, Entry, Matrix, idle, judged
+from posexport.report.text import MARKS, listed
+from posexport.verify.matrix.table import BUILD, REFUSED, TOTALS, Entry, Matrix, idle, judged, totals
 from posexport.verify.matrix.table import Cell as MatrixCell
 from posexport.verify.result import FAILED, PASSED
 
 _STEPS = (1.0, 2.0, 4.0, 6.0)
-TORCH = "torch"
-"""The column of the reference for the ratios."""
 
 
 def section(results: Sequence[Result[Matrix]]) -> tuple[Section, Highlights]:
@@ -84,11 +82,11 @@ def _tables(matrix: Matrix, suffix: str) -> Iterator[Table]:
     yield heat_map(
         "mode and dtype", f"The same by mode and dtype{suffix}", lambda entry: f"{entry.mode}, {entry.dtype}"
     )
-    totals = [
-        cells(name, *(number(int(count)) for count in counted), worst, fused)
-        for name, *counted, worst, fused in rows(every)
+    counted = [
+        cells(name, *(number(int(count)) for count in counts), worst, fused)
+        for name, *counts, worst, fused in totals(every)
     ]
-    yield Table(caption=f"Totals{suffix}", columns=ROWS, rows=totals, folded=f"Totals by runtime{suffix}")
+    yield Table(caption=f"Totals{suffix}", columns=TOTALS, rows=counted, folded=f"Totals by runtime{suffix}")
     yield _reasons(every, suffix)
     versions = sorted({(cell.column, cell.version) for cell in every if cell.version})
     made = [*matrix.made_by.items(), *versions]

@@ -14,16 +14,17 @@ from typing import Any
 from posexport import __version__
 from posexport.bench.evidence import Evidence
 from posexport.bench.result import Benchmark, ProjectBenchmark
+from posexport.bench.results import Sweep
 from posexport.bench.tune.result import Result as Tuning
+from posexport.jsondata import writable
 from posexport.report.page import angles, artifacts, evidence, latency, matrix, sweep, tuning, verdicts
-from posexport.report.page.blocks import Page, Section, Table, plural
-from posexport.report.page.results import Sweep
+from posexport.report.page.blocks import Page, Section, Table
 from posexport.report.page.sources import KINDS, read_sources
 from posexport.report.page.summary import Highlights, boxes
 from posexport.report.plots.panels import Plot
-from posexport.report.text import writable
+from posexport.report.text import plural
 from posexport.verify.matrix.table import Matrix
-from posexport.verify.result import Report
+from posexport.verify.result import AngleErrors, Report
 
 FOLDER = files("posexport.report.page").joinpath("template")
 
@@ -59,7 +60,7 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     `advance` is called with the name of each file as it is read.
     """
     sources = read_sources(paths, advance)
-    known = Evidence.of(((result.name, result.data) for result in sources.results), sources.sha256)
+    known = Evidence.of(sources.results, sources.sha256)
     summaries = known.artifacts()
     makers: list[tuple[Sequence[Any], Callable[[Any], tuple[Section, Highlights]]]] = [
         (summaries, evidence.section),
@@ -68,7 +69,7 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
         (sources.of(Benchmark), lambda results: latency.section(results, known)),
         (sources.of(Report), lambda results: verdicts.section(results, known)),
         (sources.of(Matrix), matrix.section),
-        (sources.of(angles.Angles), angles.angles),
+        (sources.of(AngleErrors), angles.angles),
         (sources.of(Plot), angles.plots),
     ]
     made = [make(results) for results, make in makers if results]
@@ -102,16 +103,12 @@ def to_html(page: Page) -> str:
     """The page as HTML."""
     import jinja2
 
-    def text(name: str) -> str:
-        return FOLDER.joinpath(name).read_text(encoding="utf-8")
-
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(text),
+        loader=jinja2.FunctionLoader(lambda name: FOLDER.joinpath(name).read_text(encoding="utf-8")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.tests["kind"] = lambda block, name: type(block).__name__ == name
-    page_template = environment.get_template("page.html.j2")
-    return writable(page_template.render(page=page, css=text("page.css"), js=text("page.js")))
+    return writable(environment.get_template("page.html.j2").render(page=page))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from posexport.bench.result import FINE, NOT_RUN, SLOWER, Benchmark, Change, LimitResult
-from posexport.report.page.blocks import Cell, Table, number, times
-from posexport.report.page.results import Result
+from posexport.bench.result import FINE, INCONCLUSIVE, NOT_RUN, SLOWER, Benchmark, Change, LimitResult
+from posexport.bench.results import Result
+from posexport.report.page.blocks import Cell, Table, number
 from posexport.report.page.summary import CARE, NO_REASON, Finding
+from posexport.report.text import times
 from posexport.verify.result import FAILED
 
 _TONES = {SLOWER: "bad", NOT_RUN: "away", FINE: "good"}
@@ -20,28 +21,27 @@ def findings(result: Result[Benchmark]) -> Iterator[Finding]:
     A limit that was not measured fails where its runtime is there.
     """
     gate, file = result.data.gate, PurePath(result.data.file).name
-    for change in gate.changes if gate else ():
-        text, where = _change(change), f"{result.name}, {change.shape}"
-        worse = f"{text} than before, limit {gate.limit:.0%}" if gate else ""
-        doubt = f"inconclusive whether it got slower than before: {change.reason or text}"
-        yield from _finding(change, where, worse, doubt, NOT_RUN, "gate")
+    if gate:
+        for change in gate.changes:
+            text, where = _change(change), f"{result.name}, {change.shape}"
+            doubt = f"whether it got slower than before: {change.reason or text}"
+            yield from _finding(change, where, f"{text} than before, limit {gate.limit:.0%}", doubt, (NOT_RUN, "gate"))
     for limit in result.data.limits:
         where = f"{file}, {limit.scenario}"
         worse = f"{number(limit.ratio, times).text} of {limit.reference}, limit {limit.limit:g}×"
-        doubt = f"inconclusive whether it is within its limit of {limit.limit:g}× of {limit.reference}"
-        yield from _finding(limit, where, worse, doubt, *((FAILED, where) if limit.there else (NOT_RUN, "budget")))
+        doubt = f"whether it is within its limit of {limit.limit:g}× of {limit.reference}"
+        yield from _finding(limit, where, worse, doubt, (FAILED, where) if limit.there else (NOT_RUN, "budget"))
 
 
 def _finding(
-    row: Change | LimitResult, where: str, worse: str, doubt: str, absent: str, absent_where: str
+    row: Change | LimitResult, where: str, worse: str, doubt: str, absent: tuple[str, str]
 ) -> Iterator[Finding]:
-    match row.state:
-        case "slower":
-            yield Finding(state=SLOWER, who=row.runtime, reason=worse, where=where)
-        case "inconclusive":
-            yield Finding(state=CARE, who=f"{row.runtime} ({where})", reason=doubt, where=where)
-        case "not run":
-            yield Finding(state=absent, who=row.runtime, reason=row.reason or NO_REASON, where=absent_where)
+    if row.state == SLOWER:
+        yield Finding(state=SLOWER, who=row.runtime, reason=worse, where=where)
+    elif row.state == INCONCLUSIVE:
+        yield Finding(state=CARE, who=f"{row.runtime} ({where})", reason=f"inconclusive {doubt}", where=where)
+    elif row.state == NOT_RUN:
+        yield Finding(state=absent[0], who=row.runtime, reason=row.reason or NO_REASON, where=absent[1])
 
 
 def _change(change: Change) -> str:

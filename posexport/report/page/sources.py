@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
-from posexport.artifact.manifest import manifest_path, read_manifest
-from posexport.artifact.paths import SUFFIXES
+from posexport.artifact.paths import SUFFIXES, short_names
 from posexport.bench.result import Benchmark, ProjectBenchmark
+from posexport.bench.results import Result, Sweep, linked, source_files, tuning_in_manifest
 from posexport.bench.tune.result import Result as Tuning
 from posexport.errors import RequestError
 from posexport.files import sha256_of
-from posexport.jsondata import DataError, read_json, structure
-from posexport.report.page.angles import Angles
-from posexport.report.page.results import Result, Sweep, linked, superseded
+from posexport.jsondata import DataError, clean, read_json, structure, writable
 from posexport.report.paths import check_paths, no_results
 from posexport.report.plots.panels import Plot, plot_from
-from posexport.report.text import writable
 from posexport.verify.matrix.table import Matrix, matrix_from
-from posexport.verify.result import Report
+from posexport.verify.result import AngleErrors, Report
 
 T = TypeVar("T")
 
@@ -41,7 +37,7 @@ KINDS = {
     "sweep": Kind(command="posexport sweep", schema=Sweep),
     "matrix": Kind(command="posexport matrix", schema=Matrix, keys=("cells", "target"), read=matrix_from),
     "verify": Kind(command="posexport verify --json", schema=Report, keys=("verdicts",)),
-    "angles": Kind(command="the measured errors of angles", schema=Angles, keys=("positions", "engines", "rows")),
+    "angles": Kind(command="the measured errors of angles", schema=AngleErrors, keys=("positions", "engines", "rows")),
     "plot": Kind(command="posexport plot --json", schema=Plot, keys=("file", "rows"), read=plot_from),
     "bench": Kind(command="posexport bench --save", schema=Benchmark, keys=("shapes", "rounds")),
     "bench-project": Kind(command="posexport bench --json", schema=ProjectBenchmark),
@@ -72,8 +68,8 @@ def read_sources(paths: Sequence[Path], advance: Callable[[str], object] = lambd
     In a folder, manifests go with their artifacts, and JSON of another kind is left out and listed.
     """
     check_paths(paths)
-    files, sources = _files(paths), Sources()
-    for path, name in zip(files, _names(list(files)), strict=True):
+    files, sources = source_files(paths), Sources()
+    for path, name in zip(files, map(writable, short_names(list(files))), strict=True):
         advance(name)
         if path.suffix in SUFFIXES:
             sources.artifacts.append((path, name))
@@ -89,7 +85,8 @@ def read_sources(paths: Sequence[Path], advance: Callable[[str], object] = lambd
             sources.left.append(name)
     if not sources.results and not sources.artifacts:
         raise no_results(paths)
-    tuned = [tuning for path, name in sources.artifacts for tuning in _tuning(path, name, sources.of(Tuning))]
+    known = sources.of(Tuning)
+    tuned = [tuning for path, name in sources.artifacts for tuning in tuning_in_manifest(path, name, known)]
     sources.results = linked([*sources.results, *tuned])
     return sources
 
@@ -120,64 +117,3 @@ def _result(path: Path, name: str, data: Any) -> Any:
         return kind.read(clean(data)) if kind.read else structure(clean(data), kind.schema)
     except DataError as error:
         raise RequestError(f"{str(path)!r} is no sound result of {kind.command} ({error}): write it again.") from None
-
-
-def _tuning(path: Path, name: str, tunings: Sequence[Result[Tuning]]) -> Iterator[Result[Tuning]]:
-    """The tuning in an artifact's manifest, unless a result file has it too."""
-    beside, manifest = manifest_path(path), read_manifest(path)
-    if manifest is None or manifest.tune is None:
-        return
-    sha256 = manifest.sha256
-    try:
-        tuning = structure(clean(manifest.tune), Tuning)
-    except DataError as error:
-        raise RequestError(f"the manifest {str(beside)!r} is damaged ({error}): tune again.") from None
-    if tuning.winner is not None:
-        tuning = attrs.evolve(tuning, winner=attrs.evolve(tuning.winner, file=path.name, sha256=sha256))
-    if all(other.data.winner is None or other.data.winner.sha256 != sha256 for other in tunings):
-        yield Result(name=f"{name}.json", data=tuning, path=beside)
-
-
-def _files(paths: Sequence[Path]) -> dict[Path, bool]:
-    """Every file once, and whether it was named itself rather than found in a folder."""
-    files: dict[str, tuple[Path, bool]] = {}
-    for path in paths:
-        inside = [file for file in sorted(path.rglob("*")) if _is_source(file, path)] if path.is_dir() else [path]
-        old = superseded(inside) if path.is_dir() else set()
-        for file in inside:
-            if file not in old:
-                real = os.path.realpath(file)
-                files[real] = (file, not path.is_dir() or (real in files and files[real][1]))
-    return dict(files.values())
-
-
-def _is_source(file: Path, folder: Path) -> bool:
-    """Whether a file in a folder may be read: not hidden, and no manifest of an artifact beside it."""
-    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-    manifest = file.suffix == ".json" and file.with_suffix("").suffix in SUFFIXES and file.with_suffix("").is_file()
-    return file.suffix in (".json", *SUFFIXES) and not hidden and not manifest and file.is_file()
-
-
-def _names(paths: list[Path]) -> list[str]:
-    """The names of files with as much of their folders as sets them apart, so that no page shows a home."""
-    depth = dict.fromkeys(paths, 1)
-    while True:
-        names = ["/".join(path.absolute().parts[-depth[path] :]) for path in paths]
-        twice = [path for path, name in zip(paths, names, strict=True) if names.count(name) > 1]
-        growing = [path for path in twice if depth[path] < len(path.absolute().parts)]
-        if not growing:
-            return [writable(name) for name in names]
-        for path in growing:
-            depth[path] += 1
-
-
-def clean(value: Any) -> Any:
-    """Data with `writable` texts only, which an engine's message or a file's name may not be."""
-    match value:
-        case str():
-            return writable(value)
-        case list():
-            return [clean(item) for item in value]
-        case dict():
-            return {clean(key): clean(item) for key, item in value.items()}
-    return value

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from posexport.bench.comparisons import Order
-from posexport.bench.result import SLOWER
-from posexport.report.page import machine_load
-from posexport.report.page.blocks import Box, Point, listed, plural
+from posexport.bench.result import SLOWER, Benchmark
+from posexport.bench.results import Result
+from posexport.bench.tune.result import Result as Tuning
+from posexport.report.page.blocks import Box, Point, Prose
+from posexport.report.text import listed, plural
 from posexport.verify.matrix.table import REFUSED
 from posexport.verify.result import FAILED, NOT_RUN
 
@@ -20,8 +22,6 @@ TONES = {FAILED: "bad", REFUSED: "refused", NOT_RUN: "away"}
 NO_REASON = "no reason was given"
 SHOWN = 5
 """Points that a box shows at once."""
-
-_LABELS = {CARE: "Take care", REFUSED: "Refused"}
 
 
 @attrs.frozen(kw_only=True)
@@ -57,6 +57,27 @@ class Highlights:
     stale: int = 0
     timed: int = 0
     machine_load: tuple[tuple[str, float], ...] = ()
+
+
+def busy_shares(results: Sequence[Result[Benchmark]] | Sequence[Result[Tuning]]) -> tuple[tuple[str, float], ...]:
+    """The files that were timed on a busy machine, with the share of the CPU that other work took."""
+    return tuple((result.name, result.data.machine_load) for result in results if result.data.busy)
+
+
+def busy_points(files: Sequence[tuple[str, float]]) -> list[Point]:
+    """The line above the winners, where some files were timed on a busy machine."""
+    if not files:
+        return []
+    ends = dict.fromkeys(f"{end(share for _, share in files):.0%}" for end in (min, max))
+    advice = "ratios hold roughly, absolute times don't; time again at rest"
+    head = f"⚠ Other work took {' to '.join(ends)} of the CPU: {advice}"
+    names = [f"{name} ({share:.0%})" for name, share in files] if len(files) > 1 else [files[0][0]]
+    return [Point(head=head, text=f"in {listed(names)}", tone="care")]
+
+
+def busy_warning(files: Sequence[tuple[str, float]]) -> list[Prose]:
+    """The same as a paragraph above the times."""
+    return [Prose(text=f"{point.head}.", tone="care", note=f"({point.text})") for point in busy_points(files)]
 
 
 def confidence(orders: Mapping[Order, Sequence[str]], doubtful: bool, separate: bool = False) -> str:
@@ -98,7 +119,7 @@ def _fastest(parts: Sequence[Highlights], findings: list[Finding]) -> Box:
     else:
         known = "All that was timed failed" if any(part.timed for part in parts) else "Nothing was timed"
         verdict = f"{'Nothing was chosen by its time' if chosen else known}, so nothing is known about speed."
-    points = [*machine_load.points(busy), *fastest, *chosen, *_points(findings, CARE)]
+    points = [*busy_points(busy), *fastest, *chosen, *_points(findings, CARE)]
     mark, tone = ("★", "good") if fastest else ("·", "")
     return _box(points, id="fastest", title="What is fastest", mark=mark, tone=tone, verdict=verdict)
 
@@ -153,7 +174,7 @@ def _point(state: str, group: Sequence[Finding]) -> Point:
     where = list(dict.fromkeys(finding.where for finding in group if finding.where))
     reason, cause, count = group[0].reason, group[0].cause, sum(finding.count for finding in group)
     wrong, care = state in (FAILED, SLOWER), state == CARE
-    label = listed(where) if wrong else _LABELS.get(state, "")
+    label = listed(where) if wrong else {CARE: "Take care", REFUSED: "Refused"}.get(state, "")
     if cause:
         files = plural(len(where), "file") if len(where) > 1 else "one file"
         runtimes = len({name.partition(": ")[0] for name in who})

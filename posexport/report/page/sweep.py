@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from posexport.report.page.blocks import Cell, Section, Table, listed, number, plural
-from posexport.report.page.results import Job, Result, Sweep
+from posexport.bench.results import Job, Result, Sweep
+from posexport.report.page.blocks import Cell, Section, Table, number
 from posexport.report.page.summary import NO_REASON, Finding, Highlights
+from posexport.report.text import listed, plural
 from posexport.verify.matrix.table import REFUSED
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 

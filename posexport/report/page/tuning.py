@@ -7,34 +7,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from posexport.bench.comparisons import Order, order_of
+from posexport.bench.results import Result
 from posexport.bench.tune.result import DROPPED, FAILED, NOT_RUN, RACED, REFUSED, SAME_GRAPH, SLOWER_HALF, WON, Row
 from posexport.bench.tune.result import Result as Tuning
 from posexport.jsondata import unstructure
-from posexport.report.page import machine_load
-from posexport.report.page.blocks import (
-    Block,
-    Cell,
-    Point,
-    Prose,
-    Section,
-    Table,
-    cells,
-    fact,
-    facts_table,
-    megabytes,
-    number,
-    plural,
-    ratio_cells,
-    seconds,
-    times,
-)
-from posexport.report.page.results import Result
-from posexport.report.page.summary import NO_REASON, Finding, Highlights, confidence
+from posexport.report.page.blocks import Block, Cell, Point, Prose, Section, Table, cells, number, ratio_cells
+from posexport.report.page.summary import NO_REASON, Finding, Highlights, busy_shares, busy_warning, confidence
+from posexport.report.text import fact, megabytes, plural, seconds, times
 
 LATENCY = "latency"
 """The objective under which the winner is the fastest."""
 
-PORTABLE = "portable"
 LEFT_OUT = "left out"
 STATES = {WON: "★ won", RACED: "raced", DROPPED: "dropped", LEFT_OUT: LEFT_OUT, FAILED: "✗ failed",
           REFUSED: "– refused", NOT_RUN: "· not run"}  # fmt: skip
@@ -53,8 +36,8 @@ _COMPARE = (
 
 def section(results: Sequence[Result[Tuning]]) -> tuple[Section, Highlights]:
     """The section, and its highlights."""
-    tried, busy = [row for result in results for row in result.data.candidates], machine_load.shares(results)
-    blocks: list[Block] = [*machine_load.warning(busy)]
+    tried, busy = [row for result in results for row in result.data.candidates], busy_shares(results)
+    blocks: list[Block] = [*busy_warning(busy)]
     blocks += [Prose(text=_COMPARE)] if any(row.ratio for row in tried) else []
     blocks += [table for result in results for table in _tables(result.data)]
     checked = sum(bool(row.verified) or row.state == FAILED for row in tried)
@@ -115,7 +98,7 @@ def _point(tuning: Tuning, won: Row) -> Point:
     text += ", in a run of tune's own" if won.seconds else ""
     text += f"; {won.reason}" if won.reason and not certainty else ""
     text += f"; {_verified(won)}" if won.verified else ""
-    label = f"{machine_load.sign(tuning)}tuned {_title(tuning)}"
+    label = f"{'⚠ ' * tuning.busy}tuned {_title(tuning)}"
     figure = seconds(won.seconds.median) if won.seconds else ""
     return Point(label=label, head=_name(won), confidence=certainty, text=text, figure=figure)
 
@@ -126,7 +109,7 @@ def _confidence(tuning: Tuning, won: Row) -> str:
     if not timed:
         return "nothing else was timed beside it"
     orders: dict[Order, list[str]] = {}
-    early, doubtful = 0, machine_load.is_high(tuning)
+    early, doubtful = 0, tuning.busy
     for row in timed:
         if row.ratio is None:
             doubtful |= row.reason_code == SLOWER_HALF  # shared no round with it
@@ -152,7 +135,7 @@ def _verified(row: Row) -> str:
 def _name(row: Row) -> str:
     """A candidate in words."""
     options = (name if value is True else f"{name} {fact(value)}" for name, value in row.options.items())
-    target = [f"for {row.target}"] if row.target != PORTABLE else []
+    target = [f"for {row.target}"] if row.target != "portable" else []
     return " · ".join([row.form, row.dtype, f"opset {row.opset}", *target, *options])
 
 
@@ -164,7 +147,7 @@ def _tables(tuning: Tuning) -> Iterator[Table]:
     title, order = _title(tuning), list(STATES)
     raced = sorted(filter(_raced, tuning.candidates), key=_rank)
     note = f"Compared by: {tuning.method}." if tuning.method else ""
-    caption = machine_load.title([tuning], title)
+    caption = "⚠ busy machine: " * tuning.busy + title
     yield Table(caption=caption, columns=_COLUMNS, rows=map(_row, raced), note=note).trimmed()
     away = sorted((row for row in tuning.candidates if not _raced(row)), key=lambda row: order.index(_state(row)))
     if away:
@@ -175,7 +158,7 @@ def _tables(tuning: Tuning) -> Iterator[Table]:
             folded=f"{plural(len(away), 'candidate')} never timed, and why",
         )
     facts = {**unstructure(tuning.cost), **tuning.machine}
-    yield facts_table(f"Cost and machine: {title}", "What it cost, and the machine", [("", facts)])
+    yield Table.of_facts(f"Cost and machine: {title}", "What it cost, and the machine", [("", facts)])
 
 
 def _row(row: Row) -> tuple[Cell, ...]:

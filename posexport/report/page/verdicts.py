@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from posexport.bench.evidence import Evidence
-from posexport.report.page.blocks import Block, Cell, Section, Table, cells, number, plural
-from posexport.report.page.results import Result
+from posexport.bench.results import Result
+from posexport.report.page.blocks import Block, Cell, Section, Table, cells, number
 from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights
-from posexport.report.text import MARKS
-from posexport.report.verdicts import measured
+from posexport.report.text import MARKS, plural
 from posexport.verify.matrix.table import REFUSED
 from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, PROJECT, Report, Verdict
 
@@ -160,7 +159,7 @@ def _table(title: str, rows: Sequence[_Row]) -> Table:
 def _cells(row: _Row) -> tuple[Cell, ...]:
     verdict, worst = row.verdict, row.verdict.worst
     numbers = (worst.max_error, worst.torch_error, worst.limit) if worst else (None, None, None)
-    notes = dict.fromkeys((verdict.reason, measured(verdict), verdict.where, *verdict.notes))
+    notes = dict.fromkeys((verdict.reason, verdict.measurement, verdict.where, *verdict.notes))
     return cells(
         row.artifact,
         row.label,

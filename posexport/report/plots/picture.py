@@ -15,8 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
-from posexport.errors import RequestError
-from posexport.report.drawing import COLOURS, DASHES, FAINT, FORMATS, GRID, INK, MARKERS, encode, figure
+from posexport.report.drawing import COLOURS, DASHES, FAINT, GRID, INK, MARKERS, encode, figure
 from posexport.report.plots.panels import Chart, Image, Panel
 
 WIDTH, HEIGHT, SQUARE = 4.9, 3.5, 3.9
@@ -24,13 +23,6 @@ WIDTH, HEIGHT, SQUARE = 4.9, 3.5, 3.9
 
 _LETTERS_PER_INCH = 13.8
 _HIDDEN = "#d9d9d9"
-
-
-def check_suffix(name: str, suffix: str) -> None:
-    """RequestError for a name of a picture that ends otherwise than FORMATS."""
-    if suffix not in FORMATS:
-        allowed = " or ".join(FORMATS)
-        raise RequestError(f"output {name!r} must end in {allowed}: name it like plot.png.")
 
 
 def draw(rows: list[list[Panel]], suffix: str) -> bytes:

@@ -89,17 +89,9 @@ def draw_plot(
     from posexport.verify.probe import ProbeTarget
 
     progress("probing the encodings")
-    targets = [
-        ProbeTarget(
-            spec=row.spec,
-            given=row.parameters,
-            runtimes=runtimes,
-            advance=lambda text: progress(f"measuring {text}"),
-            **attrs.asdict(options),
-        )
-        for row in rows
-    ]
-    drawn = panels(targets, kind)
+    given: dict[str, Any] = {"runtimes": runtimes, "advance": lambda text: progress(f"measuring {text}")}
+    given |= attrs.asdict(options)
+    drawn = panels([ProbeTarget(spec=row.spec, given=row.parameters, **given) for row in rows], kind)
     progress("drawing")
     picture = draw(drawn, path.suffix)
     with staged() as files:

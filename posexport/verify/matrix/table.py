@@ -207,6 +207,28 @@ def idle(cells: Iterable[Cell]) -> dict[str, str]:
     return {name: "; ".join(reasons[name]) for name in COLUMNS if name in reasons}
 
 
+TOTALS = ("runtime", *STATES, "worst to torch error", "fused")
+"""The columns of `totals`."""
+
+
+def summary(cells: Iterable[Cell]) -> str:
+    """How many cells are in each state, in words."""
+    return ", ".join(f"{number} {state}" for state, number in counts(cells).items())
+
+
+def totals(cells: Iterable[Cell]) -> list[tuple[str, ...]]:
+    """A row of text per column of the matrix in which anything ran, under `TOTALS`."""
+    cells = list(cells)
+    table = []
+    for name in judged(cells):
+        column = [cell for cell in cells if cell.column == name]
+        worst = max((cell.ratio for cell in column if cell.ratio is not None), default=None)
+        fused = [cell.fused for cell in column if cell.fused is not None]
+        numbers = ("-" if worst is None else f"{worst:g}x", f"{sum(fused)} of {len(fused)}" if fused else "-")
+        table.append((name, *map(str, counts(column).values()), *numbers))
+    return table
+
+
 def read(path: Path) -> Matrix:
     """The matrix in a file; cells of unknown names are left out. RequestError where it holds none."""
     try:

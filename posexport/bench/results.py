@@ -1,27 +1,29 @@
-"""Results as they were read, and how those of one sweep or one project belong together."""
+"""Result files as they were read, and how those of one sweep or one project belong together."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Generic, TypeVar
 
 import attrs
 
-from posexport.bench.result import SLOWER, Benchmark, ProjectBenchmark
+from posexport.artifact.manifest import manifest_path, read_manifest
+from posexport.artifact.paths import SUFFIXES
+from posexport.bench.result import Benchmark, ProjectBenchmark
 from posexport.bench.tune.result import Result as Tuning
-from posexport.jsondata import DataError, read_json
+from posexport.errors import RequestError
+from posexport.jsondata import DataError, clean, read_json, structure
 from posexport.verify.matrix.table import Matrix
 from posexport.verify.result import FAILED, Report
 
 T = TypeVar("T")
 
-SWEEP = "sweep.json"
-
 
 @attrs.frozen(kw_only=True)
 class Result(Generic[T]):
-    """One result file: `name` is what the page calls it."""
+    """One result file: `name` is what reports call it."""
 
     name: str
     data: T
@@ -38,7 +40,7 @@ class JobFile:
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """One job of a sweep. `shown` is set where its result is on the page and says the same state."""
+    """One job of a sweep. `shown` is set where its result is there too and says the same state."""
 
     id: str
     kind: str
@@ -52,8 +54,8 @@ class Job:
 
 @attrs.frozen(kw_only=True)
 class Sweep:
-    """What the page reads of a sweep.json. `refused` are combinations without a job, each with its `reason`; those of
-    the targets in `matrices` are cells of a matrix on the page too."""
+    """What reports read of a sweep.json. `refused` are combinations without a job, each with its `reason`; those of
+    the targets in `matrices` are cells of a matrix that is there too."""
 
     jobs: tuple[Job, ...]
     refused: tuple[dict[str, str], ...] = ()
@@ -61,10 +63,10 @@ class Sweep:
     matrices: tuple[str, ...] = ()
 
 
-def superseded(files: Sequence[Path]) -> set[Path]:
+def _superseded(files: Sequence[Path]) -> set[Path]:
     """The files in `results/` of sweeps that none of their jobs names: an earlier sweep of the folder left them."""
     old = set()
-    for sweep in (file for file in files if file.name == SWEEP):
+    for sweep in (file for file in files if file.name == "sweep.json"):
         try:
             data = read_json(sweep)
             named = {PurePath(job["result"]).name for job in data["jobs"] if job.get("result")}
@@ -89,20 +91,19 @@ def _linked_sweep(sweep: Sweep, folder: Path, by_path: dict[Path, Result[Any]]) 
     """The sweep with its results found; verdicts that don't state their artifact's sha256 get the job's."""
     jobs = []
     for job in sweep.jobs:
-        path = folder / job.result if job.result else folder
-        result = by_path.get(path)
-        jobs.append(attrs.evolve(job, shown=result is not None and job.state in _states(result.data)))
-        if result is not None and isinstance(result.data, Report):
+        path = folder / (job.result or "")
+        data = by_path[path].data if path in by_path else None
+        jobs.append(attrs.evolve(job, shown=job.state in _states(data)))
+        if isinstance(data, Report):
             hashes = {file.name: file.sha256 for file in job.files}
             verdicts = tuple(
                 attrs.evolve(verdict, sha256=verdict.sha256 or hashes.get(PurePath(verdict.artifact).name))
-                for verdict in result.data.verdicts
+                for verdict in data.verdicts
             )
-            by_path[path] = attrs.evolve(result, data=attrs.evolve(result.data, verdicts=verdicts))
+            by_path[path] = attrs.evolve(by_path[path], data=attrs.evolve(data, verdicts=verdicts))
     beside = [result.data for path, result in by_path.items() if path.parent == folder]
-    return attrs.evolve(
-        sweep, jobs=tuple(jobs), matrices=tuple(data.target for data in beside if isinstance(data, Matrix))
-    )
+    matrices = tuple(data.target for data in beside if isinstance(data, Matrix))
+    return attrs.evolve(sweep, jobs=tuple(jobs), matrices=matrices)
 
 
 def _states(data: Any) -> set[str]:
@@ -113,8 +114,7 @@ def _states(data: Any) -> set[str]:
         case Matrix():
             return {cell.state for cell in data.cells.values()}
         case Benchmark():
-            changes = data.gate.changes if data.gate else ()
-            slower = any(change.state == SLOWER for change in changes)
+            slower = data.gate is not None and data.gate.exit_code(strict=False)
             return {timing.state for timing in data.timings} | ({FAILED} if slower else set())
         case Tuning():
             return {row.state for row in data.candidates}
@@ -128,3 +128,39 @@ def _of_project(result: Result[Any]) -> Iterator[Result[Benchmark]]:
             if file.result is not None:
                 data = attrs.evolve(file.result, limits=file.limits)
                 yield Result(name=f"{result.name}: {PurePath(file.file).name}", data=data)
+
+
+def tuning_in_manifest(path: Path, name: str, tunings: Sequence[Result[Tuning]]) -> Iterator[Result[Tuning]]:
+    """The tuning in an artifact's manifest, unless a result file has it too."""
+    beside, manifest = manifest_path(path), read_manifest(path)
+    if manifest is None or manifest.tune is None:
+        return
+    sha256 = manifest.sha256
+    try:
+        tuning = structure(clean(manifest.tune), Tuning)
+    except DataError as error:
+        raise RequestError(f"the manifest {str(beside)!r} is damaged ({error}): tune again.") from None
+    if tuning.winner is not None:
+        tuning = attrs.evolve(tuning, winner=attrs.evolve(tuning.winner, file=path.name, sha256=sha256))
+    if all(other.data.winner is None or other.data.winner.sha256 != sha256 for other in tunings):
+        yield Result(name=f"{name}.json", data=tuning, path=beside)
+
+
+def source_files(paths: Sequence[Path]) -> dict[Path, bool]:
+    """Every result and artifact once, and whether it was named itself rather than found in a folder."""
+    files: dict[str, tuple[Path, bool]] = {}
+    for path in paths:
+        inside = [file for file in sorted(path.rglob("*")) if _is_source(file, path)] if path.is_dir() else [path]
+        old = _superseded(inside) if path.is_dir() else set()
+        for file in inside:
+            if file not in old:
+                real = os.path.realpath(file)
+                files[real] = (file, not path.is_dir() or (real in files and files[real][1]))
+    return dict(files.values())
+
+
+def _is_source(file: Path, folder: Path) -> bool:
+    """Whether a file in a folder may be read: not hidden, and no manifest of an artifact beside it."""
+    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    manifest = file.suffix == ".json" and file.with_suffix("").suffix in SUFFIXES and file.with_suffix("").is_file()
+    return file.suffix in (".json", *SUFFIXES) and not hidden and not manifest and file.is_file()

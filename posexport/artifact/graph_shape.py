@@ -1,0 +1,55 @@
+"""The shape of an ONNX file's graph: how often each operator stands in it, and its longest path.
+
+The graph is read as it lies in the file; the path goes from the block's input to its output.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class GraphShape:
+    """One ONNX file: the counts of its operators and of those inside its functions, and its longest path."""
+
+    name: str
+    summary: str
+    operators: Counter[str]
+    inside: Counter[str]
+    path: tuple[str, ...]
+
+
+def read_graph_shape(path: Path, name: str) -> GraphShape:
+    """The shape of the file at `path`, which is called `name`."""
+    from posexport.artifact.onnx_artifact import read_onnx
+
+    artifact = read_onnx(path)
+    graph, spec = artifact.model.graph, artifact.spec
+    bodies = {function.name: Counter(node.op_type for node in function.node) for function in artifact.model.functions}
+    return GraphShape(
+        name=name,
+        summary=f"{spec.encoding.name}, {artifact.form}, {spec.dtype}, opset {artifact.opset}",
+        operators=Counter(map(_operator, graph.node)),
+        inside=sum((bodies[node.op_type] for node in graph.node if node.op_type in bodies), Counter()),
+        path=longest_path(graph.node, graph.input[0].name, graph.output[0].name),
+    )
+
+
+def _operator(node: Any) -> str:
+    domain = {"": "", "ai.onnx": "", "com.microsoft": "ms."}.get(node.domain, f"{node.domain}.")
+    return f"{domain}{node.op_type}"
+
+
+def longest_path(nodes: Sequence[Any], start: str, end: str) -> tuple[str, ...]:
+    """The operators on the longest path from the value `start` to the value `end`; nodes come in topological order."""
+    paths: dict[str, tuple[str, ...]] = {start: ()}
+    for node in nodes:
+        reached = [paths[name] for name in node.input if name in paths]
+        if reached:
+            paths |= dict.fromkeys(node.output, (*max(reached, key=len), _operator(node)))
+    return paths.get(end, ())

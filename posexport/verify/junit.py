@@ -1,0 +1,46 @@
+"""Verdicts as JUnit XML for a CI.
+
+"Not run" is a state of its own: JUnit has it as skipped with its reason, never among the passed.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+from posexport.jsondata import writable
+from posexport.verify.result import FAILED, NOT_RUN, Report, Verdict
+
+
+def to_junit(report: Report) -> bytes:
+    """JUnit XML: a suite per run, a test per artifact and runtime, an error per artifact that can't be read."""
+    counts, unreadable = report.counts(), len(report.unreadable)
+    suite = ElementTree.Element("testsuite", name="posexport verify", tests=str(len(report.verdicts) + unreadable))
+    suite.attrib |= {"failures": str(counts[FAILED]), "errors": str(unreadable), "skipped": str(counts[NOT_RUN])}
+
+    def test(artifact: str, name: str) -> ElementTree.Element:
+        return ElementTree.SubElement(suite, "testcase", classname=writable(artifact), name=name)
+
+    for verdict in report.verdicts:
+        case = test(verdict.artifact, verdict.label)
+        if verdict.state == FAILED:
+            failure = ElementTree.SubElement(case, "failure", message=writable(verdict.reason or "failed"))
+            failure.text = writable(verdict.note)
+        elif verdict.state == NOT_RUN:
+            ElementTree.SubElement(case, "skipped", message=writable(verdict.reason or "not run"))
+        ElementTree.SubElement(case, "system-out").text = verdict.measurement or _numbers(verdict)
+    for file in report.unreadable:
+        ElementTree.SubElement(test(file.artifact, "read"), "error", message=writable(file.error))
+    ElementTree.indent(suite)
+    return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
+
+
+def _numbers(verdict: Verdict) -> str:
+    if verdict.worst is None:
+        return f"error -, torch error -, limit -, sets of inputs {verdict.cases or '-'}"
+    _, error, torch_error, limit = verdict.worst.texts()
+    text = f"error {error}, torch error {torch_error}, limit {limit}, sets of inputs {verdict.cases or '-'}"
+    text += f", worst case {verdict.worst.case}"
+    if verdict.worst.far_out and verdict.worst_usual is not None:
+        case, error, torch_error, limit = verdict.worst_usual.texts()
+        text += f"; in the usual range: error {error}, torch error {torch_error}, limit {limit}, worst case {case}"
+    return text

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from posexport.machine import versions
 from posexport.runtimes.tensorrt.options import PlanOptions
 from posexport.spec.fields import check_types
 from posexport.spec.spec import Spec
+from posexport.verify.matrix.table import public_version
 from posexport.workflows.project.file import EXPORT_OPTIONS, Entry, Project
 
 
@@ -90,7 +90,8 @@ def request_of(project: Project, entry: Entry, form: str | None) -> Request:
     options = dict(entry.options)
     given = {name: value for name, value in options.items() if name not in ("config", "preset", "set")} | {"form": form}
     config, preset, parameters = (options.get(name) for name in ("config", "preset", "set"))
-    with _about(project, entry):
+    where = f"{project.file}, artifact {entry.name!r}"
+    with located(where, lambda field: field.replace("_", "-") if field in EXPORT_OPTIONS else field):
         for name, value in (("config", config), ("preset", preset), ("from", given.get("from"))):
             if value is not None and not isinstance(value, str):
                 raise RequestError(f"{name} is {value!r}: it must be text.")
@@ -119,12 +120,6 @@ def made_from(request: Request) -> dict[str, Any]:
     head = {"form": options.form, "target": options.target, "opset": opset, **sizes, "weights": weights}
     source: dict[str, Any] = json.loads(json.dumps({**head, "spec": request.spec.to_dict()}))
     return source
-
-
-def _about(project: Project, entry: Entry) -> AbstractContextManager[None]:
-    """Let errors begin with the project's file and the entry."""
-    where = f"{project.file}, artifact {entry.name!r}"
-    return located(where, lambda field: field.replace("_", "-") if field in EXPORT_OPTIONS else field)
 
 
 def out_of_date(product: Product) -> str | None:
@@ -173,7 +168,7 @@ def _other_versions(product: Product, manifest: Manifest) -> str | None:
     made = {"posexport": manifest.version, **manifest.tools}
     here = versions(("onnx", product.plan.runtime) if product.plan else TOOLS)  # maybe without what built the plan
     for name, version in {"posexport": __version__, **here}.items():
-        if _public(made.get(name)) != _public(version):
+        if public_version(str(made.get(name))) != public_version(version):
             return f"it was made by {name} {made.get(name)}, here is {version}"
     return None
 
@@ -188,7 +183,3 @@ def _other_source(product: Product, manifest: Manifest) -> str | None:
     if source.external_data != external_data(product.source):
         return f"it was built from other weights than those beside {product.source.name}"
     return None
-
-
-def _public(version: Any) -> str:
-    return str(version).partition("+")[0]

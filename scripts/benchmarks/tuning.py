@@ -137,10 +137,10 @@ def time_everything(
             levels: dict[str, str | None] = {}  # the first level that makes a graph
             for options in (*options_of(request.runtime, gpu=True), plain_options(request.runtime)):
                 level = dict(options).get("graph_level")
-                identity, error = tuning.programs.identity(program, tuning.prepared[program], level)
+                identity, error = tuning.programs.identity(program, level)
                 name = str(candidate := Candidate(program=program, options=options))
                 if error is None and levels.setdefault(identity, level) == level and name not in names:
-                    tuning.timer.add(candidate, tuning.prepared[program])
+                    tuning.timer.candidates[name] = candidate
                     names.append(name)
         search, others = Halving(), [name for name in names if name != winner]
         cost, runs, timing_seconds = tuning.timer.cost, 0.0, 0.0

@@ -145,7 +145,7 @@ def _configure(trt: Any, builder: Any, options: BuildOptions) -> Any:
     (config.set_flag if options.tf32 else config.clear_flag)(trt.BuilderFlag.TF32)
     if options.memory_limit is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.memory_limit)
-    targets = api.read_capabilities(trt, options.runtime, options.capabilities)
+    targets = api.read_capabilities(trt, options.runtime, options.compute_capability)
     if targets:
         config.num_compute_capabilities = len(targets)
         for at, target in enumerate(targets):

@@ -14,7 +14,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, result
 from posexport.verify.eligibility import SLOW
 from posexport.verify.properties import PROPERTIES, TOLERANCES, Probe, make_probe, promised
-from posexport.verify.result import FAILED, NOT_RUN, PASSED, PROPERTY, Comparison, Verdict, reason_fields
+from posexport.verify.result import FAILED, NOT_RUN, PROPERTY, Comparison, Verdict
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
@@ -105,12 +105,5 @@ class PropertyRuns:
         summary = PROPERTIES[name].summary
         text = f"{name} does not hold ({summary}): outputs differ by {error:.3g} of the largest"
         broken = None if error <= limit else Reason(PROPERTY, text)
-        comparison = Comparison(
-            case=summary,
-            output="output",
-            state=PASSED if broken is None else FAILED,
-            **reason_fields(broken),
-            max_error=error,
-            limit=limit,
-        )
+        comparison = Comparison.of(summary, "output", broken, max_error=error, limit=limit)
         return Verdict.of(artifact, runtime, comparison.state, broken, worst=comparison, cases=len(outputs), check=name)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from posexport.artifact.manifest import read_plan_manifest
+from posexport.artifact.manifest import PlanManifest, read_manifest_of
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import can_build
@@ -96,7 +96,7 @@ def _budget(product: Product) -> Iterator[Verdict]:
     if not product.plan:
         return
     try:
-        manifest = read_plan_manifest(product.path)
+        manifest = read_manifest_of(PlanManifest, product.path)
     except RequestError:  # out_of_date reports it
         manifest = None
     kernels = None if manifest is None else manifest.kernels

@@ -80,7 +80,7 @@ def _fresh(spec: Spec, form: str, target: str, opset: int, fixed: tuple[tuple[st
 
 def structure(graphs: Graphs) -> str | None:
     """The first node that a fresh export has otherwise, in one clause; None where the graphs are the same."""
-    mine, fresh = (_constants(model) for model in (graphs.mine, graphs.fresh))
+    mine, fresh = ({tensor.name: tensor for tensor in g.graph.initializer} for g in (graphs.mine, graphs.fresh))
     for index, (node, other) in enumerate(zip_longest(graphs.mine.graph.node, graphs.fresh.graph.node)):
         if node is None:
             return f"the graph ends before {_called(other)}, which a fresh export has"
@@ -163,10 +163,6 @@ def _shown(attribute: onnx.AttributeProto | None) -> str:
     if attribute.type == onnx.AttributeProto.TENSOR:
         return f"{attribute.name}={onnx.numpy_helper.to_array(attribute.t).ravel()[:8].tolist()}"
     return f"{attribute.name}={onnx.helper.get_attribute_value(attribute)}"
-
-
-def _constants(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    return {tensor.name: tensor for tensor in model.graph.initializer}
 
 
 def _constant_difference(

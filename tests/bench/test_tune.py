@@ -20,9 +20,9 @@ from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.halving import Round
 from posexport.bench.tune.measure import CandidateTimer
 from posexport.bench.tune.programs import Block, PreparedProgram, Programs
-from posexport.bench.tune.result import Result
+from posexport.bench.tune.result import Result, Row
 from posexport.bench.tune.search import Tuning
-from posexport.bench.tune.space import Candidate, Limits, Program, Request
+from posexport.bench.tune.space import Limits, Program, Request
 from posexport.cli.tune_command import show_tuning
 from posexport.errors import Reason, RequestError, RuntimeMissingError
 from posexport.jsondata import structure
@@ -61,13 +61,13 @@ class World:
         self.timed += names
         self.calls += 1
         timer.memory |= {name: self.memory(name) for name in names}
-        timer.cost.runs += 4 * rounds * len(names)
-        timer.cost.turn = 4
+        timer.runs += 4 * rounds * len(names)
+        timer.turn = 4
         failed = {name: self.failing[name] for name in names if name in self.failing}
         return [{name: self.times(name) for name in names if name not in failed}] * rounds, failed
 
-    def verify(self, programs: Programs, candidate: Any, by_kernels: bool) -> tuple[str | None, str]:
-        self.verified.append(str(candidate))
+    def verify(self, programs: Programs, candidate: Row, by_kernels: bool) -> tuple[str | None, str]:
+        self.verified.append(candidate.name)
         return ("outputs differ" if candidate.program.form in self.wrong else None), programs.request.runtime
 
 
@@ -82,7 +82,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-OPTIONS = [(), (("graph_level", "basic"),), (("threads", 1),), (("io_binding", True),)]
+OPTIONS: list[dict[str, Any]] = [{}, {"graph_level": "basic"}, {"threads": 1}, {"io_binding": True}]
 
 
 def run(tmp_path: Path, dtypes: Sequence[str] = ("fp32",), **fields: Any) -> Result:
@@ -133,7 +133,7 @@ def test_everything_counts_each_distinct_candidate_once(
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
     import tuning
 
-    levels = (("graph_level", "extended"),), (("graph_level", "extended"), ("threads", 1))  # twins of "all"
+    levels = {"graph_level": "extended"}, {"graph_level": "extended", "threads": 1}  # twins of "all"
     monkeypatch.setattr(tuning, "options_of", lambda *args, **more: [*OPTIONS, *levels])
     spec = small_spec("rope")
     block = Block(specs={"fp32": spec}, load=lambda dtype: (spec, {}), source="seed 0")
@@ -210,7 +210,7 @@ def test_the_result_is_plain_data_with_every_candidate_and_the_cost(tmp_path: Pa
 def test_plans_are_ranked_by_kernel_tables_and_the_result_says_so(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kernels(programs: Programs, candidate: Candidate) -> dict[str, Any]:
+    def kernels(programs: Programs, candidate: Row) -> dict[str, Any]:
         program, profile = candidate.program, programs.profile(candidate)
         if program.form == "contrib":
             return {"error": "Plugin not found"}
@@ -238,7 +238,7 @@ def test_plans_are_ranked_by_kernel_tables_and_the_result_says_so(
 def test_the_size_of_plans_that_are_raced_is_the_plans_own(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kernels(programs: Any, candidate: Candidate) -> dict[str, Any]:
+    def kernels(programs: Any, candidate: Row) -> dict[str, Any]:
         form = candidate.program.form
         return {"error": "no kernel"} if form == "contrib" else {"size": 7 if form == "native" else 9}
 
@@ -247,7 +247,7 @@ def test_the_size_of_plans_that_are_raced_is_the_plans_own(
     world.sizes = lambda program: 500 if program.form == "decomposed" else 1000
     result = run(tmp_path, runtime="tensorrt-rtx", objective="size")
     assert result.winner is not None and (result.winner.form, result.winner.size) == ("native", 7)
-    reasons = {row.candidate.program.form: row.reason for row in reversed(result.candidates)}
+    reasons = {row.form: row.reason for row in reversed(result.candidates)}
     assert reasons["decomposed"] == "takes 9 bytes, the least is 7" and reasons["contrib"] == "no kernel"
 
 

@@ -22,12 +22,12 @@ from posexport.bench.tune.fact_cache import FOLDER, Store
 from posexport.bench.tune.measure import CandidateTimer
 from posexport.bench.tune.programs import Block, PreparedProgram, Programs, content
 from posexport.bench.tune.result import Cost, Result, Row
-from posexport.bench.tune.space import Candidate, Program, Request
+from posexport.bench.tune.space import Program, Request
 from posexport.errors import Reason, RequestError
 from posexport.jsondata import structure
 
 PROGRAM = Program(form="decomposed", dtype="fp32", opset=18)
-CANDIDATE = Candidate(program=PROGRAM, options=())
+CANDIDATE = Row.of(PROGRAM, {})
 PREPARED = PreparedProgram(sha256="a", size=1, sizes={"seq": 8}, profile=(), spec={})
 
 
@@ -109,7 +109,7 @@ def test_a_winner_is_verified_under_its_own_options(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Programs, "path", lambda *args: tmp_path)
     monkeypatch.setattr(publish, "_verify", lambda path, row: (rows.append(row), ("passed", ""))[1])
     options = {"graph_level": "basic", "threads": 1, "io_binding": True}
-    won = Candidate(program=PROGRAM, options=(*options.items(), ("cuda_graph", True)))
+    won = Row.of(PROGRAM, {**options, "cuda_graph": True})
     with programs(Store(tmp_path)) as each:
         publish.verified(each, won, False)
     assert rows[0].options == {"provider": "CPU", **options}
@@ -123,8 +123,8 @@ def test_a_winner_whose_bound_runs_are_wrong_is_no_winner(tmp_path: Path, monkey
     faulty = attrs.evolve(publish.RUNTIMES["ort-cpu"], module="engines.bound")
     monkeypatch.setattr(publish, "RUNTIMES", {**publish.RUNTIMES, "ort-cpu": faulty})
     with programs(Store(tmp_path)) as each:
-        for options in ((), (("io_binding", True),)):
-            won = Candidate(program=PROGRAM, options=options)
+        for options in ({}, {"io_binding": True}):
+            won = Row.of(PROGRAM, options)
             reason, _runtime = publish.verified(each, won, False)
             assert (reason is None) == (not options)
 
@@ -146,9 +146,9 @@ def test_rounds_beside_other_work_and_failures_are_timed_anew(
     for _ in range(2):
         with programs(Store(tmp_path)) as each:
             timer = CandidateTimer(each, {})
-            timer.candidates[str(CANDIDATE)] = CANDIDATE
+            timer.candidates[CANDIDATE.name] = CANDIDATE
             for _ in range(2):  # two calls of one tuning are never the same rounds
-                timer.time_rounds([str(CANDIDATE)], 4, 0)
+                timer.time_rounds([CANDIDATE.name], 4, 0)
     assert len(seeds) == (2 if kept else 4)
     assert len(set(seeds)) == 2
 
@@ -180,7 +180,7 @@ def winner(
     monkeypatch.setattr("posexport.export.compile.compile_plan", compiled)
     monkeypatch.setattr(publish, "RUNTIMES", {**publish.RUNTIMES, "tensorrt-rtx": there})
     monkeypatch.setattr(publish, "_verify", lambda path, row: (state, f"{path.read_text()} is wrong"))
-    row = attrs.evolve(Row.of(CANDIDATE), state="won")
+    row = attrs.evolve(CANDIDATE, state="won")
     tuned = programs(Store(tmp_path / "cache"), "ort-cpu" if ending == ".onnx" else "tensorrt-rtx")
     tuned.prepared[PROGRAM] = attrs.evolve(PREPARED, sha256=hashlib.sha256(verified.encode()).hexdigest())
     (tmp_path / f"x{ending}").write_text("before")
@@ -198,7 +198,7 @@ def test_only_the_bytes_that_were_verified_are_published(tmp_path: Path, monkeyp
     assert winner(tmp_path, monkeypatch, "made").file == "x.onnx"
     assert (tmp_path / "x.onnx").read_text() == "made"
     manifest = json.loads((tmp_path / "x.onnx.json").read_bytes())
-    assert manifest["tune"]["winner"]["name"] == str(CANDIDATE)
+    assert manifest["tune"]["winner"]["name"] == CANDIDATE.name
 
 
 def test_a_plan_is_verified_itself_before_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import attrs
-
 from posexport.bench.result import HIGH_MACHINE_LOAD
 from posexport.bench.rounds import TimingProcesses
 from posexport.bench.tune.halving import Round
 from posexport.bench.tune.programs import Programs
-from posexport.bench.tune.space import Candidate
+from posexport.bench.tune.result import Row
 from posexport.machine import SAME
 
 BURST, WARMUP = 3, 2
@@ -23,26 +21,19 @@ SEED_STEP = 1000
 """How far the seeds of two sets of rounds are apart at least: more than successive halving adds to its own."""
 
 
-@attrs.define(kw_only=True)
-class Cost:
-    """What timing took: `runs` counts runs of any program, the untimed ones too; `turn` is the most of one turn."""
-
-    seconds: float = 0.0
-    runs: int = 0
-    turn: int = 1
-
-
 class CandidateTimer:
     """Times the candidates of a tuning, by name: those in `candidates`.
 
-    `machine_load` is the largest share of the CPU that other work took, `memory` the bytes that a process took at most.
+    `seconds` is what timing took; `runs` counts runs of any program, the untimed ones too; `turn` is the most of one
+    turn. `machine_load` is the largest share of the CPU that other work took, `memory` the bytes that a process took at
+    most.
     """
 
     def __init__(self, programs: Programs, machine: Mapping[str, Any]) -> None:
         self._programs, self._machine = programs, {name: machine.get(name) for name in SAME}
-        self.candidates: dict[str, Candidate] = {}
+        self.candidates: dict[str, Row] = {}
         self._calls = 0
-        self.cost, self.machine_load = Cost(), 0.0
+        self.seconds, self.runs, self.turn, self.machine_load = 0.0, 0, 1, 0.0
         self.memory: dict[str, int] = {}
 
     def time_rounds(self, names: Sequence[str], rounds: int, seed: int) -> tuple[list[Round], Mapping[str, str]]:
@@ -53,15 +44,12 @@ class CandidateTimer:
         """
         self._calls += 1
         seed += SEED_STEP * self._calls
-        candidates = [self.candidates[name] for name in names]
-        prepared = [self._programs.prepared[candidate.program] for candidate in candidates]
+        rows = [self.candidates[name] for name in names]
+        prepared = [self._programs.prepared[row.program] for row in rows]
         request = self._programs.request
         key = {
             "what": "rounds",
-            "entries": [
-                [program.sha256, self._options(candidate)]
-                for program, candidate in zip(prepared, candidates, strict=True)
-            ],
+            "entries": [[program.sha256, self._options(row)] for program, row in zip(prepared, rows, strict=True)],
             "sizes": [dict(program.sizes) for program in prepared],
             "runtime": request.runtime,
             "rounds": rounds,
@@ -75,9 +63,9 @@ class CandidateTimer:
             return not any(fact["failed"]) and bool(fact["machine_load"] <= HIGH_MACHINE_LOAD)
 
         fact = self._programs.store.get(key, lambda: self._time(names, rounds, seed), reusable)
-        self.cost.seconds += fact["seconds"]
-        self.cost.runs += fact["runs"]
-        self.cost.turn = max(self.cost.turn, fact["turn"])
+        self.seconds += fact["seconds"]
+        self.runs += fact["runs"]
+        self.turn = max(self.turn, fact["turn"])
         self.machine_load = max(self.machine_load, fact["machine_load"])
         for name, size in zip(names, fact["memory"], strict=True):
             if size is not None:
@@ -89,14 +77,11 @@ class CandidateTimer:
         ]
         return timed, failed
 
-    def _options(self, candidate: Candidate) -> dict[str, Any]:
+    def _options(self, row: Row) -> dict[str, Any]:
         """The options that the engine is opened with."""
-        options = dict(candidate.options)
         if self._programs.request.runtime.startswith("ort"):
-            return {"io_binding": False, **options}
-        if "profile" in options:
-            options["profile"] = list(self._programs.profile(candidate))
-        return options
+            return {"io_binding": False, **row.options}
+        return {**row.options, **({"profile": self._programs.profile(row)} if "profile" in row.options else {})}
 
     def _time(self, names: Sequence[str], rounds: int, seed: int) -> dict[str, Any]:
         start = time.perf_counter()
@@ -105,9 +90,9 @@ class CandidateTimer:
         with TimingProcesses() as processes:
             for name in names:
                 programs.progress(f"loading {name}")
-                candidate = self.candidates[name]
-                prepared, options = programs.prepared[candidate.program], self._options(candidate)
-                path = str(programs.path(candidate.program).resolve())
+                row = self.candidates[name]
+                prepared, options = programs.prepared[row.program], self._options(row)
+                path = str(programs.path(row.program).resolve())
                 if processes.ask(name, "open", runtime_name=request.runtime, options=options, path=path, threads=None):
                     asked: dict[str, Any] = {"spec": prepared.spec, "seed": request.seed, **prepared.sizes}
                     ready = processes.ask(name, "shape", warmup=WARMUP, **asked)

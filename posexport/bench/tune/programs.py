@@ -17,7 +17,8 @@ from posexport.artifact import onnx_artifact
 from posexport.artifact.manifest import OnnxManifest, WeightSource, external_data
 from posexport.bench.shapes import free_dimensions, load_for_bench, scenario_sizes
 from posexport.bench.tune.fact_cache import Store
-from posexport.bench.tune.space import NARROW, Candidate, Program, Request
+from posexport.bench.tune.result import Row
+from posexport.bench.tune.space import NARROW, Program, Request
 from posexport.errors import Reason, RequestError
 from posexport.export import exporter, support
 from posexport.machine import versions
@@ -111,15 +112,13 @@ class Programs:
         error = Reason(fact["code"], fact["error"]) if "error" in fact else None
         return str(fact.get("identity", "")), error
 
-    def kernels(self, candidate: Candidate) -> dict[str, Any]:
+    def kernels(self, row: Row) -> dict[str, Any]:
         """What the builder chose (posexport.bench.tune.worker), or {error}."""
-        program = candidate.program
-        return self._asked("kernels", f"building {program}", program, profile=list(self.profile(candidate)))
+        return self._asked("kernels", f"building {row.program}", row.program, profile=self.profile(row))
 
-    def profile(self, candidate: Candidate) -> tuple[str, ...]:
+    def profile(self, row: Row) -> list[str]:
         """The requests for the profile that a candidate's plan is built with; none: the wide one."""
-        narrow = dict(candidate.options).get("profile") == NARROW
-        return self.prepared[candidate.program].profile if narrow else ()
+        return list(self.prepared[row.program].profile) if row.options.get("profile") == NARROW else []
 
     def _asked(self, do: str, step: str, program: Program, **fields: Any) -> dict[str, Any]:
         runtime, sha256 = self.request.runtime, self.prepared[program].sha256

@@ -12,7 +12,6 @@ import attrs
 from posexport.artifact.manifest import OnnxManifest, PlanManifest, manifest_path
 from posexport.bench.tune.programs import TOOLS, Programs
 from posexport.bench.tune.result import Result, Row
-from posexport.bench.tune.space import Candidate
 from posexport.files import HashingFile, staged
 from posexport.jsondata import unstructure
 from posexport.machine import kept_to, versions
@@ -25,36 +24,37 @@ VERIFIED = ("graph_level", "threads", "io_binding")
 """Options under which a winner is verified."""
 
 
-def verified(programs: Programs, candidate: Candidate, by_kernels: bool) -> tuple[str | None, str]:
+def verified(programs: Programs, row: Row, by_kernels: bool) -> tuple[str | None, str]:
     """(None, or why the candidate is not known to be right; the runtime that was asked).
 
     Where plans can't run, what TensorRT's parser makes of the file is evaluated instead. Graph level, threads and I/O
     binding are the candidate's own; CUDA graphs, which only launch the same kernels in another way, are not.
     """
-    row = RUNTIMES[IMPORT if by_kernels else programs.request.runtime]
-    options = {name: value for name, value in candidate.options if name in VERIFIED}
-    row = attrs.evolve(row, options={**row.options, **options})
+    runtime = RUNTIMES[IMPORT if by_kernels else programs.request.runtime]
+    options = {name: value for name, value in row.options.items() if name in VERIFIED}
+    runtime = attrs.evolve(runtime, options={**runtime.options, **options})
 
     def find() -> dict[str, Any]:
-        state, reason = _verify(programs.path(candidate.program), row)
+        state, reason = _verify(programs.path(row.program), runtime)
         return {"state": state, "reason": reason}
 
     key = {
         "what": "verify",
-        "sha256": programs.prepared[candidate.program].sha256,
-        "runtime": row.name,
+        "sha256": programs.prepared[row.program].sha256,
+        "runtime": runtime.name,
         "options": options,
+        "engines": programs.engines,
+        "tools": versions(TOOLS),
     }
-    key |= {"engines": programs.engines, "tools": versions(TOOLS)}
     fact = programs.store.get(key, find, lambda fact: fact["state"] == PASSED)
-    return (None if fact["state"] == PASSED else str(fact["reason"])), row.name
+    return (None if fact["state"] == PASSED else str(fact["reason"])), runtime.name
 
 
-def settings(programs: Programs, candidate: Candidate) -> dict[str, Any]:
+def settings(programs: Programs, row: Row) -> dict[str, Any]:
     """The winner's options as a deployment sets them: names of onnxruntime's SessionOptions, or a plan's profile."""
-    options, runtime = dict(candidate.options), programs.request.runtime
+    options, runtime = row.options, programs.request.runtime
     if not runtime.startswith("ort"):
-        return {"profile": list(programs.profile(candidate)), "cuda_graph": bool(options.get("cuda_graph"))}
+        return {"profile": programs.profile(row), "cuda_graph": bool(options.get("cuda_graph"))}
     session: dict[str, Any] = {
         "provider": f"{RUNTIMES[runtime].options['provider']}ExecutionProvider",
         "graph_optimization_level": f"ORT_ENABLE_{options.get('graph_level', 'all').upper()}",
@@ -70,13 +70,13 @@ def publish(programs: Programs, row: Row, output: Path, result: Result) -> Row |
     Returns why, and writes nothing, where it can't be published: it isn't what was verified. A plan is verified itself
     where it can run.
     """
-    runtime, options = programs.request.runtime, settings(programs, row.candidate)
+    runtime, options = programs.request.runtime, settings(programs, row)
     folder = programs.store.files / "winner"
     folder.mkdir(exist_ok=True)
     onnx = folder / output.with_suffix(".onnx").name
-    onnx_manifest = programs.write(row.candidate.program, onnx)
+    onnx_manifest = programs.write(row.program, onnx)
     manifest: OnnxManifest | PlanManifest = onnx_manifest
-    if not programs.is_same(row.candidate.program, onnx_manifest):
+    if not programs.is_same(row.program, onnx_manifest):
         return "exported again it is another file than the one that was verified: its weights were changed meanwhile"
     if output.suffix == ".plan":
         from posexport.export.compile import compile_plan

@@ -40,12 +40,12 @@ class TimeRanking:
 
         The rows say what became of each.
         """
-        rows = {row.name: row for row in sorted(candidates, key=lambda row: row.candidate.plainness)}
+        rows = {row.name: row for row in sorted(candidates, key=lambda row: row.plainness)}
         for name, row in rows.items():
-            self._timer.candidates[name] = row.candidate
+            self._timer.candidates[name] = row
             row.decide(RACED, "", "")
             if not self._plans:
-                row.size = self._programs.prepared[row.candidate.program].size
+                row.size = self._programs.prepared[row.program].size
         names = self._smallest(rows)
         if not names:
             return []
@@ -56,7 +56,7 @@ class TimeRanking:
         if not search.remaining:
             return []
         equal = search.equals()
-        winner = min(equal, key=lambda name: rows[name].candidate.plainness)
+        winner = min(equal, key=lambda name: rows[name].plainness)
         best = search.fastest(search.remaining)
         for name in search.remaining:
             if name == winner:
@@ -118,7 +118,7 @@ class TimeRanking:
                 row.memory = self._timer.memory.get(name)
         elif self._objective == "size" and self._plans:
             for row in rows.values():
-                fact = self._programs.kernels(row.candidate)
+                fact = self._programs.kernels(row)
                 if "error" in fact:
                     row.decide(FAILED, "error", str(fact["error"]))
                 else:
@@ -142,7 +142,7 @@ def rank_by_kernels(programs: Programs, candidates: Sequence[Row]) -> list[Row]:
     """By what the builder chose, the winner first; nothing is timed."""
     facts: dict[str, dict[str, Any]] = {}
     for row in candidates:
-        fact = programs.kernels(row.candidate)
+        fact = programs.kernels(row)
         error = unknown(fact)
         if error is not None:
             row.decide(FAILED, "error", error)
@@ -154,7 +154,7 @@ def rank_by_kernels(programs: Programs, candidates: Sequence[Row]) -> list[Row]:
     objective = programs.request.objective
 
     def order(row: Row) -> tuple[Any, ...]:
-        return merit(facts[row.name], objective), row.candidate.plainness
+        return merit(facts[row.name], objective), row.plainness
 
     ranked = sorted((row for row in candidates if row.name in facts), key=order)
     for row in ranked:

@@ -25,7 +25,6 @@ from posexport.bench.tune.publish import publish, verified
 from posexport.bench.tune.ranking import METHOD, TimeRanking, rank_by_kernels
 from posexport.bench.tune.result import DROPPED, FAILED, RACED, REFUSED, SAME_GRAPH, WON, Cost, Result, Row
 from posexport.bench.tune.space import (
-    Candidate,
     Options,
     Program,
     Request,
@@ -115,15 +114,15 @@ class Tuning:
         """The first that verifies; where a winner doesn't, its graph is out and the others are ranked again."""
         while order:
             row = order[0]
-            program = row.candidate.program
+            program = row.program
             self.programs.progress(f"verifying {row.name}")
-            reason, runtime = verified(self.programs, row.candidate, self._by_kernels)
+            reason, runtime = verified(self.programs, row, self._by_kernels)
             if reason is None:
                 row.state, row.verified = WON, runtime
                 return row
             self._wrong.add(program)
             for other in self.rows.values():
-                if other.candidate.program == program and other.state in (RACED, DROPPED, WON):
+                if other.program == program and other.state in (RACED, DROPPED, WON):
                     other.decide(FAILED, "not-verified", f"did not verify on {runtime}: {reason}")
             left = [other for other in self._distinct.values() if other not in self._wrong]
             order = self._narrow(left) if left else []
@@ -162,16 +161,16 @@ class Tuning:
             order = self._rank([(program, plain) for program in first], FEW)
             if not order:
                 return []
-            best = order[0].candidate.program
+            best = order[0].program
         others = self.distinct(other_opsets(best, self.request.limits))
         opsets = [program for program in others if program not in self._wrong]
         if opsets:
             order = self._rank([(program, plain) for program in (best, *opsets)], FEW) + order
-        leading = list(dict.fromkeys([*(row.candidate.program for row in order), best]))[:BEST]
+        leading = list(dict.fromkeys([*(row.program for row in order), best]))[:BEST]
         options = options_of(runtime, not self._by_kernels)
         order = self._rank([(leading[0], options)], MAX_ROUNDS if len(leading) == 1 else FEW) or order
         if len(leading) > 1:
-            best_options = [row.candidate.options for row in order[:BEST] if row.candidate.program == leading[0]]
+            best_options = [row.options for row in order[:BEST] if row.program == leading[0]]
             order = self._rank([(program, best_options) for program in leading], FINAL) or order
         for row in self.rows.values():
             if row.state == RACED and row not in order:
@@ -184,7 +183,7 @@ class Tuning:
             levels: dict[str, str] = {}
             for options in combinations:
                 row = self._row(program, options)
-                level = dict(options).get("graph_level")
+                level = options.get("graph_level")
                 identity, error = self.programs.identity(program, level)
                 first = levels.setdefault(identity, str(level or "all"))
                 if error is not None:
@@ -193,13 +192,13 @@ class Tuning:
                     row.decide(DROPPED, SAME_GRAPH, f"the same graph as with graph_level={first}: timed once")
                 else:
                     rows.append(row)
-            tried = sum(row.candidate.program == program for row in rows)
+            tried = sum(row.program == program for row in rows)
             self._options[program] = max(tried, self._options.get(program, 0))
         return rank_by_kernels(self.programs, rows) if self._by_kernels else self._ranking.rank(rows, most)
 
     def _row(self, program: Program, options: Options) -> Row:
-        candidate = Candidate(program=program, options=options)
-        return self.rows.setdefault(str(candidate), Row.of(candidate))
+        row = Row.of(program, options)
+        return self.rows.setdefault(row.name, row)
 
     def result(self, won: Row | None, seconds: float) -> Result:
         """All of it as data; `seconds` is what it took."""
@@ -218,8 +217,8 @@ class Tuning:
             candidates=tuple(rows),
             cost=Cost(
                 seconds=round(seconds, 3),
-                timed_runs=self.timer.cost.runs,
-                everything_runs=0 if self._by_kernels else distinct * (WARMUP + MAX_ROUNDS * self.timer.cost.turn),
+                timed_runs=self.timer.runs,
+                everything_runs=0 if self._by_kernels else distinct * (WARMUP + MAX_ROUNDS * self.timer.turn),
                 known_before=self.programs.store.reused,
             ),
             machine_load=round(self.timer.machine_load, 3),

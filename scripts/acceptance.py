@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,22 +179,19 @@ def _measure(
         yield from results.values()
         return
 
-    def write() -> None:
-        write_onnx(export(spec, seeded_weights(spec, 0), form=cell.form), path)
-
-    if _step("export", here, write):
+    if _step("export", here, lambda: write_onnx(export(spec, seeded_weights(spec, 0), form=cell.form), path)):
         plain = [result for result in here if RUNTIMES[result.runtime].module != TENSORRT]
         groups = [(path, plain)] if plain else []
         for result in here:
             if result not in plain:
                 plan = path.with_suffix(f".{result.runtime}.plan")
-                if _step("compile", [result], lambda r=result, p=plan: _compile(path, p, r)):
+                if _step("compile", [result], partial(_compile, path, plan, result)):
                     groups.append((plan, [result]))
         for file, group in groups:
-            _step("verify", group, lambda f=file, g=group: _verify(f, g))
+            _step("verify", group, partial(_verify, file, group))
             timed = [result for result in group if result.runtime in CANDIDATES]
             if timed:
-                _step("bench", timed, lambda f=file, t=timed: _bench(f, t, cell.shapes(quick), quick, cuda_graph))
+                _step("bench", timed, partial(_bench, file, timed, cell.shapes(quick), quick, cuda_graph))
     yield from results.values()
 
 

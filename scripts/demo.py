@@ -32,8 +32,8 @@ SIDE, PATCH = 224, 16
 _MEAN, _DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
 
-def patches() -> dict[str, np.ndarray[Any, Any]]:
-    """hidden_states [1, 196, 768] fp16 and position_ids [1, 196, 2] (x = column first, then y = row)."""
+def write_patches(path: Path) -> None:
+    """Write hidden_states [1, 196, 768] fp16 and position_ids [1, 196, 2] (x = column first, then y = row)."""
     with Image.open(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)) as image:
         side = min(image.size)
         left, grid = (image.width - side) // 2, SIDE // PATCH
@@ -43,7 +43,7 @@ def patches() -> dict[str, np.ndarray[Any, Any]]:
     tokens = normal.reshape(grid, PATCH, grid, PATCH, 3).transpose(0, 2, 1, 3, 4).reshape(1, grid * grid, -1)
     rows, columns = np.divmod(np.arange(grid * grid), grid)
     position_ids = np.stack([columns, rows], -1)[None].astype(np.int64)
-    return {"hidden_states": tokens.astype(np.float16), "position_ids": position_ids}
+    np.savez(path, hidden_states=tokens.astype(np.float16), position_ids=position_ids)
 
 
 def run(command: str) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def run(command: str) -> dict[str, Any]:
 def main() -> int:
     FOLDER.mkdir(exist_ok=True)
     inputs, model, plan = FOLDER / "photograph.npz", FOLDER / "rope2d.onnx", FOLDER / "rope2d.plan"
-    np.savez(inputs, **patches())
+    write_patches(inputs)
     exported = run(f"posexport export --encoding rope2d --hidden-size 768 --num-heads 12 --dtype fp16 -o {model}")
     verified = run(f"posexport verify {model} --inputs {inputs}")
     compiled = run(
@@ -78,7 +78,7 @@ def main() -> int:
     click.echo(lines, nl=False)
     if "--readme" in sys.argv[1:]:
         README.write_text(TABLE.sub(lambda _: lines, README.read_text(encoding="utf-8"), count=1), encoding="utf-8")
-    return max(verified["exit_code"], 0 if kernels["fused_attention"] else 1)
+    return int(verified["exit_code"] != 0 or not kernels["fused_attention"])
 
 
 def result_of(verdict: dict[str, Any]) -> str:

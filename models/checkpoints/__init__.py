@@ -67,7 +67,7 @@ def read_checkpoint(
         raise RequestError(f"{where} describes {total} layers, 0 to {total - 1}: {first + layers - 1} is none of them.")
     numbers = range(first, first + layers)
     described = [architecture.spec(config, number) for number in numbers]
-    config.refuse_unread(model_type, architecture.known)
+    config.refuse_unread(model_type)
     for name in options:
         if name not in OPTIONS:
             raise unknown("option with a checkpoint", name, OPTIONS)

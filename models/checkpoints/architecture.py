@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from posexport.errors import RequestError
-from posexport.models.checkpoints.config import Config, Data, words
+from posexport.models.checkpoints.config import Config, Data
 from posexport.models.checkpoints.tensors import Tensors
 from posexport.models.weights import layer_shapes
 from posexport.spec.spec import ATTENTION_PROJECTIONS, Spec
@@ -73,15 +73,14 @@ class Architecture:
     """One `model_type`.
 
     `layers` counts the layers, `spec` describes one as data for `read_spec`, `paths` lists the possible names of its
-    attention module in a checkpoint, `weights` reads its tensors. `known` are keys of config.json, separated by spaces,
-    that don't affect attention.
+    attention module in a checkpoint, `weights` reads its tensors. Keys that don't affect attention are in
+    `ignored_keys.toml`.
     """
 
     layers: Callable[[Config], int]
     spec: Callable[[Config, int], Data]
     paths: Callable[[Config, int], Sequence[str]]
     weights: Reader = SAME_NAMES
-    known: frozenset[str] = attrs.field(default="", converter=words)
 
 
 def count(default: int, *names: str) -> Callable[[Config], int]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import json
+import tomllib
 from collections.abc import Callable, Collection, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,30 +29,16 @@ FILE = "config.json"
 NUMBER = f"a number from {-LARGEST:g} to {LARGEST:g}"
 
 
-def words(text: str) -> frozenset[str]:
-    """The set of keys in a text, which separates them by spaces."""
-    return frozenset(text.split())
+_IGNORED = tomllib.loads(files("posexport.models.checkpoints").joinpath("ignored_keys.toml").read_text("utf-8"))
+COMMON = frozenset(_IGNORED["common"].split())
+"""Keys of any config.json that don't affect attention at inference."""
 
 
-COMMON = words(
-    """
-    architectures model_type _name_or_path name_or_path _commit_hash auto_map dtype torch_dtype transformers_version
-    quantization_config use_cache cache_implementation tie_word_embeddings tie_encoder_decoder vocab_size max_length
-    initializer_range initializer_factor id2label label2id num_labels problem_type finetuning_task task_specific_params
-    return_dict output_attentions output_hidden_states output_past torchscript use_bfloat16 gradient_checkpointing
-    attn_implementation _attn_implementation _attn_implementation_autoset tokenizer_class prefix tf_legacy_loss
-    bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id unk_token_id decoder_start_token_id
-    is_encoder_decoder chunk_size_feed_forward max_position_embeddings pretraining_tp
-    hidden_act hidden_activation intermediate_size layer_norm_eps layer_norm_epsilon rms_norm_eps
-    attention_dropout hidden_dropout hidden_dropout_prob attention_probs_dropout_prob classifier_dropout
-    min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
-    repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
-    num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
-    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
-    """
-)
-"""Keys of any config.json that don't affect attention at inference. Quantized weights (`quantization_config`) are
-rejected when they are read, by their dtype or because the plain weights are missing."""
+def ignored_keys(model_type: str) -> frozenset[str]:
+    """The keys that don't affect the attention of models of this type, COMMON ones too."""
+    texts = [keys for model_types, keys in _IGNORED["models"].items() if model_type in model_types.split()]
+    return COMMON.union(*map(str.split, texts))
+
 
 INERT: Mapping[str, tuple[Any, ...]] = {
     "pruned_heads": ({}, None),
@@ -137,11 +125,11 @@ class Config:
         value = json.dumps(self.data[name]) if name in self.data else "missing"
         return RequestError(f"{self.where}: {self._inside}{name} is {value}: it must be {allowed}.")
 
-    def refuse_unread(self, model_type: str, known: Collection[str] = ()) -> None:
+    def refuse_unread(self, model_type: str) -> None:
         """RequestError for the first key that was not read and is not known to be irrelevant to attention."""
         for key, value in self.data.items():
             inert = key in INERT and value in INERT[key]
-            if key not in self._read and key not in self._known and key not in known and not inert:
+            if key not in self._read and key not in self._known and not inert:
                 raise RequestError(
                     f"{self.where}: {self._inside}{key} is {json.dumps(value)[:80]}, and posexport doesn't know what "
                     f"that means for the attention of {model_type}: drop the key if it means nothing."
@@ -208,32 +196,23 @@ PARTS: Mapping[str, Part] = {
 }
 """Models of several parts, by their `model_type`."""
 
-_OUTSIDE = COMMON | words(
-    """
-    text_config vision_config image_token_id image_token_index video_token_id vision_token_id vision_start_token_id
-    vision_end_token_id boi_token_index boi_token_id eoi_token_index eoi_token_id mm_tokens_per_image image_seq_length
-    projector_hidden_act vision_feature_layer vision_feature_select_strategy multimodal_projector_bias
-    spatial_merge_size ignore_index
-    """
-)
-"""Keys outside the tables of such models."""
-
 
 def part_of(data: Mapping[str, Any], where: str) -> tuple[str, Config]:
-    """The model_type of the part that is read, and its table, in which COMMON keys need not be read.
+    """The model_type of the part that is read, and its table, in which `ignored_keys` need not be read.
 
     Raises RequestError for an unknown key outside the table, or for a part with an unexpected model_type.
     """
     model_type = str(data.get("model_type"))
     if model_type not in PARTS:
-        return model_type, Config(data, where, known=COMMON)
-    part = PARTS[model_type]
+        return model_type, Config(data, where, known=ignored_keys(model_type))
+    part, outside = PARTS[model_type], COMMON.union(_IGNORED["outside"].split())
+    ignored = ignored_keys(part.model_type)
     if part.whole and data.get(part.table) is None:
-        return part.model_type, Config(data, where, known=_OUTSIDE)
-    inner = Config(data, where).table(part.table, COMMON)
+        return part.model_type, Config(data, where, known=outside | ignored)
+    inner = Config(data, where).table(part.table, ignored)
     inner_type = inner.value("model_type", default=part.model_type)
     if inner_type not in (part.model_type, model_type):
         raise inner.wrong("model_type", f"{part.model_type}, which posexport reads of {model_type}")
     repeated = {key for key in data if key in inner.data and data[key] == inner.data[key]}
-    Config(data, where, known=_OUTSIDE | repeated).refuse_unread(model_type)
+    Config(data, where, known=outside | repeated).refuse_unread(model_type)
     return part.model_type, inner

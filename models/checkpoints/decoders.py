@@ -204,13 +204,8 @@ def smollm3(config: Config, layer: int) -> Data:
     return decoder(config, size, width if slides else None, encoding=encoding if rotates else {"name": "none"})
 
 
-_EXPERTS = "num_local_experts num_experts_per_tok output_router_logits router_aux_loss_coef router_jitter_noise"
-_OSS = "experts_per_token initial_context_length swiglu_alpha swiglu_limit"
-_LLAMA4 = "intermediate_size_mlp interleave_moe_layer_step moe_layers for_llm_compressor"
-_CAP = "final_logit_softcapping"
-
 ARCHITECTURES = {
-    "llama": Architecture(layers=count(32), spec=llama, paths=ALONE, known="mlp_bias"),
+    "llama": Architecture(layers=count(32), spec=llama, paths=ALONE),
     "mistral": Architecture(layers=count(32), spec=mistral, paths=ALONE),
     "qwen2": Architecture(layers=count(32), spec=qwen2, paths=ALONE),
     "qwen3": Architecture(layers=count(32), spec=qwen3, paths=ALONE),
@@ -218,9 +213,9 @@ ARCHITECTURES = {
     "qwen2_5_vl_text": Architecture(layers=count(80), spec=qwen2_vl, paths=IN_A_PAIR),
     "qwen3_vl_text": Architecture(layers=count(32), spec=qwen3_vl, paths=IN_A_PAIR),
     "gemma": Architecture(layers=count(28), spec=gemma, paths=ALONE),
-    "gemma2": Architecture(layers=count(26), spec=gemma2, paths=ALONE, known=_CAP),
-    "gemma3_text": Architecture(layers=count(26), spec=gemma3, paths=IN_A_PAIR, weights=gemma3_weights, known=_CAP),
-    "gpt_oss": Architecture(layers=count(36), spec=gpt_oss, paths=ALONE, known=f"{_EXPERTS} {_OSS}"),
-    "llama4_text": Architecture(layers=count(48), spec=llama4, paths=IN_A_PAIR, known=f"{_EXPERTS} {_LLAMA4}"),
-    "smollm3": Architecture(layers=count(36), spec=smollm3, paths=ALONE, known="mlp_bias max_window_layers"),
+    "gemma2": Architecture(layers=count(26), spec=gemma2, paths=ALONE),
+    "gemma3_text": Architecture(layers=count(26), spec=gemma3, paths=IN_A_PAIR, weights=gemma3_weights),
+    "gpt_oss": Architecture(layers=count(36), spec=gpt_oss, paths=ALONE),
+    "llama4_text": Architecture(layers=count(48), spec=llama4, paths=IN_A_PAIR),
+    "smollm3": Architecture(layers=count(36), spec=smollm3, paths=ALONE),
 }

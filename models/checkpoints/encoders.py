@@ -223,79 +223,42 @@ def wav2vec2_bert(config: Config, layer: int) -> Data:
     return {**full_heads(config, 1024, 16), "bias": True, "encoding": encoding}
 
 
-_SPEECH = """
-    activation_dropout feat_proj_dropout final_dropout layerdrop apply_spec_augment mask_time_prob mask_time_length
-    mask_time_min_masks mask_feature_prob mask_feature_length mask_feature_min_masks ctc_loss_reduction
-    ctc_zero_infinity use_weighted_layer_sum classifier_proj_size tdnn_dim tdnn_kernel tdnn_dilation
-    xvector_output_dim add_adapter adapter_kernel_size adapter_stride num_adapter_layers output_hidden_size
-    max_source_positions rotary_embedding_base conv_depthwise_kernel_size conformer_conv_dropout
-"""
-
 ARCHITECTURES = {
     "bert": Architecture(
-        layers=count(12),
-        spec=bert,
-        paths=under("encoder.layer.{}.attention", "bert."),
-        weights=bert_weights,
-        known="""type_vocab_size directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
-        pooler_size_per_head pooler_type""",
+        layers=count(12), spec=bert, paths=under("encoder.layer.{}.attention", "bert."), weights=bert_weights
     ),
     "modernbert": Architecture(
         layers=count(22),
         spec=modernbert,
         paths=under("layers.{}.attn", "model."),
         weights=fused_reader("Wqkv", "Wo", blocks),
-        known="""initializer_cutoff_factor norm_eps norm_bias embedding_dropout mlp_bias mlp_dropout decoder_bias
-        classifier_pooling classifier_bias classifier_activation deterministic_flash_attn sparse_prediction
-        sparse_pred_ignore_index reference_compile repad_logits_with_grad position_embedding_type""",
     ),
-    "t5": Architecture(
-        layers=count(6, "num_layers", "num_hidden_layers"),
-        spec=t5,
-        paths=t5_paths,
-        weights=t5_weights,
-        known="""d_ff num_decoder_layers n_positions dropout_rate feed_forward_proj dense_act_fn is_gated_act
-        scale_decoder_outputs""",
-    ),
+    "t5": Architecture(layers=count(6, "num_layers", "num_hidden_layers"), spec=t5, paths=t5_paths, weights=t5_weights),
     "deberta": Architecture(
-        layers=count(12),
-        spec=deberta,
-        paths=under("encoder.layer.{}.attention", "deberta."),
-        weights=deberta_weights,
-        known="type_vocab_size legacy pooler_dropout pooler_hidden_act pooler_hidden_size padding_idx",
+        layers=count(12), spec=deberta, paths=under("encoder.layer.{}.attention", "deberta."), weights=deberta_weights
     ),
     "deberta-v2": Architecture(
         layers=count(24),
         spec=deberta_v2,
         paths=under("encoder.layer.{}.attention", "deberta."),
         weights=deberta_v2_weights,
-        known="""type_vocab_size legacy pooler_dropout pooler_hidden_act pooler_hidden_size padding_idx conv_kernel_size
-        conv_groups conv_act cls_dropout""",
     ),
     "xlnet": Architecture(
         layers=count(24, "n_layer", "num_hidden_layers"),
         spec=xlnet,
         paths=under("layer.{}.rel_attn", "transformer."),
         weights=xlnet_weights,
-        known="""d_inner ff_activation dropout mem_len reuse_len use_mems_eval use_mems_train summary_type
-        summary_use_proj summary_activation summary_last_dropout start_n_top end_n_top""",
     ),
     "wav2vec2-conformer": Architecture(
         layers=count(12),
         spec=wav2vec2_conformer,
         paths=under("encoder.layers.{}.self_attn", "wav2vec2_conformer."),
         weights=wav2vec2_conformer_weights,
-        known=f"""{_SPEECH} feat_quantizer_dropout feat_extract_norm feat_extract_activation conv_dim conv_stride
-        conv_kernel conv_bias num_conv_pos_embeddings num_conv_pos_embedding_groups num_codevectors_per_group
-        num_codevector_groups contrastive_logits_temperature num_negatives codevector_dim proj_codevector_dim
-        diversity_loss_weight num_feat_extract_layers
-        do_stable_layer_norm feat_extract_dropout""",
     ),
     "wav2vec2-bert": Architecture(
         layers=count(24),
         spec=wav2vec2_bert,
         paths=under("encoder.layers.{}.self_attn", "wav2vec2_bert."),
         weights=renamed(CONFORMER_NAMES),
-        known=f"{_SPEECH} feature_projection_input_dim adapter_act use_intermediate_ffn_before_adapter",
     ),
 }

@@ -132,45 +132,35 @@ ARCHITECTURES = {
         spec=phi3,
         paths=under("layers.{}.self_attn", "model."),
         weights=fused_reader("qkv_proj", "o_proj", blocks),
-        known="resid_pdrop embd_pdrop mlp_bias lm_head_bias",
     ),
     "gpt_neox": Architecture(
         layers=count(44),
         spec=gpt_neox,
         paths=under("layers.{}.attention", "gpt_neox."),
         weights=fused_reader("query_key_value", "dense", groups),
-        known="use_parallel_residual",
     ),
     "gptj": Architecture(
         layers=count(28, "n_layer", "num_hidden_layers"),
         spec=gptj,
         paths=under("h.{}.attn", "transformer."),
         weights=renamed({"o_proj": "out_proj"}),
-        known="""n_positions n_ctx n_inner activation_function resid_pdrop embd_pdrop attn_pdrop summary_activation
-        summary_first_dropout summary_proj_to_labels summary_type summary_use_proj""",
     ),
     "falcon": Architecture(
         layers=count(32),
         spec=falcon,
         paths=under("h.{}.self_attention", "transformer."),
         weights=fused_reader("query_key_value", "dense", groups),
-        known="""parallel_attn num_ln_in_parallel_attn ffn_hidden_size activation
-        apply_residual_connection_post_layernorm""",
     ),
     "bloom": Architecture(
         layers=count(2, "n_layer", "num_hidden_layers"),
         spec=bloom,
         paths=under("h.{}.self_attention", "transformer."),
         weights=fused_reader("query_key_value", "dense", groups),
-        known="""apply_residual_connection_post_layernorm slow_but_exact attention_softmax_in_fp32 bias_dropout_fusion
-        masked_softmax_fusion n_inner offset_alibi seq_length skip_bias_add skip_bias_add_qkv""",
     ),
     "mpt": Architecture(
         layers=count(24, "n_layers", "num_hidden_layers"),
         spec=mpt,
         paths=under("blocks.{}.attn", "transformer."),
         weights=fused_reader("Wqkv", "out_proj", blocks),
-        known="""expansion_ratio max_seq_len resid_pdrop emb_pdrop learned_pos_emb init_device init_config logit_scale
-        no_bias embedding_fraction norm_type tokenizer_name verbose""",
     ),
 }

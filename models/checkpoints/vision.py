@@ -170,59 +170,27 @@ def sam2_video(config: Config, layer: int) -> Data:
     return {**size, "head_dim": width, "bias": True, "encoding": {"name": "rope2d", "theta": theta}}
 
 
-_PIXELS = "num_channels encoder_stride drop_path_rate mlp_ratio"
-_SWIN = f"{_PIXELS} path_norm num_layers hidden_size stage_names out_features out_indices"
-
 ARCHITECTURES = {
     "vit": Architecture(
-        layers=count(12),
-        spec=vit,
-        paths=under("encoder.layer.{}.attention", "vit."),
-        weights=vit_weights,
-        known=f"{_PIXELS} pooler_output_size pooler_act",
+        layers=count(12), spec=vit, paths=under("encoder.layer.{}.attention", "vit."), weights=vit_weights
     ),
-    "swin": Architecture(
-        layers=swin_layers, spec=swin, paths=_block_of_swin("swin."), weights=renamed(SWIN_NAMES), known=_SWIN
-    ),
+    "swin": Architecture(layers=swin_layers, spec=swin, paths=_block_of_swin("swin."), weights=renamed(SWIN_NAMES)),
     "swinv2": Architecture(
-        layers=swin_layers, spec=swinv2, paths=_block_of_swin("swinv2."), weights=renamed(SWIN_NAMES), known=_SWIN
+        layers=swin_layers, spec=swinv2, paths=_block_of_swin("swinv2."), weights=renamed(SWIN_NAMES)
     ),
-    "dinov3_vit": Architecture(
-        layers=count(12),
-        spec=dinov3,
-        paths=under("layer.{}.attention", "model."),
-        known=f"""{_PIXELS} image_size patch_size mlp_bias layerscale_value use_gated_mlp apply_layernorm
-        pos_embed_shift pos_embed_jitter pos_embed_rescale reshape_hidden_states stage_names out_features
-        out_indices""",
-    ),
+    "dinov3_vit": Architecture(layers=count(12), spec=dinov3, paths=under("layer.{}.attention", "model.")),
     "pixtral": Architecture(
         layers=count(24),
         spec=pixtral,
         paths=under("transformer.layers.{}.attention", "vision_tower.", "model.vision_tower.", "vision_encoder."),
-        known=f"{_PIXELS} image_size patch_size is_composition",
     ),
     "vjepa2": Architecture(
         layers=count(24),
         spec=vjepa2,
         paths=under("encoder.layer.{}.attention", "vjepa2."),
         weights=renamed(projections("query", "key", "value", "proj")),
-        known="""patch_size crop_size image_size frames_per_clip tubelet_size in_chans drop_path_rate mlp_ratio
-        num_pooler_layers pred_hidden_size pred_num_attention_heads pred_num_hidden_layers pred_num_mask_tokens
-        pred_zero_init_mask_tokens pred_mlp_ratio use_SiLU wide_SiLU""",
     ),
     "sam2_video": Architecture(
-        layers=count(4, f"{_MEMORY}num_layers"),
-        spec=sam2_video,
-        paths=under("memory_attention.layers.{}.self_attn"),
-        known="""vision_config prompt_encoder_config mask_decoder_config num_maskmem image_size
-        sigmoid_scale_for_mem_enc sigmoid_bias_for_mem_enc enable_occlusion_spatial_embedding multimask_output_in_sam
-        multimask_min_pt_num multimask_max_pt_num multimask_output_for_tracking max_object_pointers_in_encoder
-        max_cond_frame_num enable_temporal_pos_encoding_for_object_pointers memory_attention_dropout
-        memory_attention_feed_forward_hidden_size memory_attention_feed_forward_hidden_act
-        memory_attention_rope_feat_sizes memory_attention_rope_dropout memory_encoder_hidden_size
-        memory_encoder_output_channels mask_downsampler_embed_dim mask_downsampler_kernel_size mask_downsampler_stride
-        mask_downsampler_padding mask_downsampler_total_stride mask_downsampler_hidden_act memory_fuser_num_layers
-        memory_fuser_embed_dim memory_fuser_intermediate_dim memory_fuser_kernel_size memory_fuser_padding
-        memory_fuser_layer_scale_init_value memory_fuser_hidden_act""",
+        layers=count(4, f"{_MEMORY}num_layers"), spec=sam2_video, paths=under("memory_attention.layers.{}.self_attn")
     ),
 }

@@ -6,6 +6,7 @@ A result belongs to the artifact with its sha256 where both have one, else to th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -113,45 +114,18 @@ def _mentions(source: str, data: object) -> Iterator[Mention]:
         case Report():
             for verdict in data.verdicts:
                 if verdict.runtime != PROJECT:
-                    yield Mention(
-                        file=verdict.artifact,
-                        sha256=verdict.sha256 or "",
-                        source=source,
-                        runtime=verdict.runtime,
-                        state=verdict.state,
-                    )
+                    about = partial(Mention, file=verdict.artifact, sha256=verdict.sha256 or "", source=source)
+                    yield about(runtime=verdict.runtime, state=verdict.state)
         case Benchmark():
+            about = partial(Mention, file=data.file, sha256=data.sha256, source=source, timing=True, busy=data.busy)
             for row in rows_of(source, data):
                 if not row.role:
-                    yield Mention(
-                        file=data.file,
-                        sha256=data.sha256,
-                        source=source,
-                        runtime=row.runtime,
-                        state=row.timing.state,
-                        timing=True,
-                        scenario=title_of(row.shape),
-                        seconds=row.median if row.timed else None,
-                        busy=data.busy,
-                    )
+                    scenario, seconds = title_of(row.shape), row.median if row.timed else None
+                    yield about(runtime=row.runtime, state=row.timing.state, scenario=scenario, seconds=seconds)
         case Tuning(winner=winner) if winner is not None and winner.file:  # tune verified it, and mostly timed it
-            about = Mention(
-                file=winner.file,
-                sha256=winner.sha256 or "",
-                source=source,
-                runtime=winner.verified or "",
-                state=PASSED,
-                by_tune=True,
-            )
+            about = partial(Mention, file=winner.file, sha256=winner.sha256 or "", source=source, by_tune=True)
             if winner.verified:
-                yield about
+                yield about(runtime=winner.verified, state=PASSED)
             if winner.seconds:
-                yield attrs.evolve(
-                    about,
-                    runtime=data.target,
-                    state=TIMED,
-                    timing=True,
-                    scenario=data.scenario,
-                    seconds=winner.seconds.median,
-                    busy=data.busy,
-                )
+                timed = partial(about, runtime=data.target, state=TIMED, timing=True)
+                yield timed(scenario=data.scenario, seconds=winner.seconds.median, busy=data.busy)

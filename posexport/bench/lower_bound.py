@@ -23,7 +23,7 @@ import math
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import chain
+from itertools import chain, cycle, islice
 
 import attrs
 import numpy as np
@@ -48,25 +48,24 @@ _TRIALS, _SLOW = 5, 0.5
 """Runs by which the fastest method is found, and the seconds from which on one is enough."""
 
 
+Timed = Callable[[], float]
+"""A call that does the work once and returns its seconds."""
+
+
 @attrs.frozen(kw_only=True)
 class Work:
-    """The products of one run: (rows, inner, columns) of the projections of each layer, and (heads, rows, head_dim,
-    keys) of its attention, those of the layers in turn; `bytes` is what must be read."""
+    """The products of one run: (rows, inner, columns) of the projections, which are those of every layer, and (heads,
+    rows, head_dim, keys) of the attention of each layer; `bytes` is what must be read."""
 
     projections: tuple[tuple[int, int, int], ...]
     attention: tuple[tuple[int, int, int, int], ...]
-    layers: int
     bytes: int
 
     @property
     def operations(self) -> int:
         """Multiplications and additions."""
-        scores = sum(2 * math.prod(self.attention_of(layer)) for layer in range(self.layers))
-        return 2 * (self.layers * sum(m * k * n for m, k, n in self.projections) + scores)
-
-    def attention_of(self, layer: int) -> tuple[int, int, int, int]:
-        """The attention of one layer."""
-        return self.attention[layer % len(self.attention)]
+        projections = len(self.attention) * sum(map(math.prod, self.projections))
+        return 2 * (projections + 2 * sum(map(math.prod, self.attention)))
 
 
 def work(spec: Spec, sizes: Mapping[str, int]) -> Work:
@@ -82,33 +81,29 @@ def work(spec: Spec, sizes: Mapping[str, int]) -> Work:
         up = len([name for name in spec.projections() if name.startswith("mlp.")]) - 1
         projections += [*[(rows, spec.hidden_size, inner)] * up, (rows, inner, spec.hidden_size)]
     weights = sum(inner * columns for _, inner, columns in projections)
-    kinds = spec.distinct_layers()
-    seen = sum(_seen(kinds[layer % len(kinds)], past) for layer in range(spec.layers))
-    cached = 2 * batch * spec.num_kv_heads * seen * spec.head_dim
-    group = spec.num_heads // spec.num_kv_heads
+    layers = list(islice(cycle(spec.distinct_layers()), spec.layers))
+    heads, group = batch * spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
+    cached = 2 * heads * spec.head_dim * sum(_seen(layer, past) for layer in layers)
     return Work(
         projections=tuple(projections),
-        attention=tuple(
-            (batch * spec.num_kv_heads, group * seq, spec.head_dim, _keys(kind, keys, past, seq)) for kind in kinds
-        ),
-        layers=spec.layers,
+        attention=tuple((heads, group * seq, spec.head_dim, _keys(layer, keys, past, seq)) for layer in layers),
         bytes=getattr(torch, TORCH_DTYPES[spec.dtype]).itemsize * (spec.layers * weights + cached),
     )
 
 
-def _seen(kind: Spec, past: int) -> int:
+def _seen(layer: Spec, past: int) -> int:
     """How many tokens of the cache the new ones see."""
-    seen = past if kind.window is None else min(past, kind.window - 1)
-    return seen if kind.attention_chunk_size is None else min(seen, past % kind.attention_chunk_size)
+    seen = past if layer.window is None else min(past, layer.window - 1)
+    return seen if layer.attention_chunk_size is None else min(seen, past % layer.attention_chunk_size)
 
 
-def _keys(kind: Spec, keys: int, past: int, seq: int) -> int:
+def _keys(layer: Spec, keys: int, past: int, seq: int) -> int:
     """The most keys that a query can see."""
-    if kind.cross:
+    if layer.cross:
         return keys
-    sides = 1 if kind.causal else 2
-    window = keys if kind.window is None else sides * (kind.window - 1) + 1
-    return min(keys, window, kind.attention_chunk_size or keys, _seen(kind, past) + seq)
+    sides = 1 if layer.causal else 2
+    window = keys if layer.window is None else sides * (layer.window - 1) + 1
+    return min(keys, window, layer.attention_chunk_size or keys, _seen(layer, past) + seq)
 
 
 class LowerBoundRunner:
@@ -126,13 +121,13 @@ class LowerBoundRunner:
     def run(self, inputs: Arrays) -> Arrays:
         raise NotImplementedError("the lower bound computes nothing of use")
 
-    def prepare(self, inputs: Arrays) -> Callable[[], float]:
+    def prepare(self, inputs: Arrays) -> Timed:
         todo = work(self._spec, _sizes(self._spec, inputs))
         dtype = getattr(torch, TORCH_DTYPES[self._spec.dtype])
         if self._device.type == "cuda":
             self._method = "roofline"
             return _roofline(todo, dtype, self._device)
-        makers: dict[str, Callable[[], Callable[[], float]]] = {}
+        makers: dict[str, Callable[[], Timed]] = {}
         for kind in dict.fromkeys((dtype, torch.float32)):
             name = str(kind).removeprefix("torch.")
             makers[f"products by torch, {name}"] = partial(_by_torch, todo, kind, False)
@@ -165,9 +160,9 @@ def _sizes(spec: Spec, inputs: Arrays) -> dict[str, int]:
     return sizes if spec.kv_cache != "shared" else {**sizes, "past_seq": int(inputs["write_indices"].max())}
 
 
-def _fastest(makers: Mapping[str, Callable[[], Callable[[], float]]]) -> tuple[float, str, Callable[[], float]]:
+def _fastest(makers: Mapping[str, Callable[[], Timed]]) -> tuple[float, str, Timed]:
     """(seconds, name, call) of the fastest, others forgotten; one that can't run here is left out while one can."""
-    best: tuple[float, str, Callable[[], float]] | None = None
+    best: tuple[float, str, Timed] | None = None
     error = Exception("there is no method")
     for name, make in makers.items():
         try:
@@ -188,10 +183,10 @@ def _fastest(makers: Mapping[str, Callable[[], Callable[[], float]]]) -> tuple[f
 def _layers(todo: Work, size: int) -> int:
     """How many layers have weights of their own."""
     one = size * sum(inner * columns for _, inner, columns in todo.projections)
-    return max(1, min(todo.layers, DISTINCT // max(one, 1)))
+    return max(1, min(len(todo.attention), DISTINCT // max(one, 1)))
 
 
-def _by_torch(todo: Work, dtype: torch.dtype, one_by_one: bool) -> Callable[[], float]:
+def _by_torch(todo: Work, dtype: torch.dtype, one_by_one: bool) -> Timed:
     """Products in torch, into buffers that are there."""
     heads, rows, width, keys = max(todo.attention)
     step = 1 if one_by_one else heads
@@ -208,10 +203,9 @@ def _by_torch(todo: Work, dtype: torch.dtype, one_by_one: bool) -> Callable[[], 
     scores = {keys: some(step, rows, keys) for *_, keys in todo.attention}
 
     def call() -> None:
-        for layer in range(todo.layers):
+        for layer, (*_, seen) in enumerate(todo.attention):
             for (m, k, n), weight in zip(todo.projections, weights[layer % count], strict=True):
                 torch.mm(entries[m, k], weight, out=exits[m, n])
-            seen = todo.attention_of(layer)[-1]
             key, value = (cache[:, :seen] for cache in caches[layer % count])
             for at in range(0, heads, step):
                 part = slice(at, at + step)
@@ -221,7 +215,7 @@ def _by_torch(todo: Work, dtype: torch.dtype, one_by_one: bool) -> Callable[[], 
     return timed(call, torch.device("cpu"))
 
 
-def _by_ort(todo: Work, dtype: torch.dtype, threads: int | None) -> Callable[[], float]:
+def _by_ort(todo: Work, dtype: torch.dtype, threads: int | None) -> Timed:
     """The same products as MatMul nodes of a graph, weights as initializers, values bound to memory."""
     import onnxruntime
     from onnx import numpy_helper, parser
@@ -230,11 +224,10 @@ def _by_ort(todo: Work, dtype: torch.dtype, threads: int | None) -> Callable[[],
 
     count = _layers(todo, dtype.itemsize)
     products: list[tuple[tuple[str, tuple[int, ...]], ...]] = []  # the name and the shape of both factors
-    for layer in range(todo.layers):
+    for layer, (heads, rows, width, keys) in enumerate(todo.attention):
         at = layer % count
         for index, (m, k, n) in enumerate(todo.projections):
             products.append(((f"x{m}x{k}", (m, k)), (f"w{at}_{index}", (k, n))))
-        heads, rows, width, keys = todo.attention_of(layer)
         products.append((("q", (heads, rows, width)), (f"k{at}x{keys}", (heads, width, keys))))
         products.append(((f"p{keys}", (heads, rows, keys)), (f"v{at}x{keys}", (heads, keys, width))))
     factors = dict(chain.from_iterable(products))
@@ -267,20 +260,20 @@ def _by_ort(todo: Work, dtype: torch.dtype, threads: int | None) -> Callable[[],
     return timed(lambda: session.run_with_iobinding(binding), torch.device("cpu"))
 
 
-def _by_sum(todo: Work) -> Callable[[], float]:
+def _by_sum(todo: Work) -> Timed:
     """Reading as many bytes as a run must, again and again: from a cache where they fit into one, as in the block."""
     buffer = torch.ones(max(todo.bytes // 4, 1))
     return timed(lambda: buffer.sum(), torch.device("cpu"))
 
 
-def _by_vector(todo: Work) -> Callable[[], float]:
+def _by_vector(todo: Work) -> Timed:
     columns = 4096
     matrix, vector = torch.ones(max(todo.bytes // 4 // columns, 1), columns), torch.ones(columns)
     out = torch.empty(len(matrix))
     return timed(lambda: torch.mv(matrix, vector, out=out), torch.device("cpu"))
 
 
-def _roofline(todo: Work, dtype: torch.dtype, device: torch.device) -> Callable[[], float]:
+def _roofline(todo: Work, dtype: torch.dtype, device: torch.device) -> Timed:
     """Seconds of the roofline, from one large product and one large read in the same run."""
     side, size = PEAK_SIDE, PEAK_BYTES
     one, other = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))

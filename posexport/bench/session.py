@@ -160,18 +160,15 @@ class BenchSession:
     def _made(self, role: str, name: str, **fields: Any) -> Path | None:
         """The file of an alternative, made once, by a process of its own."""
         path = Path(self._folder.name) / f"{role}.onnx"
-        if path.exists():
-            return path
         if role in self._not_made:
             self._out[name, None] = attrs.evolve(self._not_made[role], runtime=name)
-            return None
-        self._progress(f"exporting {role}")
-        reply = self._ask(name, None, "make", role=role, path=str(path), **fields)
-        if reply is None:
-            self._not_made[role] = self._out[name, None]
-            return None
-        self._timer.close(name)
-        return path
+        elif not path.exists():
+            self._progress(f"exporting {role}")
+            if self._ask(name, None, "make", role=role, path=str(path), **fields) is None:
+                self._not_made[role] = self._out[name, None]
+            else:
+                self._timer.close(name)
+        return None if role in self._not_made else path
 
     def _measure(self, index: int, sizes: Sizes, again: str) -> None:
         ready: dict[str, Mapping[str, Any]] = {}

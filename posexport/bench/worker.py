@@ -27,7 +27,7 @@ from posexport.errors import PosexportError, Reason
 from posexport.models import read_spec
 from posexport.processes import MEMORY, serve
 from posexport.runtimes import TENSORRT, runtime
-from posexport.runtimes.base import CompilableRunner, MethodRunner, Runner, failure_code
+from posexport.runtimes.base import MethodRunner, Runner, failure_code
 from posexport.runtimes.cuda import memory_used
 
 LONG_RUN_SECONDS = 0.25
@@ -58,7 +58,7 @@ class Worker:
     ) -> dict[str, Any]:
         row = runtime(runtime_name)
         self._limited = not row.needs_gpu
-        self._compiled = options.pop("compiled", False)
+        self._compiled = options.get("compiled", False)
         if row.package == "torch":
             import torch
 
@@ -77,8 +77,6 @@ class Worker:
             self._runner = LowerBoundRunner(read_onnx(Path(path)).spec, row.options["device"], threads)
         else:
             self._runner = attrs.evolve(row, options={**row.options, **options}).load(Path(path))
-        if self._compiled and isinstance(self._runner, CompilableRunner):
-            self._runner.compile()
         seconds = time.perf_counter() - start
         built = row.module == TENSORRT and path.endswith(".onnx")
         return {

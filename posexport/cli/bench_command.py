@@ -105,9 +105,9 @@ def bench(
 
 def _bench_project(named: str | None, options: BenchOptions, save: str | None, strict: bool, as_json: bool) -> int:
     from posexport.cli.bench_tables import show_project
-    from posexport.workflows.project.products import open_project
+    from posexport.workflows.project.file import find_project
 
-    project = open_project(named)
+    project = find_project(named)
     with console.steps("loading torch") as progress, _warnings():
         from posexport.workflows.project.bench import bench_project, results_folder
 

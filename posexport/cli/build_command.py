@@ -9,7 +9,7 @@ import click
 from posexport.cli import console
 from posexport.cli.options import project_option
 from posexport.workflows.project.build import BuildResult, State, build_project
-from posexport.workflows.project.products import open_project
+from posexport.workflows.project.file import find_project
 
 
 @click.command()
@@ -25,7 +25,7 @@ def build(names: tuple[str, ...], project_file: str | None, check: bool, force: 
     2 where an artifact can't be made, 3 where what builds a plan is not there.
     """
     with console.steps("reading the project") as progress:
-        result = build_project(open_project(project_file), names, check=check, force=force, progress=progress)
+        result = build_project(find_project(project_file), names, check=check, force=force, progress=progress)
     if as_json:
         console.show_json(result.to_dict())
     else:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 
 from posexport.artifact.manifest import KernelRow, PlanKernels, PlanManifest
@@ -15,7 +16,8 @@ from posexport.cli import console
 from posexport.errors import Reason, RequestError
 from posexport.files import check_output
 from posexport.jsondata import unstructure
-from posexport.runtimes.tensorrt.options import read_options
+from posexport.runtimes.tensorrt import api
+from posexport.runtimes.tensorrt.options import BuildOptions
 
 _NODES, _ROWS = 4, 40  # the table shows so many nodes of a kernel, and so many kernels; the manifest has all
 
@@ -44,7 +46,9 @@ _PROFILE_HELP = (
 @click.option("--tf32", is_flag=True, help="let fp32 products round their inputs to 11 bits: faster, and not at parity")
 @click.option("--require-fused-attention", is_flag=True, help="exit 1 unless each layer's attention is one kernel")
 @click.option("--json", "as_json", is_flag=True, help="print the manifest, the build time and warnings as JSON")
-def compile(file: str, output: str | None, require_fused_attention: bool, as_json: bool, **build_options: Any) -> int:
+def compile(
+    file: str, output: str | None, runtime: str | None, require_fused_attention: bool, as_json: bool, **given: Any
+) -> int:
     """Build an ONNX artifact into a TensorRT plan, with its manifest <plan>.json."""
     path = Path(file)
     if path.suffix != ".onnx":
@@ -52,7 +56,7 @@ def compile(file: str, output: str | None, require_fused_attention: bool, as_jso
     check_artifact(path)
     target = Path(output) if output is not None else path.with_suffix(".plan")
     check_output(target, ".plan")
-    options = read_options(**build_options)
+    options = attrs.evolve(BuildOptions(**given), runtime=api.choose(runtime))
     warnings: list[Reason] = []
     with console.steps(f"loading {options.runtime}") as progress:
         from posexport.export.compile import compile_plan

@@ -61,9 +61,9 @@ def verify(
         raise RequestError("--inputs was given without files: they are one artifact's, so give that artifact too.")
     title, identity, project, files = "Parity with torch in float64", {}, None, [Path(path) for path in paths]
     if not files:
-        from posexport.workflows.project.products import open_project
+        from posexport.workflows.project.file import find_project
 
-        project = open_project(project_file)
+        project = find_project(project_file)
         required = (*required, *(name for name in project.require if name not in required))
         title, identity = f"Project {project.file}: parity with torch in float64", {"project": str(project.file)}
     report = unreadable_report(files, settings.seed) if files else None

@@ -69,6 +69,7 @@ def compile_plan(
 
         progress("compiling kernels for this GPU")
         warmed = warm_cache(options.runtime, built.plan, artifact, built.profiles, options.runtime_cache)
+    gpus = (device()[1],) if options.runtime == "tensorrt" else options.compute_capability
     with staged() as files:
         sha256 = files.write(output, lambda file: file.write(memoryview(built.plan)))
         manifest = PlanManifest(
@@ -90,7 +91,7 @@ def compile_plan(
                 external_data=artifact.external_sha256,
             ),
             runtime=Builder(name=options.runtime, version=built.version),
-            target_gpus=(device()[1],) if options.runtime == "tensorrt" else options.capabilities or ("portable",),
+            target_gpus=gpus or ("portable",),
             profiles={
                 name: {moment: tuple(shape) for moment, shape in shapes.items()}
                 for name, shapes in built.profiles.items()

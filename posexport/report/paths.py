@@ -18,7 +18,8 @@ def check_paths(paths: Sequence[Path]) -> None:
             check_artifact(path)
         elif not path.is_dir() and path.suffix != ".json":
             raise RequestError(f"{str(path)!r} is neither .json nor .onnx nor .plan nor a folder: give one of these.")
-    if not any(file.suffix in (".json", *SUFFIXES) for path in paths for file in (path, *path.rglob("*"))):
+    files = (file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]))
+    if not any(file.suffix in (".json", *SUFFIXES) for file in files):
         raise no_results(paths)
 
 

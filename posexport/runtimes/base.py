@@ -30,14 +30,6 @@ class Runner(Protocol):
 
 
 @runtime_checkable
-class CompilableRunner(Runner, Protocol):
-    """A runner whose graph can be compiled further in place."""
-
-    def compile(self) -> None:
-        """Compile it for each shape that it runs from now on."""
-
-
-@runtime_checkable
 class MethodRunner(Runner, Protocol):
     """A runner that has several methods and chooses the fastest."""
 
@@ -52,8 +44,9 @@ def check_options(engine: str, options: Mapping[str, Any], allowed: Sequence[str
             raise unknown(f"option of {engine}", name, allowed)
 
 
-def check_onnx_file(engine: str, path: Path) -> None:
-    """RequestError for a file that is no `.onnx`, for the engines that take nothing else."""
+def check_onnx_file(engine: str, path: Path, options: Mapping[str, Any], allowed: Sequence[str] = ()) -> None:
+    """RequestError for a file that is no `.onnx`, for the engines that take nothing else, and for unknown options."""
+    check_options(engine, options, allowed)
     if path.suffix != ".onnx":
         raise RequestError(f"{engine} runs .onnx files, not {path.name!r}: give the .onnx it came from.")
 

@@ -11,7 +11,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from posexport.runtimes.base import Arrays, check_onnx_file, check_options, timed
+from posexport.runtimes.base import Arrays, check_onnx_file, timed
 
 
 class GatherElements(OpRun):
@@ -49,6 +49,5 @@ class ReferenceRunner:
 
 def load(path: Path, options: Mapping[str, Any]) -> ReferenceRunner:
     """Open the `.onnx` file at `path`, external data included; there are no options."""
-    check_options("onnx-reference", options, ())
-    check_onnx_file("onnx-reference", path)
+    check_onnx_file("onnx-reference", path, options)
     return ReferenceRunner(onnx.load(path))

@@ -22,7 +22,7 @@ import onnxruntime
 from posexport.errors import RuntimeMissingError, unknown
 from posexport.machine import kept_to
 from posexport.runtimes import gpu_missing
-from posexport.runtimes.base import Arrays, check_onnx_file, check_options, timed
+from posexport.runtimes.base import Arrays, check_onnx_file, timed
 from posexport.runtimes.cuda import by_torch_events
 from posexport.runtimes.tensors import BF16
 
@@ -171,8 +171,7 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
     """Open the `.onnx` file at `path`; raises what ONNX Runtime raises, RequestError for wrong options, and
     RuntimeMissingError where the CUDA provider can't start, which ONNX Runtime itself would pass over in silence.
     """
-    check_options("onnxruntime", options, _OPTIONS)
-    check_onnx_file("onnxruntime", path)
+    check_onnx_file("onnxruntime", path, options, _OPTIONS)
     provider, cuda_graph, stream = options.get("provider", "CPU"), bool(options.get("cuda_graph")), None
     if provider not in _DEVICES:
         raise unknown("provider of onnxruntime", str(provider), _DEVICES)

@@ -2,7 +2,8 @@
 
 Options: `device` ("cpu" or "cuda"); `dtype`: the artifact's own, or "fp64" for the float64 reference of all comparisons
 (the same rounded weights and inputs, everything else in double precision); `streamed`: hold the weights of one layer at
-a time, read anew for each run, so that a stack needs no memory for all of them. It can't be timed then.
+a time, read anew for each run, so that a stack needs no memory for all of them, and can't be timed; `compiled`: by
+torch.compile, for each shape anew as a deployment would.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from posexport.machine import available
 from posexport.models.block import Block, Streamed, build_block
 from posexport.models.weights import TORCH_DTYPES, bytes_of
 from posexport.runtimes import base, gpu_missing
-from posexport.runtimes.base import Arrays, check_onnx_file, check_options
+from posexport.runtimes.base import Arrays, check_onnx_file
 from posexport.runtimes.cuda import by_torch_events
 from posexport.runtimes.tensors import to_numpy, to_torch
 from posexport.spec.contract import graph_inputs, graph_outputs
@@ -46,9 +47,12 @@ class _Runner:
 class TorchRunner(_Runner):
     """A block of ours on one device."""
 
-    def __init__(self, block: Block, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, block: Block, dtype: torch.dtype, device: torch.device, compiled: bool = False) -> None:
         super().__init__(block.spec, dtype, device)
         self._block = block.to(device)
+        if compiled:
+            torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
+            self._block.compile(dynamic=False)
 
     def run(self, inputs: Arrays) -> Arrays:
         with torch.inference_mode():
@@ -59,11 +63,6 @@ class TorchRunner(_Runner):
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
         bound = self._bind(inputs)
         return timed(lambda: self._block(*bound), self._device)
-
-    def compile(self) -> None:
-        """Compile the block in place by torch.compile, for each shape anew as a deployment would."""
-        torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
-        self._block.compile(dynamic=False)
 
 
 class StreamedRunner(_Runner):
@@ -99,8 +98,7 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
     Raises RequestError for any other file, for wrong options and for weights that memory has no room for,
     RuntimeMissingError where the GPU can't be used.
     """
-    check_options("torch", options, ("device", "dtype", "streamed"))
-    check_onnx_file("torch", path)
+    check_onnx_file("torch", path, options, ("device", "dtype", "streamed", "compiled"))
     for name, allowed in (("device", _DEVICES), ("dtype", TORCH_DTYPES)):
         if options.get(name) is not None and options[name] not in allowed:
             raise unknown(f"{name} of torch", str(options[name]), allowed)
@@ -121,4 +119,5 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
             f"torch would hold {needed / 1e9:.1f} GB of weights of {path.name!r} and {free / 1e9:.1f} GB of memory are "
             "free: take fewer layers, or leave torch out."
         )
-    return TorchRunner(build_block(artifact.spec, artifact.weights(), dtype), dtype, device)
+    block = build_block(artifact.spec, artifact.weights(), dtype)
+    return TorchRunner(block, dtype, device, bool(options.get("compiled")))

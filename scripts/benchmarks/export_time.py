@@ -11,6 +11,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,8 +33,12 @@ def measure(quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         for name in ["rope"] if quick else [*COMMON, "rope:layout=half"]:
             spec = block_spec(name, 768, 12)
-            calls = {"ours": lambda spec=spec: write_block(spec, Path(folder, "ours.onnx"))}
-            calls["theirs"] = _torch_export(spec, Path(folder, "theirs.onnx"))
+            arrays = seeded_inputs(spec, Sizes(batch=2, seq=7), 0)
+            inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            calls: dict[str, Callable[[], object]] = {
+                "ours": partial(write_block, spec, Path(folder, "ours.onnx")),
+                "theirs": partial(_torch_export, spec, inputs, Path(folder, "theirs.onnx")),
+            }
             for call in calls.values():
                 call()
             timings = {side: timed(call) for side, call in calls.items()}
@@ -42,17 +47,20 @@ def measure(quick: bool) -> list[Row]:
     return rows
 
 
-def _torch_export(spec: Spec, path: Path) -> Callable[[], None]:
+def _torch_export(spec: Spec, inputs: dict[str, torch.Tensor], path: Path) -> None:
     """torch's own export with its default optimizations."""
-    inputs = {name: torch.from_numpy(array) for name, array in seeded_inputs(spec, Sizes(batch=2, seq=7), 0).items()}
     dims = ({0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")},) * len(inputs)
-    names = {"input_names": list(inputs), "output_names": ["output"], "dynamic_shapes": (dims,)}
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it lists torchvision's operators as missing
-
-    def call() -> None:
-        with torch.no_grad(), plain_torch(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            block, example = seeded_block(spec), tuple(inputs.values())
-            torch.onnx.export(block, example, path, opset_version=18, external_data=False, verbose=False, **names)
-
-    return call
+    with torch.no_grad(), plain_torch(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            seeded_block(spec),
+            tuple(inputs.values()),
+            path,
+            opset_version=18,
+            external_data=False,
+            verbose=False,
+            input_names=list(inputs),
+            output_names=["output"],
+            dynamic_shapes=(dims,),
+        )

@@ -27,8 +27,7 @@ from posexport.bench.regression import STEADY
 from posexport.files import write_json
 
 LIMIT, RUNS, RENEWED = 0.05, 20, 5
-SCENARIO = {"runtimes": ("ort-cpu",), "scenarios": ("prefill:256",)}
-
+OPTIONS = BenchOptions(runtimes=("ort-cpu",), scenarios=("prefill:256",))
 
 EQUAL, SLOW = "equal", "slow pair"
 PLANTS: dict[str, dict[str, Any]] = {
@@ -53,7 +52,8 @@ def measure(quick: bool) -> list[Row]:
         runs = _runs(builds, 1 if quick else RUNS)
     states = {kind: Counter(run["state"] for run in runs if run["kind"] == kind) for kind in builds}
     if not quick:
-        head = {"scenario": SCENARIO, "limit": LIMIT, "steady": STEADY, "planted": PLANTS}
+        scenario = {"runtimes": OPTIONS.runtimes, "scenarios": OPTIONS.scenarios}
+        head = {"scenario": scenario, "limit": LIMIT, "steady": STEADY, "planted": PLANTS}
         write_json(RESULTS / "gate.json", {**record(), **head, "shares": shares, "states": states, "runs": runs})
     missed = states[SLOW].total() - states[SLOW]["slower"]
     return [
@@ -66,7 +66,7 @@ def _runs(builds: dict[str, Path], count: int) -> list[dict[str, Any]]:
     shuffle, runs, baseline = random.Random(0), [], None
     for number in range(count):
         if baseline is None or number % RENEWED == 0:
-            baseline = bench_to_keep(builds[EQUAL], BenchOptions(**SCENARIO))
+            baseline = bench_to_keep(builds[EQUAL], OPTIONS)
         due = [EQUAL, *(kind for kind, plan in PLANTS.items() if number % plan["every"] == 0)]
         for kind in shuffle.sample(due, len(due)):
             result = bench_gated(builds[kind], baseline, LIMIT)
@@ -78,8 +78,7 @@ def _runs(builds: dict[str, Path], count: int) -> list[dict[str, Any]]:
 
 def _share(plain: Path, planted: Path) -> dict[str, float]:
     """How much longer a planted build takes than a plain one in the same rounds, with its 95 % interval."""
-    options = BenchOptions(processes=PROCESSES, **SCENARIO)
-    with BenchRun(planted, options, previous_artifact=plain) as run:
+    with BenchRun(planted, attrs.evolve(OPTIONS, processes=PROCESSES), previous_artifact=plain) as run:
         run.open_processes(run.planned)
         timing = run.result().shapes[0].timing("ort-cpu")
     if timing is None:

@@ -16,7 +16,8 @@ from posexport.artifact.manifest import PlanKernels
 from posexport.artifact.onnx_artifact import read_onnx
 from posexport.export.support import unsupported_reason
 from posexport.runtimes.tensorrt import api
-from posexport.runtimes.tensorrt.builder import BuildOptions, build
+from posexport.runtimes.tensorrt.builder import build
+from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.spec.spec import Spec
 
 LIMITS = {"none": 7, "learned": 8, "sinusoidal": 8, "relative": 13, "t5": 8, "alibi": 8}

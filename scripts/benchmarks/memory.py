@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from results import Row, counted, not_run
 from timing import THREADS, block_spec, write_block, write_forms
 
 from posexport import machine
-from posexport.artifact.onnx_artifact import write_onnx
+from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.export import export
 from posexport.files import HashingFile, staged
-from posexport.models.weights import bytes_of, seeded
-from posexport.runtimes import ort, torch_eager
+from posexport.models.weights import TORCH_DTYPES, bytes_of, seeded
+from posexport.runtimes import ort
+from posexport.runtimes.torch_eager import StreamedRunner
 
 EXPORT_TARGET = 1.5
 TOKENS = 4096
@@ -88,7 +90,8 @@ def of_stack(what: str, layers: int, path: str) -> dict[str, Any]:
         with staged() as files:
             files.write(target.with_name("bytes"), write_bytes)
     else:
-        runner = torch_eager.load(target, {"dtype": what, "streamed": True})
+        dtype = getattr(torch, TORCH_DTYPES[what])
+        runner = StreamedRunner(read_onnx(target), dtype, torch.device("cpu"))
         inputs = [seeded_inputs(spec, Sizes(batch=2, seq=seq), 0) for seq in (1, 33)]
         runner.run_all(inputs)
     marks.append(time.perf_counter())

@@ -24,8 +24,9 @@ from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.halving import GROUP, MAX_ROUNDS, Halving
 from posexport.bench.tune.measure import WARMUP
 from posexport.bench.tune.programs import Block
+from posexport.bench.tune.result import Row as Candidate
 from posexport.bench.tune.search import Tuning, tune
-from posexport.bench.tune.space import Candidate, Program, Request, options_of, other_opsets, plain_options, programs
+from posexport.bench.tune.space import Program, Request, options_of, other_opsets, plain_options, programs
 from posexport.errors import RequestError
 from posexport.files import write_json
 from posexport.models import ENCODINGS
@@ -136,31 +137,31 @@ def time_everything(
         for program in distinct:
             levels: dict[str, str | None] = {}  # the first level that makes a graph
             for options in (*options_of(request.runtime, gpu=True), plain_options(request.runtime)):
-                level = dict(options).get("graph_level")
-                identity, error = tuning.programs.identity(program, tuning.prepared[program], level)
-                name = str(candidate := Candidate(program=program, options=options))
-                if error is None and levels.setdefault(identity, level) == level and name not in names:
-                    tuning.timer.add(candidate, tuning.prepared[program])
-                    names.append(name)
+                level = options.get("graph_level")
+                identity, error = tuning.programs.identity(program, level)
+                candidate = Candidate.of(program, options)
+                if error is None and levels.setdefault(identity, level) == level and candidate.name not in names:
+                    tuning.timer.candidates[candidate.name] = candidate
+                    names.append(candidate.name)
         search, others = Halving(), [name for name in names if name != winner]
-        cost, runs, timing_seconds = tuning.timer.cost, 0.0, 0.0
+        timer, runs, timing_seconds = tuning.timer, 0.0, 0.0
         for at in range(0, max(len(others), 1), GROUP - 1):
-            group, before = [winner, *others[at : at + GROUP - 1]], attrs.evolve(cost)
-            timed, failed = tuning.timer.time_rounds(group, rounds, at)
+            group = [winner, *others[at : at + GROUP - 1]]
+            runs_before, seconds_before = timer.runs, timer.seconds
+            timed, failed = timer.time_rounds(group, rounds, at)
             search.rounds += timed
             search.failed |= failed
             share = (len(group) - (at > 0)) / len(group)  # the winner counts once
             warmups = WARMUP * len(group)
-            runs += (warmups + (cost.runs - before.runs - warmups) * MAX_ROUNDS / rounds) * share
-            timing_seconds += (cost.seconds - before.seconds) * share
+            runs += (warmups + (timer.runs - runs_before - warmups) * MAX_ROUNDS / rounds) * share
+            timing_seconds += (timer.seconds - seconds_before) * share
         ratios = {name: ratio for name in names if (ratio := search.ratio(name, winner)) is not None}
         best = min(ratios, key=lambda name: ratios[name].median)
-        seconds = time.perf_counter() - start - cost.seconds + timing_seconds * MAX_ROUNDS / rounds
+        seconds = time.perf_counter() - start - timer.seconds + timing_seconds * MAX_ROUNDS / rounds
         judged = None if best == winner else attrs.asdict(_judged(tuning, winner, best, len(names)))
         costs = {"everything_runs": round(runs), "everything_seconds": seconds}
         plain = {name: attrs.asdict(ratio) for name, ratio in ratios.items()}
-        load = tuning.timer.machine_load
-        return {"best": best, "ratio": judged, "ratios": plain, **costs, "machine_load": load}
+        return {"best": best, "ratio": judged, "ratios": plain, **costs, "machine_load": timer.machine_load}
 
 
 def _judged(tuning: Tuning, winner: str, best: str, seed: int) -> statistics.Ratio:

@@ -48,8 +48,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, int], Any, int]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_work_is_that_of_the_block(name: str) -> None:
     over, sizes, attention, size = CASES[name]
-    found = made(small_spec("none", hidden_size=32, num_heads=4, **over), **sizes)
-    assert found.attention == (attention,)
+    spec = small_spec("none", hidden_size=32, num_heads=4, **over)
+    found = made(spec, **sizes)
+    assert found.attention == (attention,) * spec.layers
     assert found.bytes == size
 
 
@@ -62,7 +63,7 @@ SEEN: dict[str, tuple[dict[str, Any], dict[str, int], list[int], int]] = {
     "pattern": (
         {"layers": 3, "pattern": "none:window=4,none"},
         {"seq": 1, "past_seq": 9},
-        [4, 10],
+        [4, 10, 4],
         3 + 9 + 3,
     ),
 }
@@ -96,9 +97,7 @@ def test_an_encoder_gives_the_keys() -> None:
     assert [rows for rows, _, _ in found.projections] == [3, 9, 9, 3]
 
 
-WORK = lower_bound.Work(
-    projections=((3, 8, 8), (3, 8, 4)), attention=((2, 3, 4, 5), (2, 3, 4, 2)), layers=2, bytes=1000
-)
+WORK = lower_bound.Work(projections=((3, 8, 8), (3, 8, 4)), attention=((2, 3, 4, 5), (2, 3, 4, 2)), bytes=1000)
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])

@@ -20,7 +20,7 @@ from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.halving import Round
 from posexport.bench.tune.measure import CandidateTimer
 from posexport.bench.tune.programs import Block, PreparedProgram, Programs
-from posexport.bench.tune.result import Result
+from posexport.bench.tune.result import Result, Row
 from posexport.bench.tune.search import Tuning
 from posexport.bench.tune.space import Limits, Program, Request
 from posexport.cli.tune_command import show_tuning
@@ -46,11 +46,12 @@ class World:
 
     def prepare(self, programs: Any, program: Program) -> PreparedProgram:
         name = str(program).removesuffix("/ort")
-        return PreparedProgram(sha256=name, size=self.sizes(program), sizes={"seq": 8}, profile=("seq=1:8:8",), spec={})
+        size, sizes = self.sizes(program), {"seq": 8}
+        prepared = PreparedProgram(sha256=name, size=size, sizes=sizes, profile=("seq=1:8:8",), spec={})
+        programs.prepared[program] = prepared
+        return prepared
 
-    def identity(
-        self, programs: Any, program: Program, prepared: PreparedProgram, level: str | None = None
-    ) -> tuple[str, Reason | None]:
+    def identity(self, programs: Any, program: Program, level: str | None = None) -> tuple[str, Reason | None]:
         form = program.form.replace("function", "decomposed")
         return f"{form} {program.dtype} {'basic' if level == 'basic' else 'all'}", None
 
@@ -60,16 +61,14 @@ class World:
         self.timed += names
         self.calls += 1
         timer.memory |= {name: self.memory(name) for name in names}
-        timer.cost.runs += 4 * rounds * len(names)
-        timer.cost.turn = 4
+        timer.runs += 4 * rounds * len(names)
+        timer.turn = 4
         failed = {name: self.failing[name] for name in names if name in self.failing}
         return [{name: self.times(name) for name in names if name not in failed}] * rounds, failed
 
-    def verify(
-        self, programs: Any, store: Any, runtime: str, candidate: Any, prepared: Any, by_kernels: bool
-    ) -> tuple[str | None, str]:
-        self.verified.append(str(candidate))
-        return ("outputs differ" if candidate.program.form in self.wrong else None), runtime
+    def verify(self, programs: Programs, candidate: Row, by_kernels: bool) -> tuple[str | None, str]:
+        self.verified.append(candidate.name)
+        return ("outputs differ" if candidate.program.form in self.wrong else None), programs.request.runtime
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-OPTIONS = [(), (("graph_level", "basic"),), (("threads", 1),), (("io_binding", True),)]
+OPTIONS: list[dict[str, Any]] = [{}, {"graph_level": "basic"}, {"threads": 1}, {"io_binding": True}]
 
 
 def run(tmp_path: Path, dtypes: Sequence[str] = ("fp32",), **fields: Any) -> Result:
@@ -134,7 +133,7 @@ def test_everything_counts_each_distinct_candidate_once(
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
     import tuning
 
-    levels = (("graph_level", "extended"),), (("graph_level", "extended"), ("threads", 1))  # twins of "all"
+    levels = {"graph_level": "extended"}, {"graph_level": "extended", "threads": 1}  # twins of "all"
     monkeypatch.setattr(tuning, "options_of", lambda *args, **more: [*OPTIONS, *levels])
     spec = small_spec("rope")
     block = Block(specs={"fp32": spec}, load=lambda dtype: (spec, {}), source="seed 0")
@@ -211,7 +210,8 @@ def test_the_result_is_plain_data_with_every_candidate_and_the_cost(tmp_path: Pa
 def test_plans_are_ranked_by_kernel_tables_and_the_result_says_so(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kernels(programs: Any, program: Program, prepared: PreparedProgram, profile: tuple[str, ...]) -> dict[str, Any]:
+    def kernels(programs: Programs, candidate: Row) -> dict[str, Any]:
+        program, profile = candidate.program, programs.profile(candidate)
         if program.form == "contrib":
             return {"error": "Plugin not found"}
         count = {"decomposed": 5, "native": 6}[program.form]
@@ -238,15 +238,16 @@ def test_plans_are_ranked_by_kernel_tables_and_the_result_says_so(
 def test_the_size_of_plans_that_are_raced_is_the_plans_own(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kernels(programs: Any, program: Program, prepared: PreparedProgram, profile: tuple[str, ...]) -> dict[str, Any]:
-        return {"error": "no kernel"} if program.form == "contrib" else {"size": 7 if program.form == "native" else 9}
+    def kernels(programs: Any, candidate: Row) -> dict[str, Any]:
+        form = candidate.program.form
+        return {"error": "no kernel"} if form == "contrib" else {"size": 7 if form == "native" else 9}
 
     monkeypatch.setattr(Programs, "kernels", kernels)
     monkeypatch.setattr(stage, "check_there", lambda name: False)
     world.sizes = lambda program: 500 if program.form == "decomposed" else 1000
     result = run(tmp_path, runtime="tensorrt-rtx", objective="size")
     assert result.winner is not None and (result.winner.form, result.winner.size) == ("native", 7)
-    reasons = {row.candidate.program.form: row.reason for row in reversed(result.candidates)}
+    reasons = {row.form: row.reason for row in reversed(result.candidates)}
     assert reasons["decomposed"] == "takes 9 bytes, the least is 7" and reasons["contrib"] == "no kernel"
 
 

@@ -22,19 +22,22 @@ from posexport.bench.tune.fact_cache import FOLDER, Store
 from posexport.bench.tune.measure import CandidateTimer
 from posexport.bench.tune.programs import Block, PreparedProgram, Programs, content
 from posexport.bench.tune.result import Cost, Result, Row
-from posexport.bench.tune.space import Candidate, Program
+from posexport.bench.tune.space import Program, Request
 from posexport.errors import Reason, RequestError
 from posexport.jsondata import structure
 
 PROGRAM = Program(form="decomposed", dtype="fp32", opset=18)
-CANDIDATE = Candidate(program=PROGRAM, options=())
+CANDIDATE = Row.of(PROGRAM, {})
 PREPARED = PreparedProgram(sha256="a", size=1, sizes={"seq": 8}, profile=(), spec={})
 
 
 def programs(store: Store, runtime: str = "ort-cpu") -> Programs:
     spec = small_spec("none")
     block = Block(specs={"fp32": spec}, load=lambda dtype: (spec, {}), source="seed 0")
-    return Programs(block, runtime, Scenario("prefill", 8), store, lambda step: None)
+    request = Request(runtime=runtime, scenario=Scenario("prefill", 8))
+    programs = Programs(block, request, store, lambda step: None)
+    programs.prepared[PROGRAM] = PREPARED
+    return programs
 
 
 def test_what_else_is_in_the_folder_stays_as_it_is(tmp_path: Path) -> None:
@@ -70,8 +73,8 @@ def test_trouble_of_today_is_asked_about_again(tmp_path: Path, monkeypatch: pyte
     found = []
     for _ in range(3):
         with programs(Store(tmp_path)) as each:
-            found.append(each.identity(PROGRAM, PREPARED))
-            assert each.identity(PROGRAM, PREPARED) == found[-1]
+            found.append(each.identity(PROGRAM))
+            assert each.identity(PROGRAM) == found[-1]
         del answers[0]
     assert found == [("", Reason("memory", "crashed: out of memory")), ("graph", None), ("graph", None)]
 
@@ -95,8 +98,8 @@ def test_only_a_passed_verdict_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Programs, "path", lambda *args: tmp_path)
     monkeypatch.setattr(publish, "_verify", lambda *args: (asked.append(args), (state, "why"))[1])
     for _ in range(2):
-        with programs(store := Store(tmp_path)) as each:
-            reason, _runtime = publish.verified(each, store, "ort-cpu", CANDIDATE, PREPARED, False)
+        with programs(Store(tmp_path)) as each:
+            reason, _runtime = publish.verified(each, CANDIDATE, False)
             assert reason == (None if state == "passed" else "why")
     assert len(asked) == (1 if state == "passed" else 2)
 
@@ -106,9 +109,9 @@ def test_a_winner_is_verified_under_its_own_options(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Programs, "path", lambda *args: tmp_path)
     monkeypatch.setattr(publish, "_verify", lambda path, row: (rows.append(row), ("passed", ""))[1])
     options = {"graph_level": "basic", "threads": 1, "io_binding": True}
-    won = Candidate(program=PROGRAM, options=(*options.items(), ("cuda_graph", True)))
-    with programs(store := Store(tmp_path)) as each:
-        publish.verified(each, store, "ort-cpu", won, PREPARED, False)
+    won = Row.of(PROGRAM, {**options, "cuda_graph": True})
+    with programs(Store(tmp_path)) as each:
+        publish.verified(each, won, False)
     assert rows[0].options == {"provider": "CPU", **options}
 
 
@@ -119,10 +122,10 @@ def test_a_winner_whose_bound_runs_are_wrong_is_no_winner(tmp_path: Path, monkey
     monkeypatch.setattr(Programs, "path", lambda *args: tmp_path / "none.onnx")
     faulty = attrs.evolve(publish.RUNTIMES["ort-cpu"], module="engines.bound")
     monkeypatch.setattr(publish, "RUNTIMES", {**publish.RUNTIMES, "ort-cpu": faulty})
-    with programs(store := Store(tmp_path)) as each:
-        for options in ((), (("io_binding", True),)):
-            won = Candidate(program=PROGRAM, options=options)
-            reason, _runtime = publish.verified(each, store, "ort-cpu", won, PREPARED, False)
+    with programs(Store(tmp_path)) as each:
+        for options in ({}, {"io_binding": True}):
+            won = Row.of(PROGRAM, options)
+            reason, _runtime = publish.verified(each, won, False)
             assert (reason is None) == (not options)
 
 
@@ -141,11 +144,11 @@ def test_rounds_beside_other_work_and_failures_are_timed_anew(
 
     monkeypatch.setattr(CandidateTimer, "_time", time)
     for _ in range(2):
-        with programs(store := Store(tmp_path)) as each:
-            timer = CandidateTimer(each, store, "ort-cpu", {}, 0, lambda step: None)
-            timer.add(CANDIDATE, PREPARED)
+        with programs(Store(tmp_path)) as each:
+            timer = CandidateTimer(each, {})
+            timer.candidates[CANDIDATE.name] = CANDIDATE
             for _ in range(2):  # two calls of one tuning are never the same rounds
-                timer.time_rounds([str(CANDIDATE)], 4, 0)
+                timer.time_rounds([CANDIDATE.name], 4, 0)
     assert len(seeds) == (2 if kept else 4)
     assert len(set(seeds)) == 2
 
@@ -177,17 +180,16 @@ def winner(
     monkeypatch.setattr("posexport.export.compile.compile_plan", compiled)
     monkeypatch.setattr(publish, "RUNTIMES", {**publish.RUNTIMES, "tensorrt-rtx": there})
     monkeypatch.setattr(publish, "_verify", lambda path, row: (state, f"{path.read_text()} is wrong"))
-    store = Store(tmp_path / "cache")
-    row = attrs.evolve(Row.of(CANDIDATE), state="won")
-    fitted = attrs.evolve(PREPARED, sha256=hashlib.sha256(verified.encode()).hexdigest())
-    runtime = "ort-cpu" if ending == ".onnx" else "tensorrt-rtx"
+    row = attrs.evolve(CANDIDATE, state="won")
+    tuned = programs(Store(tmp_path / "cache"), "ort-cpu" if ending == ".onnx" else "tensorrt-rtx")
+    tuned.prepared[PROGRAM] = attrs.evolve(PREPARED, sha256=hashlib.sha256(verified.encode()).hexdigest())
     (tmp_path / f"x{ending}").write_text("before")
     result = Result(
         encoding="none", target="ort-cpu", scenario="prefill:8", objective="latency", method="", winner=None,
         candidates=(), machine_load=0, machine={},
         cost=Cost(seconds=1, timed_runs=1, everything_runs=1, known_before=0),
     )  # fmt: skip
-    return publish.publish(programs(store), store, row, runtime, fitted, tmp_path / f"x{ending}", result)
+    return publish.publish(tuned, row, tmp_path / f"x{ending}", result)
 
 
 def test_only_the_bytes_that_were_verified_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +198,7 @@ def test_only_the_bytes_that_were_verified_are_published(tmp_path: Path, monkeyp
     assert winner(tmp_path, monkeypatch, "made").file == "x.onnx"
     assert (tmp_path / "x.onnx").read_text() == "made"
     manifest = json.loads((tmp_path / "x.onnx.json").read_bytes())
-    assert manifest["tune"]["winner"]["name"] == str(CANDIDATE)
+    assert manifest["tune"]["winner"]["name"] == CANDIDATE.name
 
 
 def test_a_plan_is_verified_itself_before_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from posexport.bench.scenarios import Scenario
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.ranking import METHOD, merit, planned, unknown
+from posexport.bench.tune.result import Row
 from posexport.bench.tune.space import (
-    Candidate,
     Limits,
     Program,
     Request,
@@ -49,20 +49,20 @@ def test_other_opsets_are_those_that_the_form_and_target_take() -> None:
 
 def test_options_start_with_the_runtimes_own_choice() -> None:
     two = options_of("ort-cpu", gpu=False, cpus=2)
-    assert two[0] == () and len(two) == len(set(two)) == 3 * 2 * 2
-    assert [dict(each).get("threads") for each in options_of("ort-cpu", False, cpus=8)][::2][:3] == [None, 4, 1]
-    assert {dict(each).get("threads") for each in options_of("ort-cpu", False, cpus=1)} == {None}
-    assert options_of("tensorrt-rtx", gpu=False) == [(), (("profile", "scenario"),)]
+    assert two[0] == {} and len(two) == len({str(options) for options in two}) == 3 * 2 * 2
+    assert [each.get("threads") for each in options_of("ort-cpu", False, cpus=8)][::2][:3] == [None, 4, 1]
+    assert {each.get("threads") for each in options_of("ort-cpu", False, cpus=1)} == {None}
+    assert options_of("tensorrt-rtx", gpu=False) == [{}, {"profile": "scenario"}]
 
 
 def test_the_plainest_has_fewest_options_then_the_most_portable_program() -> None:
     native, plain = (Program(form=form, dtype="fp32", opset=23) for form in ("native", "decomposed"))
-    threads = Candidate(program=plain, options=(("threads", 1),))
-    assert str(threads) == "decomposed/fp32/23 threads=1"
-    assert Candidate(program=native).plainness < threads.plainness
-    assert Candidate(program=plain).plainness < Candidate(program=native).plainness
+    threads = Row.of(plain, {"threads": 1})
+    assert threads.name == "decomposed/fp32/23 threads=1"
+    assert Row.of(native, {}).plainness < threads.plainness
+    assert Row.of(plain, {}).plainness < Row.of(native, {}).plainness
     own = Program(form="decomposed", dtype="fp32", opset=18, target="ort")
-    assert Candidate(program=native).plainness < Candidate(program=own).plainness
+    assert Row.of(native, {}).plainness < Row.of(own, {}).plainness
 
 
 def test_what_is_not_known_is_refused() -> None:

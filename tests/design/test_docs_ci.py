@@ -12,8 +12,9 @@ import yaml
 from helpers import cli
 
 from posexport.cli import main
+from posexport.runtimes.tensorrt.options import PlanOptions
 from posexport.workflows.project.file import Entry, Project, find_project
-from posexport.workflows.project.limits import Budget, Latency, Plan, Tolerances
+from posexport.workflows.project.limits import Budget, Latency, Tolerances
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "guide" / "ci.md").read_text()
@@ -46,7 +47,7 @@ def test_every_option_is_one_of_its_command(command: list[str]) -> None:
 
 
 def test_every_key_of_the_file_is_documented() -> None:
-    kinds = (Project, Entry, Budget, Latency, Plan, Tolerances)
+    kinds = (Project, Entry, Budget, Latency, PlanOptions, Tolerances)
     names = {field.name for kind in kinds for field in kind.__attrs_attrs__}  # type: ignore[attr-defined]
     for name in names - {"file", "entries", "options"}:
         assert f"`{name.replace('_', '-')}`" in TEXT, name

@@ -147,12 +147,12 @@ def test_tf32_is_off_unless_asked_for() -> None:
 def test_capabilities_reach_the_builder() -> None:
     known = api.load(RTX).ComputeCapability
     assert configured().num_compute_capabilities == 0
-    config = configured(capabilities=("8.9", "12.0"))
+    config = configured(compute_capability=("8.9", "12.0"))
     found = [config.get_compute_capability(at) for at in range(config.num_compute_capabilities)]
     assert found == [known.SM89, known.SM120]
 
 
-@pytest.mark.parametrize("options", [{"tf32": True}, {"capabilities": ("8.9", "12.0")}])
+@pytest.mark.parametrize("options", [{"tf32": True}, {"compute_capability": ("8.9", "12.0")}])
 def test_a_build_uses_those_settings(options: dict[str, Any]) -> None:
     """Three builds without the option are one plan, and three with it another: none of it is chance."""
     source = exported("none", dtype="fp32")
@@ -236,7 +236,7 @@ def test_a_block_with_a_cache_becomes_a_plan_that_takes_an_empty_one(tmp_path: P
 
 def test_a_builder_that_gives_up_says_what_to_do() -> None:
     with pytest.raises(RequestError, match="FP32 GEMM is not supported; export with --dtype fp16"):
-        built(exported("rope", dtype="fp32"), capabilities=("7.5",))
+        built(exported("rope", dtype="fp32"), compute_capability=("7.5",))
     with pytest.raises(RequestError, match=r"workspace limit.*raise --memory-limit"):
         built(exported("rope"), memory_limit=1024)
 

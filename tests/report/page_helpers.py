@@ -16,7 +16,7 @@ from test_report import REPORT
 from posexport.bench.result import Benchmark, Change, Gate, Shape, Timing
 from posexport.bench.statistics import Ratio, Summary
 from posexport.bench.tune.result import Cost, Result, Row
-from posexport.bench.tune.space import Candidate, Program
+from posexport.bench.tune.space import Program
 from posexport.jsondata import unstructure
 from posexport.report.page.page import make_page, to_html
 from posexport.report.plots.panels import Absent, Chart, Line, Mark
@@ -73,14 +73,14 @@ def gate(state: str, change: float | None = 1.12) -> dict[str, Any]:
 
 def tune() -> dict[str, Any]:
     programs = [Program(form=form, dtype="fp32", opset=23) for form in ("native", "contrib", "decomposed", "function")]
-    won, raced, dropped, refused = (Candidate(program=program) for program in programs)
+    won, raced, dropped, refused = (Row.of(program, {}) for program in programs)
     rows = (
-        attrs.evolve(Row.of(won), state="won", reason="the fastest", reason_code="fastest", rounds=20,
+        attrs.evolve(won, state="won", reason="the fastest", reason_code="fastest", rounds=20,
                      seconds=summary(0.006), ratio=ratio(1.0), size=9000, verified="ort-cpu"),
-        attrs.evolve(Row.of(raced), state="raced", rounds=20, seconds=summary(0.007), ratio=ratio(1.16)),
-        attrs.evolve(Row.of(dropped), state="dropped", reason="1.9x of native", reason_code="slower", rounds=5,
+        attrs.evolve(raced, state="raced", rounds=20, seconds=summary(0.007), ratio=ratio(1.16)),
+        attrs.evolve(dropped, state="dropped", reason="1.9x of native", reason_code="slower", rounds=5,
                      seconds=summary(0.012)),
-        attrs.evolve(Row.of(refused), state="refused", reason="the form has no cache", reason_code="unsupported"),
+        attrs.evolve(refused, state="refused", reason="the form has no cache", reason_code="unsupported"),
     )  # fmt: skip
     return Result(
         encoding="rope", target="ort-cpu", scenario="prefill:128", objective="latency", method="raced on the runtime",

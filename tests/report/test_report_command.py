@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import cli, refused, small_spec, tree
 from manifest_data import plan_manifest, write_manifest_data
-from page_helpers import DOCS, Reader, bench, everything, gate, html_of, shape, tune, write_all
+from page_helpers import Reader, bench, everything, gate, html_of, shape, tune, write_all
 from test_matrix_files import small
 from verify_helpers import write
 
@@ -228,21 +227,6 @@ def test_numbers_are_written_for_people() -> None:
     assert [seconds(value, "{:.3g}".format) for value in (1.0, 1e-3, 1e-5)] == ["1 s", "1 ms", "10 µs"]
     assert [times(value) for value in (0.0024, 0.6, 12.3, 456)] == ["0.0024×", "0.60×", "12.3×", "456×"]
     assert [plain_number(value) for value in (0, 1024, 0.01, 1e6, 1e-8)] == ["0", "1,024", "0.01", "1e+06", "1e-08"]
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_docs_run_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    block = re.search(r"```bash\n(.+?)```", (DOCS / "guide" / "report.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert block
-    for line in block[1].splitlines():
-        command, _, target = line.removeprefix("posexport ").partition(" > ")
-        result = cli(*shlex.split(command))
-        assert result.exit_code == 0, (line, result.output)
-        if target:
-            Path(target).write_text(result.stdout, encoding="utf-8")
-    assert {"report.html", "summary.md"} <= set(tree(tmp_path))
-    assert "Shape of the graphs" in Path("report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

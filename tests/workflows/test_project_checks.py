@@ -89,7 +89,7 @@ def test_a_plan_is_stale_with_the_weights_beside_its_onnx_file(tmp_path: Path) -
 def test_every_file_that_is_there_gets_a_verdict_of_parity(tmp_path: Path) -> None:
     onnx, plan = make(tmp_path)
     checks = {onnx.path: check(onnx), plan.path: check(attrs.evolve(plan, made_from={**PLAN, "profile": ["seq=8"]}))}
-    rows = without_parity([onnx, plan], {}, checks, None)
+    rows = without_parity([onnx, plan], {}, checks, Report(verdicts=(), unreadable=(), seed=0))
     assert {(Path(each.artifact).name, each.state) for each in rows} == {
         ("one.onnx", "not run"),
         ("one.plan", "not run"),

@@ -11,7 +11,8 @@ from checkpoint_files import LLAMA, llama_tensors, written
 from helpers import cli, refused, tree
 from safetensors.torch import save_file
 
-from posexport.workflows.project.products import open_project, request_of
+from posexport.workflows.project.file import find_project
+from posexport.workflows.project.products import request_of
 
 pytestmark = pytest.mark.xdist_group("test_project_command")  # its fixture is made once, not by each worker
 
@@ -159,7 +160,7 @@ WRONG = {
 def test_a_form_may_stand_in_the_config(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('encoding = "rope"\nform = "native"\n')
     (tmp_path / "posexport.toml").write_text('[[artifact]]\nname = "x"\nconfig = "c.toml"\n')
-    project = open_project(str(tmp_path / "posexport.toml"))
+    project = find_project(str(tmp_path / "posexport.toml"))
     forms = [request_of(project, project.entries[0], form).options.form for form in (None, "contrib")]
     assert (project.entries[0].all_forms, forms) == ((None,), ["native", "contrib"])
 

@@ -15,10 +15,10 @@ import attrs
 
 from posexport.artifact import onnx_artifact
 from posexport.artifact.manifest import OnnxManifest, WeightSource, external_data
-from posexport.bench.scenarios import Scenario
 from posexport.bench.shapes import free_dimensions, load_for_bench, scenario_sizes
 from posexport.bench.tune.fact_cache import Store
-from posexport.bench.tune.space import NARROW, Program
+from posexport.bench.tune.result import Row
+from posexport.bench.tune.space import NARROW, Program, Request
 from posexport.errors import Reason, RequestError
 from posexport.export import exporter, support
 from posexport.machine import versions
@@ -65,17 +65,17 @@ class PreparedProgram:
     profile: tuple[str, ...]
     spec: Mapping[str, Any]
 
-    def profile_under(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """The requests for the profile that its plan is built with under these options; none: the wide one."""
-        return self.profile if options.get("profile") == NARROW else ()
-
 
 class Programs:
-    """Programs by what they are; every question is answered from the store where it can be."""
+    """Programs by what they are; every question is answered from the store where it can be.
 
-    def __init__(self, block: Block, runtime: str, scenario: Scenario, store: Store, progress: Progress) -> None:
-        self._block, self._runtime, self._scenario, self._store = block, runtime, scenario, store
-        self._progress = progress
+    `prepared` holds those that can be timed; `prepare` comes before every other question about a program.
+    """
+
+    def __init__(self, block: Block, request: Request, store: Store, progress: Progress) -> None:
+        self.request, self.store, self.progress = request, store, progress
+        self.prepared: dict[Program, PreparedProgram] = {}
+        self._block = block
         self._worker = Worker("posexport.bench.tune.worker")
         self._made: set[Path] = set()
         self.engines = versions(ENGINES)
@@ -85,13 +85,13 @@ class Programs:
 
     def __exit__(self, *_: object) -> None:
         self._worker.close()
-        self._store.clear_files()
+        self.store.clear_files()
 
     def refusal(self, program: Program) -> str | None:
         """Why a program can't be written or run, in one sentence without a full stop, known without exporting it."""
         spec = self._block.specs[program.dtype]
         reason = support.unsupported_reason(spec, program.form, program.target, program.opset)
-        unsupported_dtype = RUNTIMES[self._runtime].unsupported_dtypes.get(program.dtype)
+        unsupported_dtype = RUNTIMES[self.request.runtime].unsupported_dtypes.get(program.dtype)
         return unsupported_dtype or (None if reason is None else reason.text)
 
     def prepare(self, program: Program) -> PreparedProgram | str:
@@ -99,32 +99,36 @@ class Programs:
         exported = self._exported(program)
         if "refused" in exported:
             return str(exported["refused"])
-        key = {"what": "fit", "sha256": exported["sha256"], "scenario": str(self._scenario)}
-        sized = self._store.get(key, lambda: self._prepare(program))
+        key = {"what": "fit", "sha256": exported["sha256"], "scenario": str(self.request.scenario)}
+        sized = self.store.get(key, lambda: self._prepare(program))
         if "refused" in sized:
             return str(sized["refused"])
-        return PreparedProgram(**exported, **{**sized, "profile": tuple(sized["profile"])})
+        self.prepared[program] = PreparedProgram(**exported, **{**sized, "profile": tuple(sized["profile"])})
+        return self.prepared[program]
 
-    def identity(
-        self, program: Program, prepared: PreparedProgram, level: str | None = None
-    ) -> tuple[str, Reason | None]:
+    def identity(self, program: Program, level: str | None = None) -> tuple[str, Reason | None]:
         """(a hash of what the runtime makes of it, None), or ("", why the runtime can't open it)."""
-        fact = self._asked("identify", f"opening {program}", program, prepared, level=level)
+        fact = self._asked("identify", f"opening {program}", program, level=level)
         error = Reason(fact["code"], fact["error"]) if "error" in fact else None
         return str(fact.get("identity", "")), error
 
-    def kernels(self, program: Program, prepared: PreparedProgram, profile: tuple[str, ...]) -> dict[str, Any]:
+    def kernels(self, row: Row) -> dict[str, Any]:
         """What the builder chose (posexport.bench.tune.worker), or {error}."""
-        return self._asked("kernels", f"building {program}", program, prepared, profile=list(profile))
+        return self._asked("kernels", f"building {row.program}", row.program, profile=self.profile(row))
 
-    def _asked(self, do: str, step: str, program: Program, prepared: PreparedProgram, **fields: Any) -> dict[str, Any]:
-        key = {"what": do, "sha256": prepared.sha256, "runtime": self._runtime, "engines": self.engines, **fields}
+    def profile(self, row: Row) -> list[str]:
+        """The requests for the profile that a candidate's plan is built with; none: the wide one."""
+        return list(self.prepared[row.program].profile) if row.options.get("profile") == NARROW else []
+
+    def _asked(self, do: str, step: str, program: Program, **fields: Any) -> dict[str, Any]:
+        runtime, sha256 = self.request.runtime, self.prepared[program].sha256
+        key = {"what": do, "sha256": sha256, "runtime": runtime, "engines": self.engines, **fields}
 
         def find() -> dict[str, Any]:
-            self._progress(step)
-            return self.ask(program, do, runtime_name=self._runtime, **fields)
+            self.progress(step)
+            return self.ask(program, do, runtime_name=runtime, **fields)
 
-        return self._store.get(key, find, lambda fact: "error" not in fact)
+        return self.store.get(key, find, lambda fact: "error" not in fact)
 
     def ask(self, program: Program, do: str, **fields: Any) -> dict[str, Any]:
         """The child process's answer about a program, or {error, code}."""
@@ -148,10 +152,10 @@ class Programs:
         """Export it to `path` with its manifest, as `posexport export` would; returns the manifest."""
         return onnx_artifact.write_onnx(self._model(program), path, weights=self._block.weight_source)
 
-    def is_same(self, program: Program, prepared: PreparedProgram, manifest: OnnxManifest) -> bool:
+    def is_same(self, program: Program, manifest: OnnxManifest) -> bool:
         """Whether the file of a manifest holds what was prepared, whatever the name of its external data."""
         if not manifest.external_data:
-            return manifest.sha256 == prepared.sha256
+            return manifest.sha256 == self.prepared[program].sha256
         return sorted(external_data(self.path(program)).values()) == sorted(manifest.external_data.values())
 
     def _model(self, program: Program) -> ir.Model:
@@ -160,7 +164,7 @@ class Programs:
         return exporter.export(spec, weights, **options | self._block.fixed)
 
     def _path(self, program: Program) -> Path:
-        return self._store.files / f"{str(program).replace('/', '-')}.onnx"
+        return self.store.files / f"{str(program).replace('/', '-')}.onnx"
 
     def _exported(self, program: Program) -> dict[str, Any]:
         key = {
@@ -171,10 +175,10 @@ class Programs:
             "fixed": self._block.fixed,
             "tools": versions(TOOLS),
         }
-        return self._store.get(key, lambda: self._export(program), lambda fact: "refused" not in fact)
+        return self.store.get(key, lambda: self._export(program), lambda fact: "refused" not in fact)
 
     def _export(self, program: Program) -> dict[str, Any]:
-        self._progress(f"exporting {program}")
+        self.progress(f"exporting {program}")
         path = self._path(program)
         try:
             model = self._model(program)
@@ -188,7 +192,7 @@ class Programs:
     def _prepare(self, program: Program) -> dict[str, Any]:
         artifact = load_for_bench(self.path(program))
         try:
-            sizes = scenario_sizes(artifact, self._scenario)
+            sizes = scenario_sizes(artifact, self.request.scenario)
         except RequestError as error:
             return {"refused": str(error).rstrip(".")}
         spans = {dim: (low, getattr(sizes, dim)) for dim, low in free_dimensions(artifact).items()}

@@ -10,10 +10,8 @@ from typing import Any
 import attrs
 
 from posexport.artifact.manifest import OnnxManifest, PlanManifest, manifest_path
-from posexport.bench.tune.fact_cache import Store
-from posexport.bench.tune.programs import TOOLS, PreparedProgram, Programs
+from posexport.bench.tune.programs import TOOLS, Programs
 from posexport.bench.tune.result import Result, Row
-from posexport.bench.tune.space import Candidate
 from posexport.files import HashingFile, staged
 from posexport.jsondata import unstructure
 from posexport.machine import kept_to, versions
@@ -26,33 +24,37 @@ VERIFIED = ("graph_level", "threads", "io_binding")
 """Options under which a winner is verified."""
 
 
-def verified(
-    programs: Programs, store: Store, runtime: str, candidate: Candidate, prepared: PreparedProgram, by_kernels: bool
-) -> tuple[str | None, str]:
+def verified(programs: Programs, row: Row, by_kernels: bool) -> tuple[str | None, str]:
     """(None, or why the candidate is not known to be right; the runtime that was asked).
 
     Where plans can't run, what TensorRT's parser makes of the file is evaluated instead. Graph level, threads and I/O
     binding are the candidate's own; CUDA graphs, which only launch the same kernels in another way, are not.
     """
-    row = RUNTIMES[IMPORT if by_kernels else runtime]
-    options = {name: value for name, value in candidate.options if name in VERIFIED}
-    row = attrs.evolve(row, options={**row.options, **options})
+    runtime = RUNTIMES[IMPORT if by_kernels else programs.request.runtime]
+    options = {name: value for name, value in row.options.items() if name in VERIFIED}
+    runtime = attrs.evolve(runtime, options={**runtime.options, **options})
 
     def find() -> dict[str, Any]:
-        state, reason = _verify(programs.path(candidate.program), row)
+        state, reason = _verify(programs.path(row.program), runtime)
         return {"state": state, "reason": reason}
 
-    key = {"what": "verify", "sha256": prepared.sha256, "runtime": row.name, "options": options}
-    key |= {"engines": programs.engines, "tools": versions(TOOLS)}
-    fact = store.get(key, find, lambda fact: fact["state"] == PASSED)
-    return (None if fact["state"] == PASSED else str(fact["reason"])), row.name
+    key = {
+        "what": "verify",
+        "sha256": programs.prepared[row.program].sha256,
+        "runtime": runtime.name,
+        "options": options,
+        "engines": programs.engines,
+        "tools": versions(TOOLS),
+    }
+    fact = programs.store.get(key, find, lambda fact: fact["state"] == PASSED)
+    return (None if fact["state"] == PASSED else str(fact["reason"])), runtime.name
 
 
-def settings(runtime: str, candidate: Candidate, prepared: PreparedProgram) -> dict[str, Any]:
+def settings(programs: Programs, row: Row) -> dict[str, Any]:
     """The winner's options as a deployment sets them: names of onnxruntime's SessionOptions, or a plan's profile."""
-    options = dict(candidate.options)
+    options, runtime = row.options, programs.request.runtime
     if not runtime.startswith("ort"):
-        return {"profile": list(prepared.profile_under(options)), "cuda_graph": bool(options.get("cuda_graph"))}
+        return {"profile": programs.profile(row), "cuda_graph": bool(options.get("cuda_graph"))}
     session: dict[str, Any] = {
         "provider": f"{RUNTIMES[runtime].options['provider']}ExecutionProvider",
         "graph_optimization_level": f"ORT_ENABLE_{options.get('graph_level', 'all').upper()}",
@@ -62,21 +64,19 @@ def settings(runtime: str, candidate: Candidate, prepared: PreparedProgram) -> d
     return session | ({"enable_cuda_graph": True} if options.get("cuda_graph") else {})
 
 
-def publish(
-    programs: Programs, store: Store, row: Row, runtime: str, prepared: PreparedProgram, output: Path, result: Result
-) -> Row | str:
+def publish(programs: Programs, row: Row, output: Path, result: Result) -> Row | str:
     """Write the winner to `output`, with `tune` in the manifest; returns its row with its settings and its file.
 
     Returns why, and writes nothing, where it can't be published: it isn't what was verified. A plan is verified itself
     where it can run.
     """
-    options = settings(runtime, row.candidate, prepared)
-    folder = store.files / "winner"
+    runtime, options = programs.request.runtime, settings(programs, row)
+    folder = programs.store.files / "winner"
     folder.mkdir(exist_ok=True)
     onnx = folder / output.with_suffix(".onnx").name
-    onnx_manifest = programs.write(row.candidate.program, onnx)
+    onnx_manifest = programs.write(row.program, onnx)
     manifest: OnnxManifest | PlanManifest = onnx_manifest
-    if not programs.is_same(row.candidate.program, prepared, onnx_manifest):
+    if not programs.is_same(row.program, onnx_manifest):
         return "exported again it is another file than the one that was verified: its weights were changed meanwhile"
     if output.suffix == ".plan":
         from posexport.export.compile import compile_plan

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posexport.bench.statistics import summarize
-from posexport.bench.tune.halving import GROUP, MAX_ROUNDS, Halving, Round, successive_halving
-from posexport.bench.tune.measure import WARMUP, CandidateTimer
-from posexport.bench.tune.programs import PreparedProgram, Programs
+from posexport.bench.tune.halving import GROUP, Halving, Round, successive_halving
+from posexport.bench.tune.measure import CandidateTimer
+from posexport.bench.tune.programs import Programs
 from posexport.bench.tune.result import DROPPED, FAILED, RACED, SLOWER_HALF, Row
 
 METHOD = "by kernel table: no GPU"
@@ -29,36 +29,34 @@ CLOSE = 0.02
 class TimeRanking:
     """By time: successive halving on the runtime itself."""
 
-    method = "raced on the runtime"
+    def __init__(self, programs: Programs, timer: CandidateTimer) -> None:
+        self._programs, self._timer = programs, timer
+        self._objective, self._seed = programs.request.objective, programs.request.seed
+        self._plans = programs.request.runtime.startswith("tensorrt")
+        self._history: list[Round] = []
 
-    def __init__(self, programs: Programs, timer: CandidateTimer, runtime: str, objective: str, seed: int) -> None:
-        self._programs, self._timer, self._objective, self._seed = programs, timer, objective, seed
-        self._plans = runtime.startswith("tensorrt")
-        self.history: list[Round] = []
-
-    def rank(self, entries: Sequence[tuple[Row, PreparedProgram]], most: int) -> list[Row]:
+    def rank(self, candidates: Sequence[Row], most: int) -> list[Row]:
         """The winner, then those equal to it or next; none where all failed. `most` rounds each.
 
         The rows say what became of each.
         """
-        for row, prepared in entries:
-            self._timer.add(row.candidate, prepared)
+        rows = {row.name: row for row in sorted(candidates, key=lambda row: row.plainness)}
+        for name, row in rows.items():
+            self._timer.candidates[name] = row
             row.decide(RACED, "", "")
             if not self._plans:
-                row.size = prepared.size
-        entries = sorted(entries, key=lambda entry: entry[0].candidate.plainness)
-        rows = {row.name: row for row, _ in entries}
-        names = self._smallest(rows, {row.name: prepared for row, prepared in entries})
+                row.size = self._programs.prepared[row.program].size
+        names = self._smallest(rows)
         if not names:
             return []
-        search = successive_halving(names, self._timer.time_rounds, most=most, seed=self._seed, known=self.history)
-        self.history = [*self.history, *search.rounds[search.known :]]
+        search = successive_halving(names, self._timer.time_rounds, most=most, seed=self._seed, known=self._history)
+        self._history = [*self._history, *search.rounds[search.known :]]
         for name in names:
             self._note(rows[name], search)
         if not search.remaining:
             return []
         equal = search.equals()
-        winner = min(equal, key=lambda name: rows[name].candidate.plainness)
+        winner = min(equal, key=lambda name: rows[name].plainness)
         best = search.fastest(search.remaining)
         for name in search.remaining:
             if name == winner:
@@ -71,13 +69,9 @@ class TimeRanking:
         others = sorted((name for name in search.remaining if name != winner), key=lambda name: speeds[name])
         return [rows[name] for name in (winner, *others)]
 
-    def full_runs(self, candidates: int) -> int:
-        """The runs that timing so many candidates at full rounds takes."""
-        return candidates * (WARMUP + MAX_ROUNDS * self._timer.cost.turn)
-
     def note_ratios(self, rows: Sequence[Row], winner: str) -> None:
         """Note the ratio of each row to the winner, where they took part in the same rounds."""
-        history = Halving(rounds=self.history)
+        history = Halving(rounds=self._history)
         for row in rows:
             row.ratio = history.ratio(row.name, winner)
 
@@ -111,7 +105,7 @@ class TimeRanking:
             interval = f"{ratio.median:.2f}x of {other} ({ratio.low:.2f} to {ratio.high:.2f})"
             row.decide(DROPPED, "slower", f"{interval} after {row.rounds} rounds")
 
-    def _smallest(self, rows: dict[str, Row], prepared: Mapping[str, PreparedProgram]) -> list[str]:
+    def _smallest(self, rows: dict[str, Row]) -> list[str]:
         """The candidates that the objective leaves to be timed: their memory is noted by one round, the size of their
         plans by building them."""
         names = list(rows)
@@ -123,9 +117,8 @@ class TimeRanking:
             for name, row in rows.items():
                 row.memory = self._timer.memory.get(name)
         elif self._objective == "size" and self._plans:
-            for name, row in rows.items():
-                profile = prepared[name].profile_under(row.options)
-                fact = self._programs.kernels(row.candidate.program, prepared[name], profile)
+            for row in rows.values():
+                fact = self._programs.kernels(row)
                 if "error" in fact:
                     row.decide(FAILED, "error", str(fact["error"]))
                 else:
@@ -145,44 +138,32 @@ class TimeRanking:
         return {name: size for name, size in sizes.items() if size is not None and rows[name].state != FAILED}
 
 
-class KernelRanking:
-    """By what the builder chose; nothing is timed. It has the methods of TimeRanking."""
+def rank_by_kernels(programs: Programs, candidates: Sequence[Row]) -> list[Row]:
+    """By what the builder chose, the winner first; nothing is timed."""
+    facts: dict[str, dict[str, Any]] = {}
+    for row in candidates:
+        fact = programs.kernels(row)
+        error = unknown(fact)
+        if error is not None:
+            row.decide(FAILED, "error", error)
+            continue
+        memory, table = planned(fact), fact["kernels"]
+        row.state, row.size, row.memory = RACED, fact["size"], memory
+        row.kernels = {**{name: table[name] for name in _FIGURES}, "planned_memory": memory}
+        facts[row.name] = fact
+    objective = programs.request.objective
 
-    method = METHOD
+    def order(row: Row) -> tuple[Any, ...]:
+        return merit(facts[row.name], objective), row.plainness
 
-    def __init__(self, programs: Programs, objective: str) -> None:
-        self._programs, self._objective = programs, objective
-
-    def rank(self, entries: Sequence[tuple[Row, PreparedProgram]], most: int) -> list[Row]:
-        facts: dict[str, dict[str, Any]] = {}
-        for row, prepared in entries:
-            fact = self._programs.kernels(row.candidate.program, prepared, prepared.profile_under(row.options))
-            error = unknown(fact)
-            if error is not None:
-                row.decide(FAILED, "error", error)
-                continue
-            memory, table = planned(fact), fact["kernels"]
-            row.state, row.size, row.memory = RACED, fact["size"], memory
-            row.kernels = {**{name: table[name] for name in _FIGURES}, "planned_memory": memory}
-            facts[row.name] = fact
-
-        def order(row: Row) -> tuple[Any, ...]:
-            return merit(facts[row.name], self._objective), row.candidate.plainness
-
-        ranked = sorted((row for row, _ in entries if row.name in facts), key=order)
-        for row in ranked:
-            plan = _describe(facts[row.name], self._objective)
-            if row is ranked[0]:
-                row.decide(RACED, "by-kernels", f"{METHOD}: {plan}")
-            else:
-                row.decide(DROPPED, "by-kernels", f"{plan}: behind {ranked[0].name}")
-        return ranked
-
-    def full_runs(self, candidates: int) -> int:
-        return 0
-
-    def note_ratios(self, rows: Sequence[Row], winner: str) -> None:
-        """Nothing was timed."""
+    ranked = sorted((row for row in candidates if row.name in facts), key=order)
+    for row in ranked:
+        plan = _describe(facts[row.name], objective)
+        if row is ranked[0]:
+            row.decide(RACED, "by-kernels", f"{METHOD}: {plan}")
+        else:
+            row.decide(DROPPED, "by-kernels", f"{plan}: behind {ranked[0].name}")
+    return ranked
 
 
 def unknown(fact: Mapping[str, Any]) -> str | None:

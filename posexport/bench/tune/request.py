@@ -118,7 +118,7 @@ def read_tune_request(
     options = TuneOptions(**{name: value for name, value in merged.items() if name in names})
     forms, targets, opsets = (_several(merged, name) for name in ("form", "target", "opset"))
     limits = Limits(forms=forms, targets=targets, opsets=opsets)
-    specs = _specs(merged, parameters)
+    specs = specs_of(merged, parameters)
     first = next(iter(specs.values()))
     scenario = _scenario(options, first)
     request = Request(scenario=scenario, runtime=options.runtime, objective=options.objective, limits=limits)
@@ -156,7 +156,7 @@ def _several(options: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def _specs(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Spec]:
+def specs_of(options: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Spec]:
     """The spec in each dtype that was given, or in every one that can hold it; RequestError where none can."""
     specs: dict[str, Spec] = {}
     errors = []

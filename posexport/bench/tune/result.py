@@ -12,7 +12,7 @@ import attrs
 
 from posexport.bench import statistics
 from posexport.bench.result import HIGH_MACHINE_LOAD
-from posexport.bench.tune.space import Candidate, Program
+from posexport.bench.tune.space import Options, Program
 from posexport.jsondata import OMITTED, unstructure
 
 WON: Final = "won"
@@ -46,11 +46,12 @@ ReasonCode = Literal[
 
 @attrs.define(kw_only=True)
 class Row:
-    """One candidate. `reason_code` is for code, `reason` for people.
+    """One candidate, a program with options of the runtime, and what became of it.
 
-    `ratio` is to the winner, in the rounds that both took part in; `memory` the most that it took; `size` that of the
-    ONNX file with its data, or for TensorRT of the plan, None where that was not built for it; `verified` the runtime
-    that it was verified on. `settings` (as a deployment sets them), `file` and `sha256` are the winner's.
+    `reason_code` is for code, `reason` for people. `ratio` is to the winner, in the rounds that both took part in;
+    `memory` the most that it took; `size` that of the ONNX file with its data, or for TensorRT of the plan, None where
+    that was not built for it; `verified` the runtime that it was verified on. `settings` (as a deployment sets them),
+    `file` and `sha256` are the winner's.
     """
 
     name: str
@@ -74,16 +75,20 @@ class Row:
     sha256: str | None = attrs.field(default=None, metadata={OMITTED: True})
 
     @classmethod
-    def of(cls, candidate: Candidate) -> Row:
+    def of(cls, program: Program, options: Options) -> Row:
         """The row of a candidate that nothing is known of yet."""
-        program = attrs.asdict(candidate.program)
-        return cls(name=str(candidate), **program, options=dict(candidate.options))
+        name = " ".join((str(program), *(f"{option}={str(value).lower()}" for option, value in options.items())))
+        return cls(name=name, **attrs.asdict(program), options=options)
 
     @property
-    def candidate(self) -> Candidate:
-        """The candidate that it is about."""
-        program = Program(form=self.form, dtype=self.dtype, opset=self.opset, target=self.target)
-        return Candidate(program=program, options=tuple(self.options.items()))
+    def program(self) -> Program:
+        """The program that it runs."""
+        return Program(form=self.form, dtype=self.dtype, opset=self.opset, target=self.target)
+
+    @property
+    def plainness(self) -> tuple[int, ...]:
+        """Smaller is simpler: fewer options first, then the program's."""
+        return (len(self.options), *self.program.plainness)
 
     def decide(self, state: State, code: ReasonCode, reason: str) -> None:
         """Note what became of it, and why."""

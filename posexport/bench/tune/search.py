@@ -19,13 +19,12 @@ import attrs
 
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.halving import MAX_ROUNDS
-from posexport.bench.tune.measure import CandidateTimer
-from posexport.bench.tune.programs import Block, PreparedProgram, Programs
+from posexport.bench.tune.measure import WARMUP, CandidateTimer
+from posexport.bench.tune.programs import Block, Programs
 from posexport.bench.tune.publish import publish, verified
-from posexport.bench.tune.ranking import KernelRanking, TimeRanking
+from posexport.bench.tune.ranking import METHOD, TimeRanking, rank_by_kernels
 from posexport.bench.tune.result import DROPPED, FAILED, RACED, REFUSED, SAME_GRAPH, WON, Cost, Result, Row
 from posexport.bench.tune.space import (
-    Candidate,
     Options,
     Program,
     Request,
@@ -73,8 +72,7 @@ def tune(block: Block, request: Request, output: Path, store: Store, progress: P
         if won is None:
             return result
         progress(f"writing {output.name}")
-        prepared = tuning.prepared[won.candidate.program]
-        winner = publish(tuning.programs, store, won, request.runtime, prepared, output, result)
+        winner = publish(tuning.programs, won, output, result)
         if isinstance(winner, str):
             won.decide(FAILED, "not-verified", winner)
             won.verified = None
@@ -89,16 +87,10 @@ class Tuning:
         self.request, self.block = request, block
         self.machine = machine()
         self._by_kernels = check_there(request.runtime)
-        self.programs = Programs(block, request.runtime, request.scenario, store, progress)
-        self._store, self._progress = store, progress
-        self.timer = CandidateTimer(self.programs, store, request.runtime, self.machine, request.seed, progress)
-        self._ranking: KernelRanking | TimeRanking = (
-            KernelRanking(self.programs, request.objective)
-            if self._by_kernels
-            else TimeRanking(self.programs, self.timer, request.runtime, request.objective, request.seed)
-        )
+        self.programs = Programs(block, request, store, progress)
+        self.timer = CandidateTimer(self.programs, self.machine)
+        self._ranking = TimeRanking(self.programs, self.timer)
         self.rows: dict[str, Row] = {}
-        self.prepared: dict[Program, PreparedProgram] = {}
         self._distinct: dict[str, Program] = {}  # by identity, the program that is timed for it
         self._options: dict[Program, int] = {}  # how many distinct combinations of options a program was tried with
         self._wrong: set[Program] = set()  # programs that failed to verify
@@ -122,16 +114,15 @@ class Tuning:
         """The first that verifies; where a winner doesn't, its graph is out and the others are ranked again."""
         while order:
             row = order[0]
-            program = row.candidate.program
-            self._progress(f"verifying {row.name}")
-            args = (self.request.runtime, row.candidate, self.prepared[program], self._by_kernels)
-            reason, runtime = verified(self.programs, self._store, *args)
+            program = row.program
+            self.programs.progress(f"verifying {row.name}")
+            reason, runtime = verified(self.programs, row, self._by_kernels)
             if reason is None:
                 row.state, row.verified = WON, runtime
                 return row
             self._wrong.add(program)
             for other in self.rows.values():
-                if other.candidate.program == program and other.state in (RACED, DROPPED, WON):
+                if other.program == program and other.state in (RACED, DROPPED, WON):
                     other.decide(FAILED, "not-verified", f"did not verify on {runtime}: {reason}")
             left = [other for other in self._distinct.values() if other not in self._wrong]
             order = self._narrow(left) if left else []
@@ -148,15 +139,14 @@ class Tuning:
                 continue
             if not self.request.runtime.startswith("tensorrt"):  # there the plan's counts, which is not built yet
                 row.size = prepared.size
-            identity, error = self.programs.identity(program, prepared)
+            identity, error = self.programs.identity(program)
             if error is not None:
                 refused = error.code == REFUSED_BY_ENGINE
                 row.decide(*((REFUSED, "unsupported") if refused else (FAILED, "error")), error.text)
                 continue
-            self.prepared[program] = prepared
             other = self._distinct.setdefault(identity, program)
             if other != program:
-                same = "file" if prepared.sha256 == self.prepared[other].sha256 else "graph"
+                same = "file" if prepared.sha256 == self.programs.prepared[other].sha256 else "graph"
                 row.decide(DROPPED, SAME_GRAPH, f"the same {same} as {other}: timed once")
                 continue
             timed.append(program)
@@ -171,16 +161,16 @@ class Tuning:
             order = self._rank([(program, plain) for program in first], FEW)
             if not order:
                 return []
-            best = order[0].candidate.program
+            best = order[0].program
         others = self.distinct(other_opsets(best, self.request.limits))
         opsets = [program for program in others if program not in self._wrong]
         if opsets:
             order = self._rank([(program, plain) for program in (best, *opsets)], FEW) + order
-        leading = list(dict.fromkeys([*(row.candidate.program for row in order), best]))[:BEST]
+        leading = list(dict.fromkeys([*(row.program for row in order), best]))[:BEST]
         options = options_of(runtime, not self._by_kernels)
         order = self._rank([(leading[0], options)], MAX_ROUNDS if len(leading) == 1 else FEW) or order
         if len(leading) > 1:
-            best_options = [row.candidate.options for row in order[:BEST] if row.candidate.program == leading[0]]
+            best_options = [row.options for row in order[:BEST] if row.program == leading[0]]
             order = self._rank([(program, best_options) for program in leading], FINAL) or order
         for row in self.rows.values():
             if row.state == RACED and row not in order:
@@ -188,27 +178,27 @@ class Tuning:
         return order
 
     def _rank(self, chosen: Sequence[tuple[Program, Sequence[Options]]], most: int) -> list[Row]:
-        entries = []
+        rows = []
         for program, combinations in chosen:
             levels: dict[str, str] = {}
             for options in combinations:
                 row = self._row(program, options)
-                level = dict(options).get("graph_level")
-                identity, error = self.programs.identity(program, self.prepared[program], level)
+                level = options.get("graph_level")
+                identity, error = self.programs.identity(program, level)
                 first = levels.setdefault(identity, str(level or "all"))
                 if error is not None:
                     row.decide(FAILED, "error", error.text)
                 elif level is not None and first != level:
                     row.decide(DROPPED, SAME_GRAPH, f"the same graph as with graph_level={first}: timed once")
                 else:
-                    entries.append((row, self.prepared[program]))
-            tried = sum(row.candidate.program == program for row, _ in entries)
+                    rows.append(row)
+            tried = sum(row.program == program for row in rows)
             self._options[program] = max(tried, self._options.get(program, 0))
-        return self._ranking.rank(entries, most)
+        return rank_by_kernels(self.programs, rows) if self._by_kernels else self._ranking.rank(rows, most)
 
     def _row(self, program: Program, options: Options) -> Row:
-        candidate = Candidate(program=program, options=options)
-        return self.rows.setdefault(str(candidate), Row.of(candidate))
+        row = Row.of(program, options)
+        return self.rows.setdefault(row.name, row)
 
     def result(self, won: Row | None, seconds: float) -> Result:
         """All of it as data; `seconds` is what it took."""
@@ -222,14 +212,14 @@ class Tuning:
             target=request.runtime,
             scenario=str(request.scenario),
             objective=request.objective,
-            method=self._ranking.method,
+            method=METHOD if self._by_kernels else "raced on the runtime",
             winner=None if won is None else attrs.evolve(won),
             candidates=tuple(rows),
             cost=Cost(
                 seconds=round(seconds, 3),
-                timed_runs=self.timer.cost.runs,
-                everything_runs=self._ranking.full_runs(distinct),
-                known_before=self._store.reused,
+                timed_runs=self.timer.runs,
+                everything_runs=0 if self._by_kernels else distinct * (WARMUP + MAX_ROUNDS * self.timer.turn),
+                known_before=self.programs.store.reused,
             ),
             machine_load=round(self.timer.machine_load, 3),
             machine=self.machine,

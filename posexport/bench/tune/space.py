@@ -24,8 +24,8 @@ RUNTIMES = ("ort-cpu", "ort-cuda", "tensorrt", "tensorrt-rtx")
 
 OBJECTIVES = ("latency", "memory", "size")
 
-Options = tuple[tuple[str, Any], ...]
-"""Options of a runtime, name and value."""
+Options = Mapping[str, Any]
+"""Options of a runtime, name to value; one that is left out is the runtime's own choice."""
 
 NARROW = "scenario"
 """The profile of a plan that ends at the scenario's shape and is tuned for it, not that of `posexport compile`."""
@@ -52,22 +52,6 @@ class Program:
             self.opset,
             DTYPES.index(self.dtype),
         )
-
-
-@attrs.frozen(kw_only=True)
-class Candidate:
-    """A program with options of the runtime (name to value); an option that is left out is the runtime's own choice."""
-
-    program: Program
-    options: Options = ()
-
-    def __str__(self) -> str:
-        return " ".join((str(self.program), *(f"{name}={str(value).lower()}" for name, value in self.options)))
-
-    @property
-    def plainness(self) -> tuple[int, ...]:
-        """Smaller is simpler: fewer options first, then the program's."""
-        return (len(self.options), *self.program.plainness)
 
 
 def _opsets(opsets: Sequence[int | str]) -> tuple[int, ...]:
@@ -133,7 +117,7 @@ def other_opsets(program: Program, limits: Limits) -> list[Program]:
 
 def plain_options(runtime: str) -> Options:
     """The options under which programs are timed first: those of a careful deployment."""
-    return (("io_binding", True),) if runtime.startswith("ort") else ()
+    return {"io_binding": True} if runtime.startswith("ort") else {}
 
 
 def options_of(runtime: str, gpu: bool, cpus: int | None = None) -> list[Options]:
@@ -147,6 +131,6 @@ def options_of(runtime: str, gpu: bool, cpus: int | None = None) -> list[Options
     plan: dict[str, list[Any]] = {"profile": [None, NARROW], **({"cuda_graph": [None, True]} if gpu else {})}
     choices: dict[str, list[Any]] = axes.get(runtime, plan)
     return [
-        tuple((name, value) for name, value in zip(choices, values, strict=True) if value is not None)
+        {name: value for name, value in zip(choices, values, strict=True) if value is not None}
         for values in product(*choices.values())
     ]

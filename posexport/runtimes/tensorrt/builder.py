@@ -48,21 +48,14 @@ def build(artifact: Artifact, options: BuildOptions, progress: Progress = silent
     """
     if artifact.target == "ort":
         raise RequestError(f"{artifact.path.name!r} can't be compiled, {ORT_ALONE}.")
-    profiles = artifact.profiles(options.profile)
-    trt = api.load(options.runtime)
     cancelled = threading.Event()
-    return _in_thread(lambda: _build(trt, artifact, options, profiles, progress, cancelled), cancelled)
+    return _in_thread(lambda: _build(artifact, options, progress, cancelled), cancelled)
 
 
-def _build(
-    trt: Any,
-    artifact: Artifact,
-    options: BuildOptions,
-    profiles: dict[str, dict[str, list[int]]],
-    progress: Progress,
-    cancelled: threading.Event,
-) -> Built:
+def _build(artifact: Artifact, options: BuildOptions, progress: Progress, cancelled: threading.Event) -> Built:
+    profiles = artifact.profiles(options.profile)
     name, file = options.runtime, str(artifact.path)
+    trt = api.load(name)
     log, monitor = api.make_log(trt), _make_monitor(trt, progress, cancelled)
     builder = trt.Builder(log)
     config = _configure(trt, builder, options)
@@ -145,7 +138,7 @@ def _configure(trt: Any, builder: Any, options: BuildOptions) -> Any:
     (config.set_flag if options.tf32 else config.clear_flag)(trt.BuilderFlag.TF32)
     if options.memory_limit is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.memory_limit)
-    targets = api.read_capabilities(trt, options.runtime, options.capabilities)
+    targets = api.read_capabilities(trt, options.runtime, options.compute_capability)
     if targets:
         config.num_compute_capabilities = len(targets)
         for at, target in enumerate(targets):

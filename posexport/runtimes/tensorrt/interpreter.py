@@ -20,7 +20,7 @@ import attrs
 import torch
 
 from posexport.errors import RequestError, RuntimeMissingError
-from posexport.runtimes.base import Arrays, check_onnx_file, check_options
+from posexport.runtimes.base import Arrays, check_onnx_file
 from posexport.runtimes.installation import install_command
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.layers import LAYERS
@@ -194,8 +194,7 @@ def load(path: Path, options: Mapping[str, Any]) -> ImportRunner:
 
     Raises RequestError with the parser's first error, RuntimeMissingError for a layer that can't be evaluated.
     """
-    check_options(NAME, options, ())
-    check_onnx_file(NAME, path)
+    check_onnx_file(NAME, path, options)
     name, trt = _engine()
     log = api.make_log(trt)
     try:

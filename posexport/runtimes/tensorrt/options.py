@@ -1,69 +1,62 @@
-"""Options of a build, and how they are read from text. Imports no engine."""
+"""Options of a build, from text or from values. Imports no engine."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 
 from posexport.errors import RequestError
-from posexport.runtimes.tensorrt import api
+from posexport.runtimes.tensorrt.api import BUILDERS
+from posexport.spec.fields import choice, flag, parsed
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-@attrs.frozen(kw_only=True)
-class BuildOptions:
-    """How to build: `capabilities` like "8.9" (empty: every GPU that the runtime supports), `memory_limit` in bytes."""
-
-    runtime: str
-    profile: tuple[str, ...] = ()
-    capabilities: tuple[str, ...] = ()
-    memory_limit: int | None = None
-    tf32: bool = False
-    timing_cache: Path | None = None
-    runtime_cache: Path | None = None
+def _texts(given: Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(given, list | tuple) or not all(isinstance(item, str) for item in given):
+        raise TypeError
+    return tuple(given)
 
 
-def read_options(
-    runtime: str | None,
-    *,
-    profile: tuple[str, ...] = (),
-    compute_capability: tuple[str, ...] = (),
-    memory_limit: str | None = None,
-    timing_cache: str | None = None,
-    runtime_cache: str | None = None,
-    tf32: bool = False,
-) -> BuildOptions:
-    """Options as they are written on a command line; None takes the first runtime that can build on this machine.
-
-    Raises RequestError for an option that can't be read, RuntimeMissingError where no runtime can build.
-    """
-    return BuildOptions(
-        profile=profile,
-        capabilities=capabilities(compute_capability),
-        memory_limit=None if memory_limit is None else memory_size(memory_limit),
-        timing_cache=None if timing_cache is None else Path(timing_cache),
-        runtime_cache=None if runtime_cache is None else Path(runtime_cache),
-        tf32=tf32,
-        runtime=api.choose(runtime),
-    )
-
-
-def capabilities(given: tuple[str, ...]) -> tuple[str, ...]:
-    """`--compute-capability` options as distinct X.Y, sorted. The runtime checks whether it knows them."""
-    names = [part.strip() for option in given for part in option.split(",")]
-    for name in names:
+def _capabilities(given: Sequence[str]) -> tuple[str, ...]:
+    """Texts such as "8.9" or "8.9,12.0" as distinct X.Y, sorted. The runtime checks whether it knows them."""
+    capabilities = {part.strip() for option in _texts(given) for part in option.split(",")}
+    for name in capabilities:
         if not re.fullmatch(r"\d+\.\d", name):
             raise RequestError(f"compute capability {name!r} is not X.Y: write it like 8.9 or 8.9,12.0.")
-    return tuple(sorted(set(names), key=lambda name: tuple(map(int, name.split(".")))))
+    return tuple(sorted(capabilities, key=lambda name: tuple(map(int, name.split(".")))))
 
 
-def memory_size(text: str) -> int:
-    """`--memory-limit` in bytes."""
-    match = re.fullmatch(r"(\d{1,12})\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+def _memory_size(given: str | int) -> int:
+    """Bytes, or text such as 512M."""
+    match = re.fullmatch(r"(\d{1,15})\s*([KMG]?)(i?B)?", str(given).strip(), re.IGNORECASE)
     size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
     if not 0 < size < 2**48:
-        raise RequestError(f"memory limit {text!r} is no size: write it like 512M or 2G.")
+        raise RequestError(f"memory limit {given!r} is no size: write it like 512M or 2G.")
     return size
+
+
+@attrs.frozen(kw_only=True)
+class PlanOptions:
+    """How a plan is built: what decides its bytes, beside its ONNX file and the runtime's version.
+
+    Without a `compute_capability` (such as "8.9") it is for every GPU that the runtime supports; `memory_limit` is in
+    bytes. RequestError for a value that can't be read.
+    """
+
+    runtime: str = choice("tensorrt-rtx", tuple(BUILDERS), "what builds it")
+    profile: tuple[str, ...] = parsed("shapes to build for", "a list of texts", _texts, ())
+    compute_capability: tuple[str, ...] = parsed("GPUs to build for", "a list of X.Y", _capabilities, ())
+    memory_limit: int | None = parsed("scratch that a kernel may take", "a size such as 512M", _memory_size)
+    tf32: bool = flag(False, "let fp32 products round their inputs")
+
+
+@attrs.frozen(kw_only=True)
+class BuildOptions(PlanOptions):
+    """A plan's options, and the files that its build reads and writes beside it."""
+
+    timing_cache: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
+    runtime_cache: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -105,8 +106,7 @@ def bench_project(
     results = []
     for product, names, reason in jobs:
         if reason is not None:
-            limits = tuple(judge(product, None, names, reason))
-            results.append(attrs.evolve(_head(product, NOT_RUN, reason), limits=limits))
+            results.append(_head(product, NOT_RUN, reason, limits=tuple(judge(product, None, names, reason))))
             continue
         target = targets[product.path]
         asked = options_for(product, names, options)
@@ -117,13 +117,13 @@ def bench_project(
             problems = baseline_problems(result) if product.entry.baseline is not None else []
             if problems:
                 _log.warning("%s is saved, but is no fit baseline: %s.", target, "; ".join(problems))
-        results.append(attrs.evolve(_head(product, TIMED, ""), limits=result.limits, result=result))
+        results.append(_head(product, TIMED, "", limits=result.limits, result=result))
     code, why = exit_code(results, options.runtimes, required, strict)
     return ProjectBenchmark(project=str(project.file), exit_code=code, reason=why, files=tuple(results))
 
 
-def _head(product: Product, state: FileState, reason: str) -> FileResult:
-    return FileResult(file=str(product.path), artifact=product.entry.name, state=state, reason=reason)
+def _head(product: Product, state: FileState, reason: str, **results: Any) -> FileResult:
+    return FileResult(file=str(product.path), artifact=product.entry.name, state=state, reason=reason, **results)
 
 
 def _time(product: Product, baseline: Path | None, options: BenchOptions, keep: bool, progress: Progress) -> Benchmark:

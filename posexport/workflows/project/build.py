@@ -14,6 +14,7 @@ from posexport.export.request import write
 from posexport.jsondata import unstructure
 from posexport.progress import Progress
 from posexport.runtimes.tensorrt.api import can_build
+from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.workflows.project.file import Project
 from posexport.workflows.project.products import Product, out_of_date, products, request_of, stamp
 
@@ -93,29 +94,12 @@ def _make(project: Project, product: Product, reason: str, progress: Progress) -
         ) from None
     with located(repr(str(product.path))):
         if product.plan:
-            _compile(product, progress)
+            progress(f"loading {product.plan.runtime}")
+            from posexport.export.compile import compile_plan
+
+            options = BuildOptions(**attrs.asdict(product.plan))
+            compile_plan(product.source, product.path, options, lambda phase: progress(f"{product.path.name}: {phase}"))
         else:
             write(request_of(project, product.entry, product.form), product.path, progress)
         stamp(product)
     return _outcome(product, "made", reason)
-
-
-def _compile(product: Product, progress: Progress) -> None:
-    source = product.made_from
-    name = source["runtime"]
-    progress(f"loading {name}")
-    from posexport.export.compile import compile_plan
-    from posexport.runtimes.tensorrt.options import BuildOptions
-
-    compile_plan(
-        product.source,
-        product.path,
-        BuildOptions(
-            runtime=name,
-            profile=tuple(source["profile"]),
-            capabilities=tuple(source["compute_capability"]),
-            memory_limit=source["memory_limit"],
-            tf32=source["tf32"],
-        ),
-        lambda phase: progress(f"{product.path.name}: {phase}"),
-    )

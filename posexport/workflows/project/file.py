@@ -14,12 +14,15 @@ from typing import Any, TypeVar
 
 import attrs
 
+from posexport.bench.candidates import CANDIDATES
 from posexport.errors import RequestError, located, unknown
 from posexport.files import read_toml
+from posexport.runtimes import runtime
+from posexport.runtimes.tensorrt.options import PlanOptions
 from posexport.spec.fields import check_types, choice, text
 from posexport.spec.forms import FORMS
 from posexport.spec.spec import Spec
-from posexport.workflows.project.limits import Budget, Latency, Plan, Tolerances, names, percent
+from posexport.workflows.project.limits import Budget, Latency, Tolerances, names, percent
 
 T = TypeVar("T")
 FILES = ("pyproject.toml", "posexport.toml")
@@ -41,7 +44,7 @@ class Entry:
     form: str | None = choice(None, tuple(FORMS), "its form")
     forms: tuple[str, ...] | None = names("several forms, a file each")
     runtimes: tuple[str, ...] | None = names("where parity is checked and time taken")
-    compile: Plan | None = None
+    compile: PlanOptions | None = None
     tolerance: Tolerances = attrs.field(factory=Tolerances)
     budget: Budget = attrs.field(factory=Budget)
     baseline: str | None = text(None, "a saved result, or a folder of them")
@@ -63,11 +66,27 @@ class Entry:
             raise RequestError("budget fused-attention is false, which checks nothing: give true, or drop it.")
         if self.max_regression is not None and self.baseline is None:
             raise RequestError("max-regression was given without a baseline: give one, or drop it.")
+        for name in self.runtimes or ():
+            runtime(name)
+        self._check_latency()
         several = len(self.all_forms) > 1 or self.compile is not None
         if several and self.baseline is not None and self.baseline.endswith(".json"):
             raise RequestError(
                 "baseline is one file, but it has several: give a folder, which 'posexport bench --save' fills."
             )
+
+    def _check_latency(self) -> None:
+        """RequestError for a budget of time that applies to none of its runtimes."""
+        known = [name for name, candidate in CANDIDATES.items() if not candidate.role]
+        plan = () if self.compile is None else (self.compile.runtime,)
+        timed = known if self.runtimes is None else [name for name in known if name in (*self.runtimes, *plan)]
+        if self.budget.latency and not timed:
+            raise RequestError(
+                f"budget latency was given, but none of its runtimes is timed: add one of {', '.join(known)}."
+            )
+        for latency in self.budget.latency:
+            if latency.runtime is not None and latency.runtime not in timed:
+                raise unknown("runtime in budget latency,", latency.runtime, timed)
 
     @property
     def all_forms(self) -> tuple[str | None, ...]:
@@ -92,6 +111,8 @@ class Project:
     entries: tuple[Entry, ...] = ()
 
     def __attrs_post_init__(self) -> None:
+        for name in self.require:
+            runtime(name)
         seen: dict[str, str] = {}
         for entry in self.entries:
             for form in entry.all_forms:
@@ -183,7 +204,7 @@ def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
     where = f"{where}, artifact {name!r}"
     data = _keys(data, where, _ENTRY_KEYS)
     options = {key: data.pop(key) for key in EXPORT_OPTIONS if key in data}
-    for key, kind in (("compile", Plan), ("tolerance", Tolerances), ("budget", Budget)):
+    for key, kind in (("compile", PlanOptions), ("tolerance", Tolerances), ("budget", Budget)):
         if key in data:
             data[key] = _nested(kind, data[key], f"{where}, {key}")
     return _made(Entry, {**data, "options": options}, where)

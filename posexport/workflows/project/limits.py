@@ -1,4 +1,4 @@
-"""The limits of a project's artifact: tolerances, and a budget of size, kernels and time; and how its plan is built.
+"""The limits of a project's artifact: tolerances, and a budget of size, kernels and time.
 
 All are tables of the project's file, validated here. Imports no engine.
 """
@@ -120,14 +120,3 @@ class Budget:
     kernels: int | None = integer(None, "kernels of the plan")
     fused_attention: bool | None = flag(None, "each layer's attention is one kernel of the plan")
     latency: tuple[Latency, ...] = ()
-
-
-@attrs.frozen(kw_only=True)
-class Plan:
-    """How `posexport compile` builds an artifact's plan: its options by their names."""
-
-    runtime: str = text("tensorrt-rtx", "what builds it")
-    profile: tuple[str, ...] = names("shapes to build for", ())
-    compute_capability: tuple[str, ...] = names("GPUs to build for", ())
-    memory_limit: str | None = text(None, "scratch that a kernel may take")
-    tf32: bool = flag(False, "let fp32 products round their inputs")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from posexport.artifact.manifest import (
     matches_manifest,
     read_manifest,
 )
-from posexport.bench.candidates import CANDIDATES
 from posexport.errors import RequestError, located, unknown
 from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
@@ -33,13 +31,11 @@ from posexport.export.support import default_opset
 from posexport.files import sha256_of, write_json
 from posexport.jsondata import unstructure
 from posexport.machine import versions
-from posexport.runtimes import runtime
-from posexport.runtimes.tensorrt.api import BUILDERS
-from posexport.runtimes.tensorrt.options import capabilities, memory_size
+from posexport.runtimes.tensorrt.options import PlanOptions
 from posexport.spec.fields import check_types
 from posexport.spec.spec import Spec
-from posexport.workflows.project.file import EXPORT_OPTIONS, Entry, Project, find_project
-from posexport.workflows.project.limits import Plan
+from posexport.verify.matrix.table import public_version
+from posexport.workflows.project.file import EXPORT_OPTIONS, Entry, Project
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +47,7 @@ class Product:
     form: str | None
     path: Path
     made_from: Mapping[str, Any]
-    plan: Plan | None = None
+    plan: PlanOptions | None = None
 
     @property
     def source(self) -> Path:
@@ -83,40 +79,10 @@ def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
             source = made_from(request_of(project, entry, form))
             files.append(Product(entry=entry, form=form, path=path, made_from=source))
             if entry.compile is not None:
-                with _about(project, entry):
-                    source = plan_made_from(entry.compile)
+                source = unstructure(entry.compile)
                 plan = attrs.evolve(files[-1], path=path.with_suffix(".plan"), made_from=source, plan=entry.compile)
                 files.append(plan)
     return files
-
-
-def open_project(named: str | None) -> Project:
-    """The project in the file `named`, or the nearest one; RequestError for unknown runtimes."""
-    project = find_project(named)
-    with located(str(project.file)):
-        for name in (*project.require, *(name for entry in project.entries for name in entry.runtimes or ())):
-            runtime(name)
-    for entry in project.entries:
-        with _about(project, entry):
-            _check_latency(entry)
-        if entry.compile is not None and entry.compile.runtime not in BUILDERS:
-            error = unknown("runtime", entry.compile.runtime, BUILDERS)
-            raise RequestError(f"{project.file}, artifact {entry.name!r}, compile: {error}")
-    return project
-
-
-def _check_latency(entry: Entry) -> None:
-    """RequestError for a budget of time that applies to no runtime of the entry."""
-    known = [name for name, candidate in CANDIDATES.items() if not candidate.role]
-    plan = () if entry.compile is None else (entry.compile.runtime,)
-    timed = known if entry.runtimes is None else [name for name in known if name in (*entry.runtimes, *plan)]
-    if entry.budget.latency and not timed:
-        raise RequestError(
-            f"budget latency was given, but none of its runtimes is timed: add one of {', '.join(known)}."
-        )
-    for latency in entry.budget.latency:
-        if latency.runtime is not None and latency.runtime not in timed:
-            raise unknown("runtime in budget latency,", latency.runtime, timed)
 
 
 def request_of(project: Project, entry: Entry, form: str | None) -> Request:
@@ -124,7 +90,8 @@ def request_of(project: Project, entry: Entry, form: str | None) -> Request:
     options = dict(entry.options)
     given = {name: value for name, value in options.items() if name not in ("config", "preset", "set")} | {"form": form}
     config, preset, parameters = (options.get(name) for name in ("config", "preset", "set"))
-    with _about(project, entry):
+    where = f"{project.file}, artifact {entry.name!r}"
+    with located(where, lambda field: field.replace("_", "-") if field in EXPORT_OPTIONS else field):
         for name, value in (("config", config), ("preset", preset), ("from", given.get("from"))):
             if value is not None and not isinstance(value, str):
                 raise RequestError(f"{name} is {value!r}: it must be text.")
@@ -153,23 +120,6 @@ def made_from(request: Request) -> dict[str, Any]:
     head = {"form": options.form, "target": options.target, "opset": opset, **sizes, "weights": weights}
     source: dict[str, Any] = json.loads(json.dumps({**head, "spec": request.spec.to_dict()}))
     return source
-
-
-def plan_made_from(plan: Plan) -> dict[str, Any]:
-    """Everything beside its ONNX file that decides a plan, as JSON data."""
-    return {
-        "runtime": plan.runtime,
-        "profile": list(plan.profile),
-        "compute_capability": list(capabilities(plan.compute_capability)),
-        "memory_limit": None if plan.memory_limit is None else memory_size(plan.memory_limit),
-        "tf32": plan.tf32,
-    }
-
-
-def _about(project: Project, entry: Entry) -> AbstractContextManager[None]:
-    """Let errors begin with the project's file and the entry."""
-    where = f"{project.file}, artifact {entry.name!r}"
-    return located(where, lambda field: field.replace("_", "-") if field in EXPORT_OPTIONS else field)
 
 
 def out_of_date(product: Product) -> str | None:
@@ -218,7 +168,7 @@ def _other_versions(product: Product, manifest: Manifest) -> str | None:
     made = {"posexport": manifest.version, **manifest.tools}
     here = versions(("onnx", product.plan.runtime) if product.plan else TOOLS)  # maybe without what built the plan
     for name, version in {"posexport": __version__, **here}.items():
-        if _public(made.get(name)) != _public(version):
+        if public_version(str(made.get(name))) != public_version(version):
             return f"it was made by {name} {made.get(name)}, here is {version}"
     return None
 
@@ -233,7 +183,3 @@ def _other_source(product: Product, manifest: Manifest) -> str | None:
     if source.external_data != external_data(product.source):
         return f"it was built from other weights than those beside {product.source.name}"
     return None
-
-
-def _public(version: Any) -> str:
-    return str(version).partition("+")[0]

@@ -6,11 +6,13 @@ Each check beside parity gives a verdict whose "runtime" is `project`, so that r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import attrs
 
-from posexport.artifact.manifest import PlanManifest, read_manifest_of
+from posexport.artifact.manifest import PlanKernels, PlanManifest, read_manifest_of
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import can_build
@@ -44,7 +46,7 @@ def verify_project(
     }
     overrides = {path: settings for path, settings in overrides.items() if settings.runtimes}
     names = {name for settings in overrides.values() for name in settings.runtimes or ()}
-    report = None
+    report = Report(verdicts=(), unreadable=(), seed=seed)
     if names:
         report = verify(
             list(overrides),
@@ -55,8 +57,9 @@ def verify_project(
             overrides=overrides,
             advance=advance,
         )
-    missing = without_parity(files, overrides, checked, report)
-    report = joined(checked, report, missing, seed)
+    verdicts = (*chain(*checked.values()), *report.verdicts, *without_parity(files, overrides, checked, report))
+    order = list(map(str, checked))
+    report = attrs.evolve(report, verdicts=tuple(sorted(verdicts, key=lambda verdict: order.index(verdict.artifact))))
     code = report.exit_code(required)
     ran = any(verdict.check == PARITY and verdict.state != NOT_RUN for verdict in report.verdicts)
     return report, 3 if code == 0 and not ran else code  # checks of files alone prove no parity
@@ -95,28 +98,23 @@ def _budget(product: Product) -> Iterator[Verdict]:
         yield _limited(product, "size", size <= size_limit, size_text(size), size_text(size_limit))
     if not product.plan:
         return
-    try:
-        manifest = read_manifest_of(PlanManifest, product.path)
-    except RequestError:  # out_of_date reports it
-        manifest = None
-    kernels = None if manifest is None else manifest.kernels
-    unknown = f"unknown: {'its manifest has no kernels' if kernels is None else kernels.unknown}"
+    kernels = PlanKernels(attention_layers=0, unknown="its manifest has no kernels")
+    with suppress(RequestError):  # out_of_date reports it
+        if (manifest := read_manifest_of(PlanManifest, product.path)) is not None:
+            kernels = manifest.kernels
+    unknown = f"unknown: {kernels.unknown}"
     if budget.kernels is not None:
-        count = None if kernels is None else kernels.count
-        if count is not None:
-            yield _limited(product, "kernels", count <= budget.kernels, f"{count} kernels", str(budget.kernels))
-        else:
-            yield _verdict(product, "kernels", FAILED, unknown)
+        fits = None if kernels.count is None else kernels.count <= budget.kernels
+        yield _limited(product, "kernels", fits, f"{kernels.count} kernels", str(budget.kernels), unknown)
     if budget.fused_attention:
-        fused = None if kernels is None else kernels.fused_attention
-        if fused is None:
-            yield _verdict(product, "fused attention", FAILED, unknown)
-        else:
-            measured = "one kernel in each layer" if fused else "not one kernel in each layer"
-            yield _limited(product, "fused attention", fused is True, measured, "one kernel in each layer")
+        fused, limit = kernels.fused_attention, "one kernel in each layer"
+        yield _limited(product, "fused attention", fused, limit if fused else f"not {limit}", limit, unknown)
 
 
-def _limited(product: Product, name: str, passed: bool, measured: str, limit: str) -> Verdict:
+def _limited(product: Product, name: str, passed: bool | None, measured: str, limit: str, unknown: str = "") -> Verdict:
+    """The verdict on what has a limit; where it is not known (`passed` is None), `unknown` says why."""
+    if passed is None:
+        return _verdict(product, name, FAILED, unknown)
     reason = None if passed else f"{measured}, limit {limit}"
     verdict = _verdict(product, name, PASSED if passed else FAILED, reason)
     return attrs.evolve(verdict, measured=measured, limit_text=limit)
@@ -135,12 +133,10 @@ def without_parity(
     files: Sequence[Product],
     terms: Mapping[Path, VerifyOverrides],
     checks: Mapping[Path, Sequence[Verdict]],
-    ran: Report | None,
+    ran: Report,
 ) -> list[Verdict]:
     """A verdict "not run" for each runtime of each file that is there but has no verdict of parity."""
-    reported = (
-        {verdict.artifact for verdict in ran.verdicts} | {file.artifact for file in ran.unreadable} if ran else ()
-    )
+    reported = {verdict.artifact for verdict in ran.verdicts} | {file.artifact for file in ran.unreadable}
     verdicts = []
     for product in files:
         path = str(product.path)
@@ -156,18 +152,3 @@ def without_parity(
             reason = "it is out of date" if stale else "the runtime was not asked for"
         verdicts += [Verdict(artifact=path, runtime=name, state=NOT_RUN, reason=reason) for name in names or ()]
     return verdicts
-
-
-def joined(
-    checks: Mapping[Path, Sequence[Verdict]], report: Report | None, unrun: Sequence[Verdict], seed: int
-) -> Report:
-    """One report of all verdicts, file by file; `report` is None where no file could be run."""
-    by_file = {path: list(verdicts) for path, verdicts in checks.items()}
-    for verdict in (*(report.verdicts if report else ()), *unrun):
-        by_file[Path(verdict.artifact)].append(verdict)
-    return Report(
-        verdicts=tuple(verdict for verdicts in by_file.values() for verdict in verdicts),
-        unreadable=report.unreadable if report else (),
-        manifest_warnings=report.manifest_warnings if report else (),
-        seed=seed,
-    )

@@ -14,10 +14,10 @@ import attrs
 from posexport.bench.candidates import CANDIDATES
 from posexport.bench.options import BenchOptions
 from posexport.bench.scenarios import read_scenario
+from posexport.bench.tune.request import specs_of
 from posexport.bench.tune.space import OBJECTIVES
 from posexport.bench.tune.space import RUNTIMES as TUNED_FOR
-from posexport.errors import RequestError
-from posexport.export.block_options import BlockOptions, merge_options, spec_of
+from posexport.export.block_options import BlockOptions, merge_options
 from posexport.export.layer_pattern import parameters_of
 from posexport.models import ENCODINGS
 from posexport.runtimes import RUNTIMES
@@ -92,22 +92,15 @@ def _check_bench(values: Values) -> None:
 
 
 def _check_block(values: Values) -> None:
-    """RequestError where the block that a tune job describes can be built in none of its dtypes."""
+    """RequestError where the block of a tune job can't be built in a dtype that it names or, without any, in none."""
     for scenario in values.get("scenario", ()):
         read_scenario(scenario)
-    stated = {name: value for name, value in _first_values(values).items() if name in _BLOCK_KEYS and name != "dtype"}
+    stated = {name: value for name, value in _first_values(values).items() if name in _BLOCK_KEYS}
     (config, preset), texts = (values.get(name, [None])[0] for name in ("config", "preset")), values.get("set", ())
-    options, parameters = merge_options(config, preset, parameters_of(tuple(texts)), stated, _CONFIG_KEYS)
+    given = {**stated, "dtype": tuple(values.get("dtype", ()))}
+    options, parameters = merge_options(config, preset, parameters_of(tuple(texts)), given, _CONFIG_KEYS)
     _check_fields(BlockOptions, options)
-    dtypes = values.get("dtype") or options.get("dtype") or DTYPES
-    errors = []
-    for dtype in [dtypes] if isinstance(dtypes, str) else dtypes:
-        try:
-            spec_of({**options, "dtype": dtype}, parameters)
-            return
-        except RequestError as error:
-            errors.append(error)
-    raise errors[0]
+    specs_of(options, parameters)
 
 
 def _first_values(values: Values) -> dict[str, str]:

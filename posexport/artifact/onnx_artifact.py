@@ -23,7 +23,7 @@ from posexport.artifact.manifest import (
     WeightSource,
     external_data,
     manifest_path,
-    read_onnx_manifest,
+    read_manifest_of,
     tensors_of,
 )
 from posexport.artifact.profiles import profiles_of
@@ -121,7 +121,7 @@ class Artifact:
 
     def manifest(self) -> OnnxManifest | None:
         """The manifest beside the file, or None where there is none; RequestError where it can't be used."""
-        return read_onnx_manifest(self.path)
+        return read_manifest_of(OnnxManifest, self.path)
 
 
 def write_onnx(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from posexport.artifact.graph_shape import GraphShape, read_graph_shape
-from posexport.artifact.manifest import matches_manifest, read_plan_manifest
+from posexport.artifact.manifest import PlanManifest, matches_manifest, read_manifest_of
 from posexport.bench.evidence import ArtifactSummary, Mention
 from posexport.bench.result import TIMED
 from posexport.errors import RequestError
@@ -127,7 +127,7 @@ def file_sections(
 
 
 def _plan(path: Path, name: str, evidence: str) -> Table:
-    manifest = read_plan_manifest(path)
+    manifest = read_manifest_of(PlanManifest, path)
     if manifest is None:
         raise RequestError(f"{str(path)!r} has no manifest {path.name}.json: build it with 'posexport compile'.")
     kernels, rows = manifest.kernels, []

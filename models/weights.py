@@ -116,24 +116,22 @@ def seeded(spec: Spec, seed: int) -> LazyWeights:
     """
     shapes = weight_shapes(spec)
     largest = max(shapes, key=lambda name: math.prod(shapes[name]))
-    needed, free = math.prod(shapes[largest]) * (4 + _SIZES[spec.dtype]), available()
-    if needed > free:
-        raise RequestError(
-            f"making the weight {largest!r} of this block takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of "
-            "memory are free: choose smaller sizes."
-        )
+    needed = math.prod(shapes[largest]) * (4 + _SIZES[spec.dtype])
+    _check_memory(f"making the weight {largest!r} of this block takes", needed)
     return LazyWeights(shapes, lambda name: _seeded(spec, seed, name, shapes[name]))
 
 
 def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
     """All weights of `seeded` at once; RequestError where they don't fit in memory."""
-    weights, needed, free = seeded(spec, seed), bytes_of(spec), available()
-    if needed > free:
-        raise RequestError(
-            f"the weights of this block take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free: "
-            "choose smaller sizes."
-        )
+    weights = seeded(spec, seed)
+    _check_memory("the weights of this block take", bytes_of(spec))
     return dict(weights)
+
+
+def _check_memory(what: str, needed: int) -> None:
+    if needed > (free := available()):
+        sizes = f"{needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free"
+        raise RequestError(f"{what} {sizes}: choose smaller sizes.")
 
 
 def digest_of(weights: Mapping[str, torch.Tensor]) -> str:

@@ -29,9 +29,6 @@ from posexport.verify.result import AngleErrors, Report
 
 FOLDER = files("posexport.report.page").joinpath("template")
 
-ABOUT = "Attention blocks with positional encodings, exported to ONNX: how fast they run, and whether they are right."
-"""What every page is about, for somebody who was sent one."""
-
 GLOSSARY = tomllib.loads(FOLDER.joinpath("glossary.toml").read_text(encoding="utf-8"))
 """The terms of the page, for a reader who was sent one."""
 
@@ -62,10 +59,13 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     commands = {kind.schema: kind.command for kind in KINDS.values()}
     read = [(result.name, commands[type(result.data)]) for result in sources.results]
     read += [(name, "artifact") for _, name in sources.artifacts]
+    about = (
+        "Attention blocks with positional encodings, exported to ONNX: how fast they run, and whether they are right."
+    )
     highlights = [latency.project_findings(sources.of(ProjectBenchmark)), *(highlights for _, highlights in made)]
     return Page(
         title=title or "posexport report",
-        subtitle=f"{ABOUT} Made from {origin} by posexport {__version__}.",
+        subtitle=f"{about} Made from {origin} by posexport {__version__}.",
         boxes=boxes(highlights),
         sections=[*(section for section, _ in made), *artifacts.file_sections(sources.artifacts, sentences, advance)],
         glossary=Table(

@@ -22,7 +22,6 @@ import attrs
 from posexport.bench.candidates import PREVIOUS_ARTIFACT, is_reference
 from posexport.bench.result import (
     FINE,
-    HIGH_MACHINE_LOAD,
     INCONCLUSIVE,
     NOT_RUN,
     SLOWER,
@@ -118,7 +117,7 @@ def notes_on(baseline: Benchmark, result: Benchmark) -> tuple[str, ...]:
         f"The baseline's ratios are known to {unsteadiness(baseline):.1%} (standard error; {STEADY:.0%} is steady), so "
         "changes are inexact: save it anew at rest, or with more --processes.": not few and not is_steady(baseline),
         f"The baseline was saved on a busy machine (other work took {baseline.machine_load:.0%} of the CPU), so "
-        "changes may be inconclusive: save it anew at rest.": baseline.machine_load > HIGH_MACHINE_LOAD,
+        "changes may be inconclusive: save it anew at rest.": baseline.busy,
         f"The baseline is of another machine or other software ({', '.join(unlike)} differ): ratios carry over roughly "
         "at best.": bool(unlike),
     }

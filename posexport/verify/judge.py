@@ -127,17 +127,8 @@ class ArtifactJob:
         dtypes = {name: dtype for name, (_, dtype) in self.artifact.outputs.items()}
         comparisons = []
         for index, outputs in zip(indices, answer.outputs, strict=True):
-            case = self.cases[index]
-            comparisons += compare(
-                case.name,
-                reference.outputs[index],
-                by_torch.outputs[index],
-                outputs,
-                dtypes,
-                self.artifact.spec.dtype,
-                self._tolerance(case),
-                case.far_out,
-            )
+            case, expected = self.cases[index], (reference.outputs[index], by_torch.outputs[index])
+            comparisons += compare(case.name, *expected, outputs, dtypes, self._tolerance(case), case.far_out)
         return comparisons
 
     def _tolerance(self, case: Case) -> Tolerance:

@@ -20,13 +20,12 @@ from helpers import CHILD_PATH, cli, refused
 from sweep_fake import job
 
 from posexport.errors import ERROR_FILE, RequestError
-from posexport.workflows.sweep import job_files, subprocess_job
+from posexport.workflows.sweep import job_files, local_jobs
 from posexport.workflows.sweep.folder import Folder
 from posexport.workflows.sweep.job_files import Hashes, chunks, stage_files, write_chunks
 from posexport.workflows.sweep.job_plan import Plan
 from posexport.workflows.sweep.jobs import FAILED, LOST, NOT_RUN, PASSED, File, Job, JobResources, Outcome, Record
-from posexport.workflows.sweep.local import Local
-from posexport.workflows.sweep.subprocess_job import JobCommand, JobRunner
+from posexport.workflows.sweep.local_jobs import JobCommand, JobRunner, Local
 from posexport.workflows.sweep.sweep import SweepResult, drive
 
 LINUX = hasattr(os, "sched_setaffinity")
@@ -34,7 +33,7 @@ LINUX = hasattr(os, "sched_setaffinity")
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess_job, "CHILD", "sweep_fake")
+    monkeypatch.setattr(local_jobs, "CHILD", "sweep_fake")
     monkeypatch.setenv("PYTHONPATH", f"{CHILD_PATH}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
@@ -66,7 +65,7 @@ def test_ends_of_a_process_are_said_and_end_no_other() -> None:
 
 
 def test_a_traceback_is_a_crash_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess_job, "CHILD", "no_such_module")
+    monkeypatch.setattr(local_jobs, "CHILD", "no_such_module")
     found = JobRunner().run(JobCommand.of(job("x"), 60), lambda folder: None)
     assert found.state == LOST
     assert found.reason is not None and found.reason.startswith("the process printed no result (")
@@ -90,7 +89,7 @@ def test_closing_stops_what_runs(tmp_path: Path) -> None:
 def test_a_timing_has_the_machine_for_itself(tmp_path: Path) -> None:
     log = tmp_path / "log"
     timings = [job(f"timing {n}", needs=JobResources(cpus=None), log=log, sleep=0.1) for n in range(2)]
-    shared = [job(f"parity {n}", log=log, sleep=0.3) for n in range(4)]
+    shared = [job(f"parity {n}", log=log, sleep=0.8) for n in range(4)]
     found = done([*timings, *shared])
     lines = [line.split() for line in log.read_text().splitlines()]
     assert [line[1] for line in lines[-4:]] == ["timing"] * 4
@@ -161,10 +160,10 @@ def test_an_error_is_read_as_data_and_not_from_what_is_printed(tmp_path: Path) -
     )
     sentence = json.loads((tmp_path / "error.json").read_text())["error"]
     assert (run.returncode, run.stderr) == (2, f"Error: {sentence}\n")
-    printed = subprocess_job._End(code=1, stdout="", last_line="Error: it is printed only.")
-    assert subprocess_job._judge(printed, JobCommand(words=(), time_limit=1)).state == LOST
-    reported = subprocess_job._End(code=1, stdout="", error="it failed so")
-    outcome = subprocess_job._judge(reported, JobCommand(words=(), time_limit=1))
+    printed = local_jobs._End(code=1, stdout="", last_line="Error: it is printed only.")
+    assert local_jobs._judge(printed, JobCommand(words=(), time_limit=1)).state == LOST
+    reported = local_jobs._End(code=1, stdout="", error="it failed so")
+    outcome = local_jobs._judge(reported, JobCommand(words=(), time_limit=1))
     assert (outcome.state, outcome.reason) == (FAILED, "it failed so")
 
 
@@ -199,8 +198,8 @@ def test_each_job_gets_cpus_that_fewest_others_have() -> None:
 
 
 def judged(code: int, result: object, *asked: str) -> Outcome:
-    end = subprocess_job._End(code=code, stdout=json.dumps(result))
-    return subprocess_job._judge(end, JobCommand(words=(), time_limit=1, asked=asked))
+    end = local_jobs._End(code=code, stdout=json.dumps(result))
+    return local_jobs._judge(end, JobCommand(words=(), time_limit=1, asked=asked))
 
 
 def test_what_was_asked_for_and_is_not_there_is_not_run() -> None:

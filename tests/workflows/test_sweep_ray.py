@@ -24,7 +24,7 @@ from helpers import CHILD_PATH
 from sweep_fake import job
 
 from posexport.errors import RuntimeMissingError
-from posexport.workflows.sweep import subprocess_job
+from posexport.workflows.sweep import local_jobs
 from posexport.workflows.sweep.job_files import Hashes
 from posexport.workflows.sweep.jobs import FAILED, NOT_RUN, PASSED, Job, JobResources, Outcome
 from posexport.workflows.sweep.ray import Cluster, task
@@ -74,7 +74,7 @@ def machines() -> Iterator[Machines]:
     patch = pytest.MonkeyPatch()
     patch.setenv("PYTHONPATH", f"{CHILD_PATH}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    patch.setattr(subprocess_job, "CHILD", "sweep_fake")
+    patch.setattr(local_jobs, "CHILD", "sweep_fake")
     cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, **STORE})
     found = Machines(cluster, {"plain": cluster.head_node})
     found.add("gpus", 2, gpus=1, **{"accelerator_type:H100": 1, "T4": 1})
@@ -214,7 +214,7 @@ def test_what_has_no_machine_any_more_is_lost_and_a_silent_cluster_is_one_senten
 def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
     """Ctrl-C on the command itself; the second run does only what is left, on the cluster or here."""
     code = (
-        "import sys; from posexport.workflows.sweep import subprocess_job; subprocess_job.CHILD = 'sweep_fake';"
+        "import sys; from posexport.workflows.sweep import local_jobs; local_jobs.CHILD = 'sweep_fake';"
         "from posexport.cli import main; main(sys.argv[1:])"
     )
     place, jobs = tmp_path / "place", tmp_path / "s" / ".state" / "jobs"
@@ -247,7 +247,7 @@ def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
 
 
 def test_another_version_does_nothing() -> None:
-    command = subprocess_job.JobCommand.of(job("x"), 60)
+    command = local_jobs.JobCommand.of(job("x"), 60)
     outcome = task("0.0.1", command, [])
     assert (outcome.state, outcome.result) == ("lost", None)
     assert "the sweep is of 0.0.1" in (outcome.reason or "")

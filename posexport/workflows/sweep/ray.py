@@ -28,7 +28,7 @@ from posexport.errors import PosexportError, RequestError, RuntimeMissingError
 from posexport.runtimes.installation import install_command
 from posexport.workflows.sweep.job_files import chunks, write_chunks
 from posexport.workflows.sweep.jobs import FAILED, LOST, File, Job, JobResources, Outcome
-from posexport.workflows.sweep.subprocess_job import JobCommand, JobRunner
+from posexport.workflows.sweep.local_jobs import JobCommand, JobRunner
 
 CONNECT_SECONDS = 5.0
 """Seconds in which the head of a cluster must accept a connection."""

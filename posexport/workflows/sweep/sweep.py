@@ -147,7 +147,7 @@ def _executor(planned: Plan, folder: Folder, options: SweepOptions) -> Executor:
     if options.ray is not None and remaining:
         return Cluster(options.ray, remaining, options.time_limit)
     from posexport.verify.matrix.run import default_jobs
-    from posexport.workflows.sweep.local import Local
+    from posexport.workflows.sweep.local_jobs import Local
 
     return Local(options.workers or default_jobs(), options.time_limit)
 

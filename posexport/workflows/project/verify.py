@@ -73,7 +73,8 @@ def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
     entry = product.entry
     asked = (product.plan.runtime,) if product.plan else entry.runtimes or tuple(RUNTIMES)
     runtimes = tuple(name for name in asked if not chosen or name in chosen)
-    return VerifyOverrides(runtimes=runtimes, tolerance=entry.tolerance.given())
+    tolerance = {name: value for name, value in attrs.asdict(entry.tolerance).items() if value is not None}
+    return VerifyOverrides(runtimes=runtimes, tolerance=tolerance)
 
 
 def check(product: Product) -> list[Verdict]:

@@ -115,7 +115,7 @@ def _jobs(table: JobTable, commands: Callable[[str], Options], hashes: Hashes, r
     if name not in KINDS:
         raise unknown("kind", name, KINDS)
     kind = KINDS[name]
-    options = kind.options(commands(name))
+    options = {key: option for key, option in commands(name).items() if key not in ("json", *kind.excluded)}
     known = [*(["artifact"] * kind.artifact), *options, *RESOURCES]
     for key in keys:
         if key not in ("kind", *known):

@@ -172,7 +172,7 @@ def _check_room(folder: Path, size: int) -> None:
     """RequestError where so many bytes can't be written, before gigabytes of them are."""
     try:
         free = shutil.disk_usage(folder).free
-    except OSError:  # what is wrong with the folder is told when it is written to
+    except OSError:  # writing to it says what is wrong with the folder
         return
     if size > free:
         raise RequestError(

@@ -181,7 +181,7 @@ def read_weights(path: Path, spec: Spec) -> tuple[Spec, LazyWeights]:
         stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     # the biases of the first layer; the check of all names rejects layers that differ
     prefix = "layers.0." if spec.layers > 1 else ""
-    spec = attrs.evolve(spec, bias=[name for name in spec.projections() if f"{prefix}{name}.bias" in stored])
+    spec = attrs.evolve(spec, bias=tuple(name for name in spec.projections() if f"{prefix}{name}.bias" in stored))
     shapes = weight_shapes(spec)
     for name in shapes:
         if name not in stored:

@@ -58,8 +58,9 @@ def load_artifact(path: Path) -> LoadedArtifact:
         inputs, outputs = values_of(plan.inputs), values_of(plan.outputs)
         bounds, optimal_sizes = _profile_bounds(source.spec, inputs, plan.profiles)
         keys = ", ".join(contradictions(plan, source))
-        text = f"its manifest {manifest_path(path).name} contradicts {source.path.name} in its {keys}"
-        fault = text if keys else None
+        fault = (
+            f"its manifest {manifest_path(path).name} contradicts {source.path.name} in its {keys}" if keys else None
+        )
     else:
         plan, source = None, read_onnx(path)
         inputs, outputs = source.inputs(), source.outputs()

@@ -240,20 +240,12 @@ def manifest_path(path: Path) -> Path:
 
 def read_manifest(path: Path) -> OnnxManifest | PlanManifest | None:
     """The manifest of the artifact at `path`, or None where there is none; RequestError where it can't be used."""
-    return read_plan_manifest(path) if path.suffix == ".plan" else read_onnx_manifest(path)
+    plan = path.suffix == ".plan"
+    return read_manifest_of(PlanManifest, path) if plan else read_manifest_of(OnnxManifest, path)
 
 
-def read_onnx_manifest(path: Path) -> OnnxManifest | None:
-    """The manifest of an ONNX file, as `read_manifest` gives it."""
-    return _read(path, OnnxManifest)
-
-
-def read_plan_manifest(path: Path) -> PlanManifest | None:
-    """The manifest of a plan, as `read_manifest` gives it."""
-    return _read(path, PlanManifest)
-
-
-def _read(path: Path, kind: type[M]) -> M | None:
+def read_manifest_of(kind: type[M], path: Path) -> M | None:
+    """The manifest of an artifact of this kind, as `read_manifest` gives it."""
     file = manifest_path(path)
     if not file.is_file():
         return None

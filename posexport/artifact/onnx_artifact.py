@@ -23,7 +23,7 @@ from posexport.artifact.manifest import (
     WeightSource,
     external_data,
     manifest_path,
-    read_onnx_manifest,
+    read_manifest_of,
     tensors_of,
 )
 from posexport.artifact.profiles import profiles_of
@@ -121,7 +121,7 @@ class Artifact:
 
     def manifest(self) -> OnnxManifest | None:
         """The manifest beside the file, or None where there is none; RequestError where it can't be used."""
-        return read_onnx_manifest(self.path)
+        return read_manifest_of(OnnxManifest, self.path)
 
 
 def write_onnx(
@@ -172,7 +172,7 @@ def _check_room(folder: Path, size: int) -> None:
     """RequestError where so many bytes can't be written, before gigabytes of them are."""
     try:
         free = shutil.disk_usage(folder).free
-    except OSError:  # what is wrong with the folder is told when it is written to
+    except OSError:  # writing to it says what is wrong with the folder
         return
     if size > free:
         raise RequestError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posexport.artifact.manifest import PlanManifest, manifest_path, read_plan_manifest
+from posexport.artifact.manifest import PlanManifest, manifest_path, read_manifest_of
 from posexport.errors import RequestError
 from posexport.files import sha256_of
 
@@ -34,7 +34,7 @@ def plan_manifest(path: Path) -> PlanManifest:
     """
     if not path.is_file():
         raise RequestError(f"{str(path)!r} is not there: build it with 'posexport compile'.")
-    manifest = read_plan_manifest(path)
+    manifest = read_manifest_of(PlanManifest, path)
     if manifest is None:
         raise RequestError(
             f"{str(path)!r} has no manifest {manifest_path(path).name}, so it is not opened (a plan is code): "

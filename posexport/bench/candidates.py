@@ -65,11 +65,6 @@ class Candidate:
         """Whether `threads` or `cuda_graph` has an effect on it."""
         return option in _TAKES[self.runtime.module] and (option != "cuda_graph" or self.runtime.needs_gpu)
 
-    @property
-    def torch_side(self) -> bool:
-        """Whether it needs the ONNX file, from which torch rebuilds its block, also for a plan."""
-        return self.runtime.package == "torch"
-
 
 def _candidates() -> dict[str, Candidate]:
     candidates = {}

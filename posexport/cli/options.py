@@ -17,7 +17,6 @@ from posexport.spec.spec import CACHES, Spec
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _FLAGS = ("causal", "padding_mask", "cross", "qk_norm", "sinks", "bias", "scale_embedding")
-_BIAS_HELP = "every projection has a bias (with --weights: as the file has them)"
 
 
 def _options(*options: Decorator) -> Decorator:
@@ -69,7 +68,7 @@ def field_options(names: Collection[str]) -> Decorator:
     for field in attrs.fields(Spec):
         if field.name == "encoding" or field.name not in names:
             continue
-        name, help = field.name.replace("_", "-"), field.metadata.get("help", _BIAS_HELP)
+        name, help = field.name.replace("_", "-"), field.metadata["help"]
         if field.name in _FLAGS:
             options.append(click.option(f"--{name}/--no-{name}", default=None, help=f"{help}  [default: no]"))
             continue

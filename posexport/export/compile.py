@@ -14,19 +14,26 @@ import attrs
 from posexport import __version__
 from posexport.artifact import profiles
 from posexport.artifact.loaded import manifest_fault
-from posexport.artifact.manifest import Builder, PlanManifest, PlanSource, manifest_path, tensors_of
+from posexport.artifact.manifest import Builder, PlanKernels, PlanManifest, PlanSource, manifest_path, tensors_of
 from posexport.artifact.onnx_artifact import Artifact, read_onnx
 from posexport.errors import Reason, RequestError, RuntimeMissingError
-from posexport.export.fusion import unfused_reason
+from posexport.export.support import unsupported_reason
 from posexport.files import staged
 from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.cuda import device
 from posexport.runtimes.tensorrt.builder import Built, build
 from posexport.runtimes.tensorrt.options import BuildOptions
+from posexport.spec.spec import Spec
 
 MANIFEST_MISMATCH, DECOMPOSED_ATTENTION, SCRATCH_MEMORY = "manifest-mismatch", "decomposed-attention", "scratch-memory"
 """Codes of warnings."""
+
+FP32, HEAD_DIM, SCORES, SPLIT, BUILDER = "fp32", "head-dim", "scores", "split", "builder"
+"""Codes of reasons why attention is not one fused kernel a layer."""
+
+HEAD_DIMS = range(16, 257)
+"""The widths of heads that TensorRT's fused kernels take, measured with TensorRT for RTX 1.7 in fp16 and bf16."""
 
 SCRATCH_LIMIT = 10**9
 """Bytes of scratch memory above which a plan gets a warning."""
@@ -119,6 +126,37 @@ def _warnings(artifact: Artifact, options: BuildOptions, built: Built) -> Iterat
             where = "the profile " + " ".join(f"{dim}={sizes}" for dim, sizes in ranges.items())
             advice = f"give a lower largest {' or '.join(ranges)} with --profile"
         yield Reason(SCRATCH_MEMORY, f"scratch memory is {scratch / 1e9:.1f} GB for {where}: {advice}")
+
+
+def unfused_reason(spec: Spec, form: str, kernels: PlanKernels) -> Reason | None:
+    """Why attention is not fused in the kernels of a plan; None where it is, or where that is not known."""
+    if kernels.fused_attention is not False:
+        return None
+    if spec.dtype == "fp32":
+        return Reason(FP32, "fp32 has no fused attention kernel: export with --dtype fp16 or bf16")
+    if spec.head_dim not in HEAD_DIMS:
+        return Reason(
+            HEAD_DIM,
+            f"head_dim is {spec.head_dim}, and fused attention kernels take {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}: choose "
+            "another number of heads or --head-dim",
+        )
+    if (count := kernels.attention_kernels) and count > kernels.attention_layers:
+        return Reason(
+            SPLIT,
+            f"the builder made {count} attention kernels of {kernels.attention_layers} layers: give narrower shapes "
+            "with --profile",
+        )
+    encodings = [kind.encoding for kind in spec.distinct_layers()]
+    scoring = [encoding.name for encoding in encodings if encoding.hook == "score"]
+    if scoring and form in ("decomposed", "function"):
+        others = [name for name in ("native", "contrib") if unsupported_reason(spec, name, "tensorrt") is None]
+        advice = f"export with --form {others[0]}" if others else "no other form can carry this block for TensorRT"
+        return Reason(
+            SCORES,
+            f"{scoring[0]} computes scores from positions and content together, which the builder does not fuse with "
+            f"attention in the form {form}: {advice}",
+        )
+    return Reason(BUILDER, "the builder chose several kernels for it: compare forms with 'posexport tune'")
 
 
 def _check_runtime_cache(options: BuildOptions) -> None:

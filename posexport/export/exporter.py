@@ -92,12 +92,7 @@ def export_module(
 
     `dynamic_shapes` holds a table per argument, from axis to torch.export.Dim, as torch.export takes it.
     """
-    support.check_request(form, target)
-    opset = support.default_opset(form) if opset is None else opset
-    reason = support.unsupported_opset(form, target, opset)
-    if reason is not None:
-        raise RequestError(f"{reason}.")
-    functions = Functions(opset, form, target)
+    functions = Functions(support.checked_opset(None, form, target, opset), form, target)
     model = _capture(module, args, dynamic_shapes, (input_names, output_names), functions)
     _finish(model, form)
     return model

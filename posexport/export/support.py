@@ -46,19 +46,17 @@ def unsupported_opset(form: str, target: str, opset: int | None) -> Reason | Non
     return None
 
 
-def check_request(form: str, target: str) -> None:
-    """RequestError for an unknown form or target."""
+def checked_opset(spec: Spec | None, form: str, target: str, opset: int | None) -> int:
+    """The opset, by default the form's; RequestError where the form can't carry the spec, or a name is unknown.
+
+    Without a spec, any module may be exported.
+    """
     if form not in FORMS:
         raise unknown("form", form, FORMS)
     if target not in TARGETS:
         raise unknown("target", target, TARGETS)
-
-
-def checked_opset(spec: Spec, form: str, target: str, opset: int | None) -> int:
-    """The opset, by default the form's; RequestError where the form can't carry the spec, or a name is unknown."""
-    check_request(form, target)
     opset = default_opset(form, spec) if opset is None else opset
-    reason = unsupported_reason(spec, form, target, opset)
-    if reason is not None:
-        raise RequestError(f"{reason}.")
+    why = unsupported_opset(form, target, opset) if spec is None else unsupported_reason(spec, form, target, opset)
+    if why is not None:
+        raise RequestError(f"{why}.")
     return opset

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
+from unittest import mock
 
 OPERATORS, REGISTRY = "get_torchlib_ops", "from_torchlib"
 
@@ -38,26 +39,16 @@ def built_once() -> Iterator[None]:
         yield
         return
 
+    def listed() -> list[Any]:
+        return operators
+
     def registry(opset_version: int) -> Any:
         table = copy.copy(_registry(build, opset_version))
         table.functions = {target: list(metas) for target, metas in table.functions.items()}
         return table
 
     with (
-        _replaced(apis, OPERATORS, lambda: operators),
-        _replaced(_registration.ONNXRegistry, REGISTRY, staticmethod(registry)),
+        mock.patch.object(apis, OPERATORS, listed),
+        mock.patch.object(_registration.ONNXRegistry, REGISTRY, staticmethod(registry)),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _replaced(holder: Any, name: str, value: object) -> Iterator[None]:
-    before = vars(holder).get(name)  # None where a module loads it lazily, from another object
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            delattr(holder, name)
-        else:
-            setattr(holder, name, before)

@@ -14,7 +14,12 @@ import attrs
 from posexport.errors import FieldError, unknown
 
 
-def _field(default: Any, help: str, allowed: str, read: Callable[[Any], Any], typed: bool = False) -> Any:
+def parsed(help: str, allowed: str, read: Callable[[Any], Any], default: Any = None, *, typed: bool = False) -> Any:
+    """The result of `read`, which raises TypeError or ValueError for a value that is not `allowed`.
+
+    With `typed`, a file format that has numbers and booleans must not give it as text.
+    """
+
     def convert(value: object, _: object, field: attrs.Attribute[Any]) -> object:
         if value is None and default is None:
             return None
@@ -56,13 +61,13 @@ def _number(value: object, kind: type[int] | type[float], low: float, high: floa
 def integer(default: int | None, help: str, *, at_least: int = 1, at_most: int = 2**31 - 1) -> Any:
     """A whole number between bounds; None means "derived from other fields"."""
     allowed = f"a whole number from {at_least} to {at_most}"
-    return _field(default, help, allowed, lambda value: _number(value, int, at_least, at_most), typed=True)
+    return parsed(help, allowed, lambda value: _number(value, int, at_least, at_most), default, typed=True)
 
 
 def positive(default: float | None, help: str) -> Any:
     """A number from SMALLEST to LARGEST; None means "derived from other fields"."""
     allowed = f"a number from {SMALLEST:g} to {LARGEST:g}"
-    return _field(default, help, allowed, lambda value: _number(value, float, SMALLEST, LARGEST), typed=True)
+    return parsed(help, allowed, lambda value: _number(value, float, SMALLEST, LARGEST), default, typed=True)
 
 
 def numbers(help: str, *, whole: bool = False) -> Any:
@@ -77,7 +82,7 @@ def numbers(help: str, *, whole: bool = False) -> Any:
         return tuple(_number(part, float, SMALLEST, LARGEST) for part in parts)
 
     kind = "whole numbers from 0" if whole else f"numbers from {SMALLEST:g} to {LARGEST:g}"
-    return _field(None, help, f"a list of {kind}, such as {'4,6,6' if whole else '1,1.5,2'}", read)
+    return parsed(help, f"a list of {kind}, such as {'4,6,6' if whole else '1,1.5,2'}", read)
 
 
 def choice(default: str | None, options: Sequence[str], help: str) -> Any:
@@ -103,7 +108,7 @@ def text(default: str | None, help: str) -> Any:
             raise TypeError
         return value
 
-    return _field(default, help, "text", read)
+    return parsed(help, "text", read, default)
 
 
 def flag(default: bool | None, help: str) -> Any:
@@ -117,9 +122,4 @@ def flag(default: bool | None, help: str) -> Any:
             raise TypeError
         return value
 
-    return _field(default, help, "true or false", read, typed=True)
-
-
-def parsed(help: str, allowed: str, read: Callable[[Any], Any], default: Any = None) -> Any:
-    """The result of `read`, which raises TypeError or ValueError for a value that is not `allowed`."""
-    return _field(default, help, allowed, read)
+    return parsed(help, "true or false", read, default, typed=True)

@@ -33,14 +33,14 @@ MLP_PROJECTIONS = {"gelu": ("mlp.fc1", "mlp.fc2"), "swiglu": ("mlp.gate_proj", "
 def _read_bias(value: Any) -> tuple[str, ...] | bool:
     if isinstance(value, bool):
         return value
-    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
-        return tuple(value)
-    raise RequestError(f"bias is {value!r}: it must be true, false or a list of projections such as ['q_proj'].")
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise TypeError
+    return tuple(value)
 
 
 def _read_cache(value: Any) -> str | None:
     """A kind of cache; true means `concat`, false means none."""
-    if value is None or value is False:
+    if value is False:
         return None
     if value is True:
         return CACHES[0]
@@ -103,13 +103,10 @@ class Spec:
     causal: bool = fields.flag(False, "a query sees no later key")
     window: int | None = fields.integer(None, "a query sees keys with |i - j| < window")
     attention_chunk_size: int | None = fields.integer(None, "a query sees keys of its own chunk of this many tokens")
-    kv_cache: str | None = attrs.field(
-        default=None,
-        converter=_read_cache,
-        metadata={
-            "help": "take past keys and values: concat appends the new ones, shared writes them into buffers",
-            "allowed": " or ".join(CACHES),
-        },
+    kv_cache: str | None = fields.parsed(
+        "take past keys and values: concat appends the new ones, shared writes them into buffers",
+        " or ".join(CACHES),
+        _read_cache,
     )
     angles: str = fields.choice("parity", ANGLES, "angles as PyTorch models compute them, or exact to position 2^24")
     prefix_tokens: int = fields.integer(0, "number of first tokens without a position (class, registers)", at_least=0)
@@ -121,7 +118,12 @@ class Spec:
     )
     softcap: float | None = fields.positive(None, "cap logits: softcap * tanh(logits / softcap)")
     sinks: bool = fields.flag(False, "a trained logit per head in the softmax, without a value (attention sink)")
-    bias: tuple[str, ...] = attrs.field(default=False, converter=_read_bias)
+    bias: tuple[str, ...] = fields.parsed(
+        "every projection has a bias (with --weights: as the file has them)",
+        "true, false or a list of projections such as ['q_proj']",
+        _read_bias,
+        default=False,
+    )
     block: str = fields.choice("attention", ("attention", "transformer"), "what a layer holds")
     norm: str | None = fields.choice(None, ("pre", "post"), "where the norms stand (default: pre)")
     norm_type: str | None = fields.choice(None, ("layernorm", "rmsnorm"), "kind of norm (default: layernorm)")
@@ -129,10 +131,8 @@ class Spec:
     mlp: str | None = fields.choice(None, tuple(MLP_PROJECTIONS), "kind of MLP (default: gelu)")
     intermediate_size: int | None = fields.integer(None, "width of the MLP (default: 4 * hidden_size)")
     layers: int = fields.integer(1, "number of layers", at_most=1000)
-    layer_pattern: tuple[Layer, ...] = attrs.field(
-        default=(),
-        converter=_read_pattern,
-        metadata={"help": "repeating pattern of layers: encodings, each with ':key=value'", "allowed": "text"},
+    layer_pattern: tuple[Layer, ...] = fields.parsed(
+        "repeating pattern of layers: encodings, each with ':key=value'", "text", _read_pattern, default=()
     )
     vocab_size: int | None = fields.integer(None, "start from input_ids through a token embedding")
     scale_embedding: bool = fields.flag(False, "multiply the token embedding by sqrt(hidden_size)")

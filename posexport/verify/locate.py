@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 
 import attrs
@@ -79,16 +80,15 @@ def _fresh(spec: Spec, form: str, target: str, opset: int, fixed: tuple[tuple[st
 
 def structure(graphs: Graphs) -> str | None:
     """The first node that a fresh export has otherwise, in one clause; None where the graphs are the same."""
-    mine, fresh = (_constants(model) for model in (graphs.mine, graphs.fresh))
-    for index, (node, other) in enumerate(zip(graphs.mine.graph.node, graphs.fresh.graph.node, strict=False)):
-        what = _difference(node, other) or _constant_difference(node, mine, fresh, graphs.weights)
+    mine, fresh = ({tensor.name: tensor for tensor in g.graph.initializer} for g in (graphs.mine, graphs.fresh))
+    for index, (node, other) in enumerate(zip_longest(graphs.mine.graph.node, graphs.fresh.graph.node)):
+        if node is None:
+            return f"the graph ends before {_called(other)}, which a fresh export has"
+        what: str | None = "comes after the last one of a fresh export"
+        if other is not None:
+            what = _difference(node, other) or _constant_difference(node, mine, fresh, graphs.weights)
         if what is not None:
             return f"{_called(node)}, node {index} of the graph, {what}"
-    have, want = graphs.mine.graph.node, graphs.fresh.graph.node
-    if len(have) > len(want):
-        return f"{_called(have[len(want)])}, node {len(want)} of the graph, comes after the last one of a fresh export"
-    if len(have) < len(want):
-        return f"the graph ends before {_called(want[len(have)])}, which a fresh export has"
     for kind in ("input", "output"):
         names = [[value.name for value in getattr(model.graph, kind)] for model in (graphs.mine, graphs.fresh)]
         if names[0] != names[1]:
@@ -128,17 +128,13 @@ def _first(model: onnx.ModelProto, have: Arrays, want: Arrays, tolerance: float)
             a, b = have[name], want[name]
             if a.shape != b.shape:
                 return f"{_called(node)} gives {name!r} the shape {list(a.shape)}, not {list(b.shape)} as"
-            wide = [np.asarray(array).astype(np.float64) for array in (a, b)]
-            bad = ~np.isfinite(wide[0])
-            if bad.any() and a.dtype.kind != "b":
-                text = f"has {int(bad.sum())} values that are not finite"
-                return f"{_called(node)} is the first whose output departs: {name!r} {text}, unlike what"
-            if not a.size:
-                continue
-            error, scale = float(np.abs(wide[0] - wide[1]).max()), float(np.abs(wide[1]).max())
+            actual, exact = (np.asarray(array).astype(np.float64) for array in (a, b))
+            departs = f"{_called(node)} is the first whose output departs: {name!r}"
+            if not np.isfinite(actual).all():
+                return f"{departs} has {int((~np.isfinite(actual)).sum())} values that are not finite, unlike what"
+            error, scale = (float(np.abs(array).max(initial=0.0)) for array in (actual - exact, exact))
             if not error <= tolerance * scale:
-                text = f"is off by {error:.3g} of {scale:.3g}"
-                return f"{_called(node)} is the first whose output departs: {name!r} {text} from what"
+                return f"{departs} is off by {error:.3g} of {scale:.3g} from what"
     return None
 
 
@@ -167,10 +163,6 @@ def _shown(attribute: onnx.AttributeProto | None) -> str:
     if attribute.type == onnx.AttributeProto.TENSOR:
         return f"{attribute.name}={onnx.numpy_helper.to_array(attribute.t).ravel()[:8].tolist()}"
     return f"{attribute.name}={onnx.helper.get_attribute_value(attribute)}"
-
-
-def _constants(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    return {tensor.name: tensor for tensor in model.graph.initializer}
 
 
 def _constant_difference(

@@ -34,7 +34,6 @@ from posexport.verify.result import (
     Comparison,
     Tolerance,
     Verdict,
-    reason_fields,
 )
 
 # Measured over every encoding, hidden 64 to 768, 1 to 3 layers, three seeds, on ONNX Runtime and onnx's reference:
@@ -75,51 +74,46 @@ def compare(
     torch_outputs: Arrays,
     outputs: Arrays,
     dtypes: Mapping[str, str],
-    dtype: str,
-    tolerance: Tolerance | None = None,
+    tolerance: Tolerance,
     far_out: bool = False,
 ) -> list[Comparison]:
-    """Compare every output of `reference` and `outputs` by name; `dtypes` are those that the graph declares.
-
-    `dtype` is the artifact's own and chooses the tolerance where none is given. `far_out` is that of the case.
-    """
-    tolerance = TOLERANCES[dtype] if tolerance is None else tolerance
+    """Compare every output of `reference` and `outputs` by name; `dtypes` are those that the graph declares."""
     comparisons = []
     for name in dict.fromkeys((*reference, *outputs)):
+        reason: Reason | None
+        numbers: dict[str, Any] = {}
         if name not in outputs:
             text = f"output {name!r} is missing: the runtime gave {', '.join(outputs) or 'none'}"
-            comparison = _failed(case, name, Reason(MISSING_OUTPUT, text))
+            reason = Reason(MISSING_OUTPUT, text)
         elif name not in reference:
-            text = f"output {name!r} is not one of the block's: {', '.join(reference)}"
-            comparison = _failed(case, name, Reason(UNKNOWN_OUTPUT, text))
+            reason = Reason(UNKNOWN_OUTPUT, f"output {name!r} is not one of the block's: {', '.join(reference)}")
         elif name not in torch_outputs or torch_outputs[name].shape != reference[name].shape:
-            text = f"torch eager gave no output {name!r} of the reference's shape"
-            comparison = _failed(case, name, Reason(WRONG_SHAPE, text))
+            reason = Reason(WRONG_SHAPE, f"torch eager gave no output {name!r} of the reference's shape")
         else:
             values = (reference[name], torch_outputs[name], outputs[name])
-            comparison = _compare(case, name, *values, dtypes.get(name, dtype), tolerance)
-        comparisons.append(attrs.evolve(comparison, far_out=far_out))
+            reason, numbers = _compare(name, *values, dtypes[name], tolerance)
+        comparisons.append(Comparison.of(case, name, reason, far_out=far_out, **numbers))
     return comparisons
 
 
 def _compare(
-    case: str, name: str, reference: Array, torch_output: Array, output: Array, dtype: str, tolerance: Tolerance
-) -> Comparison:
+    name: str, reference: Array, torch_output: Array, output: Array, dtype: str, tolerance: Tolerance
+) -> tuple[Reason | None, dict[str, Any]]:
+    """Why an output fails, None where it passes; and the fields of its Comparison that could be computed."""
     if output.shape != reference.shape:
         text = f"output {name!r} has shape {list(output.shape)}, it must be {list(reference.shape)}"
-        return _failed(case, name, Reason(WRONG_SHAPE, text))
+        return Reason(WRONG_SHAPE, text), {}
     if dtype_name(output.dtype) != dtype:
-        text = f"output {name!r} is {dtype_name(output.dtype)}, it must be {dtype}"
-        return _failed(case, name, Reason(WRONG_DTYPE, text))
+        return Reason(WRONG_DTYPE, f"output {name!r} is {dtype_name(output.dtype)}, it must be {dtype}"), {}
     exact, by_torch, actual = (np.asarray(array).astype(np.float64) for array in (reference, torch_output, output))
     for who, array in (("the float64 reference", exact), (f"output {name!r}", actual), ("torch eager", by_torch)):
         invalid = ~np.isfinite(array)
         if invalid.any():
             index = _first_index(invalid)
             text = f"{who} has {int(invalid.sum())} of {invalid.size} values not finite, the first at {list(index)}"
-            return attrs.evolve(_failed(case, name, Reason(NOT_FINITE, text)), index=index)
+            return Reason(NOT_FINITE, text), {"index": index}
     if not exact.size:
-        return _failed(case, name, Reason(NOTHING_COMPARED, f"output {name!r} is empty: nothing was compared"))
+        return Reason(NOTHING_COMPARED, f"output {name!r} is empty: nothing was compared"), {}
     errors = np.abs(actual - exact)
     error = float(errors.max())
     index = _first_index(errors == error)
@@ -127,21 +121,16 @@ def _compare(
     rms = float(np.sqrt(np.mean(exact**2)))
     limit = tolerance.limit(torch_error, rms)
     text = f"output {name!r} is off by {error:.3g} at {list(index)}, the limit is {limit:.3g}"
-    passed = error <= limit
-    return Comparison(
-        case=case,
-        output=name,
-        state=PASSED if passed else FAILED,
-        **reason_fields(None if passed else Reason(OVER_LIMIT, text)),
-        max_error=error,
-        rms_error=float(np.sqrt(np.mean(errors**2))),
-        torch_error=torch_error,
-        limit=limit,
-        reference_rms=rms,
-        index=index,
-        got=float(actual[index]),
-        reference=float(exact[index]),
-    )
+    return None if error <= limit else Reason(OVER_LIMIT, text), {
+        "max_error": error,
+        "rms_error": float(np.sqrt(np.mean(errors**2))),
+        "torch_error": torch_error,
+        "limit": limit,
+        "reference_rms": rms,
+        "index": index,
+        "got": float(actual[index]),
+        "reference": float(exact[index]),
+    }
 
 
 def judge(artifact: str, runtime: str, comparisons: Sequence[Comparison], cases: int, **fields: Any) -> Verdict:
@@ -186,10 +175,6 @@ def inconclusive_reason(worst: Comparison, tolerance: Tolerance) -> str | None:
 def worst_of(comparisons: Sequence[Comparison]) -> Comparison:
     """The comparison that fails most, or comes nearest to its limit."""
     return max(comparisons, key=lambda comparison: (comparison.state == FAILED, comparison.severity))
-
-
-def _failed(case: str, name: str, reason: Reason) -> Comparison:
-    return Comparison(case=case, output=name, state=FAILED, **reason_fields(reason))
 
 
 def _first_index(where: Array) -> tuple[int, ...]:

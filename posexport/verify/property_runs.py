@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,7 +16,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, result
 from posexport.verify.eligibility import SLOW
 from posexport.verify.properties import PROPERTIES, TOLERANCES, Probe, make_probe, promised
-from posexport.verify.result import FAILED, NOT_RUN, PASSED, PROPERTY, Comparison, Verdict, reason_fields
+from posexport.verify.result import FAILED, NOT_RUN, PROPERTY, Comparison, Verdict
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
@@ -31,86 +33,77 @@ def _tokens(inputs: Arrays) -> int:
 
 @attrs.define
 class PropertyRuns:
-    """The properties of an artifact's encoding: `runs` of those that can be tried, `untried` the others, each with why.
+    """The properties of an artifact's encoding: `runs` has the inputs of each, or why it can't be tried.
 
     `answers` has, by runtime, the outputs of all runs to come; None where they would take too long.
     """
 
     probe: Probe | None
-    runs: dict[str, list[Arrays]]
-    untried: dict[str, Reason]
+    runs: dict[str, list[Arrays] | Reason]
     answers: dict[str, Future[Answer] | None] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, artifact: LoadedArtifact, seed: int) -> PropertyRuns:
         """Those of an artifact."""
-        names, tokens = promised(artifact.spec), make_probe(artifact.spec, artifact.bounds, seed)
-        if isinstance(tokens, str):
-            return cls(None, {}, dict.fromkeys(names, Reason(UNTRIED, tokens)))
-        lower, upper = artifact.bounds["seq"]
-        runs: dict[str, list[Arrays]] = {}
-        untried: dict[str, Reason] = {}
-        for name in names:
-            text = PROPERTIES[name].untried(tokens)
-            inputs = [] if text is not None else PROPERTIES[name].runs(tokens)
-            lengths = [_tokens(run) for run in inputs]
-            if lengths and (min(lengths) < lower or max(lengths) > (upper or max(lengths))):
-                text = f"its runs have {min(lengths)} to {max(lengths)} tokens, which the file does not take"
-            if text is None:
-                runs[name] = inputs
-            else:
-                untried[name] = Reason(UNTRIED, text)
-        return cls(tokens, runs, untried)
+        names, probe = promised(artifact.spec), make_probe(artifact.spec, artifact.bounds, seed)
+        if isinstance(probe, str):
+            return cls(None, dict.fromkeys(names, Reason(UNTRIED, probe)))
+        return cls(probe, {name: _runs(name, probe, *artifact.bounds["seq"]) for name in names})
+
+    def inputs(self) -> list[Arrays]:
+        """Those of all runs, in order."""
+        return [arrays for runs in self.runs.values() if isinstance(runs, list) for arrays in runs]
 
     def tokens(self) -> int:
         """The tokens of all runs together."""
-        return sum(_tokens(run) for inputs in self.runs.values() for run in inputs)
+        return sum(map(_tokens, self.inputs()))
 
     def sizes(self) -> list[dict[str, int]]:
         """The sizes by dimension that runs have."""
         if self.probe is None:
             return []
         fixed = {"batch": self.probe.batch, "past_seq": 0, "max_seq": self.probe.room or 1}
-        lengths = {_tokens(run) for inputs in self.runs.values() for run in inputs}
-        return [{**fixed, "seq": length} for length in sorted(lengths)]
+        return [{**fixed, "seq": length} for length in sorted(set(map(_tokens, self.inputs())))]
 
     def submit(self, runtime: str, run: Submit | None) -> None:
         """Submit all runs to a runtime; None where they would take too long."""
-        inputs = [arrays for runs in self.runs.values() for arrays in runs]
+        inputs = self.inputs()
         self.answers[runtime] = run(inputs) if run is not None and inputs else None
 
-    def verdicts(self, artifact: str) -> list[Verdict]:
+    def verdicts(self, artifact: str) -> Iterator[Verdict]:
         """One for each property and runtime."""
-        return [
-            self._verdict(artifact, runtime, name, future)
-            for runtime, future in self.answers.items()
-            for name in PROPERTIES
-            if name in self.runs or name in self.untried
-        ]
+        for runtime, future in self.answers.items():
+            answer = None if future is None else result(future)
+            outputs = iter(() if answer is None else answer.outputs)
+            for name, runs in self.runs.items():
+                verdict = partial(Verdict.of, artifact, runtime, check=name)
+                if isinstance(runs, Reason):
+                    yield verdict(NOT_RUN, runs)
+                elif answer is None or self.probe is None:
+                    yield verdict(NOT_RUN, Reason(SLOW, "it is slow, and properties take many runs"))
+                elif answer.failure is not None:
+                    yield verdict(NOT_RUN if answer.failure.code == MISSING else FAILED, answer.failure)
+                else:
+                    broken, comparison = _judged(name, self.probe, list(islice(outputs, len(runs))))
+                    yield verdict(comparison.state, broken, worst=comparison, cases=len(runs))
 
-    def _verdict(self, artifact: str, runtime: str, name: str, future: Future[Answer] | None) -> Verdict:
-        if name in self.untried:
-            return Verdict.of(artifact, runtime, NOT_RUN, self.untried[name], check=name)
-        if future is None or self.probe is None:
-            reason = Reason(SLOW, "it is slow, and properties take many runs")
-            return Verdict.of(artifact, runtime, NOT_RUN, reason, check=name)
-        answer = result(future)
-        if answer.failure is not None:
-            missing = answer.failure.code == MISSING
-            return Verdict.of(artifact, runtime, NOT_RUN if missing else FAILED, answer.failure, check=name)
-        names = list(self.runs)
-        first = sum(len(self.runs[before]) for before in names[: names.index(name)])
-        outputs = answer.outputs[first : first + len(self.runs[name])]
-        error, limit = PROPERTIES[name].rule(self.probe, outputs), TOLERANCES[self.probe.spec.dtype]
-        summary = PROPERTIES[name].summary
-        text = f"{name} does not hold ({summary}): outputs differ by {error:.3g} of the largest"
-        broken = None if error <= limit else Reason(PROPERTY, text)
-        comparison = Comparison(
-            case=summary,
-            output="output",
-            state=PASSED if broken is None else FAILED,
-            **reason_fields(broken),
-            max_error=error,
-            limit=limit,
-        )
-        return Verdict.of(artifact, runtime, comparison.state, broken, worst=comparison, cases=len(outputs), check=name)
+
+def _runs(name: str, probe: Probe, lower: int, upper: int | None) -> list[Arrays] | Reason:
+    """The inputs of a property's runs, of `lower` to `upper` tokens; or why it can't be tried."""
+    text = PROPERTIES[name].untried(probe)
+    if text is not None:
+        return Reason(UNTRIED, text)
+    runs = PROPERTIES[name].runs(probe)
+    least, most = min(map(_tokens, runs)), max(map(_tokens, runs))
+    if least < lower or most > (upper or most):
+        return Reason(UNTRIED, f"its runs have {least} to {most} tokens, which the file does not take")
+    return runs
+
+
+def _judged(name: str, probe: Probe, outputs: list[Arrays]) -> tuple[Reason | None, Comparison]:
+    """How a property does not hold of the outputs of its runs, None where it does; and the error with its limit."""
+    summary, limit = PROPERTIES[name].summary, TOLERANCES[probe.spec.dtype]
+    error = PROPERTIES[name].rule(probe, outputs)
+    text = f"{name} does not hold ({summary}): outputs differ by {error:.3g} of the largest"
+    broken = None if error <= limit else Reason(PROPERTY, text)
+    return broken, Comparison.of(summary, "output", broken, max_error=error, limit=limit)

@@ -39,7 +39,7 @@ NOT_FINITE, OVER_LIMIT, INCONCLUSIVE, PROPERTY = "not-finite", "over-limit", "in
 """Codes of failed comparisons and verdicts."""
 
 
-def reason_fields(reason: Reason | None) -> dict[str, Any]:
+def _reason_fields(reason: Reason | None) -> dict[str, Any]:
     """The fields `reason` and `reason_code` of a comparison or verdict."""
     text, code = (None, None) if reason is None else (reason.text, reason.code)
     return {"reason": text, "reason_code": code}
@@ -84,6 +84,12 @@ class Comparison:
     index: tuple[int, ...] | None = None
     got: float | None = None
     reference: float | None = None
+
+    @classmethod
+    def of(cls, case: str, output: str, reason: Reason | None, **fields: Any) -> Comparison:
+        """A comparison that failed for a reason, and passed where there is none."""
+        state: State = PASSED if reason is None else FAILED
+        return cls(case=case, output=output, state=state, **_reason_fields(reason), **fields)
 
     def texts(self) -> tuple[str, str, str, str]:
         """The case, the error, the torch error and the limit for people."""
@@ -131,7 +137,7 @@ class Verdict:
     @classmethod
     def of(cls, artifact: str, runtime: str, state: State, reason: Reason | None = None, **fields: Any) -> Verdict:
         """A verdict with the text and the code of a reason."""
-        return cls(artifact=artifact, runtime=runtime, state=state, **reason_fields(reason), **fields)
+        return cls(artifact=artifact, runtime=runtime, state=state, **_reason_fields(reason), **fields)
 
     @property
     def label(self) -> str:

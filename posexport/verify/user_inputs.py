@@ -45,10 +45,13 @@ def fit_inputs(
             _check_shape(name, arrays[name], shape, expected[name][0], bounds, sizes)
             ready[name] = _converted(name, arrays[name], dtype, notes)
         _check_sums(sizes)
-        if "position_ids" in ready:
-            _check_range("position_ids", ready["position_ids"], spec.position_limit(), "the table has")
-        if "input_ids" in ready:
-            _check_range("input_ids", ready["input_ids"], spec.vocab_size, "the vocabulary has")
+        for name, rows, holder in (
+            ("position_ids", spec.position_limit(), "the table has"),
+            ("input_ids", spec.vocab_size, "the vocabulary has"),
+        ):
+            if name in ready and rows is not None and not ((ready[name] >= 0) & (ready[name] < rows)).all():
+                span = f"{ready[name].min()} to {ready[name].max()}"
+                raise RequestError(f"{name!r} reaches from {span}, {holder} rows 0 to {rows - 1}.")
         if "attention_mask" in ready and not np.isin(ready["attention_mask"], (0, 1)).all():
             raise RequestError("'attention_mask' holds other numbers than 0 and 1: write 1 where a key may be seen.")
         if "write_indices" in ready:
@@ -149,12 +152,3 @@ def _converted(name: str, array: Array, dtype: str, notes: list[str]) -> Array:
     if array.dtype != want and not (rounded.astype(np.float32) == array).all():
         notes.append(f"{name} was rounded from {array.dtype} to {dtype}")
     return rounded
-
-
-def _check_range(name: str, array: Array, limit: int | None, holder: str) -> None:
-    """Rows of a table are numbered from 0; where there is none, any position is defined."""
-    if limit is None:
-        return
-    low, high = int(array.min()), int(array.max())
-    if low < 0 or high >= limit:
-        raise RequestError(f"{name!r} reaches from {low} to {high}, {holder} rows 0 to {limit - 1}.")

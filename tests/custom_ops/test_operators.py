@@ -16,6 +16,7 @@ import pytest
 import torch
 from helpers import run_ort
 from operator_calls import CALLS, DYNAMIC, MASKS, B, H, S, T, normal
+from traces import same_program
 
 from posexport import custom_ops
 from posexport.custom_ops.unsupported import AttentionCall, unsupported_reason
@@ -45,16 +46,18 @@ def written(name: str, form: str, target: str = "portable") -> ir.Model:
     """A call as a graph, all its lengths dynamic."""
     operator, arguments, dims = CALLS[name]
     given = tensors(arguments)
-    return export_module(
-        Call(operator, arguments).eval(),
-        tuple(given),
-        (tuple({axis: DYNAMIC[dim] for axis, dim in each.items()} for each in dims[: len(given)]),),  # type: ignore[arg-type]
-        input_names=tuple(f"in{index}" for index in range(len(given))),
-        output_names=tuple(f"out{index}" for index in range(len(operator.outputs))),
-        form=form,
-        target=target,
-        opset=24 if form == "native" else None,  # which has TensorScatter
-    )
+    opset = 24 if form == "native" else None  # which has TensorScatter
+    with same_program("operator", name, opset):
+        return export_module(
+            Call(operator, arguments).eval(),
+            tuple(given),
+            (tuple({axis: DYNAMIC[dim] for axis, dim in each.items()} for each in dims[: len(given)]),),  # type: ignore[arg-type]
+            input_names=tuple(f"in{index}" for index in range(len(given))),
+            output_names=tuple(f"out{index}" for index in range(len(operator.outputs))),
+            form=form,
+            target=target,
+            opset=opset,
+        )
 
 
 def check_on_ort(name: str, model: ir.Model) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from posexport.runtimes import gpu_missing
 
@@ -47,10 +48,10 @@ def test_the_script_is_executable() -> None:
 
 
 @pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU")
-def test_without_a_gpu_it_says_so_and_exits_3(tmp_path: Path) -> None:
+def test_without_a_gpu_it_says_so_and_exits_3(acceptance: Any, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
-    done = accept("--output", output)
-    assert (done.returncode, done.stdout) == (3, "")
+    done = CliRunner().invoke(acceptance.main, ["--output", str(output)])
+    assert (done.exit_code, done.stdout) == (3, "")
     assert done.stderr == f"not run: {gpu_missing()}\n"
     assert not output.exists()
 
@@ -100,9 +101,9 @@ def test_a_cell_that_fails_does_not_stop_the_rest(acceptance: Any) -> None:
         (("--dtype", "fp64"), "'fp64' is not one of"),
     ],
 )
-def test_bad_requests_exit_2(options: tuple[str, ...], message: str) -> None:
-    done = accept(*options)
-    assert done.returncode == 2
+def test_bad_requests_exit_2(acceptance: Any, options: tuple[str, ...], message: str) -> None:
+    done = CliRunner().invoke(acceptance.main, options)
+    assert done.exit_code == 2
     assert message in done.stderr
 
 

@@ -9,7 +9,7 @@ from trt_helpers import built, exported, needs_rtx
 
 from posexport.artifact.manifest import PlanKernels
 from posexport.artifact.onnx_artifact import read_onnx
-from posexport.export.fusion import BUILDER, FP32, HEAD_DIM, SCORES, SPLIT, unfused_reason
+from posexport.export.compile import BUILDER, FP32, HEAD_DIM, SCORES, SPLIT, unfused_reason
 from posexport.models import read_spec
 from posexport.spec.spec import Spec
 

@@ -20,7 +20,7 @@ import torch
 from helpers import cli, exported, open_ort, refused, tree, weights_for
 from stack_helpers import STACKS, difference, stack, traced_whole
 
-from posexport.artifact.manifest import read_onnx_manifest
+from posexport.artifact.manifest import OnnxManifest, read_manifest_of
 from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.cli.console import runs
 from posexport.cli.export_command import _tensors
@@ -205,7 +205,7 @@ def test_people_see_a_line_for_a_run_of_layers(written: Path) -> None:
     assert "{" not in said
     assert lines["layer_pattern.1"] and lines["encoding"].split() == ["encoding", "alibi"]
     assert lines["theta"].split() == ["theta", "10000.0"]
-    manifest = read_onnx_manifest(written)
+    manifest = read_manifest_of(OnnxManifest, written)
     assert manifest is not None
     shown = [name for name, _ in _tensors(manifest, "output")]
     assert shown == ["output", "present_key.0 ... present_key.4", "present_value.0 ... present_value.4"]

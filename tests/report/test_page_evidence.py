@@ -16,8 +16,8 @@ from posexport.bench.result import Benchmark
 from posexport.bench.results import Result
 from posexport.jsondata import structure
 from posexport.report.page import verdicts
+from posexport.report.page.artifacts import evidence_section, sentence
 from posexport.report.page.blocks import Page, Table
-from posexport.report.page.evidence import section, sentence
 from posexport.report.page.sources import read_sources
 from posexport.report.page.summary import boxes
 from posexport.verify.result import Report
@@ -81,7 +81,7 @@ def test_a_verdict_of_other_bytes_than_the_file_here_is_stale(tmp_path: Path) ->
     summaries = Evidence.of(sources.results, sources.sha256).artifacts()
     (subject,) = [each for each in summaries if each.name == "rope-native.onnx"]
     assert sentence(subject) == "Verified: ⚠ stale: v.json is of other bytes. Timed: ⚠ stale: b.json is of other bytes."
-    reasons = [each.reason for each in section([subject])[1].findings]
+    reasons = [each.reason for each in evidence_section([subject])[1].findings]
     assert reasons == [
         "its verdict in v.json is of other bytes (stale): verify it again",
         "its timing in b.json is of other bytes (stale): time it again",

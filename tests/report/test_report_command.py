@@ -14,7 +14,7 @@ from page_helpers import Reader, bench, everything, gate, html_of, shape, tune, 
 from test_matrix_files import small
 from verify_helpers import write
 
-from posexport.report.page.artifacts import MARKS
+from posexport.report.page.artifacts import OPERATOR_MARKS
 from posexport.report.page.blocks import Chain, Figure, Prose, Table, cells, number
 from posexport.report.page.charts import Bar, Bars, draw_bars
 from posexport.report.page.page import make_page
@@ -196,7 +196,7 @@ def test_the_fused_attention_of_a_plan_is_marked(tmp_path: Path) -> None:
 )
 def test_what_computes_attention_or_positions_is_marked(mark: str, names: str) -> None:
     for name in names.split():
-        assert [own for own, pattern in MARKS.items() if pattern.fullmatch(name)] == [mark] * bool(mark), name
+        assert [own for own, pattern in OPERATOR_MARKS.items() if pattern.fullmatch(name)] == [mark] * bool(mark), name
 
 
 def test_one_slow_bar_does_not_flatten_the_others() -> None:

@@ -24,7 +24,7 @@ DTYPES = st.sampled_from(sorted(TOLERANCES))
 def one(truth: Array, got: Array, eager: Array | None = None, dtype: str = "fp32") -> Comparison:
     """Compare one output whose eager is the rounded truth by default."""
     eager = truth.astype(NUMPY[dtype]) if eager is None else eager
-    (found,) = compare("c", {"output": truth}, {"output": eager}, {"output": got}, {"output": dtype}, dtype)
+    (found,) = compare("c", {"output": truth}, {"output": eager}, {"output": got}, {"output": dtype}, TOLERANCES[dtype])
     return found
 
 
@@ -106,7 +106,7 @@ def test_outputs_pair_one_to_one_by_name(given_names: tuple[str, ...]) -> None:
     truth = {"output": random((2, 3))}
     eager = {"output": truth["output"].astype(np.float32)}
     got = dict.fromkeys(given_names, eager["output"])
-    found = compare("c", truth, eager, got, {"output": "fp32"}, "fp32")
+    found = compare("c", truth, eager, got, {"output": "fp32"}, TOLERANCES["fp32"])
     assert {each.output for each in found} == {"output", *given_names}
     assert worst_of(found).state == FAILED
 

@@ -25,7 +25,7 @@ RMS = float(np.sqrt(np.mean(TRUTH**2)))
 
 
 def one(got: Array, eager: Array, truth: Array = TRUTH, dtype: str = "fp32") -> Comparison:
-    (found,) = compare("c", {"output": truth}, {"output": eager}, {"output": got}, {"output": dtype}, dtype)
+    (found,) = compare("c", {"output": truth}, {"output": eager}, {"output": got}, {"output": dtype}, TOLERANCES[dtype])
     return found
 
 
@@ -127,7 +127,7 @@ def test_a_yardstick_of_another_shape_or_none_at_all_is_no_yardstick() -> None:
     got = TRUTH.astype(np.float32)
     assert one(got, got[:1]).state == FAILED  # it would broadcast
     assert one(got, got[:, :1]).state == FAILED
-    (found,) = compare("c", {"output": TRUTH}, {}, {"output": got}, {"output": "fp32"}, "fp32")
+    (found,) = compare("c", {"output": TRUTH}, {}, {"output": got}, {"output": "fp32"}, TOLERANCES["fp32"])
     assert found.state == FAILED
     assert "torch eager gave no output" in str(found.reason)
 
@@ -173,7 +173,7 @@ def test_a_case_that_is_far_out_does_not_hide_an_error_in_the_usual_range() -> N
         comparison
         for case, got, far_out in (("near", near, False), ("exact", torch_output, False), ("far", far, True))
         for comparison in compare(
-            case, {"o": TRUTH}, {"o": torch_output}, {"o": got}, {"o": "fp32"}, "fp32", tolerance, far_out
+            case, {"o": TRUTH}, {"o": torch_output}, {"o": got}, {"o": "fp32"}, tolerance, far_out
         )
     ]
     verdict = judge("a", "r", comparisons, 3)
@@ -199,7 +199,5 @@ def test_no_position_is_so_far_that_anything_passes(position: int) -> None:
     tolerance = tolerance_at("fp32", position)
     assert (tolerance.floor, tolerance.ceiling) <= (2.0**-4 + 2.0**-20, 1.0)
     wide = TRUTH.astype(np.float32)
-    found = compare(
-        "far", {"output": TRUTH}, {"output": -wide}, {"output": -wide}, {"output": "fp32"}, "fp32", tolerance
-    )
+    found = compare("far", {"output": TRUTH}, {"output": -wide}, {"output": -wide}, {"output": "fp32"}, tolerance)
     assert [each.state for each in found] == [FAILED]

@@ -89,7 +89,7 @@ def test_closing_stops_what_runs(tmp_path: Path) -> None:
 def test_a_timing_has_the_machine_for_itself(tmp_path: Path) -> None:
     log = tmp_path / "log"
     timings = [job(f"timing {n}", needs=JobResources(cpus=None), log=log, sleep=0.1) for n in range(2)]
-    shared = [job(f"parity {n}", log=log, sleep=0.3) for n in range(4)]
+    shared = [job(f"parity {n}", log=log, sleep=0.8) for n in range(4)]
     found = done([*timings, *shared])
     lines = [line.split() for line in log.read_text().splitlines()]
     assert [line[1] for line in lines[-4:]] == ["timing"] * 4

@@ -1,26 +1,109 @@
-"""Artifacts on the page: the kernels of plans with fused attention marked, and the shape of graphs, form by form."""
+"""Artifacts on the page: who verified and timed each, the kernels of plans, and the shape of graphs, form by form."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from posexport.artifact.graph_shape import GraphShape, read_graph_shape
-from posexport.artifact.manifest import matches_manifest, read_plan_manifest
+from posexport.artifact.manifest import PlanManifest, matches_manifest, read_manifest_of
+from posexport.bench.evidence import ArtifactSummary, Mention
+from posexport.bench.result import TIMED
 from posexport.errors import RequestError
 from posexport.report.page.blocks import Block, Cell, Chain, Section, Table, cells, number
-from posexport.report.text import listed, megabytes, plural
+from posexport.report.page.summary import TONES, Finding, Highlights
+from posexport.report.text import MARKS, listed, megabytes, plural, seconds
+from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
-MARKS = {"★": re.compile(r".*Attention|Softmax"), "◆": re.compile(r"Rotary.*|.*Bias|.*Sinusoids|Sin|Cos")}
+OPERATOR_MARKS = {"★": re.compile(r".*Attention|Softmax"), "◆": re.compile(r"Rotary.*|.*Bias|.*Sinusoids|Sin|Cos")}
 """The operators and functions that compute attention, and those that compute positions."""
 
 _MOST_STEPS = 60  # of a chain that are shown
 _MOST_OPEN = 24  # rows of a table that starts open
+_WORST_FIRST = (FAILED, PASSED, NOT_RUN)
 
 
-def sections(
+def evidence_section(artifacts: Sequence[ArtifactSummary]) -> tuple[Section, Highlights]:
+    """The table of artifacts, and what was not verified or not timed."""
+    table = Table(
+        caption="Evidence for each artifact",
+        columns=("artifact", "verified", "timed"),
+        rows=[(artifact.name, _verified(artifact), _timed(artifact)) for artifact in artifacts],
+    )
+    lead = "Results belong to files by their sha256, or by name where either has none."
+    timings = [mention for artifact in artifacts for mention in artifact.about(timing=True)[0]]
+    if len({mention.by_tune for mention in timings if mention.state == TIMED}) > 1:
+        lead += " Times by tune and by bench are of different runs: don't compare them."
+    findings = tuple(finding for artifact in artifacts for finding in _findings(artifact))
+    blocks = [table.fold("Every artifact", _MOST_OPEN)]
+    return Section(id="artifacts", title="Artifacts", lead=lead, blocks=blocks), Highlights(findings=findings)
+
+
+def sentence(artifact: ArtifactSummary) -> str:
+    """Who verified and timed an artifact."""
+    return f"Verified: {_verified(artifact).text}. Timed: {_timed(artifact).text}."
+
+
+def _verified(artifact: ArtifactSummary) -> Cell:
+    """On which runtimes a verdict found it right or wrong."""
+    verdicts, stale = artifact.about(timing=False)
+    if not verdicts:
+        return _none(stale)
+    worst = {_text(mention): state for state in _WORST_FIRST[::-1] for mention in verdicts if mention.state == state}
+    names = {state: [name for name in worst if worst[name] == state] for state in _WORST_FIRST}
+    idle = names[NOT_RUN]
+    texts = {
+        FAILED: f"failed on {listed(names[FAILED], 5)}",
+        PASSED: listed(names[PASSED], 5),
+        NOT_RUN: f"not run on {plural(len(idle), 'runtime') if len(idle) > 1 else listed(idle)}",
+    }
+    states = [state for state in _WORST_FIRST if names[state]]
+    text = "; ".join(f"{MARKS[state]} {texts[state]}" for state in states)
+    more = f"not run on {', '.join(idle)}" if idle else ""
+    return Cell(text, more=more, tone=TONES.get(states[0], "good"))
+
+
+def _timed(artifact: ArtifactSummary) -> Cell:
+    """Its times, where it was timed."""
+    timings, stale = artifact.about(timing=True)
+    if not timings:
+        return _none(stale)
+    times = [_text(timing) for timing in timings if timing.state == TIMED]
+    if times:
+        return Cell(listed(times, 3), more="; ".join(times))
+    state = FAILED if any(timing.state == FAILED for timing in timings) else NOT_RUN
+    return Cell(f"{MARKS[state]} {state} on {listed([_text(timing) for timing in timings])}", tone=TONES[state])
+
+
+def _text(mention: Mention) -> str:
+    if mention.seconds is None:
+        return f"{mention.runtime}{' (by tune)' * mention.by_tune}"
+    place = ", ".join(filter(None, (mention.runtime, mention.scenario, "by tune" * mention.by_tune)))
+    return f"{'⚠ ' * mention.busy}{seconds(mention.seconds)} ({place})"
+
+
+def _none(stale: Sequence[str]) -> Cell:
+    text = f"⚠ stale: {listed(stale)} is of other bytes" if stale else "· no result on this page"
+    return Cell(text, tone="away")
+
+
+def _findings(artifact: ArtifactSummary) -> Iterator[Finding]:
+    """A missing verdict, a missing timing, and those that are stale."""
+    missing = []
+    for kind, again, timing in (("verdict", "verify", False), ("timing", "time", True)):
+        mentions, stale = artifact.about(timing)
+        if stale and not mentions:
+            reason = f"its {kind} in {listed(stale)} is of other bytes (stale): {again} it again"
+            yield Finding(state=NOT_RUN, who=artifact.name, reason=reason)
+        elif all(mention.state == NOT_RUN for mention in mentions):
+            missing.append(kind)
+    if missing:
+        yield Finding(state=NOT_RUN, who=artifact.name, reason=f"no {' and no '.join(missing)} on this page")
+
+
+def file_sections(
     artifacts: Sequence[tuple[Path, str]], evidence: Mapping[str, str], advance: Callable[[str], object]
 ) -> list[Section]:
     """Sections for plans and for ONNX files; RequestError names a file that can't be read.
@@ -44,7 +127,7 @@ def sections(
 
 
 def _plan(path: Path, name: str, evidence: str) -> Table:
-    manifest = read_plan_manifest(path)
+    manifest = read_manifest_of(PlanManifest, path)
     if manifest is None:
         raise RequestError(f"{str(path)!r} has no manifest {path.name}.json: build it with 'posexport compile'.")
     kernels, rows = manifest.kernels, []
@@ -99,7 +182,7 @@ def _count(graph: GraphShape, name: str) -> Cell:
 
 def _mark(name: str) -> str:
     bare = name.rpartition(".")[2]
-    return next((mark for mark, names in MARKS.items() if names.fullmatch(bare)), "")
+    return next((mark for mark, names in OPERATOR_MARKS.items() if names.fullmatch(bare)), "")
 
 
 def _chain(graph: GraphShape, evidence: str) -> Chain:

@@ -6,6 +6,7 @@ complete without the script. The same files give the same bytes.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -17,7 +18,7 @@ from posexport.bench.result import Benchmark, ProjectBenchmark
 from posexport.bench.results import Sweep
 from posexport.bench.tune.result import Result as Tuning
 from posexport.jsondata import writable
-from posexport.report.page import angles, artifacts, evidence, latency, matrix, sweep, tuning, verdicts
+from posexport.report.page import angles, artifacts, latency, matrix, sweep, tuning, verdicts
 from posexport.report.page.blocks import Page, Section, Table
 from posexport.report.page.sources import KINDS, read_sources
 from posexport.report.page.summary import Highlights, boxes
@@ -31,26 +32,7 @@ FOLDER = files("posexport.report.page").joinpath("template")
 ABOUT = "Attention blocks with positional encodings, exported to ONNX: how fast they run, and whether they are right."
 """What every page is about, for somebody who was sent one."""
 
-GLOSSARY = {
-    "block": "one attention layer with its positional encoding, as PyTorch computes it",
-    "form": "how a block is written as ONNX: decomposed, function, native or contrib",
-    "decomposed": "plain operators of the standard, which every runtime knows",
-    "function": "the standard's operators inside functions that the file carries",
-    "native": "the standard's own Attention and RotaryEmbedding, since opset 23",
-    "contrib": "ONNX Runtime's own operators (com.microsoft)",
-    "ort": "ONNX Runtime; ort-cpu and ort-cuda are its two devices; a candidate 'for ort' runs nowhere else",
-    "tensorrt-import": "TensorRT's parser reads the file and its graph is evaluated on the CPU; no GPU is needed",
-    "io_binding": "inputs and outputs of ONNX Runtime are given as buffers that stay in place",
-    "alternatives": "other ways to run the same block: torch eager, torch.compile, torch.onnx.export, ORT's optimizer",
-    "lower bound": "the time of the block's bare matrix products: nothing can be much faster",
-    "prefill, decode": "many tokens at once, or one new token behind those in the cache",
-    "clearly": "the winner's interval against every other lies below 1",
-    "likely": "the same, but the machine was busy, or others left the race early",
-    "tie, too close to call": "that interval holds 1; or, across separate runs, the two against torch overlap",
-    "too few rounds": "that interval lies below 1, but so few rounds don't reach a confidence of 95 %",
-    "inconclusive": "the measurement does not show whether something got slower, or which of two is faster",
-    "stale": "a result of other bytes than those of the file on the page",
-}
+GLOSSARY = tomllib.loads(FOLDER.joinpath("glossary.toml").read_text(encoding="utf-8"))
 """The terms of the page, for a reader who was sent one."""
 
 
@@ -63,7 +45,7 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     known = Evidence.of(sources.results, sources.sha256)
     summaries = known.artifacts()
     makers: list[tuple[Sequence[Any], Callable[[Any], tuple[Section, Highlights]]]] = [
-        (summaries, evidence.section),
+        (summaries, artifacts.evidence_section),
         (sources.of(Sweep), sweep.section),
         (sources.of(Tuning), tuning.section),
         (sources.of(Benchmark), lambda results: latency.section(results, known)),
@@ -73,7 +55,7 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
         (sources.of(Plot), angles.plots),
     ]
     made = [make(results) for results, make in makers if results]
-    sentences = {summary.name: evidence.sentence(summary) for summary in summaries}
+    sentences = {summary.name: artifacts.sentence(summary) for summary in summaries}
     counted = [(len(sources.of(kind.schema)), f"{name} file") for name, kind in KINDS.items()]
     counted.append((len(sources.artifacts), "artifact"))
     origin = ", ".join(plural(count, noun) for count, noun in counted if count)
@@ -85,7 +67,7 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
         title=title or "posexport report",
         subtitle=f"{ABOUT} Made from {origin} by posexport {__version__}.",
         boxes=boxes(highlights),
-        sections=[*(section for section, _ in made), *artifacts.sections(sources.artifacts, sentences, advance)],
+        sections=[*(section for section, _ in made), *artifacts.file_sections(sources.artifacts, sentences, advance)],
         glossary=Table(
             caption="The terms of this page",
             columns=("term", "meaning"),

@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import queue
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from posexport.errors import Reason
 from posexport.machine import available, usable
 from posexport.processes import Worker, failure_of
 from posexport.verify.matrix.schedule import Column, Todo, spec_hash
@@ -114,10 +113,10 @@ class _Job:
         cells: list[Cell] = []
         exported: Batch = []
         for entry, columns in batch:
-            request: dict[str, Any] = {"spec": entry.spec().to_dict(), "form": entry.form, "target": self.target}
-            reason = failure_of(self._ask("export", **request, path=str(self._path(entry))))
-            if reason is not None:
-                why = f"it can't be exported: {_short(reason)}"
+            spec, path = entry.spec().to_dict(), str(self._path(entry))
+            answer = self._ask("export", spec=spec, form=entry.form, target=self.target, path=path)
+            if isinstance(answer, str):
+                why = f"it can't be exported: {answer}"
                 cells += [self._cell(entry, column, FAILED, why) for column in columns]
                 self.tell(f"exported {entry.name}", 2)
                 continue
@@ -133,22 +132,19 @@ class _Job:
 
     def _build(self, entry: Entry) -> Cell:
         answer = self._ask("build", path=str(self._path(entry)), builder=self.here[BUILD].builder)
-        if (reason := failure_of(answer)) is not None:
-            return self._cell(entry, BUILD, FAILED, _short(reason))
-        return self._cell(entry, BUILD, **answer["cell"])
+        fields = {"state": FAILED, "reason": answer} if isinstance(answer, str) else answer["cell"]
+        return self._cell(entry, BUILD, **fields)
 
-    def _verify(self, entries: Sequence[Entry], runtimes: Iterable[str]) -> list[Cell]:
-        names = list(runtimes)
+    def _verify(self, entries: Sequence[Entry], names: Sequence[str]) -> list[Cell]:
         if not names:
             return []
         files = {str(self._path(entry)): entry for entry in entries}
         limit = TIME_LIMIT * (1 + len(files)) * len(names)
         answer = self._ask("verify", limit, paths=list(files), runtimes=names, time_limit=TIME_LIMIT)
-        reason = failure_of(answer)
-        if reason is not None and len(entries) > 1:  # one of them ended the process: each alone shows which
+        if isinstance(answer, str) and len(entries) > 1:  # one of them ended the process: each alone shows which
             return [cell for entry in entries for cell in self._verify([entry], names)]
-        if reason is not None:
-            return [self._cell(entries[0], name, FAILED, _short(reason)) for name in names]
+        if isinstance(answer, str):
+            return [self._cell(entries[0], name, FAILED, answer) for name in names]
         cells = {(files[path], name): self._cell(files[path], name, **fields) for path, name, fields in answer["cells"]}
         unreadable = {files[path]: reason for path, reason in answer["unreadable"]}
         return [
@@ -174,13 +170,11 @@ class _Job:
             entry=entry, column=column, state=state, reason=reason, spec=spec_hash(entry), version=version, **numbers
         )
 
-    def _ask(self, what: str, limit: float = TIME_LIMIT, **request: Any) -> dict[str, Any]:
-        return self.worker.ask({"do": what, **request}, limit)
+    def _ask(self, what: str, limit: float = TIME_LIMIT, **request: Any) -> dict[str, Any] | str:
+        """The worker's answer; or why it failed, cut short, since engines write errors of any length."""
+        answer = self.worker.ask({"do": what, **request}, limit)
+        reason = failure_of(answer)
+        return answer if reason is None else reason.text[:350].rstrip(".")
 
     def _path(self, entry: Entry) -> Path:
         return self.folder / f"{entry.name}.onnx"
-
-
-def _short(reason: Reason) -> str:
-    """A failure as the reason of a cell; engines write errors of any length."""
-    return reason.text[:350].rstrip(".")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
+from itertools import product
 
 import attrs
 
 from posexport.errors import RequestError, unknown
-from posexport.models import ENCODINGS
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import BUILDERS, can_build
-from posexport.spec.forms import FORMS
-from posexport.spec.spec import DTYPES
-from posexport.verify.matrix.table import BUILD, COLUMNS, MODES, REFUSED, Cell, Entry, Key, Matrix, public_version
+from posexport.verify.matrix.table import AXES, BUILD, REFUSED, Cell, Entry, Key, Matrix, public_version
 from posexport.verify.result import FAILED, NOT_RUN
 
 
@@ -60,12 +58,8 @@ class Selection:
     runtime: Sequence[str] = ()
 
     def __attrs_post_init__(self) -> None:
-        tables: dict[str, Iterable[str]] = {
-            "encoding": ENCODINGS, "form": FORMS, "dtype": DTYPES, "mode": MODES, "runtime": COLUMNS,
-        }  # fmt: skip
-        for kind, table in tables.items():
-            names = list(table)
-            given = getattr(self, kind)
+        for kind in ("encoding", "form", "dtype", "mode", "runtime"):
+            given, names = getattr(self, kind), AXES["column" if kind == "runtime" else kind]
             for name in given:
                 if name not in names:
                     raise unknown(kind, name, names)
@@ -75,10 +69,7 @@ class Selection:
         """The entries in order."""
         return [
             Entry(encoding=encoding, form=form, dtype=dtype, mode=mode)
-            for mode in self.mode
-            for encoding in self.encoding
-            for form in self.form
-            for dtype in self.dtype
+            for mode, encoding, form, dtype in product(self.mode, self.encoding, self.form, self.dtype)
         ]
 
     def cells(self) -> list[Key]:

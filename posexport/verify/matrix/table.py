@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -64,6 +64,9 @@ MODES = {
     ),
 }  # fmt: skip
 """All ways of use, by name."""
+
+AXES = {"mode": [*MODES], "encoding": [*ENCODINGS], "form": [*FORMS], "dtype": [*DTYPES], "column": [*COLUMNS]}
+"""What cells are sorted by, the outermost first, with the names along each axis."""
 
 
 @attrs.frozen(kw_only=True)
@@ -147,11 +150,10 @@ class Matrix:
 
     def ordered(self) -> list[Cell]:
         """The cells in the order of the tables of modes, encodings, forms, dtypes and columns."""
-        tables = (list(MODES), list(ENCODINGS), list(FORMS), DTYPES, COLUMNS)
 
-        def place(cell: Cell) -> tuple[int, ...]:
-            names = (cell.entry.mode, cell.entry.encoding, cell.entry.form, cell.entry.dtype, cell.column)
-            return tuple(table.index(name) for table, name in zip(tables, names, strict=True))
+        def place(cell: Cell) -> list[int]:
+            row = cell.to_dict()
+            return [names.index(row[axis]) for axis, names in AXES.items()]
 
         return sorted(self.cells.values(), key=place)
 
@@ -254,21 +256,16 @@ def matrix_from(data: Any) -> Matrix:
     rows = data.get("cells") if isinstance(data, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError("it has no list of cells")
-    known = [{**row, "entry": row} for row in rows if all(_is_known(row, name) for name in _NAMES)]
+    known = [{**row, "entry": row} for row in rows if all(_is_known(row, axis) for axis in AXES)]
     file = structure({**data, "cells": known}, _File)
     matrix = Matrix(target=file.target, made_by=file.made_by, cpus=file.cpus)
     matrix.put(file.cells)
     return matrix
 
 
-_NAMES: dict[str, Container[str]] = {
-    "encoding": ENCODINGS, "form": FORMS, "dtype": DTYPES, "mode": MODES, "column": COLUMNS,
-}  # fmt: skip
-
-
-def _is_known(row: Mapping[str, Any], name: str) -> bool:
-    """Whether a name is in its table; a missing one, or one that is no text, is left to the class to refuse."""
-    return not isinstance(row.get(name), str) or row[name] in _NAMES[name]
+def _is_known(row: Mapping[str, Any], axis: str) -> bool:
+    """Whether a name is one of its axis; a missing one, or one that is no text, is left to the class to refuse."""
+    return not isinstance(row.get(axis), str) or row[axis] in AXES[axis]
 
 
 def cpu_facts() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import attrs
 
-from posexport.artifact.manifest import PlanKernels, read_plan_manifest
+from posexport.artifact.manifest import PlanKernels, PlanManifest, read_manifest_of
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import can_build
@@ -98,7 +98,7 @@ def _budget(product: Product) -> Iterator[Verdict]:
         return
     kernels = PlanKernels(attention_layers=0, unknown="its manifest has no kernels")
     with suppress(RequestError):  # out_of_date reports it
-        if (manifest := read_plan_manifest(product.path)) is not None:
+        if (manifest := read_manifest_of(PlanManifest, product.path)) is not None:
             kernels = manifest.kernels
     unknown = f"unknown: {kernels.unknown}"
     if budget.kernels is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 
-from posexport.artifact.manifest import external_data, read_plan_manifest
+from posexport.artifact.manifest import PlanManifest, external_data, read_manifest_of
 from posexport.errors import RequestError
 from posexport.files import HashingFile, sha256_of
 from posexport.workflows.sweep.jobs import File
@@ -56,7 +56,7 @@ def _companions(path: Path) -> Iterator[Path]:
             yield file
     if path.suffix == ".plan":
         with contextlib.suppress(RequestError):
-            manifest = read_plan_manifest(path)
+            manifest = read_manifest_of(PlanManifest, path)
             source = None if manifest is None else path.with_name(manifest.onnx.file)
             if source is not None and source.is_file() and source.suffix == ".onnx":
                 yield source

@@ -1,0 +1,68 @@
+"""torch's exporter runs once for equal blocks of one test process: it is most of an export, and gives the same graph.
+
+Exports of a block that was traced before get a copy of its graph; those in another form, its decomposed program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from torch.onnx._internal.exporter import _core
+
+from posexport.export import exporter
+from posexport.export.function_bodies import Functions
+from posexport.spec.spec import Spec
+
+GRAPHS: dict[tuple[object, ...], tuple[ir.Model, bool]] = {}
+PROGRAMS: dict[tuple[object, ...], torch.export.ExportedProgram] = {}
+program_key: ContextVar[tuple[object, ...] | None] = ContextVar("program_key", default=None)
+trace, prepare = exporter._trace, _core._prepare_exported_program_for_export
+
+
+@contextmanager
+def same_program(*key: object) -> Iterator[None]:
+    """Exports within it are of the module and the opset that `key` names."""
+    token = program_key.set(key)
+    try:
+        yield
+    finally:
+        program_key.reset(token)
+
+
+def trace_once(spec: Spec, fixed: Mapping[str, int | None], functions: Functions) -> ir.Model:
+    block = (spec, *fixed.items(), functions.opset)
+    key = (*block, functions._form, functions._target)
+    if key not in GRAPHS:
+        with same_program(*block):
+            GRAPHS[key] = trace(spec, fixed, functions), functions.for_target_only
+    model, functions.for_target_only = GRAPHS[key]
+    return model.clone()
+
+
+def prepare_once(program: torch.export.ExportedProgram, **options: Any) -> torch.export.ExportedProgram:
+    key = program_key.get()
+    if key is None:
+        return prepare(program, **options)
+    if key not in PROGRAMS:
+        PROGRAMS[key] = prepare(program, **options)
+    return PROGRAMS[key]
+
+
+def install() -> None:
+    """Trace once from now on."""
+    _core._prepare_exported_program_for_export = prepare_once
+    exporter._trace = trace_once
+
+
+@contextmanager
+def anew() -> Iterator[None]:
+    """Every export within it runs torch's exporter; a test's own undo leaves it so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporter, "_trace", trace)
+        yield

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, check_known
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,8 +40,7 @@ class MethodRunner(Runner, Protocol):
 def check_options(engine: str, options: Mapping[str, Any], allowed: Sequence[str]) -> None:
     """RequestError for an option that the engine doesn't know: it would be without effect."""
     for name in options:
-        if name not in allowed:
-            raise unknown(f"option of {engine}", name, allowed)
+        check_known(f"option of {engine}", name, allowed)
 
 
 def check_onnx_file(engine: str, path: Path, options: Mapping[str, Any], allowed: Sequence[str] = ()) -> None:

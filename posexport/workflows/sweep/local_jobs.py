@@ -241,7 +241,6 @@ class Local:
         self._running: dict[Future[Outcome], tuple[Job, Sequence[int]]] = {}
 
     def refusal(self, needs: JobResources) -> str | None:
-        """Why this machine can't run such jobs, or None."""
         cpus = len(self._cpus)
         if needs.cpus is not None and needs.cpus > cpus:
             return f"it needs {needs.cpus} CPUs, and this machine has {cpus}"
@@ -276,11 +275,9 @@ class Local:
         return self._runner.run(JobCommand.of(job, self._time_limit), lambda folder: stage_files(job.files, folder))
 
     def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
-        """The jobs that have ended; waits at most `seconds` for the first."""
         done = wait(self._running, timeout=seconds, return_when=FIRST_COMPLETED).done
         return [(self._running.pop(future)[0], future.result()) for future in done]
 
     def close(self) -> None:
-        """Kill the jobs that run."""
         self._runner.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import attrs
@@ -76,3 +76,9 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> RequestError:
     hint = f"did you mean {near[0]!r}? " if near else ""
     listed = ", ".join(names) if names else "none"
     return RequestError(f"unknown {kind} {given!r}: {hint}allowed: {listed}.")
+
+
+def check_known(kind: str, given: object, allowed: Collection[str]) -> None:
+    """Raise `unknown` for a name outside a table."""
+    if given not in allowed:
+        raise unknown(kind, str(given), allowed)

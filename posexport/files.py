@@ -110,7 +110,7 @@ def check_target(target: Path) -> None:
 
 
 def check_writable(target: Path) -> None:
-    """RequestError where no file can be written at `target`: told before the work whose result shall stand there."""
+    """RequestError where no file can be written at `target`: checked before the work whose result goes there."""
     import tempfile
 
     check_target(target)
@@ -150,7 +150,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise RequestError(f"{what} {str(path)!r} is not TOML, whose text is UTF-8: save it as UTF-8.") from None
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{what} {str(path)!r} is not TOML ({error}): mend it.") from None
+        raise RequestError(f"{what} {str(path)!r} is not TOML ({error}): fix it.") from None
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:

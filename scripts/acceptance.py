@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -166,19 +166,15 @@ class Cell:
 
 def _measure(
     cell: Cell, names: list[str], missing: dict[str, str], folder: Path, quick: bool, cuda_graph: bool
-) -> Iterator[Result]:
+) -> list[Result]:
     """The results of one cell on every runtime."""
-    results = {name: Result(cell=str(cell), runtime=name, reason=missing.get(name, "")) for name in names}
-    here = [result for name, result in results.items() if name not in missing]
+    results = [Result(cell=str(cell), runtime=name, reason=missing.get(name, "")) for name in names]
+    here = [result for result in results if result.runtime not in missing]
     path = folder / f"{str(cell).replace(' ', '-').replace(':', '-')}.onnx"
     spec = cell.spec(quick)
     why = unsupported_reason(spec, cell.form)
     if why is not None:
-        for result in results.values():
-            result.state, result.reason = REFUSED, why.text
-        yield from results.values()
-        return
-
+        return [attrs.evolve(result, state=REFUSED, reason=why.text) for result in results]
     if _step("export", here, lambda: write_onnx(export(spec, seeded_weights(spec, 0), form=cell.form), path)):
         plain = [result for result in here if RUNTIMES[result.runtime].module != TENSORRT]
         groups = [(path, plain)] if plain else []
@@ -192,12 +188,11 @@ def _measure(
             timed = [result for result in group if result.runtime in CANDIDATES]
             if timed:
                 _step("bench", timed, partial(_bench, file, timed, cell.shapes(quick), quick, cuda_graph))
-    yield from results.values()
+    return results
 
 
-def _step(what: str, results: Iterable[Result], call: Callable[[], object]) -> bool:
+def _step(what: str, results: Sequence[Result], call: Callable[[], object]) -> bool:
     """Do one step for some runtimes; where it raises, all of them have failed, and the rest goes on."""
-    results = list(results)
     try:
         call()
     except Exception as error:  # whatever an engine raises is a row of the table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,11 @@ def specs() -> tuple[dict[Spec, str], dict[str, str]]:
     """Every spec with the name of its case, and the sentence for each case that has no exact angles."""
     cases: dict[Spec, str] = {}
     refused: dict[str, str] = {}
-    for case in CASES:
-        for dtype in DTYPES:
-            for angles in ANGLES:
-                try:
-                    cases[spec_of(case, angles, dtype)] = case
-                except RequestError as error:
-                    refused[case] = str(error)
+    for case, dtype, angles in itertools.product(CASES, DTYPES, ANGLES):
+        try:
+            cases[spec_of(case, angles, dtype)] = case
+        except RequestError as error:
+            refused[case] = str(error)
     return cases, refused
 
 

@@ -172,7 +172,7 @@ def _check_room(folder: Path, size: int) -> None:
     """RequestError where so many bytes can't be written, before gigabytes of them are."""
     try:
         free = shutil.disk_usage(folder).free
-    except OSError:  # what is wrong with the folder is told when it is written to
+    except OSError:  # writing to it says what is wrong with the folder
         return
     if size > free:
         raise RequestError(
@@ -191,19 +191,19 @@ def read_onnx(path: Path) -> Artifact:
             f"{str(path)!r} is not an artifact of posexport: it lacks the metadata {', '.join(lacking)}; "
             "make it with 'posexport export'."
         )
+    form, target = properties["posexport.form"], properties.get("posexport.target", "portable")
     try:
         data = json.loads(properties["posexport.spec"])
         if not isinstance(data, dict):
             raise RequestError("it is not a table.")
         spec = read_spec(data)
-        if properties["posexport.form"] not in FORMS:
-            raise RequestError(f"its form is {properties['posexport.form']!r}, known are {', '.join(FORMS)}.")
-        target = properties.get("posexport.target", "portable")
+        if form not in FORMS:
+            raise RequestError(f"its form is {form!r}, known are {', '.join(FORMS)}.")
         if target not in TARGETS:
             raise RequestError(f"its target is {target!r}, known are {', '.join(TARGETS)}.")
     except (ValueError, RecursionError, RequestError) as error:
         raise RequestError(f"{str(path)!r} has metadata that can't be used: {str(error).rstrip('.')}.") from None
-    form, version = properties["posexport.form"], properties["posexport.version"]
+    version = properties["posexport.version"]
     return Artifact(path=path, spec=spec, form=form, target=target, version=version, model=model)
 
 

@@ -78,7 +78,7 @@ def write_optimized(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
     from onnxruntime.transformers import optimizer
 
     sizes = {"num_heads": spec.num_heads, "hidden_size": spec.hidden_size}
-    with _optimizing(plain, "ONNX Runtime's transformers optimizer"):
+    with _attempted(f"ONNX Runtime's transformers optimizer can't take {plain.name!r}"):
         models = [optimizer.optimize_model(str(plain), model_type=kind, **sizes).model for kind in MODEL_TYPES]
     best = min(models, key=lambda model: (-sum(_own_nodes(model)[name] for name in _ATTENTION), len(model.graph.node)))
     return _write_equal(best, plain, output, spec)
@@ -88,20 +88,9 @@ def write_fused(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
     """Write what onnxscript's fusions for ONNX Runtime make of the file at `plain`; otherwise as `write_optimized`."""
     from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
-    with _optimizing(plain, "onnxscript's optimizer for ONNX Runtime"):
+    with _attempted(f"onnxscript's optimizer for ONNX Runtime can't take {plain.name!r}"):
         model = ir.to_proto(optimize_for_ort(ir.from_proto(onnx.load(plain)))[0])
     return _write_equal(model, plain, output, spec)
-
-
-@contextlib.contextmanager
-def _optimizing(plain: Path, who: str) -> Iterator[None]:
-    try:
-        with _quiet():
-            yield
-    except Exception as error:  # whatever such a rewrite stumbles over
-        raise RequestError(
-            f"{who} can't take {plain.name!r} ({_reason(error)}): leave this alternative out."
-        ) from error
 
 
 def _own_nodes(model: onnx.ModelProto) -> Counter[str]:
@@ -129,7 +118,7 @@ def _check_equal(plain: Path, optimized: Path, spec: Spec) -> None:
     for given in ir.load(plain).graph.inputs:
         values[str(given.name)] = tuple(dim if isinstance(dim, int) else str(dim) for dim in given.shape or ()), ""
     inputs = seeded_inputs(spec, Sizes(**_sizes(spec, values)), 0)
-    with _optimizing(optimized, "ONNX Runtime's CPU"):
+    with _attempted(f"ONNX Runtime's CPU can't take {optimized.name!r}"):
         want, got = (ort.load(path, {}).run(inputs) for path in (plain, optimized))
     for name, value in want.items():
         one, two = (np.asarray(output, dtype=np.float64) for output in (value, got[name]))
@@ -162,23 +151,18 @@ def _exported(artifact: Artifact, opset: int) -> ir.Model:
         {axis: torch.export.Dim.DYNAMIC for axis, dim in enumerate(inputs[name][0]) if isinstance(dim, str)}
         for name in graph_inputs(spec)
     )
-    try:
-        with _quiet(), torch.no_grad(), plain_torch():
-            program = torch.onnx.export(
-                block,
-                example,
-                dynamo=True,
-                opset_version=opset,
-                input_names=list(graph_inputs(spec)),
-                output_names=list(graph_outputs(spec)),
-                dynamic_shapes=(dynamic,),
-                verbose=False,
-            )
-    except Exception as error:
-        raise RequestError(
-            f"torch's exporter can't write {spec.encoding.name} at opset {opset} ({_reason(error)}): "
-            "try another opset, or leave this alternative out."
-        ) from error
+    failure = f"torch's exporter can't write {spec.encoding.name} at opset {opset}"
+    with _attempted(failure, "try another opset, or leave this alternative out"), torch.no_grad(), plain_torch():
+        program = torch.onnx.export(
+            block,
+            example,
+            dynamo=True,
+            opset_version=opset,
+            input_names=list(graph_inputs(spec)),
+            output_names=list(graph_outputs(spec)),
+            dynamic_shapes=(dynamic,),
+            verbose=False,
+        )
     assert program is not None
     model = program.model
     shapes = artifact.inputs() | artifact.outputs()
@@ -200,13 +184,15 @@ def _reason(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what exporters and optimizers print and log on the way."""
+def _attempted(failure: str, advice: str = "leave this alternative out") -> Iterator[None]:
+    """Without what exporters and optimizers print and log on the way; RequestError for whatever they raise."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
+    except Exception as error:
+        raise RequestError(f"{failure} ({_reason(error)}): {advice}.") from error
     finally:
         logging.disable(before)

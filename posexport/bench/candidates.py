@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, check_known
 from posexport.runtimes import ORT, REFERENCE, RUNTIMES, TENSORRT, TORCH, Runtime
 
 if TYPE_CHECKING:
@@ -65,11 +65,6 @@ class Candidate:
         """Whether `threads` or `cuda_graph` has an effect on it."""
         return option in _TAKES[self.runtime.module] and (option != "cuda_graph" or self.runtime.needs_gpu)
 
-    @property
-    def torch_side(self) -> bool:
-        """Whether it needs the ONNX file, from which torch rebuilds its block, also for a plan."""
-        return self.runtime.package == "torch"
-
 
 def _candidates() -> dict[str, Candidate]:
     candidates = {}
@@ -101,8 +96,7 @@ def choose(names: Iterable[str], alternatives: bool = False, required: Iterable[
     for name in chosen:
         if name in RUNTIMES and name not in CANDIDATES:
             raise RequestError(f"runtime {name!r} runs no kernels to be timed: allowed: {', '.join(CANDIDATES)}.")
-        if name not in CANDIDATES:
-            raise unknown("runtime", name, CANDIDATES)
+        check_known("runtime", name, CANDIDATES)
     for name in tuple(chosen):
         chosen |= {CANDIDATES[name].references[role] for role in (*ALWAYS, *(ALTERNATIVES if alternatives else ()))}
     return [candidate for name, candidate in CANDIDATES.items() if name in chosen]

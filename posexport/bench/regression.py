@@ -34,7 +34,7 @@ from posexport.bench.result import (
     Timing,
     differing,
 )
-from posexport.bench.statistics import ENOUGH_PROCESSES, Trimmed, student, trimmed
+from posexport.bench.statistics import ENOUGH_PROCESSES, Trimmed, log_mean, student
 from posexport.errors import RequestError
 from posexport.machine import differences
 
@@ -177,13 +177,15 @@ def _change_since(before: Timing, shape: Shape, references: Sequence[str], limit
     if not shared:
         why = "neither torch nor the same lower bound was timed beside it in both runs"
         return attrs.evolve(change, reason=why)
-    steadiest = min(shared, key=lambda name: _variance(before, name) + _variance(now, name))
-    old, new = before.processes[steadiest], now.processes[steadiest]
-    change = attrs.evolve(change, reference=steadiest, before=_mean(old), now=_mean(new))
-    if min(len(old), len(new)) < ENOUGH_PROCESSES:
-        why = f"it needs {ENOUGH_PROCESSES} processes of each, there are {len(old)} and {len(new)}"
-        return attrs.evolve(change, state=INCONCLUSIVE, reason=why, more=len(old) >= ENOUGH_PROCESSES)
-    return _judged(change, trimmed(_logs(old)), trimmed(_logs(new)), limit, 2 * DRIFT**2)
+    means = {name: [log_mean(run.processes[name]) for run in (before, now)] for name in shared}
+    reference = min(shared, key=lambda name: sum(mean.variance for mean in means[name]))
+    old, new = means[reference]
+    change = attrs.evolve(change, reference=reference, before=math.exp(old.middle), now=math.exp(new.middle))
+    counts = [len(run.processes[reference]) for run in (before, now)]
+    if min(counts) < ENOUGH_PROCESSES:
+        why = f"it needs {ENOUGH_PROCESSES} processes of each, there are {counts[0]} and {counts[1]}"
+        return attrs.evolve(change, state=INCONCLUSIVE, reason=why, more=counts[0] >= ENOUGH_PROCESSES)
+    return _judged(change, old, new, limit, 2 * DRIFT**2)
 
 
 def _change_to_previous(timing: Timing, shape: Shape, limit: float) -> Change:
@@ -192,11 +194,12 @@ def _change_to_previous(timing: Timing, shape: Shape, limit: float) -> Change:
     ratios = timing.processes.get(PREVIOUS_ARTIFACT, ())
     if timing.state != TIMED or not ratios:
         return attrs.evolve(change, reason=timing.reason or "the earlier artifact was not timed")
-    change = attrs.evolve(change, reference="the earlier artifact", before=1.0, now=_mean(ratios))
+    mean = log_mean(ratios)
+    change = attrs.evolve(change, reference="the earlier artifact", before=1.0, now=math.exp(mean.middle))
     if len(ratios) < ENOUGH_PROCESSES:
         why = f"it needs {ENOUGH_PROCESSES} processes, there are {len(ratios)}"
         return attrs.evolve(change, state=INCONCLUSIVE, reason=why, more=True)
-    return _judged(change, Trimmed(0.0, 0.0, 1), trimmed(_logs(ratios)), limit)
+    return _judged(change, Trimmed(0.0, 0.0, 1), mean, limit)
 
 
 def _judged(change: Change, before: Trimmed, now: Trimmed, limit: float, drift: float = 0.0) -> Change:
@@ -216,7 +219,7 @@ def _judged(change: Change, before: Trimmed, now: Trimmed, limit: float, drift: 
 def unsteadiness(result: Benchmark) -> float:
     """The largest standard error of a runtime's ratio to a reference, of both: a later run decides which one counts."""
     variances = [
-        _variance(timing, name)
+        log_mean(timing.processes[name]).variance
         for timing, _ in timings_of_artifact(result)
         for name in REFERENCES
         if timing.processes.get(name)
@@ -227,16 +230,3 @@ def unsteadiness(result: Benchmark) -> float:
 def is_steady(result: Benchmark) -> bool:
     """Whether every ratio is known well enough to compare later runs with."""
     return unsteadiness(result) <= STEADY
-
-
-def _variance(timing: Timing, reference: str) -> float:
-    ratios = _logs(timing.processes[reference])
-    return trimmed(ratios).variance if len(ratios) > 1 else math.inf
-
-
-def _logs(ratios: Sequence[float]) -> list[float]:
-    return [math.log(ratio) for ratio in ratios]
-
-
-def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(trimmed(_logs(ratios)).middle if len(ratios) > 1 else math.log(ratios[0]))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import attrs
 
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, check_known
 
 SWEEPS: dict[str, tuple[int, ...]] = {
     "prefill": (1, 16, 128, 512, 1024, 4096, 16384),
@@ -33,8 +33,7 @@ class Scenario:
 def read_scenario(text: str) -> list[Scenario]:
     """The scenarios of `prefill`, `decode:2048` or `batch:4,8`; RequestError for anything else."""
     kind, colon, sizes = text.strip().partition(":")
-    if kind not in SWEEPS:
-        raise unknown("scenario", kind, SWEEPS)
+    check_known("scenario", kind, SWEEPS)
     if not colon:
         return [Scenario(kind, size, swept=True) for size in SWEEPS[kind]]
     return [Scenario(kind, _size(text, size)) for size in sizes.split(",")]

@@ -148,7 +148,7 @@ class BenchSession:
 
     def _path(self, candidate: Candidate, artifact: LoadedArtifact) -> Path | None:
         """The file that it opens; None where it can't be made, with the reason noted."""
-        if candidate.torch_side:
+        if candidate.runtime.package == "torch":  # it rebuilds the block from the ONNX file, also for a plan
             return artifact.source.path
         if candidate.role not in ALTERNATIVES:
             return artifact.path

@@ -12,7 +12,7 @@ import attrs
 from posexport.artifact.paths import check_artifact
 from posexport.bench.scenarios import Scenario
 from posexport.custom_ops.unsupported import fits_grouped_batch
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, check_known
 from posexport.spec.contract import graph_inputs, resolved, within
 from posexport.spec.fields import integer
 from posexport.spec.spec import Spec
@@ -162,8 +162,7 @@ def read_sizes(text: str, defaults: Sizes, dimensions: Sequence[str] = ("batch",
         dim = dim.strip()
         if not equals:
             raise RequestError(f"--shape {text!r} is not like batch=1,seq=128: write each dimension as NAME=SIZE.")
-        if dim not in dimensions:
-            raise unknown("dimension in --shape", dim, dimensions)
+        check_known("dimension in --shape", dim, dimensions)
         if dim in given:
             raise RequestError(f"--shape {text!r} gives {dim} twice: give it once.")
         given[dim] = value.strip()

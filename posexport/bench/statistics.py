@@ -91,7 +91,7 @@ def ratio_of_processes(
     whole = ratio([run for part in series for run in part], [run for part in baseline for run in part], confidence)
     if len(medians) < ENOUGH_PROCESSES:
         return whole, medians
-    mean = trimmed([math.log(median) for median in medians])
+    mean = log_mean(medians)
     reach = student(confidence, mean.freedom) * math.sqrt(mean.variance)
     low, high = math.exp(mean.middle - reach), math.exp(mean.middle + reach)
     median = min(max(whole.median, low), high)  # it lies between them in all but the oddest series
@@ -122,6 +122,12 @@ def trimmed(values: Sequence[float]) -> Trimmed:
     winsorized = [min(max(value, kept[0]), kept[-1]) for value in ordered]
     freedom = len(kept) - 1
     return Trimmed(fmean(kept), (len(ordered) - 1) * variance(winsorized) / (len(kept) * freedom), freedom)
+
+
+def log_mean(ratios: Sequence[float]) -> Trimmed:
+    """The trimmed mean of the logarithms of ratios; the variance of a single one is infinite."""
+    logs = [math.log(ratio) for ratio in ratios]
+    return trimmed(logs) if len(logs) > 1 else Trimmed(logs[0], math.inf, 1)
 
 
 @lru_cache(maxsize=1024)

@@ -25,9 +25,9 @@ from posexport import machine
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.errors import PosexportError, Reason
 from posexport.models import read_spec
-from posexport.processes import MEMORY, serve
+from posexport.processes import FAILED, MEMORY, REFUSED, serve
 from posexport.runtimes import TENSORRT, runtime
-from posexport.runtimes.base import MethodRunner, Runner, failure_code
+from posexport.runtimes.base import MethodRunner, Runner
 from posexport.runtimes.cuda import memory_used
 
 LONG_RUN_SECONDS = 0.25
@@ -147,10 +147,14 @@ def _gpu_used(on_gpu: bool) -> int | None:
 
 def explain(error: Exception) -> Reason:
     """The code of an error and its first line; the parent decides what it means."""
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
-    text = first if isinstance(error, PosexportError) else f"{type(error).__name__}: {first}"
-    code = failure_code(error)
-    return Reason(code, (f"out of memory: {text}" if code == MEMORY else text)[:300])
+    first, kind = next((line for line in str(error).splitlines() if line.strip()), ""), type(error).__name__
+    if isinstance(error, PosexportError):
+        return Reason(REFUSED, first[:300])
+    if kind == "NotImplemented":  # onnxruntime's exception
+        return Reason(REFUSED, f"{kind}: {first}"[:300])
+    if machine.is_short(error):
+        return Reason(MEMORY, f"out of memory: {kind}: {first}"[:300])
+    return Reason(FAILED, f"{kind}: {first}"[:300])
 
 
 if __name__ == "__main__":

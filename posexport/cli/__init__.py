@@ -21,7 +21,7 @@ import click
 
 from posexport import __version__
 from posexport.cli.console import fail
-from posexport.errors import FieldError, PosexportError, RequestError, unknown
+from posexport.errors import FieldError, PosexportError, RequestError, check_known
 
 COMMANDS = {
     "list": "what there is: encodings with their parameters, forms, runtimes",
@@ -123,8 +123,7 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            raise unknown("command", name, COMMANDS)
+        check_known("command", name, COMMANDS)
         command: click.Command = getattr(import_module(f"posexport.cli.{name}_command"), name)
         return command
 

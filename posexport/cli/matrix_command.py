@@ -10,7 +10,7 @@ import attrs
 import click
 
 from posexport.cli import console
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, check_known
 from posexport.files import check_writable
 from posexport.spec.fields import integer
 from posexport.spec.forms import TARGETS
@@ -58,8 +58,7 @@ def matrix(
     failed, 3 where nothing of it could run.
     """
     options = MatrixOptions(jobs=jobs)
-    if target not in TARGETS:
-        raise unknown("target", target, TARGETS)
+    check_known("target", target, TARGETS)
     folder = _folder(output)
     with console.steps("looking at what is here") as progress:
         from posexport.verify.matrix.run import default_jobs, measure, steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import click
@@ -16,9 +16,7 @@ from posexport.errors import RequestError
 from posexport.files import check_writable
 from posexport.runtimes import RUNTIMES, runtime
 from posexport.verify.result import NOT_RUN, PARITY, PROJECT, Report, VerifyOptions, unreadable_report
-
-if TYPE_CHECKING:
-    from posexport.workflows.project.file import Project
+from posexport.workflows.project.file import find_project
 
 
 @click.command()
@@ -59,61 +57,49 @@ def verify(
         raise RequestError("both files and --project were given: without files the project's are meant; drop one.")
     if inputs is not None and not paths:
         raise RequestError("--inputs was given without files: they are one artifact's, so give that artifact too.")
-    title, identity, project, files = "Parity with torch in float64", {}, None, [Path(path) for path in paths]
-    if not files:
-        from posexport.workflows.project.file import find_project
-
-        project = find_project(project_file)
+    files = [Path(path) for path in paths]
+    project = None if files else find_project(project_file)
+    if project is not None:
         required = (*required, *(name for name in project.require if name not in required))
-        title, identity = f"Project {project.file}: parity with torch in float64", {"project": str(project.file)}
     report = unreadable_report(files, settings.seed) if files else None
-    if report is not None:
-        code = report.exit_code(required)
-    else:
-        report, code = _verify(files, project, named if runtimes else (), required, inputs, settings)
+    if report is None:
+        with console.steps("loading torch", total=len(files) or None) as progress:
+            shared: dict[str, Any] = attrs.asdict(settings)
+            shared["advance"] = lambda name, total: progress.update(f"verified {name}", advance=1, total=total)
+            asked = named if runtimes else ()
+            if project is not None:
+                from posexport.workflows.project.verify import verify_project
+
+                report = verify_project(project, runtimes=asked, required=required, **shared)
+            else:
+                from posexport.verify.verifier import verify as verify_files
+
+                chosen = {name: row for name, row in RUNTIMES.items() if not asked or name in asked}
+                inputs_file = None if inputs is None else Path(inputs)
+                report = verify_files(files, runtimes=chosen, inputs=inputs_file, **shared)
+    code = report.exit_code(required)
     from posexport.report.verdicts import write_reports
 
     write_reports(report, **reports)
     if as_json:
-        console.show_json({**report.to_dict(required), **identity, "exit_code": code})
+        identity = {} if project is None else {"project": str(project.file)}
+        console.show_json({**report.to_dict(required), **identity})
     elif report.verdicts:
-        _show_report(report, title)
+        _show_report(report, "Parity" if project is None else f"Project {project.file}: parity")
     _show_warnings(report, code)
     return console.fail(_missing_sentence(report, required), code) if code == 3 else code
 
 
-def _verify(
-    paths: Sequence[Path],
-    project: Project | None,
-    runtimes: Sequence[str],
-    required: Sequence[str],
-    inputs: str | None,
-    settings: VerifyOptions,
-) -> tuple[Report, int]:
-    """The report on a project, or on the files at `paths`, and its exit code."""
-    with console.steps("loading torch", total=len(paths) or None) as progress:
-        options: dict[str, Any] = attrs.asdict(settings)
-        options["advance"] = lambda name, total: progress.update(f"verified {name}", advance=1, total=total)
-        if project is not None:
-            from posexport.workflows.project.verify import verify_project
-
-            return verify_project(project, runtimes=runtimes, required=required, **options)
-        from posexport.verify.verifier import verify as run
-
-        chosen = {name: row for name, row in RUNTIMES.items() if not runtimes or name in runtimes}
-        report = run(paths, runtimes=chosen, inputs=None if inputs is None else Path(inputs), **options)
-        return report, report.exit_code(required)
-
-
-def _show_report(report: Report, title: str) -> None:
-    """The table of verdicts and their counts; a runtime that ran nothing, for one reason, is a line below it."""
+def _show_report(report: Report, head: str) -> None:
+    """The verdicts in a table whose title begins with `head`, and their counts; a runtime that ran nothing, for one
+    reason, is a line between them."""
     from posexport.report.verdicts import COLUMNS, rows, summary
 
     idle = _idle_runtimes(report)
     table = rows([verdict for verdict in report.verdicts if verdict.check != PARITY or verdict.runtime not in idle])
     if table:
         properties = any(verdict.check != PARITY and verdict.runtime != PROJECT for verdict in report.verdicts)
-        title += ", and properties" if properties else ""
+        title = f"{head} with torch in float64{', and properties' if properties else ''}"
         console.show_table(title, COLUMNS, table, right=("error", "torch error", "limit"))
     for name, reason in idle.items():
         click.echo(f"not run: {name} ({reason})")
@@ -145,14 +131,11 @@ def _missing_sentence(report: Report, required: Sequence[str]) -> str:
 
 def _idle_runtimes(report: Report) -> dict[str, str]:
     """The runtimes on which no artifact was run, all for the same reason, with that reason."""
-    idle = {}
-    parity = [verdict for verdict in report.verdicts if verdict.check == PARITY]
-    for name in dict.fromkeys(verdict.runtime for verdict in parity):
-        outcomes = {(verdict.state, verdict.reason or "") for verdict in parity if verdict.runtime == name}
-        state, reason = next(iter(outcomes))
-        if len(outcomes) == 1 and state == NOT_RUN:
-            idle[name] = reason
-    return idle
+    ends: dict[str, set[tuple[str, str]]] = {}
+    for verdict in report.verdicts:
+        if verdict.check == PARITY:
+            ends.setdefault(verdict.runtime, set()).add((verdict.state, verdict.reason or ""))
+    return {name: reason for name, ((state, reason), *others) in ends.items() if state == NOT_RUN and not others}
 
 
 def _report_path(name: str, text: str | None) -> Path | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import Reason, unknown
+from posexport.errors import Reason, check_known
 from posexport.runtimes.base import Runner
 from posexport.runtimes.installation import install_command
 
@@ -100,8 +100,7 @@ RUNTIMES: dict[str, Runtime] = {row.name: row for row in _ROWS}
 
 def runtime(name: str) -> Runtime:
     """The row of that name, or a RequestError that names the nearest."""
-    if name not in RUNTIMES:
-        raise unknown("runtime", name, RUNTIMES)
+    check_known("runtime", name, RUNTIMES)
     return RUNTIMES[name]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from posexport.errors import PosexportError, RequestError, unknown
+from posexport.errors import RequestError, check_known
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,8 +40,7 @@ class MethodRunner(Runner, Protocol):
 def check_options(engine: str, options: Mapping[str, Any], allowed: Sequence[str]) -> None:
     """RequestError for an option that the engine doesn't know: it would be without effect."""
     for name in options:
-        if name not in allowed:
-            raise unknown(f"option of {engine}", name, allowed)
+        check_known(f"option of {engine}", name, allowed)
 
 
 def check_onnx_file(engine: str, path: Path, options: Mapping[str, Any], allowed: Sequence[str] = ()) -> None:
@@ -49,16 +48,6 @@ def check_onnx_file(engine: str, path: Path, options: Mapping[str, Any], allowed
     check_options(engine, options, allowed)
     if path.suffix != ".onnx":
         raise RequestError(f"{engine} runs .onnx files, not {path.name!r}: give the .onnx it came from.")
-
-
-def failure_code(error: BaseException) -> str:
-    """Whether an engine's error says that it can't run this, that memory did not suffice, or anything else."""
-    from posexport.machine import is_short
-    from posexport.processes import FAILED, MEMORY, REFUSED
-
-    if isinstance(error, PosexportError) or type(error).__name__ == "NotImplemented":  # onnxruntime's exception
-        return REFUSED
-    return MEMORY if is_short(error) else FAILED
 
 
 def timed(call: Callable[[], object]) -> Callable[[], float]:

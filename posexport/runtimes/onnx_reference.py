@@ -35,7 +35,7 @@ class ReferenceRunner:
         self._evaluator = _Evaluator(model)
         self._names = list(self._evaluator.output_names)
 
-    @np.errstate(all="ignore")  # infinities are told by the comparison, not by numpy's warnings
+    @np.errstate(all="ignore")  # the comparison reports infinities, not numpy's warnings
     def run(self, inputs: Arrays) -> Arrays:
         values = self._evaluator.run(None, inputs)
         return {name: np.asarray(value) for name, value in zip(self._names, values, strict=True)}

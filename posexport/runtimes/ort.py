@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from posexport.errors import RuntimeMissingError, unknown
+from posexport.errors import RuntimeMissingError, check_known
 from posexport.machine import kept_to
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.base import Arrays, check_onnx_file, timed
@@ -158,8 +158,7 @@ def _torch_stream() -> Any:
 
 def session_options(threads: int | None = None, level: str = "all") -> onnxruntime.SessionOptions:
     """Options of a quiet session; RequestError for a `level` that is none of GRAPH_LEVELS."""
-    if level not in GRAPH_LEVELS:
-        raise unknown("graph_level of onnxruntime", level, GRAPH_LEVELS)
+    check_known("graph_level of onnxruntime", level, GRAPH_LEVELS)
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = _QUIET
     settings.intra_op_num_threads = int(threads or kept_to())
@@ -173,8 +172,7 @@ def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
     """
     check_onnx_file("onnxruntime", path, options, _OPTIONS)
     provider, cuda_graph, stream = options.get("provider", "CPU"), bool(options.get("cuda_graph")), None
-    if provider not in _DEVICES:
-        raise unknown("provider of onnxruntime", str(provider), _DEVICES)
+    check_known("provider of onnxruntime", provider, _DEVICES)
     if provider == "CUDA" and (missing := gpu_missing()) is not None:
         raise RuntimeMissingError(f"onnxruntime can't run on CUDA, {missing}.")
     settings = session_options(options.get("threads"), str(options.get("graph_level", "all")))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,12 +49,14 @@ TORCH_WORKER = "torch"
 class ArtifactJob:
     """One artifact with its runs under way.
 
-    `reference` and `by_torch` are None where the graph breaks its contract: it then fails without a run. `runs` have
-    the indices of the cases that a runtime gets, `memory` is about how many bytes all runs may take.
+    It is judged on each of `runtimes`. `reference` and `by_torch` are None where the graph breaks its contract: it then
+    fails without a run. `runs` have the indices of the cases that a runtime gets, `memory` is about how many bytes all
+    runs may take.
     """
 
     artifact: LoadedArtifact
     pool: Pool
+    runtimes: Mapping[str, Runtime]
     overrides: VerifyOverrides
     cases: list[Case]
     notes: tuple[str, ...]
@@ -65,13 +68,13 @@ class ArtifactJob:
     memory: int = 0
     graphs: Graphs | str | None = None  # the artifact's and a fresh export's, once they are needed
 
-    def verdicts(self, runtimes: Mapping[str, Runtime]) -> list[Verdict]:
+    def verdicts(self) -> list[Verdict]:
         """Wait for the runs, and judge them; RequestError where the artifact can't be read."""
         artifact = self.artifact
         failing = artifact.contract_violation is not None
         verdicts = [
             self._verdict(row)
-            for name, row in runtimes.items()
+            for name, row in self.runtimes.items()
             if name in self.runs or name in self.skipped or (failing and artifact.required_runtime in (None, name))
         ]
         if self.property_runs is not None:
@@ -160,9 +163,9 @@ class ArtifactJob:
             if case is not None and inconclusive is None:
                 # a plan, and torch, run no graph with other outputs: onnx's evaluator runs it in their place
                 runs_graphs = row.name != TORCH_WORKER and self.artifact.plan is None
-                first, second = row if runs_graphs else RUNTIMES["onnx-reference"], RUNTIMES["onnx-reference"]
+                evaluator = RUNTIMES["onnx-reference"]
+                runs = [partial(self._run, runner, case) for runner in (row if runs_graphs else evaluator, evaluator)]
                 with tempfile.TemporaryDirectory(dir=self.pool.folder) as folder:
-                    runs = self._run(first, case), self._run(second, case)
                     clause, otherwise = locate.values(self.graphs, Path(folder), *runs)
                 clauses.append(clause)
             where = "; ".join(clause for clause in clauses if clause is not None)
@@ -173,12 +176,9 @@ class ArtifactJob:
             text = f"could not be found ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
             return attrs.evolve(verdict, where=text)
 
-    def _run(self, row: Runtime, case: Case) -> Callable[[Path], Arrays | str]:
-        def run(path: Path) -> Arrays | str:
-            answer = result(self.pool.submit(row, path, [case.arrays]))
-            return answer.outputs[0] if answer.failure is None else answer.failure.text
-
-        return run
+    def _run(self, row: Runtime, case: Case, path: Path) -> Arrays | str:
+        answer = result(self.pool.submit(row, path, [case.arrays]))
+        return answer.outputs[0] if answer.failure is None else answer.failure.text
 
 
 def notes_on(spec: Spec, cases: Sequence[Case], reference: Sequence[Arrays]) -> tuple[str, ...]:

@@ -245,7 +245,6 @@ def angle_errors(target: ProbeTarget) -> tuple[list[int], list[angles.Measured],
 
 
 _KINDS = ("table", "bias", "mask", "decay", "gain", "wavelength", "error")
-_UNSIZED = ("gain", "wavelength", "error")  # the number of tokens can't be chosen
 
 
 def _refusal(what: str, spec: Spec) -> str | None:
@@ -282,7 +281,7 @@ def check(target: ProbeTarget, what: str) -> None:
     if why is not None:
         allowed = ", ".join(_kinds_of(target.spec))
         raise RequestError(f"what is {what!r} with {target.encoding.name}, {why}: give one of {allowed}.")
-    if what in _UNSIZED:
+    if what in ("gain", "wavelength", "error"):  # the number of tokens can't be chosen
         check_size(2 * len(angles.spaced(FAR)) * max(target.spec.hidden_size, target.spec.head_dim))
         if target.seq is not None:
             raise RequestError(f"seq is {target.seq} with what {what!r}, which shows no number of tokens: drop it.")

@@ -177,18 +177,17 @@ class Report:
     seed: int
 
     def exit_code(self, required: Sequence[str] = ()) -> int:
-        """2 where an artifact can't be read, 1 where a verdict failed, 3 where a required runtime, or every runtime,
-        was not run, else 0."""
+        """2 where an artifact can't be read, 1 where a verdict failed, 3 where parity was not checked on a required
+        runtime, or on none, else 0."""
         if self.unreadable:
             return 2
-        states = {verdict.state for verdict in self.verdicts}
-        if FAILED in states:
+        if any(verdict.state == FAILED for verdict in self.verdicts):
             return 1
         for name in required:
             parity = [row.state for row in self.verdicts if row.runtime == name and row.check == PARITY]
             if not parity or NOT_RUN in parity:
                 return 3
-        return 0 if states - {NOT_RUN} else 3
+        return 0 if any(row.check == PARITY and row.state == PASSED for row in self.verdicts) else 3
 
     def counts(self) -> dict[str, int]:
         """How many verdicts are in each state."""

@@ -69,7 +69,7 @@ def verify(
         def judge_first() -> None:
             job = queue.popleft()
             try:
-                verdicts.extend(job.verdicts(job.overrides.among(runtimes)))
+                verdicts.extend(job.verdicts())
             except PosexportError as error:
                 unreadable.append(Unreadable(str(job.artifact.path), str(error)))
             advance(job.artifact.path.name, len(files))
@@ -84,16 +84,16 @@ def verify(
                 job = ArtifactJob(
                     artifact=artifact,
                     pool=pool,
+                    runtimes=settings.among(runtimes),
                     overrides=settings,
                     cases=cases,
                     notes=notes,
                     property_runs=PropertyRuns.of(artifact, seed) if tried else None,
                 )
-                chosen = settings.among(runtimes)
-                needed = max((eligibility.weight_bytes(artifact, row) for row in chosen.values()), default=0)
+                needed = max((eligibility.weight_bytes(artifact, row) for row in job.runtimes.values()), default=0)
                 while queue and eligibility.memory_shortfall(needed, sum(waiting.memory for waiting in queue)):
                     judge_first()
-                _submit(job, chosen, missing)
+                _submit(job, missing)
                 queue.append(job)
             except PosexportError as error:
                 unreadable.append(Unreadable(str(file), str(error)))
@@ -107,16 +107,16 @@ def verify(
     )
 
 
-def _submit(job: ArtifactJob, runtimes: Mapping[str, Runtime], missing: Mapping[str, Reason | None]) -> None:
+def _submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
     """Submit the float64 reference, torch eager, and a run on each runtime that can take the artifact."""
     artifact, arrays = job.artifact, [case.arrays for case in job.cases]
     if artifact.contract_violation is None:
         row, source = RUNTIMES[TORCH_WORKER], artifact.source.path
         job.reference = job.pool.submit(row, source, arrays, {"dtype": "fp64", "streamed": True})
         job.by_torch = job.pool.submit(row, source, arrays, {"streamed": True})
-    for name, row in runtimes.items():
+    for name, row in job.runtimes.items():
         if artifact.required_runtime not in (None, name):
-            if len(runtimes) < len(RUNTIMES):  # the runtime was named, so it gets a verdict
+            if len(job.runtimes) < len(RUNTIMES):  # the runtime was named, so it gets a verdict
                 text = f"a plan built by {artifact.required_runtime} runs on nothing else"
                 job.skipped[name] = Reason(eligibility.OTHER_BUILDER, text)
             continue

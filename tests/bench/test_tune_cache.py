@@ -139,8 +139,9 @@ def test_rounds_beside_other_work_and_failures_are_timed_anew(
 
     def time(field: CandidateTimer, names: list[str], rounds: int, seed: int) -> dict[str, Any]:
         seeds.append(seed)
-        fact = {"rounds": [[1.0]] * rounds, "failed": [failed], "memory": [9], "machine_load": machine_load}
-        return {**fact, "runs": 1, "turn": 1, "seconds": 1.0}
+        name = names[0]
+        fact = {"rounds": [{name: 1.0}] * rounds, "failed": {name: failed} if failed else {}, "memory": {name: 9}}
+        return {**fact, "machine_load": machine_load, "runs": 1, "turn": 1, "seconds": 1.0}
 
     monkeypatch.setattr(CandidateTimer, "_time", time)
     for _ in range(2):

@@ -291,7 +291,7 @@ def test_every_kind_and_operation_is_reached(tmp_path: Path) -> None:
     assert wanted <= found
 
 
-@pytest.mark.parametrize("wrong", [lambda layer, inputs: inputs[0][None], lambda layer, inputs: inputs[0] > 0])
+@pytest.mark.parametrize("wrong", [lambda layer, x: x[None], lambda layer, x: x > 0])
 def test_an_output_that_is_not_what_tensorrt_says_is_not_believed(
     wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

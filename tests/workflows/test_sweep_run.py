@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sweep_fake import job
 
 from posexport.workflows.sweep.jobs import FAILED, LOST, NOT_RUN, PASSED, Job, JobResources, Outcome
-from posexport.workflows.sweep.sweep import drive, left
+from posexport.workflows.sweep.sweep import drive
 
 KINDS_OF_NEEDS = (
     JobResources(),
@@ -114,4 +114,4 @@ def test_an_interrupt_ends_it_at_once() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         drive(jobs, Flaky({each.label: deque() for each in jobs}, iter([0] * 9)), finish)
-    assert [each.id for each in left(jobs, ended)] == [jobs[2].id, jobs[3].id]
+    assert [each.id for each in jobs if each.id not in ended] == [jobs[2].id, jobs[3].id]

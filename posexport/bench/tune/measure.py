@@ -44,13 +44,14 @@ class CandidateTimer:
         """
         self._calls += 1
         seed += SEED_STEP * self._calls
-        rows = [self.candidates[name] for name in names]
-        prepared = [self._programs.prepared[row.program] for row in rows]
         request = self._programs.request
+        entries = []
+        for name in names:
+            prepared = self._programs.prepared[self.candidates[name].program]
+            entries.append([name, prepared.sha256, self._options(self.candidates[name]), dict(prepared.sizes)])
         key = {
             "what": "rounds",
-            "entries": [[program.sha256, self._options(row)] for program, row in zip(prepared, rows, strict=True)],
-            "sizes": [dict(program.sizes) for program in prepared],
+            "entries": entries,
             "runtime": request.runtime,
             "rounds": rounds,
             "seeds": [seed, request.seed],
@@ -60,22 +61,16 @@ class CandidateTimer:
         }
 
         def reusable(fact: dict[str, Any]) -> bool:
-            return not any(fact["failed"]) and bool(fact["machine_load"] <= HIGH_MACHINE_LOAD)
+            return not fact["failed"] and bool(fact["machine_load"] <= HIGH_MACHINE_LOAD)
 
         fact = self._programs.store.get(key, lambda: self._time(names, rounds, seed), reusable)
         self.seconds += fact["seconds"]
         self.runs += fact["runs"]
         self.turn = max(self.turn, fact["turn"])
         self.machine_load = max(self.machine_load, fact["machine_load"])
-        for name, size in zip(names, fact["memory"], strict=True):
-            if size is not None:
-                self.memory[name] = max(size, self.memory.get(name, 0))
-        failed = {name: reason for name, reason in zip(names, fact["failed"], strict=True) if reason is not None}
-        timed: list[Round] = [
-            {name: seconds for name, seconds in zip(names, row, strict=True) if name not in failed}
-            for row in fact["rounds"]
-        ]
-        return timed, failed
+        for name, size in fact["memory"].items():
+            self.memory[name] = max(size, self.memory.get(name, 0))
+        return fact["rounds"], fact["failed"]
 
     def _options(self, row: Row) -> dict[str, Any]:
         """The options that the engine is opened with."""
@@ -100,14 +95,13 @@ class CandidateTimer:
                         memory[name] = ready["memory"] if ready["gpu_memory"] is None else ready["gpu_memory"]
             programs.progress(f"timing {len(memory)} candidates")
             series, machine_load = processes.interleave(dict.fromkeys(memory, BURST), rounds, seed)
-        medians = {name: [median(turn) if turn else None for turn in turns] for name, turns in series.items()}
+        timed = {name: turns for name, turns in series.items() if name not in processes.failed}
         # a short run has an untimed one before
         runs = [len(turn) + (len(turn) > 1) for turns in series.values() for turn in turns if turn]
-        reasons = {name: reason.text for name, reason in processes.failed.items()}
         return {
-            "rounds": list(zip(*(medians.get(name, [None] * rounds) for name in names), strict=True)),
-            "failed": [reasons.get(name) for name in names],
-            "memory": [memory.get(name) for name in names],
+            "rounds": [{name: median(turns[at]) for name, turns in timed.items()} for at in range(rounds)],
+            "failed": {name: reason.text for name, reason in processes.failed.items()},
+            "memory": memory,
             "runs": WARMUP * len(memory) + sum(runs),
             "turn": max(runs, default=1),
             "machine_load": machine_load,

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from posexport.bench.scenarios import Scenario
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, check_known
 from posexport.export.support import default_opset, unsupported_opset
 from posexport.machine import usable
 from posexport.spec.fields import choice
@@ -73,8 +73,7 @@ class Limits:
     def __attrs_post_init__(self) -> None:
         for kind, given, allowed in (("form", self.forms, FORMS), ("target", self.targets, TARGETS)):
             for name in given:
-                if name not in allowed:
-                    raise unknown(kind, name, allowed)
+                check_known(kind, name, allowed)
 
 
 @attrs.frozen(kw_only=True)
@@ -88,8 +87,7 @@ class Request:
     seed: int = 0
 
     def __attrs_post_init__(self) -> None:
-        if self.runtime not in RUNTIMES:
-            raise unknown("runtime in --for", self.runtime, RUNTIMES)
+        check_known("runtime in --for", self.runtime, RUNTIMES)
         if self.scenario.swept:
             raise RequestError(
                 f"scenario {self.scenario.kind!r} is a whole sweep: tune for one point of it, such as {self.scenario}."

@@ -25,8 +25,6 @@ from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact
 from posexport.files import HashingFile, write_folder
 from posexport.progress import Progress
 
-_PIECE = 1 << 22  # bytes read at a time
-
 
 @attrs.frozen
 class ModelVersion:
@@ -104,7 +102,7 @@ def _copy(source: Path, target: Path, sha256: str | None) -> str:
     """Copy a file in pieces; returns its sha256, RequestError where it is not the one in the manifest."""
     with source.open("rb") as read, target.open("wb") as write:
         hashing = HashingFile(write)
-        shutil.copyfileobj(read, hashing, _PIECE)
+        shutil.copyfileobj(read, hashing, 1 << 22)
         write.flush()
         os.fsync(write.fileno())
     digest = hashing.sha256.hexdigest()

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from posexport.runtimes.tensorrt.values import CannotEvaluate, Inputs, ints
+from posexport.runtimes.tensorrt.values import CannotEvaluate, ints
 
 Tensor = torch.Tensor
 
 
-def attention(layer: Any, inputs: Inputs) -> Tensor:
+def attention(layer: Any, query: Tensor, key: Tensor, value: Tensor, *masks: Tensor) -> Tensor:
     """softmax(Q K^T, masked) V without a scale: the parser scales queries and keys in separate layers.
 
     Q is [batch, heads, queries, size], K and V [batch, heads or a divisor of them, keys, size]; a mask is bool (True
     attends) or added. The first layer of a scope computes the whole attention; the second passes its input on.
     """
     scope = layer.attention
-    query, key, value, *masks = inputs
     _check(layer, scope, masks)
     groups = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
@@ -35,7 +35,7 @@ def attention(layer: Any, inputs: Inputs) -> Tensor:
     return torch.matmul(torch.softmax(scores, -1), value)
 
 
-def _check(layer: Any, scope: Any, masks: Inputs) -> None:
+def _check(layer: Any, scope: Any, masks: Sequence[Tensor]) -> None:
     """CannotEvaluate where this attention has more than queries, keys, values, a mask and causality."""
     forms = [getattr(getattr(scope, name, None), "name", "PADDED_BHND") for name in ("query_form", "key_value_form")]
     if set(forms) != {"PADDED_BHND"}:
@@ -60,14 +60,12 @@ def _causal_kind(scope: Any) -> str:
     return "UPPER_LEFT" if scope.causal else "NONE"
 
 
-def rotary_embedding(layer: Any, inputs: Inputs) -> Tensor:
+def rotary_embedding(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> Tensor:
     """Pairs of features of x [batch, heads, seq, size], rotated by angles whose cosines and sines are inputs.
 
     Cosines and sines are [batch, seq, n/2], or [positions, n/2] with the rows in a fourth input [batch, seq]. n is the
     layer's `rotary_embedding_dim`, 0 for all features. Pairs are (2i, 2i + 1) if `interleaved`, else (i, i + n/2).
     """
-    x: Tensor
-    x, cos, sin, positions = (*inputs, None)[:4]
     if positions is not None:
         if bool(((positions < 0) | (positions >= len(cos))).any()):
             raise CannotEvaluate(f"a position is not in [0, {len(cos)})")
@@ -83,11 +81,10 @@ def rotary_embedding(layer: Any, inputs: Inputs) -> Tensor:
     return torch.cat((part, unrotated), -1)
 
 
-def kv_cache_update(layer: Any, inputs: Inputs) -> Tensor:
+def kv_cache_update(layer: Any, cache: Tensor, update: Tensor, starts: Tensor, *lengths: Tensor) -> Tensor:
     """The cache [batch, heads, length, size] with entries [batch, heads, seq, size] written from an index on."""
-    cache, update, starts = inputs[:3]
     form = getattr(getattr(layer, "update_form", None), "name", "PADDED_BHND")
-    if layer.cache_mode.name != "LINEAR" or form != "PADDED_BHND" or len(inputs) > 3:
+    if layer.cache_mode.name != "LINEAR" or form != "PADDED_BHND" or lengths:
         raise CannotEvaluate(f"its mode is {layer.cache_mode.name} and its entries are {form}")
     cache, count = torch.clone(cache), update.shape[2]
     for row, start in enumerate(ints(starts)):

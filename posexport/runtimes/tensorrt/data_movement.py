@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from posexport.runtimes.tensorrt.values import CannotEvaluate, Inputs, bits, ints
+from posexport.runtimes.tensorrt.values import CannotEvaluate, bits, ints
 
 Tensor = torch.Tensor
 
@@ -18,11 +18,10 @@ def along(values: Tensor, axis: int, rank: int) -> Tensor:
     return values.reshape([-1 if other == axis else 1 for other in range(rank)])
 
 
-def shuffle(layer: Any, inputs: Inputs) -> Tensor:
+def shuffle(layer: Any, x: Tensor, shape: Tensor | None = None) -> Tensor:
     """A transposition, a reshape and a second transposition, each where the layer has one."""
-    x: Tensor = inputs[0]
     x = x.permute(list(layer.first_transpose)[: x.ndim])
-    dims = layer.reshape_dims if len(inputs) < 2 or inputs[1] is None else ints(inputs[1])
+    dims = layer.reshape_dims if shape is None else ints(shape)
     if dims is not None:
         declared = layer.get_output(0).shape
         back = list(layer.second_transpose)[: len(declared)]
@@ -43,24 +42,22 @@ def _resolved(dims: list[int], x: Tensor, placeholder: bool, declared: dict[int,
     return dims
 
 
-def squeeze(layer: Any, inputs: Inputs) -> Tensor:
-    """Removes the axes in the second input, all of size 1; without a second input, every axis of size 1."""
-    x: Tensor = inputs[0]
-    if len(inputs) < 2:
+def squeeze(layer: Any, x: Tensor, removed: Tensor | None = None) -> Tensor:
+    """Removes the axes in `removed`, all of size 1; without it, every axis of size 1."""
+    if removed is None:
         if -1 in tuple(layer.get_input(0).shape):
             raise CannotEvaluate("the axes to remove are not given")
         return x.squeeze()
-    axes = {axis % x.ndim for axis in ints(inputs[1])}
+    axes = {axis % x.ndim for axis in ints(removed)}
     if any(x.shape[axis] != 1 for axis in axes):
         raise ValueError(f"sizes {list(x.shape)} are not 1 at {sorted(axes)}")
     return x.reshape([size for axis, size in enumerate(x.shape) if axis not in axes])
 
 
-def unsqueeze(layer: Any, inputs: Inputs) -> Tensor:
-    """Inserts axes of size 1 at the indices in the second input, which count axes of the output."""
-    x: Tensor = inputs[0]
-    axes = ints(inputs[1])
-    for axis in sorted(axis % (x.ndim + len(axes)) for axis in axes):
+def unsqueeze(layer: Any, x: Tensor, inserted: Tensor) -> Tensor:
+    """Inserts axes of size 1 at the indices `inserted`, which count axes of the output."""
+    rank = x.ndim + len(ints(inserted))
+    for axis in sorted(axis % rank for axis in ints(inserted)):
         x = x.unsqueeze(axis)
     return x
 
@@ -81,13 +78,19 @@ _OUTSIDE: dict[str, Callable[[Tensor, int], Tensor]] = {
 """Replaces coordinates outside of an axis, by the mode of a slice; `slice_` fills the elements of FILL later."""
 
 
-def slice_(layer: Any, inputs: Inputs) -> Tensor:
+def slice_(
+    layer: Any,
+    x: Tensor,
+    start: Tensor | None = None,
+    size: Tensor | None = None,
+    stride: Tensor | None = None,
+    filler: Tensor | None = None,
+    axes: Tensor | None = None,
+) -> Tensor:
     """The elements at start + stride * index along each axis, for `size` indices.
 
     Start, stride and size are attributes or inputs. In the mode FILL, elements outside are the fill value (default 0).
     """
-    x: Tensor
-    x, start, size, stride, filler, axes = (*inputs, *[None] * 6)[:6]
     mode = layer.mode.name
     parts = [
         list(attribute) if given is None else ints(given)
@@ -135,10 +138,8 @@ def _indices(indices: Tensor, size: int, declared: int) -> tuple[Tensor, Tensor]
     return torch.where(inside, indices, 0), inside
 
 
-def gather(layer: Any, inputs: Inputs) -> Tensor:
+def gather(layer: Any, x: Tensor, indices: Tensor) -> Tensor:
     """Elements by index, along one axis (DEFAULT, ELEMENT) or several (ND); 0 for an index outside."""
-    x: Tensor
-    x, indices = inputs
     declared, mode, together = layer.get_input(0).shape, layer.mode.name, layer.num_elementwise_dims
     if mode == "ND":
         return _gather_nd(x, indices, list(declared), together)
@@ -173,10 +174,8 @@ def _gather_nd(x: Tensor, indices: Tensor, declared: list[int], together: int) -
     return elements
 
 
-def scatter(layer: Any, inputs: Inputs) -> Tensor:
-    """The first input with the third written at the indices in the second, along one axis (ELEMENT) or several (ND)."""
-    x: Tensor
-    x, indices, updates = inputs
+def scatter(layer: Any, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """`x` with the updates written at the indices, along one axis (ELEMENT) or several (ND)."""
     axes = [layer.axis] if layer.mode.name == "ELEMENT" else list(range(indices.shape[-1]))
     sizes = torch.tensor([x.shape[axis] for axis in axes])
     if layer.mode.name not in ("ELEMENT", "ND") or bool(((indices < 0) | (indices >= sizes)).any()):
@@ -193,19 +192,19 @@ def scatter(layer: Any, inputs: Inputs) -> Tensor:
     return x.index_put(at, updates.reshape((len(places), *x.shape[len(at) :])))
 
 
-def one_hot(layer: Any, inputs: Inputs) -> Tensor:
-    """The value `on` at the index along a new axis of size depth, and `off` elsewhere."""
-    indices, (off, on), depth = inputs[0], inputs[1], int(inputs[2])
+def one_hot(layer: Any, indices: Tensor, values: Tensor, size: Tensor) -> Tensor:
+    """The second of two values at the index along a new axis of that size, and the first elsewhere."""
+    (off, on), depth = values, int(size)
     if bool(((indices < 0) | (indices >= depth)).any()):
         raise CannotEvaluate(f"an index is not in [0, {depth})")
     axis = layer.axis % (indices.ndim + 1)
     return torch.where(indices.unsqueeze(axis) == along(torch.arange(depth), axis, indices.ndim + 1), on, off)
 
 
-def top_k(layer: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def top_k(layer: Any, x: Tensor, k: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The k largest (or smallest) along one axis, in order, and their indices."""
-    x, axes = inputs[0], bits(layer.axes)
-    count = layer.k if len(inputs) < 2 or inputs[1] is None else int(inputs[1])
+    axes = bits(layer.axes)
+    count = layer.k if k is None else int(k)
     if len(axes) != 1 or layer.op.name not in ("MAX", "MIN"):
         raise CannotEvaluate(f"its axes are {axes} and its operation is {layer.op.name}")
     values, indices = torch.sort(x, dim=axes[0], descending=layer.op.name == "MAX", stable=True)

@@ -68,11 +68,11 @@ class Node:
             if self.choice is not None:
                 result: Any = values[self.required(values)[0]]
             else:
-                inputs = [None if name is None else values[name] for name in self.inputs]
-                result = LAYERS[self.kind][1](self.layer, inputs)
+                inputs = (None if name is None else values[name] for name in self.inputs)
+                result = LAYERS[self.kind][1](self.layer, *inputs)
         except CannotEvaluate as error:
             raise self.cannot_evaluate(str(error)) from None
-        except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
+        except (ArithmeticError, IndexError, RuntimeError, TypeError, ValueError) as error:
             message = " ".join(str(error).split())
             raise RuntimeError(f"layer {self.name!r} ({self.kind}) can't take its inputs: {message}") from None
         outputs = result if isinstance(result, tuple) else (result,)

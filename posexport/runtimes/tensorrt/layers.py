@@ -23,7 +23,7 @@ from posexport.runtimes.tensorrt.data_movement import (
     top_k,
     unsqueeze,
 )
-from posexport.runtimes.tensorrt.values import CannotEvaluate, Inputs, bits, cast, ints, read_weights
+from posexport.runtimes.tensorrt.values import CannotEvaluate, bits, cast, ints, read_weights
 
 Tensor = torch.Tensor
 
@@ -83,9 +83,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
 """Of x, and the layer's alpha and beta."""
 
 
-def matrix_multiply(layer: Any, inputs: Inputs) -> Tensor:
+def matrix_multiply(layer: Any, a: Tensor, b: Tensor) -> Tensor:
     """The product of matrices or vectors; the layer says which are transposed."""
-    a, b = inputs
     ops = [layer.op0.name, layer.op1.name]
     a = a.transpose(-1, -2) if ops[0] == "TRANSPOSE" else a.unsqueeze(-2) if ops[0] == "VECTOR" else a
     b = b.transpose(-1, -2) if ops[1] == "TRANSPOSE" else b.unsqueeze(-1) if ops[1] == "VECTOR" else b
@@ -94,12 +93,12 @@ def matrix_multiply(layer: Any, inputs: Inputs) -> Tensor:
     return product.squeeze(-1) if ops[1] == "VECTOR" else product
 
 
-def softmax(layer: Any, inputs: Inputs) -> Tensor:
+def softmax(layer: Any, x: Tensor) -> Tensor:
     """Softmax along the only axis in the bitmask."""
     axes = bits(layer.axes)
     if len(axes) != 1:
         raise CannotEvaluate(f"its axes are {axes}")
-    return torch.softmax(inputs[0], axes[0])
+    return torch.softmax(x, axes[0])
 
 
 def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -117,19 +116,18 @@ REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
 }
 
 
-def reduce(layer: Any, inputs: Inputs) -> Tensor:
+def reduce(layer: Any, x: Tensor) -> Tensor:
     """A reduction over the axes in the bitmask."""
     axes = bits(layer.axes)
-    if not axes or (layer.op.name == "AVG" and not inputs[0].is_floating_point()):
-        raise CannotEvaluate(f"it reduces {inputs[0].dtype} by {layer.op.name} over axes {axes}")
-    return chosen(REDUCTIONS, layer.op)(inputs[0], axes, layer.keep_dims)
+    if not axes or (layer.op.name == "AVG" and not x.is_floating_point()):
+        raise CannotEvaluate(f"it reduces {x.dtype} by {layer.op.name} over axes {axes}")
+    return chosen(REDUCTIONS, layer.op)(x, axes, layer.keep_dims)
 
 
-def fill(layer: Any, inputs: Inputs) -> Tensor:
+def fill(layer: Any, dims: Tensor | None = None, alpha: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
     """alpha plus beta times the index, summed over axes; both are inputs or attributes, of integers or floats."""
     if layer.operation.name != "LINSPACE":
         raise CannotEvaluate(f"the operation {layer.operation.name} is random")
-    dims, alpha, beta = (*inputs, None, None, None)[:3]
     sizes = tuple(layer.shape) if dims is None else ints(dims)
     dtype = torch.float64 if layer.to_type.name == "FLOAT" else torch.int64
     if (alpha is None) != (beta is None) or (beta is None and len(sizes) != 1):
@@ -144,33 +142,30 @@ def fill(layer: Any, inputs: Inputs) -> Tensor:
     return filled
 
 
-def cumulative(layer: Any, inputs: Inputs) -> Tensor:
+def cumulative(layer: Any, x: Tensor, axes: Tensor) -> Tensor:
     """Cumulative sums along an axis, without the element if `exclusive`, from the end if `reverse`."""
     if layer.op.name != "SUM":
         raise CannotEvaluate(f"the operation {layer.op.name} is not known")
-    (axis,) = ints(inputs[1])
-    x: Tensor = inputs[0].flip(axis) if layer.reverse else inputs[0]
+    (axis,) = ints(axes)
+    x = x.flip(axis) if layer.reverse else x
     sums = x.cumsum(axis)
     if layer.exclusive and x.shape[axis]:
         sums = torch.cat((torch.zeros_like(x.narrow(axis, 0, 1)), sums.narrow(axis, 0, x.shape[axis] - 1)), axis)
     return sums.flip(axis) if layer.reverse else sums
 
 
-def normalization(layer: Any, inputs: Inputs) -> Tensor:
+def normalization(layer: Any, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, over the axes of the bitmask."""
     if layer.num_groups != 1:
         raise CannotEvaluate(f"it has {layer.num_groups} groups")
-    x: Tensor
-    x, scale, bias = inputs
     axes = bits(layer.axes)
     centred = x - x.mean(axes, keepdim=True)
     normal = centred / torch.sqrt((centred**2).mean(axes, keepdim=True) + layer.epsilon)
     return torch.addcmul(bias, normal, scale)
 
 
-def scale(layer: Any, inputs: Inputs) -> Tensor:
+def scale(layer: Any, x: Tensor) -> Tensor:
     """(x * scale + shift) ^ power, with one coefficient for all channels or one per channel."""
-    x: Tensor = inputs[0]
     shapes: dict[str, list[int]] = {"UNIFORM": [], "CHANNEL": [-1, *[1] * (x.ndim - layer.channel_axis - 1)]}
     if layer.mode.name not in shapes:
         raise CannotEvaluate(f"the mode {layer.mode.name} is not known")
@@ -181,58 +176,57 @@ def scale(layer: Any, inputs: Inputs) -> Tensor:
     return x if power is None else x**power
 
 
-def assertion(layer: Any, inputs: Inputs) -> tuple[Tensor, ...]:
+def assertion(layer: Any, condition: Tensor) -> tuple[Tensor, ...]:
     """No output; RuntimeError where the input is false, as TensorRT gives when it runs."""
-    if not bool(inputs[0].all()):
+    if not bool(condition.all()):
         raise RuntimeError(f"an assertion of TensorRT's fails: {layer.message}")
     return ()
 
 
-Evaluate = Callable[[Any, Inputs], Tensor | tuple[Tensor, ...]]
-"""What a kind of layer computes, of (layer, inputs)."""
+Evaluate = Callable[..., Tensor | tuple[Tensor, ...]]
+"""What a kind of layer computes, of the layer and the values of its inputs, None for an absent one."""
 
 
-def _first(layer: Any, inputs: Inputs) -> Tensor:
+def _first(layer: Any, x: Tensor, *others: Tensor) -> Tensor:
     """The first input unchanged: the borders of a conditional and of an attention."""
-    value: Tensor = inputs[0]
-    return value
+    return x
 
 
 LAYERS: dict[str, tuple[str, Evaluate]] = {
-    "ACTIVATION": ("IActivationLayer", lambda layer, x: chosen(ACTIVATIONS, layer.type)(x[0], layer.alpha, layer.beta)),
+    "ACTIVATION": ("IActivationLayer", lambda layer, x: chosen(ACTIVATIONS, layer.type)(x, layer.alpha, layer.beta)),
     "ASSERTION": ("IAssertionLayer", assertion),
     "ATTENTION_INPUT": ("IAttentionInputLayer", attention),
     "ATTENTION_OUTPUT": ("IAttentionOutputLayer", _first),
-    "CAST": ("ICastLayer", lambda layer, x: cast(x[0], layer.to_type.name)),
-    "CONCATENATION": ("IConcatenationLayer", lambda layer, x: torch.cat(list(x), layer.axis)),
+    "CAST": ("ICastLayer", lambda layer, x: cast(x, layer.to_type.name)),
+    "CONCATENATION": ("IConcatenationLayer", lambda layer, *parts: torch.cat(parts, layer.axis)),
     "CONDITION": ("IConditionLayer", _first),
     "CONDITIONAL_INPUT": ("IIfConditionalInputLayer", _first),
     "CONDITIONAL_OUTPUT": ("IIfConditionalOutputLayer", _first),
-    "CONSTANT": ("IConstantLayer", lambda layer, _: read_weights(layer.weights, tuple(layer.shape))),
+    "CONSTANT": ("IConstantLayer", lambda layer: read_weights(layer.weights, tuple(layer.shape))),
     "CUMULATIVE": ("ICumulativeLayer", cumulative),
-    "EINSUM": ("IEinsumLayer", lambda layer, x: torch.einsum(layer.equation, *x)),
-    "ELEMENTWISE": ("IElementWiseLayer", lambda layer, x: chosen(BINARY, layer.op)(x[0], x[1])),
+    "EINSUM": ("IEinsumLayer", lambda layer, *x: torch.einsum(layer.equation, *x)),
+    "ELEMENTWISE": ("IElementWiseLayer", lambda layer, a, b: chosen(BINARY, layer.op)(a, b)),
     "FILL": ("IFillLayer", fill),
     "GATHER": ("IGatherLayer", gather),
-    "IDENTITY": ("IIdentityLayer", lambda layer, x: cast(x[0], layer.get_output(0).dtype.name)),
+    "IDENTITY": ("IIdentityLayer", lambda layer, x: cast(x, layer.get_output(0).dtype.name)),
     "KV_CACHE_UPDATE": ("IKVCacheUpdateLayer", kv_cache_update),
     "MATRIX_MULTIPLY": ("IMatrixMultiplyLayer", matrix_multiply),
-    "NON_ZERO": ("INonZeroLayer", lambda _, x: torch.nonzero(x[0]).T),
+    "NON_ZERO": ("INonZeroLayer", lambda _, x: torch.nonzero(x).T),
     "NORMALIZATION": ("INormalizationLayer", normalization),
     "ONE_HOT": ("IOneHotLayer", one_hot),
-    "PARAMETRIC_RELU": ("IParametricReLULayer", lambda _, x: torch.where(x[0] >= 0, x[0], x[0] * x[1])),
+    "PARAMETRIC_RELU": ("IParametricReLULayer", lambda _, x, slope: torch.where(x >= 0, x, x * slope)),
     "REDUCE": ("IReduceLayer", reduce),
     "ROTARY_EMBEDDING": ("IRotaryEmbeddingLayer", rotary_embedding),
     "SCALE": ("IScaleLayer", scale),
     "SCATTER": ("IScatterLayer", scatter),
-    "SELECT": ("ISelectLayer", lambda _, x: torch.where(*x)),
-    "SHAPE": ("IShapeLayer", lambda _, x: torch.tensor(x[0].shape, dtype=torch.int64)),
+    "SELECT": ("ISelectLayer", lambda _, condition, a, b: torch.where(condition, a, b)),
+    "SHAPE": ("IShapeLayer", lambda _, x: torch.tensor(x.shape, dtype=torch.int64)),
     "SHUFFLE": ("IShuffleLayer", shuffle),
     "SLICE": ("ISliceLayer", slice_),
     "SOFTMAX": ("ISoftMaxLayer", softmax),
     "SQUEEZE": ("ISqueezeLayer", squeeze),
     "TOPK": ("ITopKLayer", top_k),
-    "UNARY": ("IUnaryLayer", lambda layer, x: chosen(UNARY, layer.op)(x[0])),
+    "UNARY": ("IUnaryLayer", lambda layer, x: chosen(UNARY, layer.op)(x)),
     "UNSQUEEZE": ("IUnsqueezeLayer", unsqueeze),
 }
 """Every known kind of layer, by the name of TensorRT's LayerType: its class, and what it computes."""

@@ -22,9 +22,6 @@ DTYPES = {
 }
 """torch's dtypes for TensorRT's; quantised ones are not evaluated."""
 
-Inputs = Sequence[Any]
-"""Values of a layer's inputs by index, None for an absent one."""
-
 
 class CannotEvaluate(Exception):
     """The meaning of a layer is not certain; the text is a clause that says why."""

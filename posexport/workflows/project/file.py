@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import attrs
 
 from posexport.bench.candidates import CANDIDATES
-from posexport.errors import RequestError, located, unknown
+from posexport.errors import RequestError, check_known, located, unknown
 from posexport.files import read_toml
 from posexport.runtimes import runtime
 from posexport.runtimes.tensorrt.options import PlanOptions
@@ -55,8 +55,7 @@ class Entry:
         if self.form is not None and self.forms is not None:
             raise RequestError("both form and forms were given: drop one.")
         for form in self.forms or ():
-            if form not in FORMS:
-                raise unknown("form", form, FORMS)
+            check_known("form", form, FORMS)
         if not isinstance(self.options.get("set", {}), dict):
             raise RequestError("set must be a table of parameters, such as set = {theta = 500000}.")
         for name in ("kernels", "fused_attention", "plan_size"):

@@ -133,12 +133,10 @@ def _judge(latency: Latency, result: Benchmark | None, chosen: Sequence[str], re
     timings = [timing for shape in shapes if latency.scenario in shape.scenarios for timing in shape.results]
     of_chosen = [timing for timing in timings if timing.runtime in chosen]
     timed = [timing for timing in of_chosen if timing.state == TIMED]
-    if timed:
-        limits = latency.limits().items()
-        return [_judge_one(latency.scenario, *limit, timing, timings) for limit in limits for timing in timed]
     why = reason or next((timing.reason for timing in of_chosen if timing.reason), "it was not timed at this scenario")
-    return [
-        LimitResult(
+    judged = []
+    for reference, limit in latency.limits().items():
+        untimed = LimitResult(
             runtime=latency.runtime or (chosen[0] if len(chosen) == 1 else "any runtime"),
             scenario=latency.scenario,
             reference=reference,
@@ -147,22 +145,20 @@ def _judge(latency: Latency, result: Benchmark | None, chosen: Sequence[str], re
             reason=why,
             there=result is not None and any(CANDIDATES[name].runtime.missing() is None for name in chosen),
         )
-        for reference, limit in latency.limits().items()
-    ]
+        judged += [_judge_one(untimed, timing, timings) for timing in timed] or [untimed]
+    return judged
 
 
-def _judge_one(scenario: str, reference: str, limit: float, timing: Timing, timings: Sequence[Timing]) -> LimitResult:
-    """One limit on one runtime that was timed; `timings` are all of its scenario."""
-    judged = LimitResult(
-        runtime=timing.runtime, scenario=scenario, reference=reference, limit=limit, state=NOT_RUN, there=True
-    )
-    ratio = timing.ratios.get(reference)
+def _judge_one(untimed: LimitResult, timing: Timing, timings: Sequence[Timing]) -> LimitResult:
+    """A limit on one runtime that was timed; `timings` are all of its scenario."""
+    reference, limit, ratio = untimed.reference, untimed.limit, timing.ratios.get(untimed.reference)
+    judged = attrs.evolve(untimed, runtime=timing.runtime, reason="", there=ratio is None)
     if ratio is None:
         candidate = CANDIDATES.get(timing.runtime)
         name = reference if candidate is None else candidate.references[reference]
         why = next((f": {other.reason}" for other in timings if other.runtime == name and other.reason), "")
         return attrs.evolve(judged, reason=f"{reference} was not timed beside it{why}")
-    judged = attrs.evolve(judged, ratio=ratio.median, low=ratio.low, high=ratio.high, there=False)
+    judged = attrs.evolve(judged, ratio=ratio.median, low=ratio.low, high=ratio.high)
     if ratio.confidence < CONFIDENCE:
         why = f"few rounds: its interval holds with {ratio.confidence:.0%}, not {CONFIDENCE:.0%}"
         return attrs.evolve(judged, state=INCONCLUSIVE, reason=why)

@@ -77,10 +77,6 @@ class Tolerances:
     floor: float | None = positive(None, "part of the outputs' rms")
     ceiling: float | None = positive(None, "part of the outputs' rms")
 
-    def given(self) -> dict[str, float]:
-        """The numbers that are set."""
-        return {name: value for name, value in attrs.asdict(self).items() if value is not None}
-
 
 @attrs.frozen(kw_only=True)
 class Latency:

@@ -24,7 +24,7 @@ from posexport.artifact.manifest import (
     matches_manifest,
     read_manifest,
 )
-from posexport.errors import RequestError, located, unknown
+from posexport.errors import RequestError, check_known, located
 from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
 from posexport.export.support import default_opset
@@ -68,8 +68,7 @@ def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
     """
     known = [entry.name for entry in project.entries]
     for name in chosen:
-        if name not in known:
-            raise unknown(f"artifact of {project.file}", name, known)
+        check_known(f"artifact of {project.file}", name, known)
     files = []
     for entry in project.entries:
         if chosen and entry.name not in chosen:

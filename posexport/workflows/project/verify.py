@@ -16,7 +16,7 @@ from posexport.artifact.manifest import PlanKernels, PlanManifest, read_manifest
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import can_build
-from posexport.verify.result import FAILED, NOT_RUN, PARITY, PASSED, PROJECT, Report, State, Verdict, VerifyOverrides
+from posexport.verify.result import FAILED, NOT_RUN, PASSED, PROJECT, Report, State, Verdict, VerifyOverrides
 from posexport.verify.verifier import Advance, verify
 from posexport.workflows.project.file import Project
 from posexport.workflows.project.limits import size_text
@@ -34,9 +34,9 @@ def verify_project(
     properties: bool,
     time_limit: float,
     advance: Advance = lambda name, total: None,
-) -> tuple[Report, int]:
-    """The report on a project's files, and its exit code; parity on `runtimes` (none: those that the project states)
-    and on the `required` ones. The other arguments are those of `verify`."""
+) -> Report:
+    """The report on a project's files; parity on `runtimes` (none: those that the project states) and on the `required`
+    ones. The other arguments are those of `verify`."""
     files = products(project)
     checked = {product.path: check(product) for product in files}
     overrides = {
@@ -59,10 +59,7 @@ def verify_project(
         )
     verdicts = (*chain(*checked.values()), *report.verdicts, *without_parity(files, overrides, checked, report))
     order = list(map(str, checked))
-    report = attrs.evolve(report, verdicts=tuple(sorted(verdicts, key=lambda verdict: order.index(verdict.artifact))))
-    code = report.exit_code(required)
-    ran = any(verdict.check == PARITY and verdict.state != NOT_RUN for verdict in report.verdicts)
-    return report, 3 if code == 0 and not ran else code  # checks of files alone prove no parity
+    return attrs.evolve(report, verdicts=tuple(sorted(verdicts, key=lambda verdict: order.index(verdict.artifact))))
 
 
 def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
@@ -73,7 +70,8 @@ def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
     entry = product.entry
     asked = (product.plan.runtime,) if product.plan else entry.runtimes or tuple(RUNTIMES)
     runtimes = tuple(name for name in asked if not chosen or name in chosen)
-    return VerifyOverrides(runtimes=runtimes, tolerance=entry.tolerance.given())
+    tolerance = {name: value for name, value in attrs.asdict(entry.tolerance).items() if value is not None}
+    return VerifyOverrides(runtimes=runtimes, tolerance=tolerance)
 
 
 def check(product: Product) -> list[Verdict]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import RequestError, located, unknown
+from posexport.errors import RequestError, check_known, located, unknown
 from posexport.files import read_toml
 from posexport.jsondata import DataError, read_json
 from posexport.spec.fields import integer
@@ -112,10 +112,9 @@ def _jobs(table: JobTable, commands: Callable[[str], Options], hashes: Hashes, r
     name = keys.get("kind")
     if not isinstance(name, str) or not name:
         raise RequestError(f"it has no kind: give one of {', '.join(KINDS)}.")
-    if name not in KINDS:
-        raise unknown("kind", name, KINDS)
+    check_known("kind", name, KINDS)
     kind = KINDS[name]
-    options = kind.options(commands(name))
+    options = {key: option for key, option in commands(name).items() if key not in ("json", *kind.excluded)}
     known = [*(["artifact"] * kind.artifact), *options, *RESOURCES]
     for key in keys:
         if key not in ("kind", *known):
@@ -213,8 +212,7 @@ def _values(key: str, value: Any, kind: Kind) -> list[str]:
     for item in values:
         if isinstance(item, bool) or not isinstance(item, str | int | float) or item == "":
             raise RequestError(f"{key} is {item!r}: it must be text or a number.")
-        if item not in names:
-            raise unknown(key, str(item), names)
+        check_known(key, item, names)
     return list(dict.fromkeys(map(str, values)))
 
 

@@ -86,11 +86,6 @@ class Job:
         """The values that its arguments give an option such as `--runtime`."""
         return (value for word, value in pairwise(self.arguments) if word == option)
 
-    @property
-    def requires(self) -> bool:
-        """Whether the job states that a runtime is required."""
-        return "--require" in self.arguments
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data without paths: files by their hashes."""
         return {

@@ -75,10 +75,6 @@ class Kind:
     writes: bool = False
     parts: bool = False
 
-    def options(self, command: Options) -> dict[str, CommandOption]:
-        """The options of the command that a job may state."""
-        return {name: option for name, option in command.items() if name not in ("json", *self.excluded)}
-
 
 def _form_refusal(values: Mapping[str, str]) -> str | None:
     entry = Entry(**{key: values[key] for key in ("encoding", "form", "dtype", "mode")})

@@ -78,10 +78,10 @@ class _End:
 
 
 class JobRunner:
-    """Runs one job at a time; `stop` ends it, and all later ones."""
+    """Runs jobs, each in the thread that asks for it; `stop` ends them, and all later ones."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._processes: set[subprocess.Popen[str]] = set()
         self._guard = threading.Lock()
         self._stopped = False
 
@@ -107,7 +107,7 @@ class JobRunner:
         with self._guard:
             if self._stopped:
                 return _End(code=-signal.SIGTERM)
-            process = self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, *command.words],
                 cwd=folder,
                 env={**os.environ, **command.environment, "PYTHONUTF8": "1", ERROR_FILE: str(error_file)},
@@ -118,6 +118,7 @@ class JobRunner:
                 errors="replace",
                 start_new_session=True,
             )
+            self._processes.add(process)
         try:
             stdout, stderr = process.communicate(timeout=command.time_limit)
             last_line = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "")
@@ -130,16 +131,17 @@ class JobRunner:
         except subprocess.TimeoutExpired:
             return _End(code=None)
         finally:
-            with self._guard, process:  # which waits for its end and closes its pipes
-                self._process = None
+            with process:  # which waits for its end and closes its pipes
+                with self._guard:
+                    self._processes.remove(process)
                 _end_group(process)
 
     def stop(self) -> None:
-        """End the job that runs, from another thread."""
+        """End the jobs that run, from another thread."""
         with self._guard:
             self._stopped = True
-            if self._process is not None:
-                _end_group(self._process)
+            for process in self._processes:
+                _end_group(process)
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
@@ -234,13 +236,11 @@ class Local:
     def __init__(self, workers: int, time_limit: float = 3600.0) -> None:
         self._workers, self._time_limit = workers, time_limit
         self._cpus = numbers()
-        self._runners = [JobRunner() for _ in range(workers)]
-        self._idle = list(self._runners)  # as many as threads, so that none finds it empty
+        self._runner = JobRunner()
         self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sweep")
         self._running: dict[Future[Outcome], tuple[Job, Sequence[int]]] = {}
 
     def refusal(self, needs: JobResources) -> str | None:
-        """Why this machine can't run such jobs, or None."""
         cpus = len(self._cpus)
         if needs.cpus is not None and needs.cpus > cpus:
             return f"it needs {needs.cpus} CPUs, and this machine has {cpus}"
@@ -269,22 +269,15 @@ class Local:
         self._running[self._threads.submit(self._run, job, cpus)] = (job, cpus)
 
     def _run(self, job: Job, cpus: Sequence[int]) -> Outcome:
-        runner = self._idle.pop()
         if hasattr(os, "sched_setaffinity"):
             with contextlib.suppress(OSError):  # where this is not permitted, the job runs on all CPUs
                 os.sched_setaffinity(0, cpus)  # of this thread, and so of the process that it starts
-        try:
-            return runner.run(JobCommand.of(job, self._time_limit), lambda folder: stage_files(job.files, folder))
-        finally:
-            self._idle.append(runner)
+        return self._runner.run(JobCommand.of(job, self._time_limit), lambda folder: stage_files(job.files, folder))
 
     def finished(self, seconds: float) -> list[tuple[Job, Outcome]]:
-        """The jobs that have ended; waits at most `seconds` for the first."""
         done = wait(self._running, timeout=seconds, return_when=FIRST_COMPLETED).done
         return [(self._running.pop(future)[0], future.result()) for future in done]
 
     def close(self) -> None:
-        """Kill the jobs that run."""
-        for runner in self._runners:
-            runner.stop()
+        self._runner.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)

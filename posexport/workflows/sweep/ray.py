@@ -167,7 +167,6 @@ class Cluster:
         self._nodes = {node["NodeID"]: node["Resources"] for node in alive}
 
     def refusal(self, needs: JobResources) -> str | None:
-        """Why no machine of the cluster can run such jobs, or None."""
         if any(_takes(node, needs) is not None for node in self._nodes.values()):
             return None
         return f"it needs {needs}, and no machine of the cluster has that: {described(self._nodes.values())}"
@@ -264,7 +263,6 @@ class Cluster:
                 self._chunks.pop(file.sha256, None)
 
     def close(self) -> None:
-        """Stop what runs and leave the cluster."""
         for reference in self._running:
             self._ray.cancel(reference, force=True)
         self._ray.shutdown()

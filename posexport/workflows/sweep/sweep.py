@@ -80,7 +80,7 @@ class SweepResult:
 
     def _required(self) -> Record | None:
         """The first record of a job that was not run though it requires a runtime."""
-        required = {job.id for job in self.plan.jobs if job.requires}
+        required = {job.id for job in self.plan.jobs if "--require" in job.arguments}
         return next((record for record in self.records if record.state == NOT_RUN and record.id in required), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def run_sweep(
 
         try:
             folder.write_state(planned, records)
-            drive(left(planned.jobs, final), executor, finish, tries=options.tries)
+            drive([job for job in planned.jobs if job.id not in final], executor, finish, tries=options.tries)
         except KeyboardInterrupt:
             pass
         notes = folder.collect(planned, records)
@@ -143,9 +143,10 @@ def run_sweep(
 
 def _executor(planned: Plan, folder: Folder, options: SweepOptions) -> Executor:
     """What runs the jobs; a cluster is connected only where a job is left, and before the folder is made."""
-    remaining = [] if options.ray is None else left(planned.jobs, folder.final())
-    if options.ray is not None and remaining:
-        return Cluster(options.ray, remaining, options.time_limit)
+    if options.ray is not None:
+        final = folder.final()
+        if remaining := [job for job in planned.jobs if job.id not in final]:
+            return Cluster(options.ray, remaining, options.time_limit)
     from posexport.verify.matrix.run import default_jobs
     from posexport.workflows.sweep.local_jobs import Local
 
@@ -211,9 +212,3 @@ def _final(outcome: Outcome, attempts: int) -> Outcome:
         return outcome
     times = "at its only attempt" if attempts == 1 else f"{attempts} times"
     return attrs.evolve(outcome, state=FAILED, reason=f"lost {times}: {outcome.reason}", result=None, outputs={})
-
-
-def left(jobs: Iterable[Job], done: Iterable[str]) -> list[Job]:
-    """The jobs whose ids are not `done`."""
-    known = set(done)
-    return [job for job in jobs if job.id not in known]

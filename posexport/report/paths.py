@@ -10,7 +10,7 @@ from posexport.errors import RequestError
 
 
 def check_paths(paths: Sequence[Path]) -> None:
-    """RequestError where a path is missing, or no folder and no file of a kind that a report takes."""
+    """RequestError where a path is missing, no file of a kind that a report takes, or where a folder holds none."""
     for path in paths:
         if not path.exists():
             raise RequestError(f"{str(path)!r} is not there: give result files, artifacts or a folder of them.")
@@ -18,3 +18,14 @@ def check_paths(paths: Sequence[Path]) -> None:
             check_artifact(path)
         elif not path.is_dir() and path.suffix != ".json":
             raise RequestError(f"{str(path)!r} is neither .json nor .onnx nor .plan nor a folder: give one of these.")
+    files = (file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]))
+    if not any(file.suffix in (".json", *SUFFIXES) for file in files):
+        raise no_results(paths)
+
+
+def no_results(paths: Sequence[Path]) -> RequestError:
+    """The error for paths without anything to report."""
+    names = ", ".join(repr(str(path)) for path in paths)
+    return RequestError(
+        f"{names} holds no results and no artifacts: give files that posexport wrote, or a folder of them."
+    )

@@ -15,7 +15,7 @@ from posexport.bench.tune.result import Result as Tuning
 from posexport.errors import RequestError
 from posexport.files import sha256_of
 from posexport.jsondata import DataError, clean, read_json, structure, writable
-from posexport.report.paths import check_paths
+from posexport.report.paths import check_paths, no_results
 from posexport.report.plots.panels import Plot, plot_from
 from posexport.verify.matrix.table import Matrix, matrix_from
 from posexport.verify.result import AngleErrors, Report
@@ -84,10 +84,7 @@ def read_sources(paths: Sequence[Path], advance: Callable[[str], object] = lambd
         else:
             sources.left.append(name)
     if not sources.results and not sources.artifacts:
-        names = ", ".join(repr(str(path)) for path in paths)
-        raise RequestError(
-            f"{names} holds no results and no artifacts: give files that posexport wrote, or a folder of them."
-        )
+        raise no_results(paths)
     known = sources.of(Tuning)
     tuned = [tuning for path, name in sources.artifacts for tuning in tuning_in_manifest(path, name, known)]
     sources.results = linked([*sources.results, *tuned])

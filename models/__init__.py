@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, check_known, unknown
 from posexport.models.absolute import Learned, NoEncoding, Sinusoidal, Temperature
 from posexport.models.axes import Mrope, Rope2d, Rope3d, RopeDinov3, RopeMixed, RopeVjepa2
 from posexport.models.biases import T5, Alibi, Alibi2d, Fire, Kerple, Sandwich, Swin, SwinV2
@@ -66,5 +66,4 @@ def _read_layer(data: object) -> Layer:
 
 def _check_names(kind: str, names: Iterable[str], allowed: Sequence[str]) -> None:
     for name in names:
-        if name not in allowed:
-            raise unknown(kind, name, allowed)
+        check_known(kind, name, allowed)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, check_known, unknown
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.checkpoints import decoders, encoders, fused, vision
 from posexport.models.checkpoints.architecture import Architecture, Weights
@@ -69,8 +69,7 @@ def read_checkpoint(
     described = [architecture.spec(config, number) for number in numbers]
     config.refuse_unread(model_type)
     for name in options:
-        if name not in OPTIONS:
-            raise unknown("option with a checkpoint", name, OPTIONS)
+        check_known("option with a checkpoint", name, OPTIONS)
         if name in described[0]:
             raise RequestError(f"{name} was given, but {where} sets it ({described[0][name]}): drop it.")
     spec = read_spec({**_stacked(described, where), **options})

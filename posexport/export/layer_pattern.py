@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, check_known
 from posexport.models import ENCODINGS
 from posexport.spec.spec import LAYER_FIELDS
 
@@ -57,8 +57,7 @@ def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     layers: list[dict[str, Any]] = []
     for name, given, count in read_parts(value):
-        if name not in ENCODINGS:
-            raise unknown("encoding in layer_pattern", name, ENCODINGS)
+        check_known("encoding in layer_pattern", name, ENCODINGS)
         fields = {key: given.pop(key) for key in LAYER_FIELDS if key in given}
         encoding = {**(base if name == base["name"] else {}), "name": name, **given}
         layers += [{"encoding": encoding, **fields}] * count

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from posexport.custom_ops import unsupported
 from posexport.custom_ops.unsupported import AttentionCall
-from posexport.errors import Reason, RequestError, unknown
+from posexport.errors import Reason, RequestError, check_known
 from posexport.spec.forms import FORMS, OPSETS, TARGETS
 from posexport.spec.spec import Spec
 
@@ -51,10 +51,8 @@ def checked_opset(spec: Spec | None, form: str, target: str, opset: int | None) 
 
     Without a spec, any module may be exported.
     """
-    if form not in FORMS:
-        raise unknown("form", form, FORMS)
-    if target not in TARGETS:
-        raise unknown("target", target, TARGETS)
+    check_known("form", form, FORMS)
+    check_known("target", target, TARGETS)
     opset = default_opset(form, spec) if opset is None else opset
     why = unsupported_opset(form, target, opset) if spec is None else unsupported_reason(spec, form, target, opset)
     if why is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, check_known
 
 FOLDER = files("posexport.spec").joinpath("preset_files")
 
@@ -36,8 +36,7 @@ def preset_names() -> list[str]:
 def read_preset(name: str) -> Preset:
     """The preset of a name; RequestError where there is none, or where its summary or source is missing."""
     names = preset_names()
-    if name not in names:
-        raise unknown("preset", name, names)
+    check_known("preset", name, names)
     options = tomllib.loads(FOLDER.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
     summary, source = options.pop("summary", None), options.pop("source", None)
     if not (isinstance(summary, str) and summary and isinstance(source, str) and source):

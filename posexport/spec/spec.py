@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, check_known
 from posexport.spec import fields
 from posexport.spec.encoding import Encoding
 
@@ -44,8 +44,7 @@ def _read_cache(value: Any) -> str | None:
         return None
     if value is True:
         return CACHES[0]
-    if value not in CACHES:
-        raise unknown("kv_cache", str(value), CACHES)
+    check_known("kv_cache", value, CACHES)
     return str(value)
 
 
@@ -183,8 +182,7 @@ class Spec:
         if isinstance(self.bias, bool):
             put(self, "bias", self.projections() if self.bias else ())
         for name in self.bias:
-            if name not in self.projections():
-                raise unknown("projection in bias", name, self.projections())
+            check_known("projection in bias", name, self.projections())
         for problem in chain(self._problems(), self.encoding.problems(self), self._pattern_problems(given_scale)):
             raise RequestError(problem)
         for index in range(len(self.layer_pattern)):

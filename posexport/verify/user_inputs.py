@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from posexport.custom_ops.unsupported import fits_grouped_batch
-from posexport.errors import RequestError, located, unknown
+from posexport.errors import RequestError, check_known, located
 from posexport.runtimes.tensors import BF16, NUMPY_DTYPES
 from posexport.spec.contract import SUMS, Bounds, Shape, Values, graph_inputs, sizes_of
 from posexport.spec.spec import Spec
@@ -34,8 +34,7 @@ def fit_inputs(
                 f"inputs {str(path)!r} lack {name!r} {list(inputs[name][0])}: they have {', '.join(arrays) or 'none'}."
             )
     for name in arrays:
-        if name not in inputs:
-            raise unknown(f"array in inputs {str(path)!r}", name, inputs)
+        check_known(f"array in inputs {str(path)!r}", name, inputs)
     expected = graph_inputs(spec)
     sizes: dict[str, tuple[str, int]] = {}
     notes: list[str] = []

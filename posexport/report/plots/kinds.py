@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, check_known
 from posexport.models.axes import AXES
 from posexport.report.plots.panels import Absent, Chart, Image, Line, Mark, Panel
 from posexport.spec.spec import ANGLES
@@ -172,8 +172,7 @@ def panels(targets: list[ProbeTarget], what: str | None) -> list[list[Panel]]:
         raise RequestError(f"{len(targets)} encodings were given: at most {MOST_ROWS} are drawn together.")
     if what is None:
         return [[KINDS[probe.look_of(target.spec)](target)[0], *_decay(target)] for target in targets]
-    if what not in KINDS:
-        raise unknown("kind of picture", what, KINDS)
+    check_known("kind of picture", what, KINDS)
     for target in targets:
         probe.check(target, what)
     rows = [KINDS[what](target) for target in targets]

@@ -10,7 +10,7 @@ from itertools import product
 
 import attrs
 
-from posexport.errors import RequestError, unknown
+from posexport.errors import RequestError, check_known
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import BUILDERS, can_build
 from posexport.verify.matrix.table import AXES, BUILD, REFUSED, Cell, Entry, Key, Matrix, public_version
@@ -61,8 +61,7 @@ class Selection:
         for kind in ("encoding", "form", "dtype", "mode", "runtime"):
             given, names = getattr(self, kind), AXES["column" if kind == "runtime" else kind]
             for name in given:
-                if name not in names:
-                    raise unknown(kind, name, names)
+                check_known(kind, name, names)
             object.__setattr__(self, kind, tuple(name for name in names if not given or name in given))
 
     def entries(self) -> list[Entry]:

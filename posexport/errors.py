@@ -36,7 +36,7 @@ class RequestError(PosexportError):
 
 
 class FieldError(RequestError):
-    """A value that the field of something described doesn't take; whoever knows where it was written says `named`."""
+    """A value that a field doesn't take. Call `named` to report it under the option that the user typed."""
 
     def __init__(self, field: str, complaint: str) -> None:
         super().__init__(field, complaint)

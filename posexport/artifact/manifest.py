@@ -192,15 +192,21 @@ class PlanKernels:
     for them.
     """
 
-    count: int | None = None
-    fused_attention: bool | None = None
-    attention_kernels: int | None = None
+    count: int | None
+    fused_attention: bool | None
+    attention_kernels: int | None
     attention_layers: int
-    host_steps: int | None = None
+    host_steps: int | None
     decomposed_attention: int = attrs.field(default=0, metadata={OMITTED: True})
     unknown: str | None = attrs.field(default=None, metadata={OMITTED: True})
     unfused: Reason | None = attrs.field(default=None, metadata={OMITTED: True})
-    rows: tuple[KernelRow, ...] = ()
+    rows: tuple[KernelRow, ...]
+
+    @classmethod
+    def unlisted(cls, attention_layers: int, reason: str) -> PlanKernels:
+        """Those of a plan whose builder did not list them."""
+        counts: dict[str, Any] = dict.fromkeys(("count", "fused_attention", "attention_kernels", "host_steps"))
+        return cls(**counts, attention_layers=attention_layers, unknown=reason, rows=())
 
 
 def _profiles(instance: PlanManifest, field: attrs.Attribute[Any], value: Profiles) -> None:

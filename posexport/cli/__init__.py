@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -154,6 +155,8 @@ class Commands(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["standalone_mode"] = False
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # names and messages may hold what its encoding lacks
         try:
             with interrupts() as signals:
                 code = super().main(*args, **kwargs)

@@ -56,6 +56,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
         limit = shutil.get_terminal_size().columns
     while sum(widths) + 3 * len(widths) - 1 > limit and max(widths) > 1:
         widths[widths.index(max(widths))] -= 1
+    rule = "─" if (sys.stdout.encoding or "ascii").lower().startswith("utf") else "-"
     lines = [click.style(title, bold=True), ""]
     for row in table:
         header = row is table[0]
@@ -71,7 +72,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
                 line += (padding + text if column in right else text + padding) + "   "
             lines.append(line.rstrip())
         if header:
-            lines.append(" " + "─" * (sum(widths) + 3 * (len(widths) - 1)))
+            lines.append(" " + rule * (sum(widths) + 3 * (len(widths) - 1)))
     click.echo("\n".join(lines) + "\n", color=False if os.environ.get("NO_COLOR") else None)
 
 

@@ -47,7 +47,7 @@ def built_once() -> Iterator[None]:
         table.functions = {target: list(metas) for target, metas in table.functions.items()}
         return table
 
-    with (
+    with (  # `mock` puts back what was there, whatever is raised
         mock.patch.object(apis, OPERATORS, listed),
         mock.patch.object(_registration.ONNXRegistry, REGISTRY, staticmethod(registry)),
     ):

@@ -183,7 +183,8 @@ class Spec:
             put(self, "bias", self.projections() if self.bias else ())
         for name in self.bias:
             check_known("projection in bias", name, self.projections())
-        for problem in chain(self._problems(), self.encoding.problems(self), self._pattern_problems(given_scale)):
+        problems = chain(self._problems(), self.encoding.problems(self), self._pattern_problems(given_scale))
+        if (problem := next(problems, None)) is not None:
             raise RequestError(problem)
         for index in range(len(self.layer_pattern)):
             self.layer(index)  # checks each layer as a block of its own

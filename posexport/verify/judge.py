@@ -90,7 +90,7 @@ class ArtifactJob:
             return self._located(Verdict.of(path, name, FAILED, reason, notes=self.notes), row)
         reference, by_torch = result(self.reference), result(self.by_torch)
         if reference.failure is not None and reference.failure.code in (INVALID, MISSING):
-            raise RequestError(reference.failure.text)
+            raise RequestError(f"{path!r}: {reference.failure.text}")
         for who, answer in (("the float64 reference", reference), ("torch eager", by_torch)):
             if answer.failure is not None:
                 reason = Reason(REFERENCE_FAILED, f"{who} could not be computed: {answer.failure}")
@@ -101,7 +101,7 @@ class ArtifactJob:
             if answer.failure.code == MISSING:
                 return Verdict.of(path, name, NOT_RUN, answer.failure, notes=notes)
             if answer.failure.code == INVALID and self.artifact.plan is not None:
-                raise RequestError(answer.failure.text)  # the runtime can't open this plan
+                raise RequestError(f"{path!r}: {answer.failure.text}")  # the runtime can't open this plan
             return self._located(Verdict.of(path, name, FAILED, answer.failure, notes=notes), row)
         comparisons = self._comparisons(indices, reference, by_torch, answer)
         verdict = judge(path, name, comparisons, len(indices), notes=notes, describe=answer.describe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,13 @@ def test_a_closed_pipe_is_no_verdict() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_a_stdout_that_is_not_unicode_gets_a_table(encoding: str) -> None:
+    command = [sys.executable, "-c", "from posexport.cli import main; main()", "list"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True, check=True)
+    assert (done.stderr, "------" in done.stdout.decode(encoding)) == (b"", True)
+
+
 def test_a_full_stdout_is_one_sentence() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([*POSEXPORT, "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)

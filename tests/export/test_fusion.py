@@ -20,9 +20,8 @@ def spec_of(encoding: str = "rope", **fields: Any) -> Spec:
 
 
 def kernels_of(fused: int, layers: int = 1) -> PlanKernels:
-    return PlanKernels(
-        count=fused + 1, fused_attention=fused == layers, attention_kernels=fused, attention_layers=layers, host_steps=0
-    )
+    counts = {"count": fused + 1, "attention_kernels": fused, "attention_layers": layers, "host_steps": 0}
+    return PlanKernels(**counts, fused_attention=fused == layers, rows=())
 
 
 @pytest.mark.parametrize(
@@ -49,9 +48,7 @@ def test_each_cause_has_its_reason(fields: dict[str, Any], form: str, fused: int
 
 def test_fused_and_unknown_have_none() -> None:
     assert unfused_reason(spec_of(dtype="fp32"), "decomposed", kernels_of(1)) is None
-    assert (
-        unfused_reason(spec_of(dtype="fp32"), "decomposed", PlanKernels(attention_layers=1, unknown="no table")) is None
-    )
+    assert unfused_reason(spec_of(dtype="fp32"), "decomposed", PlanKernels.unlisted(1, "no table")) is None
 
 
 @needs_rtx

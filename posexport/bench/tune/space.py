@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from posexport.bench.scenarios import Scenario
-from posexport.errors import RequestError, check_known
+from posexport.errors import FieldError, RequestError, check_known
 from posexport.export.support import default_opset, unsupported_opset
 from posexport.machine import usable
 from posexport.spec.fields import choice
@@ -58,7 +58,7 @@ def _opsets(opsets: Sequence[int | str]) -> tuple[int, ...]:
     known = {str(opset): opset for opset in OPSETS}
     for opset in opsets:
         if str(opset) not in known:
-            raise RequestError(f"opset is {opset!r}: it must be a whole number from {OPSETS[0]} to {OPSETS[-1]}.")
+            raise FieldError("opset", f"is {opset!r}: it must be a whole number from {OPSETS[0]} to {OPSETS[-1]}.")
     return tuple(known[str(opset)] for opset in opsets)
 
 

@@ -135,7 +135,8 @@ def _inspected(trt: Any, log: Any, plan: Any) -> list[str]:
 def _configure(trt: Any, builder: Any, options: BuildOptions) -> Any:
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # otherwise the builder does not log what it fused
-    (config.set_flag if options.tf32 else config.clear_flag)(trt.BuilderFlag.TF32)
+    set_or_clear = config.set_flag if options.tf32 else config.clear_flag
+    set_or_clear(trt.BuilderFlag.TF32)
     if options.memory_limit is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.memory_limit)
     targets = api.read_capabilities(trt, options.runtime, options.compute_capability)

@@ -31,13 +31,12 @@ def read_kernels(messages: Iterable[str], layers: int) -> PlanKernels:
     tables = [message for message in messages if message.startswith("Layers:")]
     if len(tables) != 1:
         count = "no table of layers" if not tables else f"{len(tables)} tables of layers"
-        return PlanKernels(attention_layers=layers, unknown=f"the builder logged {count}")
+        return PlanKernels.unlisted(layers, f"the builder logged {count}")
     rows, host = [], 0
     for line in tables[0].removeprefix("Layers:").strip("\n").split("\n\n", 1)[0].split("\n"):
         match = _ROW.fullmatch(line.strip())
         if match is None:
-            unknown = "the builder's table of layers has a row of an unknown kind"
-            return PlanKernels(attention_layers=layers, unknown=unknown)
+            return PlanKernels.unlisted(layers, "the builder's table of layers has a row of an unknown kind")
         if match["type"] in HOST_STEPS:
             host += 1
         else:  # an unknown type counts as a kernel, so that the number is never too small
@@ -46,7 +45,7 @@ def read_kernels(messages: Iterable[str], layers: int) -> PlanKernels:
                 KernelRow(name=match["name"], type=match["type"], nodes=tuple(node[1] for node in parts if node))
             )
     if not rows:
-        return PlanKernels(attention_layers=layers, unknown="the builder's table of layers holds no kernel")
+        return PlanKernels.unlisted(layers, "the builder's table of layers holds no kernel")
     attention = sum(row.attention for row in rows)
     return PlanKernels(
         count=len(rows),

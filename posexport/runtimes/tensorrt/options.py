@@ -16,7 +16,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def _texts(given: Sequence[str]) -> tuple[str, ...]:
-    if not isinstance(given, list | tuple) or not all(isinstance(item, str) for item in given):
+    if not isinstance(given, list | tuple) or not all(isinstance(item, str) and item for item in given):
         raise TypeError
     return tuple(given)
 

@@ -16,7 +16,7 @@ from posexport.progress import Progress
 from posexport.runtimes.tensorrt.api import can_build
 from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.workflows.project.file import Project
-from posexport.workflows.project.products import Product, out_of_date, products, request_of, stamp
+from posexport.workflows.project.products import Product, made_from, out_of_date, products, request_of, stamp
 
 State = Literal["made", "up to date", "out of date", "not run"]
 
@@ -100,6 +100,8 @@ def _make(project: Project, product: Product, reason: str, progress: Progress) -
             options = BuildOptions(**attrs.asdict(product.plan))
             compile_plan(product.source, product.path, options, lambda phase: progress(f"{product.path.name}: {phase}"))
         else:
-            write(request_of(project, product.entry, product.form), product.path, progress)
+            request = request_of(project, product.entry, product.form)  # anew: what it reads may have changed
+            product = attrs.evolve(product, made_from=made_from(request))
+            write(request, product.path, progress)
         stamp(product)
     return _outcome(product, "made", reason)

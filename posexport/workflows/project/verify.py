@@ -96,7 +96,7 @@ def _budget(product: Product) -> Iterator[Verdict]:
         yield _limited(product, "size", size <= size_limit, size_text(size), size_text(size_limit))
     if not product.plan:
         return
-    kernels = PlanKernels(attention_layers=0, unknown="its manifest has no kernels")
+    kernels = PlanKernels.unlisted(0, "its manifest has no kernels")
     with suppress(RequestError):  # out_of_date reports it
         if (manifest := read_manifest_of(PlanManifest, product.path)) is not None:
             kernels = manifest.kernels

@@ -179,7 +179,8 @@ def _judge(end: _End, command: JobCommand) -> Outcome:
         return Outcome(state=LOST, reason=f"the process ended with exit code {code}{details}")
     result: dict[str, Any] | None = None
     with contextlib.suppress(ValueError, RecursionError):
-        result = data if isinstance(data := json.loads(end.stdout), dict) else None
+        data = json.loads(end.stdout)
+        result = data if isinstance(data, dict) else None
     if code == 2:
         return Outcome(state=FAILED, reason=error or "the request is wrong", result=result)
     if code == 3:

@@ -90,8 +90,7 @@ def of_stack(what: str, layers: int, path: str) -> dict[str, Any]:
         with staged() as files:
             files.write(target.with_name("bytes"), write_bytes)
     else:
-        dtype = getattr(torch, TORCH_DTYPES[what])
-        runner = StreamedRunner(read_onnx(target), dtype, torch.device("cpu"))
+        runner = StreamedRunner(read_onnx(target), getattr(torch, TORCH_DTYPES[what]), torch.device("cpu"))
         inputs = [seeded_inputs(spec, Sizes(batch=2, seq=seq), 0) for seq in (1, 33)]
         runner.run_all(inputs)
     marks.append(time.perf_counter())
@@ -146,9 +145,8 @@ def _seconds_a_layer(results: dict[tuple[str, int], dict[str, Any]], counts: Seq
         few, many = (results[what, layers]["seconds"][stage] for layers in (counts[0], counts[-1]))
         return float(many - few) / (counts[-1] - counts[0])
 
-    span, whole = f"{counts[0]} to {counts[-1]} layers", {}
-    for layers in counts:
-        whole[f"seconds_{layers}"] = sum(results["export", layers]["seconds"])
+    span = f"{counts[0]} to {counts[-1]} layers"
+    whole = {f"seconds_{layers}": sum(results["export", layers]["seconds"]) for layers in counts}
     graph, written, weights = slope("export", 0), slope("export", 1), slope("bytes", 0)
     beyond = graph + written - weights
     return [

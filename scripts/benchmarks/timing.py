@@ -41,9 +41,8 @@ def block_spec(name: str, hidden: int, heads: int, **fields: object) -> Spec:
     """The spec of a block named `encoding` or `encoding:parameter=value`."""
     encoding, _, parameter = name.partition(":")
     parameters = {**PARAMETERS.get(encoding, {}), **dict([parameter.split("=")] if parameter else ())}
-    return read_spec(
-        {"encoding": {"name": encoding, **parameters}, "hidden_size": hidden, "num_heads": heads, **fields}
-    )
+    sizes = {"hidden_size": hidden, "num_heads": heads}
+    return read_spec({"encoding": {"name": encoding, **parameters}, **sizes, **fields})
 
 
 def write_block(spec: Spec, path: Path, **options: Any) -> None:

@@ -64,12 +64,9 @@ def figures(data: dict[str, Any]) -> list[str]:
     """The lines of the page for results as they stand in the file."""
     rows = data["rows"]
     passed, load = sum(row["state"] == "passed" for row in rows), max(row.get("machine_load", 0) for row in rows)
-    lines = [f"{machine_line(data['machine'])}; other work took up to {load:.0%} of the CPU.", ""]
-    lines += [
-        f"**{passed} of {len(rows)}** choices are no slower than the best, at {SHARE:.0%} of the runs or less.",
-        "",
-    ]
-    return lines + table(COLUMNS, map(_cells, rows), left=COLUMNS[1:3])
+    measured = f"{machine_line(data['machine'])}; other work took up to {load:.0%} of the CPU."
+    right = f"**{passed} of {len(rows)}** choices are no slower than the best, at {SHARE:.0%} of the runs or less."
+    return [measured, "", right, "", *table(COLUMNS, map(_cells, rows), left=COLUMNS[1:3])]
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -223,6 +223,11 @@ def available() -> int:
     return min(int(psutil.virtual_memory().available), *_below_limits())
 
 
+def size_text(size: int) -> str:
+    """So many bytes in GB, or in MB below 1 GB."""
+    return f"{size / 1e6:.2f} MB" if abs(size) < 1e9 else f"{size / 1e9:.1f} GB"
+
+
 def _below_limits() -> Iterator[int]:
     """What each limit on this process's control groups (Linux, both versions) leaves; files that are only cached there
     make room."""

@@ -79,7 +79,7 @@ def read_checkpoint(
         raise RequestError(
             f"layer {layer} was given with {str(path)!r}, a file: give the folder that has its weights too."
         )
-    weights_file(path)
+    weights_file(path)  # refused here too where only the config is read
     if not weights:
         return Checkpoint(spec=spec, weights=None)
     tensors = Tensors(path)

@@ -155,6 +155,8 @@ class Commands(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["standalone_mode"] = False
+        if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+            kwargs.setdefault("color", False)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # names and messages may hold what its encoding lacks
         try:

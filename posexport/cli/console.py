@@ -45,17 +45,28 @@ def show_json(data: Any) -> None:
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
     """A table on stdout, folded where it is wider than the terminal, or than 160 characters elsewhere.
 
-    The columns that `right` names are right-aligned. Not a table of rich, whose import would make `list` slow.
+    The columns that `right` names are right-aligned. Where it is too wide, empty columns are left out, and words and
+    names are folded, never numbers. Not a table of rich, whose import would make `list` slow.
     """
     table = [[cell.splitlines() or [""] for cell in row] for row in (columns, *rows)]
-    widths = [max(len(line) for cell in column for line in cell) for column in zip(*table, strict=True)]
     limit = 160
     if sys.stdout.isatty():
         import shutil
 
         limit = shutil.get_terminal_size().columns
-    while sum(widths) + 3 * len(widths) - 1 > limit and max(widths) > 1:
-        widths[widths.index(max(widths))] -= 1
+
+    def width_of(widths: Sequence[int]) -> int:
+        return sum(widths) + 3 * len(widths) - 1
+
+    widths = [max(len(line) for cell in column for line in cell) for column in zip(*table, strict=True)]
+    if width_of(widths) > limit:
+        shown = [at for at in range(len(columns)) if len(table) == 1 or any(row[at] != [""] for row in table[1:])]
+        columns = [columns[at] for at in shown]
+        table = [[row[at] for at in shown] for row in table]
+        widths = [widths[at] for at in shown]
+        least = [_least_width(column) for column in zip(*table, strict=True)]
+        while width_of(widths) > limit and (above := [at for at in range(len(widths)) if widths[at] > least[at]]):
+            widths[max(above, key=widths.__getitem__)] -= 1
     rule = "─" if (sys.stdout.encoding or "ascii").lower().startswith("utf") else "-"
     lines = [click.style(title, bold=True), ""]
     for row in table:
@@ -68,12 +79,19 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
             line = " "
             for column, part, width in zip(columns, parts, widths, strict=True):
                 style = {"bold": True} if header else _STATE_STYLES.get(part)
-                text, padding = click.style(part, **style) if style else part, " " * (width - len(part))
+                text, padding = click.style(part, **style) if style and part else part, " " * (width - len(part))
                 line += (padding + text if column in right else text + padding) + "   "
             lines.append(line.rstrip())
         if header:
             lines.append(" " + rule * (sum(widths) + 3 * (len(widths) - 1)))
-    click.echo("\n".join(lines) + "\n", color=False if os.environ.get("NO_COLOR") else None)
+    click.echo("\n".join(lines) + "\n")
+
+
+def _least_width(column: Sequence[Sequence[str]]) -> int:
+    """The width that holds each word of the header, and each number."""
+    (header,), cells = column[0], column[1:]
+    numbers = (line for cell in cells for line in cell if line[:1].isdigit() and " " not in line)
+    return max(6, *map(len, header.split()), *map(len, numbers))
 
 
 def show_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:

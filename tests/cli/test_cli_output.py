@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from helpers import cli, refused
 
@@ -74,3 +75,18 @@ def test_a_table_is_aligned_and_folded(capsys: pytest.CaptureFixture[str]) -> No
     assert " ".join(row[15:] for row in rows[:2]).split() == words.split()
     assert rows[2] == " " * 9 + "100   " + "x" * 144
     assert rows[3:] == [" " * 15 + "x" * 56, ""]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100])
+def test_numbers_are_never_folded_and_empty_columns_go_first(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    names = ("artifact", "runtime", "state", "error", "torch error", "limit", "note")
+    row = ("artifacts/encoder-decomposed.onnx", "ort-cpu", "passed", "2.89e-05", "2.07e-05", "1.74e-04", "")
+    show_table("Parity", names, [row], right=names[3:6])
+    lines = click.unstyle(capsys.readouterr().out).splitlines()
+    assert {"2.89e-05", "2.07e-05", "1.74e-04", "ort-cpu", "passed"} <= set(" ".join(lines).split())
+    assert ("note" in " ".join(lines)) == (columns == 100)
+    assert columns < 70 or max(map(len, lines)) < columns

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport.errors import RequestError
-from posexport.machine import available
+from posexport.machine import available, size_text
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -130,8 +130,9 @@ def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
 
 def _check_memory(what: str, needed: int) -> None:
     if needed > (free := available()):
-        sizes = f"{needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free"
-        raise RequestError(f"{what} {sizes}: choose smaller sizes.")
+        raise RequestError(
+            f"{what} {size_text(needed)} and {size_text(free)} of memory are free: choose smaller sizes."
+        )
 
 
 def digest_of(weights: Mapping[str, torch.Tensor]) -> str:

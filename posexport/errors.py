@@ -67,12 +67,12 @@ def located(where: str, spelled: Callable[[str], str] = str) -> Iterator[None]:
         raise kind(f"{where}: {text}") from None
 
 
-def unknown(kind: str, given: str, allowed: Iterable[str]) -> RequestError:
-    """The error for a name outside a table, with the nearest name that is in it."""
+def unknown(kind: str, given: str, allowed: Iterable[str], similarity: float = 0.5) -> RequestError:
+    """The error for a name outside a table, with the nearest name in it that has this similarity (0 to 1) or more."""
     import difflib
 
     names = list(allowed)
-    near = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(given.lower(), names, n=1, cutoff=similarity)
     hint = f"did you mean {near[0]!r}? " if near else ""
     listed = ", ".join(names) if names else "none"
     return RequestError(f"unknown {kind} {given!r}: {hint}allowed: {listed}.")

@@ -218,6 +218,11 @@ SHORT = ("bad_alloc", "bad allocation", "out of memory", "failed to allocate", "
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
+def size_text(size: int) -> str:
+    """So many bytes in GB, or in MB below 1 GB."""
+    return f"{size / 1e6:.2f} MB" if abs(size) < 1e9 else f"{size / 1e9:.1f} GB"
+
+
 def available() -> int:
     """Bytes that can be had without swapping: what the machine has, or what the container's limit leaves if less."""
     return min(int(psutil.virtual_memory().available), *_below_limits())

@@ -19,7 +19,7 @@ from posexport.models import ENCODINGS, read_spec
 from posexport.models.checkpoints import decoders, encoders, fused, vision
 from posexport.models.checkpoints.architecture import Architecture, Weights
 from posexport.models.checkpoints.config import FILE, PARTS, Data, open_config, part_of
-from posexport.models.checkpoints.tensors import Tensors
+from posexport.models.checkpoints.tensors import Tensors, weights_file
 from posexport.models.weights import TORCH_DTYPES, LazyWeights, weight_shapes
 from posexport.spec.spec import LAYER_FIELDS, Spec
 
@@ -55,12 +55,12 @@ def read_checkpoint(
 
     With `layer` None, only the config is read, from layer 0 on, and `path` may be the config.json itself; without
     `weights`, only the config of those layers. `options` are fields of OPTIONS. Raises RequestError for unknown model
-    types, keys, options and tensors.
+    types, keys, options and tensors, and, with a layer, where there is no folder with weights.
     """
     where = str(path / FILE if path.is_dir() else path)
     model_type, config = part_of(open_config(path), where)
     if model_type not in ARCHITECTURES:
-        raise unknown(f"model_type in {where}", model_type, [*ARCHITECTURES, *PARTS])
+        raise unknown(f"model_type in {where}", model_type, [*ARCHITECTURES, *PARTS], similarity=0.85)
     architecture = ARCHITECTURES[model_type]
     first, total = layer or 0, architecture.layers(config)
     if first + layers > total:
@@ -73,12 +73,15 @@ def read_checkpoint(
         if name in described[0]:
             raise RequestError(f"{name} was given, but {where} sets it ({described[0][name]}): drop it.")
     spec = read_spec({**_stacked(described, where), **options})
-    if layer is None or not weights:
+    if layer is None:
         return Checkpoint(spec=spec, weights=None)
     if not path.is_dir():
         raise RequestError(
             f"layer {layer} was given with {str(path)!r}, a file: give the folder that has its weights too."
         )
+    weights_file(path)  # refused here too where only the config is read
+    if not weights:
+        return Checkpoint(spec=spec, weights=None)
     tensors = Tensors(path)
     modules = [tensors.path(architecture.paths(config, number)) for number in numbers]
 

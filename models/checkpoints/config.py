@@ -6,6 +6,7 @@ versions. Models of several parts, such as text and images, have a table for eac
 
 from __future__ import annotations
 
+import difflib
 import errno
 import json
 import tomllib
@@ -25,6 +26,8 @@ Data = dict[str, Any]
 """A layer, or a part of one, as plain data that `read_spec` takes."""
 
 FILE = "config.json"
+MAX_BYTES = 2**26
+"""What is read of a config.json: 64 MB, so that a file of weights is not read whole."""
 
 NUMBER = f"a number from {-LARGEST:g} to {LARGEST:g}"
 
@@ -130,9 +133,12 @@ class Config:
         for key, value in self.data.items():
             inert = key in INERT and value in INERT[key]
             if key not in self._read and key not in self._known and not inert:
+                missing = sorted({*self._read, *self._known} - self.data.keys())
+                near = difflib.get_close_matches(key, missing, n=1, cutoff=0.85)
+                hint = f"did you mean {near[0]!r}? If not, " if near else ""
                 raise RequestError(
                     f"{self.where}: {self._inside}{key} is {json.dumps(value)[:80]}, and posexport doesn't know what "
-                    f"that means for the attention of {model_type}: drop the key if it means nothing."
+                    f"that means for the attention of {model_type}: {hint}drop the key if it means nothing."
                 )
         for table in self._tables.values():
             table.refuse_unread(model_type)
@@ -163,12 +169,19 @@ def open_config(path: Path) -> dict[str, Any]:
     try:
         if file.is_char_device():
             raise OSError(errno.EINVAL, "it is a device")  # reading it may never end
-        data = json.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as opened:
+            data = json.loads(opened.read(MAX_BYTES).decode())
     except OSError as error:
         raise RequestError(
-            f"{str(file)!r} can't be read ({error.strerror}): give a config.json or the folder of a checkpoint."
+            f"{str(file)!r} can't be read ({error.strerror}): nothing is downloaded, so give the local folder of a "
+            "checkpoint, or its config.json."
         ) from None
     except (ValueError, RecursionError) as error:
+        if file.suffix != ".json":
+            raise RequestError(
+                f"{str(file)!r} is no config.json: give the checkpoint's folder, or its config.json for the shape "
+                "alone."
+            ) from None
         raise RequestError(f"{str(file)!r} is not JSON ({error}): give a config.json of Hugging Face.") from None
     if not isinstance(data, dict):
         raise RequestError(f"{str(file)!r} holds no table: give a config.json of Hugging Face.")

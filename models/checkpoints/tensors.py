@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def has_weights(path: Path) -> bool:
-    """Whether the checkpoint at `path` is a folder with files of weights, in any format."""
-    patterns = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
-    return path.is_dir() and any(next(path.glob(pattern), None) for pattern in patterns)
+def weights_file(folder: Path) -> str:
+    """The file that gives the tensors of a folder, SINGLE or INDEX; RequestError where neither is there."""
+    for name in (SINGLE, INDEX):
+        if (folder / name).is_file():
+            return name
+    raise RequestError(
+        f"{str(folder)!r} holds neither {SINGLE} nor {INDEX}: give a folder with .safetensors, "
+        "or its config.json for the shape alone."
+    )
 
 
 class Tensors:
@@ -30,16 +35,11 @@ class Tensors:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        if (folder / SINGLE).is_file():
+        if weights_file(folder) == SINGLE:
             with self._open(SINGLE) as file:
                 self._files: Mapping[str, str] = dict.fromkeys(file.keys(), SINGLE)
-        elif (folder / INDEX).is_file():
-            self._files = self._index()
         else:
-            raise RequestError(
-                f"{str(folder)!r} holds neither {SINGLE} nor {INDEX}: give a folder with .safetensors, "
-                "or its config.json for the shape alone."
-            )
+            self._files = self._index()
 
     def __contains__(self, name: str) -> bool:
         return name in self._files

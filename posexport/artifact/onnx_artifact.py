@@ -29,6 +29,7 @@ from posexport.artifact.manifest import (
 from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
 from posexport.files import sha256_of, staged
+from posexport.machine import size_text
 from posexport.models import read_spec
 from posexport.models.weights import LazyWeights, weight_shapes
 from posexport.spec.contract import Shape, bounds_of, graph_inputs
@@ -176,8 +177,8 @@ def _check_room(folder: Path, size: int) -> None:
         return
     if size > free:
         raise RequestError(
-            f"the weights take {size / 1e9:.1f} GB and {free / 1e9:.1f} GB are free in {str(folder)!r}: free some "
-            "space or give another folder."
+            f"the weights take {size_text(size)} and {size_text(free)} are free in {str(folder)!r}: free some space "
+            "or give another folder."
         )
 
 

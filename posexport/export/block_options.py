@@ -17,7 +17,6 @@ from posexport.files import read_toml
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.checkpoints import OPTIONS as CHECKPOINT_FIELDS
 from posexport.models.checkpoints import Checkpoint, read_checkpoint
-from posexport.models.checkpoints.tensors import has_weights
 from posexport.progress import Progress, silent
 from posexport.spec.fields import integer, text
 from posexport.spec.presets import read_preset
@@ -148,12 +147,12 @@ class CheckpointOptions:
 
 
 def takes_weights(options: Mapping[str, Any]) -> bool:
-    """Whether weights are read from the checkpoint: where a layer was given, and where its folder has weights and no
-    seed was given. A config.json gives the shape alone."""
+    """Whether weights are read from the checkpoint: where a layer was given, and where a folder but no seed was given.
+    A config.json gives the shape alone."""
     source = options.get("from")
     if not isinstance(source, str):
         return False
-    return options.get("layer") is not None or (options.get("seed") is None and has_weights(Path(source)))
+    return options.get("layer") is not None or (options.get("seed") is None and Path(source).is_dir())
 
 
 def checkpoint_of(

@@ -17,7 +17,7 @@ import torch
 
 from posexport.artifact.onnx_artifact import Artifact, read_onnx
 from posexport.errors import RequestError, RuntimeMissingError, unknown
-from posexport.machine import available
+from posexport.machine import available, size_text
 from posexport.models.block import Block, Streamed, build_block
 from posexport.models.weights import TORCH_DTYPES, bytes_of
 from posexport.runtimes import base, gpu_missing
@@ -116,7 +116,7 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
     needed, free = bytes_of(artifact.spec, name), available()
     if needed > free:
         raise RequestError(
-            f"torch would hold {needed / 1e9:.1f} GB of weights of {path.name!r} and {free / 1e9:.1f} GB of memory are "
+            f"torch would hold {size_text(needed)} of weights of {path.name!r} and {size_text(free)} of memory are "
             "free: take fewer layers, or leave torch out."
         )
     block = build_block(artifact.spec, artifact.weights(), dtype)

@@ -58,12 +58,12 @@ def weight_bytes(artifact: LoadedArtifact, row: Runtime) -> int:
 
 def memory_shortfall(needed: int, promised: int = 0) -> Reason | None:
     """Why so many bytes are not free here, or None; `promised` are those that runs under way may still take."""
-    from posexport.machine import available
+    from posexport.machine import available, size_text
 
     free = available() - promised
     if needed <= free or not needed:
         return None
-    text = f"it would need about {needed / 1e9:.1f} GB of memory for weights, and {free / 1e9:.1f} GB are free"
+    text = f"it would need about {size_text(needed)} of memory for weights, and {size_text(free)} are free"
     return Reason(OUT_OF_MEMORY, text)
 
 

@@ -15,9 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from posexport.artifact.onnx_artifact import read_onnx
+from posexport.bench.tune.request import read_tune_request
 from posexport.files import sha256_of
 from posexport.models.checkpoints import read_checkpoint
 from posexport.models.weights import seeded_weights
+from posexport.spec.spec import DTYPES
 
 Q = "model.layers.1.self_attn.q_proj.weight"
 SPOILT: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
@@ -145,11 +147,26 @@ def test_a_folder_with_weights_gives_them_without_a_layer(folder: Path) -> None:
 def test_a_shape_alone_says_that_its_weights_are_random(folder: Path) -> None:
     hint = "random, seed 0; give the checkpoint's folder to --from for trained ones"
     assert weights_row(cli("export", "--from", "llama/config.json").stdout) == hint
+    assert weights_row(cli("export", "--from", "llama/config.json", "--seed", "0").stdout) == "random, seed 0"
+
+
+@pytest.mark.parametrize("command", ["export", "tune"])
+@pytest.mark.parametrize("beside", [None, "tokenizer.json", "model.safetensors.incomplete", "pytorch_model.bin"])
+def test_weights_that_are_not_there_are_not_replaced_silently(command: str, beside: str | None, folder: Path) -> None:
     (folder / "llama" / "model.safetensors").unlink()
-    assert weights_row(cli("export", "--from", "llama").stdout) == hint
-    (folder / "llama" / "pytorch_model.bin").write_bytes(b"")  # weights that can't be read are not replaced silently
-    refused(cli("export", "--from", "llama"), "holds neither model.safetensors", "config.json for the shape alone")
-    assert cli("export", "--from", "llama", "--seed", "0").exit_code == 0
+    if beside is not None:
+        (folder / "llama" / beside).write_bytes(b"{}")
+    said = ("'llama' holds neither model.safetensors nor", "or its config.json for the shape alone")
+    for options in ([], ["--layers", "2"], ["--layer", "1"]):
+        refused(cli(command, "--from", "llama", *options), *said)
+    (folder / "from.toml").write_text("from = 'llama'")
+    refused(cli(command, "--config", "from.toml"), *said)
+    assert not list(folder.glob("*.onnx*"))
+    if command == "export":
+        assert weights_row(cli("export", "--from", "llama", "--seed", "0").stdout) == "random, seed 0"
+    else:
+        request = read_tune_request(None, None, {}, {"from": "llama", "seed": "0"}, None)
+        assert list(request.specs) == list(DTYPES)
 
 
 DECIDED = "was given with from: config.json decides it, so drop it."

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from checkpoint_files import refusal, written
+from safetensors.torch import save
 
 from posexport.models.checkpoints import ARCHITECTURES, read_checkpoint
 from posexport.models.checkpoints.config import COMMON, ignored_keys
@@ -67,6 +68,8 @@ def test_what_stands_around_a_table_again_is_no_other_key(tmp_path: Path) -> Non
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "lama"}, "did you mean 'llama'?"),
+    ({"model_type": "llama", "hiden_size": 64}, "llama: did you mean 'hidden_size'? If not, drop the key if it means"),
+    ({"model_type": "llama", "rope_parameters": {"rope_thet": 5.0}}, "did you mean 'rope_theta'? If not, drop"),
     ({}, "unknown model_type"),
     ({"model_type": ["llama"]}, "unknown model_type"),
     ({"model_type": "llama", "hidden_size": "4096"}, 'hidden_size is "4096": it must be a whole number from 1'),
@@ -145,6 +148,13 @@ def test_a_wrong_value_is_named(data: dict[str, Any], said: str, tmp_path: Path)
     assert said in refusal(written(tmp_path, **data))
 
 
+def test_only_a_misspelt_name_is_guessed(tmp_path: Path) -> None:
+    """Another kind of model is no misspelling of a known one; nor is a key beside the one that is like it."""
+    assert "'mamba': allowed: llama, " in refusal(written(tmp_path, model_type="mamba"))
+    sentence = refusal(written(tmp_path, model_type="llama", hidden_size=64, hiden_size=64))
+    assert sentence.endswith("attention of llama: drop the key if it means nothing.")
+
+
 def test_a_layer_that_is_none_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path, model_type="swin")
     assert "layer 1 shifts its windows" in refusal(file, layers=2)
@@ -158,6 +168,11 @@ def test_a_layer_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     assert "can't be read (No such file or directory)" in refusal(tmp_path)
     assert "can't be read (No such file or directory)" in refusal(tmp_path / "org" / "model")
+    assert "nothing is downloaded, so give the local folder of a checkpoint" in refusal(tmp_path / "org" / "model")
+    for name, content in (("x.safetensors", save({})), ("layer.onnx", b"\x08\x07\xff"), ("layer.onnx", b"")):
+        (tmp_path / name).write_bytes(content)
+        sentence = refusal(tmp_path / name)
+        assert f"{name}' is no config.json: give the checkpoint's folder, or its config.json" in sentence
     for content, said in ((b"{", "is not JSON"), (b"\xff\xfe", "is not JSON"), (b"[1]", "holds no table")):
         (tmp_path / "config.json").write_bytes(content)
         assert said in refusal(tmp_path)

@@ -40,8 +40,13 @@ def test_the_limit_of_a_container_counts(
     (tmp_path / folder / names[1]).write_text("400\n")
     (tmp_path / folder / "memory.stat").write_text(f"anon 370\n{names[2]} 30\n")
     assert machine.available() == 130
-    with pytest.raises(RequestError, match="GB of memory are free"):  # weights go by the same number
+    with pytest.raises(RequestError, match=r"0\.00 MB of memory are free"):  # weights go by the same number
         seeded(small_spec("rope"), 0)
+
+
+def test_sizes_have_a_unit_that_shows_them() -> None:
+    sizes = (3_456_789, 999_000_000, 2_000_000_000)
+    assert [machine.size_text(size) for size in sizes] == ["3.46 MB", "999.00 MB", "2.0 GB"]
 
 
 def test_what_other_runs_were_promised_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,7 @@ def test_a_checkpoint_s_folder_gives_its_weights(tmp_path: Path) -> None:
     written(folder, **LLAMA)
     file = tmp_path / "posexport.toml"
     file.write_text('[[artifact]]\nname = "layer"\nfrom = "llama"\n')
+    refused(cli("build", "--project", file), "artifact 'layer'", "llama' holds neither model.safetensors nor")
     states = []
     for scale in (1, 1, 2):
         save_file({name: tensor * scale for name, tensor in llama_tensors().items()}, folder / "model.safetensors")

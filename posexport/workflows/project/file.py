@@ -184,7 +184,9 @@ def read_project(file: Path, table: Mapping[str, Any]) -> Project:
             raise RequestError(f"{where}: {key!r} is a key of an artifact: begin each artifact with a line {header}.")
     data = _keys(table, where, project_keys)
     listed, common = data.pop("artifact", []), data.pop("runtimes", None)
-    if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise RequestError(f"{where}: artifact must be written {header}, with two brackets, once for each artifact.")
+    if not listed:
         raise RequestError(f"{where}: it lists no artifact: add an {header} for each.")
     usual = {} if common is None else {"runtimes": common}
     entries = tuple(_entry({**usual, **entry}, where, index) for index, entry in enumerate(listed, 1))
@@ -194,9 +196,9 @@ def read_project(file: Path, table: Mapping[str, Any]) -> Project:
 def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
     name = data.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
+        what = f"has the name {name!r}" if "name" in data else "has no name"
         raise RequestError(
-            f"{where}: artifact {index} has the name {name!r}: give one of letters, digits, '-', '_' and '.', such as "
-            "encoder."
+            f"{where}: artifact {index} {what}: give one of letters, digits, '-', '_' and '.', such as encoder."
         )
     if name.endswith((".onnx", ".plan")):
         raise RequestError(f"{where}: artifact {index} has the name {name!r}: its files get their endings, so drop it.")

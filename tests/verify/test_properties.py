@@ -149,7 +149,7 @@ def test_the_command_shows_each_property_and_fails_on_a_false_promise(
     result = cli("verify", path, "--properties", "--runtime", "ort-cpu")
     assert result.exit_code == 0
     assert "ort-cpu: shift" in result.stdout
-    monkeypatch.setattr(ENCODINGS["sinusoidal"], "holds", ("shift",))
+    monkeypatch.setattr(ENCODINGS["sinusoidal"], "base_properties", ("shift",))
     wrong = tmp_path / "sinusoidal.onnx"
     write_onnx(exported(small_spec("sinusoidal")), wrong)
     result = cli("verify", wrong, "--properties", "--runtime", "ort-cpu")

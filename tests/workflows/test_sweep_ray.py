@@ -236,7 +236,7 @@ def test_interrupted_and_gone_on(machines: Machines, tmp_path: Path) -> None:
     (first,) = jobs.glob("*.json")
     before = first.stat().st_mtime_ns
     hung = json.loads(place.read_text())["pid"]
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90  # Ray may take its time on a busy machine
     while psutil.pid_exists(hung):
         assert time.monotonic() < until, "what was under way goes on"
         time.sleep(0.1)

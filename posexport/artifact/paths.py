@@ -72,8 +72,10 @@ def _fields(file: BinaryIO, size: int) -> set[int] | None:
         value = None if tag is None or tag & 7 not in (_VARINT, _LENGTH) else _varint(file)
         if tag is None or value is None:
             return None
-        if tag & 7 == _LENGTH and file.seek(value, os.SEEK_CUR) > size:
-            return None
+        if tag & 7 == _LENGTH:
+            if value > size - file.tell():  # such as 2^64, which no file can seek
+                return None
+            file.seek(value, os.SEEK_CUR)
         numbers.add(tag >> 3)
     return numbers
 

@@ -67,3 +67,16 @@ def test_a_file_cut_anywhere_in_its_graph_is_no_onnx_file(tmp_path: Path) -> Non
         path.write_bytes(whole[:length])
         with pytest.raises(RequestError, match=r"a\.onnx"):
             check_onnx(path)
+
+
+@pytest.mark.parametrize("bits", [31, 62, 63, 64])
+def test_a_field_longer_than_any_file_is_no_onnx_file(bits: int, tmp_path: Path) -> None:
+    """A length that no file has is compared, not sought: the system refuses to, or Python."""
+    length, varint = 2**bits - 1, bytearray()
+    while length >= 0x80:
+        varint.append(length & 0x7F | 0x80)
+        length >>= 7
+    path = tmp_path / "a.onnx"
+    path.write_bytes(bytes([7 << 3 | 2, *varint, length]))
+    with pytest.raises(RequestError, match=r"a\.onnx' is not an ONNX file"):
+        check_onnx(path)

@@ -83,7 +83,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
                 line += (padding + text if column in right else text + padding) + "   "
             lines.append(line.rstrip())
         if header:
-            lines.append(" " + rule * (sum(widths) + 3 * (len(widths) - 1)))
+            lines.append(" " + rule * (width_of(widths) - 2))
     click.echo("\n".join(lines) + "\n")
 
 

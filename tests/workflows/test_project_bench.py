@@ -121,6 +121,12 @@ def test_what_is_timed_is_what_the_budget_needs(tmp_path: Path) -> None:
     assert timed_on(plan, ("ort-cpu",)) == (("tensorrt-rtx",), "tensorrt-rtx was not asked for")
 
 
+def test_a_limit_that_stands_twice_is_one_request(tmp_path: Path) -> None:
+    limit = "{scenario = 'prefill:8', of-torch = 1}"
+    twice = product(tmp_path, f"budget = {{latency = [{limit}, {limit}]}}")
+    assert options_for(twice, (), BenchOptions()).scenarios == ("prefill:8",)
+
+
 def test_limits_of_a_plan_are_told_also_where_it_was_not_timed(tmp_path: Path) -> None:
     plan = product(tmp_path, "compile = {}\nbudget = {latency = {scenario = 'prefill:8', of-torch = 0.6}}")
     (kept,) = judge(plan, None, ("tensorrt-rtx",), "no GPU")

@@ -6,16 +6,7 @@ from pathlib import PurePath
 
 import click
 
-from posexport.bench.result import (
-    OUT_OF_DATE,
-    Benchmark,
-    Change,
-    Gate,
-    LimitResult,
-    ProjectBenchmark,
-    Shape,
-    Timing,
-)
+from posexport.bench.result import OUT_OF_DATE, Benchmark, Change, Gate, LimitResult, ProjectBenchmark, Shape, Timing
 from posexport.bench.statistics import CONFIDENCE, Ratio
 from posexport.cli import console
 from posexport.jsondata import unstructure

@@ -62,9 +62,7 @@ def tolerance_at(dtype: str, position: int) -> Tolerance:
     """
     tolerance, position = TOLERANCES[dtype], min(position, FARTHEST)
     return attrs.evolve(
-        tolerance,
-        floor=tolerance.floor + position * 2.0**-24,
-        ceiling=max(tolerance.ceiling, 8 * position * 2.0**-23),
+        tolerance, floor=tolerance.floor + position * 2.0**-24, ceiling=max(tolerance.ceiling, 8 * position * 2.0**-23)
     )
 
 

@@ -81,11 +81,7 @@ CACHED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         ["batch=1,seq=64,past_seq=0,max_seq=64", "batch=1,seq=1,past_seq=63,max_seq=64"],
     ),
     "encoder": ({"cross": True}, {}, ["batch=1,seq=128,encoder_seq=512", "batch=1,seq=512,encoder_seq=512"]),
-    "tuned": (
-        {"kv_cache": "concat"},
-        {"seq": (1, 1, 9), "past_seq": (0, 1024, 4096)},
-        ["batch=1,seq=1,past_seq=1024"],
-    ),
+    "tuned": ({"kv_cache": "concat"}, {"seq": (1, 1, 9), "past_seq": (0, 1024, 4096)}, ["batch=1,seq=1,past_seq=1024"]),
     "never filled": (
         {"kv_cache": "concat"},
         {"past_seq": (0, 0, 0)},
@@ -180,12 +176,7 @@ def test_shapes_that_say_nothing_are_refused(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("seq=197", "takes exactly 196"),
-        ("batch=9", "takes 2 to 8"),
-        ("batch=1", "takes 2 to 8"),
-    ],
+    ("given", "message"), [("seq=197", "takes exactly 196"), ("batch=9", "takes 2 to 8"), ("batch=1", "takes 2 to 8")]
 )
 def test_shapes_outside_the_artifact_are_refused(given: str, message: str) -> None:
     one = artifact(small_spec("rope"), batch=(2, 4, 8), seq=(196, 196, 196))

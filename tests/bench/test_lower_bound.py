@@ -60,12 +60,7 @@ SEEN: dict[str, tuple[dict[str, Any], dict[str, int], list[int], int]] = {
     "both sides": ({"window": 4, "causal": False, "kv_cache": None}, {"seq": 20}, [7], 0),
     "chunk": ({"attention_chunk_size": 4}, {"seq": 1, "past_seq": 9}, [2], 1),
     "wide": ({"window": 99}, {"seq": 1, "past_seq": 9}, [10], 9),
-    "pattern": (
-        {"layers": 3, "pattern": "none:window=4,none"},
-        {"seq": 1, "past_seq": 9},
-        [4, 10, 4],
-        3 + 9 + 3,
-    ),
+    "pattern": ({"layers": 3, "pattern": "none:window=4,none"}, {"seq": 1, "past_seq": 9}, [4, 10, 4], 3 + 9 + 3),
 }
 
 

@@ -16,14 +16,7 @@ from posexport.bench.scenarios import Scenario
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.ranking import METHOD, merit, planned, unknown
 from posexport.bench.tune.result import Row
-from posexport.bench.tune.space import (
-    Limits,
-    Program,
-    Request,
-    options_of,
-    other_opsets,
-    programs,
-)
+from posexport.bench.tune.space import Limits, Program, Request, options_of, other_opsets, programs
 from posexport.bench.tune.worker import identity
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES

@@ -34,10 +34,7 @@ REQUESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "rotary dim above head": ((*ROPE, "--set", "rotary_dim=10"), ("rotary_dim is 10", "at most head_dim")),
     "odd head": ((*ROPE, "--head-dim", "7"), ("rotary_dim is 7 with head_dim 7", "even")),
     "rope2d by 4": (("--encoding", "rope2d", *SMALL, "--head-dim", "6"), ("head_dim is 6", "divisible by 4")),
-    "odd hidden": (
-        ("--encoding", "sinusoidal", "--hidden-size", "9", "--num-heads", "3"),
-        ("hidden_size 9 is odd",),
-    ),
+    "odd hidden": (("--encoding", "sinusoidal", "--hidden-size", "9", "--num-heads", "3"), ("hidden_size 9 is odd",)),
     "odd hidden, relative": (
         ("--encoding", "relative", "--hidden-size", "9", "--num-heads", "3"),
         ("hidden_size 9 is odd",),

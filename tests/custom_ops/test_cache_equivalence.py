@@ -50,10 +50,7 @@ MORE = (
 
 ORT, IMPORT = "ort-cpu", "tensorrt-import"
 PLAINEST = ("decomposed", "portable")
-WHERE = {
-    ORT: [*HOWS, ("decomposed", "ort")],
-    IMPORT: [how for how in HOWS if how[1] == "portable"],
-}
+WHERE = {ORT: [*HOWS, ("decomposed", "ort")], IMPORT: [how for how in HOWS if how[1] == "portable"]}
 """Engine to the (form, target) that it runs."""
 
 

@@ -15,10 +15,7 @@ from posexport.artifact.profiles import check_shapes, describe, profiles_of, ran
 from posexport.errors import RequestError
 from posexport.spec.contract import graph_inputs
 
-SHAPES: dict[str, tuple[str | int, ...]] = {
-    "hidden_states": ("batch", "seq", 64),
-    "position_ids": ("batch", "seq", 2),
-}
+SHAPES: dict[str, tuple[str | int, ...]] = {"hidden_states": ("batch", "seq", 64), "position_ids": ("batch", "seq", 2)}
 
 
 FIXED = {"min": [1, 196, 64], "opt": [1, 196, 64], "max": [1, 196, 64]}

@@ -27,11 +27,7 @@ from posexport.spec.contract import graph_inputs, graph_outputs
 
 FORMS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "function": (small_spec("rope"), {"form": "function"}, 0),
-    "contrib": (
-        small_spec("rope", causal=True, kv_cache="shared"),
-        {"form": "contrib", "target": "ort"},
-        1 << 40,
-    ),
+    "contrib": (small_spec("rope", causal=True, kv_cache="shared"), {"form": "contrib", "target": "ort"}, 1 << 40),
 }
 """Spec, options of the export, and the bytes of weights from which they go to a file of their own."""
 

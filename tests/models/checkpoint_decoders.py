@@ -219,11 +219,7 @@ CASES: dict[str, Case] = {
         {"text_config.rope_parameters.mrope_section": [4, 0, 0]},
     ),
     "gemma3": pictured(
-        "Gemma3",
-        {"head_dim": 16, "sliding_window": 3},
-        SIGLIP,
-        offset,
-        {"text_config.sliding_window": 2},
+        "Gemma3", {"head_dim": 16, "sliding_window": 3}, SIGLIP, offset, {"text_config.sliding_window": 2}
     ),
     "llama4": pictured(
         "Llama4",
@@ -277,11 +273,7 @@ CASES: dict[str, Case] = {
         intermediate_size=16,
     ),
     "falcon-one-key-head": fused(
-        "Falcon",
-        *FALCON,
-        {"rope_parameters.rope_theta": 9.0},
-        **FALCON_SIZES,
-        multi_query=True,
+        "Falcon", *FALCON, {"rope_parameters.rope_theta": 9.0}, **FALCON_SIZES, multi_query=True
     ),
     "falcon-key-heads": fused(
         "Falcon",

@@ -22,12 +22,7 @@ from checkpoint_cases import (
 from hf_helpers import BATCH
 from torch import Tensor
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "intermediate_size": 16,
-}
+SIZES: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 16}
 TEXT: dict[str, Any] = {**SIZES, "vocab_size": 17, "max_position_embeddings": 16}
 DEBERTA: dict[str, Any] = {
     **TEXT,

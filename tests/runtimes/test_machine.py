@@ -23,10 +23,7 @@ SMI = "NVIDIA X, 550.1, 350.00, [N/A], 81920\n"
 
 @pytest.mark.parametrize(
     ("said", "wanted"),
-    [
-        (SMI, ["NVIDIA X", "550.1", 350.0, None, 81920.0]),
-        ("No devices were found", None),
-    ],
+    [(SMI, ["NVIDIA X", "550.1", 350.0, None, 81920.0]), ("No devices were found", None)],
     ids=["told", "no device"],
 )
 def test_the_gpu_is_as_its_tool_says(monkeypatch: pytest.MonkeyPatch, said: str, wanted: list[Any] | None) -> None:

@@ -99,9 +99,7 @@ def by_hand(low: str, half: bool = False) -> str:
 
 TRAPS: dict[str, Trap] = {
     "Attention counts causality from the first key": Trap(
-        text=f"({FLAT}) {OUT} {{ y = Attention<{HEADS}, is_causal = 1>(q, k, v) }}",
-        truth=lower_right,
-        instead=top_left,
+        text=f"({FLAT}) {OUT} {{ y = Attention<{HEADS}, is_causal = 1>(q, k, v) }}", truth=lower_right, instead=top_left
     ),
     "Attention-24 does so too": Trap(
         text=f"({FLAT}) {OUT} {{ y = Attention<{HEADS}, is_causal = 1>(q, k, v) }}",
@@ -115,8 +113,7 @@ TRAPS: dict[str, Trap] = {
         instead=lambda i: np.concatenate([top_left(i)[:, :-1], all_seen(i)[:, -1:]], 1),
     ),
     "MultiHeadAttention with a past and without presents": Trap(
-        text=f"({SAME}, {PAST}) {OUT} {{ y = {MULTI}, unidirectional = 1>(q, k, v, , , , pk, pv) }}",
-        truth=over_past,
+        text=f"({SAME}, {PAST}) {OUT} {{ y = {MULTI}, unidirectional = 1>(q, k, v, , , , pk, pv) }}", truth=over_past
     ),
     "GroupQueryAttention with a past and without presents": Trap(
         text=f"({SAME}, {PAST}, {LENGTHS}) {OUT} {{ y = {GROUP}>(q, k, v, pk, pv, n, a) }}",

@@ -205,9 +205,7 @@ MADE: dict[str, Made] = {
         )
         for a, e, d in ((1, 5, 1), (-3, 99, 1), (0, -1, 2), (8, -10, -3), (4, 4, 1), (2**40, 2**50, 1))
     },
-    "Pad": Made(
-        "(float[b,5] x, float c) => (float[i,j] y) <int64[4] n = {0, 3, 1, 4}> { y = Pad(x, n, c) }",
-    ),
+    "Pad": Made("(float[b,5] x, float c) => (float[i,j] y) <int64[4] n = {0, 3, 1, 4}> { y = Pad(x, n, c) }"),
     "Pad with zeros": Made("(float[b,5] x) => (float[i,j] y) <int64[4] n = {0, 3, 1, 4}> { y = Pad(x, n) }"),
     **{
         f"Pad, {mode}": Made(

@@ -83,10 +83,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "position_buckets is 16",
     ),
     "a grid of each step": ({"encoding": "rope-dinov3", "kv_cache": "concat"}, "set grid=ROWS,COLUMNS"),
-    "a norm of a factor": (
-        {"encoding": "temperature", "qk_norm": True, "qk_norm_type": "l2"},
-        "such a norm removes",
-    ),
+    "a norm of a factor": ({"encoding": "temperature", "qk_norm": True, "qk_norm_type": "l2"}, "such a norm removes"),
     "a norm of a decay": (
         {"encoding": "xpos", "causal": True, "qk_norm": True, "qk_norm_type": "l2"},
         "such a norm removes",

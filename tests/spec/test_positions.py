@@ -48,10 +48,7 @@ def test_sizes_that_are_none(sizes: dict[str, Any], said: str) -> None:
 def test_the_file_fits_the_graph(tmp_path: Path) -> None:
     path = tmp_path / "p.npz"
     result = cli("positions", "--grid", "3x5", "--frames", "2", "--prefix-tokens", "1", "-o", path, "--json")
-    assert json.loads(result.stdout) == {
-        "file": str(path),
-        "position_ids": {"shape": [1, 31, 3], "dtype": "int64"},
-    }
+    assert json.loads(result.stdout) == {"file": str(path), "position_ids": {"shape": [1, 31, 3], "dtype": "int64"}}
     with np.load(path) as file:
         made = file["position_ids"]
     assert (made == grid_positions(3, 5, 2, prefix_tokens=1)).all()

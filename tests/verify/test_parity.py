@@ -47,12 +47,7 @@ def test_the_rounded_truth_passes_and_twice_what_is_allowed_fails(dtype: str) ->
     assert "[1, 2, 3]" in found.reason
 
 
-@given(
-    shape=SHAPES,
-    seed=st.integers(0, 99),
-    dtype=DTYPES,
-    bad=st.sampled_from(["nan", "inf"]),
-)
+@given(shape=SHAPES, seed=st.integers(0, 99), dtype=DTYPES, bad=st.sampled_from(["nan", "inf"]))
 def test_one_value_not_finite_never_passes(shape: tuple[int, ...], seed: int, dtype: str, bad: str) -> None:
     truth = random(shape, seed)
     got = truth.astype(NUMPY[dtype])

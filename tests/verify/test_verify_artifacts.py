@@ -76,9 +76,7 @@ def test_every_kind_of_artifact_passes(
 
 @pytest.mark.slow
 def test_a_slow_runtime_takes_small_inputs_and_says_so(
-    found: tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    found: tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdicts = found[1]
     assert verdicts["fixed", "onnx-reference"]["cases"] == 8

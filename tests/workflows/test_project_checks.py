@@ -175,10 +175,7 @@ def test_a_plan_is_stale_with_its_onnx_file_its_options_or_its_builder(tmp_path:
 
 OVER: dict[str, tuple[Callable[[Product, Product], object], tuple[str, str, str]]] = {
     "size": (lambda onnx, plan: onnx.path.write_bytes(b"x" * 1001), ("size", "failed", "1.001 kB, limit 1 kB")),
-    "external data": (
-        lambda onnx, plan: add_data(onnx),
-        ("size", "failed", "1.001 kB, limit 1 kB"),
-    ),
+    "external data": (lambda onnx, plan: add_data(onnx), ("size", "failed", "1.001 kB, limit 1 kB")),
     "the plan's size": (
         lambda onnx, plan: plan.path.write_bytes(b"x" * 2001),
         ("size", "failed", "2.001 kB, limit 2 kB"),

@@ -16,17 +16,7 @@ from posexport.errors import RuntimeMissingError
 from posexport.runtimes.installation import install_command
 from posexport.workflows.sweep.ray import CONNECT_SECONDS, check_address, check_answers
 
-BAD = (
-    "foo",
-    "head:",
-    ":6379",
-    "head:0",
-    "head:65536",
-    "head:port",
-    "http://head:6379",
-    "10.0.0.1:6379/x",
-    "::1:63",
-)
+BAD = ("foo", "head:", ":6379", "head:0", "head:65536", "head:port", "http://head:6379", "10.0.0.1:6379/x", "::1:63")
 JOB = ("sweep", "--job", "matrix encoding=none", "--ray")
 
 

@@ -24,15 +24,7 @@ from posexport.bench.tune.programs import Block, Programs
 from posexport.bench.tune.publish import publish, verified
 from posexport.bench.tune.ranking import METHOD, TimeRanking, rank_by_kernels
 from posexport.bench.tune.result import DROPPED, FAILED, RACED, REFUSED, SAME_GRAPH, WON, Cost, Result, Row
-from posexport.bench.tune.space import (
-    Options,
-    Program,
-    Request,
-    options_of,
-    other_opsets,
-    plain_options,
-    programs,
-)
+from posexport.bench.tune.space import Options, Program, Request, options_of, other_opsets, plain_options, programs
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.machine import machine
 from posexport.processes import REFUSED as REFUSED_BY_ENGINE

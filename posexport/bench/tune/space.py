@@ -46,12 +46,7 @@ class Program:
     @property
     def plainness(self) -> tuple[int, ...]:
         """Smaller is simpler and more portable: the target, the form as FORMS has them, the opset, the dtype."""
-        return (
-            tuple(TARGETS).index(self.target),
-            tuple(FORMS).index(self.form),
-            self.opset,
-            DTYPES.index(self.dtype),
-        )
+        return (tuple(TARGETS).index(self.target), tuple(FORMS).index(self.form), self.opset, DTYPES.index(self.dtype))
 
 
 def _opsets(opsets: Sequence[int | str]) -> tuple[int, ...]:

@@ -155,13 +155,7 @@ class _Job:
         ]
 
     def _cell(
-        self,
-        entry: Entry,
-        column: str,
-        state: State,
-        reason: str | None = None,
-        lasting: bool = True,
-        **numbers: Any,
+        self, entry: Entry, column: str, state: State, reason: str | None = None, lasting: bool = True, **numbers: Any
     ) -> Cell:
         """`lasting` is false where the reason may have passed when the matrix is next measured."""
         reason = None if reason is None else reason.replace(f"{self.folder}{os.sep}", "")

@@ -14,16 +14,7 @@ import attrs
 from posexport.bench.candidates import ALTERNATIVES, CANDIDATES, is_reference
 from posexport.bench.options import BenchOptions
 from posexport.bench.regression import timings_of_artifact
-from posexport.bench.result import (
-    FINE,
-    INCONCLUSIVE,
-    NOT_RUN,
-    SLOWER,
-    TIMED,
-    Benchmark,
-    LimitResult,
-    Timing,
-)
+from posexport.bench.result import FINE, INCONCLUSIVE, NOT_RUN, SLOWER, TIMED, Benchmark, LimitResult, Timing
 from posexport.bench.statistics import CONFIDENCE, ENOUGH_PROCESSES
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES

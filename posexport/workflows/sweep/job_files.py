@@ -34,11 +34,7 @@ class Hashes:
             try:
                 now = path.stat()
                 self._known[path] = File(
-                    name=path.name,
-                    sha256=sha256_of(path),
-                    size=now.st_size,
-                    path=path,
-                    changed=now.st_mtime_ns,
+                    name=path.name, sha256=sha256_of(path), size=now.st_size, path=path, changed=now.st_mtime_ns
                 )
             except OSError as error:
                 raise RequestError(f"{str(path)!r} can't be read ({error.strerror}): give another file.") from None

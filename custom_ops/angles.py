@@ -19,16 +19,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from posexport.custom_ops.operator import FP32, INT64, Ops, cast, constant, dtype_of, operator, rank_of
+from posexport.custom_ops.operator import FP32, INT64, Ops, T, cast, constant, dtype_of, operator, rank_of
 
 HALF_TURN, SPLIT = 1 << 49, 4096
 """Half a turn in the units of exact_sinusoids, and the number of positions that its first turns stand for."""
+
+
+@dataclass(frozen=True)
+class Positions(Generic[T]):
+    """The positions of queries and keys, [B, S or T] or [B, S or T, axes]."""
+
+    q_positions: T
+    k_positions: T
+
+
+@dataclass(frozen=True)
+class Angles(Generic[T]):
+    """The cosines and sines of queries and keys, [B, S or T, P]."""
+
+    q_cos: T
+    q_sin: T
+    k_cos: T
+    k_sin: T
 
 
 def _check(frequencies: Tensor) -> None:

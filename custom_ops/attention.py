@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 import onnx_ir as ir
 import torch
@@ -24,13 +24,10 @@ from torch import Tensor
 from posexport.custom_ops.attention_forms import Call, add_bodies
 from posexport.custom_ops.cache import cached_keys
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, repeated_onnx, split_onnx, to_heads
-from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, operator, rank_of, size_of
+from posexport.custom_ops.operator import FP32, Ops, T, cast, constant, dtype_of, operator, rank_of, size_of
 from posexport.custom_ops.visibility import Lengths, sink_onnx, visible, visible_onnx
 
 Three = tuple[Tensor, Tensor, Tensor]
-
-AddedValues = tuple[ir.Value | None, ir.Value | None, ir.Value | None]
-"""Bias, mask and sinks in ONNX."""
 
 MASKED = -3.0e38
 """The logit of a key that is not seen: finite, so that no row becomes NaN, and 0 after softmax with any other key."""
@@ -40,16 +37,16 @@ FUSED_SOFTCAP = 1000.0
 
 
 @dataclass(frozen=True)
-class Added:
+class Added(Generic[T]):
     """The optional inputs of attention."""
 
-    bias: Tensor | None
-    mask: Tensor | None
-    sinks: Tensor | None
+    bias: T | None
+    mask: T | None
+    sinks: T | None
 
 
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, added: Added, heads: CappedHeads, write_indices: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, added: Added[Tensor], heads: CappedHeads, write_indices: Tensor | None = None
 ) -> Tensor:
     """q [B, S, N*head_dim], k and v [B, K, T, head_dim]: the torch body of all three kinds of attention."""
     q, bias, mask = to_heads(q, heads.num_heads), added.bias, added.mask
@@ -83,7 +80,7 @@ def logits_of(q: Tensor, k: Tensor, heads: Heads) -> Tensor:
 
 
 def weights_of(
-    q: Tensor, k: Tensor, added: Added, heads: CappedHeads, write_indices: Tensor | None
+    q: Tensor, k: Tensor, added: Added[Tensor], heads: CappedHeads, write_indices: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """The weights of attention [B, N, S, T] in q's dtype, from logits that are summed in fp32 as in the graph, and the
     visible keys."""
@@ -106,7 +103,7 @@ def from_heads(t: Tensor) -> Tensor:
 
 
 @operator("PositionalAttention", "attended", fake=lambda call: torch.empty_like(call.q))
-def attend(q: Tensor, k: Tensor, v: Tensor, added: Added, heads: CappedHeads) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, added: Added[Tensor], heads: CappedHeads) -> Tensor:
     return _attention(q, to_heads(k, heads.num_kv_heads), to_heads(v, heads.num_kv_heads), added, heads)
 
 
@@ -121,7 +118,7 @@ def _cached_fake(call: Any) -> Three:
 
 @operator("CachedAttention", *_OUTPUTS, fake=_cached_fake)
 def attend_cached(
-    q: Tensor, k: Tensor, v: Tensor, past_key: Tensor, past_value: Tensor, added: Added, heads: CappedHeads
+    q: Tensor, k: Tensor, v: Tensor, past_key: Tensor, past_value: Tensor, added: Added[Tensor], heads: CappedHeads
 ) -> Three:
     key, value = (cached_keys.eager(*pair, None, heads.num_kv_heads) for pair in ((past_key, k), (past_value, v)))
     return _attention(q, key, value, added, heads), key, value
@@ -135,7 +132,7 @@ def attend_shared(
     past_key: Tensor,
     past_value: Tensor,
     write_indices: Tensor,
-    added: Added,
+    added: Added[Tensor],
     heads: CappedHeads,
 ) -> Three:
     pairs = ((past_key, k), (past_value, v))
@@ -147,13 +144,13 @@ def weights_onnx(
     op: Ops,
     q: ir.Value,
     k: ir.Value,
-    added: AddedValues,
+    added: Added[ir.Value],
     heads: CappedHeads,
     lengths: Lengths,
     write_indices: ir.Value | None,
 ) -> tuple[ir.Value, ir.Value | None]:
     """The weights of attention [B, N, S, T] in q's dtype, with sinks one more column in front, and the visible keys."""
-    (bias, mask, sinks), dtype = added, dtype_of(q)
+    bias, sinks, dtype = added.bias, added.sinks, dtype_of(q)
     front = [0, 0, 0, 1, 0, 0, 0, 0]
     if sinks is not None:  # a first key of zeros, whose logit is then replaced by the sink
         k = op.Pad(k, front)
@@ -162,7 +159,7 @@ def weights_onnx(
         logits = _capped_onnx(op, logits, heads.softcap, dtype != FP32 and heads.softcap <= FUSED_SOFTCAP)
     if bias is not None:
         logits = op.Add(logits, bias if sinks is None else op.Pad(bias, front))
-    seen = visible_onnx(op, heads, *lengths, mask, write_indices, sinks is not None)
+    seen = visible_onnx(op, heads, lengths, added.mask, write_indices, sinks is not None)
     if seen is not None:
         logits = op.Where(seen, logits, constant(op, MASKED))
     if sinks is not None:
@@ -211,7 +208,7 @@ def _decomposed(call: Call, write: Callable[..., ir.Value]) -> tuple[ir.Value, .
         keys, v = keys_onnx(op, call.q, present[0], heads), repeated_onnx(op, present[1], heads, call.head_dim)
     else:
         keys, v = keys_onnx(op, call.q, call.k, heads), op.Transpose(split_onnx(op, call.v, heads), perm=[0, 2, 1, 3])
-    added = (call.bias, call.mask, call.sinks)
+    added = Added(call.bias, call.mask, call.sinks)
     weights, seen = weights_onnx(op, call.q, keys, added, heads, lengths, call.write_indices)
     if call.sinks is not None:  # their key has the value zero
         v = op.Pad(v, [0, 0, 1, 0, 0, 0, 0, 0])

@@ -114,7 +114,7 @@ def _mask(call: Call, *, covered: bool = False, sinks: bool = True) -> Mask:
     sink = call.sinks if sinks else None
     seen = rows = None
     if not covered or call.mask is not None:
-        seen = visible_onnx(op, heads, seq, total, call.mask, call.write_indices, sink is not None)
+        seen = visible_onnx(op, heads, (seq, total), call.mask, call.write_indices, sink is not None)
     if seen is not None and call.mask is None and call.write_indices is None:
         seen = op.Unsqueeze(seen, [0, 1])
     if seen is not None and call.mask is not None and call.sinks is None:

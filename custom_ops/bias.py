@@ -14,33 +14,32 @@ q_positions [B, S], k_positions [B, T] int64 ([B, S, 2] and [B, T, 2] on a grid)
 in integers, so they are exact at any position. Buckets are looked up, because runtimes round logarithms differently.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from posexport.custom_ops.operator import FP32, Ops, cast, constant, operator, size_of
+from posexport.custom_ops.angles import Angles, Positions
+from posexport.custom_ops.operator import FP32, Ops, T, cast, constant, operator, size_of, wide
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of logits and biases: float32, or float64 in the reference."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
+def distances(positions: Positions[Tensor]) -> Tensor:
     """p_i - p_j, [B, S, T] (or [B, S, T, axes])."""
-    return q_positions.unsqueeze(2) - k_positions.unsqueeze(1)
+    return positions.q_positions.unsqueeze(2) - positions.k_positions.unsqueeze(1)
 
 
-def distances_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value) -> ir.Value:
+def distances_onnx(op: Ops, positions: Positions[ir.Value]) -> ir.Value:
     """As `distances`, in ONNX."""
-    return op.Sub(op.Unsqueeze(q_positions, [2]), op.Unsqueeze(k_positions, [1]))
+    return op.Sub(op.Unsqueeze(positions.q_positions, [2]), op.Unsqueeze(positions.k_positions, [1]))
 
 
-def ahead_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value) -> ir.Value:
+def ahead_onnx(op: Ops, positions: Positions[ir.Value]) -> ir.Value:
     """p_j - p_i, [B, S, T]."""
-    return op.Sub(op.Unsqueeze(k_positions, [1]), op.Unsqueeze(q_positions, [2]))
+    return op.Sub(op.Unsqueeze(positions.k_positions, [1]), op.Unsqueeze(positions.q_positions, [2]))
 
 
 def clipped(offset: Tensor, reach: int, limit: int | None = None) -> Tensor:
@@ -64,8 +63,8 @@ def fake_bias(call: Any, per_head: Tensor) -> Tensor:
 
 
 @operator("AlibiBias", "bias", fake=lambda call: fake_bias(call, call.slopes))
-def alibi_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, ahead: Tensor | None) -> Tensor:
-    distance = distances(q_positions, k_positions).unsqueeze(1)
+def alibi_bias(positions: Positions[Tensor], slopes: Tensor, ahead: Tensor | None) -> Tensor:
+    distance = distances(positions).unsqueeze(1)
     if ahead is None:
         return distance.abs().to(slopes.dtype) * -slopes.view(-1, 1, 1)
     past, future = (part.clamp(min=0).to(slopes.dtype) for part in (distance, -distance))
@@ -73,10 +72,8 @@ def alibi_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, ahead: 
 
 
 @alibi_bias.onnx
-def _alibi_onnx(
-    op: Ops, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value, ahead: ir.Value | None
-) -> ir.Value:
-    distance = distances_onnx(op, q_positions, k_positions)
+def _alibi_onnx(op: Ops, positions: Positions[ir.Value], slopes: ir.Value, ahead: ir.Value | None) -> ir.Value:
+    distance = distances_onnx(op, positions)
 
     def falling(part: ir.Value, rates: ir.Value) -> ir.Value:
         return op.Mul(op.Cast(op.Unsqueeze(part, [1]), to=FP32), op.Neg(op.Unsqueeze(rates, [1, 2])))
@@ -87,16 +84,16 @@ def _alibi_onnx(
 
 
 @operator("GridBias", "bias", fake=lambda call: fake_bias(call, call.slopes))
-def grid_bias(q_positions: Tensor, k_positions: Tensor, slopes: Tensor, euclidean: bool) -> Tensor:
-    offset = distances(q_positions, k_positions)
+def grid_bias(positions: Positions[Tensor], slopes: Tensor, euclidean: bool) -> Tensor:
+    offset = distances(positions)
     apart = (offset.square() if euclidean else offset.abs()).sum(-1).to(slopes.dtype)
     distance = apart.sqrt() if euclidean else apart
     return distance.unsqueeze(1) * -slopes.view(-1, 1, 1)
 
 
 @grid_bias.onnx
-def _grid_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value, slopes: ir.Value, euclidean: bool) -> ir.Value:
-    offset = distances_onnx(op, q_positions, k_positions)
+def _grid_onnx(op: Ops, positions: Positions[ir.Value], slopes: ir.Value, euclidean: bool) -> ir.Value:
+    offset = distances_onnx(op, positions)
     per_axis = op.Mul(offset, offset) if euclidean else op.Abs(offset)
     distance = op.Cast(op.ReduceSum(per_axis, [-1], keepdims=0), to=FP32)
     distance = op.Unsqueeze(op.Sqrt(distance) if euclidean else distance, [1])
@@ -104,19 +101,17 @@ def _grid_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value, slopes: ir
 
 
 @operator("RelativeBias", "bias", fake=lambda call: fake_bias(call, call.table))
-def relative_bias(
-    q_positions: Tensor, k_positions: Tensor, table: Tensor, buckets: Tensor, max_distance: int
-) -> Tensor:
-    offset = clipped(-distances(q_positions, k_positions), max_distance)
+def relative_bias(positions: Positions[Tensor], table: Tensor, buckets: Tensor, max_distance: int) -> Tensor:
+    offset = clipped(-distances(positions), max_distance)
     return table[buckets][offset].permute(0, 3, 1, 2).to(wide(table.dtype))
 
 
 @relative_bias.onnx
 def _relative_onnx(
-    op: Ops, q_positions: ir.Value, k_positions: ir.Value, table: ir.Value, buckets: ir.Value, max_distance: int
+    op: Ops, positions: Positions[ir.Value], table: ir.Value, buckets: ir.Value, max_distance: int
 ) -> ir.Value:
     by_offset = op.Gather(cast(op, table, FP32), buckets, axis=0)
-    offset = clipped_onnx(op, ahead_onnx(op, q_positions, k_positions), max_distance)
+    offset = clipped_onnx(op, ahead_onnx(op, positions), max_distance)
     return op.Transpose(op.Gather(by_offset, offset, axis=0), perm=[0, 3, 1, 2])
 
 
@@ -125,18 +120,16 @@ MIN_PARAMETER, MAX_POWER = 0.01, 2.0
 
 
 @operator("KerpleBias", "bias", fake=lambda call: fake_bias(call, call.r1))
-def kerple_bias(q_positions: Tensor, k_positions: Tensor, r1: Tensor, r2: Tensor, power: bool) -> Tensor:
-    distance = distances(q_positions, k_positions).abs().unsqueeze(1).to(wide(r1.dtype))
+def kerple_bias(positions: Positions[Tensor], r1: Tensor, r2: Tensor, power: bool) -> Tensor:
+    distance = distances(positions).abs().unsqueeze(1).to(wide(r1.dtype))
     r1, r2 = (t.to(distance.dtype).clamp(min=MIN_PARAMETER).view(-1, 1, 1) for t in (r1, r2))
     grown = distance ** r2.clamp(max=MAX_POWER) if power else torch.log(1 + r2 * distance)
     return -r1 * grown
 
 
 @kerple_bias.onnx
-def _kerple_onnx(
-    op: Ops, q_positions: ir.Value, k_positions: ir.Value, r1: ir.Value, r2: ir.Value, power: bool
-) -> ir.Value:
-    distance = op.Cast(op.Unsqueeze(op.Abs(distances_onnx(op, q_positions, k_positions)), [1]), to=FP32)
+def _kerple_onnx(op: Ops, positions: Positions[ir.Value], r1: ir.Value, r2: ir.Value, power: bool) -> ir.Value:
+    distance = op.Cast(op.Unsqueeze(op.Abs(distances_onnx(op, positions)), [1]), to=FP32)
     lowest = constant(op, MIN_PARAMETER)
     r1, r2 = (op.Unsqueeze(op.Max(cast(op, t, FP32), lowest), [1, 2]) for t in (r1, r2))
     if power:
@@ -151,44 +144,42 @@ def _kerple_onnx(
     "bias",
     fake=lambda call: fake_logits(call.q_cos, call.k_cos.shape[1], call.rates.shape[0], call.rates.dtype),
 )
-def cosine_bias(q_cos: Tensor, q_sin: Tensor, k_cos: Tensor, k_sin: Tensor, rates: Tensor, below_zero: bool) -> Tensor:
-    left, right = torch.cat((q_cos, q_sin), -1), torch.cat((k_cos, k_sin), -1)
+def cosine_bias(angles: Angles[Tensor], rates: Tensor, below_zero: bool) -> Tensor:
+    left, right = torch.cat((angles.q_cos, angles.q_sin), -1), torch.cat((angles.k_cos, angles.k_sin), -1)
     product = left @ right.transpose(1, 2)
-    product = product - q_cos.shape[-1] if below_zero else product
+    product = product - angles.q_cos.shape[-1] if below_zero else product
     return product.unsqueeze(1) * rates.view(-1, 1, 1)
 
 
 @cosine_bias.onnx
-def _cosine_onnx(
-    op: Ops, q_cos: ir.Value, q_sin: ir.Value, k_cos: ir.Value, k_sin: ir.Value, rates: ir.Value, below_zero: bool
-) -> ir.Value:
+def _cosine_onnx(op: Ops, angles: Angles[ir.Value], rates: ir.Value, below_zero: bool) -> ir.Value:
     # cos(w (p_i - p_j)) = cos cos + sin sin: one product for any positions
-    left, right = op.Concat(q_cos, q_sin, axis=-1), op.Concat(k_cos, k_sin, axis=-1)
+    left, right = op.Concat(angles.q_cos, angles.q_sin, axis=-1), op.Concat(angles.k_cos, angles.k_sin, axis=-1)
     product = op.MatMul(left, op.Transpose(right, perm=[0, 2, 1]))
     if below_zero:
-        product = op.Sub(product, constant(op, float(size_of(q_cos, -1))))
+        product = op.Sub(product, constant(op, float(size_of(angles.q_cos, -1))))
     return op.Mul(op.Unsqueeze(product, [1]), op.Unsqueeze(rates, [1, 2]))
 
 
 FIRE_EPS = 1e-6
 
 
+@dataclass(frozen=True)
+class Mlp(Generic[T]):
+    """FIRE's MLP with H hidden features: w1 [H, 1], b1 [H], w2 [N, H], b2 [N]."""
+
+    w1: T
+    b1: T
+    w2: T
+    b2: T
+
+
 @operator("FireBias", "bias", fake=lambda call: fake_bias(call, call.b2))
-def fire_bias(
-    q_positions: Tensor,
-    k_positions: Tensor,
-    c: Tensor,
-    multiplier: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
-    init_l: float,
-) -> Tensor:
+def fire_bias(positions: Positions[Tensor], c: Tensor, multiplier: Tensor, mlp: Mlp[Tensor], init_l: float) -> Tensor:
     dtype = wide(c.dtype)
-    c, multiplier, w1, b1, w2, b2 = (t.to(dtype) for t in (c, multiplier, w1, b1, w2, b2))
-    distance = distances(q_positions, k_positions).to(dtype)
-    norm = torch.maximum(q_positions.to(dtype), (multiplier * init_l).abs()).unsqueeze(-1)
+    c, multiplier, w1, b1, w2, b2 = (t.to(dtype) for t in (c, multiplier, mlp.w1, mlp.b1, mlp.w2, mlp.b2))
+    distance = distances(positions).to(dtype)
+    norm = torch.maximum(positions.q_positions.to(dtype), (multiplier * init_l).abs()).unsqueeze(-1)
     x = torch.log((c * distance).abs() + 1) / (torch.log((c * norm).abs() + 1) + FIRE_EPS)
     hidden = torch.relu(x.unsqueeze(-1) * w1[:, 0] + b1)
     return (hidden @ w2.T + b2).permute(0, 3, 1, 2)
@@ -196,22 +187,13 @@ def fire_bias(
 
 @fire_bias.onnx
 def _fire_onnx(
-    op: Ops,
-    q_positions: ir.Value,
-    k_positions: ir.Value,
-    c: ir.Value,
-    multiplier: ir.Value,
-    w1: ir.Value,
-    b1: ir.Value,
-    w2: ir.Value,
-    b2: ir.Value,
-    init_l: float,
+    op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, mlp: Mlp[ir.Value], init_l: float
 ) -> ir.Value:
     one = constant(op, 1.0)
-    c, multiplier, w1, b1, w2, b2 = (cast(op, t, FP32) for t in (c, multiplier, w1, b1, w2, b2))
-    distance = op.Cast(distances_onnx(op, q_positions, k_positions), to=FP32)
+    c, multiplier, w1, b1, w2, b2 = (cast(op, t, FP32) for t in (c, multiplier, mlp.w1, mlp.b1, mlp.w2, mlp.b2))
+    distance = op.Cast(distances_onnx(op, positions), to=FP32)
     threshold = op.Abs(op.Mul(multiplier, constant(op, init_l)))
-    norm = op.Unsqueeze(op.Max(op.Cast(q_positions, to=FP32), threshold), [-1])
+    norm = op.Unsqueeze(op.Max(op.Cast(positions.q_positions, to=FP32), threshold), [-1])
 
     def logs(t: ir.Value) -> ir.Value:
         return op.Log(op.Add(op.Abs(op.Mul(t, c)), one))

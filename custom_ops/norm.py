@@ -10,22 +10,21 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, operator
+from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, operator, wide
 
 
 @operator("HeadNorm", "normed", fake=lambda call: torch.empty_like(call.x))
 def head_norm(x: Tensor, weight: Tensor | None, head_dim: int, eps: float) -> Tensor:
-    heads = x.unflatten(-1, (-1, head_dim))
-    wide = heads.to(torch.promote_types(x.dtype, torch.float32))
-    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    heads = x.unflatten(-1, (-1, head_dim)).to(wide(x.dtype))
+    normed = (heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
     return torch.flatten(normed if weight is None else weight * normed, 2)
 
 
 @head_norm.onnx
 def _head_norm_onnx(op: Ops, x: ir.Value, weight: ir.Value | None, head_dim: int, eps: float) -> ir.Value:
-    wide = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), FP32)
-    mean = op.Add(op.ReduceMean(op.Mul(wide, wide), [-1]), constant(op, eps))
-    normed = cast(op, op.Div(wide, op.Sqrt(mean)), dtype_of(x))
+    heads = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), FP32)
+    mean = op.Add(op.ReduceMean(op.Mul(heads, heads), [-1]), constant(op, eps))
+    normed = cast(op, op.Div(heads, op.Sqrt(mean)), dtype_of(x))
     return op.Reshape(normed if weight is None else op.Mul(normed, weight), [0, 0, -1])
 
 

@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import is_dataclass
 from inspect import Parameter, signature
 from types import SimpleNamespace
-from typing import Any, Generic, Protocol, TypeVar, get_type_hints
+from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import onnx_ir as ir
 import torch
@@ -30,6 +30,9 @@ FP32, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 
 R = TypeVar("R")
 """What an operator returns: a tensor or several."""
+
+T = TypeVar("T", Tensor, ir.Value)
+"""The inputs of a body: torch's tensors, or values of an ONNX graph."""
 
 
 class Ops(Protocol):
@@ -69,14 +72,19 @@ def plain_torch() -> Iterator[None]:
 
 
 def flat(function: Callable[..., R]) -> Callable[..., R]:
-    """`function` with the fields of a dataclass in place of each parameter of that type; arguments by position only."""
+    """`function` with the fields of a dataclass in place of each parameter of that type; arguments by position only.
+
+    The dataclass may be generic in T, in a file that postpones the evaluation of annotations.
+    """
     whole = signature(function, eval_str=True)
     parameters: list[Parameter] = []
     groups: list[tuple[type | None, int]] = []
     for parameter in whole.parameters.values():
-        kind = parameter.annotation
+        annotation, types = parameter.annotation, get_args(parameter.annotation)
+        kind = get_origin(annotation) or annotation
         group = kind if isinstance(kind, type) and is_dataclass(kind) else None
-        hints = get_type_hints(group) if group else {parameter.name: kind}
+        side = {"T": types[0]} if types else None
+        hints = get_type_hints(group, localns=side) if group else {parameter.name: annotation}
         parameters += [parameter.replace(name=name, annotation=hint) for name, hint in hints.items()]
         groups.append((group, len(hints)))
     if len(groups) == len(parameters):
@@ -165,6 +173,11 @@ def operator(
     on tensors without values; where it combines dynamic sizes of two inputs, that leaves checks of them in the graph.
     """
     return lambda torch_body: Operator(torch_body, function, outputs, fake)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of logits and biases: float32, or float64 in the reference."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def dtype_of(value: ir.Value) -> ir.DataType:

@@ -29,8 +29,9 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from posexport.custom_ops.angles import Angles, Positions
 from posexport.custom_ops.attention import Added, keys_onnx, logits_of, logits_onnx, weights_of, weights_onnx
-from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances, distances_onnx, fake_logits, wide
+from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances, distances_onnx, fake_logits
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, to_heads
 from posexport.custom_ops.operator import (
     FP32,
@@ -43,6 +44,7 @@ from posexport.custom_ops.operator import (
     rank_of,
     shape_of,
     size_of,
+    wide,
 )
 from posexport.custom_ops.visibility import lengths_onnx, visible, visible_onnx
 
@@ -75,59 +77,36 @@ def _fake(call: Any, keys: Tensor, num_heads: int) -> Tensor:
 
 
 @operator("RelativeScore", "score", fake=lambda call: _fake(call, call.k_cos, call.position_bias.shape[0]))
-def relative_score(
-    q: Tensor,
-    q_cos: Tensor,
-    q_sin: Tensor,
-    k_cos: Tensor,
-    k_sin: Tensor,
-    position_bias: Tensor,
-    r_proj: Tensor,
-    scale: float,
-) -> Tensor:
+def relative_score(q: Tensor, angles: Angles[Tensor], position_bias: Tensor, r_proj: Tensor, scale: float) -> Tensor:
     s, c = (_biased(q, position_bias, scale) @ r_proj.unflatten(0, position_bias.shape)).chunk(2, -1)
-    cos, sin = q_cos.to(q.dtype).unsqueeze(1), q_sin.to(q.dtype).unsqueeze(1)
+    cos, sin = (t.to(q.dtype).unsqueeze(1) for t in (angles.q_cos, angles.q_sin))
     left = torch.cat((s * sin + c * cos, c * sin - s * cos), -1)
-    right = torch.cat((k_cos, k_sin), -1).to(q.dtype).unsqueeze(1)
+    right = torch.cat((angles.k_cos, angles.k_sin), -1).to(q.dtype).unsqueeze(1)
     return (left @ right.transpose(2, 3)).to(wide(q.dtype))
 
 
 @relative_score.onnx
 def _relative_onnx(
-    op: Ops,
-    q: ir.Value,
-    q_cos: ir.Value,
-    q_sin: ir.Value,
-    k_cos: ir.Value,
-    k_sin: ir.Value,
-    position_bias: ir.Value,
-    r_proj: ir.Value,
-    scale: float,
+    op: Ops, q: ir.Value, angles: Angles[ir.Value], position_bias: ir.Value, r_proj: ir.Value, scale: float
 ) -> ir.Value:
     weights = op.Reshape(r_proj, [*shape_of(position_bias), -1])
     products = op.MatMul(_biased_onnx(op, q, position_bias, scale), weights)
     s, c = op.Split(products, num_outputs=2, axis=-1, _outputs=2)
-    cos, sin = (op.Unsqueeze(cast(op, t, dtype_of(q)), [1]) for t in (q_cos, q_sin))
+    cos, sin = (op.Unsqueeze(cast(op, t, dtype_of(q)), [1]) for t in (angles.q_cos, angles.q_sin))
     first = op.Add(op.Mul(s, sin), op.Mul(c, cos))
     second = op.Sub(op.Mul(c, sin), op.Mul(s, cos))
     left = op.Concat(first, second, axis=-1)
-    right = op.Unsqueeze(cast(op, op.Concat(k_cos, k_sin, axis=-1), dtype_of(q)), [1])
+    right = op.Unsqueeze(cast(op, op.Concat(angles.k_cos, angles.k_sin, axis=-1), dtype_of(q)), [1])
     return cast(op, op.MatMul(left, op.Transpose(right, perm=[0, 1, 3, 2])), FP32)
 
 
 @operator("RelativeTableScore", "score", fake=lambda call: _fake(call, call.k_positions, call.position_bias.shape[0]))
 def relative_table_score(
-    q: Tensor,
-    q_positions: Tensor,
-    k_positions: Tensor,
-    position_bias: Tensor,
-    r_proj: Tensor,
-    table: Tensor,
-    scale: float,
+    q: Tensor, positions: Positions[Tensor], position_bias: Tensor, r_proj: Tensor, table: Tensor, scale: float
 ) -> Tensor:
     rows = (table @ r_proj.T).unflatten(-1, position_bias.shape)
     scores = _biased(q, position_bias, scale) @ rows.permute(1, 2, 0)
-    index = clipped(distances(q_positions, k_positions), table.shape[0] // 2)
+    index = clipped(distances(positions), table.shape[0] // 2)
     return _picked(scores, index).to(wide(q.dtype))
 
 
@@ -135,8 +114,7 @@ def relative_table_score(
 def _relative_table_onnx(
     op: Ops,
     q: ir.Value,
-    q_positions: ir.Value,
-    k_positions: ir.Value,
+    positions: Positions[ir.Value],
     position_bias: ir.Value,
     r_proj: ir.Value,
     table: ir.Value,
@@ -145,7 +123,7 @@ def _relative_table_onnx(
     # no transposed rows of rank 3: ONNX Runtime 1.31 crashes on them in fp16 next to a second MatMul
     rows = op.MatMul(op.Reshape(r_proj, [*shape_of(position_bias), -1]), op.Transpose(table, perm=[1, 0]))
     scores = op.MatMul(_biased_onnx(op, q, position_bias, scale), rows)
-    index = clipped_onnx(op, distances_onnx(op, q_positions, k_positions), size_of(table, 0) // 2)
+    index = clipped_onnx(op, distances_onnx(op, positions), size_of(table, 0) // 2)
     return cast(op, _picked_onnx(op, scores, index, size_of(position_bias, 0)), FP32)
 
 
@@ -164,28 +142,21 @@ def _head_bias_onnx(op: Ops, q: ir.Value, bias: ir.Value) -> ir.Value:
     "OffsetScore", "score", fake=lambda call: _fake(call, call.k_positions, call.q.shape[2] // call.table.shape[1])
 )
 def offset_score(
-    q: Tensor, q_positions: Tensor, k_positions: Tensor, table: Tensor, behind: int, ahead: int, scale: float
+    q: Tensor, positions: Positions[Tensor], table: Tensor, behind: int, ahead: int, scale: float
 ) -> Tensor:
     scores = to_heads(q, q.shape[-1] // table.shape[1]) * scale @ table.T
-    index = clipped(-distances(q_positions, k_positions), behind, ahead)
+    index = clipped(-distances(positions), behind, ahead)
     return _picked(scores, index).to(wide(q.dtype))
 
 
 @offset_score.onnx
 def _offset_score_onnx(
-    op: Ops,
-    q: ir.Value,
-    q_positions: ir.Value,
-    k_positions: ir.Value,
-    table: ir.Value,
-    behind: int,
-    ahead: int,
-    scale: float,
+    op: Ops, q: ir.Value, positions: Positions[ir.Value], table: ir.Value, behind: int, ahead: int, scale: float
 ) -> ir.Value:
     num_heads = size_of(q, -1) // size_of(table, 1)
     heads = op.Mul(heads_onnx(op, q, num_heads), constant(op, scale, dtype_of(q)))
     scores = op.MatMul(heads, op.Transpose(table, perm=[1, 0]))
-    index = clipped_onnx(op, ahead_onnx(op, q_positions, k_positions), behind, ahead)
+    index = clipped_onnx(op, ahead_onnx(op, positions), behind, ahead)
     return cast(op, _picked_onnx(op, scores, index, num_heads), FP32)
 
 
@@ -193,10 +164,9 @@ def _offset_score_onnx(
 def offset_values(
     q: Tensor,
     k: Tensor,
-    added: Added,
+    added: Added[Tensor],
     write_indices: Tensor | None,
-    q_positions: Tensor,
-    k_positions: Tensor,
+    positions: Positions[Tensor],
     table: Tensor,
     heads: CappedHeads,
     behind: int,
@@ -204,7 +174,7 @@ def offset_values(
 ) -> Tensor:
     queries, keys = to_heads(q, heads.num_heads), to_heads(k, heads.num_kv_heads)
     weights, seen = weights_of(queries, keys, added, heads, write_indices)
-    out = weights.transpose(1, 2) @ table[clipped(-distances(q_positions, k_positions), behind, ahead)]
+    out = weights.transpose(1, 2) @ table[clipped(-distances(positions), behind, ahead)]
     if added.mask is not None and seen is not None:
         out = out.masked_fill(~seen.any(-1).unsqueeze(-1).transpose(1, 2), 0.0)
     return out.flatten(2)
@@ -215,24 +185,21 @@ def _offset_values_onnx(
     op: Ops,
     q: ir.Value,
     k: ir.Value,
-    bias: ir.Value | None,
-    mask: ir.Value | None,
-    sinks: ir.Value | None,
+    added: Added[ir.Value],
     write_indices: ir.Value | None,
-    q_positions: ir.Value,
-    k_positions: ir.Value,
+    positions: Positions[ir.Value],
     table: ir.Value,
     heads: CappedHeads,
     behind: int,
     ahead: int,
 ) -> ir.Value:
     lengths = lengths_onnx(op, q, k, rank_of(k) - 2)
-    weights, seen = weights_onnx(op, q, keys_onnx(op, q, k, heads), (bias, mask, sinks), heads, lengths, write_indices)
-    if sinks is not None:  # they are the first column
+    weights, seen = weights_onnx(op, q, keys_onnx(op, q, k, heads), added, heads, lengths, write_indices)
+    if added.sinks is not None:  # they are the first column
         weights = op.Slice(weights, [1], [2**31 - 1], [3])
-    rows = op.Gather(table, clipped_onnx(op, ahead_onnx(op, q_positions, k_positions), behind, ahead), axis=0)
+    rows = op.Gather(table, clipped_onnx(op, ahead_onnx(op, positions), behind, ahead), axis=0)
     out = op.MatMul(op.Transpose(weights, perm=[0, 2, 1, 3]), rows)
-    if mask is not None and sinks is None:
+    if added.mask is not None and added.sinks is None:
         out = op.Mul(out, op.Transpose(op.ReduceMax(op.Cast(seen, to=q.dtype), [-1]), perm=[0, 2, 1, 3]))
     return op.Reshape(out, [0, 0, -1])
 
@@ -241,15 +208,14 @@ def _offset_values_onnx(
 def disentangled_score(
     q: Tensor,
     k: Tensor,
-    q_positions: Tensor,
-    k_positions: Tensor,
+    positions: Positions[Tensor],
     buckets: Tensor,
     key_table: Tensor | None,
     query_table: Tensor | None,
     num_heads: int,
     scale: float,
 ) -> Tensor:
-    rows = buckets[clipped(distances(q_positions, k_positions), buckets.shape[0] // 2)]
+    rows = buckets[clipped(distances(positions), buckets.shape[0] // 2)]
     score = q.new_zeros(())
     if key_table is not None:
         score = _picked(to_heads(q, num_heads) * scale @ key_table.unflatten(0, (num_heads, -1)), rows)
@@ -264,15 +230,14 @@ def _disentangled_onnx(
     op: Ops,
     q: ir.Value,
     k: ir.Value,
-    q_positions: ir.Value,
-    k_positions: ir.Value,
+    positions: Positions[ir.Value],
     buckets: ir.Value,
     key_table: ir.Value | None,
     query_table: ir.Value | None,
     num_heads: int,
     scale: float,
 ) -> ir.Value:
-    offset = clipped_onnx(op, distances_onnx(op, q_positions, k_positions), size_of(buckets, 0) // 2)
+    offset = clipped_onnx(op, distances_onnx(op, positions), size_of(buckets, 0) // 2)
     rows = op.Gather(buckets, offset, axis=0)
 
     def scores(heads: ir.Value, table: ir.Value) -> ir.Value:
@@ -318,7 +283,7 @@ def _contextual_onnx(
 ) -> ir.Value:
     lengths = lengths_onnx(op, q, k, rank_of(k) - 2)
     logits = logits_onnx(op, q, keys_onnx(op, q, k, heads), heads)
-    seen = visible_onnx(op, heads, *lengths, mask, write_indices)
+    seen = visible_onnx(op, heads, lengths, mask, write_indices)
     zero, one = constant(op, 0.0), constant(op, 1.0)
     gates = op.Sigmoid(logits)
     gates = gates if seen is None else op.Where(seen, gates, zero)

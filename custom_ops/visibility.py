@@ -62,15 +62,10 @@ def lengths_onnx(op: Ops, q: ir.Value, k: ir.Value, axis: int) -> Lengths:
 
 
 def visible_onnx(
-    op: Ops,
-    heads: Heads,
-    seq: ir.Value | None,
-    total: ir.Value | None,
-    mask: ir.Value | None,
-    write_indices: ir.Value | None = None,
-    sink: bool = False,
+    op: Ops, heads: Heads, lengths: Lengths, mask: ir.Value | None, write_indices: ir.Value | None, sink: bool = False
 ) -> ir.Value | None:
-    """As `visible`, from scalar lengths; with `sink`, one more column comes first, with any value."""
+    """As `visible`; with `sink`, one more column comes first, with any value."""
+    seq, total = lengths
     seen: ir.Value | None = None
     if write_indices is not None or heads.causal or heads.local:
         keys = op.Range(-1 if sink else 0, total, 1)

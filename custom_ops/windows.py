@@ -15,21 +15,24 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from posexport.custom_ops.bias import clipped, clipped_onnx, distances, fake_bias, wide
-from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, operator
+from posexport.custom_ops.angles import Positions
+from posexport.custom_ops.bias import clipped, clipped_onnx, distances, fake_bias
+from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, operator, wide
 
 
 @operator("WindowBias", "bias", fake=lambda call: fake_bias(call, call.table))
-def window_bias(q_positions: Tensor, k_positions: Tensor, table: Tensor, size: int) -> Tensor:
-    offset = clipped(distances(q_positions, k_positions), size - 1)
+def window_bias(positions: Positions[Tensor], table: Tensor, size: int) -> Tensor:
+    offset = clipped(distances(positions), size - 1)
     index = offset[..., 1] * (2 * size - 1) + offset[..., 0]
     return table[index].permute(0, 3, 1, 2).to(wide(table.dtype))
 
 
 @window_bias.onnx
-def _bias_onnx(op: Ops, q_positions: ir.Value, k_positions: ir.Value, table: ir.Value, size: int) -> ir.Value:
+def _bias_onnx(op: Ops, positions: Positions[ir.Value], table: ir.Value, size: int) -> ir.Value:
+    sides = (positions.q_positions, positions.k_positions)
+
     def offset(axis: int) -> ir.Value:  # one axis at a time: both at once take ONNX Runtime three times as long
-        queries, keys = (op.Slice(positions, [axis], [axis + 1], [2]) for positions in (q_positions, k_positions))
+        queries, keys = (op.Slice(side, [axis], [axis + 1], [2]) for side in sides)
         return clipped_onnx(op, op.Sub(queries, op.Transpose(keys, perm=[0, 2, 1])), size - 1)
 
     index = op.Add(op.Mul(offset(1), 2 * size - 1), offset(0))

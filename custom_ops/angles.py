@@ -26,7 +26,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from posexport.custom_ops.operator import FP32, INT64, Ops, T, cast, constant, dtype_of, operator, rank_of
+from posexport.custom_ops.operator import FP32, INT64, Ops, T, cast, constant, dtype_of, operator, rank_of, wide
 
 HALF_TURN, SPLIT = 1 << 49, 4096
 """Half a turn in the units of exact_sinusoids, and the number of positions that its first turns stand for."""
@@ -214,8 +214,7 @@ def _powers_onnx(op: Ops, positions: ir.Value, rates: ir.Value, centred: bool) -
 @operator("PositionTemperature", "scaled", fake=lambda call: torch.empty_like(call.q))
 def position_temperature(q: Tensor, positions: Tensor, floor_scale: int, attn_scale: float) -> Tensor:
     """q [B, S, N*head_dim] times 1 + attn_scale log(1 + (p + 1) // floor_scale)."""
-    steps = (positions + 1).div(floor_scale, rounding_mode="trunc")
-    steps = steps.to(torch.promote_types(q.dtype, torch.float32))
+    steps = (positions + 1).div(floor_scale, rounding_mode="trunc").to(wide(q.dtype))
     return q * (torch.log1p(steps) * attn_scale + 1.0).to(q.dtype).unsqueeze(-1)
 
 
@@ -248,8 +247,7 @@ def _grid_onnx(
     if prefix:
         index = op.Range(0, op.Squeeze(op.Shape(positions, start=1, end=2)), 1)
         places = op.Where(op.Unsqueeze(op.Less(index, prefix), [1]), 0, positions)
-    sizes = op.Constant(value=ir.tensor([*grid], dtype=INT64)) if grid else None
-    sizes = op.Add(op.ReduceMax(places, [1]), 1) if sizes is None else sizes
+    sizes = op.Constant(value=ir.tensor([*grid], dtype=INT64)) if grid else op.Add(op.ReduceMax(places, [1]), 1)
     half, one, two, turn = (constant(op, value) for value in (0.5, 1.0, 2.0, 2 * math.pi))
     centres = op.Div(op.Add(op.Cast(places, to=FP32), half), op.Cast(sizes, to=FP32))
     angles = op.Mul(op.Sub(op.Mul(centres, two), one), turn)

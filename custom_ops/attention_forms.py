@@ -210,25 +210,11 @@ def _multi_head(call: Call, ort: bool) -> tuple[ir.Value, ...]:
         whole = [call.flat(t) for t in present] or [call.k, call.v]
         (k, v), axis = whole, 1
         if heads.group > 1:
-            k, v = (
-                op.Reshape(
-                    op.Expand(op.Reshape(t, [0, 0, heads.num_kv_heads, 1, -1]), [1, 1, 1, heads.group, 1]), [0, 0, -1]
-                )
-                for t in whole
-            )
+            split = (op.Reshape(t, [0, 0, heads.num_kv_heads, 1, -1]) for t in whole)
+            k, v = (op.Reshape(op.Expand(t, [1, 1, 1, heads.group, 1]), [0, 0, -1]) for t in split)
     k, v = (_with_sink_key(call, t, axis, axis + 2) for t in (k, v))
-    out = op.MultiHeadAttention(
-        call.q,
-        k,
-        v,
-        None,
-        None,
-        mask.added,
-        num_heads=heads.num_heads,
-        scale=heads.scale,
-        **({"unidirectional": 1} if causal else {}),
-        **MICROSOFT,
-    )
+    attributes = {"num_heads": heads.num_heads, "scale": heads.scale, **({"unidirectional": 1} if causal else {})}
+    out = op.MultiHeadAttention(call.q, k, v, None, None, mask.added, **attributes, **MICROSOFT)
     return _without_keyless(call, out, mask), *present
 
 
@@ -249,26 +235,17 @@ def _grouped(call: Call) -> tuple[ir.Value, ...]:
     added = mask.added
     if added is not None and call.write_indices is not None:  # only the keys so far, not the whole buffer
         added = op.Slice(added, [0], total, [3])
+    inputs = (call.q, call.k, call.v, *(call.past or (None, None)), lengths, op.Cast(op.Squeeze(total), to=int32))
+    attributes: dict[str, Any] = {
+        "num_heads": heads.num_heads,
+        "kv_num_heads": heads.num_kv_heads,
+        "scale": heads.scale,
+    }
+    attributes |= {"local_window_size": window} if window else {}
+    attributes |= {"softcap": heads.softcap} if heads.softcap else {}
+    attributes |= {} if heads.causal else {"causal": 0}
     out, *present = op.GroupQueryAttention(
-        call.q,
-        call.k,
-        call.v,
-        *(call.past or (None, None)),
-        lengths,
-        op.Cast(op.Squeeze(total), to=int32),
-        None,
-        None,
-        None,
-        added,
-        call.sinks,
-        num_heads=heads.num_heads,
-        kv_num_heads=heads.num_kv_heads,
-        scale=heads.scale,
-        **({"local_window_size": window} if window else {}),
-        **({"softcap": heads.softcap} if heads.softcap else {}),
-        **({} if heads.causal else {"causal": 0}),
-        _outputs=3,
-        **MICROSOFT,
+        *inputs, None, None, None, added, call.sinks, **attributes, _outputs=3, **MICROSOFT
     )
     out = _without_keyless(call, out, mask)
     return (out, *present) if call.past else (out,)

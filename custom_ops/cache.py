@@ -45,9 +45,7 @@ def cached_keys(past: Tensor, k: Tensor, write_indices: Tensor | None, num_kv_he
 
 
 @cached_keys.onnx
-def _cached_keys_onnx(
-    op: Ops, past: ir.Value, k: ir.Value, write_indices: ir.Value | None, num_kv_heads: int
-) -> ir.Value:
+def _cached_onnx(op: Ops, past: ir.Value, k: ir.Value, write_indices: ir.Value | None, num_kv_heads: int) -> ir.Value:
     # the nodes that attention writes, so that the two become one where functions are inlined
     if write_indices is None:
         return grown_onnx(op, past, k, num_kv_heads)

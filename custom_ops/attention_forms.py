@@ -236,11 +236,8 @@ def _grouped(call: Call) -> tuple[ir.Value, ...]:
     if added is not None and call.write_indices is not None:  # only the keys so far, not the whole buffer
         added = op.Slice(added, [0], total, [3])
     inputs = (call.q, call.k, call.v, *(call.past or (None, None)), lengths, op.Cast(op.Squeeze(total), to=int32))
-    attributes: dict[str, Any] = {
-        "num_heads": heads.num_heads,
-        "kv_num_heads": heads.num_kv_heads,
-        "scale": heads.scale,
-    }
+    attributes: dict[str, Any] = {"num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads}
+    attributes["scale"] = heads.scale
     attributes |= {"local_window_size": window} if window else {}
     attributes |= {"softcap": heads.softcap} if heads.softcap else {}
     attributes |= {} if heads.causal else {"causal": 0}

@@ -68,7 +68,7 @@ def refuse_bias(tensors: Tensors, module: str) -> None:
         )
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Architecture:
     """One `model_type`.
 

@@ -224,41 +224,25 @@ def wav2vec2_bert(config: Config, layer: int) -> Data:
 
 
 ARCHITECTURES = {
-    "bert": Architecture(
-        layers=count(12), spec=bert, paths=under("encoder.layer.{}.attention", "bert."), weights=bert_weights
-    ),
+    "bert": Architecture(count(12), bert, under("encoder.layer.{}.attention", "bert."), bert_weights),
     "modernbert": Architecture(
-        layers=count(22),
-        spec=modernbert,
-        paths=under("layers.{}.attn", "model."),
-        weights=fused_reader("Wqkv", "Wo", blocks),
+        count(22), modernbert, under("layers.{}.attn", "model."), fused_reader("Wqkv", "Wo", blocks)
     ),
-    "t5": Architecture(layers=count(6, "num_layers", "num_hidden_layers"), spec=t5, paths=t5_paths, weights=t5_weights),
-    "deberta": Architecture(
-        layers=count(12), spec=deberta, paths=under("encoder.layer.{}.attention", "deberta."), weights=deberta_weights
-    ),
+    "t5": Architecture(count(6, "num_layers", "num_hidden_layers"), t5, t5_paths, t5_weights),
+    "deberta": Architecture(count(12), deberta, under("encoder.layer.{}.attention", "deberta."), deberta_weights),
     "deberta-v2": Architecture(
-        layers=count(24),
-        spec=deberta_v2,
-        paths=under("encoder.layer.{}.attention", "deberta."),
-        weights=deberta_v2_weights,
+        count(24), deberta_v2, under("encoder.layer.{}.attention", "deberta."), deberta_v2_weights
     ),
     "xlnet": Architecture(
-        layers=count(24, "n_layer", "num_hidden_layers"),
-        spec=xlnet,
-        paths=under("layer.{}.rel_attn", "transformer."),
-        weights=xlnet_weights,
+        count(24, "n_layer", "num_hidden_layers"), xlnet, under("layer.{}.rel_attn", "transformer."), xlnet_weights
     ),
     "wav2vec2-conformer": Architecture(
-        layers=count(12),
-        spec=wav2vec2_conformer,
-        paths=under("encoder.layers.{}.self_attn", "wav2vec2_conformer."),
-        weights=wav2vec2_conformer_weights,
+        count(12),
+        wav2vec2_conformer,
+        under("encoder.layers.{}.self_attn", "wav2vec2_conformer."),
+        wav2vec2_conformer_weights,
     ),
     "wav2vec2-bert": Architecture(
-        layers=count(24),
-        spec=wav2vec2_bert,
-        paths=under("encoder.layers.{}.self_attn", "wav2vec2_bert."),
-        weights=renamed(CONFORMER_NAMES),
+        count(24), wav2vec2_bert, under("encoder.layers.{}.self_attn", "wav2vec2_bert."), renamed(CONFORMER_NAMES)
     ),
 }

@@ -126,41 +126,27 @@ def mpt(config: Config, layer: int) -> Data:
     return {**size, **causal(config), "scale": scale, "encoding": {"name": "alibi"}}
 
 
+QUERY_KEY_VALUE = fused_reader("query_key_value", "dense", groups)
+
 ARCHITECTURES = {
     "phi3": Architecture(
-        layers=count(32),
-        spec=phi3,
-        paths=under("layers.{}.self_attn", "model."),
-        weights=fused_reader("qkv_proj", "o_proj", blocks),
+        count(32), phi3, under("layers.{}.self_attn", "model."), fused_reader("qkv_proj", "o_proj", blocks)
     ),
-    "gpt_neox": Architecture(
-        layers=count(44),
-        spec=gpt_neox,
-        paths=under("layers.{}.attention", "gpt_neox."),
-        weights=fused_reader("query_key_value", "dense", groups),
-    ),
+    "gpt_neox": Architecture(count(44), gpt_neox, under("layers.{}.attention", "gpt_neox."), QUERY_KEY_VALUE),
     "gptj": Architecture(
-        layers=count(28, "n_layer", "num_hidden_layers"),
-        spec=gptj,
-        paths=under("h.{}.attn", "transformer."),
-        weights=renamed({"o_proj": "out_proj"}),
+        count(28, "n_layer", "num_hidden_layers"),
+        gptj,
+        under("h.{}.attn", "transformer."),
+        renamed({"o_proj": "out_proj"}),
     ),
-    "falcon": Architecture(
-        layers=count(32),
-        spec=falcon,
-        paths=under("h.{}.self_attention", "transformer."),
-        weights=fused_reader("query_key_value", "dense", groups),
-    ),
+    "falcon": Architecture(count(32), falcon, under("h.{}.self_attention", "transformer."), QUERY_KEY_VALUE),
     "bloom": Architecture(
-        layers=count(2, "n_layer", "num_hidden_layers"),
-        spec=bloom,
-        paths=under("h.{}.self_attention", "transformer."),
-        weights=fused_reader("query_key_value", "dense", groups),
+        count(2, "n_layer", "num_hidden_layers"), bloom, under("h.{}.self_attention", "transformer."), QUERY_KEY_VALUE
     ),
     "mpt": Architecture(
-        layers=count(24, "n_layers", "num_hidden_layers"),
-        spec=mpt,
-        paths=under("blocks.{}.attn", "transformer."),
-        weights=fused_reader("Wqkv", "out_proj", blocks),
+        count(24, "n_layers", "num_hidden_layers"),
+        mpt,
+        under("blocks.{}.attn", "transformer."),
+        fused_reader("Wqkv", "out_proj", blocks),
     ),
 }

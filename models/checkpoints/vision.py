@@ -171,26 +171,22 @@ def sam2_video(config: Config, layer: int) -> Data:
 
 
 ARCHITECTURES = {
-    "vit": Architecture(
-        layers=count(12), spec=vit, paths=under("encoder.layer.{}.attention", "vit."), weights=vit_weights
-    ),
-    "swin": Architecture(layers=swin_layers, spec=swin, paths=_block_of_swin("swin."), weights=renamed(SWIN_NAMES)),
-    "swinv2": Architecture(
-        layers=swin_layers, spec=swinv2, paths=_block_of_swin("swinv2."), weights=renamed(SWIN_NAMES)
-    ),
-    "dinov3_vit": Architecture(layers=count(12), spec=dinov3, paths=under("layer.{}.attention", "model.")),
+    "vit": Architecture(count(12), vit, under("encoder.layer.{}.attention", "vit."), vit_weights),
+    "swin": Architecture(swin_layers, swin, _block_of_swin("swin."), renamed(SWIN_NAMES)),
+    "swinv2": Architecture(swin_layers, swinv2, _block_of_swin("swinv2."), renamed(SWIN_NAMES)),
+    "dinov3_vit": Architecture(count(12), dinov3, under("layer.{}.attention", "model.")),
     "pixtral": Architecture(
-        layers=count(24),
-        spec=pixtral,
-        paths=under("transformer.layers.{}.attention", "vision_tower.", "model.vision_tower.", "vision_encoder."),
+        count(24),
+        pixtral,
+        under("transformer.layers.{}.attention", "vision_tower.", "model.vision_tower.", "vision_encoder."),
     ),
     "vjepa2": Architecture(
-        layers=count(24),
-        spec=vjepa2,
-        paths=under("encoder.layer.{}.attention", "vjepa2."),
-        weights=renamed(projections("query", "key", "value", "proj")),
+        count(24),
+        vjepa2,
+        under("encoder.layer.{}.attention", "vjepa2."),
+        renamed(projections("query", "key", "value", "proj")),
     ),
     "sam2_video": Architecture(
-        layers=count(4, f"{_MEMORY}num_layers"), spec=sam2_video, paths=under("memory_attention.layers.{}.self_attn")
+        count(4, f"{_MEMORY}num_layers"), sam2_video, under("memory_attention.layers.{}.self_attn")
     ),
 }

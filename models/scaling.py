@@ -145,7 +145,7 @@ def _takes(*needed: str, **defaults: Any) -> dict[str, Any]:
     return dict.fromkeys(needed, NEEDED) | defaults
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Scaling:
     """One scaling.
 
@@ -165,46 +165,37 @@ class Scaling:
         return {name: getattr(rope, name) for name in self.takes}
 
 
-UNSCALED = Scaling(summary="the frequencies of the trained context", takes={}, frequencies=_plain)
+UNSCALED = Scaling("the frequencies of the trained context", {}, _plain)
 
 _LENGTH = "original_max_position_embeddings"
 
 SCALINGS = {
-    "linear": Scaling(
-        summary="position interpolation: every frequency divided by the factor",
-        takes=_takes("factor"),
-        frequencies=_linear,
-    ),
-    "ntk": Scaling(summary="NTK-aware: a larger theta, once", takes=_takes("factor"), frequencies=_ntk),
+    "linear": Scaling("position interpolation: every frequency divided by the factor", _takes("factor"), _linear),
+    "ntk": Scaling("NTK-aware: a larger theta, once", _takes("factor"), _ntk),
     "dynamic": Scaling(
-        summary="NTK-aware for the current length, beyond the trained length",
-        takes=_takes("factor", _LENGTH),
-        frequencies=_plain,
-        by_length=True,
+        "NTK-aware for the current length, beyond the trained length", _takes("factor", _LENGTH), _plain, by_length=True
     ),
     "yarn": Scaling(
-        summary="slow pairs interpolated, fast pairs kept, a ramp between",
-        takes=_takes("factor", _LENGTH, beta_fast=32.0, beta_slow=1.0)
+        "slow pairs interpolated, fast pairs kept, a ramp between",
+        _takes("factor", _LENGTH, beta_fast=32.0, beta_slow=1.0)
         | _takes(mscale=None, mscale_all_dim=None, attention_factor=None, truncate=True),
-        frequencies=_yarn,
+        _yarn,
         attention_factor=_yarn_attention,
     ),
     "longrope": Scaling(
-        summary="frequencies divided by short or long factors, depending on the length",
-        takes=_takes("short_factor", "long_factor", _LENGTH, "factor", attention_factor=None),
-        frequencies=_longrope,
+        "frequencies divided by short or long factors, depending on the length",
+        _takes("short_factor", "long_factor", _LENGTH, "factor", attention_factor=None),
+        _longrope,
         attention_factor=_longrope_attention,
         by_length=True,
     ),
     "llama3": Scaling(
-        summary="slow pairs divided by the factor, fast pairs kept, a mean between",
-        takes=_takes("factor", _LENGTH, low_freq_factor=1.0, high_freq_factor=4.0),
-        frequencies=_llama3,
+        "slow pairs divided by the factor, fast pairs kept, a mean between",
+        _takes("factor", _LENGTH, low_freq_factor=1.0, high_freq_factor=4.0),
+        _llama3,
     ),
     "proportional": Scaling(
-        summary="p-RoPE: the slowest pairs don't rotate",
-        takes=_takes("partial_rotary_factor", factor=1.0),
-        frequencies=_proportional,
+        "p-RoPE: the slowest pairs don't rotate", _takes("partial_rotary_factor", factor=1.0), _proportional
     ),
 }
 """Every scaling by its name in `rope_parameters`; `ntk`, static NTK, has no name there."""

@@ -178,9 +178,7 @@ def _pair_features_onnx(op: Ops, first: ir.Value, second: ir.Value, interleaved:
     return op.Concat(first, second, axis=-1)
 
 
-@operator(
-    "KeepPrefix", "kept_cos", "kept_sin", fake=lambda call: (torch.empty_like(call.cos), torch.empty_like(call.sin))
-)
+@operator("KeepPrefix", "kept_cos", "kept_sin", fake=lambda call: tuple(map(torch.empty_like, (call.cos, call.sin))))
 def keep_prefix(cos: Tensor, sin: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     kept = (torch.arange(cos.shape[1], device=cos.device) < tokens).view(-1, *(1,) * (cos.dim() - 2))
     return cos.masked_fill(kept, 1.0), sin.masked_fill(kept, 0.0)

@@ -20,24 +20,16 @@ import onnx_ir as ir
 
 from posexport.custom_ops.cache import grown_onnx, scattered_onnx, written_onnx
 from posexport.custom_ops.heads import CappedHeads, heads_onnx, repeated_onnx
-from posexport.custom_ops.operator import (
-    FP32,
-    MICROSOFT,
-    Body,
-    Operator,
-    Ops,
-    cast,
-    constant,
-    dtype_of,
-    shape_of,
-    size_of,
-)
+from posexport.custom_ops.operator import FP32, MICROSOFT, Operator, Ops, cast, constant, dtype_of, shape_of, size_of
 from posexport.custom_ops.unsupported import GROUPED_WIDTH, AttentionCall, unsupported_reason
 from posexport.custom_ops.visibility import Lengths, lengths_onnx, sink_onnx, visible_onnx
 from posexport.errors import RequestError
 
 LOWEST = {FP32: -3.0e38, ir.DataType.FLOAT16: -65504.0, ir.DataType.BFLOAT16: -3.0e38}
 """What a mask adds to the logit of a hidden key: finite, so that no difference of infinities is NaN."""
+
+Results = tuple[ir.Value, ...]
+"""What a body returns: the result of attention, and with a cache the present keys and values."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +71,8 @@ class Call:
     def lengths(self) -> Lengths:
         """The numbers of queries and keys, as scalars."""
         if not self.past:
-            return lengths_onnx(self.op, self.q, self.k, 1)
-        seq, length = lengths_onnx(self.op, self.q, self.past[0], 2)
+            return lengths_onnx(self.op, self.q, self.k)
+        seq, length = lengths_onnx(self.op, self.q, self.past[0])
         return seq, length if self.write_indices is not None else self.op.Add(length, seq)
 
     def flat(self, t: ir.Value) -> ir.Value:
@@ -155,7 +147,7 @@ def _with_sink_key(call: Call, t: ir.Value, axis: int, rank: int) -> ir.Value:
     return call.op.Pad(t, pads)
 
 
-def _native(call: Call, ort: bool) -> tuple[ir.Value, ...]:
+def _native(call: Call, ort: bool) -> Results:
     """`ort`: for ONNX Runtime, whose Attention takes the cache as an input, and the precision of softmax."""
     op, heads = call.op, call.heads
     attributes: dict[str, Any] = {"scale": heads.scale}
@@ -195,7 +187,7 @@ def _written(call: Call, write_indices: ir.Value, ort: bool, buffer: ir.Value, n
     return written_onnx(op, buffer, new, write_indices, call.lengths(), kv_heads)
 
 
-def _multi_head(call: Call, ort: bool) -> tuple[ir.Value, ...]:
+def _multi_head(call: Call, ort: bool) -> Results:
     """MultiHeadAttention, which needs as many key heads as query heads. `ort`: cached keys are [B, N, T, head_dim],
     which ONNX Runtime takes and TensorRT doesn't, instead of [B, T, N*head_dim]."""
     op, heads = call.op, call.heads
@@ -218,7 +210,7 @@ def _multi_head(call: Call, ort: bool) -> tuple[ir.Value, ...]:
     return _without_keyless(call, out, mask), *present
 
 
-def _grouped(call: Call) -> tuple[ir.Value, ...]:
+def _grouped(call: Call) -> Results:
     """GroupQueryAttention, always with all three outputs: without them ONNX Runtime uses another kernel, which gives
     wrong results with a past and no error."""
     op, heads = call.op, call.heads
@@ -248,24 +240,24 @@ def _grouped(call: Call) -> tuple[ir.Value, ...]:
     return (out, *present) if call.past else (out,)
 
 
-def _contrib(call: Call, ort: bool) -> tuple[ir.Value, ...]:
+def _contrib(call: Call, ort: bool) -> Results:
     grouped = call.write_indices is not None or (call.square and (call.heads.causal or call.heads.softcap))
     return _grouped(call) if ort and grouped and call.head_dim % GROUPED_WIDTH == 0 else _multi_head(call, ort)
 
 
-def add_bodies(operator: Operator[Any], decomposed: Callable[..., tuple[ir.Value, ...]]) -> None:
+def add_bodies(operator: Operator[Any], decomposed: Callable[..., Results]) -> None:
     """Give an attention operator its bodies in all forms; `decomposed` is the one in standard operators."""
     cache = "shared" if "write_indices" in operator.inputs else "concat" if "past_key" in operator.inputs else None
     count = len(operator.inputs)
 
-    def body(attention: Callable[[Call], tuple[ir.Value, ...]], form: str = "decomposed", target: str = "") -> Body:
-        def make(op: Ops, *args: Any) -> tuple[ir.Value, ...]:
+    def body(attend: Callable[[Call], Results], form: str = "decomposed", target: str = "") -> Callable[..., Results]:
+        def make(op: Ops, *args: Any) -> Results:
             call = Call(op, CappedHeads(*args[count:]), **dict(zip(operator.inputs, args, strict=False)))
             features = AttentionCall(cache, call.heads.softcap > 0, call.head_dim, call.square)
             reason = unsupported_reason(form, target, features)
             if reason is not None:
                 raise RequestError(f"{reason}.")
-            return attention(call)
+            return attend(call)
 
         return make
 

@@ -49,7 +49,7 @@ def _cached_onnx(op: Ops, past: ir.Value, k: ir.Value, write_indices: ir.Value |
     # the nodes that attention writes, so that the two become one where functions are inlined
     if write_indices is None:
         return grown_onnx(op, past, k, num_kv_heads)
-    return written_onnx(op, past, k, write_indices, lengths_onnx(op, k, past, 2), num_kv_heads)
+    return written_onnx(op, past, k, write_indices, lengths_onnx(op, k, past), num_kv_heads)
 
 
 def grown_onnx(op: Ops, past: ir.Value, new: ir.Value, num_kv_heads: int) -> ir.Value:
@@ -117,15 +117,14 @@ def _key_positions_onnx(
     op: Ops, positions: ir.Value, past: ir.Value, write_indices: ir.Value | None, mask: ir.Value | None
 ) -> ir.Value:
     seq, length = op.Shape(positions, start=1, end=2), op.Shape(past, start=2, end=3)
-    total, first = (
-        (op.Add(length, seq), length) if write_indices is None else (length, op.Unsqueeze(write_indices, [1]))
-    )
+    grown = write_indices is None
+    take = op.Gather if grown else op.GatherElements
+    total, first = (op.Add(length, seq), length) if grown else (length, op.Unsqueeze(write_indices, [1]))
     keys = op.Range(0, op.Squeeze(total), 1)
     before, at_first, anchor = keys, first, op.Slice(positions, [0], [1], [1])
     if mask is not None:
         attended = op.Cast(op.Cast(mask, to=ir.DataType.BOOL), to=INT64)
         before = op.CumSum(attended, 1, exclusive=1)
-        take = op.Gather if write_indices is None else op.GatherElements
         at_first = take(before, first, axis=1)
         new = take(op.Add(before, attended), op.Add(first, op.Range(0, op.Squeeze(seq), 1)), axis=1)
         leading = op.ReduceSum(op.Cast(op.Equal(new, at_first), to=INT64), [1])
@@ -133,5 +132,5 @@ def _key_positions_onnx(
     cached = op.Add(op.Sub(anchor, at_first), before)
     # Where, not Concat of cached and new: a Concat after CumSum keeps TensorRT from fusing attention
     steps = op.Min(op.Max(op.Sub(keys, first), 0), op.Sub(seq, 1))
-    new = (op.Gather if write_indices is None else op.GatherElements)(positions, steps, axis=1)
+    new = take(positions, steps, axis=1)
     return op.Where(op.Less(keys, first), cached, new)

@@ -33,19 +33,7 @@ from posexport.custom_ops.angles import Angles, Positions
 from posexport.custom_ops.attention import Added, keys_onnx, logits_of, logits_onnx, weights_of, weights_onnx
 from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances, distances_onnx, fake_logits
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, to_heads
-from posexport.custom_ops.operator import (
-    FP32,
-    INT64,
-    Ops,
-    cast,
-    constant,
-    dtype_of,
-    operator,
-    rank_of,
-    shape_of,
-    size_of,
-    wide,
-)
+from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, operator, shape_of, size_of, wide
 from posexport.custom_ops.visibility import lengths_onnx, visible, visible_onnx
 
 
@@ -193,7 +181,7 @@ def _offset_values_onnx(
     behind: int,
     ahead: int,
 ) -> ir.Value:
-    lengths = lengths_onnx(op, q, k, rank_of(k) - 2)
+    lengths = lengths_onnx(op, q, k)
     weights, seen = weights_onnx(op, q, keys_onnx(op, q, k, heads), added, heads, lengths, write_indices)
     if added.sinks is not None:  # they are the first column
         weights = op.Slice(weights, [1], [2**31 - 1], [3])
@@ -249,7 +237,7 @@ def _disentangled_onnx(
     if key_table is not None:
         terms.append(_picked_onnx(op, scores(heads_onnx(op, q, num_heads), key_table), rows, num_heads))
     if query_table is not None:
-        keys = k if rank_of(k) == 4 else heads_onnx(op, k, num_heads)
+        keys = k if len(shape_of(k)) == 4 else heads_onnx(op, k, num_heads)
         by_key = _picked_onnx(op, scores(keys, query_table), op.Transpose(rows, perm=[0, 2, 1]), num_heads)
         terms.append(op.Transpose(by_key, perm=[0, 1, 3, 2]))
     return cast(op, terms[0] if len(terms) == 1 else op.Add(*terms), FP32)
@@ -281,7 +269,7 @@ def _contextual_onnx(
     pos_emb: ir.Value,
     heads: Heads,
 ) -> ir.Value:
-    lengths = lengths_onnx(op, q, k, rank_of(k) - 2)
+    lengths = lengths_onnx(op, q, k)
     logits = logits_onnx(op, q, keys_onnx(op, q, k, heads), heads)
     seen = visible_onnx(op, heads, lengths, mask, write_indices)
     zero, one = constant(op, 0.0), constant(op, 1.0)
@@ -292,5 +280,5 @@ def _contextual_onnx(
     scores = cast(op, op.MatMul(heads_onnx(op, q, heads.num_heads), pos_emb), FP32)
     low, high = op.Floor(places), op.Ceil(places)
     part = op.Sub(places, low)
-    above, below = (op.GatherElements(scores, op.Cast(t, to=INT64), axis=-1) for t in (high, low))
+    above, below = (op.GatherElements(scores, op.Cast(t, to=ir.DataType.INT64), axis=-1) for t in (high, low))
     return op.Add(op.Mul(above, part), op.Mul(below, op.Sub(one, part)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from posexport.custom_ops.heads import Heads
-from posexport.custom_ops.operator import Ops
+from posexport.custom_ops.operator import Ops, rank_of
 
 
 def visible(
@@ -56,8 +56,9 @@ Lengths = tuple[ir.Value, ir.Value]
 """The numbers of queries and of keys, as scalars."""
 
 
-def lengths_onnx(op: Ops, q: ir.Value, k: ir.Value, axis: int) -> Lengths:
-    """The numbers of queries (axis 1 of `q`) and of keys (`axis` of `k`), as scalars."""
+def lengths_onnx(op: Ops, q: ir.Value, k: ir.Value) -> Lengths:
+    """The numbers of queries [B, S, ...] and of keys [B, T, ...], or [B, K, T, head_dim] of a cache, as scalars."""
+    axis = rank_of(k) - 2
     return op.Squeeze(op.Shape(q, start=1, end=2)), op.Squeeze(op.Shape(k, start=axis, end=axis + 1))
 
 

@@ -128,11 +128,9 @@ def seeded_weights(spec: Spec, seed: int) -> dict[str, torch.Tensor]:
     return dict(weights)
 
 
-def _check_memory(what: str, needed: int) -> None:
-    if needed > (free := available()):
-        raise RequestError(
-            f"{what} {size_text(needed)} and {size_text(free)} of memory are free: choose smaller sizes."
-        )
+def _check_memory(what: str, size: int) -> None:
+    if size > (free := available()):
+        raise RequestError(f"{what} {size_text(size)} and {size_text(free)} of memory are free: choose smaller sizes.")
 
 
 def digest_of(weights: Mapping[str, torch.Tensor]) -> str:
@@ -216,12 +214,10 @@ def _read(path: Path, name: str, dtype: str) -> torch.Tensor:
 
     with _opened(path) as file:
         tensor = file.get_tensor(name)
-        check_values(tensor, f"weights {path}: {name!r}")
-        values: torch.Tensor = tensor.to(getattr(torch, TORCH_DTYPES[dtype]))
-        if not bool(torch.isfinite(values).all()):
-            raise RequestError(
-                f"weights {path}: {name!r} overflows in {dtype}, use dtype bf16 or fp32 or scale it down."
-            )
+    check_values(tensor, f"weights {path}: {name!r}")
+    values: torch.Tensor = tensor.to(getattr(torch, TORCH_DTYPES[dtype]))
+    if not bool(torch.isfinite(values).all()):
+        raise RequestError(f"weights {path}: {name!r} overflows in {dtype}, use dtype bf16 or fp32 or scale it down.")
     return values
 
 

@@ -15,10 +15,8 @@ from posexport.errors import FieldError, unknown
 
 
 def parsed(help: str, allowed: str, read: Callable[[Any], Any], default: Any = None, *, typed: bool = False) -> Any:
-    """The result of `read`, which raises TypeError or ValueError for a value that is not `allowed`.
-
-    With `typed`, a file format that has numbers and booleans must not give it as text.
-    """
+    """The result of `read`, which raises TypeError or ValueError for a value that is not `allowed`. `typed`: a file
+    format that has numbers and booleans must not give it as text."""
 
     def convert(value: object, _: object, field: attrs.Attribute[Any]) -> object:
         if value is None and default is None:

@@ -156,10 +156,8 @@ class Spec:
         given_scale = self.scale is not None
         if self.scale is None:
             put(self, "scale", self.encoding.default_scale(self.head_dim))
-        if self.scale > LARGEST_FINITE[self.dtype]:
-            raise RequestError(
-                f"scale is {self.scale}: the largest number in {self.dtype} is {LARGEST_FINITE[self.dtype]}."
-            )
+        if self.scale > (largest := LARGEST_FINITE[self.dtype]):
+            raise RequestError(f"scale is {self.scale}: the largest number in {self.dtype} is {largest}.")
         if self.qk_norm_type is not None and not self.qk_norm:
             raise RequestError(f"qk_norm_type is {self.qk_norm_type!r} without qk_norm: give qk_norm too, or drop it.")
         if self.qk_norm and self.qk_norm_type is None:
@@ -241,10 +239,7 @@ class Spec:
         return None if limit is None else limit ** max(self.position_axes, 1)
 
     def saturation_distance(self) -> int:
-        """The distance from which on every layer treats all pairs of tokens alike: by window, chunk or encoding.
-
-        0 where no layer has such a distance.
-        """
+        """The distance from which every layer treats all pairs of tokens alike, by window, chunk or encoding, or 0."""
         return max(
             max(layer.window or 0, layer.attention_chunk_size or 0, layer.encoding.saturation_distance() or 0)
             for layer in self.distinct_layers()
@@ -261,10 +256,7 @@ class Spec:
         return (self.num_heads, self.num_kv_heads, self.scale, self.causal, window, chunk, self.softcap or 0.0)
 
     def _problems(self) -> Iterator[str]:
-        """Options that contradict each other or mean nothing for the encoding.
-
-        In a pattern, one layer that uses an option is enough.
-        """
+        """Options that contradict each other, or that no layer's encoding uses."""
         name = self.encoding.name
         for option, why in (
             ("kv_cache", "an encoder's keys don't grow"),

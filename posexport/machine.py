@@ -288,8 +288,5 @@ def peak() -> int:
 
 
 def _status(name: str) -> int | None:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    return None
+    lines = (_read("/proc/self/status") or "").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from posexport.errors import RequestError
+from posexport.errors import RequestError, system_error
 
 SUFFIXES = (".onnx", ".plan")
 
@@ -52,12 +52,8 @@ def check_onnx(path: Path) -> None:
 
     Only the headers of fields are read, so the time does not depend on the size of the file.
     """
-    try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            fields = _fields(file, size)
-    except OSError as error:
-        raise RequestError(f"can't read {str(path)!r} ({error.strerror}): give an existing .onnx file.") from None
+    with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"), path.open("rb") as file:
+        fields = _fields(file, path.stat().st_size)
     if fields is None or not fields <= _MODEL_FIELDS:
         raise RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.")
     if _GRAPH not in fields:

@@ -198,10 +198,9 @@ def read_onnx(path: Path) -> Artifact:
         if not isinstance(data, dict):
             raise RequestError("it is not a table.")
         spec = read_spec(data)
-        if form not in FORMS:
-            raise RequestError(f"its form is {form!r}, known are {', '.join(FORMS)}.")
-        if target not in TARGETS:
-            raise RequestError(f"its target is {target!r}, known are {', '.join(TARGETS)}.")
+        for key, value, known in (("form", form, FORMS), ("target", target, TARGETS)):
+            if value not in known:
+                raise RequestError(f"its {key} is {value!r}, known are {', '.join(known)}.")
     except (ValueError, RecursionError, RequestError) as error:
         raise RequestError(f"{str(path)!r} has metadata that can't be used: {str(error).rstrip('.')}.") from None
     version = properties["posexport.version"]

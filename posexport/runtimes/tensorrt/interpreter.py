@@ -29,7 +29,6 @@ from posexport.runtimes.tensors import to_numpy, to_torch
 
 NAME = "tensorrt-import"
 
-
 _INT32 = torch.iinfo(torch.int32)
 
 

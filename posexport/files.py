@@ -34,10 +34,7 @@ class Staged:
         self.renames: list[tuple[Path, Path]] = []
 
     def write(self, target: Path, fill: Callable[[HashingFile], object]) -> str:
-        """Write what shall stand at `target`; returns the sha256 of its bytes.
-
-        Raises RequestError where the folder is not there or can't be written.
-        """
+        """Write what shall stand at `target`, and return its sha256; RequestError where the folder can't be written."""
         import tempfile
 
         check_target(target)

@@ -1,4 +1,4 @@
-"""Paths that people give for artifacts, checked in milliseconds. Imports no engine, and reads headers only."""
+"""Paths that people give for artifacts, checked in milliseconds: loads no engine, reads only headers of files."""
 
 from __future__ import annotations
 
@@ -48,10 +48,7 @@ def check_artifact(path: Path) -> None:
 
 
 def check_onnx(path: Path) -> None:
-    """RequestError unless the file is a protobuf message with the fields of an ONNX model, a graph among them.
-
-    Only the headers of fields are read, so the time does not depend on the size of the file.
-    """
+    """RequestError unless the file is a protobuf message with the fields of an ONNX model, a graph among them."""
     with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"), path.open("rb") as file:
         fields = _fields(file, path.stat().st_size)
     if fields is None or not fields <= _MODEL_FIELDS:

@@ -26,10 +26,7 @@ from posexport.runtimes.tensors import load_arrays, save_arrays
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """What one runtime made of one artifact: outputs for each of the inputs, or why there are none.
-
-    The codes of `failure` are those of posexport.processes.
-    """
+    """One runtime's outputs for each of the inputs, or why there are none, with a code of posexport.processes."""
 
     outputs: tuple[Arrays, ...] = ()
     failure: Reason | None = None

@@ -19,7 +19,7 @@ import numpy as np
 
 from posexport.artifact.manifest import values_of
 from posexport.artifact.plan import check_builder, check_plan
-from posexport.artifact.profiles import check_shapes
+from posexport.artifact.profiles import ShapeProfiles, check_shapes
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.base import Arrays, check_options
@@ -38,13 +38,7 @@ class PlanRunner:
     """One engine with its outputs. Device memory is allocated for the given shapes, not for the largest."""
 
     def __init__(
-        self,
-        trt: Any,
-        plan: Any,
-        name: str,
-        profiles: Mapping[str, Mapping[str, Any]],
-        outputs: Values,
-        cuda_graph: bool = False,
+        self, trt: Any, plan: Any, name: str, profiles: ShapeProfiles, outputs: Values, cuda_graph: bool = False
     ) -> None:
         os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = str(int(name == "tensorrt-rtx"))  # read when polygraphy is imported
         self._trt, self._name, self._cuda_graph = trt, name, cuda_graph
@@ -162,9 +156,7 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     return PlanRunner(trt, plan, name, manifest.profiles, values_of(manifest.outputs), cuda_graph)
 
 
-def warm_cache(
-    name: str, plan: Any, artifact: Artifact, profiles: Mapping[str, Mapping[str, list[int]]], file: Path
-) -> bytes:
+def warm_cache(name: str, plan: Any, artifact: Artifact, profiles: ShapeProfiles, file: Path) -> bytes:
     """The runtime cache of a new plan, run once at the shapes it is tuned for; `file` may hold an earlier cache.
 
     Raises RuntimeMissingError without a GPU to compile kernels for.

@@ -196,8 +196,9 @@ def _finish(model: ir.Model, form: str) -> None:
         apply(model)
     nodes = list(model.graph.all_nodes())
     outputs = [value for node in nodes for value in node.outputs]
-    holders: list[ir.Model | ir.Graph | ir.Node | ir.Value] = [model, model.graph, *nodes, *outputs]
-    for holder in (*holders, *model.graph.inputs, *model.graph.initializers.values()):
+    values = [*model.graph.inputs, *model.graph.initializers.values(), *outputs]
+    holders: list[ir.Model | ir.Graph | ir.Node | ir.Value] = [model, model.graph, *nodes, *values]
+    for holder in holders:
         holder.metadata_props.clear()
 
 

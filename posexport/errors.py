@@ -67,6 +67,15 @@ def located(where: str, spelled: Callable[[str], str] = str) -> Iterator[None]:
         raise kind(f"{where}: {text}") from None
 
 
+@contextmanager
+def system_error(problem: str, advice: str) -> Iterator[None]:
+    """Raise an OSError of the block as a RequestError: `problem`, the system's reason in brackets, and `advice`."""
+    try:
+        yield
+    except OSError as error:
+        raise RequestError(f"{problem} ({error.strerror}): {advice}.") from None
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str], similarity: float = 0.5) -> RequestError:
     """The error for a name outside a table, with the nearest name in it that has this similarity (0 to 1) or more."""
     import difflib
@@ -74,8 +83,7 @@ def unknown(kind: str, given: str, allowed: Iterable[str], similarity: float = 0
     names = list(allowed)
     near = difflib.get_close_matches(given.lower(), names, n=1, cutoff=similarity)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    listed = ", ".join(names) if names else "none"
-    return RequestError(f"unknown {kind} {given!r}: {hint}allowed: {listed}.")
+    return RequestError(f"unknown {kind} {given!r}: {hint}allowed: {', '.join(names) or 'none'}.")
 
 
 def check_known(kind: str, given: object, allowed: Collection[str]) -> None:

@@ -1,5 +1,4 @@
-"""Writing files whole or not at all: to temporary names beside their targets, renamed together at the end; and reading
-those that people name."""
+"""Files that people name, read; and files written whole or not at all: to temporary names, then renamed together."""
 
 from __future__ import annotations
 
@@ -7,14 +6,13 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from posexport.errors import RequestError
+from posexport.errors import RequestError, system_error
 
 
 class HashingFile:
@@ -30,26 +28,19 @@ class HashingFile:
 
 
 class Staged:
-    """Files that wait under temporary names beside their targets."""
+    """Files that wait under temporary names beside their targets; `renames` holds the two paths of each."""
 
     def __init__(self) -> None:
-        self._files: list[tuple[Path, Path]] = []
+        self.renames: list[tuple[Path, Path]] = []
 
     def write(self, target: Path, fill: Callable[[HashingFile], object]) -> str:
-        """Write what shall stand at `target`; returns the sha256 of its bytes.
-
-        Raises RequestError where the folder is not there or can't be written.
-        """
+        """Write what shall stand at `target`, and return its sha256; RequestError where the folder can't be written."""
         import tempfile
 
         check_target(target)
-        try:
+        with system_error(f"can't write to the folder {str(target.parent)!r}", "give an existing, writable one"):
             handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-        except OSError as error:
-            raise RequestError(
-                f"can't write to the folder {str(target.parent)!r} ({error.strerror}): give an existing, writable one."
-            ) from None
-        self._files.append((Path(name), target))
+        self.renames.append((Path(name), target))
         with os.fdopen(handle, "wb") as file:
             hashing = HashingFile(file)
             fill(hashing)
@@ -60,32 +51,20 @@ class Staged:
         Path(name).chmod(0o666 & ~umask)  # mkstemp makes files for their owner only
         return hashing.sha256.hexdigest()
 
-    def commit(self) -> None:
-        """Rename every file to its target."""
-        with uninterrupted():
-            for temporary, target in self._files:
-                temporary.replace(target)
-            self._files.clear()
-
-    def discard(self) -> None:
-        """Remove what wasn't committed."""
-        for temporary, _ in self._files:
-            temporary.unlink(missing_ok=True)
-
 
 @contextmanager
 def staged() -> Iterator[Staged]:
     """Files that appear together at the end of the block, or not at all where it raises or is interrupted."""
     files = Staged()
     try:
-        yield files
-        files.commit()
-    except OSError as error:
-        raise RequestError(
-            f"can't write the output ({error.strerror}): free some space or give another folder."
-        ) from None
+        with system_error("can't write the output", "free some space or give another folder"):
+            yield files
+            with uninterrupted():
+                for temporary, target in files.renames:
+                    temporary.replace(target)
     finally:
-        files.discard()
+        for temporary, _ in files.renames:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -114,13 +93,8 @@ def check_writable(target: Path) -> None:
     import tempfile
 
     check_target(target)
-    try:
-        with tempfile.NamedTemporaryFile(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent):
-            pass
-    except OSError as error:
-        raise RequestError(
-            f"output {str(target)!r} can't be written ({error.strerror}): give a file in a folder that can be."
-        ) from None
+    with system_error(f"output {str(target)!r} can't be written", "give a file in a folder that can be"):
+        tempfile.NamedTemporaryFile(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent).close()
 
 
 def check_output(target: Path, ending: str) -> None:
@@ -178,42 +152,31 @@ def write_folder(target: Path, fill: Callable[[Path], None], beside: Mapping[Pat
     """
     import tempfile
 
-    temporary: Path | None = None
-    try:
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
-        made = temporary / "new"
+    with (
+        system_error(f"can't write the folder {str(target)!r}", "give another place, or free some space"),
+        tempfile.TemporaryDirectory(
+            prefix=f".{target.name}.", suffix=".tmp", dir=target.parent, ignore_cleanup_errors=True
+        ) as temporary,
+    ):
+        made = Path(temporary, "new")
         made.mkdir()
         fill(made)
         moves = [(made, target)]
         for number, (path, data) in enumerate((beside or {}).items()):
-            file = temporary / f"new-{number}"
+            file = Path(temporary, f"new-{number}")
             file.write_bytes(data)
             moves.append((file, path))
         with uninterrupted():
-            _move(moves, temporary)
-    except OSError as error:
-        raise RequestError(
-            f"can't write the folder {str(target)!r} ({error.strerror}): give another place, or free some space."
-        ) from None
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+            _move(moves, Path(temporary))
 
 
 def _move(moves: list[tuple[Path, Path]], aside: Path) -> None:
     """Rename each to its place, what is there out of the way; all back where one can't be."""
-    done: list[tuple[Path, Path]] = []
-
-    def rename(source: Path, place: Path) -> None:
-        source.rename(place)
-        done.append((source, place))
-
-    try:
+    with ExitStack() as undo:
         for number, (source, place) in enumerate(moves):
             if place.exists():
-                rename(place, aside / f"old-{number}")
-            rename(source, place)
-    except OSError:
-        for source, place in reversed(done):
-            place.rename(source)
-        raise
+                old = place.rename(aside / f"old-{number}")
+                undo.callback(old.rename, place)
+            moved = source.rename(place)
+            undo.callback(moved.rename, source)
+        undo.pop_all()

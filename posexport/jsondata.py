@@ -36,7 +36,6 @@ LARGEST = 10**300
 OMITTED = "posexport.omitted"
 """Metadata of a field that is written only where it differs from its default: `metadata={OMITTED: True}`."""
 
-
 _origin: Callable[[Any], Any] = get_origin  # `dict` for `dict[str, int]`
 
 
@@ -127,13 +126,10 @@ def _converter() -> cattrs.Converter:
         return checked(Mapping, "an object", complete)
 
     def written(kind: Any) -> Any:
-        omitted: dict[str, Any] = {
-            field.name: gen.override(omit_if_default=True)
-            for field in attrs.fields(kind)
-            if field.metadata.get(OMITTED)
-        }
-        write = gen.make_dict_unstructure_fn(kind, converter, **omitted)
         names = [field.name for field in attrs.fields(kind)]
+        omittable = [field.name for field in attrs.fields(kind) if field.metadata.get(OMITTED)]
+        omitted: dict[str, Any] = dict.fromkeys(omittable, gen.override(omit_if_default=True))
+        write = gen.make_dict_unstructure_fn(kind, converter, **omitted)
 
         def in_order(value: Any) -> dict[str, Any]:  # cattrs puts what may be omitted behind everything else
             data = write(value)

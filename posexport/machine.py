@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -167,10 +166,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 def _gpu() -> dict[str, Any] | None:
     """The first GPU by nvidia-smi: name, driver, power limit in W, largest clock in MHz, memory in MB."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    ask = [tool, "--id=0", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]
+    ask = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         output = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -214,7 +210,6 @@ HEADROOM = 512 * 2**20
 SHORT = ("bad_alloc", "bad allocation", "out of memory", "failed to allocate", "can't allocate", "cannot allocate")
 """How engines say that memory is short, in small letters."""
 
-
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -229,8 +224,7 @@ def available() -> int:
 
 
 def _below_limits() -> Iterator[int]:
-    """What each limit on this process's control groups (Linux, both versions) leaves; files that are only cached there
-    make room."""
+    """What each memory limit of this process's control groups (Linux, both versions) leaves; cached files make room."""
     yield sys.maxsize
     with contextlib.suppress(OSError):
         for line in _OWN_CGROUPS.read_text().splitlines():
@@ -288,8 +282,5 @@ def peak() -> int:
 
 
 def _status(name: str) -> int | None:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    return None
+    lines = (_read("/proc/self/status") or "").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)

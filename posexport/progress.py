@@ -1,7 +1,4 @@
-"""How long work reports what it is doing: it calls a `Progress` with the step that begins.
-
-The command line passes a callable that shows the step on a terminal, or as a line a minute elsewhere.
-"""
+"""How long work reports what it does; the command line shows it on a terminal, or as a line a minute elsewhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The shape of an ONNX file's graph: how often each operator stands in it, and its longest path.
-
-The graph is read as it lies in the file; the path goes from the block's input to its output.
-"""
+"""The shape of a graph as it lies in an ONNX file: counts of operators, and the longest path from input to output."""
 
 from __future__ import annotations
 

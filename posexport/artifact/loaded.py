@@ -58,9 +58,7 @@ def load_artifact(path: Path) -> LoadedArtifact:
         inputs, outputs = values_of(plan.inputs), values_of(plan.outputs)
         bounds, optimal_sizes = _profile_bounds(source.spec, inputs, plan.profiles)
         keys = ", ".join(contradictions(plan, source))
-        fault = (
-            f"its manifest {manifest_path(path).name} contradicts {source.path.name} in its {keys}" if keys else None
-        )
+        fault = f"its manifest {path.name}.json contradicts {source.path.name} in its {keys}" if keys else None
     else:
         plan, source = None, read_onnx(path)
         inputs, outputs = source.inputs(), source.outputs()
@@ -92,8 +90,7 @@ def _profile_bounds(spec: Spec, inputs: Values, profiles: Profiles) -> tuple[Bou
 
 
 def manifest_fault(artifact: Artifact, external: bool = True) -> str | None:
-    """How the manifest beside an ONNX artifact contradicts it, without a full stop; None where it doesn't, or where
-    there is none.
+    """How the manifest beside an ONNX artifact contradicts it, in a clause; None where it doesn't, or there is none.
 
     The file is used all the same, since it carries its own spec: a fault says that one of the two was changed since.
     Without `external`, external data is not read.

@@ -1,7 +1,6 @@
 """The manifest `<file>.json` beside an artifact: the JSON that it holds, and whether it belongs to the file.
 
-Classes are the schema (posexport.jsondata); the order of their fields is the order of the keys in the file. Imports no
-engine.
+Classes are the schema (posexport.jsondata), their fields in the order of the keys in the file. Imports no engine.
 """
 
 from __future__ import annotations
@@ -188,8 +187,7 @@ class PlanKernels:
     """The kernels of a plan in order; None, with the reason in `unknown`, where the builder did not list them.
 
     `fused_attention` says whether each of the `attention_layers` of the graph is one fused kernel, `unfused` why not,
-    where that is known. `decomposed_attention` counts the layers that the builder decomposed, because it has no kernel
-    for them.
+    where that is known. `decomposed_attention` counts the layers that the builder decomposed for lack of a kernel.
     """
 
     count: int | None
@@ -275,10 +273,7 @@ def external_data(path: Path) -> Mapping[str, str]:
 
 
 def matches_manifest(path: Path) -> bool | None:
-    """Whether the bytes of the file and of its external data are those that its manifest names; None without one.
-
-    Raises RequestError where the manifest can't be used.
-    """
+    """Whether the file and its external data are those of the manifest, None without one; raises as `read_manifest`."""
     manifest = read_manifest(path)
     if manifest is None:
         return None

@@ -104,10 +104,7 @@ class Artifact:
         return dict(sorted((entry.domain, entry.version) for entry in self.model.opset_import))
 
     def weights(self) -> LazyWeights:
-        """The weights by their public names, in the file's dtype, each read when it is asked for.
-
-        Raises RequestError where one is missing or misshapen.
-        """
+        """The weights by public name in the file's dtype, read on demand; RequestError for one missing or misshapen."""
         shapes = weight_shapes(self.spec)
         tensors = {tensor.name: tensor for tensor in self.model.graph.initializer if onnx_file.is_known(tensor)}
         for name, shape in shapes.items():
@@ -132,8 +129,7 @@ def write_onnx(
 
     The manifest says where the `weights` come from, unless they are the caller's own. Weights of `external_from` bytes
     or more in all go to `<file>.data`; such a file of an earlier artifact is removed where it is no longer needed and
-    that artifact's manifest names it. Raises RequestError where the folder can't be written; every file is then as it
-    was.
+    that artifact's manifest names it. RequestError where the folder can't be written; every file is then as it was.
     """
     spec = read_spec(json.loads(model.metadata_props["posexport.spec"]))
     data = onnx_file.data_path(path)
@@ -198,10 +194,9 @@ def read_onnx(path: Path) -> Artifact:
         if not isinstance(data, dict):
             raise RequestError("it is not a table.")
         spec = read_spec(data)
-        if form not in FORMS:
-            raise RequestError(f"its form is {form!r}, known are {', '.join(FORMS)}.")
-        if target not in TARGETS:
-            raise RequestError(f"its target is {target!r}, known are {', '.join(TARGETS)}.")
+        for key, value, known in (("form", form, FORMS), ("target", target, TARGETS)):
+            if value not in known:
+                raise RequestError(f"its {key} is {value!r}, known are {', '.join(known)}.")
     except (ValueError, RecursionError, RequestError) as error:
         raise RequestError(f"{str(path)!r} has metadata that can't be used: {str(error).rstrip('.')}.") from None
     version = properties["posexport.version"]

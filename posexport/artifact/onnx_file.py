@@ -17,7 +17,7 @@ import onnx
 import onnx.checker
 import onnx.numpy_helper
 
-from posexport.errors import RequestError
+from posexport.errors import RequestError, system_error
 from posexport.files import HashingFile, Staged
 
 if TYPE_CHECKING:
@@ -157,9 +157,8 @@ def read(path: Path) -> onnx.ModelProto:
     External data must lie in the file's own folder: a path that leads elsewhere could read any file of the user's.
     """
     try:
-        model = onnx.load(path, load_external_data=False)
-    except OSError as error:
-        raise RequestError(f"can't read {str(path)!r} ({error.strerror}): give an existing .onnx file.") from None
+        with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"):
+            model = onnx.load(path, load_external_data=False)
     except (google.protobuf.message.DecodeError, ValueError):
         raise RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.") from None
     if not model.graph.node or not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
@@ -184,9 +183,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _check_tensor(path: Path, tensor: onnx.TensorProto) -> None:
-    size = None
-    if tensor.data_type in _TORCH:
-        size = math.prod(tensor.dims) * _TORCH[tensor.data_type][1]
+    size = math.prod(tensor.dims) * _TORCH[tensor.data_type][1] if tensor.data_type in _TORCH else None
     stored = len(tensor.raw_data) if tensor.HasField("raw_data") else None
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         stored = _check_external(path, tensor)
@@ -204,12 +201,8 @@ def _check_external(path: Path, tensor: onnx.TensorProto) -> int:
     entry = external(tensor)
     location = entry.get("location", "")
     home = path.parent.resolve()
-    if (
-        not location
-        or "\0" in location
-        or Path(location).name != location
-        or (home / location).resolve().parent != home
-    ):
+    bare = location and "\0" not in location and Path(location).name == location
+    if not bare or (home / location).resolve().parent != home:
         raise RequestError(
             f"{str(path)!r} keeps {tensor.name!r} in {location!r}, outside its own folder: export it again."
         )
@@ -236,12 +229,8 @@ def tensor_of(path: Path, tensor: onnx.TensorProto) -> torch.Tensor:
 
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         entry = external(tensor)
-        raw = np.fromfile(
-            path.parent / entry["location"],
-            dtype=np.uint8,
-            count=int(entry["length"]),
-            offset=int(entry.get("offset", "0")),
-        )
+        length, offset = int(entry["length"]), int(entry.get("offset", "0"))
+        raw = np.fromfile(path.parent / entry["location"], dtype=np.uint8, count=length, offset=offset)
     else:
         raw = np.frombuffer(tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes(), dtype=np.uint8).copy()
     dtype: torch.dtype = getattr(torch, _TORCH[tensor.data_type][0])

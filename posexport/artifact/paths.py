@@ -1,4 +1,4 @@
-"""Paths that people give for artifacts, checked in milliseconds. Imports no engine, and reads headers only."""
+"""Paths that people give for artifacts, checked in milliseconds: loads no engine, reads only headers of files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from posexport.errors import RequestError
+from posexport.errors import RequestError, system_error
 
 SUFFIXES = (".onnx", ".plan")
 
@@ -48,16 +48,9 @@ def check_artifact(path: Path) -> None:
 
 
 def check_onnx(path: Path) -> None:
-    """RequestError unless the file is a protobuf message with the fields of an ONNX model, a graph among them.
-
-    Only the headers of fields are read, so the time does not depend on the size of the file.
-    """
-    try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            fields = _fields(file, size)
-    except OSError as error:
-        raise RequestError(f"can't read {str(path)!r} ({error.strerror}): give an existing .onnx file.") from None
+    """RequestError unless the file is a protobuf message with the fields of an ONNX model, a graph among them."""
+    with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"), path.open("rb") as file:
+        fields = _fields(file, path.stat().st_size)
     if fields is None or not fields <= _MODEL_FIELDS:
         raise RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.")
     if _GRAPH not in fields:

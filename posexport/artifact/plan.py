@@ -1,7 +1,6 @@
 """Plans on disk: what must hold before one is opened. Imports no engine.
 
-A plan is code that the engine runs: one whose manifest `<file>.plan.json` is missing, or does not fit it, is never
-handed to an engine.
+A plan is code that the engine runs: without a manifest `<file>.plan.json` that fits it, no engine gets it.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ from posexport.files import sha256_of
 
 
 def check_plan(path: Path) -> PlanManifest:
-    """The manifest of the plan at `path`, whose bytes are those that it describes.
-
-    Raises RequestError as `plan_manifest` does, and where the file's sha256 is not the one in the manifest.
-    """
+    """The manifest of the plan at `path`; RequestError as in `plan_manifest`, and where the plan's sha256 differs."""
     manifest = plan_manifest(path)
     if manifest.sha256 != sha256_of(path):
         raise RequestError(
@@ -28,10 +24,7 @@ def check_plan(path: Path) -> PlanManifest:
 
 
 def plan_manifest(path: Path) -> PlanManifest:
-    """The manifest of the plan at `path`; the file's bytes are not read.
-
-    Raises RequestError where the plan or its manifest is not there, or the manifest can't be used.
-    """
+    """The manifest of a plan, whose bytes are not read; RequestError where either is missing or can't be used."""
     if not path.is_file():
         raise RequestError(f"{str(path)!r} is not there: build it with 'posexport compile'.")
     manifest = read_manifest_of(PlanManifest, path)
@@ -55,10 +48,7 @@ def check_builder(path: Path, manifest: PlanManifest, name: str, version: str | 
 
 
 def onnx_of(path: Path, manifest: PlanManifest) -> Path:
-    """The ONNX file that the plan was built from: it lies beside the plan under the name that the manifest gives.
-
-    Raises RequestError where it, or its external data, isn't there or has changed since.
-    """
+    """The ONNX file beside a plan that it was built from; RequestError where it or its weights are gone or changed."""
     source = manifest.onnx
     for name, sha256 in {source.file: source.sha256, **source.external_data}.items():
         file = path.with_name(name)

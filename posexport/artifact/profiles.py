@@ -8,12 +8,14 @@ may only be asked for what it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from posexport.artifact.manifest import MOMENTS
 from posexport.errors import RequestError, located, unknown
 from posexport.spec.contract import SUMS, Shape, smallest
+
+ShapeProfiles = Mapping[str, Mapping[str, Sequence[int]]]
+"""{input: {min, opt, max}}, shapes that a plan is built for."""
 
 Range = tuple[int, int, int]
 """A dimension's smallest, usual and largest size."""
@@ -71,7 +73,7 @@ def profiles_of(
     }
 
 
-def check_shapes(profiles: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, Iterable[int]]) -> None:
+def check_shapes(profiles: ShapeProfiles, shapes: Mapping[str, Iterable[int]]) -> None:
     """RequestError unless `shapes` has one for each input of the profiles, and no other, between its min and max."""
     if set(shapes) != set(profiles):
         raise RequestError(f"inputs {', '.join(sorted(shapes))} were given: the plan takes {', '.join(profiles)}.")
@@ -86,7 +88,7 @@ def check_shapes(profiles: Mapping[str, Mapping[str, Any]], shapes: Mapping[str,
             )
 
 
-def ranges_of(profiles: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, Shape]) -> dict[str, str]:
+def ranges_of(profiles: ShapeProfiles, shapes: Mapping[str, Shape]) -> dict[str, str]:
     """The dynamic dimensions of a plan's inputs with their min:opt:max; sums of others are left out."""
     ranges: dict[str, str] = {}
     for name, shape in shapes.items():
@@ -102,7 +104,7 @@ def default_requests(dims: Iterable[str]) -> str:
     return " ".join(f"{dim}={_text(_default(dim, dims, None))}" for dim in dims)
 
 
-def describe(profiles: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+def describe(profiles: ShapeProfiles) -> list[tuple[str, str]]:
     """(input, "1x1 to 8x4096, tuned for 1x1024") for people."""
     rows = []
     for name, shapes in profiles.items():

@@ -1,7 +1,4 @@
-"""Options of a block from every source: the command line, a TOML file, a preset, a checkpoint.
-
-They become a spec and its weights.
-"""
+"""Options of a block, from the command line, a TOML file, a preset or a checkpoint, become a spec and its weights."""
 
 from __future__ import annotations
 

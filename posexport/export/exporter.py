@@ -194,14 +194,12 @@ def _finish(model: ir.Model, form: str) -> None:
     ]
     for apply in passes:
         apply(model)
-    for node in model.graph.all_nodes():
-        node.metadata_props.clear()
-        for value in node.outputs:
-            value.metadata_props.clear()
-    for value in (*model.graph.inputs, *model.graph.initializers.values()):
-        value.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    model.metadata_props.clear()
+    nodes = list(model.graph.all_nodes())
+    outputs = [value for node in nodes for value in node.outputs]
+    values = [*model.graph.inputs, *model.graph.initializers.values(), *outputs]
+    holders: list[ir.Model | ir.Graph | ir.Node | ir.Value] = [model, model.graph, *nodes, *values]
+    for holder in holders:
+        holder.metadata_props.clear()
 
 
 def _reads_no_initializer(node: ir.Node) -> bool | None:

@@ -65,10 +65,7 @@ def read_pattern(value: Any, base: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_parts(value: Any) -> list[tuple[str, dict[str, str], int]]:
-    """For each part of a pattern, its encoding, its parameters behind colons, and its number of repetitions.
-
-    RequestError for what is neither text nor a list of text, and for a part that can't be read.
-    """
+    """(encoding, parameters, repetitions) of each part of a pattern; RequestError for one that can't be read."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list) or not parts or not all(isinstance(part, str) for part in parts):
         raise RequestError(f"layer_pattern is {value!r}: it must be names of encodings, such as rope*3,none.")

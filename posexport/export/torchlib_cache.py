@@ -39,16 +39,13 @@ def built_once() -> Iterator[None]:
         yield
         return
 
-    def listed() -> list[Any]:
-        return operators
-
     def registry(opset_version: int) -> Any:
         table = copy.copy(_registry(build, opset_version))
         table.functions = {target: list(metas) for target, metas in table.functions.items()}
         return table
 
     with (  # `mock` puts back what was there, whatever is raised
-        mock.patch.object(apis, OPERATORS, listed),
+        mock.patch.object(apis, OPERATORS, return_value=operators),
         mock.patch.object(_registration.ONNXRegistry, REGISTRY, staticmethod(registry)),
     ):
         yield

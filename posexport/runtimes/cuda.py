@@ -61,10 +61,7 @@ def load_runtime() -> Any:
 
 
 def memory_used() -> int:
-    """Bytes in use by everyone on the first GPU, in the context that the engines of this process share.
-
-    OSError where the driver answers with an error.
-    """
+    """Bytes in use by everyone on the first GPU; OSError where the driver answers with an error."""
     driver, free, total = _driver(), ctypes.c_size_t(), ctypes.c_size_t()
     _check(driver.cuCtxPushCurrent_v2(_context()))
     try:
@@ -76,7 +73,7 @@ def memory_used() -> int:
 
 @functools.cache
 def _context() -> ctypes.c_void_p:
-    """The first GPU's primary context, kept until the process ends."""
+    """The first GPU's primary context, which the engines of this process share, kept until the process ends."""
     driver, handle, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
     _check(driver.cuDeviceGet(ctypes.byref(handle), 0))
     _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle))

@@ -1,7 +1,6 @@
 """How to install what is missing, in a way that works: from wherever posexport itself was installed from.
 
-pip records that place in `direct_url.json` (PEP 610): a folder, a version-control URL or an archive. It records nothing
-for a package of an index.
+pip records that place in `direct_url.json` (PEP 610): a folder, a version-control URL or archive; nothing for an index.
 """
 
 from __future__ import annotations

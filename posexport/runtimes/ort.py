@@ -168,8 +168,7 @@ def session_options(threads: int | None = None, level: str = "all") -> onnxrunti
 
 def load(path: Path, options: Mapping[str, Any]) -> OrtRunner:
     """Open the `.onnx` file at `path`; raises what ONNX Runtime raises, RequestError for wrong options, and
-    RuntimeMissingError where the CUDA provider can't start, which ONNX Runtime itself would pass over in silence.
-    """
+    RuntimeMissingError where the CUDA provider can't start."""
     check_onnx_file("onnxruntime", path, options, _OPTIONS)
     provider, cuda_graph, stream = options.get("provider", "CPU"), bool(options.get("cuda_graph")), None
     check_known("provider of onnxruntime", provider, _DEVICES)

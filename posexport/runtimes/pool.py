@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import Reason, RequestError
+from posexport.errors import Reason, system_error
 from posexport.processes import POLL_SECONDS, Worker, failure_of
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
@@ -26,10 +26,7 @@ from posexport.runtimes.tensors import load_arrays, save_arrays
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """What one runtime made of one artifact: outputs for each of the inputs, or why there are none.
-
-    The codes of `failure` are those of posexport.processes.
-    """
+    """One runtime's outputs for each of the inputs, or why there are none, with a code of posexport.processes."""
 
     outputs: tuple[Arrays, ...] = ()
     failure: Reason | None = None
@@ -101,19 +98,16 @@ class Pool:
 
     def _run(self, worker: Worker, request: dict[str, Any], folder: Path, inputs: list[Arrays]) -> Answer:
         try:
-            folder.mkdir()
-            for path, arrays in zip(request["inputs"], inputs, strict=True):
-                save_arrays(Path(path), arrays)
-            with self._slots:
-                reply = worker.ask(request, self.time_limit)
-            failure = failure_of(reply)
-            if failure is not None:
-                return Answer(failure=failure)
-            outputs = tuple(load_arrays(Path(path)) for path in request["outputs"])
-            return Answer(outputs=outputs, describe=reply["describe"])
-        except OSError as error:
-            raise RequestError(
-                f"can't run engines, with files in {str(self.folder)!r} ({error.strerror}): free some space."
-            ) from None
+            with system_error(f"can't run engines, with files in {str(self.folder)!r}", "free some space"):
+                folder.mkdir()
+                for path, arrays in zip(request["inputs"], inputs, strict=True):
+                    save_arrays(Path(path), arrays)
+                with self._slots:
+                    reply = worker.ask(request, self.time_limit)
+                failure = failure_of(reply)
+                if failure is not None:
+                    return Answer(failure=failure)
+                outputs = tuple(load_arrays(Path(path)) for path in request["outputs"])
+                return Answer(outputs=outputs, describe=reply["describe"])
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from posexport.artifact.onnx_artifact import Artifact, read_onnx
-from posexport.errors import RequestError, RuntimeMissingError, unknown
+from posexport.errors import RequestError, RuntimeMissingError, check_known
 from posexport.machine import available, size_text
 from posexport.models.block import Block, Streamed, build_block
 from posexport.models.weights import TORCH_DTYPES, bytes_of
@@ -86,7 +86,6 @@ class StreamedRunner(_Runner):
 
 def timed(call: Callable[[], object], device: torch.device) -> Callable[[], float]:
     """A call that runs `call` once without gradients and returns its seconds: by CUDA events on a GPU."""
-
     if device.type != "cuda":
         return torch.inference_mode()(base.timed(call))
     return by_torch_events(torch.inference_mode()(call), torch.cuda.current_stream(device))
@@ -99,9 +98,9 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
     RuntimeMissingError where the GPU can't be used.
     """
     check_onnx_file("torch", path, options, ("device", "dtype", "streamed", "compiled"))
-    for name, allowed in (("device", _DEVICES), ("dtype", TORCH_DTYPES)):
-        if options.get(name) is not None and options[name] not in allowed:
-            raise unknown(f"{name} of torch", str(options[name]), allowed)
+    for name, allowed in (("device", _DEVICES), ("dtype", tuple(TORCH_DTYPES))):
+        if options.get(name) is not None:
+            check_known(f"{name} of torch", options[name], allowed)
     device = torch.device(options.get("device") or "cpu")
     if device.type == "cuda":
         if not torch.cuda.is_available():

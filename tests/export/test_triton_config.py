@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +38,6 @@ def served(spec: Spec, backend: str = "onnxruntime", instances: int = 1, **field
     values = {**graph_inputs(spec), **graph_outputs(spec)}
     plan = spans if backend == "tensorrt" else None
     known = {
-        "path": Path("block"),
         "backend": backend,
         "spec": spec,
         "inputs": graph_inputs(spec),

@@ -27,7 +27,6 @@ SMI = "NVIDIA X, 550.1, 350.00, [N/A], 81920\n"
     ids=["told", "no device"],
 )
 def test_the_gpu_is_as_its_tool_says(monkeypatch: pytest.MonkeyPatch, said: str, wanted: list[Any] | None) -> None:
-    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
     done = subprocess.CompletedProcess([], 0, stdout=said)
     monkeypatch.setattr(machine.subprocess, "run", lambda *args, **more: done)
     gpu = machine.machine()["gpu"]
@@ -38,7 +37,6 @@ def test_a_tool_that_fails_leaves_the_gpu_unknown(monkeypatch: pytest.MonkeyPatc
     def failing(*args: Any, **more: Any) -> None:
         raise subprocess.CalledProcessError(9, "nvidia-smi")
 
-    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
     monkeypatch.setattr(machine.subprocess, "run", failing)
     assert machine.machine()["gpu"] is None
 

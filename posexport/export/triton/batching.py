@@ -15,12 +15,10 @@ TensorRT backend enables its batcher by itself. A single request may still hold 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import attrs
 
 from posexport.artifact.manifest import MOMENTS
+from posexport.artifact.profiles import ShapeProfiles
 from posexport.errors import RequestError
 from posexport.models.scaling import SCALINGS
 from posexport.spec.contract import Values
@@ -49,7 +47,7 @@ def batching_of(
     values: Values,
     *,
     operators: frozenset[str] = frozenset(),
-    profiles: Mapping[str, Mapping[str, Sequence[int]]] | None = None,
+    profiles: ShapeProfiles | None = None,
     requested: int | None = None,
 ) -> Batching:
     """The batching that suits an artifact with these inputs and outputs (`values`).
@@ -84,9 +82,7 @@ def batching_of(
     return Batching(max_batch_size=size, preferred=preferred, reason=_condition(spec) + caveat)
 
 
-def _rows(
-    values: Values, profiles: Mapping[str, Mapping[str, Sequence[int]]] | None
-) -> tuple[int, int | None, int | None]:
+def _rows(values: Values, profiles: ShapeProfiles | None) -> tuple[int, int | None, int | None]:
     """The smallest, usual and largest batch of a plan's profile; (1, None, None) for a graph."""
     name = next((name for name, (shape, _) in values.items() if shape[:1] == ("batch",)), None)
     if profiles is None or name is None or name not in profiles:
@@ -95,7 +91,7 @@ def _rows(
     return least, usual, most
 
 
-def _never(spec: Spec, values: Values, profiles: Any, least: int) -> str | None:
+def _never(spec: Spec, values: Values, profiles: ShapeProfiles | None, least: int) -> str | None:
     """Why joined requests would fail or give other outputs, or None."""
     fixed = [name for name, (shape, _) in values.items() if shape[:1] != ("batch",)]
     if fixed:

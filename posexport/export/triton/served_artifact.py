@@ -9,6 +9,7 @@ import attrs
 
 from posexport.artifact.manifest import Manifest, manifest_path, values_of
 from posexport.artifact.plan import check_plan
+from posexport.artifact.profiles import ShapeProfiles
 from posexport.errors import RequestError
 from posexport.spec.contract import Values
 from posexport.spec.spec import Spec
@@ -28,13 +29,12 @@ class ServedArtifact:
     input the shape that it is tuned for. `profiles` are those of a plan, `operators` those of an ONNX graph.
     """
 
-    path: Path
     backend: str
     spec: Spec
     inputs: Values
     outputs: Values
     usual: Mapping[str, Sequence[int]]
-    profiles: Mapping[str, Mapping[str, Sequence[int]]] | None
+    profiles: ShapeProfiles | None
     operators: frozenset[str]
     manifest: Manifest | None
     files: dict[str, tuple[Path, str | None]]
@@ -76,7 +76,6 @@ def _from_onnx(path: Path) -> ServedArtifact:
     nodes = [*artifact.model.graph.node, *(node for function in artifact.model.functions for node in function.node)]
     domains = sorted(set(artifact.domains()) - {"", "ai.onnx", "posexport"})
     return ServedArtifact(
-        path=path,
         backend="onnxruntime",
         spec=artifact.spec,
         inputs=artifact.inputs(),
@@ -101,14 +100,12 @@ def _from_plan(path: Path) -> ServedArtifact:
             f"{str(path)!r} was built by {runtime.name} {runtime.version}, whose plans Triton's TensorRT backend "
             "can't load: build it with 'posexport compile --runtime tensorrt', or package the ONNX file."
         )
-    inputs, outputs = values_of(manifest.inputs), values_of(manifest.outputs)
     file, profiles = BACKENDS["tensorrt"][1], manifest.profiles
     return ServedArtifact(
-        path=path,
         backend="tensorrt",
         spec=manifest.block(),
-        inputs=inputs,
-        outputs=outputs,
+        inputs=values_of(manifest.inputs),
+        outputs=values_of(manifest.outputs),
         usual={name: shapes["opt"] for name, shapes in profiles.items()},
         profiles=profiles,
         operators=frozenset(),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from posexport.errors import RequestError, RuntimeMissingError, unknown
+from posexport.errors import RequestError, RuntimeMissingError, check_known
 from posexport.runtimes import NO_GPU, RUNTIMES, TENSORRT, Runtime
 from posexport.runtimes.installation import install_command
 
@@ -43,8 +43,8 @@ def choose(name: str | None) -> str:
     """
     if name in RUNTIMES and name not in BUILDERS:
         raise RequestError(f"runtime {name!r} builds no plans: allowed: {', '.join(BUILDERS)}.")
-    if name is not None and name not in BUILDERS:
-        raise unknown("runtime", name, BUILDERS)
+    if name is not None:
+        check_known("runtime", name, BUILDERS)
     reasons = {builder: can_build(builder) for builder in BUILDERS if name in (None, builder)}
     for builder, reason in reasons.items():
         if reason is None:
@@ -125,9 +125,8 @@ def capabilities(trt: Any) -> dict[str, Any]:
     return {f"{key[2:-1]}.{key[-1]}": value for key, value in members.items() if re.fullmatch(r"SM\d+", key)}
 
 
-def read_capabilities(trt: Any, name: str, given: Iterable[str]) -> list[Any]:
+def read_capabilities(trt: Any, name: str, given: Sequence[str]) -> list[Any]:
     """The engine's constants for compute capabilities such as "8.9"; RequestError for one that it can't target."""
-    given = list(given)
     if given and name == "tensorrt":
         raise RequestError(
             "tensorrt builds for the GPU at hand only, so it takes no compute capability: drop --compute-capability, "

@@ -17,7 +17,7 @@ import attrs
 
 from posexport.artifact.manifest import PlanKernels
 from posexport.artifact.onnx_artifact import Artifact
-from posexport.errors import RequestError
+from posexport.errors import RequestError, system_error
 from posexport.progress import Progress, silent
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.tensorrt import api
@@ -155,10 +155,8 @@ def _timing_cache(config: Any, runtime: str, path: Path) -> Any:
             "tensorrt-rtx times no kernels when it builds and so has no timing cache: drop --timing-cache, or build "
             "with --runtime tensorrt."
         )
-    try:
+    with system_error(f"can't read the timing cache {str(path)!r}", "give a file"):
         stored = path.read_bytes() if path.exists() else b""
-    except OSError as error:
-        raise RequestError(f"can't read the timing cache {str(path)!r} ({error.strerror}): give a file.") from None
     cache = config.create_timing_cache(stored)
     if cache is None:
         raise RequestError(f"{str(path)!r} is no timing cache of {runtime}: remove it, or give another file.")

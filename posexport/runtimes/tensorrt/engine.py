@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from posexport.artifact.manifest import values_of
 from posexport.artifact.plan import check_builder, check_plan
-from posexport.artifact.profiles import check_shapes
+from posexport.artifact.profiles import ShapeProfiles, check_shapes
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.base import Arrays, check_options
 from posexport.runtimes.cuda import by_events, captured, device, load_runtime
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensors import NUMPY_DTYPES
+from posexport.spec.contract import Values
 
 if TYPE_CHECKING:
     from posexport.artifact.onnx_artifact import Artifact
@@ -33,20 +35,14 @@ _OPTIONS = ("module", "profile", "cuda_graph")
 
 
 class PlanRunner:
-    """One engine. `outputs` are dtypes by name. Device memory is allocated for the given shapes, not the largest."""
+    """One engine with its outputs. Device memory is allocated for the given shapes, not for the largest."""
 
     def __init__(
-        self,
-        trt: Any,
-        plan: Any,
-        name: str,
-        profiles: Mapping[str, Mapping[str, Any]],
-        outputs: Mapping[str, str],
-        cuda_graph: bool = False,
+        self, trt: Any, plan: Any, name: str, profiles: ShapeProfiles, outputs: Values, cuda_graph: bool = False
     ) -> None:
         os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = str(int(name == "tensorrt-rtx"))  # read when polygraphy is imported
         self._trt, self._name, self._cuda_graph = trt, name, cuda_graph
-        self._profiles, self._outputs = profiles, outputs
+        self._profiles, self._outputs = profiles, {output: dtype for output, (_, dtype) in outputs.items()}
         self._held: list[Any] = []
         self._cache: Any = None
         self._log = api.make_log(trt)
@@ -149,8 +145,7 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
 
         artifact = read_onnx(path)
         built = build(artifact, BuildOptions(runtime=name, profile=tuple(options.get("profile") or ())))
-        outputs = {key: dtype for key, (_, dtype) in artifact.outputs().items()}
-        return PlanRunner(trt, built.plan, name, built.profiles, outputs, cuda_graph)
+        return PlanRunner(trt, built.plan, name, built.profiles, artifact.outputs(), cuda_graph)
     manifest = check_plan(path)
     check_builder(path, manifest, name)
     trt = _engine(name)
@@ -158,22 +153,18 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     plan = path.read_bytes()
     if hashlib.sha256(plan).hexdigest() != manifest.sha256:  # the bytes that are opened, not those checked before
         raise RequestError(f"{str(path)!r} changed while it was being opened: build it again.")
-    outputs = {tensor.name: tensor.dtype for tensor in manifest.outputs}
-    return PlanRunner(trt, plan, name, manifest.profiles, outputs, cuda_graph)
+    return PlanRunner(trt, plan, name, manifest.profiles, values_of(manifest.outputs), cuda_graph)
 
 
-def warm_cache(
-    name: str, plan: Any, artifact: Artifact, profiles: Mapping[str, Mapping[str, list[int]]], file: Path
-) -> bytes:
+def warm_cache(name: str, plan: Any, artifact: Artifact, profiles: ShapeProfiles, file: Path) -> bytes:
     """The runtime cache of a new plan, run once at the shapes it is tuned for; `file` may hold an earlier cache.
 
     Raises RuntimeMissingError without a GPU to compile kernels for.
     """
     trt = _engine(name)
-    outputs = {key: dtype for key, (_, dtype) in artifact.outputs().items()}
-    dtypes = {key: NUMPY_DTYPES[dtype] for key, (_, dtype) in artifact.inputs().items()}
-    inputs = {key: np.zeros(profiles[key]["opt"], dtype) for key, dtype in dtypes.items()}
-    runner = PlanRunner(trt, plan, name, profiles, outputs)
+    values = artifact.inputs().items()
+    inputs = {key: np.zeros(profiles[key]["opt"], NUMPY_DTYPES[dtype]) for key, (_, dtype) in values}
+    runner = PlanRunner(trt, plan, name, profiles, artifact.outputs())
     return runner.warm(inputs, file.read_bytes() if file.exists() else b"")
 
 

@@ -2,8 +2,7 @@
 
 TensorRT's parser reads the file, and torch evaluates the layers of the resulting network one by one (`layers`). So a
 node that TensorRT confuses with another operator, or an attribute that it ignores, gives a wrong value on any machine.
-Rounding to half precision and faults of kernels do not show. Overflow does: a cast of a value that its type can't hold
-gives infinity.
+Rounding to half precision and faults of kernels do not show. Overflow does: a cast beyond a type's range is infinite.
 
 Nothing is guessed: a layer, or a mode of a layer, whose meaning is not certain raises RuntimeMissingError.
 """
@@ -28,7 +27,6 @@ from posexport.runtimes.tensorrt.values import DTYPES, CannotEvaluate, fits, wid
 from posexport.runtimes.tensors import to_numpy, to_torch
 
 NAME = "tensorrt-import"
-
 
 _INT32 = torch.iinfo(torch.int32)
 
@@ -60,10 +58,7 @@ class Node:
         return [str(self.inputs[0 if bool(values[self.choice]) else 1])]
 
     def evaluate(self, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Its outputs.
-
-        Raises RuntimeMissingError where its meaning is not certain, RuntimeError for inputs that TensorRT would reject.
-        """
+        """Its outputs; RuntimeMissingError where they aren't certain, RuntimeError for inputs that TensorRT rejects."""
         try:
             if self.choice is not None:
                 result: Any = values[self.required(values)[0]]

@@ -1,8 +1,7 @@
 """What TensorRT's builder chose: kernels, the ONNX nodes in each, and memory, read from its log. Imports no engine.
 
-At ProfilingVerbosity.DETAILED the builder logs one message `Layers:` with a row for each step of the plan. No other
-source shows fusion without a GPU. It is not a documented interface, so anything unexpected in it gives "not known" with
-the reason, never a guess.
+At ProfilingVerbosity.DETAILED the builder logs one message `Layers:` with a row for each step of the plan. Nothing else
+shows fusion without a GPU. It is not documented, so anything unexpected in it is "not known" with the reason.
 """
 
 from __future__ import annotations

@@ -11,18 +11,8 @@ from typing import Any
 
 import torch
 
+from posexport.runtimes.tensorrt import data_movement
 from posexport.runtimes.tensorrt.attention import attention, kv_cache_update, rotary_embedding
-from posexport.runtimes.tensorrt.data_movement import (
-    along,
-    gather,
-    one_hot,
-    scatter,
-    shuffle,
-    slice_,
-    squeeze,
-    top_k,
-    unsqueeze,
-)
 from posexport.runtimes.tensorrt.values import CannotEvaluate, bits, cast, ints, read_weights
 
 Tensor = torch.Tensor
@@ -138,7 +128,7 @@ def fill(layer: Any, dims: Tensor | None = None, alpha: Tensor | None = None, be
         raise CannotEvaluate(f"it has {len(steps)} steps for {len(sizes)} axes")
     filled = start.reshape(()).expand(sizes)
     for axis, size in enumerate(sizes):
-        filled = filled + steps[axis] * along(torch.arange(size, dtype=dtype), axis, len(sizes))
+        filled = filled + steps[axis] * data_movement.along(torch.arange(size, dtype=dtype), axis, len(sizes))
     return filled
 
 
@@ -207,26 +197,26 @@ LAYERS: dict[str, tuple[str, Evaluate]] = {
     "EINSUM": ("IEinsumLayer", lambda layer, *x: torch.einsum(layer.equation, *x)),
     "ELEMENTWISE": ("IElementWiseLayer", lambda layer, a, b: chosen(BINARY, layer.op)(a, b)),
     "FILL": ("IFillLayer", fill),
-    "GATHER": ("IGatherLayer", gather),
+    "GATHER": ("IGatherLayer", data_movement.gather),
     "IDENTITY": ("IIdentityLayer", lambda layer, x: cast(x, layer.get_output(0).dtype.name)),
     "KV_CACHE_UPDATE": ("IKVCacheUpdateLayer", kv_cache_update),
     "MATRIX_MULTIPLY": ("IMatrixMultiplyLayer", matrix_multiply),
     "NON_ZERO": ("INonZeroLayer", lambda _, x: torch.nonzero(x).T),
     "NORMALIZATION": ("INormalizationLayer", normalization),
-    "ONE_HOT": ("IOneHotLayer", one_hot),
+    "ONE_HOT": ("IOneHotLayer", data_movement.one_hot),
     "PARAMETRIC_RELU": ("IParametricReLULayer", lambda _, x, slope: torch.where(x >= 0, x, x * slope)),
     "REDUCE": ("IReduceLayer", reduce),
     "ROTARY_EMBEDDING": ("IRotaryEmbeddingLayer", rotary_embedding),
     "SCALE": ("IScaleLayer", scale),
-    "SCATTER": ("IScatterLayer", scatter),
+    "SCATTER": ("IScatterLayer", data_movement.scatter),
     "SELECT": ("ISelectLayer", lambda _, condition, a, b: torch.where(condition, a, b)),
     "SHAPE": ("IShapeLayer", lambda _, x: torch.tensor(x.shape, dtype=torch.int64)),
-    "SHUFFLE": ("IShuffleLayer", shuffle),
-    "SLICE": ("ISliceLayer", slice_),
+    "SHUFFLE": ("IShuffleLayer", data_movement.shuffle),
+    "SLICE": ("ISliceLayer", data_movement.slice_),
     "SOFTMAX": ("ISoftMaxLayer", softmax),
-    "SQUEEZE": ("ISqueezeLayer", squeeze),
-    "TOPK": ("ITopKLayer", top_k),
+    "SQUEEZE": ("ISqueezeLayer", data_movement.squeeze),
+    "TOPK": ("ITopKLayer", data_movement.top_k),
     "UNARY": ("IUnaryLayer", lambda layer, x: chosen(UNARY, layer.op)(x)),
-    "UNSQUEEZE": ("IUnsqueezeLayer", unsqueeze),
+    "UNSQUEEZE": ("IUnsqueezeLayer", data_movement.unsqueeze),
 }
 """Every known kind of layer, by the name of TensorRT's LayerType: its class, and what it computes."""

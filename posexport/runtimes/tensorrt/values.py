@@ -97,8 +97,7 @@ def _read_bf16(weights: Any) -> np.ndarray[Any, Any]:
 
 def _address(weights: Any) -> tuple[int, int, int]:
     """(type, address, count) of a `Weights` object: pybind11 keeps the address of the C++ struct behind the header of
-    the Python object, and the struct is {int32 type; const void* values; int64 count}.
-    """
+    the Python object, and the struct is {int32 type; const void* values; int64 count}."""
     struct = ctypes.c_void_p.from_address(id(weights) + object.__basicsize__).value or 0
     kind = ctypes.c_int32.from_address(struct).value
     values = ctypes.c_void_p.from_address(struct + 8).value or 0

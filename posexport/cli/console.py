@@ -94,9 +94,8 @@ def _least_width(column: Sequence[Sequence[str]]) -> int:
     return max(6, *map(len, header.split()), *map(len, numbers))
 
 
-def show_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
+def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
     """Names and values, one pair on each line."""
-    facts = list(facts)
     width = max((len(name) for name, _ in facts), default=0)
     click.echo(click.style(title, bold=True))
     for name, value in facts:

@@ -171,9 +171,16 @@ def steps(step: str, total: int | None = None, clock: Clock = time.monotonic) ->
     the command began gets one line: "still running, 3 min: timing batch=1,seq=128".
     """
     if not sys.stderr.isatty():
-        current = Steps(step, total)
-        with _line_a_minute(current, clock):
+        current, ended = Steps(step, total), threading.Event()
+        context = click.get_current_context(silent=True)
+        start = clock() if context is None else context.find_root().meta.setdefault(_STARTED, clock())
+        lines = threading.Thread(target=write_lines, args=(current, start, clock, ended.wait), daemon=True)
+        lines.start()
+        try:
             yield current
+        finally:
+            ended.set()
+            lines.join()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -182,20 +189,6 @@ def steps(step: str, total: int | None = None, clock: Clock = time.monotonic) ->
     columns = (SpinnerColumn(), described, BarColumn(bar_width=24), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield Steps(step, total, bar)
-
-
-@contextmanager
-def _line_a_minute(current: Steps, clock: Clock) -> Iterator[None]:
-    context = click.get_current_context(silent=True)
-    start = clock() if context is None else context.find_root().meta.setdefault(_STARTED, clock())
-    ended = threading.Event()
-    lines = threading.Thread(target=write_lines, args=(current, start, clock, ended.wait), daemon=True)
-    lines.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        lines.join()
 
 
 def write_lines(current: Steps, start: float, clock: Clock, wait: Callable[[float], bool]) -> None:

@@ -91,6 +91,10 @@ def _written(defaults: dict[str, Any]) -> str:
     return "\n".join(name if value is None else f"{name}={value}" for name, value in defaults.items()) or "-"
 
 
+def _parameter(field: attrs.Attribute[Any]) -> dict[str, Any]:
+    return {"default": field.default, "allowed": field.metadata["allowed"], "help": field.metadata["help"]}
+
+
 def _everything() -> dict[str, Any]:
     return {
         "encodings": {
@@ -99,14 +103,7 @@ def _everything() -> dict[str, Any]:
                 "source": cls.source,
                 "touches": cls.hook,
                 "axes": cls.axes,
-                "parameters": {
-                    field.name: {
-                        "default": field.default,
-                        "allowed": field.metadata["allowed"],
-                        "help": field.metadata["help"],
-                    }
-                    for field in attrs.fields(cls)
-                },
+                "parameters": {field.name: _parameter(field) for field in attrs.fields(cls)},
             }
             for name, cls in ENCODINGS.items()
         },

@@ -64,19 +64,21 @@ def verify(
     report = unreadable_report(files, settings.seed) if files else None
     if report is None:
         with console.steps("loading torch", total=len(files) or None) as progress:
-            shared: dict[str, Any] = attrs.asdict(settings)
-            shared["advance"] = lambda name, total: progress.update(f"verified {name}", advance=1, total=total)
+
+            def advance(name: str, total: int) -> None:
+                progress.update(f"verified {name}", advance=1, total=total)
+
             asked = named if runtimes else ()
             if project is not None:
                 from posexport.workflows.project.verify import verify_project
 
-                report = verify_project(project, runtimes=asked, required=required, **shared)
+                report = verify_project(project, settings, runtimes=asked, required=required, advance=advance)
             else:
                 from posexport.verify.verifier import verify as verify_files
 
                 chosen = {name: row for name, row in RUNTIMES.items() if not asked or name in asked}
-                inputs_file = None if inputs is None else Path(inputs)
-                report = verify_files(files, runtimes=chosen, inputs=inputs_file, **shared)
+                npz = None if inputs is None else Path(inputs)
+                report = verify_files(files, runtimes=chosen, inputs=npz, advance=advance, **attrs.asdict(settings))
     code = report.exit_code(required)
     from posexport.report.verdicts import write_reports
 
@@ -107,7 +109,6 @@ def _show_report(report: Report, head: str) -> None:
 
 
 def _show_warnings(report: Report, code: int) -> None:
-    """Manifests that contradict their files, and artifacts that could not be read."""
     unreadable = {file.artifact for file in report.unreadable}
     for artifact, warning in report.manifest_warnings:
         if artifact not in unreadable:  # whose error says enough

@@ -19,6 +19,8 @@ from operator import methodcaller
 from pathlib import Path
 from typing import IO
 
+import attrs
+
 from posexport import __version__
 from posexport.errors import RequestError
 from posexport.files import json_bytes, staged, write_json
@@ -32,11 +34,11 @@ VERSION = 1
 _JOBS, _PARTS = ".state/jobs", ".state/parts"
 
 
+@attrs.frozen
 class Folder:
     """The folder of one sweep, held by one process at a time (see `hold`)."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -111,13 +113,16 @@ class Folder:
             seconds=outcome.seconds,
             result=result,
         )
+        contents = {f"artifacts/{job.id}/{name}": content for name, content in outcome.outputs.items()}
+        if result is not None and outcome.result is not None:
+            contents[result] = json_bytes(outcome.result)
+        data = {"kind": "job", "version": VERSION, **unstructure(record), "job": job.to_dict()}
+        contents[f"{_JOBS}/{job.id}.json"] = json_bytes(data)
         with staged() as files:
-            for name, content in outcome.outputs.items():
-                files.write(_with_folder(self.path / "artifacts" / job.id / name), methodcaller("write", content))
-            if result is not None and outcome.result is not None:
-                files.write(_with_folder(self.path / result), methodcaller("write", json_bytes(outcome.result)))
-            data = {"kind": "job", "version": VERSION, **unstructure(record), "job": job.to_dict()}
-            files.write(self.path / _JOBS / f"{job.id}.json", methodcaller("write", json_bytes(data)))
+            for name, content in contents.items():
+                path = self.path / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files.write(path, methodcaller("write", content))
         return record
 
 
@@ -129,12 +134,6 @@ def _state(job: Job, record: Record | None) -> dict[str, str | None]:
     if result is not None and KINDS[job.kind].parts:
         result = file_name(next(job.values_of("--target"), "portable"))
     return {"state": record.state, "reason": record.reason, "result": result}
-
-
-def _with_folder(path: Path) -> Path:
-    """The path, once its folder is there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _read(path: Path) -> Record | None:

@@ -128,8 +128,7 @@ def _jobs(table: JobTable, commands: Callable[[str], Options], hashes: Hashes, r
     names = {key: [file.name] for key, file in files.items()}
     for path, values in product(artifacts, product(*axes.values())):
         chosen = dict(zip(axes, values, strict=True))
-        reason = kind.refusal(chosen)
-        if reason is not None:
+        if (reason := kind.refusal(chosen)) is not None:
             refused.append((chosen, reason))
             continue
         one_each = {key: [value] for key, value in chosen.items()}

@@ -163,8 +163,7 @@ class Cluster:
     def _look(self) -> None:
         """Read which machines there are now."""
         self._looked = time.monotonic()
-        alive = [node for node in self._ray.nodes() if node["Alive"]]
-        self._nodes = {node["NodeID"]: node["Resources"] for node in alive}
+        self._nodes = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
 
     def refusal(self, needs: JobResources) -> str | None:
         if any(_takes(node, needs) is not None for node in self._nodes.values()):

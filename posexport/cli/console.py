@@ -108,10 +108,8 @@ def warn(sentence: str) -> None:
 
 
 def fail(sentence: str, code: int) -> int:
-    """Print the error that ends the command, and return its exit code.
-
-    A parent process that named a file in the environment variable ERROR_FILE gets the sentence there, as JSON.
-    """
+    """Print the error that ends the command, also as JSON into the file that a parent process may name in the variable
+    ERROR_FILE; returns the exit code."""
     text = " ".join(sentence.split())
     click.echo(f"Error: {text}", err=True)
     if path := os.environ.get(ERROR_FILE):

@@ -1,5 +1,4 @@
-"""`posexport verify`: artifacts against the float64 reference, on every runtime that is there; without files, those of
-the project, which must be up to date and within their budget too."""
+"""`posexport verify`: artifacts, or those of a project, against the float64 reference on each runtime that is there."""
 
 from __future__ import annotations
 
@@ -93,8 +92,7 @@ def verify(
 
 
 def _show_report(report: Report, head: str) -> None:
-    """The verdicts in a table whose title begins with `head`, and their counts; a runtime that ran nothing, for one
-    reason, is a line between them."""
+    """A table of verdicts whose title begins with `head`, runtimes that ran nothing for one reason, and the counts."""
     from posexport.report.verdicts import COLUMNS, rows, summary
 
     idle = _idle_runtimes(report)
@@ -119,9 +117,8 @@ def _show_warnings(report: Report, code: int) -> None:
 
 def _missing_sentence(report: Report, required: Sequence[str]) -> str:
     """Which required runtime was not run and why, or why nothing was."""
-    parity = [verdict for verdict in report.verdicts if verdict.check == PARITY]
-    for verdict in parity:
-        if verdict.runtime in required and verdict.state == NOT_RUN:
+    for verdict in report.verdicts:
+        if verdict.check == PARITY and verdict.runtime in required and verdict.state == NOT_RUN:
             return f"required runtime {verdict.runtime} was not run: {verdict.reason}."
     missing = [name for name in required if all(verdict.runtime != name for verdict in report.verdicts)]
     if missing:

@@ -116,7 +116,6 @@ def _head(product: Product, state: FileState, reason: str, **results: Any) -> Fi
 
 
 def _time(product: Product, baseline: Path | None, options: BenchOptions, keep: bool, progress: Progress) -> Benchmark:
-    """Time one file, beside its baseline where it has one."""
     path, entry = product.path, product.entry
     progress(f"{path.name}: reading the artifact")
 
@@ -135,10 +134,7 @@ def _time(product: Product, baseline: Path | None, options: BenchOptions, keep: 
 def exit_code(
     files: Sequence[FileResult], named: Sequence[str], required: Sequence[str], strict: bool
 ) -> tuple[int, str]:
-    """The exit code, and a sentence without its full stop where it needs one.
-
-    Times of references count only where they were `named`.
-    """
+    """The exit code, and a sentence without its full stop where it needs one; references count only where `named`."""
     results = [file.result for file in files if file.result is not None]
     timings = [timing for result in results for timing in result.timings]
     for timing in timings:

@@ -135,8 +135,7 @@ def find_project(named: str | None) -> Project:
     """
     if named is not None:
         path = Path(named)
-        table = _table(path)
-        if table is None:
+        if (table := _table(path)) is None:
             raise RequestError(
                 f"{str(path)!r} has no [tool.posexport]: describe the project's artifacts there."
                 if path.exists()

@@ -71,9 +71,8 @@ def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
             source = made_from(request_of(project, entry, form))
             files.append(Product(entry=entry, form=form, path=path, made_from=source))
             if entry.compile is not None:
-                source = unstructure(entry.compile)
-                plan = attrs.evolve(files[-1], path=path.with_suffix(".plan"), made_from=source, plan=entry.compile)
-                files.append(plan)
+                path, source = path.with_suffix(".plan"), unstructure(entry.compile)
+                files.append(attrs.evolve(files[-1], path=path, made_from=source, plan=entry.compile))
     return files
 
 

@@ -28,8 +28,7 @@ UP_TO_DATE = "up to date"
 def verify_project(
     project: Project, options: VerifyOptions, *, runtimes: Sequence[str], required: Sequence[str], advance: Advance
 ) -> Report:
-    """The report on a project's files; parity on `runtimes` (none: those that the project states) and on the `required`
-    ones."""
+    """The report on a project's files; parity on `runtimes` (none: those that it states) and the `required` ones."""
     files = products(project)
     checked = {product.path: check(product) for product in files}
     overrides = {
@@ -54,10 +53,8 @@ def verify_project(
 
 
 def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
-    """The runtimes among the `chosen` (none: all) on which parity is checked, with the entry's tolerance.
-
-    A plan is checked on the runtime that builds it.
-    """
+    """The runtimes among the `chosen` (none: all) on which parity is checked, for a plan the one that builds it, with
+    the entry's tolerance."""
     entry = product.entry
     asked = (product.plan.runtime,) if product.plan else entry.runtimes or tuple(RUNTIMES)
     runtimes = tuple(name for name in asked if not chosen or name in chosen)
@@ -132,8 +129,8 @@ def without_parity(
         path = str(product.path)
         if path in reported or not product.path.is_file():
             continue
-        names = terms[product.path].runtimes if product.path in terms else None
-        if names:
+        if product.path in terms:
+            names = terms[product.path].runtimes
             same = next((other for other in terms if other != product.path and other.samefile(product.path)), None)
             reason = f"it is the same file as {same}" if same else "the runtime took no part"
         else:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +83,7 @@ def bench(
     for name, asked in (("--max-regression", max_regression is not None), ("--strict", strict)):
         if asked and baseline is None and against is None:
             raise RequestError(f"{name} was given without something to compare with: give --baseline or --against too.")
-    with console.steps("reading the artifact") as progress, _warnings():
+    with console.steps("reading the artifact") as progress:
         from posexport.bench.gate import bench_file, exit_code
 
         result = bench_file(
@@ -108,29 +105,13 @@ def _bench_project(named: str | None, options: BenchOptions, save: str | None, s
     from posexport.workflows.project.file import find_project
 
     project = find_project(named)
-    with console.steps("loading torch") as progress, _warnings():
+    with console.steps("loading torch") as progress:
         from posexport.workflows.project.bench import bench_project, results_folder
 
         folder = results_folder(save)
-        result = bench_project(project, options, folder=folder, strict=strict, progress=progress)
+        result = bench_project(project, options, folder, strict=strict, warn=console.warn, progress=progress)
     show_project(result, options.alternatives, as_json)
     return console.fail(f"{result.reason}.", result.exit_code) if result.reason else result.exit_code
-
-
-@contextmanager
-def _warnings() -> Iterator[None]:
-    """Show what the library logs as a warning."""
-
-    class Shown(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            console.warn(record.getMessage())
-
-    handler, logger = Shown(logging.WARNING), logging.getLogger("posexport")
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
 
 
 def _show(result: Benchmark, save: str | None, alternatives: bool, as_json: bool) -> None:

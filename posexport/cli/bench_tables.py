@@ -22,10 +22,8 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
     """A table for each shape, then what is to be said of some of it, and the gate."""
     for shape in result.shapes:
         block = f"{result.encoding}, {result.form}, {result.dtype}"
-        title = f"{result.file}: {block}, {_shape(shape)}, {shape.rounds} rounds"
-        if result.processes > 1:
-            title += f" in {result.processes} processes"
-        title += f"; {describe_cpu(result.machine)}"
+        rounds = f"{shape.rounds} rounds" + (f" in {result.processes} processes" if result.processes > 1 else "")
+        title = f"{result.file}: {block}, {_shape(shape)}, {rounds}; {describe_cpu(result.machine)}"
         console.show_table(title, COLUMNS, [_row(timing) for timing in shape.results], right=COLUMNS[1:-1])
         if alternatives:
             right = tuple(_OTHERS.values())
@@ -35,10 +33,9 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
                 if timing.seconds is not None
             ]
             console.show_table("beside other ways to run it", ("runtime", *_OTHERS.values()), rows, right)
-    texts = [(timing.runtime, timing.reason or timing.note) for timing in result.timings]
-    lines = dict.fromkeys(f"{runtime}: {text}" for runtime, text in texts if text)
-    lines |= dict.fromkeys(f"{point.scenario}: left out, {point.reason}" for point in result.left_out)
-    for line in lines:
+    lines = [f"{timing.runtime}: {text}" for timing in result.timings if (text := timing.reason or timing.note)]
+    lines += [f"{point.scenario}: left out, {point.reason}" for point in result.left_out]
+    for line in dict.fromkeys(lines):
         click.echo(line)
     for shape in result.shapes:
         if 0 < shape.rounds < result.rounds:
@@ -51,16 +48,13 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
 
 
 def _show_gate(gate: Gate) -> None:
-    """The changes, those that got slower first, and what makes them less sure."""
     order = ("slower", "inconclusive", "not run", "fine")
     changes = sorted(gate.changes, key=lambda change: order.index(change.state))
     title = f"got slower by more than {gate.limit:.1%}?"
     console.show_table(title, _GATED, [_change(change) for change in changes], right=_GATED[2:4] + _GATED[5:7])
     reasons = [f"{change.runtime} at {change.shape}: {change.reason}" for change in changes if change.reason]
-    for line in dict.fromkeys(reasons):
+    for line in (*dict.fromkeys(reasons), *gate.notes):
         click.echo(line)
-    for note in gate.notes:
-        click.echo(note)
     slower, inconclusive = (sum(change.state == state for change in changes) for state in ("slower", "inconclusive"))
     if slower:
         click.echo(f"{slower} of {len(changes)} got slower.")

@@ -63,9 +63,8 @@ def compile(
 
         manifest, seconds = compile_plan(path, target, options, progress, warnings.append)
     if as_json:
-        console.show_json(
-            {**unstructure(manifest), "build_seconds": round(seconds, 3), "warnings": unstructure(warnings)}
-        )
+        build = {"build_seconds": round(seconds, 3), "warnings": unstructure(warnings)}
+        console.show_json({**unstructure(manifest), **build})
     else:
         _show_summary(target, manifest, seconds)
         _show_kernels(target, manifest.kernels.rows)

@@ -94,9 +94,8 @@ def _least_width(column: Sequence[Sequence[str]]) -> int:
     return max(6, *map(len, header.split()), *map(len, numbers))
 
 
-def show_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
+def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
     """Names and values, one pair on each line."""
-    facts = list(facts)
     width = max((len(name) for name, _ in facts), default=0)
     click.echo(click.style(title, bold=True))
     for name, value in facts:
@@ -109,10 +108,8 @@ def warn(sentence: str) -> None:
 
 
 def fail(sentence: str, code: int) -> int:
-    """Print the error that ends the command, and return its exit code.
-
-    A parent process that named a file in the environment variable ERROR_FILE gets the sentence there, as JSON.
-    """
+    """Print the error that ends the command, also as JSON into the file that a parent process may name in the variable
+    ERROR_FILE; returns the exit code."""
     text = " ".join(sentence.split())
     click.echo(f"Error: {text}", err=True)
     if path := os.environ.get(ERROR_FILE):
@@ -172,9 +169,16 @@ def steps(step: str, total: int | None = None, clock: Clock = time.monotonic) ->
     the command began gets one line: "still running, 3 min: timing batch=1,seq=128".
     """
     if not sys.stderr.isatty():
-        current = Steps(step, total)
-        with _line_a_minute(current, clock):
+        current, ended = Steps(step, total), threading.Event()
+        context = click.get_current_context(silent=True)
+        start = clock() if context is None else context.find_root().meta.setdefault(_STARTED, clock())
+        lines = threading.Thread(target=write_lines, args=(current, start, clock, ended.wait), daemon=True)
+        lines.start()
+        try:
             yield current
+        finally:
+            ended.set()
+            lines.join()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -183,20 +187,6 @@ def steps(step: str, total: int | None = None, clock: Clock = time.monotonic) ->
     columns = (SpinnerColumn(), described, BarColumn(bar_width=24), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield Steps(step, total, bar)
-
-
-@contextmanager
-def _line_a_minute(current: Steps, clock: Clock) -> Iterator[None]:
-    context = click.get_current_context(silent=True)
-    start = clock() if context is None else context.find_root().meta.setdefault(_STARTED, clock())
-    ended = threading.Event()
-    lines = threading.Thread(target=write_lines, args=(current, start, clock, ended.wait), daemon=True)
-    lines.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        lines.join()
 
 
 def write_lines(current: Steps, start: float, clock: Clock, wait: Callable[[float], bool]) -> None:

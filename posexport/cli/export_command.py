@@ -76,6 +76,5 @@ def _weights(request: Request) -> str:
 
 
 def _tensors(manifest: OnnxManifest, kind: str) -> list[tuple[str, str]]:
-    """The graph's inputs or outputs by name, with dtype and shape."""
     tensors = manifest.inputs if kind == "input" else manifest.outputs
     return console.runs((tensor.name, f"{tensor.dtype} {list(tensor.shape)}") for tensor in tensors)

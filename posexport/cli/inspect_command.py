@@ -68,11 +68,10 @@ def _onnx(path: Path) -> tuple[dict[str, Any], str | None]:
     artifact = read_onnx(path)
     graph = artifact.model.graph
     data = [path.with_name(name) for name in artifact.external_files()]
-    there = artifact.manifest() is not None
     fault = manifest_fault(artifact, external=False)  # gigabytes of weights would take their time
     beside = "; the weights beside it were not read, 'posexport verify' does that" if not fault and data else ""
     facts = {
-        "manifest": _MATCH[fault is None] + beside if there else "none",
+        "manifest": "none" if artifact.manifest() is None else _MATCH[fault is None] + beside,
         "version": artifact.version,
         "form": artifact.form,
         "opset": artifact.opset,
@@ -116,6 +115,5 @@ def _tensors(values: Values) -> dict[str, str]:
 
 
 def _count(nodes: Any) -> dict[str, int]:
-    return dict(
-        Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in nodes).most_common()
-    )
+    names = (f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in nodes)
+    return dict(Counter(names).most_common())

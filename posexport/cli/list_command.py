@@ -39,14 +39,7 @@ def list(presets: bool, as_json: bool) -> None:
     console.show_table(
         "Scalings of rope and mrope (--set scaling=NAME)",
         ("name", "parameters", "summary"),
-        [
-            (
-                name,
-                _written({key: "..." if key in row["needed"] else value for key, value in row["parameters"].items()}),
-                row["summary"],
-            )
-            for name, row in tables["scalings"].items()
-        ],
+        [(name, _scaling_parameters(row), row["summary"]) for name, row in tables["scalings"].items()],
     )
     console.show_table("Forms (--form NAME)", ("name", "summary"), tables["forms"].items())
     console.show_table("Targets (--target NAME)", ("name", "summary"), tables["targets"].items())
@@ -78,10 +71,8 @@ def _show_presets(as_json: bool) -> None:
         heads = f"{spec.num_heads}" if spec.num_heads == spec.num_kv_heads else f"{spec.num_heads}/{spec.num_kv_heads}"
         sizes = f"{spec.hidden_size}, {heads} x {spec.head_dim}"
         rows.append((name, ", ".join(kinds), sizes, f"{row['summary']}\n{row['source']}"))
-    title = "Presets (posexport export --preset NAME)"
-    console.show_table(
-        title, ("name", "encoding", "width, heads x dim", "layer, and where its numbers come from"), rows
-    )
+    columns = ("name", "encoding", "width, heads x dim", "layer, and where its numbers come from")
+    console.show_table("Presets (posexport export --preset NAME)", columns, rows)
 
 
 def _parameters(row: dict[str, Any]) -> str:
@@ -91,9 +82,17 @@ def _parameters(row: dict[str, Any]) -> str:
     return _written({name: value for name, value in defaults.items() if name not in excluded})
 
 
+def _scaling_parameters(row: dict[str, Any]) -> str:
+    return _written({key: "..." if key in row["needed"] else value for key, value in row["parameters"].items()})
+
+
 def _written(defaults: dict[str, Any]) -> str:
     """A line for each parameter, with its default where it has one."""
     return "\n".join(name if value is None else f"{name}={value}" for name, value in defaults.items()) or "-"
+
+
+def _parameter(field: attrs.Attribute[Any]) -> dict[str, Any]:
+    return {"default": field.default, "allowed": field.metadata["allowed"], "help": field.metadata["help"]}
 
 
 def _everything() -> dict[str, Any]:
@@ -104,14 +103,7 @@ def _everything() -> dict[str, Any]:
                 "source": cls.source,
                 "touches": cls.hook,
                 "axes": cls.axes,
-                "parameters": {
-                    field.name: {
-                        "default": field.default,
-                        "allowed": field.metadata["allowed"],
-                        "help": field.metadata["help"],
-                    }
-                    for field in attrs.fields(cls)
-                },
+                "parameters": {field.name: _parameter(field) for field in attrs.fields(cls)},
             }
             for name, cls in ENCODINGS.items()
         },

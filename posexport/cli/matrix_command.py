@@ -111,22 +111,20 @@ def _write(table: Matrix, folder: Path, drawn: bool) -> None:
     from posexport.report.matrix_markdown import to_markdown
     from posexport.report.matrix_picture import draw
 
-    files: dict[str, bytes] = {"matrix.json": table.to_bytes(), "matrix.md": to_markdown(table).encode()}
-    picture = folder / "matrix.png"
+    files = {"matrix.json": table.to_bytes(), "matrix.md": to_markdown(table).encode()}
     if drawn:
-        files[picture.name] = draw(table)
+        files["matrix.png"] = draw(table)
     with staged() as stage:
         for name, content in files.items():
             stage.write(folder / name, methodcaller("write", content))
-    if picture.name not in files:
-        picture.unlink(missing_ok=True)  # it would show other numbers
+    if not drawn:
+        (folder / "matrix.png").unlink(missing_ok=True)  # it would show other numbers
 
 
 def _show(asked: list[Cell], folder: Path) -> None:
     from posexport.verify.matrix.table import TOTALS, idle, summary, totals
 
-    shown = totals(asked)
-    if shown:
+    if shown := totals(asked):
         console.show_table("What works where", TOTALS, shown, right=TOTALS[1:])
     for name, reason in idle(asked).items():
         click.echo(f"not run: {name} ({reason})")

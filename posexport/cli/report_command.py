@@ -16,9 +16,7 @@ from posexport.report.paths import check_paths
 if TYPE_CHECKING:
     from posexport.report.page.blocks import Box
 
-_WIDE = 160
-"""Characters of a line that the command says of a point."""
-
+_WIDE = 160  # characters of a line about a point
 _TAKEN = (".onnx", ".plan", ".json", ".npz", ".data", ".safetensors")
 
 

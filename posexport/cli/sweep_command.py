@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,8 +35,6 @@ def sweep(file: str | None, texts: tuple[str, ...], output: str, dry_run: bool, 
     failed, 3 where a required runtime, or every job, was not run.
     """
     with console.steps("reading the jobs") as progress:
-        from pathlib import Path
-
         from posexport.workflows.sweep.folder import Folder
         from posexport.workflows.sweep.sweep import SweepOptions, read_plan, run_sweep
 
@@ -95,7 +94,6 @@ def _show(result: SweepResult) -> None:
 
 
 def _show_plan(planned: Plan, states: dict[str, str], as_json: bool) -> None:
-    """The jobs, and the states of those that are done."""
     if as_json:
         jobs = [{**job.to_dict(), "done": job.id in states} for job in planned.jobs]
         console.show_json({"kind": "sweep", "version": 1, "jobs": jobs, "refused": planned.refusals()})

@@ -1,5 +1,4 @@
-"""`posexport verify`: artifacts against the float64 reference, on every runtime that is there; without files, those of
-the project, which must be up to date and within their budget too."""
+"""`posexport verify`: artifacts, or those of a project, against the float64 reference on each runtime that is there."""
 
 from __future__ import annotations
 
@@ -64,19 +63,21 @@ def verify(
     report = unreadable_report(files, settings.seed) if files else None
     if report is None:
         with console.steps("loading torch", total=len(files) or None) as progress:
-            shared: dict[str, Any] = attrs.asdict(settings)
-            shared["advance"] = lambda name, total: progress.update(f"verified {name}", advance=1, total=total)
+
+            def advance(name: str, total: int) -> None:
+                progress.update(f"verified {name}", advance=1, total=total)
+
             asked = named if runtimes else ()
             if project is not None:
                 from posexport.workflows.project.verify import verify_project
 
-                report = verify_project(project, runtimes=asked, required=required, **shared)
+                report = verify_project(project, settings, runtimes=asked, required=required, advance=advance)
             else:
                 from posexport.verify.verifier import verify as verify_files
 
                 chosen = {name: row for name, row in RUNTIMES.items() if not asked or name in asked}
-                inputs_file = None if inputs is None else Path(inputs)
-                report = verify_files(files, runtimes=chosen, inputs=inputs_file, **shared)
+                npz = None if inputs is None else Path(inputs)
+                report = verify_files(files, runtimes=chosen, inputs=npz, advance=advance, **attrs.asdict(settings))
     code = report.exit_code(required)
     from posexport.report.verdicts import write_reports
 
@@ -91,8 +92,7 @@ def verify(
 
 
 def _show_report(report: Report, head: str) -> None:
-    """The verdicts in a table whose title begins with `head`, and their counts; a runtime that ran nothing, for one
-    reason, is a line between them."""
+    """A table of verdicts whose title begins with `head`, runtimes that ran nothing for one reason, and the counts."""
     from posexport.report.verdicts import COLUMNS, rows, summary
 
     idle = _idle_runtimes(report)
@@ -107,7 +107,6 @@ def _show_report(report: Report, head: str) -> None:
 
 
 def _show_warnings(report: Report, code: int) -> None:
-    """Manifests that contradict their files, and artifacts that could not be read."""
     unreadable = {file.artifact for file in report.unreadable}
     for artifact, warning in report.manifest_warnings:
         if artifact not in unreadable:  # whose error says enough
@@ -118,9 +117,8 @@ def _show_warnings(report: Report, code: int) -> None:
 
 def _missing_sentence(report: Report, required: Sequence[str]) -> str:
     """Which required runtime was not run and why, or why nothing was."""
-    parity = [verdict for verdict in report.verdicts if verdict.check == PARITY]
-    for verdict in parity:
-        if verdict.runtime in required and verdict.state == NOT_RUN:
+    for verdict in report.verdicts:
+        if verdict.check == PARITY and verdict.runtime in required and verdict.state == NOT_RUN:
             return f"required runtime {verdict.runtime} was not run: {verdict.reason}."
     missing = [name for name in required if all(verdict.runtime != name for verdict in report.verdicts)]
     if missing:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +28,10 @@ from posexport.bench.result import (
 )
 from posexport.errors import RequestError
 from posexport.files import write_json
-from posexport.progress import Progress, silent
+from posexport.progress import Progress
+from posexport.workflows.project import latency
 from posexport.workflows.project.file import Project
-from posexport.workflows.project.latency import (
-    baseline_of,
-    baseline_problems,
-    is_exceeded,
-    judge,
-    options_for,
-    result_name,
-    timed_on,
-)
 from posexport.workflows.project.products import Product, out_of_date, products
-
-_log = logging.getLogger(__name__)
 
 
 def results_folder(save: str | None) -> Path | None:
@@ -61,23 +50,24 @@ def results_folder(save: str | None) -> Path | None:
 def bench_project(
     project: Project,
     options: BenchOptions,
+    folder: Path | None,
     *,
-    folder: Path | None = None,
-    strict: bool = False,
-    progress: Progress = silent,
+    strict: bool,
+    warn: Callable[[str], object],
+    progress: Progress,
 ) -> ProjectBenchmark:
     """Time every file of a project; with `folder`, save the result of each in it.
 
     The exit code is 1 where a file is out of date, fails or is slower than its limit (with `strict` also where that is
-    inconclusive), and 3 where a required runtime, or nothing, was run. A result that makes no good baseline is logged
-    as a warning. RequestError for what can't be asked of the project.
+    inconclusive), and 3 where a required runtime, or nothing, was run. `warn` is called with a sentence for each result
+    that is no fit baseline. RequestError for what can't be asked of the project.
     """
     choose((*options.runtimes, *options.required))  # a misspelt name is reported before anything is read
     stated = [name for name in project.require if name in CANDIDATES]  # others run no kernels: verify needs them
     required = tuple(dict.fromkeys((*options.required, *stated)))
     files = products(project)
     chosen = (*options.runtimes, *required) if options.runtimes else ()
-    jobs = [(product, *timed_on(product, chosen)) for product in files]
+    jobs = [(product, *latency.timed_on(product, chosen)) for product in files]
     stale = {
         product.path: reason
         for product, _, unable in jobs
@@ -85,17 +75,16 @@ def bench_project(
     }
     if stale:  # whose times would be of something else
         message = f"nothing is timed while files are out of date ({len(stale)} of {len(files)}): run 'posexport build'"
-        waiting = "other files are out of date"
         results = [
             _head(product, OUT_OF_DATE, stale[product.path])
             if product.path in stale
-            else _head(product, NOT_RUN, why or waiting)
+            else _head(product, NOT_RUN, why or "other files are out of date")
             for product, _, why in jobs
         ]
         return ProjectBenchmark(project=str(project.file), exit_code=1, reason=message, files=tuple(results))
-    targets = {product.path: folder and folder / result_name(product) for product in files}
+    targets = {product.path: folder and folder / latency.result_name(product) for product in files}
     baselines = {
-        product.path: baseline_of(project, product, targets[product.path])
+        product.path: latency.baseline_of(project, product, targets[product.path])
         for product, _, reason in jobs
         if reason is None
     }
@@ -106,17 +95,17 @@ def bench_project(
     results = []
     for product, names, reason in jobs:
         if reason is not None:
-            results.append(_head(product, NOT_RUN, reason, limits=tuple(judge(product, None, names, reason))))
+            limits = tuple(latency.judge(product, None, names, reason))
+            results.append(_head(product, NOT_RUN, reason, limits=limits))
             continue
         target = targets[product.path]
-        asked = options_for(product, names, options)
+        asked = latency.options_for(product, names, options)
         result = _time(product, baselines[product.path], asked, target is not None, progress)
-        result = attrs.evolve(result, limits=tuple(judge(product, result, names)))
+        result = attrs.evolve(result, limits=tuple(latency.judge(product, result, names)))
         if target is not None:
             write_json(target, result.to_dict())
-            problems = baseline_problems(result) if product.entry.baseline is not None else []
-            if problems:
-                _log.warning("%s is saved, but is no fit baseline: %s.", target, "; ".join(problems))
+            if product.entry.baseline is not None and (problems := latency.baseline_problems(result)):
+                warn(f"{target} is saved, but is no fit baseline: {'; '.join(problems)}.")
         results.append(_head(product, TIMED, "", limits=result.limits, result=result))
     code, why = exit_code(results, options.runtimes, required, strict)
     return ProjectBenchmark(project=str(project.file), exit_code=code, reason=why, files=tuple(results))
@@ -127,7 +116,6 @@ def _head(product: Product, state: FileState, reason: str, **results: Any) -> Fi
 
 
 def _time(product: Product, baseline: Path | None, options: BenchOptions, keep: bool, progress: Progress) -> Benchmark:
-    """Time one file, beside its baseline where it has one."""
     path, entry = product.path, product.entry
     progress(f"{path.name}: reading the artifact")
 
@@ -146,23 +134,16 @@ def _time(product: Product, baseline: Path | None, options: BenchOptions, keep: 
 def exit_code(
     files: Sequence[FileResult], named: Sequence[str], required: Sequence[str], strict: bool
 ) -> tuple[int, str]:
-    """The exit code, and a sentence without its full stop where it needs one.
-
-    Times of references count only where they were `named`.
-    """
+    """The exit code, and a sentence without its full stop where it needs one; references count only where `named`."""
     results = [file.result for file in files if file.result is not None]
     timings = [timing for result in results for timing in result.timings]
     for timing in timings:
         if timing.state == FAILED and not is_reference(timing.runtime):
             return 1, f"{timing.runtime} failed: {timing.reason}"
+    limits = [(Path(file.file).name, limit) for file in files for limit in file.limits]
     slower = any(result.gate is not None and result.gate.exit_code(strict) for result in results)
-    if slower or any(is_exceeded(limit, strict) for file in files for limit in file.limits):
-        over = [
-            f"{Path(file.file).name} at {limit.scenario} on {limit.runtime}"
-            for file in files
-            for limit in file.limits
-            if limit.state == SLOWER
-        ]
+    if slower or any(latency.is_exceeded(limit, strict) for _, limit in limits):
+        over = [f"{name} at {limit.scenario} on {limit.runtime}" for name, limit in limits if limit.state == SLOWER]
         return 1, f"over the budget of time: {', '.join(over)}" if over else ""
     for name in required:
         of_runtime = [timing for timing in timings if timing.runtime == name]

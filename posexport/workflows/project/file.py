@@ -25,7 +25,6 @@ from posexport.spec.spec import Spec
 from posexport.workflows.project.limits import Budget, Latency, Tolerances, names, percent
 
 T = TypeVar("T")
-FILES = ("pyproject.toml", "posexport.toml")
 EXPORT_OPTIONS = (
     *("config", "preset", "from", "layer", "encoding", "set"),
     *(field.name for field in attrs.fields(Spec) if field.name != "encoding"),
@@ -136,8 +135,7 @@ def find_project(named: str | None) -> Project:
     """
     if named is not None:
         path = Path(named)
-        table = _table(path)
-        if table is None:
+        if (table := _table(path)) is None:
             raise RequestError(
                 f"{str(path)!r} has no [tool.posexport]: describe the project's artifacts there."
                 if path.exists()
@@ -146,7 +144,8 @@ def find_project(named: str | None) -> Project:
         return read_project(path, table)
     start = Path.cwd()
     for folder in (start, *start.parents):
-        tables = {file: table for name in FILES if (table := _table(file := folder / name)) is not None}
+        files = (folder / "pyproject.toml", folder / "posexport.toml")
+        tables = {file: table for file in files if (table := _table(file)) is not None}
         if len(tables) > 1:
             raise RequestError(
                 f"{' and '.join(f'{str(file)!r}' for file in tables)} both describe a project: keep posexport.toml or "
@@ -219,7 +218,7 @@ def _keys(data: Any, where: str, allowed: Sequence[str]) -> dict[str, Any]:
     for key, value in data.items():
         name = key.replace("-", "_")
         if name not in allowed:
-            raise unknown(f"key in {where}:", key, list(map(_key, allowed)))
+            raise unknown(f"key in {where}:", key, map(_key, allowed))
         if name in values:
             raise RequestError(f"{where} gives {name} twice, with '-' and with '_': drop one.")
         values[name] = value

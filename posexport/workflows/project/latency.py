@@ -52,7 +52,6 @@ def options_for(product: Product, runtimes: Sequence[str], options: BenchOptions
 
 
 def _scenarios(product: Product) -> tuple[str, ...]:
-    """The scenarios of a file's budget, each once."""
     return tuple(dict.fromkeys(latency.scenario for latency in product.entry.budget.latency))
 
 

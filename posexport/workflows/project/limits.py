@@ -1,7 +1,4 @@
-"""The limits of a project's artifact: tolerances, and a budget of size, kernels and time.
-
-All are tables of the project's file, validated here. Imports no engine.
-"""
+"""Tables of a project's file, validated: tolerances, and a budget of size, kernels and time. Imports no engine."""
 
 from __future__ import annotations
 

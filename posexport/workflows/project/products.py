@@ -16,14 +16,7 @@ from typing import Any
 import attrs
 
 from posexport import __version__
-from posexport.artifact.manifest import (
-    Manifest,
-    PlanManifest,
-    external_data,
-    manifest_path,
-    matches_manifest,
-    read_manifest,
-)
+from posexport.artifact.manifest import PlanManifest, external_data, manifest_path, matches_manifest, read_manifest
 from posexport.errors import RequestError, check_known, located
 from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
@@ -78,17 +71,15 @@ def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
             source = made_from(request_of(project, entry, form))
             files.append(Product(entry=entry, form=form, path=path, made_from=source))
             if entry.compile is not None:
-                source = unstructure(entry.compile)
-                plan = attrs.evolve(files[-1], path=path.with_suffix(".plan"), made_from=source, plan=entry.compile)
-                files.append(plan)
+                path, source = path.with_suffix(".plan"), unstructure(entry.compile)
+                files.append(attrs.evolve(files[-1], path=path, made_from=source, plan=entry.compile))
     return files
 
 
 def request_of(project: Project, entry: Entry, form: str | None) -> Request:
     """The export that an entry asks for in one form (None: the form of its config); RequestError names the entry."""
-    options = dict(entry.options)
-    given = {name: value for name, value in options.items() if name not in ("config", "preset", "set")} | {"form": form}
-    config, preset, parameters = (options.get(name) for name in ("config", "preset", "set"))
+    given = {**entry.options, "form": form}
+    config, preset, parameters = (given.pop(name, None) for name in ("config", "preset", "set"))
     where = f"{project.file}, artifact {entry.name!r}"
     with located(where, lambda field: field.replace("_", "-") if field in EXPORT_OPTIONS else field):
         for name, value in (("config", config), ("preset", preset), ("from", given.get("from"))):
@@ -110,8 +101,7 @@ def made_from(request: Request) -> dict[str, Any]:
     elif request.weights is not None:
         from posexport.models.weights import digest_of
 
-        # of the tensors that are read, not of the whole checkpoint
-        weights = {"checkpoint_sha256": digest_of(request.weights)}
+        weights = {"checkpoint_sha256": digest_of(request.weights)}  # of what is read, not of the whole checkpoint
     else:
         weights = {"seed": options.seed or 0}
     opset = options.opset or default_opset(options.form, request.spec)
@@ -131,12 +121,13 @@ def out_of_date(product: Product) -> str | None:
         return str(error).rstrip(".")
     if manifest is None:
         return f"its manifest {manifest_path(product.path).name} is not there"
-    made = manifest.request
-    if made is None:
+    if manifest.request is None:
         return "it was not made by 'posexport build'"
     if not matches_manifest(product.path):
         return "the file is not the one that its manifest describes (their sha256 differ)"
-    return _changed(made, product.made_from) or _other_versions(product, manifest) or _other_source(product, manifest)
+    made_by = {"posexport": manifest.version, **manifest.tools}
+    reason = _changed(manifest.request, product.made_from) or _other_versions(product, made_by)
+    return _other_source(product, manifest) if reason is None and isinstance(manifest, PlanManifest) else reason
 
 
 def stamp(product: Product) -> None:
@@ -161,21 +152,18 @@ def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = 
     return None
 
 
-def _other_versions(product: Product, manifest: Manifest) -> str | None:
+def _other_versions(product: Product, made_by: Mapping[str, str]) -> str | None:
     from posexport.artifact.onnx_artifact import TOOLS
 
-    made = {"posexport": manifest.version, **manifest.tools}
     here = versions(("onnx", product.plan.runtime) if product.plan else TOOLS)  # maybe without what built the plan
     for name, version in {"posexport": __version__, **here}.items():
-        if public_version(str(made.get(name))) != public_version(version):
-            return f"it was made by {name} {made.get(name)}, here is {version}"
+        if public_version(str(made_by.get(name))) != public_version(version):
+            return f"it was made by {name} {made_by.get(name)}, here is {version}"
     return None
 
 
-def _other_source(product: Product, manifest: Manifest) -> str | None:
+def _other_source(product: Product, manifest: PlanManifest) -> str | None:
     """The reason where a plan was built from another ONNX file than the one beside it."""
-    if not isinstance(manifest, PlanManifest):
-        return None
     source = manifest.onnx
     if not product.source.is_file() or source.sha256 != sha256_of(product.source):
         return f"it was built from another {product.source.name}"

@@ -16,7 +16,7 @@ from posexport.artifact.manifest import PlanKernels, PlanManifest, read_manifest
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import can_build
-from posexport.verify.result import FAILED, NOT_RUN, PASSED, PROJECT, Report, State, Verdict, VerifyOverrides
+from posexport.verify.result import FAILED, NOT_RUN, PASSED, PROJECT, Report, Verdict, VerifyOptions, VerifyOverrides
 from posexport.verify.verifier import Advance, verify
 from posexport.workflows.project.file import Project
 from posexport.workflows.project.limits import size_text
@@ -26,17 +26,9 @@ UP_TO_DATE = "up to date"
 
 
 def verify_project(
-    project: Project,
-    *,
-    runtimes: Sequence[str],
-    required: Sequence[str],
-    seed: int,
-    properties: bool,
-    time_limit: float,
-    advance: Advance = lambda name, total: None,
+    project: Project, options: VerifyOptions, *, runtimes: Sequence[str], required: Sequence[str], advance: Advance
 ) -> Report:
-    """The report on a project's files; parity on `runtimes` (none: those that the project states) and on the `required`
-    ones. The other arguments are those of `verify`."""
+    """The report on a project's files; parity on `runtimes` (none: those that it states) and the `required` ones."""
     files = products(project)
     checked = {product.path: check(product) for product in files}
     overrides = {
@@ -46,16 +38,14 @@ def verify_project(
     }
     overrides = {path: settings for path, settings in overrides.items() if settings.runtimes}
     names = {name for settings in overrides.values() for name in settings.runtimes or ()}
-    report = Report(verdicts=(), unreadable=(), seed=seed)
+    report = Report(verdicts=(), unreadable=(), seed=options.seed)
     if names:
         report = verify(
             list(overrides),
             runtimes={name: row for name, row in RUNTIMES.items() if name in names},
-            seed=seed,
-            properties=properties,
-            time_limit=time_limit,
             overrides=overrides,
             advance=advance,
+            **attrs.asdict(options),
         )
     verdicts = (*chain(*checked.values()), *report.verdicts, *without_parity(files, overrides, checked, report))
     order = list(map(str, checked))
@@ -63,10 +53,8 @@ def verify_project(
 
 
 def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
-    """The runtimes among the `chosen` (none: all) on which parity is checked, with the entry's tolerance.
-
-    A plan is checked on the runtime that builds it.
-    """
+    """The runtimes among the `chosen` (none: all) on which parity is checked, for a plan the one that builds it, with
+    the entry's tolerance."""
     entry = product.entry
     asked = (product.plan.runtime,) if product.plan else entry.runtimes or tuple(RUNTIMES)
     runtimes = tuple(name for name in asked if not chosen or name in chosen)
@@ -78,10 +66,10 @@ def check(product: Product) -> list[Verdict]:
     """The verdicts on one file beside parity."""
     plan = product.plan
     if plan and not product.path.is_file() and (missing := can_build(plan.runtime)) is not None:
-        return [_verdict(product, UP_TO_DATE, NOT_RUN, f"{plan.runtime} can't build it here, {missing}")]
-    reason = out_of_date(product)
-    advice = None if reason is None else f"{reason}: run 'posexport build'"
-    verdicts = [_verdict(product, UP_TO_DATE, PASSED if advice is None else FAILED, advice)]
+        reason = f"{plan.runtime} can't build it here, {missing}"
+        return [attrs.evolve(_verdict(product, UP_TO_DATE, reason), state=NOT_RUN)]
+    problem = out_of_date(product)
+    verdicts = [_verdict(product, UP_TO_DATE, None if problem is None else f"{problem}: run 'posexport build'")]
     if product.path.is_file():
         verdicts += _budget(product)
     return verdicts
@@ -112,14 +100,15 @@ def _budget(product: Product) -> Iterator[Verdict]:
 def _limited(product: Product, name: str, passed: bool | None, measured: str, limit: str, unknown: str = "") -> Verdict:
     """The verdict on what has a limit; where it is not known (`passed` is None), `unknown` says why."""
     if passed is None:
-        return _verdict(product, name, FAILED, unknown)
-    reason = None if passed else f"{measured}, limit {limit}"
-    verdict = _verdict(product, name, PASSED if passed else FAILED, reason)
+        return _verdict(product, name, unknown)
+    verdict = _verdict(product, name, None if passed else f"{measured}, limit {limit}")
     return attrs.evolve(verdict, measured=measured, limit_text=limit)
 
 
-def _verdict(product: Product, name: str, state: State, reason: str | None) -> Verdict:
-    return Verdict(artifact=str(product.path), runtime=PROJECT, state=state, reason=reason, check=name)
+def _verdict(product: Product, name: str, reason: str | None) -> Verdict:
+    """The verdict of a check: it failed where there is a reason."""
+    verdict = Verdict(artifact=str(product.path), runtime=PROJECT, state=PASSED, check=name)
+    return verdict if reason is None else attrs.evolve(verdict, state=FAILED, reason=reason)
 
 
 def is_stale(verdicts: Sequence[Verdict]) -> bool:
@@ -140,8 +129,8 @@ def without_parity(
         path = str(product.path)
         if path in reported or not product.path.is_file():
             continue
-        names = terms[product.path].runtimes if product.path in terms else None
-        if names:
+        if product.path in terms:
+            names = terms[product.path].runtimes
             same = next((other for other in terms if other != product.path and other.samefile(product.path)), None)
             reason = f"it is the same file as {same}" if same else "the runtime took no part"
         else:

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
-from typing import IO
+
+import attrs
 
 from posexport import __version__
 from posexport.errors import RequestError
@@ -32,15 +33,20 @@ VERSION = 1
 _JOBS, _PARTS = ".state/jobs", ".state/parts"
 
 
+@attrs.frozen
 class Folder:
     """The folder of one sweep, held by one process at a time (see `hold`)."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Make the folder if need be, and keep other sweeps out of it; RequestError where another one uses it."""
+        """Make the folder if need be, and keep other sweeps out of it until the block or this process ends, in whatever
+        way; RequestError where another one uses it."""
+        if os.name != "posix":
+            raise RequestError("sweep needs Linux or macOS: run it there.")
+        import fcntl
+
         try:
             (self.path / _JOBS).mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".state" / "lock").open("ab")
@@ -49,8 +55,12 @@ class Folder:
                 f"output {str(self.path)!r} can't be made or written ({error.strerror}): give another folder."
             ) from None
         with lock:
-            if not _lock(lock):
-                raise RequestError(f"another sweep is at work in {str(self.path)!r}: wait for it, or give another -o.")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RequestError(
+                    f"another sweep is at work in {str(self.path)!r}: wait for it, or give another -o."
+                ) from None
             yield
 
     def write_state(self, plan: Plan, records: Mapping[str, Record], notes: Sequence[str] = ()) -> None:
@@ -84,12 +94,10 @@ class Folder:
 
     def records(self) -> dict[str, Record]:
         """The jobs that have ended, by id. A job whose record or result is not whole runs again."""
-        records = {}
-        for path in sorted((self.path / _JOBS).glob("*.json")):
-            record = _read(path)
-            if record is not None and (record.result is None or (self.path / record.result).is_file()):
-                records[record.id] = record
-        return records
+        records = filter(None, map(_read, sorted((self.path / _JOBS).glob("*.json"))))
+        return {
+            record.id: record for record in records if record.result is None or (self.path / record.result).is_file()
+        }
 
     def final(self) -> dict[str, Record]:
         """The records that the next run of the sweep keeps."""
@@ -111,13 +119,16 @@ class Folder:
             seconds=outcome.seconds,
             result=result,
         )
+        contents = {f"artifacts/{job.id}/{name}": content for name, content in outcome.outputs.items()}
+        if result is not None and outcome.result is not None:
+            contents[result] = json_bytes(outcome.result)
+        data = {"kind": "job", "version": VERSION, **unstructure(record), "job": job.to_dict()}
+        contents[f"{_JOBS}/{job.id}.json"] = json_bytes(data)
         with staged() as files:
-            for name, content in outcome.outputs.items():
-                files.write(_with_folder(self.path / "artifacts" / job.id / name), methodcaller("write", content))
-            if result is not None and outcome.result is not None:
-                files.write(_with_folder(self.path / result), methodcaller("write", json_bytes(outcome.result)))
-            data = {"kind": "job", "version": VERSION, **unstructure(record), "job": job.to_dict()}
-            files.write(self.path / _JOBS / f"{job.id}.json", methodcaller("write", json_bytes(data)))
+            for name, content in contents.items():
+                path = self.path / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files.write(path, methodcaller("write", content))
         return record
 
 
@@ -131,12 +142,6 @@ def _state(job: Job, record: Record | None) -> dict[str, str | None]:
     return {"state": record.state, "reason": record.reason, "result": result}
 
 
-def _with_folder(path: Path) -> Path:
-    """The path, once its folder is there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def _read(path: Path) -> Record | None:
     """The record in a file, None where the file is damaged or of another version."""
     try:
@@ -145,19 +150,6 @@ def _read(path: Path) -> Record | None:
     except (OSError, DataError):
         return None
     return record if data.get("version") == VERSION and record.id == path.stem else None
-
-
-def _lock(file: IO[bytes]) -> bool:
-    """Whether this process now holds the file, until it closes the file or ends in whatever way."""
-    if os.name != "posix":
-        raise RequestError("sweep needs Linux or macOS: run it there.")
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def merged(results: Iterable[Path], refused: Iterable[Refused]) -> tuple[dict[str, Matrix], int]:
@@ -180,8 +172,7 @@ def merged(results: Iterable[Path], refused: Iterable[Refused]) -> tuple[dict[st
             cell for key, cell in part.cells.items() if key not in whole.cells or _rank(cell) > _rank(whole.cells[key])
         )
     for values, reason in refused:
-        matrix = matrices.get(values.get("target", "portable"))
-        if matrix is not None:
+        if (matrix := matrices.get(values.get("target", "portable"))) is not None:
             entry = Entry(**{key: values[key] for key in ("encoding", "form", "dtype", "mode")})
             columns = dict.fromkeys(column for _, column in matrix.cells)
             matrix.put(Cell(entry=entry, column=column, state=REFUSED, reason=reason) for column in columns)

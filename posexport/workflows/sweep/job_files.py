@@ -86,10 +86,8 @@ def write_chunks(path: Path, sha256: str, parts: Iterable[bytes]) -> None:
 
 
 def stage_files(files: Iterable[File], into: Path) -> None:
-    """Link files of this machine into the folder `into`, or copy them where the file system has no links.
-
-    Raises RequestError where a file has changed since it was named.
-    """
+    """Link files of this machine into the folder `into`, or copy them where the file system has no links; RequestError
+    where a file has changed since it was named."""
     for file in files:
         try:
             now = file.path.stat()

@@ -25,8 +25,7 @@ from posexport.workflows.sweep.job_files import Hashes
 from posexport.workflows.sweep.jobs import File, Job, JobResources
 from posexport.workflows.sweep.kinds import CONFIG_EXCLUDES, KINDS, NAMES, Kind, Options
 
-RESOURCES = ("cpus", "gpu", "gpus")
-"""Keys that every kind of job takes."""
+RESOURCES = ("cpus", "gpu", "gpus")  # keys that every kind of job takes
 
 
 @attrs.frozen
@@ -128,8 +127,7 @@ def _jobs(table: JobTable, commands: Callable[[str], Options], hashes: Hashes, r
     names = {key: [file.name] for key, file in files.items()}
     for path, values in product(artifacts, product(*axes.values())):
         chosen = dict(zip(axes, values, strict=True))
-        reason = kind.refusal(chosen)
-        if reason is not None:
+        if (reason := kind.refusal(chosen)) is not None:
             refused.append((chosen, reason))
             continue
         one_each = {key: [value] for key, value in chosen.items()}
@@ -165,7 +163,6 @@ def _stated(keys: Mapping[str, Any], kind: Kind, options: Options) -> dict[str, 
 
 
 def _files(keys: Mapping[str, Any], kind: Kind, folder: Path, hashes: Hashes) -> dict[str, File]:
-    """The files that options name, by their keys."""
     files = {}
     for key in kind.files:
         paths = list(dict.fromkeys(_path(key, value) for value in _list(keys.get(key, []))))

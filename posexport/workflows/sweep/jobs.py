@@ -59,10 +59,7 @@ class File:
 
 @attrs.define(kw_only=True, slots=False, eq=False)
 class Job:
-    """One unit of work: `posexport <kind> <arguments>` in a folder that holds `files`.
-
-    `label` is for people and no part of the id.
-    """
+    """One unit of work: `posexport <kind> <arguments>` in a folder that holds `files`. `label` is no part of the id."""
 
     kind: str
     arguments: tuple[str, ...]

@@ -1,7 +1,6 @@
 """The kinds of jobs, one row each: which command runs, which of its options make several jobs, and what it takes.
 
-The options themselves are those of the command: the command line passes them down as click knows them. A row adds only
-what click does not know. A new kind is one row.
+The command line passes the options of the command down as click knows them; a row adds only what click does not know.
 """
 
 from __future__ import annotations
@@ -160,4 +159,3 @@ KINDS: dict[str, Kind] = {
         writes=True,
     ),
 }
-"""All kinds, by name."""

@@ -169,8 +169,7 @@ def _judge(end: _End, command: JobCommand) -> Outcome:
     A job that names a runtime that was not there is not run, though its command succeeded: another machine may have it.
     """
     code, error = end.code, end.error
-    details = error or end.last_line
-    details = f" ({details})" if details else ""
+    details = f" ({text})" if (text := error or end.last_line) else ""
     if code is None:
         return Outcome(state=FAILED, reason=f"no end within {command.time_limit:g} s")
     if code < 0:

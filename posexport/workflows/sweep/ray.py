@@ -76,9 +76,7 @@ def check_answers(address: str) -> None:
 
     Ray itself waits for minutes for a head that is gone, so a connection to its port is tried first.
     """
-    origin = "the address given"
-    if address == "auto":
-        address, origin = _auto()
+    address, origin = _auto() if address == "auto" else (address, "the address given")
     match = _ADDRESS.fullmatch(address)
     if match is None:  # Ray starts this cluster, or finds it by itself
         return
@@ -163,8 +161,7 @@ class Cluster:
     def _look(self) -> None:
         """Read which machines there are now."""
         self._looked = time.monotonic()
-        alive = [node for node in self._ray.nodes() if node["Alive"]]
-        self._nodes = {node["NodeID"]: node["Resources"] for node in alive}
+        self._nodes = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
 
     def refusal(self, needs: JobResources) -> str | None:
         if any(_takes(node, needs) is not None for node in self._nodes.values()):
@@ -192,7 +189,7 @@ class Cluster:
                 self._unsent.append((job, Outcome(state=FAILED, reason=str(error).rstrip("."))))
                 return
             name: str | None = None
-            options: dict[str, Any] = {}
+            options: dict[str, Any] = {"max_retries": 0, "name": f"posexport {job.label}"}
             if job.needs.alone:
                 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -203,7 +200,6 @@ class Cluster:
             nodes = [self._nodes[name]] if name else self._nodes.values()
             taken = next(resources for node in nodes if (resources := _takes(node, job.needs)))
             options.update(num_cpus=taken.pop("CPU"), num_gpus=taken.pop("GPU", 0), resources=taken)
-            options.update(max_retries=0, name=f"posexport {job.label}")
             command = JobCommand.of(job, self._time_limit)
             if job.needs.gpu is None:  # the GPUs of its machine belong to other jobs
                 command = attrs.evolve(command, environment={**command.environment, "CUDA_VISIBLE_DEVICES": ""})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,8 +25,6 @@ from posexport.workflows.sweep.kinds import Options
 from posexport.workflows.sweep.ray import Cluster, check_address
 
 STATES = (PASSED, FAILED, NOT_RUN)
-
-
 _POLL_SECONDS = 0.25  # after which the loop looks for jobs that have ended, and for Ctrl-C
 
 Finish = Callable[[Job, Outcome, int], object]
@@ -124,11 +122,9 @@ def run_sweep(
             records[job.id] = folder.keep(job, outcome, attempts)
             progress(f"{outcome.state}: {job.label}", len(records))
 
-        try:
+        with suppress(KeyboardInterrupt):
             folder.write_state(planned, records)
             drive([job for job in planned.jobs if job.id not in final], executor, finish, tries=options.tries)
-        except KeyboardInterrupt:
-            pass
         notes = folder.collect(planned, records)
     ended = [records[job.id] for job in planned.jobs if job.id in records]
     return SweepResult(

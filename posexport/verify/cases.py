@@ -150,11 +150,7 @@ def make_cases(spec: Spec, seed: int, bounds: Bounds, form: str = "decomposed") 
     """
     rng = np.random.default_rng(seed)
     reach = min(spec.saturation_distance() + 5, LONGEST)
-    return [
-        _case(draft, spec, rng, bounds, reach, form)
-        for draft in _DRAFTS
-        if spec.kv_cache is not None or not draft.cached
-    ]
+    return [_case(draft, spec, rng, bounds, reach, form) for draft in _DRAFTS if spec.kv_cache or not draft.cached]
 
 
 def loudness(spec: Spec) -> float:
@@ -198,12 +194,9 @@ def _case(draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, r
 
 def _sizes(draft: _Draft, spec: Spec, bounds: Bounds, reach: int, form: str) -> tuple[dict[str, int], Array]:
     """The sizes of a case, and how many tokens each row has in its cache."""
-    batch, seq = within(draft.batch, bounds["batch"]), draft.seq
-    past = draft.past if spec.kv_cache else 0
-    if draft.name == "long":
-        seq = max(seq, reach)
-    if past == LONG:
-        past = max(past, reach)
+    batch = within(draft.batch, bounds["batch"])
+    seq, past = (max(size, reach) if size == LONG else size for size in (draft.seq, draft.past))
+    past = past if spec.kv_cache else 0
     if spec.kv_cache == "shared":
         seq = within(seq, (1, bounds["max_seq"][1]))
     seq = within(seq, bounds["seq"])

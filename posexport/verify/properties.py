@@ -15,7 +15,6 @@ finite       positions far beyond any trained length give finite outputs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -24,9 +23,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import Bounds, graph_inputs, within
 from posexport.spec.spec import Spec
-from posexport.verify.cases import FAR
-
-Array = np.ndarray[Any, Any]
+from posexport.verify.cases import FAR, Array
 
 TOLERANCES = {"fp32": 2e-4, "fp16": 2e-2, "bf16": 1e-1}
 """Two runs of one graph may differ by this part of the largest output: they sum in another order, and turn by other
@@ -170,8 +167,8 @@ def _bucket_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
             value = _output(out)[1]
             if seen and _off(value, seen[-1]) <= tight:
                 continue
-            back = [_off(seen[-1], value) for other in seen[:-1] if _off(value, other) <= tight]
-            worst = max([worst, *back])
+            if any(_off(value, other) <= tight for other in seen[:-1]):
+                worst = max(worst, _off(seen[-1], value))
             seen.append(value)
     return worst
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,9 +12,7 @@ from posexport.errors import RequestError, check_known, located
 from posexport.runtimes.tensors import BF16, NUMPY_DTYPES
 from posexport.spec.contract import SUMS, Bounds, Shape, Values, graph_inputs, sizes_of
 from posexport.spec.spec import Spec
-from posexport.verify.cases import Case
-
-Array = np.ndarray[Any, Any]
+from posexport.verify.cases import Array, Case
 
 
 def fit_inputs(

@@ -20,7 +20,7 @@ from posexport.bench.candidates import ALTERNATIVES, PREVIOUS_ARTIFACT, Candidat
 from posexport.bench.options import ROUNDS, BenchOptions
 from posexport.bench.result import FAILED, METHOD, NOT_RUN, TIMED, Timing
 from posexport.bench.rounds import PAUSE, TimingProcesses
-from posexport.bench.shapes import Sizes, profile_requests
+from posexport.bench.shapes import Sizes
 from posexport.bench.worker import LONG_RUN_SECONDS
 from posexport.processes import KILLED, MEMORY, REFUSED
 from posexport.progress import Progress
@@ -137,7 +137,7 @@ class BenchSession:
             without_effect.append("--cuda-graph")
         self._notes[name] = "; ".join(f"{option} has no effect on it" for option in without_effect)
         if candidate.runtime.module == TENSORRT and artifact.required_runtime is None:
-            options["profile"] = profile_requests(artifact, self._sizes)
+            options["profile"] = artifact.profile_requests([sizes.to_dict() for sizes in self._sizes])
         path = self._path(candidate, artifact)
         if path is None:
             return

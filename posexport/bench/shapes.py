@@ -90,17 +90,6 @@ def scenario_sizes(artifact: LoadedArtifact, scenario: Scenario) -> Sizes:
         raise RequestError(f"--scenario {scenario}: {error}") from None
 
 
-def profile_requests(artifact: LoadedArtifact, sizes: Sequence[Sizes]) -> list[str]:
-    """Requests for a plan that is built on the fly: it spans `sizes` and is tuned for the largest."""
-    spans = {dim: [getattr(one, dim) for one in sizes] for dim in free_dimensions(artifact)}
-    return [f"{dim}={min(span)}:{max(span)}:{max(span)}" for dim, span in spans.items()]
-
-
-def free_dimensions(artifact: LoadedArtifact) -> dict[str, int]:
-    """The dimensions that the artifact doesn't fix, with the smallest size of each."""
-    return {dim: low for dim, (low, high) in artifact.bounds.items() if low != high}
-
-
 def _defaults(spec: Spec) -> tuple[tuple[int, int], ...]:
     return _DEFAULT_CACHED if spec.kv_cache else _DEFAULT
 

@@ -15,7 +15,7 @@ import attrs
 
 from posexport.artifact import onnx_artifact
 from posexport.artifact.manifest import OnnxManifest, WeightSource, external_data
-from posexport.bench.shapes import free_dimensions, load_for_bench, scenario_sizes
+from posexport.bench.shapes import load_for_bench, scenario_sizes
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.result import Row
 from posexport.bench.tune.space import NARROW, Program, Request
@@ -192,12 +192,12 @@ class Programs:
     def _prepare(self, program: Program) -> dict[str, Any]:
         artifact = load_for_bench(self.path(program))
         try:
-            sizes = scenario_sizes(artifact, self.request.scenario)
+            sizes = scenario_sizes(artifact, self.request.scenario).to_dict()
         except RequestError as error:
             return {"refused": str(error).rstrip(".")}
-        spans = {dim: (low, getattr(sizes, dim)) for dim, low in free_dimensions(artifact).items()}
-        profile = [f"{dim}={low}:{size}:{size}" for dim, (low, size) in spans.items()]
-        return {"sizes": sizes.to_dict(), "profile": profile, "spec": artifact.spec.to_dict()}
+        smallest = {dim: low for dim, (low, _) in artifact.bounds.items()}
+        profile = artifact.profile_requests([smallest, sizes])
+        return {"sizes": sizes, "profile": profile, "spec": artifact.spec.to_dict()}
 
 
 def content(manifest: OnnxManifest) -> str:

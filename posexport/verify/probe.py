@@ -147,14 +147,8 @@ class Probe:
         """The scaled product of queries and keys, and what bias and score add to it, [heads, rows, T] each."""
         q, k = (t.flatten(1)[None] for t in self.rotated())
         known = self.encoding.axes > 0
-        context = AttentionContext(
-            k=k,
-            q_positions=self._places[:, rows] if known else None,
-            k_positions=self._places if known else None,
-            mask=None,
-            sinks=None,
-            write_indices=None,
-        )
+        places, keys = (self._places[:, rows], self._places) if known else (None, None)
+        context = AttentionContext(k=k, q_positions=places, k_positions=keys, mask=None, sinks=None, write_indices=None)
         bias = self.encoding.bias(self._state, *context.positions()) if known else None
         q, mixed = self.encoding.score(self._state, q[:, rows], context)
         split = (t[0].unflatten(-1, (self.spec.num_heads, -1)) for t in (q, k))

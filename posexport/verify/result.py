@@ -41,8 +41,7 @@ NOT_FINITE, OVER_LIMIT, INCONCLUSIVE, PROPERTY = "not-finite", "over-limit", "in
 
 def _reason_fields(reason: Reason | None) -> dict[str, Any]:
     """The fields `reason` and `reason_code` of a comparison or verdict."""
-    text, code = (None, None) if reason is None else (reason.text, reason.code)
-    return {"reason": text, "reason_code": code}
+    return {} if reason is None else {"reason": reason.text, "reason_code": reason.code}
 
 
 @attrs.frozen(kw_only=True)

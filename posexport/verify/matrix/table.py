@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -59,10 +59,8 @@ MODES = {
     "decode-shared": Mode(
         summary="prefill, chunks and single tokens, written into shared buffers", fields={"kv_cache": "shared"}
     ),
-    "padding": Mode(
-        summary="rows padded left, right and wholly, masks with holes", fields={"padding_mask": True}
-    ),
-}  # fmt: skip
+    "padding": Mode(summary="rows padded left, right and wholly, masks with holes", fields={"padding_mask": True}),
+}
 """All ways of use, by name."""
 
 AXES = {"mode": [*MODES], "encoding": [*ENCODINGS], "form": [*FORMS], "dtype": [*DTYPES], "column": [*COLUMNS]}
@@ -199,9 +197,8 @@ def judged(cells: Iterable[Cell]) -> list[str]:
     return [name for name in COLUMNS if name in columns]
 
 
-def idle(cells: Iterable[Cell]) -> dict[str, str]:
+def idle(cells: Sequence[Cell]) -> dict[str, str]:
     """The columns in which nothing ran, with the reasons."""
-    cells = list(cells)
     ran, reasons = judged(cells), dict[str, dict[str, None]]()
     for cell in cells:
         if cell.column not in ran and cell.state == NOT_RUN:
@@ -209,18 +206,17 @@ def idle(cells: Iterable[Cell]) -> dict[str, str]:
     return {name: "; ".join(reasons[name]) for name in COLUMNS if name in reasons}
 
 
-TOTALS = ("runtime", *STATES, "worst to torch error", "fused")
-"""The columns of `totals`."""
-
-
 def summary(cells: Iterable[Cell]) -> str:
     """How many cells are in each state, in words."""
     return ", ".join(f"{number} {state}" for state, number in counts(cells).items())
 
 
-def totals(cells: Iterable[Cell]) -> list[tuple[str, ...]]:
+TOTALS = ("runtime", *STATES, "worst to torch error", "fused")
+"""The columns of `totals`."""
+
+
+def totals(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
     """A row of text per column of the matrix in which anything ran, under `TOTALS`."""
-    cells = list(cells)
     table = []
     for name in judged(cells):
         column = [cell for cell in cells if cell.column == name]

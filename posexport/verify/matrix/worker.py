@@ -22,7 +22,7 @@ from posexport.models import read_spec
 from posexport.processes import serve
 from posexport.runtimes import RUNTIMES
 from posexport.spec.forms import ORT_ALONE
-from posexport.verify.eligibility import is_permanent
+from posexport.verify.eligibility import UNSUPPORTED
 from posexport.verify.result import NOT_RUN, PASSED, Verdict
 
 
@@ -82,7 +82,7 @@ def _cell(verdict: Verdict) -> dict[str, Any]:
         "eager": two_digits(eager),
         "ratio": two_digits(error / eager) if error is not None and eager else None,
         "cases": verdict.cases or None,
-        "lasting": verdict.state != NOT_RUN or is_permanent(verdict.reason_code),
+        "lasting": verdict.state != NOT_RUN or verdict.reason_code == UNSUPPORTED,
     }
 
 

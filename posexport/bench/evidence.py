@@ -48,8 +48,7 @@ def same(file: str, sha256: str, other: str, other_sha256: str) -> bool:
 
 @attrs.frozen(kw_only=True)
 class ArtifactSummary:
-    """One artifact: a file on the page, or one that results mention. `stale` mentions are of its name but of other
-    bytes."""
+    """One artifact: a file on the page, or one that results mention. `stale` mentions have its name but other bytes."""
 
     name: str
     mentions: tuple[Mention, ...]

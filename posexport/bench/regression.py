@@ -8,8 +8,7 @@ log r over the processes of each run,
 
 where means are trimmed and v are their variances (Yuen, 1974), with Student's t at `CONFIDENCE` and Welch's degrees of
 freedom. DRIFT stands for what two runs on one machine differ by though their processes agree. A change is slower where
-its whole interval lies above the limit, fine where all of it lies at or below, and inconclusive otherwise: then more
-processes are timed, up to a number.
+its whole interval lies above the limit, fine where none of it does, else inconclusive: then up to MOST_PROCESSES run.
 """
 
 from __future__ import annotations

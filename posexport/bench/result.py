@@ -121,8 +121,7 @@ class LeftOut:
 class Change:
     """One runtime at one shape: `change` is new over old time (1.05 is 5 % slower) with its interval.
 
-    `reference` names what both times were divided by; `reason` says why a change isn't known; `more` whether more
-    processes could tell it.
+    Both times were divided by that of `reference`; `reason` says why no change is known, `more` if processes may tell.
     """
 
     runtime: str
@@ -140,8 +139,7 @@ class Change:
 
 @attrs.frozen(kw_only=True)
 class Gate:
-    """Every change, the largest one that is no regression (0.05 is 5 %), and notes on what makes the comparison less
-    certain."""
+    """Every change; `limit` is the largest that is no regression (0.05 is 5 %), `notes` say what makes it uncertain."""
 
     limit: float
     confidence: float

@@ -39,8 +39,7 @@ MIN_ROUNDS = 3
 
 @attrs.define
 class _Series:
-    """The times of one candidate at one shape: the seconds of every timed run, by round, in each process, and each
-    process's answer to `shape`."""
+    """One candidate at one shape, by process: the seconds of all timed runs by round, and the answer to `shape`."""
 
     turns: list[list[list[float]]] = attrs.field(factory=list)
     ready: list[Mapping[str, Any]] = attrs.field(factory=list)
@@ -53,9 +52,8 @@ class _Series:
 class BenchSession:
     """The candidates of one benchmark: those that run have a process, the others a reason.
 
-    `options` holds the rounds and the seconds of one session. `previous` is an earlier artifact, timed under the
-    candidates of that role. `methods` says how a lower bound is run, by its name and the sizes; where it does not, all
-    processes use the method of the first.
+    `options` has rounds and seconds of one session. `previous` is an earlier artifact, for the candidates of that role.
+    `methods` says how a lower bound is run, by its name and the sizes; else all processes use the method of the first.
     """
 
     def __init__(

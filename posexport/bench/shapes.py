@@ -115,8 +115,7 @@ def _default(artifact: LoadedArtifact, seq: int, past: int) -> Sizes:
 
 
 def _checked(artifact: LoadedArtifact, sizes: Sizes) -> Sizes:
-    """The sizes, with the places of a shared cache where they were not named; RequestError where the artifact doesn't
-    take them."""
+    """The sizes, with the places of a shared cache if they were not named; RequestError where they don't fit."""
     if "max_seq" in artifact.bounds and sizes.max_seq is None:
         places = max(_BUFFER, sizes.seq + (sizes.past_seq or 0))
         sizes = attrs.evolve(sizes, max_seq=_usual(artifact, "max_seq", places))

@@ -24,8 +24,7 @@ FAR = 2**20
 """Positions go up to here where no table ends earlier: as far as models are made to reach today."""
 
 LANDMARKS = (0, 1, 255, 256, 2047, 65_535, FAR - 1)
-"""Positions that the case "far out" has among others: half precision aliases from 256 and 2048 on, and what is indexed
-by 16 bits ends at 65,535."""
+"""The case "far out" has these and others: half precision aliases from 256 and 2048 on, 16 bits end at 65,535."""
 
 USUAL_POSITIONS = 2**16
 """Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""
@@ -40,8 +39,7 @@ lets keys through. Half precision has too few digits for logits of a hundred: ea
 
 LOUD_LAYERS, LOUD_BELOW = 3, 2.0
 """Layers up to which that holds, and the most of it in deeper stacks. Without norms, a layer of sharp attention makes
-rounding errors some ten times larger: at 6, eight layers of bare attention in fp32 leave nothing to compare. At 2 they
-don't grow from layer to layer."""
+rounding errors some ten times larger: at 6, eight layers in fp32 leave nothing to compare. At 2 they don't grow."""
 
 Array = np.ndarray[Any, Any]
 
@@ -110,9 +108,8 @@ def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
 
 @attrs.frozen
 class _Draft:
-    """What a case is to be like, where nothing bounds it: `past` tokens in a cache, `spare` places behind the last in a
-    shared one, `encoder` tokens of an encoder, and a kind of padding (see `_mask`). Fields that don't concern a spec
-    play no part."""
+    """A case where nothing bounds it: `past` tokens in a cache, `spare` places behind the last in a shared one,
+    `encoder` tokens of an encoder, a kind of padding (see `_mask`). Fields that don't concern a spec play no part."""
 
     name: str
     batch: int

@@ -49,9 +49,8 @@ TORCH_WORKER = "torch"
 class ArtifactJob:
     """One artifact with its runs under way.
 
-    It is judged on each of `runtimes`. `reference` and `by_torch` are None where the graph breaks its contract: it then
-    fails without a run. `runs` have the indices of the cases that a runtime gets, `memory` is about how many bytes all
-    runs may take.
+    `reference` and `by_torch` are None where the graph breaks its contract: it then fails everywhere without a run.
+    `runs` have the indices of the cases that a runtime gets, `memory` is about how many bytes all runs may take.
     """
 
     artifact: LoadedArtifact

@@ -127,8 +127,7 @@ class Probe:
         return q[0].unflatten(-1, (self.spec.num_heads, -1)), k[0].unflatten(-1, (self.spec.num_heads, -1))
 
     def logits(self, rows: slice = slice(None)) -> tuple[Array, Array]:
-        """Logits [heads, rows, T] of the queries `rows`, and the part of them that is added to the product; NaN where
-        a key isn't seen.
+        """Logits [heads, rows, T] of the queries `rows`, and what of them is added to the product; NaN for unseen keys.
 
         Where the encoding acts at the input, one head stands for the mean of all.
         """

@@ -1,15 +1,7 @@
 """What must hold of an encoding whatever the weights are, tried on an artifact in a runtime, without a reference.
 
-Each property is a few runs of the artifact on inputs that differ in one respect, and a rule for their outputs. Which
-encoding has which is data in its file (`Encoding.properties`); layers of a pattern have what all of them have.
-
-norms        turning a key keeps its length, whatever its position
-shift        moving all positions by any offset changes nothing: scores depend on relative positions only
-translate    beyond a window, tokens change nothing
-buckets      distances that share a bucket are neighbours: buckets are monotone in the distance
-permutation  tokens that trade places together with their positions trade outputs
-prefix       a longer context leaves what causal outputs were before
-finite       positions far beyond any trained length give finite outputs
+Each property in PROPERTIES is a few runs of the artifact on inputs that differ in one respect, and a rule for their
+outputs. `Encoding.properties` says which encoding has which; layers of a pattern have what all of them have.
 """
 
 from __future__ import annotations
@@ -159,7 +151,7 @@ def _bucket_runs(probe: Probe) -> list[Arrays]:
 
 
 def _bucket_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
-    """A bucket that comes back after another one is an error as large as the step between the two."""
+    """Buckets are monotone in the distance: one that comes back after another is an error as large as that step."""
     worst, count, tight = 0.0, len(_bucket_distances(probe)), TOLERANCES[probe.spec.dtype] / 20
     for first in range(0, len(outs), count):
         seen: list[Array] = []
@@ -223,7 +215,7 @@ PROPERTIES: Mapping[str, Property] = {
         untried=lambda probe: None if probe.spec.kv_cache else "it gives no keys: export it with --kv-cache",
     ),
     "shift": Property(
-        "moving all positions changes nothing",
+        "moving all positions changes nothing",  # scores depend on relative positions only
         runs=lambda probe: [probe.inputs(probe.positions(offset)) for offset in (0, *_shifts(probe))],
         rule=lambda probe, outs: max(_off(_output(out), _output(outs[0])) for out in outs[1:]),
         concerns=lambda spec: not spec.prefix_tokens,

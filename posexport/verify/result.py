@@ -166,8 +166,7 @@ class Unreadable:
 class Report:
     """All verdicts, in the order of artifacts and runtimes.
 
-    `unreadable` are the artifacts that could not be read, and `manifest_warnings` say, by artifact, how its manifest
-    contradicts it.
+    `manifest_warnings` are pairs of an artifact and a sentence on how its manifest contradicts it.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -255,8 +254,7 @@ class AngleRow:
 
 @attrs.frozen(kw_only=True)
 class AngleErrors:
-    """The measured errors of angles, as `scripts/angle_errors` writes them; `refused` and `not_run` have reasons by
-    name."""
+    """The measured errors of angles, as `scripts/angle_errors` writes them; `refused` and `not_run` name reasons."""
 
     positions: tuple[int, ...]
     rows: tuple[AngleRow, ...]

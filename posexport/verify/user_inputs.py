@@ -18,8 +18,7 @@ from posexport.verify.cases import Array, Case
 def fit_inputs(
     path: Path, arrays: Mapping[str, Array], spec: Spec, inputs: Values, bounds: Bounds, form: str = "decomposed"
 ) -> tuple[Case, tuple[str, ...]]:
-    """The case of the `arrays` from `path` for a graph of `spec` in `form` with these `inputs`, and notes on what was
-    rounded.
+    """The case of `arrays` from `path` for a graph of `spec` in `form` with `inputs`, and notes on what was rounded.
 
     Names, shapes and dtypes must be the graph's, and masks and write_indices must be usable; only a bf16 graph takes
     float32, which is rounded: a note says so, and the float64 reference gets the same rounded values. Raises

@@ -42,9 +42,8 @@ class Block:
     """What is tuned: its spec in every dtype that it may have, and where its weights come from.
 
     `load` gives the spec (with the biases that a file of weights has) and the weights in a dtype; RequestError where
-    they overflow there. `source` names the weights: two blocks with the same one have the same weights.
-    `weight_source` is what a manifest says of them. `fixed` holds the sizes that are fixed of `batch`, `seq` and
-    `max_seq`, as posexport.export takes them.
+    they overflow there. Two blocks with the same `source` have the same weights; `weight_source` is what a manifest
+    says of them. `fixed` has the sizes of `batch`, `seq` and `max_seq` that are fixed, as posexport.export takes them.
     """
 
     specs: Mapping[str, Spec]
@@ -201,8 +200,7 @@ class Programs:
 
 
 def content(manifest: OnnxManifest) -> str:
-    """The sha256 of an ONNX file; where its weights lie in external data, one of both, since the file has only names of
-    them."""
+    """The sha256 of an ONNX file; where its weights lie in external data, which it only names, one of both together."""
     if not manifest.external_data:
         return manifest.sha256
     return hashlib.sha256(f"{manifest.sha256} {dict(manifest.external_data)}".encode()).hexdigest()

@@ -67,8 +67,7 @@ def settings(programs: Programs, row: Row) -> dict[str, Any]:
 def publish(programs: Programs, row: Row, output: Path, result: Result) -> Row | str:
     """Write the winner to `output`, with `tune` in the manifest; returns its row with its settings and its file.
 
-    Returns why, and writes nothing, where it can't be published: it isn't what was verified. A plan is verified itself
-    where it can run.
+    Returns why, and writes nothing, where it isn't what was verified. A plan is verified itself where it can run.
     """
     runtime, options = programs.request.runtime, settings(programs, row)
     folder = programs.store.files / "winner"

@@ -2,8 +2,7 @@
 
 Where there is no GPU to time plans on, they are ranked by what TensorRT's builder chose. The order of merit is fused
 attention first, then the number of kernels and host steps, then planned memory, then the size of the plan: each kernel
-reads and writes its tensors in full, and fused attention never writes the scores at all. It says nothing of how fast
-each kernel is.
+reads and writes its tensors in full, and fused attention never writes the scores. How fast a kernel is doesn't show.
 """
 
 from __future__ import annotations
@@ -106,8 +105,7 @@ class TimeRanking:
             row.decide(DROPPED, "slower", f"{interval} after {row.rounds} rounds")
 
     def _smallest(self, rows: dict[str, Row]) -> list[str]:
-        """The candidates that the objective leaves to be timed: their memory is noted by one round, the size of their
-        plans by building them."""
+        """The candidates that the objective leaves to be timed: a round shows memory, building shows a plan's size."""
         names = list(rows)
         if self._objective == "memory":
             for start in range(0, len(names), GROUP):

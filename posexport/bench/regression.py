@@ -174,8 +174,7 @@ def _change_since(before: Timing, shape: Shape, references: Sequence[str], limit
         return attrs.evolve(change, reason=why)
     shared = [name for name in references if before.processes.get(name) and now.processes.get(name)]
     if not shared:
-        why = "neither torch nor the same lower bound was timed beside it in both runs"
-        return attrs.evolve(change, reason=why)
+        return attrs.evolve(change, reason="neither torch nor the same lower bound was timed beside it in both runs")
     means = {name: [log_mean(run.processes[name]) for run in (before, now)] for name in shared}
     reference = min(shared, key=lambda name: sum(mean.variance for mean in means[name]))
     old, new = means[reference]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self
@@ -193,10 +194,7 @@ class BenchSession:
         seconds = {name: answer["run_seconds"] for name, answer in ready.items()}
         one_round = sum(PAUSE + _turn_seconds(run) for run in seconds.values())
         rounds = min(self._options.rounds or ROUNDS, max(MIN_ROUNDS, int(self._options.seconds / one_round)))
-
-        def step() -> None:
-            self._progress(f"timing {sizes}{again}")
-
+        step = partial(self._progress, f"timing {sizes}{again}")
         step()
         bursts, seed = {name: _burst(run) for name, run in seconds.items()}, self._options.seed + self.processes - 1
         turns, load = self._timer.interleave(bursts, rounds, seed, step, wake=MIN_BURST_SECONDS)

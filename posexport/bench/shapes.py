@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
     from posexport.runtimes.base import Arrays
 
-_DEFAULT = ((128, 0), (512, 0))
-_DEFAULT_CACHED = ((512, 0), (1, 512))
-"""New tokens and tokens in the cache before: two lengths, or a prefill and a step."""
-
 _BUFFER, _ENCODER = 1024, 512
 """Places in a shared cache, where they suffice, and tokens of an encoder."""
 
@@ -63,7 +59,7 @@ def load_for_bench(path: Path) -> LoadedArtifact:
 
 def sizes_of(artifact: LoadedArtifact, texts: Sequence[str]) -> list[Sizes]:
     """The sizes of `--shape` options, or defaults that the artifact takes; RequestError for what it can't take."""
-    defaults = [_default(artifact, seq, past) for seq, past in _defaults(artifact.spec)]
+    defaults = _defaults(artifact)
     dimensions = _dimensions(artifact)
     given = [read_sizes(text, defaults[0], dimensions) for text in texts] or defaults
     return [_checked(artifact, sizes) for sizes in dict.fromkeys(given)]
@@ -72,7 +68,7 @@ def sizes_of(artifact: LoadedArtifact, texts: Sequence[str]) -> list[Sizes]:
 def scenario_sizes(artifact: LoadedArtifact, scenario: Scenario) -> Sizes:
     """The sizes of a scenario, else those of the defaults; RequestError for what the artifact can't take."""
     cached = artifact.spec.kv_cache is not None
-    usual = _default(artifact, *_defaults(artifact.spec)[0])
+    usual = _defaults(artifact)[0]
     if scenario.kind == "decode":
         if not cached:
             raise RequestError(
@@ -90,8 +86,10 @@ def scenario_sizes(artifact: LoadedArtifact, scenario: Scenario) -> Sizes:
         raise RequestError(f"--scenario {scenario}: {error}") from None
 
 
-def _defaults(spec: Spec) -> tuple[tuple[int, int], ...]:
-    return _DEFAULT_CACHED if spec.kv_cache else _DEFAULT
+def _defaults(artifact: LoadedArtifact) -> list[Sizes]:
+    """A prefill and a step where there is a cache, else two lengths."""
+    tokens = ((512, 0), (1, 512)) if artifact.spec.kv_cache else ((128, 0), (512, 0))  # new ones, and those before
+    return [_default(artifact, seq, past) for seq, past in tokens]
 
 
 def _dimensions(artifact: LoadedArtifact) -> tuple[str, ...]:

@@ -102,8 +102,7 @@ class Evidence:
         for (name, sha256), bare in zip(artifacts, names, strict=True):
             about_it = tuple(mention for mention in mentions if same(name, sha256, mention.file, mention.sha256))
             stale = tuple(m for m in mentions if m not in about_it and PurePath(m.file).name == bare)
-            apart = name not in self.shown and names.count(bare) > 1
-            title = f"{name} ({sha256[:8]})" if apart else name
+            title = f"{name} ({sha256[:8]})" if name not in self.shown and names.count(bare) > 1 else name
             summaries.append(ArtifactSummary(name=title, mentions=about_it, stale=stale))
         return summaries
 

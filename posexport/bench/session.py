@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 BURST, MIN_BURST_SECONDS = 3, 0.01
 """Timed runs of a turn at least, and the seconds for which they, and the untimed ones before them, go on about."""
 
-MAX_RUNS = 1000
-
-MIN_ROUNDS = 3
+MAX_RUNS, MIN_ROUNDS = 1000, 3
+"""Timed runs of a turn at most, and rounds at least, however slow a candidate is."""
 
 
 @attrs.define
@@ -121,10 +120,8 @@ class BenchSession:
 
     def _open(self, candidate: Candidate) -> None:
         name = candidate.name
-        previous = self._previous if candidate.role == PREVIOUS_ARTIFACT else None
-        artifact = self._artifact if previous is None else previous
-        missing = candidate.missing(artifact)
-        if missing is not None:
+        artifact = self._previous if self._previous and candidate.role == PREVIOUS_ARTIFACT else self._artifact
+        if (missing := candidate.missing(artifact)) is not None:
             self._out[name, None] = Timing(runtime=name, state=NOT_RUN, reason=missing)
             return
         options = dict(candidate.options)

@@ -129,8 +129,7 @@ def measure(
 
 def _missing(row: Runtime) -> str | None:
     """Why a runtime isn't run; engines that open whole blocks only can't run a function by itself."""
-    missing = row.missing()
-    if missing is not None:
+    if (missing := row.missing()) is not None:
         return missing.text
     if row.module == INTERPRETER:
         return "it evaluates everything in float64, so no rounding shows"

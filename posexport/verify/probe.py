@@ -139,8 +139,7 @@ class Probe:
             check_size(self.spec.num_heads * self.tokens * len(range(self.tokens)[rows]))
             content, added = self._product(rows)
         hidden = ~seen(self.spec, self.tokens, rows)
-        both = ((content + added).masked_fill(hidden, math.nan), added.masked_fill(hidden, math.nan))
-        return both[0].numpy(), both[1].numpy()
+        return (content + added).masked_fill(hidden, math.nan).numpy(), added.masked_fill(hidden, math.nan).numpy()
 
     def _product(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The scaled product of queries and keys, and what bias and score add to it, [heads, rows, T] each."""
@@ -270,8 +269,7 @@ def _kinds_of(spec: Spec) -> list[str]:
 
 def check(target: ProbeTarget, what: str) -> None:
     """RequestError where an encoding has no picture of that kind, or `seq` no meaning in it."""
-    why = _refusal(what, target.spec)
-    if why is not None:
+    if (why := _refusal(what, target.spec)) is not None:
         allowed = ", ".join(_kinds_of(target.spec))
         raise RequestError(f"what is {what!r} with {target.encoding.name}, {why}: give one of {allowed}.")
     if what in ("gain", "wavelength", "error"):  # the number of tokens can't be chosen

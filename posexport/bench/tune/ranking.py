@@ -141,8 +141,7 @@ def rank_by_kernels(programs: Programs, candidates: Sequence[Row]) -> list[Row]:
     facts: dict[str, dict[str, Any]] = {}
     for row in candidates:
         fact = programs.kernels(row)
-        error = unknown(fact)
-        if error is not None:
+        if (error := unknown(fact)) is not None:
             row.decide(FAILED, "error", error)
             continue
         memory, table = planned(fact), fact["kernels"]
@@ -150,11 +149,8 @@ def rank_by_kernels(programs: Programs, candidates: Sequence[Row]) -> list[Row]:
         row.kernels = {**{name: table[name] for name in _FIGURES}, "planned_memory": memory}
         facts[row.name] = fact
     objective = programs.request.objective
-
-    def order(row: Row) -> tuple[Any, ...]:
-        return merit(facts[row.name], objective), row.plainness
-
-    ranked = sorted((row for row in candidates if row.name in facts), key=order)
+    built = [row for row in candidates if row.name in facts]
+    ranked = sorted(built, key=lambda row: (merit(facts[row.name], objective), row.plainness))
     for row in ranked:
         plan = _describe(facts[row.name], objective)
         if row is ranked[0]:

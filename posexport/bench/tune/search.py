@@ -44,8 +44,7 @@ def check_there(name: str) -> bool:
 
         api.choose(name)
         return gpu_missing() is not None
-    missing = RUNTIMES[name].missing()
-    if missing is not None:
+    if (missing := RUNTIMES[name].missing()) is not None:
         raise RuntimeMissingError(f"{name} can't be tuned for here, {missing}.")
     return False
 

@@ -51,8 +51,7 @@ def build(path: str, builder: str) -> dict[str, Any]:
     except RuntimeMissingError as error:
         return {"cell": {"state": NOT_RUN, "reason": str(error).rstrip("."), "lasting": False}}
     if kernels.count is None:
-        reason = f"it builds, but its kernels are not known: {kernels.unknown}"
-        return {"cell": {"state": NOT_RUN, "reason": reason}}
+        return {"cell": {"state": NOT_RUN, "reason": f"it builds, but its kernels are not known: {kernels.unknown}"}}
     return {"cell": {"state": PASSED, "kernels": kernels.count, "fused": kernels.fused_attention}}
 
 

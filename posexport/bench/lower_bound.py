@@ -46,7 +46,6 @@ PEAK_SIDE, PEAK_BYTES = 4096, 2**30
 _TRIALS, _SLOW = 5, 0.5
 """Runs by which the fastest method is found, and the seconds from which on one is enough."""
 
-
 Timed = Callable[[], float]
 """A call that does the work once and returns its seconds."""
 

@@ -74,13 +74,10 @@ class Timing:
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """One shape: the scenario it came from, if any, its sizes, and the rounds that there was time for.
-
-    `also` has further scenarios of the same sizes.
-    """
+    """One shape: the scenario it came from, if any, its sizes, and the rounds that there was time for."""
 
     scenario: str | None
-    also: tuple[str, ...] = attrs.field(default=(), metadata={OMITTED: True})
+    also: tuple[str, ...] = attrs.field(default=(), metadata={OMITTED: True})  # further scenarios of the same sizes
     batch: int
     seq: int
     past_seq: int | None = attrs.field(default=None, metadata={OMITTED: True})
@@ -159,10 +156,7 @@ class Gate:
 
 @attrs.frozen(kw_only=True)
 class LimitResult:
-    """One limit of a project on one runtime: its state, and the ratio to the reference with its interval.
-
-    `there` is set where it was not measured though its runtime is there.
-    """
+    """One limit of a project on one runtime: its state, and the ratio to the reference with its interval."""
 
     runtime: str
     scenario: str
@@ -173,7 +167,7 @@ class LimitResult:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
-    there: bool = False
+    there: bool = False  # whether its runtime is there, though it was not measured
 
     def __attrs_post_init__(self) -> None:
         if self.state == SLOWER and self.ratio is None:
@@ -270,10 +264,7 @@ _ARTIFACT = (".onnx", ".plan", ".data")
 
 
 def check_place(path: Path, baseline: Path | None = None) -> None:
-    """RequestError where a result can't be saved at `path`, or would replace an artifact or the `baseline`.
-
-    It is called before minutes of timing.
-    """
+    """Before minutes of timing: RequestError where `path` can't be written, or is an artifact's or the `baseline`."""
     if path.is_dir() or not path.parent.is_dir():
         raise RequestError(f"--save is {str(path)!r}: give the name of a file in a folder that is there.")
     real = path.resolve()

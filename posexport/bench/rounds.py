@@ -17,7 +17,6 @@ from posexport.processes import Worker, failure_of
 
 Timed = TypeVar("Timed")
 
-
 PAUSE = 0.03
 """Seconds before each call: longer than the thread pools of torch and ONNX Runtime spin."""
 

@@ -27,14 +27,11 @@ _BUFFER, _ENCODER = 1024, 512
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """The dimensions of one benchmark; None for those that the artifact hasn't.
-
-    `past_seq` counts the tokens that a cache holds, also one of `max_seq` places.
-    """
+    """The dimensions of one benchmark; None for those that the artifact hasn't."""
 
     batch: int = integer(1, "batch size")
     seq: int = integer(128, "tokens")
-    past_seq: int | None = integer(None, "tokens in the cache", at_least=0)
+    past_seq: int | None = integer(None, "tokens in the cache", at_least=0)  # also in one of `max_seq` places
     max_seq: int | None = integer(None, "places in a shared cache")
     encoder_seq: int | None = integer(None, "tokens of the encoder")
 

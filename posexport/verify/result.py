@@ -164,14 +164,11 @@ class Unreadable:
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """All verdicts, in the order of artifacts and runtimes.
-
-    `manifest_warnings` are pairs of an artifact and a sentence on how its manifest contradicts it.
-    """
+    """All verdicts, in the order of artifacts and runtimes."""
 
     verdicts: tuple[Verdict, ...]
     unreadable: tuple[Unreadable, ...]
-    manifest_warnings: tuple[tuple[str, str], ...] = ()
+    manifest_warnings: tuple[tuple[str, str], ...] = ()  # artifacts, and how their manifests contradict them
     seed: int
 
     def exit_code(self, required: Sequence[str] = ()) -> int:

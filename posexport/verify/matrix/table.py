@@ -128,14 +128,11 @@ Key = tuple[Entry, str]
 
 @attrs.define(kw_only=True)
 class Matrix:
-    """Cells by entry and column, all made for one target by the same versions of posexport and its exporters.
-
-    `cpus` are those that cells were measured on, as `cpu_facts` has them. Unknown values are None.
-    """
+    """Cells by entry and column, all made for one target by the same versions of posexport and its exporters."""
 
     target: str = "portable"
     made_by: Mapping[str, str] = attrs.field(factory=lambda: makers())
-    cpus: list[Mapping[str, Any]] = attrs.field(factory=list)
+    cpus: list[Mapping[str, Any]] = attrs.field(factory=list)  # that cells were measured on, as `cpu_facts` has them
     cells: dict[Key, Cell] = attrs.field(factory=dict)
 
     def put(self, cells: Iterable[Cell]) -> None:
@@ -265,7 +262,7 @@ def _is_known(row: Mapping[str, Any], axis: str) -> bool:
 
 
 def cpu_facts() -> dict[str, Any]:
-    """The CPU of this machine: model, vendor, cores, instruction sets and architecture."""
+    """The CPU of this machine: model, vendor, cores, instruction sets and architecture; None where not known."""
     facts = machine()
     return {name: facts[name] for name in ("cpu", "vendor", "cores", "instruction_sets", "architecture")}
 

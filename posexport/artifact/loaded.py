@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -47,6 +47,11 @@ class LoadedArtifact:
     def required_runtime(self) -> str | None:
         """The one runtime that can open it: a plan's builder. None for an ONNX file."""
         return None if self.plan is None else self.plan.runtime.name
+
+    def profile_requests(self, sizes: Sequence[Mapping[str, int]]) -> list[str]:
+        """Requests for a plan that is built on the fly: it spans `sizes` and is tuned for the largest."""
+        spans = {dim: [one[dim] for one in sizes] for dim, (low, high) in self.bounds.items() if low != high}
+        return [f"{dim}={min(span)}:{max(span)}:{max(span)}" for dim, span in spans.items()]
 
 
 def load_artifact(path: Path) -> LoadedArtifact:

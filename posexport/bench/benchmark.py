@@ -34,10 +34,7 @@ PROCESSES = 7
 
 
 def bench(path: Path, options: BenchOptions = DEFAULTS, *, progress: Progress = silent) -> Benchmark:
-    """Time the artifact at `path` beside torch eager, torch.compile and the lower bound.
-
-    RequestError for names, sizes and files that can't be used.
-    """
+    """Time an artifact beside torch and the lower bound; RequestError for names, sizes and files that can't be used."""
     with BenchRun(path, options, progress=progress) as run:
         run.open_processes(run.planned)
         return run.result()
@@ -47,8 +44,7 @@ class BenchRun(BenchSession):
     """One benchmark under way: made without timing anything, then process after process is opened and timed.
 
     `previous_artifact` is an earlier artifact of the same block, timed in the same rounds. `methods` says how a lower
-    bound is run (`Benchmark.bound_methods` of an earlier result). `planned` processes share the rounds that were asked
-    for. RequestError for names, sizes and files that can't be used.
+    bound is run (`bound_methods` of an earlier result). `planned` processes share the rounds. Raises as `bench` does.
     """
 
     def __init__(

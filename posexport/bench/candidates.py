@@ -21,18 +21,13 @@ if TYPE_CHECKING:
 _TAKES = {TORCH: ("threads",), ORT: ("threads", "cuda_graph"), TENSORRT: ("cuda_graph",), REFERENCE: ()}
 """Which of the options of a benchmark an engine has, by its module; one that isn't here runs nothing to be timed."""
 
-ROLES = {
-    "lower_bound": "torch",
-    "torch": "torch",
-    "torch-compile": "torch",
-    "torch-onnx": "ort",
-    "ort-optimizer": "ort",
-}
-"""The references, each with what runs it."""
-
 ALWAYS = ("lower_bound", "torch", "torch-compile")
+"""References that torch runs, always timed."""
+
 ALTERNATIVES = ("torch-onnx", "ort-optimizer")
-"""References that are files of their own, made before they are timed; timed with `--peers`, or where they are named."""
+"""References that are files of their own, made before ONNX Runtime runs them; timed with `--peers`, or where named."""
+
+ROLES = (*ALWAYS, *ALTERNATIVES)
 
 PREVIOUS_ARTIFACT = "against"
 """The role of an earlier artifact that is timed in the same rounds."""
@@ -69,8 +64,8 @@ class Candidate:
 def _candidates() -> dict[str, Candidate]:
     candidates = {}
     for suffix, ort in (("", "ort-cpu"), ("-cuda", "ort-cuda")):
-        for role, package in ROLES.items():
-            row = RUNTIMES[ort if package == "ort" else f"torch{suffix}"]
+        for role in ROLES:
+            row = RUNTIMES[ort if role in ALTERNATIVES else f"torch{suffix}"]
             options = {"compiled": True} if role == "torch-compile" else {}
             name = f"{role}{suffix}"
             candidates[name] = Candidate(name=name, runtime=row, role=role, options=options)

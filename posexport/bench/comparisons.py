@@ -15,12 +15,11 @@ import attrs
 from posexport.bench.candidates import PREVIOUS_ARTIFACT, ROLES
 from posexport.bench.result import TIMED, Benchmark, Shape, Timing
 from posexport.bench.results import Result
+from posexport.bench.scenarios import SWEEPS
 from posexport.bench.statistics import CONFIDENCE, Ratio, Summary
 from posexport.machine import SAME
 
 LOWER_BOUND, TORCH = "lower_bound", "torch"
-SWEPT = ("prefill", "decode", "batch")
-"""Kinds of scenarios that have a size."""
 
 _MOST_DIGITS = 15  # of a size in a scenario's name
 _ENOUGH_RUNS = 6  # the fewest whose range holds the median with a probability of 95 %
@@ -146,7 +145,7 @@ def by_size(compared: Iterable[Comparison]) -> list[list[Comparison]]:
     """The scenarios of one kind by block, such as prefill at several lengths, in the order of their sizes."""
     groups: dict[tuple[str, str], list[Comparison]] = {}
     for comparison in compared:
-        if comparison.kind in SWEPT and comparison.size is not None:
+        if comparison.kind in SWEEPS and comparison.size is not None:
             groups.setdefault((comparison.key, comparison.kind), []).append(comparison)
     return [sorted(group, key=lambda comparison: comparison.size or 0) for group in groups.values()]
 

@@ -48,8 +48,7 @@ def same(file: str, sha256: str, other: str, other_sha256: str) -> bool:
 
 @attrs.frozen(kw_only=True)
 class ArtifactSummary:
-    """One artifact: a file on the page, or one that results mention. `stale` mentions are of its name but of other
-    bytes."""
+    """One artifact: a file on the page, or one that results mention. `stale` mentions have its name but other bytes."""
 
     name: str
     mentions: tuple[Mention, ...]
@@ -103,8 +102,7 @@ class Evidence:
         for (name, sha256), bare in zip(artifacts, names, strict=True):
             about_it = tuple(mention for mention in mentions if same(name, sha256, mention.file, mention.sha256))
             stale = tuple(m for m in mentions if m not in about_it and PurePath(m.file).name == bare)
-            apart = name not in self.shown and names.count(bare) > 1
-            title = f"{name} ({sha256[:8]})" if apart else name
+            title = f"{name} ({sha256[:8]})" if name not in self.shown and names.count(bare) > 1 else name
             summaries.append(ArtifactSummary(name=title, mentions=about_it, stale=stale))
         return summaries
 

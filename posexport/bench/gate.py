@@ -9,19 +9,11 @@ from pathlib import Path
 
 import attrs
 
+from posexport.bench import regression
 from posexport.bench.benchmark import PROCESSES, BenchRun, bench
 from posexport.bench.candidates import CANDIDATES, choose, is_reference
 from posexport.bench.options import DEFAULTS, BenchOptions
-from posexport.bench.regression import (
-    DEFAULT_LIMIT,
-    MOST_PROCESSES,
-    check_named,
-    compare,
-    compare_previous,
-    is_steady,
-    notes_on,
-    read_limit,
-)
+from posexport.bench.regression import MOST_PROCESSES, is_steady
 from posexport.bench.result import FAILED, NOT_RUN, TIMED, Benchmark, Gate, check_place, read_benchmark
 from posexport.machine import differences, machine
 from posexport.progress import Progress, silent
@@ -67,14 +59,14 @@ def bench_gated(
 
     def judge(result: Benchmark) -> Gate:
         if baseline is None:
-            return compare_previous(result, limit, (*options.runtimes, *options.required))
-        return compare(result, baseline, limit)
+            return regression.compare_previous(result, limit, (*options.runtimes, *options.required))
+        return regression.compare(result, baseline, limit)
 
     def enough(result: Benchmark) -> bool:
         return judge(result).settled and (not keep or is_steady(result))
 
     with BenchRun(path, planned, previous_artifact=previous, methods=methods, progress=progress) as run:
-        for note in () if baseline is None else notes_on(baseline, run.result()):
+        for note in () if baseline is None else regression.notes_on(baseline, run.result()):
             _log.warning("%s: %s", path.name, note)
         result = _settled(run, max(options.processes or 0, MOST_PROCESSES), enough)
     return attrs.evolve(result, gate=judge(result))
@@ -111,7 +103,7 @@ def bench_file(
     *,
     baseline: Path | None = None,
     previous_artifact: Path | None = None,
-    limit: str = DEFAULT_LIMIT,
+    limit: str = regression.DEFAULT_LIMIT,
     save: Path | None = None,
     progress: Progress = silent,
 ) -> Benchmark:
@@ -123,10 +115,10 @@ def bench_file(
     choose(options.required)  # a misspelt name is reported before anything is read
     if save is not None:
         check_place(save, baseline)
-    share = read_limit(limit)
+    share = regression.read_limit(limit)
     saved = None if baseline is None else read_benchmark(baseline)
     if saved is not None:
-        check_named(saved, options.runtimes)
+        regression.check_named(saved, options.runtimes)
     reference = saved or previous_artifact
     if reference is not None:
         return bench_gated(path, reference, share, options, keep=save is not None, progress=progress)

@@ -6,14 +6,13 @@ On the CPU both are run. The products, with every operand at hand and nothing be
     Q K^T and P V for each key head: [group*seq, head_dim] [head_dim, keys] and [group*seq, keys] [keys, head_dim]
 
 by torch (all heads at once, or one after another) or by ONNX Runtime, in the graph's dtype or in fp32, whichever is
-fastest here, as warming up shows. Scores are whole rectangles, of as many keys as a query
-sees where a layer has a window or chunks, and are written to memory between the two products: a kernel that skips
-masked keys, or keeps scores in its registers, can be faster. The bytes are the weights and what is cached (of a layer
-with a window or chunks, what is seen of it), in the graph's dtype, each read once; they bound decoding.
+fastest here, as warming up shows. Scores are whole rectangles, of as many keys as a query sees where a layer has a
+window or chunks, and are written to memory between the two products: a kernel that skips masked keys, or keeps scores
+in its registers, can be faster. The bytes are the weights and what is cached (of a layer with a window or chunks, what
+is seen of it), in the graph's dtype, each read once; they bound decoding.
 
-On a GPU the lower bound is the roofline (Williams, Waterman, Patterson, 2009): the larger of operations over the rate
-of one large product and bytes over the rate of one large read, both measured anew in every run. What an encoding itself
-computes counts nowhere.
+On a GPU it is the roofline (Williams, Waterman, Patterson, 2009): the larger of operations over the rate of one large
+product and bytes over the rate of one large read, both measured in every run. What an encoding computes counts nowhere.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ PEAK_SIDE, PEAK_BYTES = 4096, 2**30
 
 _TRIALS, _SLOW = 5, 0.5
 """Runs by which the fastest method is found, and the seconds from which on one is enough."""
-
 
 Timed = Callable[[], float]
 """A call that does the work once and returns its seconds."""

@@ -9,9 +9,6 @@ from posexport.spec.fields import integer, positive
 ROUNDS, ROUNDS_OF_SEVERAL = 20, 10
 """Rounds of one process, and of each where there are several."""
 
-BUDGET_SECONDS = 60.0
-"""Seconds for the rounds of one shape, however slow it is."""
-
 
 @attrs.frozen(kw_only=True)
 class BenchOptions:
@@ -34,7 +31,7 @@ class BenchOptions:
     warmup: int = integer(3, "runs before the first round")
     threads: int | None = integer(None, "threads of each runtime")
     seed: int = integer(0, "seed of the inputs and of the order within rounds", at_least=0)
-    seconds: float = positive(BUDGET_SECONDS, "seconds for the rounds of one shape")
+    seconds: float = positive(60.0, "seconds for the rounds of one shape")
     processes: int | None = integer(None, "processes of each runtime", at_most=100)
 
 

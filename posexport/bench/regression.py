@@ -8,8 +8,7 @@ log r over the processes of each run,
 
 where means are trimmed and v are their variances (Yuen, 1974), with Student's t at `CONFIDENCE` and Welch's degrees of
 freedom. DRIFT stands for what two runs on one machine differ by though their processes agree. A change is slower where
-its whole interval lies above the limit, fine where all of it lies at or below, and inconclusive otherwise: then more
-processes are timed, up to a number.
+its whole interval lies above the limit, fine where none of it does, else inconclusive: then up to MOST_PROCESSES run.
 """
 
 from __future__ import annotations
@@ -175,8 +174,7 @@ def _change_since(before: Timing, shape: Shape, references: Sequence[str], limit
         return attrs.evolve(change, reason=why)
     shared = [name for name in references if before.processes.get(name) and now.processes.get(name)]
     if not shared:
-        why = "neither torch nor the same lower bound was timed beside it in both runs"
-        return attrs.evolve(change, reason=why)
+        return attrs.evolve(change, reason="neither torch nor the same lower bound was timed beside it in both runs")
     means = {name: [log_mean(run.processes[name]) for run in (before, now)] for name in shared}
     reference = min(shared, key=lambda name: sum(mean.variance for mean in means[name]))
     old, new = means[reference]

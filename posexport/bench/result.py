@@ -74,13 +74,10 @@ class Timing:
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """One shape: the scenario it came from, if any, its sizes, and the rounds that there was time for.
-
-    `also` has further scenarios of the same sizes.
-    """
+    """One shape: the scenario it came from, if any, its sizes, and the rounds that there was time for."""
 
     scenario: str | None
-    also: tuple[str, ...] = attrs.field(default=(), metadata={OMITTED: True})
+    also: tuple[str, ...] = attrs.field(default=(), metadata={OMITTED: True})  # further scenarios of the same sizes
     batch: int
     seq: int
     past_seq: int | None = attrs.field(default=None, metadata={OMITTED: True})
@@ -121,8 +118,7 @@ class LeftOut:
 class Change:
     """One runtime at one shape: `change` is new over old time (1.05 is 5 % slower) with its interval.
 
-    `reference` names what both times were divided by; `reason` says why a change isn't known; `more` whether more
-    processes could tell it.
+    Both times were divided by that of `reference`; `reason` says why no change is known, `more` if processes may tell.
     """
 
     runtime: str
@@ -140,8 +136,7 @@ class Change:
 
 @attrs.frozen(kw_only=True)
 class Gate:
-    """Every change, the largest one that is no regression (0.05 is 5 %), and notes on what makes the comparison less
-    certain."""
+    """Every change; `limit` is the largest that is no regression (0.05 is 5 %), `notes` say what makes it uncertain."""
 
     limit: float
     confidence: float
@@ -161,10 +156,7 @@ class Gate:
 
 @attrs.frozen(kw_only=True)
 class LimitResult:
-    """One limit of a project on one runtime: its state, and the ratio to the reference with its interval.
-
-    `there` is set where it was not measured though its runtime is there.
-    """
+    """One limit of a project on one runtime: its state, and the ratio to the reference with its interval."""
 
     runtime: str
     scenario: str
@@ -175,7 +167,7 @@ class LimitResult:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
-    there: bool = False
+    there: bool = False  # whether its runtime is there, though it was not measured
 
     def __attrs_post_init__(self) -> None:
         if self.state == SLOWER and self.ratio is None:
@@ -272,10 +264,7 @@ _ARTIFACT = (".onnx", ".plan", ".data")
 
 
 def check_place(path: Path, baseline: Path | None = None) -> None:
-    """RequestError where a result can't be saved at `path`, or would replace an artifact or the `baseline`.
-
-    It is called before minutes of timing.
-    """
+    """Before minutes of timing: RequestError where `path` can't be written, or is an artifact's or the `baseline`."""
     if path.is_dir() or not path.parent.is_dir():
         raise RequestError(f"--save is {str(path)!r}: give the name of a file in a folder that is there.")
     real = path.resolve()

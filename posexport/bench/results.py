@@ -68,8 +68,7 @@ def _superseded(files: Sequence[Path]) -> set[Path]:
     old = set()
     for sweep in (file for file in files if file.name == "sweep.json"):
         try:
-            data = read_json(sweep)
-            named = {PurePath(job["result"]).name for job in data["jobs"] if job.get("result")}
+            named = {PurePath(job["result"]).name for job in read_json(sweep)["jobs"] if job.get("result")}
         except (OSError, DataError, TypeError, KeyError, AttributeError):
             continue  # reading it as a result reports the fault
         inside = (file for file in files if file.parent == sweep.parent / "results")

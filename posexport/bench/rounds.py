@@ -17,7 +17,6 @@ from posexport.processes import Worker, failure_of
 
 Timed = TypeVar("Timed")
 
-
 PAUSE = 0.03
 """Seconds before each call: longer than the thread pools of torch and ONNX Runtime spin."""
 
@@ -33,8 +32,7 @@ def interleave(
     pause: float = PAUSE,
     done: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Timed]]:
-    """What each call returned, by round, in which the order is random, the same for the same seed; `done` is called
-    after each round."""
+    """What each call returned, by round. `seed` decides the random order in each round; `done` is called after each."""
     if rounds < 1:
         raise RequestError(f"rounds is {rounds}: give at least 1.")
     series: dict[str, list[Timed]] = {name: [] for name in calls}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self
@@ -20,7 +21,7 @@ from posexport.bench.candidates import ALTERNATIVES, PREVIOUS_ARTIFACT, Candidat
 from posexport.bench.options import ROUNDS, BenchOptions
 from posexport.bench.result import FAILED, METHOD, NOT_RUN, TIMED, Timing
 from posexport.bench.rounds import PAUSE, TimingProcesses
-from posexport.bench.shapes import Sizes, profile_requests
+from posexport.bench.shapes import Sizes
 from posexport.bench.worker import LONG_RUN_SECONDS
 from posexport.processes import KILLED, MEMORY, REFUSED
 from posexport.progress import Progress
@@ -32,15 +33,13 @@ if TYPE_CHECKING:
 BURST, MIN_BURST_SECONDS = 3, 0.01
 """Timed runs of a turn at least, and the seconds for which they, and the untimed ones before them, go on about."""
 
-MAX_RUNS = 1000
-
-MIN_ROUNDS = 3
+MAX_RUNS, MIN_ROUNDS = 1000, 3
+"""Timed runs of a turn at most, and rounds at least, however slow a candidate is."""
 
 
 @attrs.define
 class _Series:
-    """The times of one candidate at one shape: the seconds of every timed run, by round, in each process, and each
-    process's answer to `shape`."""
+    """One candidate at one shape, by process: the seconds of all timed runs by round, and the answer to `shape`."""
 
     turns: list[list[list[float]]] = attrs.field(factory=list)
     ready: list[Mapping[str, Any]] = attrs.field(factory=list)
@@ -53,9 +52,8 @@ class _Series:
 class BenchSession:
     """The candidates of one benchmark: those that run have a process, the others a reason.
 
-    `options` holds the rounds and the seconds of one session. `previous` is an earlier artifact, timed under the
-    candidates of that role. `methods` says how a lower bound is run, by its name and the sizes; where it does not, all
-    processes use the method of the first.
+    `options` has rounds and seconds of one session. `previous` is an earlier artifact, for the candidates of that role.
+    `methods` says how a lower bound is run, by its name and the sizes; else all processes use the method of the first.
     """
 
     def __init__(
@@ -122,10 +120,8 @@ class BenchSession:
 
     def _open(self, candidate: Candidate) -> None:
         name = candidate.name
-        previous = self._previous if candidate.role == PREVIOUS_ARTIFACT else None
-        artifact = self._artifact if previous is None else previous
-        missing = candidate.missing(artifact)
-        if missing is not None:
+        artifact = self._previous if self._previous and candidate.role == PREVIOUS_ARTIFACT else self._artifact
+        if (missing := candidate.missing(artifact)) is not None:
             self._out[name, None] = Timing(runtime=name, state=NOT_RUN, reason=missing)
             return
         options = dict(candidate.options)
@@ -137,7 +133,7 @@ class BenchSession:
             without_effect.append("--cuda-graph")
         self._notes[name] = "; ".join(f"{option} has no effect on it" for option in without_effect)
         if candidate.runtime.module == TENSORRT and artifact.required_runtime is None:
-            options["profile"] = profile_requests(artifact, self._sizes)
+            options["profile"] = artifact.profile_requests([sizes.to_dict() for sizes in self._sizes])
         path = self._path(candidate, artifact)
         if path is None:
             return
@@ -195,10 +191,7 @@ class BenchSession:
         seconds = {name: answer["run_seconds"] for name, answer in ready.items()}
         one_round = sum(PAUSE + _turn_seconds(run) for run in seconds.values())
         rounds = min(self._options.rounds or ROUNDS, max(MIN_ROUNDS, int(self._options.seconds / one_round)))
-
-        def step() -> None:
-            self._progress(f"timing {sizes}{again}")
-
+        step = partial(self._progress, f"timing {sizes}{again}")
         step()
         bursts, seed = {name: _burst(run) for name, run in seconds.items()}, self._options.seed + self.processes - 1
         turns, load = self._timer.interleave(bursts, rounds, seed, step, wake=MIN_BURST_SECONDS)

@@ -21,24 +21,17 @@ if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
     from posexport.runtimes.base import Arrays
 
-_DEFAULT = ((128, 0), (512, 0))
-_DEFAULT_CACHED = ((512, 0), (1, 512))
-"""New tokens and tokens in the cache before: two lengths, or a prefill and a step."""
-
 _BUFFER, _ENCODER = 1024, 512
 """Places in a shared cache, where they suffice, and tokens of an encoder."""
 
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """The dimensions of one benchmark; None for those that the artifact hasn't.
-
-    `past_seq` counts the tokens that a cache holds, also one of `max_seq` places.
-    """
+    """The dimensions of one benchmark; None for those that the artifact hasn't."""
 
     batch: int = integer(1, "batch size")
     seq: int = integer(128, "tokens")
-    past_seq: int | None = integer(None, "tokens in the cache", at_least=0)
+    past_seq: int | None = integer(None, "tokens in the cache", at_least=0)  # also in one of `max_seq` places
     max_seq: int | None = integer(None, "places in a shared cache")
     encoder_seq: int | None = integer(None, "tokens of the encoder")
 
@@ -63,7 +56,7 @@ def load_for_bench(path: Path) -> LoadedArtifact:
 
 def sizes_of(artifact: LoadedArtifact, texts: Sequence[str]) -> list[Sizes]:
     """The sizes of `--shape` options, or defaults that the artifact takes; RequestError for what it can't take."""
-    defaults = [_default(artifact, seq, past) for seq, past in _defaults(artifact.spec)]
+    defaults = _defaults(artifact)
     dimensions = _dimensions(artifact)
     given = [read_sizes(text, defaults[0], dimensions) for text in texts] or defaults
     return [_checked(artifact, sizes) for sizes in dict.fromkeys(given)]
@@ -72,7 +65,7 @@ def sizes_of(artifact: LoadedArtifact, texts: Sequence[str]) -> list[Sizes]:
 def scenario_sizes(artifact: LoadedArtifact, scenario: Scenario) -> Sizes:
     """The sizes of a scenario, else those of the defaults; RequestError for what the artifact can't take."""
     cached = artifact.spec.kv_cache is not None
-    usual = _default(artifact, *_defaults(artifact.spec)[0])
+    usual = _defaults(artifact)[0]
     if scenario.kind == "decode":
         if not cached:
             raise RequestError(
@@ -90,19 +83,10 @@ def scenario_sizes(artifact: LoadedArtifact, scenario: Scenario) -> Sizes:
         raise RequestError(f"--scenario {scenario}: {error}") from None
 
 
-def profile_requests(artifact: LoadedArtifact, sizes: Sequence[Sizes]) -> list[str]:
-    """Requests for a plan that is built on the fly: it spans `sizes` and is tuned for the largest."""
-    spans = {dim: [getattr(one, dim) for one in sizes] for dim in free_dimensions(artifact)}
-    return [f"{dim}={min(span)}:{max(span)}:{max(span)}" for dim, span in spans.items()]
-
-
-def free_dimensions(artifact: LoadedArtifact) -> dict[str, int]:
-    """The dimensions that the artifact doesn't fix, with the smallest size of each."""
-    return {dim: low for dim, (low, high) in artifact.bounds.items() if low != high}
-
-
-def _defaults(spec: Spec) -> tuple[tuple[int, int], ...]:
-    return _DEFAULT_CACHED if spec.kv_cache else _DEFAULT
+def _defaults(artifact: LoadedArtifact) -> list[Sizes]:
+    """A prefill and a step where there is a cache, else two lengths."""
+    tokens = ((512, 0), (1, 512)) if artifact.spec.kv_cache else ((128, 0), (512, 0))  # new ones, and those before
+    return [_default(artifact, seq, past) for seq, past in tokens]
 
 
 def _dimensions(artifact: LoadedArtifact) -> tuple[str, ...]:
@@ -126,8 +110,7 @@ def _default(artifact: LoadedArtifact, seq: int, past: int) -> Sizes:
 
 
 def _checked(artifact: LoadedArtifact, sizes: Sizes) -> Sizes:
-    """The sizes, with the places of a shared cache where they were not named; RequestError where the artifact doesn't
-    take them."""
+    """The sizes, with the places of a shared cache if they were not named; RequestError where they don't fit."""
     if "max_seq" in artifact.bounds and sizes.max_seq is None:
         places = max(_BUFFER, sizes.seq + (sizes.past_seq or 0))
         sizes = attrs.evolve(sizes, max_seq=_usual(artifact, "max_seq", places))

@@ -19,7 +19,6 @@ import attrs
 CONFIDENCE = 0.95
 """The probability with which an interval holds the true value, unless another is asked for."""
 
-
 _positive: Any = attrs.validators.gt(0)
 
 

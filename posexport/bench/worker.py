@@ -5,8 +5,7 @@ It serves as `posexport.runtimes.worker` does; a request names what to `do`:
     shape  {spec, seed, warmup, keep_free, method, batch, seq, ...}   binds inputs, runs up to `warmup` times; `method`
                                                               is how the lower bound is run, where that is known
            -> {seconds, run_seconds, build_seconds, memory, resident, gpu_memory, describe}
-    time   {burst[, wake]}  -> {seconds: [...]}                one untimed run, and more until `wake` seconds have
-                                                               passed, then `burst` timed ones
+    time   {burst[, wake]}  -> {seconds: [...]}   untimed runs for `wake` seconds, at least one, then `burst` timed ones
     make   {role, path, source[, spec]} -> {}                  writes the file of an alternative
 The code of a failure is "refused" where the engine says it can't run this, "memory" where that didn't suffice, and
 "failed" for anything else.

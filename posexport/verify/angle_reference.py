@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from posexport.spec.spec import Spec
-
-Array = np.ndarray[Any, Any]
+from posexport.verify.cases import Array
 
 
 def falling(width: int, theta: float) -> list[float]:

@@ -49,8 +49,7 @@ def spaced(last: int) -> list[int]:
 
 def why_none(spec: Spec) -> str | None:
     """Why a block has no angles to measure, as the end of a sentence; None where it has."""
-    name = spec.encoding.name
-    if name not in angle_reference.FREQUENCIES:
+    if spec.encoding.name not in angle_reference.FREQUENCIES:
         return "which has no angles of positions"
     if getattr(spec.encoding, "table", None) == "learned":
         return "whose learned table has no angles"
@@ -111,8 +110,7 @@ def measure(
         for name in engines:
             pool.start(name)
         for spec in specs:
-            why = why_none(spec)
-            if why is not None:
+            if (why := why_none(spec)) is not None:
                 raise RequestError(f"angles were asked for with {spec.encoding.name}, {why}: give another encoding.")
             advance(f"{spec.encoding.name}, angles {spec.angles}, {spec.dtype}")
             reference = angle_reference.cos_sin(spec, positions)
@@ -131,8 +129,7 @@ def measure(
 
 def _missing(row: Runtime) -> str | None:
     """Why a runtime isn't run; engines that open whole blocks only can't run a function by itself."""
-    missing = row.missing()
-    if missing is not None:
+    if (missing := row.missing()) is not None:
         return missing.text
     if row.module == INTERPRETER:
         return "it evaluates everything in float64, so no rounding shows"

@@ -24,8 +24,7 @@ FAR = 2**20
 """Positions go up to here where no table ends earlier: as far as models are made to reach today."""
 
 LANDMARKS = (0, 1, 255, 256, 2047, 65_535, FAR - 1)
-"""Positions that the case "far out" has among others: half precision aliases from 256 and 2048 on, and what is indexed
-by 16 bits ends at 65,535."""
+"""The case "far out" has these and others: half precision aliases from 256 and 2048 on, 16 bits end at 65,535."""
 
 USUAL_POSITIONS = 2**16
 """Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""
@@ -40,8 +39,7 @@ lets keys through. Half precision has too few digits for logits of a hundred: ea
 
 LOUD_LAYERS, LOUD_BELOW = 3, 2.0
 """Layers up to which that holds, and the most of it in deeper stacks. Without norms, a layer of sharp attention makes
-rounding errors some ten times larger: at 6, eight layers of bare attention in fp32 leave nothing to compare. At 2 they
-don't grow from layer to layer."""
+rounding errors some ten times larger: at 6, eight layers in fp32 leave nothing to compare. At 2 they don't grow."""
 
 Array = np.ndarray[Any, Any]
 
@@ -110,9 +108,8 @@ def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
 
 @attrs.frozen
 class _Draft:
-    """What a case is to be like, where nothing bounds it: `past` tokens in a cache, `spare` places behind the last in a
-    shared one, `encoder` tokens of an encoder, and a kind of padding (see `_mask`). Fields that don't concern a spec
-    play no part."""
+    """A case where nothing bounds it: `past` tokens in a cache, `spare` places behind the last in a shared one,
+    `encoder` tokens of an encoder, a kind of padding (see `_mask`). Fields that don't concern a spec play no part."""
 
     name: str
     batch: int
@@ -150,11 +147,7 @@ def make_cases(spec: Spec, seed: int, bounds: Bounds, form: str = "decomposed") 
     """
     rng = np.random.default_rng(seed)
     reach = min(spec.saturation_distance() + 5, LONGEST)
-    return [
-        _case(draft, spec, rng, bounds, reach, form)
-        for draft in _DRAFTS
-        if spec.kv_cache is not None or not draft.cached
-    ]
+    return [_case(draft, spec, rng, bounds, reach, form) for draft in _DRAFTS if spec.kv_cache or not draft.cached]
 
 
 def loudness(spec: Spec) -> float:
@@ -198,12 +191,9 @@ def _case(draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, r
 
 def _sizes(draft: _Draft, spec: Spec, bounds: Bounds, reach: int, form: str) -> tuple[dict[str, int], Array]:
     """The sizes of a case, and how many tokens each row has in its cache."""
-    batch, seq = within(draft.batch, bounds["batch"]), draft.seq
-    past = draft.past if spec.kv_cache else 0
-    if draft.name == "long":
-        seq = max(seq, reach)
-    if past == LONG:
-        past = max(past, reach)
+    batch = within(draft.batch, bounds["batch"])
+    seq, past = (max(size, reach) if size == LONG else size for size in (draft.seq, draft.past))
+    past = past if spec.kv_cache else 0
     if spec.kv_cache == "shared":
         seq = within(seq, (1, bounds["max_seq"][1]))
     seq = within(seq, bounds["seq"])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from posexport.spec.spec import Spec
 
 UNSUPPORTED = "unsupported"
-"""The runtime can't take the file, whatever the machine."""
+"""The runtime can't take the file, on any machine and on any day."""
 
 OTHER_BUILDER = "other-builder"
 """A plan that another runtime built."""
@@ -42,11 +42,6 @@ def unsupported_reason(artifact: Artifact, row: Runtime) -> Reason | None:
     elif row.module in (TENSORRT, INTERPRETER) and artifact.target == "ort":
         text = ORT_ALONE
     return None if text is None else Reason(UNSUPPORTED, text)
-
-
-def is_permanent(reason_code: str | None) -> bool:
-    """Whether a runtime was not run because of the file itself, which no other machine or day changes."""
-    return reason_code == UNSUPPORTED
 
 
 def weight_bytes(artifact: LoadedArtifact, row: Runtime) -> int:

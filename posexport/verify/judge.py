@@ -49,9 +49,8 @@ TORCH_WORKER = "torch"
 class ArtifactJob:
     """One artifact with its runs under way.
 
-    It is judged on each of `runtimes`. `reference` and `by_torch` are None where the graph breaks its contract: it then
-    fails without a run. `runs` have the indices of the cases that a runtime gets, `memory` is about how many bytes all
-    runs may take.
+    `reference` and `by_torch` are None where the graph breaks its contract: it then fails everywhere without a run.
+    `runs` have the indices of the cases that a runtime gets, `memory` is about how many bytes all runs may take.
     """
 
     artifact: LoadedArtifact
@@ -137,10 +136,8 @@ class ArtifactJob:
     def _tolerance(self, case: Case) -> Tolerance:
         """That of the dtype, wider where angles of far positions are computed as PyTorch models do."""
         spec = self.artifact.spec
-        products = spec.angles == "parity" and any(
-            layer.encoding.uses_fp32_products() for layer in spec.distinct_layers()
-        )
-        tolerance = tolerance_at(spec.dtype, case.farthest if products else 0)
+        uses_products = any(layer.encoding.uses_fp32_products() for layer in spec.distinct_layers())
+        tolerance = tolerance_at(spec.dtype, case.farthest if spec.angles == "parity" and uses_products else 0)
         return attrs.evolve(tolerance, **self.overrides.tolerance)
 
     def _located(
@@ -156,8 +153,7 @@ class ArtifactJob:
             if self.graphs is None:
                 self.graphs = locate.load_graphs(self.artifact.source)
             if isinstance(self.graphs, str):
-                where = self.graphs if inconclusive is None else f"{inconclusive}; {self.graphs}"
-                return attrs.evolve(verdict, where=where)
+                return attrs.evolve(verdict, where="; ".join(filter(None, (inconclusive, self.graphs))))
             departure, otherwise = locate.structure(self.graphs), ""
             clauses = [departure, inconclusive]
             if case is not None and inconclusive is None:
@@ -168,7 +164,7 @@ class ArtifactJob:
                 with tempfile.TemporaryDirectory(dir=self.pool.folder) as folder:
                     clause, otherwise = locate.values(self.graphs, Path(folder), *runs)
                 clauses.append(clause)
-            where = "; ".join(clause for clause in clauses if clause is not None)
+            where = "; ".join(filter(None, clauses))
             if not where and case is not None:
                 where = f"the graph is that of a fresh export; {otherwise}"
             return attrs.evolve(verdict, where=where or None, departure=departure)

@@ -54,11 +54,8 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
     if bytes_of(artifact.spec) > LARGEST:
         return "the weights are too large to look inside the graph"
     bounds = bounds_of(graph_inputs(artifact.spec), artifact.inputs())
-    fixed = tuple(
-        (dim, bounds[dim][0])
-        for dim in ("batch", "seq", "max_seq")
-        if dim in bounds and bounds[dim][0] == bounds[dim][1]
-    )
+    sizes = ((dim, bounds.get(dim, (1, None))) for dim in ("batch", "seq", "max_seq"))
+    fixed = tuple((dim, low) for dim, (low, high) in sizes if low == high)
     mine = onnx.inliner.inline_local_functions(onnx.load(artifact.path))
     fresh = onnx.ModelProto()
     fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, fixed))

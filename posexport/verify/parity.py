@@ -47,7 +47,6 @@ TOLERANCES = {
     "bf16": Tolerance(multiple=8.0, floor=2.0**-7, ceiling=0.5),
 }
 
-
 FARTHEST = 2**20
 """The farthest position for which the tolerance grows."""
 

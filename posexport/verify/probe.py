@@ -127,8 +127,7 @@ class Probe:
         return q[0].unflatten(-1, (self.spec.num_heads, -1)), k[0].unflatten(-1, (self.spec.num_heads, -1))
 
     def logits(self, rows: slice = slice(None)) -> tuple[Array, Array]:
-        """Logits [heads, rows, T] of the queries `rows`, and the part of them that is added to the product; NaN where
-        a key isn't seen.
+        """Logits [heads, rows, T] of the queries `rows`, and what of them is added to the product; NaN for unseen keys.
 
         Where the encoding acts at the input, one head stands for the mean of all.
         """
@@ -140,21 +139,14 @@ class Probe:
             check_size(self.spec.num_heads * self.tokens * len(range(self.tokens)[rows]))
             content, added = self._product(rows)
         hidden = ~seen(self.spec, self.tokens, rows)
-        both = ((content + added).masked_fill(hidden, math.nan), added.masked_fill(hidden, math.nan))
-        return both[0].numpy(), both[1].numpy()
+        return (content + added).masked_fill(hidden, math.nan).numpy(), added.masked_fill(hidden, math.nan).numpy()
 
     def _product(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The scaled product of queries and keys, and what bias and score add to it, [heads, rows, T] each."""
         q, k = (t.flatten(1)[None] for t in self.rotated())
         known = self.encoding.axes > 0
-        context = AttentionContext(
-            k=k,
-            q_positions=self._places[:, rows] if known else None,
-            k_positions=self._places if known else None,
-            mask=None,
-            sinks=None,
-            write_indices=None,
-        )
+        places, keys = (self._places[:, rows], self._places) if known else (None, None)
+        context = AttentionContext(k=k, q_positions=places, k_positions=keys, mask=None, sinks=None, write_indices=None)
         bias = self.encoding.bias(self._state, *context.positions()) if known else None
         q, mixed = self.encoding.score(self._state, q[:, rows], context)
         split = (t[0].unflatten(-1, (self.spec.num_heads, -1)) for t in (q, k))
@@ -277,8 +269,7 @@ def _kinds_of(spec: Spec) -> list[str]:
 
 def check(target: ProbeTarget, what: str) -> None:
     """RequestError where an encoding has no picture of that kind, or `seq` no meaning in it."""
-    why = _refusal(what, target.spec)
-    if why is not None:
+    if (why := _refusal(what, target.spec)) is not None:
         allowed = ", ".join(_kinds_of(target.spec))
         raise RequestError(f"what is {what!r} with {target.encoding.name}, {why}: give one of {allowed}.")
     if what in ("gain", "wavelength", "error"):  # the number of tokens can't be chosen

@@ -1,21 +1,12 @@
 """What must hold of an encoding whatever the weights are, tried on an artifact in a runtime, without a reference.
 
-Each property is a few runs of the artifact on inputs that differ in one respect, and a rule for their outputs. Which
-encoding has which is data in its file (`Encoding.properties`); layers of a pattern have what all of them have.
-
-norms        turning a key keeps its length, whatever its position
-shift        moving all positions by any offset changes nothing: scores depend on relative positions only
-translate    beyond a window, tokens change nothing
-buckets      distances that share a bucket are neighbours: buckets are monotone in the distance
-permutation  tokens that trade places together with their positions trade outputs
-prefix       a longer context leaves what causal outputs were before
-finite       positions far beyond any trained length give finite outputs
+Each property in PROPERTIES is a few runs of the artifact on inputs that differ in one respect, and a rule for their
+outputs. `Encoding.properties` says which encoding has which; layers of a pattern have what all of them have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -24,9 +15,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import Bounds, graph_inputs, within
 from posexport.spec.spec import Spec
-from posexport.verify.cases import FAR
-
-Array = np.ndarray[Any, Any]
+from posexport.verify.cases import FAR, Array
 
 TOLERANCES = {"fp32": 2e-4, "fp16": 2e-2, "bf16": 1e-1}
 """Two runs of one graph may differ by this part of the largest output: they sum in another order, and turn by other
@@ -162,7 +151,7 @@ def _bucket_runs(probe: Probe) -> list[Arrays]:
 
 
 def _bucket_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
-    """A bucket that comes back after another one is an error as large as the step between the two."""
+    """Buckets are monotone in the distance: one that comes back after another is an error as large as that step."""
     worst, count, tight = 0.0, len(_bucket_distances(probe)), TOLERANCES[probe.spec.dtype] / 20
     for first in range(0, len(outs), count):
         seen: list[Array] = []
@@ -170,8 +159,8 @@ def _bucket_rule(probe: Probe, outs: Sequence[Arrays]) -> float:
             value = _output(out)[1]
             if seen and _off(value, seen[-1]) <= tight:
                 continue
-            back = [_off(seen[-1], value) for other in seen[:-1] if _off(value, other) <= tight]
-            worst = max([worst, *back])
+            if any(_off(value, other) <= tight for other in seen[:-1]):
+                worst = max(worst, _off(seen[-1], value))
             seen.append(value)
     return worst
 
@@ -226,7 +215,7 @@ PROPERTIES: Mapping[str, Property] = {
         untried=lambda probe: None if probe.spec.kv_cache else "it gives no keys: export it with --kv-cache",
     ),
     "shift": Property(
-        "moving all positions changes nothing",
+        "moving all positions changes nothing",  # scores depend on relative positions only
         runs=lambda probe: [probe.inputs(probe.positions(offset)) for offset in (0, *_shifts(probe))],
         rule=lambda probe, outs: max(_off(_output(out), _output(outs[0])) for out in outs[1:]),
         concerns=lambda spec: not spec.prefix_tokens,

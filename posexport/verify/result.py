@@ -41,8 +41,7 @@ NOT_FINITE, OVER_LIMIT, INCONCLUSIVE, PROPERTY = "not-finite", "over-limit", "in
 
 def _reason_fields(reason: Reason | None) -> dict[str, Any]:
     """The fields `reason` and `reason_code` of a comparison or verdict."""
-    text, code = (None, None) if reason is None else (reason.text, reason.code)
-    return {"reason": text, "reason_code": code}
+    return {} if reason is None else {"reason": reason.text, "reason_code": reason.code}
 
 
 @attrs.frozen(kw_only=True)
@@ -165,15 +164,11 @@ class Unreadable:
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """All verdicts, in the order of artifacts and runtimes.
-
-    `unreadable` are the artifacts that could not be read, and `manifest_warnings` say, by artifact, how its manifest
-    contradicts it.
-    """
+    """All verdicts, in the order of artifacts and runtimes."""
 
     verdicts: tuple[Verdict, ...]
     unreadable: tuple[Unreadable, ...]
-    manifest_warnings: tuple[tuple[str, str], ...] = ()
+    manifest_warnings: tuple[tuple[str, str], ...] = ()  # artifacts, and how their manifests contradict them
     seed: int
 
     def exit_code(self, required: Sequence[str] = ()) -> int:
@@ -256,8 +251,7 @@ class AngleRow:
 
 @attrs.frozen(kw_only=True)
 class AngleErrors:
-    """The measured errors of angles, as `scripts/angle_errors` writes them; `refused` and `not_run` have reasons by
-    name."""
+    """The measured errors of angles, as `scripts/angle_errors` writes them; `refused` and `not_run` name reasons."""
 
     positions: tuple[int, ...]
     rows: tuple[AngleRow, ...]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,16 +12,13 @@ from posexport.errors import RequestError, check_known, located
 from posexport.runtimes.tensors import BF16, NUMPY_DTYPES
 from posexport.spec.contract import SUMS, Bounds, Shape, Values, graph_inputs, sizes_of
 from posexport.spec.spec import Spec
-from posexport.verify.cases import Case
-
-Array = np.ndarray[Any, Any]
+from posexport.verify.cases import Array, Case
 
 
 def fit_inputs(
     path: Path, arrays: Mapping[str, Array], spec: Spec, inputs: Values, bounds: Bounds, form: str = "decomposed"
 ) -> tuple[Case, tuple[str, ...]]:
-    """The case of the `arrays` from `path` for a graph of `spec` in `form` with these `inputs`, and notes on what was
-    rounded.
+    """The case of `arrays` from `path` for a graph of `spec` in `form` with `inputs`, and notes on what was rounded.
 
     Names, shapes and dtypes must be the graph's, and masks and write_indices must be usable; only a bf16 graph takes
     float32, which is rounded: a note says so, and the float64 reference gets the same rounded values. Raises

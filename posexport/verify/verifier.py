@@ -177,6 +177,4 @@ def _options(artifact: LoadedArtifact, row: Runtime, sizes: Sequence[Mapping[str
         return {"streamed": True}
     if row.module != TENSORRT or artifact.plan is not None:
         return {}
-    dynamic = [dim for dim, (low, high) in artifact.bounds.items() if low != high]
-    spans = {dim: [run[dim] for run in sizes] for dim in dynamic}
-    return {"profile": [f"{dim}={min(span)}:{max(span)}:{max(span)}" for dim, span in spans.items()]}
+    return {"profile": artifact.profile_requests(sizes)}

@@ -12,7 +12,7 @@ from helpers import small_spec
 
 from posexport.artifact.loaded import LoadedArtifact
 from posexport.artifact.onnx_artifact import write_onnx
-from posexport.bench.shapes import Sizes, load_for_bench, profile_requests, read_sizes, seeded_inputs, sizes_of
+from posexport.bench.shapes import Sizes, load_for_bench, read_sizes, seeded_inputs, sizes_of
 from posexport.errors import RequestError
 from posexport.export import export
 from posexport.models.weights import seeded_weights
@@ -191,7 +191,7 @@ def test_more_tokens_than_a_trained_table_are_refused() -> None:
 
 def test_a_profile_spans_the_sizes_and_leaves_fixed_dimensions_out() -> None:
     one = artifact(small_spec("rope"), batch=(1, 1, 1))
-    assert profile_requests(one, [Sizes(seq=128), Sizes(seq=512)]) == ["seq=128:512:512"]
+    assert one.profile_requests([{"seq": 128}, {"seq": 512}]) == ["seq=128:512:512"]
 
 
 @pytest.mark.parametrize("encoding", ["none", "learned", "rope", "rope2d"])

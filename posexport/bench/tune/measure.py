@@ -24,9 +24,8 @@ SEED_STEP = 1000
 class CandidateTimer:
     """Times the candidates of a tuning, by name: those in `candidates`.
 
-    `seconds` is what timing took; `runs` counts runs of any program, the untimed ones too; `turn` is the most of one
-    turn. `machine_load` is the largest share of the CPU that other work took, `memory` the bytes that a process took at
-    most.
+    `seconds` is what timing took; `runs` counts all runs, the untimed ones too, and `turn` the most runs of one turn.
+    `machine_load` is the largest share of the CPU that other work took, `memory` the most bytes that each process took.
     """
 
     def __init__(self, programs: Programs, machine: Mapping[str, Any]) -> None:
@@ -39,8 +38,7 @@ class CandidateTimer:
     def time_rounds(self, names: Sequence[str], rounds: int, seed: int) -> tuple[list[Round], Mapping[str, str]]:
         """Time them in interleaved rounds: the seconds of each round, and why some have none.
 
-        Each call has its number, so that no rounds count twice. What was timed beside other work, and what failed, is
-        timed anew by the next tuning.
+        Calls are numbered, so no rounds count twice. The next tuning repeats what failed or ran beside other work.
         """
         self._calls += 1
         seed += SEED_STEP * self._calls

@@ -15,7 +15,7 @@ import attrs
 
 from posexport.artifact import onnx_artifact
 from posexport.artifact.manifest import OnnxManifest, WeightSource, external_data
-from posexport.bench.shapes import free_dimensions, load_for_bench, scenario_sizes
+from posexport.bench.shapes import load_for_bench, scenario_sizes
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.result import Row
 from posexport.bench.tune.space import NARROW, Program, Request
@@ -42,9 +42,8 @@ class Block:
     """What is tuned: its spec in every dtype that it may have, and where its weights come from.
 
     `load` gives the spec (with the biases that a file of weights has) and the weights in a dtype; RequestError where
-    they overflow there. `source` names the weights: two blocks with the same one have the same weights.
-    `weight_source` is what a manifest says of them. `fixed` holds the sizes that are fixed of `batch`, `seq` and
-    `max_seq`, as posexport.export takes them.
+    they overflow there. Two blocks with the same `source` have the same weights; `weight_source` is what a manifest
+    says of them. `fixed` has the sizes of `batch`, `seq` and `max_seq` that are fixed, as posexport.export takes them.
     """
 
     specs: Mapping[str, Spec]
@@ -192,17 +191,16 @@ class Programs:
     def _prepare(self, program: Program) -> dict[str, Any]:
         artifact = load_for_bench(self.path(program))
         try:
-            sizes = scenario_sizes(artifact, self.request.scenario)
+            sizes = scenario_sizes(artifact, self.request.scenario).to_dict()
         except RequestError as error:
             return {"refused": str(error).rstrip(".")}
-        spans = {dim: (low, getattr(sizes, dim)) for dim, low in free_dimensions(artifact).items()}
-        profile = [f"{dim}={low}:{size}:{size}" for dim, (low, size) in spans.items()]
-        return {"sizes": sizes.to_dict(), "profile": profile, "spec": artifact.spec.to_dict()}
+        smallest = {dim: low for dim, (low, _) in artifact.bounds.items()}
+        profile = artifact.profile_requests([smallest, sizes])
+        return {"sizes": sizes, "profile": profile, "spec": artifact.spec.to_dict()}
 
 
 def content(manifest: OnnxManifest) -> str:
-    """The sha256 of an ONNX file; where its weights lie in external data, one of both, since the file has only names of
-    them."""
+    """The sha256 of an ONNX file; where its weights lie in external data, which it only names, one of both together."""
     if not manifest.external_data:
         return manifest.sha256
     return hashlib.sha256(f"{manifest.sha256} {dict(manifest.external_data)}".encode()).hexdigest()

@@ -18,11 +18,6 @@ from posexport.machine import kept_to, versions
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.verify.result import FAILED, PASSED
 
-IMPORT = "tensorrt-import"
-
-VERIFIED = ("graph_level", "threads", "io_binding")
-"""Options under which a winner is verified."""
-
 
 def verified(programs: Programs, row: Row, by_kernels: bool) -> tuple[str | None, str]:
     """(None, or why the candidate is not known to be right; the runtime that was asked).
@@ -30,8 +25,8 @@ def verified(programs: Programs, row: Row, by_kernels: bool) -> tuple[str | None
     Where plans can't run, what TensorRT's parser makes of the file is evaluated instead. Graph level, threads and I/O
     binding are the candidate's own; CUDA graphs, which only launch the same kernels in another way, are not.
     """
-    runtime = RUNTIMES[IMPORT if by_kernels else programs.request.runtime]
-    options = {name: value for name, value in row.options.items() if name in VERIFIED}
+    runtime = RUNTIMES["tensorrt-import" if by_kernels else programs.request.runtime]
+    options = {name: value for name, value in row.options.items() if name in ("graph_level", "threads", "io_binding")}
     runtime = attrs.evolve(runtime, options={**runtime.options, **options})
 
     def find() -> dict[str, Any]:
@@ -67,8 +62,7 @@ def settings(programs: Programs, row: Row) -> dict[str, Any]:
 def publish(programs: Programs, row: Row, output: Path, result: Result) -> Row | str:
     """Write the winner to `output`, with `tune` in the manifest; returns its row with its settings and its file.
 
-    Returns why, and writes nothing, where it can't be published: it isn't what was verified. A plan is verified itself
-    where it can run.
+    Returns why, and writes nothing, where it isn't what was verified. A plan is verified itself where it can run.
     """
     runtime, options = programs.request.runtime, settings(programs, row)
     folder = programs.store.files / "winner"

@@ -2,8 +2,7 @@
 
 Where there is no GPU to time plans on, they are ranked by what TensorRT's builder chose. The order of merit is fused
 attention first, then the number of kernels and host steps, then planned memory, then the size of the plan: each kernel
-reads and writes its tensors in full, and fused attention never writes the scores at all. It says nothing of how fast
-each kernel is.
+reads and writes its tensors in full, and fused attention never writes the scores. How fast a kernel is doesn't show.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ class TimeRanking:
         self._history: list[Round] = []
 
     def rank(self, candidates: Sequence[Row], most: int) -> list[Row]:
-        """The winner, then those equal to it or next; none where all failed. `most` rounds each.
-
-        The rows say what became of each.
-        """
+        """The winner, then those equal to it or next; none where all failed. Rows tell what came of `most` rounds."""
         rows = {row.name: row for row in sorted(candidates, key=lambda row: row.plainness)}
         for name, row in rows.items():
             self._timer.candidates[name] = row
@@ -106,8 +102,7 @@ class TimeRanking:
             row.decide(DROPPED, "slower", f"{interval} after {row.rounds} rounds")
 
     def _smallest(self, rows: dict[str, Row]) -> list[str]:
-        """The candidates that the objective leaves to be timed: their memory is noted by one round, the size of their
-        plans by building them."""
+        """The candidates that the objective leaves to be timed: a round shows memory, building shows a plan's size."""
         names = list(rows)
         if self._objective == "memory":
             for start in range(0, len(names), GROUP):
@@ -143,8 +138,7 @@ def rank_by_kernels(programs: Programs, candidates: Sequence[Row]) -> list[Row]:
     facts: dict[str, dict[str, Any]] = {}
     for row in candidates:
         fact = programs.kernels(row)
-        error = unknown(fact)
-        if error is not None:
+        if (error := unknown(fact)) is not None:
             row.decide(FAILED, "error", error)
             continue
         memory, table = planned(fact), fact["kernels"]
@@ -152,11 +146,8 @@ def rank_by_kernels(programs: Programs, candidates: Sequence[Row]) -> list[Row]:
         row.kernels = {**{name: table[name] for name in _FIGURES}, "planned_memory": memory}
         facts[row.name] = fact
     objective = programs.request.objective
-
-    def order(row: Row) -> tuple[Any, ...]:
-        return merit(facts[row.name], objective), row.plainness
-
-    ranked = sorted((row for row in candidates if row.name in facts), key=order)
+    built = [row for row in candidates if row.name in facts]
+    ranked = sorted(built, key=lambda row: (merit(facts[row.name], objective), row.plainness))
     for row in ranked:
         plan = _describe(facts[row.name], objective)
         if row is ranked[0]:

@@ -48,10 +48,9 @@ ReasonCode = Literal[
 class Row:
     """One candidate, a program with options of the runtime, and what became of it.
 
-    `reason_code` is for code, `reason` for people. `ratio` is to the winner, in the rounds that both took part in;
-    `memory` the most that it took; `size` that of the ONNX file with its data, or for TensorRT of the plan, None where
-    that was not built for it; `verified` the runtime that it was verified on. `settings` (as a deployment sets them),
-    `file` and `sha256` are the winner's.
+    `reason_code` is for code, `reason` for people. `ratio` is to the winner, in the rounds of both; `memory` the most
+    that it took; `size` that of the ONNX file with its data, for TensorRT of the plan, if built for it; `verified` the
+    runtime that it was verified on. `settings` (as a deployment sets them), `file` and `sha256` are the winner's.
     """
 
     name: str
@@ -97,9 +96,8 @@ class Row:
 
 @attrs.frozen(kw_only=True)
 class Cost:
-    """What a tuning took. `everything_runs` counts the runs that every distinct candidate at full rounds would have
-    taken; `timed_runs` those of this tuning, also where they were known from an interrupted one; `known_before` the
-    facts that came from the cache."""
+    """What a tuning took. `timed_runs` counts its runs, also those known from an interrupted one; `everything_runs`
+    those of every distinct candidate at full rounds; `known_before` the facts that came from the cache."""
 
     seconds: float
     timed_runs: int

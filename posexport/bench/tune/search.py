@@ -5,8 +5,7 @@
 Every form, target and dtype is exported once, in the lowest opset. Programs that the runtime turns into the same graph
 are timed once. They are ranked by successive halving (`halving`). Then the other opsets of the winner are tried, where
 they make another graph, and then the runtime's options, on the winner and the one next to it. The winner is verified;
-where it fails, its graph is out and the others are ranked again. Without a GPU, TensorRT's plans are ranked by their
-kernel tables (`ranking`).
+where it fails, its graph is out and the others are ranked again. Without a GPU, kernel tables rank TensorRT's plans.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ def check_there(name: str) -> bool:
 
         api.choose(name)
         return gpu_missing() is not None
-    missing = RUNTIMES[name].missing()
-    if missing is not None:
+    if (missing := RUNTIMES[name].missing()) is not None:
         raise RuntimeMissingError(f"{name} can't be tuned for here, {missing}.")
     return False
 

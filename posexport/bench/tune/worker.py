@@ -32,8 +32,7 @@ def identify(path: str, runtime_name: str, level: str | None) -> dict[str, Any]:
 
     file = Path(path)
     files = (file, file.with_name(f"{file.name}.data"))
-    size = sum(part.stat().st_size for part in files if part.exists())
-    if size > LARGEST:
+    if sum(part.stat().st_size for part in files if part.exists()) > LARGEST:
         return {"identity": f"{file.name} {level}"}
     if not runtime_name.startswith("ort"):
         return {"identity": identity(onnx.inliner.inline_local_functions(onnx.load(file)))}

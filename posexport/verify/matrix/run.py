@@ -116,8 +116,7 @@ class _Job:
             spec, path = entry.spec().to_dict(), str(self._path(entry))
             answer = self._ask("export", spec=spec, form=entry.form, target=self.target, path=path)
             if isinstance(answer, str):
-                why = f"it can't be exported: {answer}"
-                cells += [self._cell(entry, column, FAILED, why) for column in columns]
+                cells += [self._cell(entry, column, FAILED, f"it can't be exported: {answer}") for column in columns]
                 self.tell(f"exported {entry.name}", 2)
                 continue
             if BUILD in columns:

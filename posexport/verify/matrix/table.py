@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -59,10 +59,8 @@ MODES = {
     "decode-shared": Mode(
         summary="prefill, chunks and single tokens, written into shared buffers", fields={"kv_cache": "shared"}
     ),
-    "padding": Mode(
-        summary="rows padded left, right and wholly, masks with holes", fields={"padding_mask": True}
-    ),
-}  # fmt: skip
+    "padding": Mode(summary="rows padded left, right and wholly, masks with holes", fields={"padding_mask": True}),
+}
 """All ways of use, by name."""
 
 AXES = {"mode": [*MODES], "encoding": [*ENCODINGS], "form": [*FORMS], "dtype": [*DTYPES], "column": [*COLUMNS]}
@@ -130,14 +128,11 @@ Key = tuple[Entry, str]
 
 @attrs.define(kw_only=True)
 class Matrix:
-    """Cells by entry and column, all made for one target by the same versions of posexport and its exporters.
-
-    `cpus` are those that cells were measured on, as `cpu_facts` has them. Unknown values are None.
-    """
+    """Cells by entry and column, all made for one target by the same versions of posexport and its exporters."""
 
     target: str = "portable"
     made_by: Mapping[str, str] = attrs.field(factory=lambda: makers())
-    cpus: list[Mapping[str, Any]] = attrs.field(factory=list)
+    cpus: list[Mapping[str, Any]] = attrs.field(factory=list)  # that cells were measured on, as `cpu_facts` has them
     cells: dict[Key, Cell] = attrs.field(factory=dict)
 
     def put(self, cells: Iterable[Cell]) -> None:
@@ -199,9 +194,8 @@ def judged(cells: Iterable[Cell]) -> list[str]:
     return [name for name in COLUMNS if name in columns]
 
 
-def idle(cells: Iterable[Cell]) -> dict[str, str]:
+def idle(cells: Sequence[Cell]) -> dict[str, str]:
     """The columns in which nothing ran, with the reasons."""
-    cells = list(cells)
     ran, reasons = judged(cells), dict[str, dict[str, None]]()
     for cell in cells:
         if cell.column not in ran and cell.state == NOT_RUN:
@@ -209,18 +203,17 @@ def idle(cells: Iterable[Cell]) -> dict[str, str]:
     return {name: "; ".join(reasons[name]) for name in COLUMNS if name in reasons}
 
 
-TOTALS = ("runtime", *STATES, "worst to torch error", "fused")
-"""The columns of `totals`."""
-
-
 def summary(cells: Iterable[Cell]) -> str:
     """How many cells are in each state, in words."""
     return ", ".join(f"{number} {state}" for state, number in counts(cells).items())
 
 
-def totals(cells: Iterable[Cell]) -> list[tuple[str, ...]]:
+TOTALS = ("runtime", *STATES, "worst to torch error", "fused")
+"""The columns of `totals`."""
+
+
+def totals(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
     """A row of text per column of the matrix in which anything ran, under `TOTALS`."""
-    cells = list(cells)
     table = []
     for name in judged(cells):
         column = [cell for cell in cells if cell.column == name]
@@ -269,7 +262,7 @@ def _is_known(row: Mapping[str, Any], axis: str) -> bool:
 
 
 def cpu_facts() -> dict[str, Any]:
-    """The CPU of this machine: model, vendor, cores, instruction sets and architecture."""
+    """The CPU of this machine: model, vendor, cores, instruction sets and architecture; None where not known."""
     facts = machine()
     return {name: facts[name] for name in ("cpu", "vendor", "cores", "instruction_sets", "architecture")}
 

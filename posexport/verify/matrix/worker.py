@@ -22,7 +22,7 @@ from posexport.models import read_spec
 from posexport.processes import serve
 from posexport.runtimes import RUNTIMES
 from posexport.spec.forms import ORT_ALONE
-from posexport.verify.eligibility import is_permanent
+from posexport.verify.eligibility import UNSUPPORTED
 from posexport.verify.result import NOT_RUN, PASSED, Verdict
 
 
@@ -51,8 +51,7 @@ def build(path: str, builder: str) -> dict[str, Any]:
     except RuntimeMissingError as error:
         return {"cell": {"state": NOT_RUN, "reason": str(error).rstrip("."), "lasting": False}}
     if kernels.count is None:
-        reason = f"it builds, but its kernels are not known: {kernels.unknown}"
-        return {"cell": {"state": NOT_RUN, "reason": reason}}
+        return {"cell": {"state": NOT_RUN, "reason": f"it builds, but its kernels are not known: {kernels.unknown}"}}
     return {"cell": {"state": PASSED, "kernels": kernels.count, "fused": kernels.fused_attention}}
 
 
@@ -82,7 +81,7 @@ def _cell(verdict: Verdict) -> dict[str, Any]:
         "eager": two_digits(eager),
         "ratio": two_digits(error / eager) if error is not None and eager else None,
         "cases": verdict.cases or None,
-        "lasting": verdict.state != NOT_RUN or is_permanent(verdict.reason_code),
+        "lasting": verdict.state != NOT_RUN or verdict.reason_code == UNSUPPORTED,
     }
 
 

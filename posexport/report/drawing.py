@@ -77,9 +77,8 @@ def inline(made: Figure, name: str, description: str) -> str:
         root = ElementTree.fromstring(encode(made, ".svg"))
     shapes = {f"#{element.get('id')}": element for element in root.iter()}
     drawn = _plain(root, shapes)
-    drawn.attrib.clear()
-    box = root.get("viewBox", "")
-    drawn.attrib |= {"class": "chart", "role": "img", "viewBox": box, "aria-label": f"{name}. {description}"}
+    label = f"{name}. {description}"
+    drawn.attrib = {"class": "chart", "role": "img", "viewBox": root.get("viewBox", ""), "aria-label": label}
     drawn[:0] = [_text("title", name), _text("desc", description)]
     markup = ElementTree.tostring(drawn, encoding="unicode").replace("'DejaVu Sans'", "system-ui, sans-serif")
     return re.sub("|".join(VARIABLES), lambda match: f"var(--{VARIABLES[match[0]]})", markup)

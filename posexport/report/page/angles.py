@@ -55,7 +55,7 @@ def _worst(data: AngleErrors, dtype: str) -> Chart:
 
 
 def _rows(data: AngleErrors) -> Table:
-    table = Table(
+    return Table(
         caption="Errors of angles by position",
         columns=("encoding", "angles", "dtype", "runtime", *map(plain_number, data.positions)),
         rows=[
@@ -63,8 +63,7 @@ def _rows(data: AngleErrors) -> Table:
             for row in data.rows
         ],
         heads=4,
-    )
-    return table.fold("All errors by encoding and runtime")
+    ).fold("All errors by encoding and runtime")
 
 
 def plots(results: Sequence[Result[Plot]]) -> tuple[Section, Highlights]:

@@ -69,16 +69,11 @@ def section(results: Sequence[Result[Benchmark]], evidence: Evidence) -> tuple[S
     )
 
 
-def project_findings(results: Sequence[Result[ProjectBenchmark]]) -> Highlights:
+def project_findings(results: Sequence[Result[ProjectBenchmark]]) -> Iterator[Finding]:
     """The files of projects that were not timed; one that is out of date fails its project, as the exit code says."""
-    files = [file for result in results for file in result.data.files if file.result is None]
-    states = [FAILED if file.state == OUT_OF_DATE else NOT_RUN for file in files]
-    return Highlights(
-        findings=tuple(
-            Finding(state=state, who=PurePath(file.file).name, reason=file.reason or NO_REASON, where="bench")
-            for state, file in zip(states, files, strict=True)
-        )
-    )
+    for file in (file for result in results for file in result.data.files if file.result is None):
+        state = FAILED if file.state == OUT_OF_DATE else NOT_RUN
+        yield Finding(state=state, who=PurePath(file.file).name, reason=file.reason or NO_REASON, where="bench")
 
 
 def _title(compared: Comparison) -> str:

@@ -62,11 +62,11 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     about = (
         "Attention blocks with positional encodings, exported to ONNX: how fast they run, and whether they are right."
     )
-    highlights = [latency.project_findings(sources.of(ProjectBenchmark)), *(highlights for _, highlights in made)]
+    untimed = Highlights(findings=tuple(latency.project_findings(sources.of(ProjectBenchmark))))
     return Page(
         title=title or "posexport report",
         subtitle=f"{about} Made from {origin} by posexport {__version__}.",
-        boxes=boxes(highlights),
+        boxes=boxes([untimed, *(highlights for _, highlights in made)]),
         sections=[*(section for section, _ in made), *artifacts.file_sections(sources.artifacts, sentences, advance)],
         glossary=Table(
             caption="The terms of this page",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +21,9 @@ if TYPE_CHECKING:
     from posexport.report.plots.panels import Panel
 
 FIELDS = (
-    "hidden_size",
-    "num_heads",
-    "head_dim",
-    "scale",
-    "causal",
-    "window",
-    "attention_chunk_size",
-    "angles",
+    "hidden_size", "num_heads", "head_dim", "scale", "causal", "window", "attention_chunk_size", "angles",
     "prefix_tokens",
-)
+)  # fmt: skip
 """The fields of a spec that a plot shows."""
 
 _LONGEST = 45  # letters of a parameter that a plot shows
@@ -95,5 +87,5 @@ def draw_plot(
     progress("drawing")
     picture = draw(drawn, path.suffix)
     with staged() as files:
-        files.write(path, methodcaller("write", picture))
+        files.write(path, lambda file: file.write(picture))
     return drawn

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,11 @@ from posexport.verify import verify
 from posexport.verify.matrix.table import MODES, REFUSED, STATES
 
 COMPILE_LIMIT = 900  # seconds for one plan
+AXES: dict[str, Iterable[str]] = {
+    "encoding": (*COMMON, "rope:layout=half"), "form": FORMS, "dtype": DTYPES, "mode": MODES,
+}  # fmt: skip
+"""What cells are made of: every combination, unless less is asked for."""
+
 COLUMNS = ("cell", "runtime", "verify", "error / limit", "tokens: median ms (to torch eager)", "kernels", "reason")
 
 
@@ -68,27 +73,18 @@ class Result:
 
 @click.command()
 @click.option("--runtimes", help="comma-separated  [default: torch-cuda, ort-cuda, tensorrt and tensorrt-rtx]")
-@click.option("--encoding", "encodings", multiple=True, help="this one only, repeatable")
-@click.option("--form", "forms", multiple=True, type=click.Choice(list(FORMS)), help="this one only, repeatable")
-@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="this one only, repeatable")
-@click.option("--mode", "modes", multiple=True, type=click.Choice(list(MODES)), help="this one only, repeatable")
+@click.option("--encoding", multiple=True, help="this one only, repeatable")
+@click.option("--form", multiple=True, type=click.Choice(list(FORMS)), help="this one only, repeatable")
+@click.option("--dtype", multiple=True, type=click.Choice(DTYPES), help="this one only, repeatable")
+@click.option("--mode", multiple=True, type=click.Choice(list(MODES)), help="this one only, repeatable")
 @click.option("--cuda-graph", is_flag=True, help="time captured CUDA graphs where a runtime can")
 @click.option("--quick", is_flag=True, help="a tiny block, short sequences, two rounds")
 @click.option("--output", type=click.Path(path_type=Path), help="[default: docs/results/<device>.json]")
-def main(
-    runtimes: str | None,
-    encodings: tuple[str, ...],
-    forms: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    modes: tuple[str, ...],
-    cuda_graph: bool,
-    quick: bool,
-    output: Path | None,
-) -> None:
+def main(runtimes: str | None, cuda_graph: bool, quick: bool, output: Path | None, **only: tuple[str, ...]) -> None:
     """Verify and time every encoding, form, dtype and mode on every runtime of a GPU machine."""
     names = runtimes.split(",") if runtimes else [name for name, row in RUNTIMES.items() if row.needs_gpu]
     wrong = [unknown("runtime", name, RUNTIMES) for name in names if name not in RUNTIMES]
-    wrong += [unknown("encoding", name, ENCODINGS) for name in encodings if name.partition(":")[0] not in ENCODINGS]
+    wrong += [unknown("encoding", name, ENCODINGS) for name in only["encoding"] if name.split(":")[0] not in ENCODINGS]
     if wrong:
         raise click.UsageError(str(wrong[0]))
     missing = {name: reason.text for name in names if (reason := RUNTIMES[name].missing()) is not None}
@@ -99,9 +95,8 @@ def main(
         raise SystemExit(3)
     device = _device(names)
     target = output or RESULTS / f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}.json"
-    encodings = encodings or (*COMMON, "rope:layout=half")
-    asked = itertools.product(encodings, forms or FORMS, dtypes or DTYPES, modes or MODES)
-    cells = [Cell(*parts, quick) for parts in asked]
+    asked = itertools.product(*(only[axis] or names for axis, names in AXES.items()))
+    cells = [Cell(*parts, quick=quick) for parts in asked]
     try:
         for cell in cells:
             cell.spec()
@@ -138,7 +133,7 @@ class Cell:
     form: str
     dtype: str
     mode: str
-    quick: bool
+    quick: bool = attrs.field(kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.encoding} {self.form} {self.dtype} {self.mode}"

@@ -139,7 +139,6 @@ class Cell:
         return f"{self.encoding} {self.form} {self.dtype} {self.mode}"
 
     def spec(self) -> Spec:
-        """Its block."""
         hidden, heads = (64, 4) if self.quick else (768, 12)
         fields = MODES[self.mode].fields_for(self.encoding.partition(":")[0])
         return block_spec(self.encoding, hidden, heads, dtype=self.dtype, **fields)
@@ -155,7 +154,6 @@ class Cell:
 def _measure(
     cell: Cell, names: list[str], missing: dict[str, str], folder: Path, options: BenchOptions
 ) -> list[Result]:
-    """The results of one cell on every runtime."""
     results = [Result(cell=str(cell), runtime=name, reason=missing.get(name, "")) for name in names]
     spec = cell.spec()
     if (why := unsupported_reason(spec, cell.form)) is not None:

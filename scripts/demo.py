@@ -80,7 +80,6 @@ def main() -> int:
 
 
 def result_of(verdict: dict[str, Any]) -> str:
-    """One verdict in a few words."""
     if verdict["worst"] is None or verdict["state"] != "passed":
         return f"{verdict['state']}: {verdict['reason']}"
     worst = verdict["worst"]

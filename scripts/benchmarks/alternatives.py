@@ -72,7 +72,6 @@ def measure(quick: bool) -> list[Row]:
 
 
 def scenarios(encoding: str) -> list[str]:
-    """The scenarios that an encoding is measured in."""
     names = [name for name in SIZES if name in FOR_ALL or encoding in timing.COMMON]
     return [name for name in names if decodes(encoding) or not name.startswith("decode")]
 
@@ -83,7 +82,6 @@ def decodes(encoding: str) -> bool:
 
 
 def spec_of(encoding: str, cache: str | None) -> Spec:
-    """The block of an encoding."""
     return timing.block_spec(encoding, 768, 12, causal=decodes(encoding), kv_cache=cache)
 
 

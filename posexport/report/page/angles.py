@@ -93,10 +93,7 @@ def _figure(chart: Chart) -> Figure:
 
 def _judged(chart: Chart) -> str:
     """Whether lines of errors may climb above the mark, which is what exact angles promise."""
-    kinds = {line.angles for line in chart.lines}
-    if not chart.marks or not kinds & {PARITY, EXACT}:
-        return ""
-    limit = chart.marks[0].at
+    limit = chart.marks[0].at if chart.marks else math.inf
     above = {line.angles for line in chart.lines if any(y is not None and y > limit for y in line.y)}
     text = ""
     if PARITY in above:

@@ -133,7 +133,6 @@ def _verified(row: Row) -> str:
 
 
 def _name(row: Row) -> str:
-    """A candidate in words."""
     options = (name if value is True else f"{name} {fact(value)}" for name, value in row.options.items())
     target = [f"for {row.target}"] if row.target != "portable" else []
     return " · ".join([row.form, row.dtype, f"opset {row.opset}", *target, *options])

@@ -65,10 +65,7 @@ def draw_plot(
     runtimes: Mapping[str, Runtime],
     progress: Progress,
 ) -> list[list[Panel]]:
-    """Draw the rows into the file at `path`; returns the panels of each row.
-
-    Raises RequestError for a kind or a file that can't be used, before anything is measured.
-    """
+    """Draw the rows into a file; returns their panels. RequestError for a wrong kind or path comes before measuring."""
     from posexport.report.drawing import FORMATS
     from posexport.report.plots.picture import draw
 

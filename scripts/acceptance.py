@@ -21,8 +21,6 @@ from typing import Any
 import attrs
 import click
 
-from posexport.runtimes import TENSORRT
-
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 from results import RESULTS, record
 from timing import COMMON, block_spec, write_block
@@ -35,7 +33,7 @@ from posexport.errors import RequestError, unknown
 from posexport.export.support import unsupported_reason
 from posexport.files import write_json
 from posexport.models import ENCODINGS
-from posexport.runtimes import RUNTIMES, gpu_missing
+from posexport.runtimes import RUNTIMES, TENSORRT, cuda, gpu_missing
 from posexport.spec.forms import FORMS
 from posexport.spec.spec import DTYPES, Spec
 from posexport.verify import verify
@@ -242,9 +240,7 @@ def _row(result: Result) -> tuple[str, ...]:
 def _device(names: list[str]) -> str:
     if gpu_missing() is not None or not any(RUNTIMES[name].needs_gpu for name in names):
         return "cpu-acceptance"
-    from posexport.runtimes.cuda import device
-
-    name, capability = device()
+    name, capability = cuda.device()
     return f"{name} sm{capability.replace('.', '')}"
 
 

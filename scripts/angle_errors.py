@@ -94,9 +94,8 @@ def main() -> None:
     with console.steps("measuring", total=len(cases)) as progress:
         measured = list(measure(cases, RUNTIMES, advance=lambda what: progress.update(what, advance=1)))
     failed = [result for result in measured if result.failed]
-    for result in failed:
-        spec = result.spec
-        click.echo(f"failed: {cases[spec]}, {spec.angles}, on {result.runtime}: {result.reason}", err=True)
+    for wrong in failed:
+        click.echo(f"failed: {cases[wrong.spec]}, {wrong.spec.angles}, on {wrong.runtime}: {wrong.reason}", err=True)
     facts = machine()
     data = {
         "positions": POSITIONS,

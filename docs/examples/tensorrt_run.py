@@ -89,7 +89,6 @@ def fill(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
 
 
 def need_gpu() -> None:
-    """Raise NotRun unless the driver shows a GPU."""
     count = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
@@ -112,7 +111,6 @@ def load_cuda() -> Any:
 
 
 def numpy_type(trt: Any, engine: Any, name: str) -> Any:
-    """The numpy type of a tensor; numpy has no bf16."""
     dtype = engine.get_tensor_dtype(name)
     if dtype == trt.DataType.BF16:
         raise ValueError(f"{name} is bf16, which numpy lacks: export with --dtype fp16 for this example")
@@ -136,8 +134,7 @@ def run(trt: Any, logger: Any, plan: Any, sizes: dict[str, int]) -> dict[str, np
         device[name] = cuda.DeviceArray(array.shape, array.dtype).copy_from(array, stream)
         context.set_input_shape(name, array.shape)
     for name in set(names) - set(ins):  # once all inputs have shapes, outputs have too
-        shape = tuple(context.get_tensor_shape(name))
-        device[name] = cuda.DeviceArray(shape, np.dtype(numpy_type(trt, engine, name)))
+        device[name] = cuda.DeviceArray(tuple(context.get_tensor_shape(name)), np.dtype(numpy_type(trt, engine, name)))
     for name in names:
         context.set_tensor_address(name, device[name].ptr)
     if not context.execute_async_v3(stream.ptr):

@@ -72,8 +72,7 @@ def inline(made: Figure, name: str, description: str) -> str:
     """
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         root = ElementTree.fromstring(encode(made, ".svg"))
-    shapes = {f"#{element.get('id')}": element for element in root.iter()}
-    drawn = _plain(root, shapes)
+    drawn = _plain(root, {f"#{element.get('id')}": element for element in root.iter()})
     label = f"{name}. {description}"
     drawn.attrib = {"class": "chart", "role": "img", "viewBox": root.get("viewBox", ""), "aria-label": label}
     drawn[:0] = [_text("title", name), _text("desc", description)]

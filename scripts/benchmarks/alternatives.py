@@ -86,7 +86,6 @@ def spec_of(encoding: str, cache: str | None) -> Spec:
 
 
 def _measure(encoding: str, cache: str | None, folder: Path, quick: bool) -> list[dict[str, Any]]:
-    """The cells of one encoding, with a cache or without."""
     names = [name for name in scenarios(encoding) if (SIZES[name].past_seq is None) == (cache is None)]
     if not names:
         return []

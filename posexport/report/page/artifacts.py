@@ -46,7 +46,6 @@ def sentence(artifact: ArtifactSummary) -> str:
 
 
 def _verified(artifact: ArtifactSummary) -> Cell:
-    """On which runtimes a verdict found it right or wrong."""
     verdicts, stale = artifact.about(timing=False)
     if not verdicts:
         return _none(stale)
@@ -60,8 +59,7 @@ def _verified(artifact: ArtifactSummary) -> Cell:
     }
     states = [state for state in _WORST_FIRST if names[state]]
     text = "; ".join(f"{MARKS[state]} {texts[state]}" for state in states)
-    more = f"not run on {', '.join(idle)}" if idle else ""
-    return Cell(text, more=more, tone=TONES.get(states[0], "good"))
+    return Cell(text, more=f"not run on {', '.join(idle)}" if idle else "", tone=TONES.get(states[0], "good"))
 
 
 def _timed(artifact: ArtifactSummary) -> Cell:

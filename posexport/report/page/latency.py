@@ -259,12 +259,8 @@ def _row(compared: Comparison, row: Row) -> tuple[Cell, ...]:
 
 def _absent(compared: Sequence[Comparison]) -> Iterator[Table]:
     """Candidates that were not run, with each reason once."""
-    counted = Counter(
-        (_name(group, row), row.timing.reason or NO_REASON)
-        for group in compared
-        for row in group.rows
-        if row.timing.state == NOT_RUN
-    )
+    away = ((group, row) for group in compared for row in group.rows if row.timing.state == NOT_RUN)
+    counted = Counter((_name(group, row), row.timing.reason or NO_REASON) for group, row in away)
     rows = [(name, reason, number(count)) for (name, reason), count in counted.items()]
     if rows:
         table = Table(caption="Not timed", columns=("candidate", "reason", "times"), rows=rows)

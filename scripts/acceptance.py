@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,30 +21,30 @@ from typing import Any
 import attrs
 import click
 
-from posexport.runtimes import TENSORRT
-
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 from results import RESULTS, record
-from timing import COMMON, block_spec
+from timing import COMMON, block_spec, write_block
 
-from posexport.artifact.onnx_artifact import write_onnx
 from posexport.bench import bench
 from posexport.bench.candidates import CANDIDATES
 from posexport.bench.options import BenchOptions
 from posexport.cli import console
 from posexport.errors import RequestError, unknown
-from posexport.export import export
 from posexport.export.support import unsupported_reason
 from posexport.files import write_json
 from posexport.models import ENCODINGS
-from posexport.models.weights import seeded_weights
-from posexport.runtimes import RUNTIMES, gpu_missing
+from posexport.runtimes import RUNTIMES, TENSORRT, cuda, gpu_missing
 from posexport.spec.forms import FORMS
 from posexport.spec.spec import DTYPES, Spec
 from posexport.verify import verify
 from posexport.verify.matrix.table import MODES, REFUSED, STATES
 
 COMPILE_LIMIT = 900  # seconds for one plan
+AXES: dict[str, Iterable[str]] = {
+    "encoding": (*COMMON, "rope:layout=half"), "form": FORMS, "dtype": DTYPES, "mode": MODES,
+}  # fmt: skip
+"""What cells are made of: every combination, unless less is asked for."""
+
 COLUMNS = ("cell", "runtime", "verify", "error / limit", "tokens: median ms (to torch eager)", "kernels", "reason")
 
 
@@ -71,31 +71,20 @@ class Result:
 
 @click.command()
 @click.option("--runtimes", help="comma-separated  [default: torch-cuda, ort-cuda, tensorrt and tensorrt-rtx]")
-@click.option("--encoding", "encodings", multiple=True, help="this one only, repeatable")
-@click.option("--form", "forms", multiple=True, type=click.Choice(list(FORMS)), help="this one only, repeatable")
-@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="this one only, repeatable")
-@click.option("--mode", "modes", multiple=True, type=click.Choice(list(MODES)), help="this one only, repeatable")
+@click.option("--encoding", multiple=True, help="this one only, repeatable")
+@click.option("--form", multiple=True, type=click.Choice(list(FORMS)), help="this one only, repeatable")
+@click.option("--dtype", multiple=True, type=click.Choice(DTYPES), help="this one only, repeatable")
+@click.option("--mode", multiple=True, type=click.Choice(list(MODES)), help="this one only, repeatable")
 @click.option("--cuda-graph", is_flag=True, help="time captured CUDA graphs where a runtime can")
 @click.option("--quick", is_flag=True, help="a tiny block, short sequences, two rounds")
 @click.option("--output", type=click.Path(path_type=Path), help="[default: docs/results/<device>.json]")
-def main(
-    runtimes: str | None,
-    encodings: tuple[str, ...],
-    forms: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    modes: tuple[str, ...],
-    cuda_graph: bool,
-    quick: bool,
-    output: Path | None,
-) -> None:
+def main(runtimes: str | None, cuda_graph: bool, quick: bool, output: Path | None, **only: tuple[str, ...]) -> None:
     """Verify and time every encoding, form, dtype and mode on every runtime of a GPU machine."""
     names = runtimes.split(",") if runtimes else [name for name, row in RUNTIMES.items() if row.needs_gpu]
-    for name in names:
-        if name not in RUNTIMES:
-            raise click.UsageError(str(unknown("runtime", name, RUNTIMES)))
-    for name in encodings:
-        if name.partition(":")[0] not in ENCODINGS:
-            raise click.UsageError(str(unknown("encoding", name, ENCODINGS)))
+    wrong = [unknown("runtime", name, RUNTIMES) for name in names if name not in RUNTIMES]
+    wrong += [unknown("encoding", name, ENCODINGS) for name in only["encoding"] if name.split(":")[0] not in ENCODINGS]
+    if wrong:
+        raise click.UsageError(str(wrong[0]))
     missing = {name: reason.text for name in names if (reason := RUNTIMES[name].missing()) is not None}
     if len(missing) == len(names):
         gpu = gpu_missing()
@@ -104,22 +93,20 @@ def main(
         raise SystemExit(3)
     device = _device(names)
     target = output or RESULTS / f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}.json"
-    asked = itertools.product(
-        encodings or (*COMMON, "rope:layout=half"), forms or FORMS, dtypes or DTYPES, modes or MODES
-    )
-    cells = [Cell(*parts) for parts in asked]
+    asked = itertools.product(*(only[axis] or names for axis, names in AXES.items()))
+    cells = [Cell(*parts, quick=quick) for parts in asked]
     try:
         for cell in cells:
-            cell.spec(quick)
+            cell.spec()
     except RequestError as error:
         raise click.UsageError(str(error)) from None
     if not target.parent.is_dir():
         raise click.UsageError(f"the folder {str(target.parent)!r} is not there: make it first, or give another.")
-    results: list[Result] = []
+    options, results = BenchOptions(rounds=2 if quick else 15, cuda_graph=cuda_graph), list[Result]()
     with tempfile.TemporaryDirectory() as folder, console.steps("acceptance", len(cells)) as progress:
         for cell in cells:
             progress.update(str(cell))
-            results += _measure(cell, names, missing, Path(folder), quick, cuda_graph)
+            results += _measure(cell, names, missing, Path(folder), options)
             progress.update(advance=1)
             data = {"device": device, "quick": quick, "cuda_graph": cuda_graph, **record()}
             write_json(target, {**data, "results": [attrs.asdict(result) for result in results]})
@@ -138,44 +125,40 @@ def _exit_code(states: list[str], lacking: bool) -> int:
 
 @attrs.frozen
 class Cell:
-    """What one file is made of; `encoding` as timing.block_spec names it."""
+    """What one file is made of; `encoding` as timing.block_spec names it, `quick` for a tiny block."""
 
     encoding: str
     form: str
     dtype: str
     mode: str
+    quick: bool = attrs.field(kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.encoding} {self.form} {self.dtype} {self.mode}"
 
-    def spec(self, quick: bool) -> Spec:
-        """Its block."""
-        hidden, heads = (64, 4) if quick else (768, 12)
+    def spec(self) -> Spec:
+        hidden, heads = (64, 4) if self.quick else (768, 12)
         fields = MODES[self.mode].fields_for(self.encoding.partition(":")[0])
         return block_spec(self.encoding, hidden, heads, dtype=self.dtype, **fields)
 
-    def shapes(self, quick: bool) -> tuple[str, ...]:
+    def shapes(self) -> tuple[str, ...]:
         """What it is timed on; trained positions end at 1024."""
-        lengths, past, places = ((16,), 16, 32) if quick else ((128, 1024), 1000, 1024)
-        prefills = tuple(f"seq={length}" for length in lengths)
-        step = f"seq=1,past_seq={past}"
-        return {"prefill": prefills, "padding": prefills[:1], "decode": (step,)}.get(
-            self.mode, (f"{step},max_seq={places}",)
-        )
+        prefills = ("seq=16",) if self.quick else ("seq=128", "seq=1024")
+        step, places = ("seq=1,past_seq=16", 32) if self.quick else ("seq=1,past_seq=1000", 1024)
+        shapes = {"prefill": prefills, "padding": prefills[:1], "decode": (step,)}
+        return shapes.get(self.mode, (f"{step},max_seq={places}",))
 
 
 def _measure(
-    cell: Cell, names: list[str], missing: dict[str, str], folder: Path, quick: bool, cuda_graph: bool
+    cell: Cell, names: list[str], missing: dict[str, str], folder: Path, options: BenchOptions
 ) -> list[Result]:
-    """The results of one cell on every runtime."""
     results = [Result(cell=str(cell), runtime=name, reason=missing.get(name, "")) for name in names]
+    spec = cell.spec()
+    if (why := unsupported_reason(spec, cell.form)) is not None:
+        return [attrs.evolve(result, state=REFUSED, reason=why.text) for result in results]
     here = [result for result in results if result.runtime not in missing]
     path = folder / f"{str(cell).replace(' ', '-').replace(':', '-')}.onnx"
-    spec = cell.spec(quick)
-    why = unsupported_reason(spec, cell.form)
-    if why is not None:
-        return [attrs.evolve(result, state=REFUSED, reason=why.text) for result in results]
-    if _step("export", here, lambda: write_onnx(export(spec, seeded_weights(spec, 0), form=cell.form), path)):
+    if _step("export", here, lambda: write_block(spec, path, form=cell.form)):
         plain = [result for result in here if RUNTIMES[result.runtime].module != TENSORRT]
         groups = [(path, plain)] if plain else []
         for result in here:
@@ -187,7 +170,7 @@ def _measure(
             _step("verify", group, partial(_verify, file, group))
             timed = [result for result in group if result.runtime in CANDIDATES]
             if timed:
-                _step("bench", timed, partial(_bench, file, timed, cell.shapes(quick), quick, cuda_graph))
+                _step("bench", timed, partial(_bench, file, timed, attrs.evolve(options, shapes=cell.shapes())))
     return results
 
 
@@ -204,11 +187,9 @@ def _step(what: str, results: Sequence[Result], call: Callable[[], object]) -> b
 
 def _compile(path: Path, plan: Path, result: Result) -> None:
     """Build in a process of its own: an engine that crashes must not take the other cells along."""
-    code = "from posexport.cli import main; main()"
-    command = ["compile", str(path), "--runtime", result.runtime, "--output", str(plan), "--json"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=COMPILE_LIMIT, check=False
-    )
+    command = [sys.executable, "-c", "from posexport.cli import main; main()", "compile", str(path)]
+    command += ["--runtime", result.runtime, "--output", str(plan), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_LIMIT, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines()[-1:] or [f"it ended with code {done.returncode}"]
         raise RequestError(lines[0].removeprefix("Error: "))
@@ -218,26 +199,18 @@ def _compile(path: Path, plan: Path, result: Result) -> None:
 
 def _verify(path: Path, results: list[Result]) -> None:
     report = verify([path], runtimes={result.runtime: RUNTIMES[result.runtime] for result in results})
+    if report.unreadable:
+        raise RequestError(report.unreadable[0].error)
     verdicts = {verdict.runtime: verdict for verdict in report.verdicts}
     for result in results:
-        verdict = verdicts.get(result.runtime)
-        if verdict is None:
-            why = report.unreadable[0].error if report.unreadable else "no verdict"
-            result.fail("verify", why)
-            continue
+        verdict = verdicts[result.runtime]
         result.state, result.reason = verdict.state, verdict.reason or ""
         if verdict.worst is not None:
             result.error, result.limit = verdict.worst.max_error, verdict.worst.limit
 
 
-def _bench(path: Path, results: list[Result], shapes: tuple[str, ...], quick: bool, cuda_graph: bool) -> None:
-    options = BenchOptions(
-        runtimes=tuple(result.runtime for result in results),
-        shapes=shapes,
-        rounds=2 if quick else 15,
-        cuda_graph=cuda_graph,
-    )
-    benchmark = bench(path, options)
+def _bench(path: Path, results: list[Result], options: BenchOptions) -> None:
+    benchmark = bench(path, attrs.evolve(options, runtimes=tuple(result.runtime for result in results)))
     for result in results:
         for shape in benchmark.shapes:
             mine = next(timing for timing in shape.results if timing.runtime == result.runtime)
@@ -267,9 +240,7 @@ def _row(result: Result) -> tuple[str, ...]:
 def _device(names: list[str]) -> str:
     if gpu_missing() is not None or not any(RUNTIMES[name].needs_gpu for name in names):
         return "cpu-acceptance"
-    from posexport.runtimes.cuda import device
-
-    name, capability = device()
+    name, capability = cuda.device()
     return f"{name} sm{capability.replace('.', '')}"
 
 

@@ -24,37 +24,29 @@ from posexport.verify.angles import POSITIONS, Measured, measure
 DATA = RESULTS / "angles.json"
 MACHINE = ("cpu", "vendor", "cores", "instruction_sets", "os")
 SIZES = {"hidden_size": 768, "num_heads": 12}
-_LONGER: dict[str, Any] = {"factor": 4, "original_max_position_embeddings": 4096}
 
-CASES: dict[str, dict[str, Any]] = {
-    "sinusoidal": {},
-    "relative": {},
-    "rope": {},
-    "rope linear": {"scaling": "linear", "factor": 4},
-    "rope ntk": {"scaling": "ntk", "factor": 4},
-    "rope dynamic": {"scaling": "dynamic", **_LONGER},
-    "rope yarn": {"scaling": "yarn", **_LONGER},
-    "rope longrope": {
-        "scaling": "longrope",
-        **_LONGER,
-        "short_factor": [1 + pair / 100 for pair in range(32)],
-        "long_factor": [1 + pair / 10 for pair in range(32)],
-    },
-    "rope llama3": {"scaling": "llama3", "theta": 500_000, "factor": 8, "original_max_position_embeddings": 8192},
-    "rope proportional": {"scaling": "proportional", "partial_rotary_factor": 0.25},
-    "rope2d": {},
-    "rope3d": {},
-    "mrope": {},
-    "rope-vjepa2": {},
-    "rope-dinov3": {},
-    "xpos": {},
+_LONGER: dict[str, Any] = {"factor": 4, "original_max_position_embeddings": 4096}
+_FACTORS = {"short_factor": [1 + at / 100 for at in range(32)], "long_factor": [1 + at / 10 for at in range(32)]}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 4},
+    "ntk": {"factor": 4},
+    "dynamic": _LONGER,
+    "yarn": _LONGER,
+    "longrope": {**_LONGER, **_FACTORS},
+    "llama3": {"theta": 500_000, "factor": 8, "original_max_position_embeddings": 8192},
+    "proportional": {"partial_rotary_factor": 0.25},
 }
-"""What is measured: an encoding, and a scaling where there is one, with its parameters."""
+"""The scalings of rope with their parameters."""
+
+CASES = ["sinusoidal", "relative", "rope", *(f"rope {scaling}" for scaling in SCALINGS)]
+CASES += ["rope2d", "rope3d", "mrope", "rope-vjepa2", "rope-dinov3", "xpos"]
+"""What is measured: an encoding, and a scaling where there is one."""
 
 
 def spec_of(case: str, angles: str, dtype: str) -> Spec:
     """The spec of one of CASES; RequestError where it has no such angles."""
-    encoding = {"name": case.split()[0], **CASES[case]}
+    name, _, scaling = case.partition(" ")
+    encoding = {"name": name, **({"scaling": scaling, **SCALINGS[scaling]} if scaling else {})}
     return read_spec({"encoding": encoding, **SIZES, "causal": True, "angles": angles, "dtype": dtype})
 
 
@@ -102,18 +94,16 @@ def main() -> None:
     with console.steps("measuring", total=len(cases)) as progress:
         measured = list(measure(cases, RUNTIMES, advance=lambda what: progress.update(what, advance=1)))
     failed = [result for result in measured if result.failed]
-    for result in failed:
-        spec = result.spec
-        click.echo(f"failed: {cases[spec]}, {spec.angles}, on {result.runtime}: {result.reason}", err=True)
+    for wrong in failed:
+        click.echo(f"failed: {cases[wrong.spec]}, {wrong.spec.angles}, on {wrong.runtime}: {wrong.reason}", err=True)
     facts = machine()
-    not_run = [result for result in measured if result.reason is not None and not result.failed]
     data = {
         "positions": POSITIONS,
         "sizes": SIZES,
         "machine": {name: facts[name] for name in MACHINE},
         "engines": {result.runtime: result.engine for result in measured if result.engine is not None},
         "refused": refused,
-        "not_run": {result.runtime: result.reason for result in not_run},
+        "not_run": {result.runtime: result.reason for result in measured if result.reason and not result.failed},
         "rows": [row(cases[result.spec], result) for result in measured if result.errors],
     }
     write_json(DATA, data)

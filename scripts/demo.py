@@ -53,8 +53,7 @@ def run(command: str) -> dict[str, Any]:
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 1):
         sys.exit(done.returncode)
-    output: dict[str, Any] = json.loads(done.stdout)
-    return {**output, "exit_code": done.returncode}
+    return {**json.loads(done.stdout), "exit_code": done.returncode}
 
 
 def main() -> int:
@@ -63,16 +62,15 @@ def main() -> int:
     write_patches(inputs)
     exported = run(f"posexport export --encoding rope2d --hidden-size 768 --num-heads 12 --dtype fp16 -o {model}")
     verified = run(f"posexport verify {model} --inputs {inputs}")
-    compiled = run(
-        f"posexport compile {model} -o {plan} --runtime tensorrt-rtx --profile batch=1:1:8 --profile seq=196:196:1024"
-    )
-    kernels = compiled["kernels"]
+    profiles = "--profile batch=1:1:8 --profile seq=196:196:1024"
+    kernels = run(f"posexport compile {model} -o {plan} --runtime tensorrt-rtx {profiles}")["kernels"]
     fused = "attention fused" if kernels["fused_attention"] else "attention NOT fused"
+    model_size, plan_size = (console.megabytes(path.stat().st_size) for path in (model, plan))
     rows = [
         ("input", f"{inputs}: the 14x14 patches of a photograph, fp16"),
-        ("export", f"{model}: {exported['form']}, opset {exported['opset']}, {size(model)}"),
+        ("export", f"{model}: {exported['form']}, opset {exported['opset']}, {model_size}"),
         *((f"verify {verdict['runtime']}", result_of(verdict)) for verdict in verified["verdicts"]),
-        ("compile", f"{plan}: TensorRT-RTX, {kernels['count']} kernels, {fused}, {size(plan)}"),
+        ("compile", f"{plan}: TensorRT-RTX, {kernels['count']} kernels, {fused}, {plan_size}"),
     ]
     lines = "".join(f"{step:<24}{result}\n" for step, result in rows)
     click.echo(lines, nl=False)
@@ -82,17 +80,11 @@ def main() -> int:
 
 
 def result_of(verdict: dict[str, Any]) -> str:
-    """One verdict in a few words."""
     if verdict["worst"] is None or verdict["state"] != "passed":
         return f"{verdict['state']}: {verdict['reason']}"
     worst = verdict["worst"]
     numbers = f"error {worst['max_error']:.2g}, torch error {worst['torch_error']:.2g}, limit {worst['limit']:.2g}"
     return "; ".join((f"passed: {numbers}", *verdict["notes"]))
-
-
-def size(path: Path) -> str:
-    """The size of a file for people."""
-    return console.megabytes(path.stat().st_size)
 
 
 if __name__ == "__main__":

@@ -43,9 +43,8 @@ def main() -> int:
             return 1
         (wheel,) = Path(folder).glob("*.whl")
         lines = problems(set(zipfile.ZipFile(wheel).namelist()))
-    for line in lines:
-        sys.stderr.write(f"Error: {line}\n")
-    return 1 if lines else 0
+    sys.stderr.writelines(f"Error: {line}\n" for line in lines)
+    return int(bool(lines))
 
 
 if __name__ == "__main__":

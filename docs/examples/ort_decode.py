@@ -51,8 +51,7 @@ class Decoder:
                 _, heads, places, width = value.shape
                 if isinstance(places, int):
                     self.room = places  # the model has a fixed number
-                shape = [1, heads, self.room, width]
-                cache = ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, self.dtype), device, 0)
+                cache = ort.OrtValue.ortvalue_from_numpy(np.zeros([1, heads, self.room, width], self.dtype), device, 0)
                 self.binding.bind_ortvalue_input(name, cache)
                 self.binding.bind_ortvalue_output(name.replace("past_", "present_", 1), cache)
                 self.caches.append(cache)

@@ -12,6 +12,7 @@ built it. An ONNX file is built first, for --seq alone. It exits with code 3 whe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import importlib
 import sys
@@ -40,19 +41,16 @@ def check_file(path: Path) -> None:
 def load_engine() -> Any:
     """The module `tensorrt` or `tensorrt_rtx`: they share what is used here."""
     for name in ("tensorrt", "tensorrt_rtx"):
-        try:
+        with contextlib.suppress(ImportError):
             return importlib.import_module(name)
-        except ImportError:
-            continue
     raise NotRun("neither tensorrt nor tensorrt_rtx can be imported")
 
 
 def build(trt: Any, logger: Any, path: Path, sizes: dict[str, int]) -> Any:
     """The plan of an ONNX file, for one size of each dimension: `sizes` by name."""
-    try:
+    builder = None
+    with contextlib.suppress(TypeError, RuntimeError):  # its binding raises where the library returns no builder
         builder = trt.Builder(logger)
-    except (TypeError, RuntimeError):  # its binding raises where the library returns no builder
-        builder = None
     if builder is None:
         raise NotRun("this TensorRT builds on a GPU only")
     typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # later versions have no other networks
@@ -91,7 +89,6 @@ def fill(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
 
 
 def need_gpu() -> None:
-    """Raise NotRun unless the driver shows a GPU."""
     count = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
@@ -114,7 +111,6 @@ def load_cuda() -> Any:
 
 
 def numpy_type(trt: Any, engine: Any, name: str) -> Any:
-    """The numpy type of a tensor; numpy has no bf16."""
     dtype = engine.get_tensor_dtype(name)
     if dtype == trt.DataType.BF16:
         raise ValueError(f"{name} is bf16, which numpy lacks: export with --dtype fp16 for this example")
@@ -134,13 +130,11 @@ def run(trt: Any, logger: Any, plan: Any, sizes: dict[str, int]) -> dict[str, np
     ins = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
     device = {}
     for name in ins:
-        shape = shape_for(name, engine.get_tensor_shape(name), sizes)
-        array = fill(name, shape, numpy_type(trt, engine, name))
+        array = fill(name, shape_for(name, engine.get_tensor_shape(name), sizes), numpy_type(trt, engine, name))
         device[name] = cuda.DeviceArray(array.shape, array.dtype).copy_from(array, stream)
-        context.set_input_shape(name, shape)
+        context.set_input_shape(name, array.shape)
     for name in set(names) - set(ins):  # once all inputs have shapes, outputs have too
-        shape = tuple(context.get_tensor_shape(name))
-        device[name] = cuda.DeviceArray(shape, np.dtype(numpy_type(trt, engine, name)))
+        device[name] = cuda.DeviceArray(tuple(context.get_tensor_shape(name)), np.dtype(numpy_type(trt, engine, name)))
     for name in names:
         context.set_tensor_address(name, device[name].ptr)
     if not context.execute_async_v3(stream.ptr):

@@ -38,12 +38,9 @@ _STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
     "axes.titlesize": 10,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
     "axes.linewidth": 0.7,
-    "text.color": INK,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
+    **dict.fromkeys(("axes.labelcolor", "text.color"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), FAINT),
     "legend.frameon": False,
     "legend.fontsize": 8,
     "svg.hashsalt": "posexport",
@@ -75,11 +72,9 @@ def inline(made: Figure, name: str, description: str) -> str:
     """
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         root = ElementTree.fromstring(encode(made, ".svg"))
-    shapes = {f"#{element.get('id')}": element for element in root.iter()}
-    drawn = _plain(root, shapes)
-    drawn.attrib.clear()
-    box = root.get("viewBox", "")
-    drawn.attrib |= {"class": "chart", "role": "img", "viewBox": box, "aria-label": f"{name}. {description}"}
+    drawn = _plain(root, {f"#{element.get('id')}": element for element in root.iter()})
+    label = f"{name}. {description}"
+    drawn.attrib = {"class": "chart", "role": "img", "viewBox": root.get("viewBox", ""), "aria-label": label}
     drawn[:0] = [_text("title", name), _text("desc", description)]
     markup = ElementTree.tostring(drawn, encoding="unicode").replace("'DejaVu Sans'", "system-ui, sans-serif")
     return re.sub("|".join(VARIABLES), lambda match: f"var(--{VARIABLES[match[0]]})", markup)

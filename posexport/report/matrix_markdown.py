@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from posexport.machine import describe_cpu
 from posexport.report.text import MARKS, table_lines
-from posexport.verify.matrix.table import BUILD, MODES, Cell, Entry, Matrix, idle, judged, summary
+from posexport.verify.matrix.table import BUILD, MODES, Cell, Matrix, idle, judged, summary
 from posexport.verify.result import PASSED
 
 _HOW = """\
@@ -33,15 +33,10 @@ def to_markdown(matrix: Matrix) -> str:
     lines = ["# What works where", "", f"Measured and written by `posexport matrix`: {summary(cells)}.", ""]
     lines += [_HOW.format(sizes=sizes, target=matrix.target, **marks)]
     for mode in dict.fromkeys(cell.entry.mode for cell in cells):
-        by_entry: dict[Entry, dict[str, str]] = {}
-        for cell in (cell for cell in cells if cell.entry.mode == mode):
-            texts = by_entry.setdefault(cell.entry, {})
-            if cell.column in columns:
-                texts[cell.column] = _shown(cell, numbers)
-        table = [
-            (entry.encoding, entry.form, entry.dtype, *(texts.get(column, "") for column in columns))
-            for entry, texts in by_entry.items()
-        ]
+        table = []
+        for entry in dict.fromkeys(cell.entry for cell in cells if cell.entry.mode == mode):
+            shown = (_shown(matrix.cells.get((entry, column)), numbers) for column in columns)
+            table.append((entry.encoding, entry.form, entry.dtype, *shown))
         lines += ["", f"## {mode}: {MODES[mode].summary}", ""]
         lines += table_lines(("encoding", "form", "dtype", *columns), table, escape=str)
     if numbers:
@@ -51,8 +46,10 @@ def to_markdown(matrix: Matrix) -> str:
     return "\n".join([*lines, "", f"Made by {_versions(matrix, cells)}.", ""])
 
 
-def _shown(cell: Cell, numbers: dict[str, int]) -> str:
+def _shown(cell: Cell | None, numbers: dict[str, int]) -> str:
     """One cell of the table; `numbers` are those of the reasons, in the order in which they come."""
+    if cell is None:
+        return ""
     if cell.state != PASSED:
         number = numbers.setdefault(cell.reason or "no reason was given", len(numbers) + 1)
         return f"{MARKS[cell.state]} {cell.state} [{number}]"

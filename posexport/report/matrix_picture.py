@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -43,11 +43,10 @@ def draw(matrix: Matrix) -> bytes:
     cells = matrix.ordered()
     failed = any(cell.column == "torch" and cell.state == FAILED for cell in cells)
     shown = [name for name in judged(cells) if name != "torch" or failed]
-    forms, dtypes = (list(dict.fromkeys(getattr(cell.entry, key) for cell in cells)) for key in ("form", "dtype"))
-    columns = _positions(list(itertools.product(forms, shown, dtypes)), _LEFT, _WIDE, (0.145, 0.035))
-    rows = _positions(
-        list(dict.fromkeys((cell.entry.mode, cell.entry.encoding) for cell in cells)), _HEAD, _HIGH, (0.13,)
-    )
+    forms, dtypes = (dict.fromkeys(getattr(cell.entry, key) for cell in cells) for key in ("form", "dtype"))
+    columns = _positions(itertools.product(forms, shown, dtypes), _LEFT, _WIDE, (0.145, 0.035))
+    blocks = dict.fromkeys((cell.entry.mode, cell.entry.encoding) for cell in cells)
+    rows = _positions(blocks, _HEAD, _HIGH, (0.13,))
     bottom = max(rows.values(), default=_HEAD) + _HIGH
     width, height = max(*columns.values(), _LEFT, WIDTH * 0.8 - 0.3) + 0.3, bottom + _FOOT
     with figure(width, height) as drawn:
@@ -64,9 +63,9 @@ def draw(matrix: Matrix) -> bytes:
         return encode(drawn, ".png", DPI, Source=digest(matrix))
 
 
-def _positions(keys: Sequence[Key], start: float, size: float, gaps: Sequence[float]) -> dict[Key, float]:
+def _positions(keys: Iterable[Key], start: float, size: float, gaps: Sequence[float]) -> dict[Key, float]:
     """Where each key stands, in inches, with a gap wherever its first part changes, or its second, ..."""
-    places, at, last = {}, start, keys[0] if keys else ()
+    places, at, last = dict[Key, float](), start, Key()
     for key in keys:
         at += next((gap for gap, part, before in zip(gaps, key, last, strict=False) if part != before), 0.0)
         places[key], last = at, key

@@ -72,7 +72,6 @@ def measure(quick: bool) -> list[Row]:
 
 
 def scenarios(encoding: str) -> list[str]:
-    """The scenarios that an encoding is measured in."""
     names = [name for name in SIZES if name in FOR_ALL or encoding in timing.COMMON]
     return [name for name in names if decodes(encoding) or not name.startswith("decode")]
 
@@ -83,12 +82,10 @@ def decodes(encoding: str) -> bool:
 
 
 def spec_of(encoding: str, cache: str | None) -> Spec:
-    """The block of an encoding."""
     return timing.block_spec(encoding, 768, 12, causal=decodes(encoding), kv_cache=cache)
 
 
 def _measure(encoding: str, cache: str | None, folder: Path, quick: bool) -> list[dict[str, Any]]:
-    """The cells of one encoding, with a cache or without."""
     names = [name for name in scenarios(encoding) if (SIZES[name].past_seq is None) == (cache is None)]
     if not names:
         return []
@@ -102,10 +99,8 @@ def _measure(encoding: str, cache: str | None, folder: Path, quick: bool) -> lis
         plain, notes = timing.grown(inputs, SIZES[name].past_seq or 0), dict(missing)
         ours = {form: timing.of_file(path, plain) for form, path in forms.items()}
         ours |= {f"{form}, shared buffers": timing.of_file(path, inputs) for form, path in buffered.items()}
-        others = {
-            TORCH: timing.of_torch(block, plain),
-            **{other: timing.of_file(path, plain) for other, path in files.items()},
-        }
+        others = {TORCH: timing.of_torch(block, plain)}
+        others |= {other: timing.of_file(path, plain) for other, path in files.items()}
         if encoding in timing.COMMON and name in FOR_ALL and not quick:
             torch.compiler.reset()  # other compiled blocks count against the limit of recompilations
             others[COMPILED] = timing.of_torch(torch.compile(block, dynamic=False), plain)  # type: ignore[arg-type]
@@ -163,17 +158,13 @@ def _compare(ours: dict[str, Contender], others: dict[str, Contender], burst: in
     chosen = {**others, best: ours[best], own_grown: ours[own_grown]}
     sessions = timing.time_sessions(chosen, SESSIONS, rounds, burst)
     series = {name: list(itertools.chain(*values)) for name, values in sessions.items()}
-    ratios = {name: statistics.ratio(series[best], values, CONFIDENCE) for name, values in series.items()}
-    return {
-        "best": best,
-        "seconds": {name: statistics.quantile(values, 0.5) for name, values in series.items()},
-        "ratios": {
-            OWN_GROWN if name == own_grown else name: attrs.asdict(ratio)
-            for name, ratio in ratios.items()
-            if name != best
-        },
-        "rounds": len(series[best]),
+    seconds = {name: statistics.quantile(values, 0.5) for name, values in series.items()}
+    ratios = {
+        OWN_GROWN if name == own_grown else name: attrs.asdict(statistics.ratio(series[best], values, CONFIDENCE))
+        for name, values in series.items()
+        if name != best
     }
+    return {"best": best, "seconds": seconds, "ratios": ratios, "rounds": len(series[best])}
 
 
 def judged(scenario: str, ratios: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -196,8 +187,7 @@ def goal_rows(cells: Sequence[Mapping[str, Any]]) -> list[Row]:
         here = [cell for cell in cells if cell["scenario"] == scenario]
         slower, missed = (sum(bool(cell[key]) for cell in here) for key in ("slower_than", "missed"))
         if here:
-            what = f"{scenario}: encodings for which an alternative is faster"
-            rows.append(counted(what, slower, 0, "encodings"))
+            rows.append(counted(f"{scenario}: encodings for which an alternative is faster", slower, 0, "encodings"))
         if here and scenario in GOALS:
             _, limit, title = GOALS[scenario]
             rows.append(counted(f"{scenario}: encodings above {limit} of {title}", missed, 0, "encodings"))
@@ -210,11 +200,8 @@ def figures(data: Mapping[str, Any]) -> list[str]:
     by_scenario = {name: [cell for cell in data["cells"] if cell["scenario"] == name] for name in SIZES}
     columns = ("scenario", "encodings", *PLACES, "slower", "goal missed")
     summary = [_summary(name, cells) for name, cells in by_scenario.items() if cells]
-    lines = [
-        textwrap.fill(f"{machine_line(data['machine'])}; {versions}.", 120),
-        "",
-        *table(columns, summary, left=("slower",)),
-    ]
+    machine = textwrap.fill(f"{machine_line(data['machine'])}; {versions}.", 120)
+    lines = [machine, "", *table(columns, summary, left=("slower",))]
     for name, cells in by_scenario.items():
         if cells:
             lines += ["", f"### `{name}`", "", *_cells(cells), "", *_reasons(cells)]
@@ -225,13 +212,8 @@ def _summary(scenario: str, cells: Sequence[Mapping[str, Any]]) -> tuple[str, ..
     slower, missed = (
         ", ".join(f"`{cell['encoding']}`" for cell in cells if cell[key]) or "-" for key in ("slower_than", "missed")
     )
-    return (
-        scenario,
-        str(len(cells)),
-        *(str(sum(cell["place"] == at for cell in cells)) for at in PLACES),
-        slower,
-        missed,
-    )
+    places = (str(sum(cell["place"] == place for cell in cells)) for place in PLACES)
+    return (scenario, str(len(cells)), *places, slower, missed)
 
 
 def _cells(cells: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -28,7 +28,6 @@ TARGET = 1.3
 
 
 def measure(quick: bool) -> list[Row]:
-    """A ratio for each encoding."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in ["rope"] if quick else [*COMMON, "rope:layout=half"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from results import Row, compared, counted
@@ -21,15 +21,16 @@ COMMANDS = {"--help": (CLICK, 3.0), "list": (CLICK, 3.0), "inspect block.onnx": 
 MISSING, MISSING_SECONDS = ("verify missing.onnx", "inspect missing.onnx"), 0.5
 """Commands that are given a missing file, and the most seconds until they say so."""
 
-_RUN = "from posexport.cli import main; main()"
+_MAIN = "from posexport.cli import main; main()"
 
 
 def measure(quick: bool) -> list[Row]:
     """Ratios of wall time, and seconds until a missing file is reported."""
     with tempfile.TemporaryDirectory() as folder:
         write_block(block_spec("rope", 256, 4), Path(folder, "block.onnx"))
-        calls = {name: _python(folder, _RUN, name, 2 if name in MISSING else 0) for name in (*COMMANDS, *MISSING)}
-        calls |= {code: _python(folder, code) for code in (CLICK, ONNX)}
+        calls = {name: partial(_run, folder, _MAIN, name) for name in COMMANDS}
+        calls |= {name: partial(_run, folder, _MAIN, name, 2) for name in MISSING}
+        calls |= {code: partial(_run, folder, code) for code in (CLICK, ONNX)}
         for call in calls.values():
             call()
         series = rounds.interleave({name: timed(call) for name, call in calls.items()}, 5 if quick else 31)
@@ -40,13 +41,9 @@ def measure(quick: bool) -> list[Row]:
     return rows
 
 
-def _python(folder: str, program: str, words: str = "", code: int = 0) -> Callable[[], None]:
-    """A call that runs a program in a new interpreter, which must end with the exit code."""
-
-    def run() -> None:
-        command = [sys.executable, "-c", program, *words.split()]
-        done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
-        if done.returncode != code:
-            raise RuntimeError(f"posexport {words} exited {done.returncode}: {done.stderr.strip()}")
-
-    return run
+def _run(folder: str, program: str, words: str = "", code: int = 0) -> None:
+    """Run a program in a new interpreter, which must end with the exit code."""
+    command = [sys.executable, "-c", program, *words.split()]
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    if done.returncode != code:
+        raise RuntimeError(f"posexport {words} exited {done.returncode}: {done.stderr.strip()}")

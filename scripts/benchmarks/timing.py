@@ -46,7 +46,6 @@ def block_spec(name: str, hidden: int, heads: int, **fields: object) -> Spec:
 
 
 def write_block(spec: Spec, path: Path, **options: Any) -> None:
-    """Export a block with seeded weights to a file."""
     write_onnx(export(spec, seeded_weights(spec, 0), **options), path)
 
 
@@ -81,13 +80,11 @@ def of_file(path: Path, inputs: Arrays) -> Contender:
 
 
 def of_torch(block: Block, inputs: Arrays) -> Contender:
-    """A block in torch."""
     runner = TorchRunner(block, torch.float32, torch.device("cpu"))
     return Contender(lambda: runner, inputs)
 
 
 def seeded_block(spec: Spec) -> Block:
-    """posexport's block in torch, with seeded weights."""
     return build_block(spec, seeded_weights(spec, 0))
 
 

@@ -55,7 +55,7 @@ def _worst(data: AngleErrors, dtype: str) -> Chart:
 
 
 def _rows(data: AngleErrors) -> Table:
-    table = Table(
+    return Table(
         caption="Errors of angles by position",
         columns=("encoding", "angles", "dtype", "runtime", *map(plain_number, data.positions)),
         rows=[
@@ -63,8 +63,7 @@ def _rows(data: AngleErrors) -> Table:
             for row in data.rows
         ],
         heads=4,
-    )
-    return table.fold("All errors by encoding and runtime")
+    ).fold("All errors by encoding and runtime")
 
 
 def plots(results: Sequence[Result[Plot]]) -> tuple[Section, Highlights]:
@@ -94,10 +93,7 @@ def _figure(chart: Chart) -> Figure:
 
 def _judged(chart: Chart) -> str:
     """Whether lines of errors may climb above the mark, which is what exact angles promise."""
-    kinds = {line.angles for line in chart.lines}
-    if not chart.marks or not kinds & {PARITY, EXACT}:
-        return ""
-    limit = chart.marks[0].at
+    limit = chart.marks[0].at if chart.marks else math.inf
     above = {line.angles for line in chart.lines if any(y is not None and y > limit for y in line.y)}
     text = ""
     if PARITY in above:

@@ -12,7 +12,7 @@ from posexport.artifact.manifest import PlanManifest, matches_manifest, read_man
 from posexport.bench.evidence import ArtifactSummary, Mention
 from posexport.bench.result import TIMED
 from posexport.errors import RequestError
-from posexport.report.page.blocks import Block, Cell, Chain, Section, Table, cells, number
+from posexport.report.page.blocks import Cell, Chain, Section, Table, cells, number
 from posexport.report.page.summary import TONES, Finding, Highlights
 from posexport.report.text import MARKS, listed, megabytes, plural, seconds
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
@@ -31,14 +31,13 @@ def evidence_section(artifacts: Sequence[ArtifactSummary]) -> tuple[Section, Hig
         caption="Evidence for each artifact",
         columns=("artifact", "verified", "timed"),
         rows=[(artifact.name, _verified(artifact), _timed(artifact)) for artifact in artifacts],
-    )
+    ).fold("Every artifact", _MOST_OPEN)
     lead = "Results belong to files by their sha256, or by name where either has none."
     timings = [mention for artifact in artifacts for mention in artifact.about(timing=True)[0]]
     if len({mention.by_tune for mention in timings if mention.state == TIMED}) > 1:
         lead += " Times by tune and by bench are of different runs: don't compare them."
     findings = tuple(finding for artifact in artifacts for finding in _findings(artifact))
-    blocks = [table.fold("Every artifact", _MOST_OPEN)]
-    return Section(id="artifacts", title="Artifacts", lead=lead, blocks=blocks), Highlights(findings=findings)
+    return Section(id="artifacts", title="Artifacts", lead=lead, blocks=[table]), Highlights(findings=findings)
 
 
 def sentence(artifact: ArtifactSummary) -> str:
@@ -47,7 +46,6 @@ def sentence(artifact: ArtifactSummary) -> str:
 
 
 def _verified(artifact: ArtifactSummary) -> Cell:
-    """On which runtimes a verdict found it right or wrong."""
     verdicts, stale = artifact.about(timing=False)
     if not verdicts:
         return _none(stale)
@@ -61,12 +59,10 @@ def _verified(artifact: ArtifactSummary) -> Cell:
     }
     states = [state for state in _WORST_FIRST if names[state]]
     text = "; ".join(f"{MARKS[state]} {texts[state]}" for state in states)
-    more = f"not run on {', '.join(idle)}" if idle else ""
-    return Cell(text, more=more, tone=TONES.get(states[0], "good"))
+    return Cell(text, more=f"not run on {', '.join(idle)}" if idle else "", tone=TONES.get(states[0], "good"))
 
 
 def _timed(artifact: ArtifactSummary) -> Cell:
-    """Its times, where it was timed."""
     timings, stale = artifact.about(timing=True)
     if not timings:
         return _none(stale)
@@ -105,7 +101,7 @@ def _findings(artifact: ArtifactSummary) -> Iterator[Finding]:
 
 def file_sections(
     artifacts: Sequence[tuple[Path, str]], evidence: Mapping[str, str], advance: Callable[[str], object]
-) -> list[Section]:
+) -> Iterator[Section]:
     """Sections for plans and for ONNX files; RequestError names a file that can't be read.
 
     `evidence` says by name who verified and timed them.
@@ -117,13 +113,11 @@ def file_sections(
             plans.append(_plan(path, name, evidence[name]))
         else:
             graphs.append(read_graph_shape(path, name))
-    made = []
     if plans:
         lead = "What TensorRT's builder made of each graph. Rows marked ★ are fused attention: one kernel for it all."
-        made.append(Section(id="kernels", title="Kernels of plans", lead=lead, blocks=plans))
+        yield Section(id="kernels", title="Kernels of plans", lead=lead, blocks=plans)
     if graphs:
-        made.append(_graphs(graphs, evidence))
-    return made
+        yield _graphs(graphs, evidence)
 
 
 def _plan(path: Path, name: str, evidence: str) -> Table:
@@ -168,10 +162,9 @@ def _graphs(graphs: Sequence[GraphShape], evidence: Mapping[str, str]) -> Sectio
         columns=("operator", *(graph.name for graph in graphs)),
         rows=rows,
         note="A number behind + stands in the bodies of the file's own functions.",
-    )
-    blocks: list[Block] = [_chain(graph, evidence[graph.name]) for graph in graphs]
-    blocks.append(table.fold(table.caption, _MOST_OPEN))
-    return Section(id="graphs", title="Shape of the graphs", lead=lead, blocks=blocks)
+    ).fold("Operators by artifact", _MOST_OPEN)
+    chains = (_chain(graph, evidence[graph.name]) for graph in graphs)
+    return Section(id="graphs", title="Shape of the graphs", lead=lead, blocks=[*chains, table])
 
 
 def _count(graph: GraphShape, name: str) -> Cell:

@@ -150,10 +150,7 @@ class Point:
 
 @attrs.frozen(kw_only=True)
 class Box:
-    """One of the three boxes on top: a sentence, points, and further points that start closed.
-
-    `tone` is good or bad, or empty where neither is known.
-    """
+    """One of the three boxes on top: a sentence, points, and points that start closed. `tone` is good, bad or empty."""
 
     id: str
     title: str

@@ -69,16 +69,11 @@ def section(results: Sequence[Result[Benchmark]], evidence: Evidence) -> tuple[S
     )
 
 
-def project_findings(results: Sequence[Result[ProjectBenchmark]]) -> Highlights:
+def project_findings(results: Sequence[Result[ProjectBenchmark]]) -> Iterator[Finding]:
     """The files of projects that were not timed; one that is out of date fails its project, as the exit code says."""
-    files = [file for result in results for file in result.data.files if file.result is None]
-    states = [FAILED if file.state == OUT_OF_DATE else NOT_RUN for file in files]
-    return Highlights(
-        findings=tuple(
-            Finding(state=state, who=PurePath(file.file).name, reason=file.reason or NO_REASON, where="bench")
-            for state, file in zip(states, files, strict=True)
-        )
-    )
+    for file in (file for result in results for file in result.data.files if file.result is None):
+        state = FAILED if file.state == OUT_OF_DATE else NOT_RUN
+        yield Finding(state=state, who=PurePath(file.file).name, reason=file.reason or NO_REASON, where="bench")
 
 
 def _title(compared: Comparison) -> str:
@@ -264,12 +259,8 @@ def _row(compared: Comparison, row: Row) -> tuple[Cell, ...]:
 
 def _absent(compared: Sequence[Comparison]) -> Iterator[Table]:
     """Candidates that were not run, with each reason once."""
-    counted = Counter(
-        (_name(group, row), row.timing.reason or NO_REASON)
-        for group in compared
-        for row in group.rows
-        if row.timing.state == NOT_RUN
-    )
+    away = ((group, row) for group in compared for row in group.rows if row.timing.state == NOT_RUN)
+    counted = Counter((_name(group, row), row.timing.reason or NO_REASON) for group, row in away)
     rows = [(name, reason, number(count)) for (name, reason), count in counted.items()]
     if rows:
         table = Table(caption="Not timed", columns=("candidate", "reason", "times"), rows=rows)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from posexport.bench.comparisons import TORCH
 from posexport.bench.results import Result
-from posexport.report.page.blocks import Block, Cell, Section, Table, cells, number
+from posexport.report.page.blocks import Cell, Section, Table, cells, number
 from posexport.report.page.summary import NO_REASON, TONES, Finding, Highlights
 from posexport.report.page.verdicts import heat, key_of
 from posexport.report.text import MARKS, listed
@@ -20,9 +20,8 @@ _STEPS = (1.0, 2.0, 4.0, 6.0)
 
 def section(results: Sequence[Result[Matrix]]) -> tuple[Section, Highlights]:
     """The section of `posexport matrix`, and its highlights."""
-    blocks: list[Block] = []
-    for result in results:
-        blocks += _tables(result.data, f" ({result.name})" if len(results) > 1 else "")
+    several = len(results) > 1
+    blocks = [table for result in results for table in _tables(result.data, f" ({result.name})" * several)]
     counted: Counter[str] = Counter(cell.state for result in results for cell in result.data.cells.values())
     lead = (
         f"{', '.join(f'{counted[state]:,} {state}' for state in MARKS)}. Every encoding and form, with all dtypes and "

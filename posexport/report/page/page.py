@@ -27,6 +27,7 @@ from posexport.report.text import plural
 from posexport.verify.matrix.table import Matrix
 from posexport.verify.result import AngleErrors, Report
 
+_ABOUT = "Attention blocks with positional encodings, exported to ONNX: how fast they run, and whether they are right."
 FOLDER = files("posexport.report.page").joinpath("template")
 
 GLOSSARY = tomllib.loads(FOLDER.joinpath("glossary.toml").read_text(encoding="utf-8"))
@@ -34,10 +35,7 @@ GLOSSARY = tomllib.loads(FOLDER.joinpath("glossary.toml").read_text(encoding="ut
 
 
 def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], object] = lambda _: None) -> Page:
-    """The page of result files, artifacts and folders of them; RequestError names what can't be used.
-
-    `advance` is called with the name of each file as it is read.
-    """
+    """The page of results, artifacts and folders; `advance` gets file names. RequestError names what can't be used."""
     sources = read_sources(paths, advance)
     known = Evidence.of(sources.results, sources.sha256)
     summaries = known.artifacts()
@@ -59,14 +57,11 @@ def make_page(paths: Sequence[Path], title: str = "", advance: Callable[[str], o
     commands = {kind.schema: kind.command for kind in KINDS.values()}
     read = [(result.name, commands[type(result.data)]) for result in sources.results]
     read += [(name, "artifact") for _, name in sources.artifacts]
-    about = (
-        "Attention blocks with positional encodings, exported to ONNX: how fast they run, and whether they are right."
-    )
-    highlights = [latency.project_findings(sources.of(ProjectBenchmark)), *(highlights for _, highlights in made)]
+    untimed = Highlights(findings=tuple(latency.project_findings(sources.of(ProjectBenchmark))))
     return Page(
         title=title or "posexport report",
-        subtitle=f"{about} Made from {origin} by posexport {__version__}.",
-        boxes=boxes(highlights),
+        subtitle=f"{_ABOUT} Made from {origin} by posexport {__version__}.",
+        boxes=boxes([untimed, *(highlights for _, highlights in made)]),
         sections=[*(section for section, _ in made), *artifacts.file_sections(sources.artifacts, sentences, advance)],
         glossary=Table(
             caption="The terms of this page",

@@ -49,8 +49,7 @@ VERSION = 1
 
 @attrs.define(kw_only=True)
 class Sources:
-    """Everything that was read. `artifacts` are paths with their names, `sha256` their hashes by name, `left` JSON in
-    folders without results."""
+    """What was read: `artifacts` are paths with names, `sha256` is by name, `left` JSON in folders without results."""
 
     results: list[Result[Any]] = attrs.field(factory=list)
     artifacts: list[tuple[Path, str]] = attrs.field(factory=list)

@@ -44,11 +44,8 @@ def section(results: Sequence[Result[Tuning]]) -> tuple[Section, Highlights]:
     winners = [(result.data, row) for result in results for row in result.data.candidates if row.state == WON]
     by_time = [tuning.objective == LATENCY and won.seconds is not None for tuning, won in winners]
     points = [_point(tuning, won) for tuning, won in winners]
-    findings = (
-        Finding(state=row.state, who=row.name, reason=row.reason or NO_REASON, where="tune")
-        for row in tried
-        if row.state in (FAILED, REFUSED, NOT_RUN)
-    )
+    away = (row for row in tried if row.state in (FAILED, REFUSED, NOT_RUN))
+    findings = [Finding(state=row.state, who=row.name, reason=row.reason or NO_REASON, where="tune") for row in away]
     return Section(id="tune", title="Tuning", lead=f"{_counts(tried)}. {_LEAD}", blocks=blocks), Highlights(
         findings=tuple(findings),
         fastest=tuple(itertools.compress(points, by_time)),
@@ -133,7 +130,6 @@ def _verified(row: Row) -> str:
 
 
 def _name(row: Row) -> str:
-    """A candidate in words."""
     options = (name if value is True else f"{name} {fact(value)}" for name, value in row.options.items())
     target = [f"for {row.target}"] if row.target != "portable" else []
     return " · ".join([row.form, row.dtype, f"opset {row.opset}", *target, *options])

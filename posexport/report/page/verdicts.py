@@ -85,10 +85,10 @@ def _rows(results: Sequence[Result[Report]], evidence: Evidence) -> Iterator[_Ro
     """The verdicts, with artifacts of one name set apart: by their hashes, or by file where both have one verdict."""
     judged: dict[str, dict[int, set[tuple[str, str]]]] = {}
     hashes: dict[tuple[str, int], str] = {}
-    for at, result in enumerate(results):
-        for verdict in result.data.verdicts:
-            judged.setdefault(verdict.artifact, {}).setdefault(at, set()).add((verdict.runtime, verdict.check))
-            hashes[verdict.artifact, at] = verdict.sha256 or hashes.get((verdict.artifact, at), "")
+    verdicts = [(at, verdict) for at, result in enumerate(results) for verdict in result.data.verdicts]
+    for at, verdict in verdicts:
+        judged.setdefault(verdict.artifact, {}).setdefault(at, set()).add((verdict.runtime, verdict.check))
+        hashes[verdict.artifact, at] = verdict.sha256 or hashes.get((verdict.artifact, at), "")
 
     def name(artifact: str, at: int) -> str:
         known = {other: hashes[artifact, other] for other in judged[artifact]}
@@ -97,10 +97,9 @@ def _rows(results: Sequence[Result[Report]], evidence: Evidence) -> Iterator[_Ro
         twice = len(set().union(*judged[artifact].values())) < sum(map(len, judged[artifact].values()))
         return f"{artifact} ({results[at].name})" if twice else artifact
 
-    for at, result in enumerate(results):
-        for verdict in result.data.verdicts:
-            stale = evidence.is_stale(verdict.artifact, verdict.sha256)
-            yield _Row(verdict, name(verdict.artifact, at) + " (stale)" * stale, stale)
+    for at, verdict in verdicts:
+        stale = evidence.is_stale(verdict.artifact, verdict.sha256)
+        yield _Row(verdict, name(verdict.artifact, at) + " (stale)" * stale, stale)
 
 
 def _findings(results: Sequence[Result[Report]], rows: Sequence[_Row]) -> Iterator[Finding]:

@@ -54,8 +54,7 @@ def _table(target: ProbeTarget) -> list[Panel]:
     y = "position" if axes == 1 else f"cell of a {'×'.join([str(side)] * axes)} grid, x fastest"
     if target.encoding.hook == "embed":
         return [_image(target, "added to the input", "value", asked.embedding(), x="feature of the input", y=y)]
-    rows = asked.rotated()[0][:, 0]
-    return [_image(target, "a query of ones, rotated", "value", rows, x="feature of a head", y=y)]
+    return [_image(target, "a query of ones, rotated", "value", asked.rotated()[0][:, 0], x="feature of a head", y=y)]
 
 
 def _bias(target: ProbeTarget) -> list[Panel]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -22,9 +21,9 @@ WHAT = {
 """Every kind of picture, and what it shows."""
 
 
-def _plain(numbers: Iterable[float | None]) -> list[float | None]:
-    """Numbers as JSON has them: None for NaN."""
-    return [None if number is None or math.isnan(number) else number for number in numbers]
+def _plain(panel: Image | Chart) -> dict[str, Any]:
+    """The fields of a panel as JSON has them: None for NaN."""
+    return attrs.asdict(panel, value_serializer=lambda _, __, value: None if value != value else value)
 
 
 def _numbers(values: Any) -> tuple[Any, ...]:
@@ -56,7 +55,7 @@ class Image:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"kind": "image", **attrs.asdict(self), "rows": [_plain(row) for row in self.rows]}
+        return {"kind": "image", **_plain(self)}
 
 
 @attrs.frozen(kw_only=True)
@@ -125,9 +124,7 @@ class Chart:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        data = {"kind": "chart", **attrs.asdict(self)}
-        data["lines"] = [{**line, "y": _plain(line["y"])} for line in data["lines"]]
-        return data
+        return {"kind": "chart", **_plain(self)}
 
 
 Panel = Image | Chart

@@ -48,8 +48,7 @@ def _width(panel: Panel | None) -> float:
 
 
 def _title(axes: Axes, panel: Panel, letters: int) -> None:
-    """The encoding in bold, and below it what is shown, `letters` to a line; the name of the only line too, which then
-    needs no legend."""
+    """The encoding in bold; below it what is shown, `letters` to a line, and the name of a single line (no legend)."""
     only = panel.lines[0].label if isinstance(panel, Chart) and len(panel.lines) == 1 else ""
     note = "\n".join(textwrap.fill(line, letters) for line in ", ".join(filter(None, (panel.note, only))).split("\n"))
     axes.set_title(panel.title, loc="left", weight="bold", color=INK, pad=8 + 11 * (note.count("\n") + 1))
@@ -62,10 +61,8 @@ def _title(axes: Axes, panel: Panel, letters: int) -> None:
 def _draw_image(axes: Axes, panel: Image) -> None:
     values = np.array(panel.rows)
     (left, top), (high, wide) = panel.first, values.shape
-    common: dict[str, Any] = {
-        "extent": (left - 0.5, left + wide - 0.5, top + high - 0.5, top - 0.5),
-        "aspect": "equal" if panel.square else "auto",
-    }
+    extent = (left - 0.5, left + wide - 0.5, top + high - 0.5, top - 0.5)
+    common: dict[str, Any] = {"extent": extent, "aspect": "equal" if panel.square else "auto"}
     axes.set_anchor("NW")
     axes.set_facecolor(_HIDDEN)
     named = {} if panel.names is None else dict(zip(panel.names, (_HIDDEN, COLOURS[0]), strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +21,9 @@ if TYPE_CHECKING:
     from posexport.report.plots.panels import Panel
 
 FIELDS = (
-    "hidden_size",
-    "num_heads",
-    "head_dim",
-    "scale",
-    "causal",
-    "window",
-    "attention_chunk_size",
-    "angles",
+    "hidden_size", "num_heads", "head_dim", "scale", "causal", "window", "attention_chunk_size", "angles",
     "prefix_tokens",
-)
+)  # fmt: skip
 """The fields of a spec that a plot shows."""
 
 _LONGEST = 45  # letters of a parameter that a plot shows
@@ -73,10 +65,7 @@ def draw_plot(
     runtimes: Mapping[str, Runtime],
     progress: Progress,
 ) -> list[list[Panel]]:
-    """Draw the rows into the file at `path`; returns the panels of each row.
-
-    Raises RequestError for a kind or a file that can't be used, before anything is measured.
-    """
+    """Draw the rows into a file; returns their panels. RequestError for a wrong kind or path comes before measuring."""
     from posexport.report.drawing import FORMATS
     from posexport.report.plots.picture import draw
 
@@ -95,5 +84,5 @@ def draw_plot(
     progress("drawing")
     picture = draw(drawn, path.suffix)
     with staged() as files:
-        files.write(path, methodcaller("write", picture))
+        files.write(path, lambda file: file.write(picture))
     return drawn

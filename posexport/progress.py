@@ -7,6 +7,9 @@ from collections.abc import Callable
 Progress = Callable[[str], object]
 """Called with what is done next, such as "loading torch"."""
 
+Warn = Callable[[str], object]
+"""Called with a sentence for people about what may be wrong."""
+
 
 def silent(step: str) -> None:
     """A `Progress` that shows nothing."""

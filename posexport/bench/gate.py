@@ -16,12 +16,12 @@ from posexport.bench.options import DEFAULTS, BenchOptions
 from posexport.bench.regression import MOST_PROCESSES, is_steady
 from posexport.bench.result import FAILED, NOT_RUN, TIMED, Benchmark, Gate, check_place, read_benchmark
 from posexport.machine import differences, machine
-from posexport.progress import Progress, silent
+from posexport.progress import Progress, Warn, silent
 
 GATE_TIMEOUT = 300.0
 """Seconds after the first judgement in which more processes may be opened to settle it."""
 
-_log = logging.getLogger(__name__)
+_warn = logging.getLogger(__name__).warning
 
 
 def bench_to_keep(path: Path, options: BenchOptions = DEFAULTS, *, progress: Progress = silent) -> Benchmark:
@@ -41,14 +41,16 @@ def bench_gated(
     options: BenchOptions = DEFAULTS,
     *,
     keep: bool = False,
+    warn: Warn = _warn,
     progress: Progress = silent,
 ) -> Benchmark:
     """Time the artifact at `path`, with a gate by `reference`: a saved result, or an earlier artifact.
 
     Scenarios, shapes, runtimes, threads and CUDA graphs that aren't given are those of a saved result. `limit` is the
     largest share by which it may be slower (0.05 is 5 %). With `keep` it goes on until the result is steady too: one
-    that stopped where it looked fast is no baseline. What makes the comparison less certain is logged as a warning
-    before anything is timed. RequestError as `bench` raises it, and for a result of something else.
+    that stopped where it looked fast is no baseline. `warn` is called with a sentence for each thing that makes the
+    comparison less certain, before anything is timed; by default it is logged. RequestError as `bench` raises it, and
+    for a result of something else.
     """
     planned = attrs.evolve(options, processes=options.processes or PROCESSES)
     baseline, previous = (reference, None) if isinstance(reference, Benchmark) else (None, reference)
@@ -67,7 +69,7 @@ def bench_gated(
 
     with BenchRun(path, planned, previous_artifact=previous, methods=methods, progress=progress) as run:
         for note in () if baseline is None else regression.notes_on(baseline, run.result()):
-            _log.warning("%s: %s", path.name, note)
+            warn(f"{path.name}: {note}")
         result = _settled(run, max(options.processes or 0, MOST_PROCESSES), enough)
     return attrs.evolve(result, gate=judge(result))
 
@@ -105,6 +107,7 @@ def bench_file(
     previous_artifact: Path | None = None,
     limit: str = regression.DEFAULT_LIMIT,
     save: Path | None = None,
+    warn: Warn = _warn,
     progress: Progress = silent,
 ) -> Benchmark:
     """What `posexport bench FILE` does: time an artifact, to keep the result in `save`, or with a gate by a saved
@@ -121,7 +124,7 @@ def bench_file(
         regression.check_named(saved, options.runtimes)
     reference = saved or previous_artifact
     if reference is not None:
-        return bench_gated(path, reference, share, options, keep=save is not None, progress=progress)
+        return bench_gated(path, reference, share, options, keep=save is not None, warn=warn, progress=progress)
     return (bench if save is None else bench_to_keep)(path, options, progress=progress)
 
 

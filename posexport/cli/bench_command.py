@@ -93,6 +93,7 @@ def bench(
             previous_artifact=None if against is None else Path(against),
             limit="5%" if max_regression is None else max_regression,
             save=None if save is None else Path(save),
+            warn=console.warn,
             progress=progress,
         )
     _show(result, save, options.alternatives, as_json)

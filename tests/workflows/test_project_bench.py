@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from posexport.bench.options import BenchOptions
 from posexport.bench.result import Benchmark, FileResult, Shape, Timing
 from posexport.bench.statistics import Ratio, summarize
 from posexport.errors import RequestError
+from posexport.files import write_json
 from posexport.workflows.project import bench as bench_stage
 from posexport.workflows.project.bench import exit_code
 from posexport.workflows.project.file import find_project
@@ -211,6 +213,22 @@ def test_a_result_that_is_no_fit_baseline_is_warned_of_where_there_is_a_baseline
         warning = "Warning: bench/one.json is saved, but is no fit baseline: it has 1 of the 3 processes"
         assert (warning in result.stderr) is warned
         (tmp_path / "bench" / "one.json").unlink()
+
+
+def test_what_makes_a_comparison_uncertain_is_told_of_a_project_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gated(*_: object, warn: Callable[[str], object], **__: object) -> Benchmark:
+        warn("one.onnx: the baseline is noisy")
+        return measured(timed(0.5, 0.5, 0.5))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_stage, "out_of_date", lambda product: None)
+    monkeypatch.setattr(bench_stage, "bench_gated", gated)
+    product(tmp_path, "baseline = 'bench'\n")
+    (tmp_path / "bench").mkdir()
+    write_json(tmp_path / "bench/one.json", measured(timed(0.5, 0.5, 0.5)).to_dict())
+    assert "Warning: one.onnx: the baseline is noisy" in cli("bench").stderr
 
 
 def test_options_of_one_file_are_refused_and_missing_files_name_build(

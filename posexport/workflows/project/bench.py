@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from posexport.bench.result import (
 )
 from posexport.errors import RequestError
 from posexport.files import write_json
-from posexport.progress import Progress
+from posexport.progress import Progress, Warn
 from posexport.workflows.project import latency
 from posexport.workflows.project.file import Project
 from posexport.workflows.project.products import Product, out_of_date, products
@@ -48,19 +48,13 @@ def results_folder(save: str | None) -> Path | None:
 
 
 def bench_project(
-    project: Project,
-    options: BenchOptions,
-    folder: Path | None,
-    *,
-    strict: bool,
-    warn: Callable[[str], object],
-    progress: Progress,
+    project: Project, options: BenchOptions, folder: Path | None, *, strict: bool, warn: Warn, progress: Progress
 ) -> ProjectBenchmark:
     """Time every file of a project; with `folder`, save the result of each in it.
 
     The exit code is 1 where a file is out of date, fails or is slower than its limit (with `strict` also where that is
     inconclusive), and 3 where a required runtime, or nothing, was run. `warn` is called with a sentence for each result
-    that is no fit baseline. RequestError for what can't be asked of the project.
+    that is no fit baseline, and for what makes a comparison less certain. RequestError for what can't be asked of the project.
     """
     choose((*options.runtimes, *options.required))  # a misspelt name is reported before anything is read
     stated = [name for name in project.require if name in CANDIDATES]  # others run no kernels: verify needs them
@@ -100,7 +94,7 @@ def bench_project(
             continue
         target = targets[product.path]
         asked = latency.options_for(product, names, options)
-        result = _time(product, baselines[product.path], asked, target is not None, progress)
+        result = _time(product, baselines[product.path], asked, target is not None, warn, progress)
         result = attrs.evolve(result, limits=tuple(latency.judge(product, result, names)))
         if target is not None:
             write_json(target, result.to_dict())
@@ -115,7 +109,9 @@ def _head(product: Product, state: FileState, reason: str, **results: Any) -> Fi
     return FileResult(file=str(product.path), artifact=product.entry.name, state=state, reason=reason, **results)
 
 
-def _time(product: Product, baseline: Path | None, options: BenchOptions, keep: bool, progress: Progress) -> Benchmark:
+def _time(
+    product: Product, baseline: Path | None, options: BenchOptions, keep: bool, warn: Warn, progress: Progress
+) -> Benchmark:
     path, entry = product.path, product.entry
     progress(f"{path.name}: reading the artifact")
 
@@ -124,7 +120,7 @@ def _time(product: Product, baseline: Path | None, options: BenchOptions, keep: 
 
     if baseline is not None:
         limit = read_limit(DEFAULT_LIMIT) if entry.max_regression is None else entry.max_regression
-        return bench_gated(path, read_benchmark(baseline), limit, options, keep=keep, progress=step)
+        return bench_gated(path, read_benchmark(baseline), limit, options, keep=keep, warn=warn, progress=step)
     if entry.baseline is not None:
         return bench_to_keep(path, options, progress=step)
     processes = options.processes or (PROCESSES if entry.budget.latency else 1)

@@ -54,7 +54,8 @@ def bench_project(
 
     The exit code is 1 where a file is out of date, fails or is slower than its limit (with `strict` also where that is
     inconclusive), and 3 where a required runtime, or nothing, was run. `warn` is called with a sentence for each result
-    that is no fit baseline, and for what makes a comparison less certain. RequestError for what can't be asked of the project.
+    that is no fit baseline, and for what makes a comparison less certain. RequestError for what can't be asked of the
+    project.
     """
     choose((*options.runtimes, *options.required))  # a misspelt name is reported before anything is read
     stated = [name for name in project.require if name in CANDIDATES]  # others run no kernels: verify needs them

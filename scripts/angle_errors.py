@@ -10,19 +10,18 @@ from typing import Any
 import click
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
-from results import RESULTS, table, write_figures
+from results import RESULTS, record, table, write_figures
 
 from posexport.cli import console
 from posexport.errors import RequestError
 from posexport.files import write_json
-from posexport.machine import describe_cpu, machine
+from posexport.machine import describe_cpu
 from posexport.models import read_spec
 from posexport.runtimes import RUNTIMES
 from posexport.spec.spec import ANGLES, DTYPES, Spec
 from posexport.verify.angles import POSITIONS, Measured, measure
 
 DATA = RESULTS / "angles.json"
-MACHINE = ("cpu", "vendor", "cores", "instruction_sets", "os")
 SIZES = {"hidden_size": 768, "num_heads": 12}
 
 _LONGER: dict[str, Any] = {"factor": 4, "original_max_position_embeddings": 4096}
@@ -96,11 +95,10 @@ def main() -> None:
     failed = [result for result in measured if result.failed]
     for wrong in failed:
         click.echo(f"failed: {cases[wrong.spec]}, {wrong.spec.angles}, on {wrong.runtime}: {wrong.reason}", err=True)
-    facts = machine()
     data = {
         "positions": POSITIONS,
         "sizes": SIZES,
-        "machine": {name: facts[name] for name in MACHINE},
+        "machine": record()["machine"],
         "engines": {result.runtime: result.engine for result in measured if result.engine is not None},
         "refused": refused,
         "not_run": {result.runtime: result.reason for result in measured if result.reason and not result.failed},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -59,8 +60,8 @@ def not_run(what: str, target: float | None, reason: str) -> Row:
 
 def record() -> dict[str, Any]:
     """The machine and the versions that figures depend on. Unknown values are None."""
-    facts = machine()
-    return {"machine": {name: facts.get(name) for name in MACHINE}, "versions": versions(PACKAGES)}
+    facts = {**machine(), "os": platform.system()}
+    return {"machine": {name: facts[name] for name in MACHINE}, "versions": versions(PACKAGES)}
 
 
 def machine_line(facts: Mapping[str, Any]) -> str:

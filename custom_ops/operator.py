@@ -74,7 +74,7 @@ def plain_torch() -> Iterator[None]:
 def flat(function: Callable[..., R]) -> Callable[..., R]:
     """`function` with the fields of a dataclass in place of each parameter of that type; arguments by position only.
 
-    The dataclass may be generic in T, in a file that postpones the evaluation of annotations.
+    The dataclass may be generic, in a file that postpones the evaluation of annotations.
     """
     whole = signature(function, eval_str=True)
     parameters: list[Parameter] = []
@@ -83,7 +83,8 @@ def flat(function: Callable[..., R]) -> Callable[..., R]:
         annotation, types = parameter.annotation, get_args(parameter.annotation)
         kind = get_origin(annotation) or annotation
         group = kind if isinstance(kind, type) and is_dataclass(kind) else None
-        side = {"T": types[0]} if types else None
+        variables = getattr(kind, "__parameters__", ())  # of a generic dataclass
+        side = {variable.__name__: one for variable, one in zip(variables, types, strict=False)}
         hints = get_type_hints(group, localns=side) if group else {parameter.name: annotation}
         parameters += [parameter.replace(name=name, annotation=hint) for name, hint in hints.items()]
         groups.append((group, len(hints)))

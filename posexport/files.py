@@ -1,4 +1,4 @@
-"""Files that people name, read; and files written whole or not at all: to temporary names, then renamed together."""
+"""Reading files that people name; writing files whole or not at all, under temporary names until all are complete."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -62,6 +63,7 @@ def staged() -> Iterator[Staged]:
             with uninterrupted():
                 for temporary, target in files.renames:
                     temporary.replace(target)
+                files.renames.clear()
     finally:
         for temporary, _ in files.renames:
             temporary.unlink(missing_ok=True)
@@ -154,20 +156,21 @@ def write_folder(target: Path, fill: Callable[[Path], None], beside: Mapping[Pat
 
     with (
         system_error(f"can't write the folder {str(target)!r}", "give another place, or free some space"),
-        tempfile.TemporaryDirectory(
-            prefix=f".{target.name}.", suffix=".tmp", dir=target.parent, ignore_cleanup_errors=True
-        ) as temporary,
+        ExitStack() as stack,
     ):
-        made = Path(temporary, "new")
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        # not TemporaryDirectory, which raises where files of another user are left of the old folder
+        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+        made = temporary / "new"
         made.mkdir()
         fill(made)
         moves = [(made, target)]
         for number, (path, data) in enumerate((beside or {}).items()):
-            file = Path(temporary, f"new-{number}")
+            file = temporary / f"new-{number}"
             file.write_bytes(data)
             moves.append((file, path))
         with uninterrupted():
-            _move(moves, Path(temporary))
+            _move(moves, temporary)
 
 
 def _move(moves: list[tuple[Path, Path]], aside: Path) -> None:

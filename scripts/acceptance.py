@@ -41,8 +41,11 @@ from posexport.verify.matrix.table import MODES, REFUSED, STATES
 
 COMPILE_LIMIT = 900  # seconds for one plan
 AXES: dict[str, Iterable[str]] = {
-    "encoding": (*COMMON, "rope:layout=half"), "form": FORMS, "dtype": DTYPES, "mode": MODES,
-}  # fmt: skip
+    "encoding": (*COMMON, "rope:layout=half"),
+    "form": FORMS,
+    "dtype": DTYPES,
+    "mode": MODES,
+}
 """What cells are made of: every combination, unless less is asked for."""
 
 COLUMNS = ("cell", "runtime", "verify", "error / limit", "tokens: median ms (to torch eager)", "kernels", "reason")
@@ -102,7 +105,8 @@ def main(runtimes: str | None, cuda_graph: bool, quick: bool, output: Path | Non
         raise click.UsageError(str(error)) from None
     if not target.parent.is_dir():
         raise click.UsageError(f"the folder {str(target.parent)!r} is not there: make it first, or give another.")
-    options, results = BenchOptions(rounds=2 if quick else 15, cuda_graph=cuda_graph), list[Result]()
+    options = BenchOptions(rounds=2 if quick else 15, cuda_graph=cuda_graph)
+    results: list[Result] = []
     with tempfile.TemporaryDirectory() as folder, console.steps("acceptance", len(cells)) as progress:
         for cell in cells:
             progress.update(str(cell))
@@ -203,7 +207,10 @@ def _verify(path: Path, results: list[Result]) -> None:
         raise RequestError(report.unreadable[0].error)
     verdicts = {verdict.runtime: verdict for verdict in report.verdicts}
     for result in results:
-        verdict = verdicts[result.runtime]
+        verdict = verdicts.get(result.runtime)
+        if verdict is None:
+            result.fail("verify", "no verdict")
+            continue
         result.state, result.reason = verdict.state, verdict.reason or ""
         if verdict.worst is not None:
             result.error, result.limit = verdict.worst.max_error, verdict.worst.limit

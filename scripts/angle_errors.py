@@ -22,6 +22,7 @@ from posexport.spec.spec import ANGLES, DTYPES, Spec
 from posexport.verify.angles import POSITIONS, Measured, measure
 
 DATA = RESULTS / "angles.json"
+MACHINE = ("cpu", "vendor", "cores", "instruction_sets", "os")
 SIZES = {"hidden_size": 768, "num_heads": 12}
 
 _LONGER: dict[str, Any] = {"factor": 4, "original_max_position_embeddings": 4096}
@@ -95,10 +96,11 @@ def main() -> None:
     failed = [result for result in measured if result.failed]
     for wrong in failed:
         click.echo(f"failed: {cases[wrong.spec]}, {wrong.spec.angles}, on {wrong.runtime}: {wrong.reason}", err=True)
+    facts = record()["machine"]
     data = {
         "positions": POSITIONS,
         "sizes": SIZES,
-        "machine": record()["machine"],
+        "machine": {name: facts[name] for name in MACHINE},
         "engines": {result.runtime: result.engine for result in measured if result.engine is not None},
         "refused": refused,
         "not_run": {result.runtime: result.reason for result in measured if result.reason and not result.failed},

@@ -10,7 +10,7 @@ import difflib
 import errno
 import json
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -143,14 +143,16 @@ class Config:
         for table in self._tables.values():
             table.refuse_unread(model_type)
 
-    def _checked(self, names: Sequence[str], default: T | None, fits: Callable[[Any], bool], allowed: str) -> T | None:
+    def _checked(
+        self, names: tuple[str, ...], default: T | None, fits: Callable[[Any], bool], allowed: str
+    ) -> T | None:
         """The value of a key, or None where it is null; RequestError where it doesn't fit."""
         value: T | None = self.value(*names, default=default)
         if value is not None and not fits(value):
             raise self.wrong(next(name for name in names if name in self.data), allowed)
         return value
 
-    def _needed(self, value: T | None, names: Sequence[str], allowed: str) -> T:
+    def _needed(self, value: T | None, names: tuple[str, ...], allowed: str) -> T:
         """The value of a key; RequestError where it is null."""
         if value is None:
             raise self.wrong(names[0], allowed)

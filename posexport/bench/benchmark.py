@@ -34,7 +34,10 @@ PROCESSES = 7
 
 
 def bench(path: Path, options: BenchOptions = DEFAULTS, *, progress: Progress = silent) -> Benchmark:
-    """Time an artifact beside torch and the lower bound; RequestError for names, sizes and files that can't be used."""
+    """Time an artifact beside torch eager, torch.compile and the lower bound.
+
+    RequestError for names, sizes and files that can't be used.
+    """
     with BenchRun(path, options, progress=progress) as run:
         run.open_processes(run.planned)
         return run.result()

@@ -118,7 +118,8 @@ class LeftOut:
 class Change:
     """One runtime at one shape: `change` is new over old time (1.05 is 5 % slower) with its interval.
 
-    Both times were divided by that of `reference`; `reason` says why no change is known, `more` if processes may tell.
+    Both times were divided by that of `reference`; `reason` says why no change is known, `more` whether more processes
+    could tell it.
     """
 
     runtime: str
@@ -136,7 +137,8 @@ class Change:
 
 @attrs.frozen(kw_only=True)
 class Gate:
-    """Every change; `limit` is the largest that is no regression (0.05 is 5 %), `notes` say what makes it uncertain."""
+    """Every change, and the largest one that is no regression, `limit` (0.05 is 5 %); `notes` say what makes the
+    comparison less certain."""
 
     limit: float
     confidence: float
@@ -167,7 +169,7 @@ class LimitResult:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
-    there: bool = False  # whether its runtime is there, though it was not measured
+    there: bool = False  # true where its runtime is there, but was not measured
 
     def __attrs_post_init__(self) -> None:
         if self.state == SLOWER and self.ratio is None:

@@ -31,7 +31,7 @@ class Sizes:
 
     batch: int = integer(1, "batch size")
     seq: int = integer(128, "tokens")
-    past_seq: int | None = integer(None, "tokens in the cache", at_least=0)  # also in one of `max_seq` places
+    past_seq: int | None = integer(None, "tokens in the cache", at_least=0)  # also of a cache of `max_seq` places
     max_seq: int | None = integer(None, "places in a shared cache")
     encoder_seq: int | None = integer(None, "tokens of the encoder")
 

@@ -65,7 +65,8 @@ def draw(matrix: Matrix) -> bytes:
 
 def _positions(keys: Iterable[Key], start: float, size: float, gaps: Sequence[float]) -> dict[Key, float]:
     """Where each key stands, in inches, with a gap wherever its first part changes, or its second, ..."""
-    places, at, last = dict[Key, float](), start, Key()
+    places: dict[Key, float] = {}
+    at, last = start, Key()
     for key in keys:
         at += next((gap for gap, part, before in zip(gaps, key, last, strict=False) if part != before), 0.0)
         places[key], last = at, key

@@ -1,7 +1,7 @@
 """Tensors on their way between numpy, torch and processes: bf16, which numpy lacks, travels as ml_dtypes.bfloat16.
 
 Between processes they travel in safetensors, not .npz: numpy reads the headers of an .npz with Python's parser, whose
-state Python 3.11 shares between threads: while another one parses (torch's exporter does), a SystemError is raised.
+state Python 3.11 shares between threads: while another thread parses (torch's exporter does), a SystemError is raised.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ lets keys through. Half precision has too few digits for logits of a hundred: ea
 
 LOUD_LAYERS, LOUD_BELOW = 3, 2.0
 """Layers up to which that holds, and the most of it in deeper stacks. Without norms, a layer of sharp attention makes
-rounding errors some ten times larger: at 6, eight layers in fp32 leave nothing to compare. At 2 they don't grow."""
+rounding errors some ten times larger: at 6, eight layers of bare attention in fp32 leave nothing to compare. At 2 they
+don't grow."""
 
 Array = np.ndarray[Any, Any]
 

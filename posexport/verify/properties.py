@@ -209,13 +209,13 @@ def _chosen_runs(probe: Probe, places: Sequence[int]) -> list[Arrays]:
 
 PROPERTIES: Mapping[str, Property] = {
     "norms": Property(
-        "turning a key keeps its length",
+        "turning a key keeps its length",  # whatever its position
         runs=lambda probe: [probe.inputs(probe.positions(37)), probe.inputs(probe.positions() * 0)],
         rule=_norm_rule,
         untried=lambda probe: None if probe.spec.kv_cache else "it gives no keys: export it with --kv-cache",
     ),
     "shift": Property(
-        "moving all positions changes nothing",  # scores depend on relative positions only
+        "moving all positions changes nothing",  # by any offset: scores depend on relative positions only
         runs=lambda probe: [probe.inputs(probe.positions(offset)) for offset in (0, *_shifts(probe))],
         rule=lambda probe, outs: max(_off(_output(out), _output(outs[0])) for out in outs[1:]),
         concerns=lambda spec: not spec.prefix_tokens,
@@ -244,7 +244,7 @@ PROPERTIES: Mapping[str, Property] = {
         concerns=lambda spec: spec.causal,
     ),
     "finite": Property(
-        "far positions give finite outputs",
+        "far positions give finite outputs",  # far beyond any trained length
         _finite_runs,
         _finite_rule,
         concerns=lambda spec: spec.position_axes > 0 and spec.position_limit() is None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -250,3 +252,21 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
     write_folder(target, lambda folder: (folder / "new").write_text("new") and None, {beside: b"new"})
     assert tree(tmp_path) == {"model/new": b"new", "config": b"new"}
     assert files.__doc__
+
+
+def test_what_can_not_be_removed_of_the_old_folder_makes_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as files that a server wrote into it as another user."""
+
+    def refuses(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    target = tmp_path / "model"
+    (target / "cache").mkdir(parents=True)
+    (target / "cache" / "old").write_text("old")
+    with monkeypatch.context() as patch:
+        for name in ("unlink", "rmdir", "chmod"):
+            patch.setattr(os, name, refuses)
+        write_folder(target, lambda folder: (folder / "new").write_text("new") and None)
+    assert tree(target) == {"new": b"new"}

@@ -35,7 +35,8 @@ class TimeRanking:
         self._history: list[Round] = []
 
     def rank(self, candidates: Sequence[Row], most: int) -> list[Row]:
-        """The winner, then those equal to it or next; none where all failed. Rows tell what came of `most` rounds."""
+        """The winner, then those equal to it or next, by at most `most` rounds of each; none where all failed. Rows
+        say what became of each."""
         rows = {row.name: row for row in sorted(candidates, key=lambda row: row.plainness)}
         for name, row in rows.items():
             self._timer.candidates[name] = row

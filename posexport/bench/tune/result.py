@@ -49,7 +49,8 @@ class Row:
     """One candidate, a program with options of the runtime, and what became of it.
 
     `reason_code` is for code, `reason` for people. `ratio` is to the winner, in the rounds of both; `memory` the most
-    that it took; `size` that of the ONNX file with its data, for TensorRT of the plan, if built for it; `verified` the
+    that it took; `size` that of the ONNX file with its data, for TensorRT of the plan, None where none was
+    built; `verified` the
     runtime that it was verified on. `settings` (as a deployment sets them), `file` and `sha256` are the winner's.
     """
 

@@ -5,7 +5,8 @@
 Every form, target and dtype is exported once, in the lowest opset. Programs that the runtime turns into the same graph
 are timed once. They are ranked by successive halving (`halving`). Then the other opsets of the winner are tried, where
 they make another graph, and then the runtime's options, on the winner and the one next to it. The winner is verified;
-where it fails, its graph is out and the others are ranked again. Without a GPU, kernel tables rank TensorRT's plans.
+where it fails, its graph is out and the others are ranked again. Without a GPU, kernel tables rank TensorRT's plans
+(`ranking`).
 """
 
 from __future__ import annotations

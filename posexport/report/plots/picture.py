@@ -48,7 +48,8 @@ def _width(panel: Panel | None) -> float:
 
 
 def _title(axes: Axes, panel: Panel, letters: int) -> None:
-    """The encoding in bold; below it what is shown, `letters` to a line, and the name of a single line (no legend)."""
+    """The encoding in bold; below it what is shown, `letters` to a line, and the name of a single line, which needs no
+    legend then."""
     only = panel.lines[0].label if isinstance(panel, Chart) and len(panel.lines) == 1 else ""
     note = "\n".join(textwrap.fill(line, letters) for line in ", ".join(filter(None, (panel.note, only))).split("\n"))
     axes.set_title(panel.title, loc="left", weight="bold", color=INK, pad=8 + 11 * (note.count("\n") + 1))

@@ -21,9 +21,16 @@ if TYPE_CHECKING:
     from posexport.report.plots.panels import Panel
 
 FIELDS = (
-    "hidden_size", "num_heads", "head_dim", "scale", "causal", "window", "attention_chunk_size", "angles",
+    "hidden_size",
+    "num_heads",
+    "head_dim",
+    "scale",
+    "causal",
+    "window",
+    "attention_chunk_size",
+    "angles",
     "prefix_tokens",
-)  # fmt: skip
+)
 """The fields of a spec that a plot shows."""
 
 _LONGEST = 45  # letters of a parameter that a plot shows

@@ -16,7 +16,17 @@ from posexport.artifact.manifest import PlanKernels, PlanManifest, read_manifest
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import can_build
-from posexport.verify.result import FAILED, NOT_RUN, PASSED, PROJECT, Report, Verdict, VerifyOptions, VerifyOverrides
+from posexport.verify.result import (
+    FAILED,
+    NOT_RUN,
+    PASSED,
+    PROJECT,
+    Report,
+    State,
+    Verdict,
+    VerifyOptions,
+    VerifyOverrides,
+)
 from posexport.verify.verifier import Advance, verify
 from posexport.workflows.project.file import Project
 from posexport.workflows.project.limits import size_text
@@ -67,7 +77,7 @@ def check(product: Product) -> list[Verdict]:
     plan = product.plan
     if plan and not product.path.is_file() and (missing := can_build(plan.runtime)) is not None:
         reason = f"{plan.runtime} can't build it here, {missing}"
-        return [attrs.evolve(_verdict(product, UP_TO_DATE, reason), state=NOT_RUN)]
+        return [_verdict(product, UP_TO_DATE, reason, NOT_RUN)]
     problem = out_of_date(product)
     verdicts = [_verdict(product, UP_TO_DATE, None if problem is None else f"{problem}: run 'posexport build'")]
     if product.path.is_file():
@@ -105,10 +115,10 @@ def _limited(product: Product, name: str, passed: bool | None, measured: str, li
     return attrs.evolve(verdict, measured=measured, limit_text=limit)
 
 
-def _verdict(product: Product, name: str, reason: str | None) -> Verdict:
-    """The verdict of a check: it failed where there is a reason."""
-    verdict = Verdict(artifact=str(product.path), runtime=PROJECT, state=PASSED, check=name)
-    return verdict if reason is None else attrs.evolve(verdict, state=FAILED, reason=reason)
+def _verdict(product: Product, name: str, reason: str | None, state: State = FAILED) -> Verdict:
+    """The verdict of a check: it passed where there is no reason, else `state` is what became of it."""
+    state = PASSED if reason is None else state
+    return Verdict(artifact=str(product.path), runtime=PROJECT, state=state, reason=reason, check=name)
 
 
 def is_stale(verdicts: Sequence[Verdict]) -> bool:

@@ -83,7 +83,7 @@ def flat(function: Callable[..., R]) -> Callable[..., R]:
         annotation, types = parameter.annotation, get_args(parameter.annotation)
         kind = get_origin(annotation) or annotation
         group = kind if isinstance(kind, type) and is_dataclass(kind) else None
-        variables = getattr(kind, "__parameters__", ())  # of a generic dataclass
+        variables = getattr(group, "__parameters__", ())  # of a generic dataclass
         side = {variable.__name__: one for variable, one in zip(variables, types, strict=False)}
         hints = get_type_hints(group, localns=side) if group else {parameter.name: annotation}
         parameters += [parameter.replace(name=name, annotation=hint) for name, hint in hints.items()]

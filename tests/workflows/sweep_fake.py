@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posexport.processes import end_with_parent
+
 if TYPE_CHECKING:
     from posexport.workflows.sweep.jobs import Job, JobResources
 
@@ -36,6 +38,7 @@ def _parent_of(process: int) -> int:
 
 
 def main() -> None:
+    end_with_parent()  # as the command of a job does
     told = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
     place = {"parent": os.getppid(), "pid": os.getpid(), "node": _parent_of(os.getppid())}
     if "once" in told and not Path(told["once"]).exists():

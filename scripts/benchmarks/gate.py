@@ -26,7 +26,7 @@ from posexport.bench.options import BenchOptions
 from posexport.bench.regression import STEADY
 from posexport.files import write_json
 
-LIMIT, RUNS, RENEWED = 0.05, 12, 4
+LIMIT, RUNS, RENEWED = 0.05, 4, 4
 OPTIONS = BenchOptions(runtimes=("ort-cpu",), scenarios=("prefill:256",))
 
 EQUAL, SLOW = "equal", "slow pair"

@@ -63,7 +63,8 @@ def load_artifact(path: Path) -> LoadedArtifact:
         inputs, outputs = values_of(plan.inputs), values_of(plan.outputs)
         bounds, optimal_sizes = _profile_bounds(source.spec, inputs, plan.profiles)
         keys = ", ".join(contradictions(plan, source))
-        fault = f"its manifest {path.name}.json contradicts {source.path.name} in its {keys}" if keys else None
+        name = manifest_path(path).name
+        fault = f"its manifest {name} contradicts {source.path.name} in its {keys}" if keys else None
     else:
         plan, source = None, read_onnx(path)
         inputs, outputs = source.inputs(), source.outputs()

@@ -59,7 +59,8 @@ def compile_plan(
     onnx_manifest = None if fault is not None else artifact.manifest()
     _check_runtime_cache(options)
     built = build(artifact, options, progress)
-    kernels = attrs.evolve(built.kernels, unfused=unfused_reason(artifact.spec, artifact.form, built.kernels))
+    unfused = unfused_reason(artifact.spec, artifact.form, built.kernels)
+    built = attrs.evolve(built, kernels=attrs.evolve(built.kernels, unfused=unfused))
     for warning in _warnings(artifact, options, built):
         warn(warning)
     warmed = None
@@ -98,7 +99,7 @@ def compile_plan(
             tf32=options.tf32,
             memory_limit=options.memory_limit,
             sizes={"plan": memoryview(built.plan).nbytes, **built.memory},
-            kernels=kernels,
+            kernels=built.kernels,
         )
         files.write(manifest_path(output), lambda file: file.write(manifest.to_bytes()))
         if options.timing_cache is not None and built.timing_cache is not None:

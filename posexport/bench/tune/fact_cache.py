@@ -11,13 +11,13 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from posexport import __version__
-from posexport.errors import RequestError
+from posexport.errors import system_error
 from posexport.files import write_json
 from posexport.jsondata import DataError, read_json
 
@@ -41,14 +41,8 @@ class Store:
             if not ignore.exists():
                 ignore.write_text("*\n")
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RequestError(
-                f"can't write to the cache {str(self._folder)!r} ({error.strerror}): give another folder with --cache."
-            ) from None
+    def _writing(self) -> AbstractContextManager[None]:
+        return system_error(f"can't write to the cache {str(self._folder)!r}", "give another folder with --cache")
 
     @property
     def files(self) -> Path:

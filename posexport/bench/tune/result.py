@@ -50,8 +50,8 @@ class Row:
 
     `reason_code` is for code, `reason` for people. `ratio` is to the winner, in the rounds of both; `memory` the most
     that it took; `size` that of the ONNX file with its data, for TensorRT of the plan, None where none was
-    built; `verified` the
-    runtime that it was verified on. `settings` (as a deployment sets them), `file` and `sha256` are the winner's.
+    built; `verified` the runtime that it was verified on. `settings` (as a deployment sets them), `file` and `sha256`
+    are the winner's.
     """
 
     name: str

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from posexport.artifact.manifest import read_manifest
-from posexport.errors import RequestError, located
+from posexport.errors import RequestError, located, system_error
 from posexport.export.request import write
 from posexport.jsondata import unstructure
 from posexport.progress import Progress
@@ -86,12 +86,8 @@ def _make(project: Project, product: Product, reason: str, progress: Progress) -
     if product.plan and (missing := can_build(product.plan.runtime)) is not None:
         return _outcome(product, "not run", f"{product.plan.runtime} can't build a plan here, {missing}")
     folder = product.path.parent
-    try:
+    with system_error(f"the folder {str(folder)!r} of the project can't be made", "name another"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RequestError(
-            f"the folder {str(folder)!r} of the project can't be made ({error.strerror}): name another."
-        ) from None
     with located(repr(str(product.path))):
         if product.plan:
             progress(f"loading {product.plan.runtime}")

@@ -16,7 +16,14 @@ from typing import Any
 import attrs
 
 from posexport import __version__
-from posexport.artifact.manifest import PlanManifest, external_data, manifest_path, matches_manifest, read_manifest
+from posexport.artifact.manifest import (
+    Manifest,
+    PlanManifest,
+    external_data,
+    manifest_path,
+    matches_manifest,
+    read_manifest,
+)
 from posexport.errors import RequestError, check_known, located
 from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
@@ -127,7 +134,7 @@ def out_of_date(product: Product) -> str | None:
         return "the file is not the one that its manifest describes (their sha256 differ)"
     made_by = {"posexport": manifest.version, **manifest.tools}
     reason = _changed(manifest.request, product.made_from) or _other_versions(product, made_by)
-    return _other_source(product, manifest) if reason is None and isinstance(manifest, PlanManifest) else reason
+    return reason or _other_source(product, manifest)
 
 
 def stamp(product: Product) -> None:
@@ -162,8 +169,10 @@ def _other_versions(product: Product, made_by: Mapping[str, str]) -> str | None:
     return None
 
 
-def _other_source(product: Product, manifest: PlanManifest) -> str | None:
+def _other_source(product: Product, manifest: Manifest) -> str | None:
     """The reason where a plan was built from another ONNX file than the one beside it."""
+    if not isinstance(manifest, PlanManifest):
+        return None
     source = manifest.onnx
     if not product.source.is_file() or source.sha256 != sha256_of(product.source):
         return f"it was built from another {product.source.name}"

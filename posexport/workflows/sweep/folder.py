@@ -21,7 +21,7 @@ from pathlib import Path
 import attrs
 
 from posexport import __version__
-from posexport.errors import RequestError
+from posexport.errors import RequestError, system_error
 from posexport.files import json_bytes, staged, write_json
 from posexport.jsondata import DataError, read_json, structure, unstructure
 from posexport.verify.matrix.table import REFUSED, Cell, Entry, Matrix, read
@@ -47,13 +47,9 @@ class Folder:
             raise RequestError("sweep needs Linux or macOS: run it there.")
         import fcntl
 
-        try:
+        with system_error(f"output {str(self.path)!r} can't be made or written", "give another folder"):
             (self.path / _JOBS).mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".state" / "lock").open("ab")
-        except OSError as error:
-            raise RequestError(
-                f"output {str(self.path)!r} can't be made or written ({error.strerror}): give another folder."
-            ) from None
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

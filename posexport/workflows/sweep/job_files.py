@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from posexport.artifact.manifest import PlanManifest, external_data, read_manifest_of
-from posexport.errors import RequestError
+from posexport.errors import RequestError, system_error
 from posexport.files import HashingFile, sha256_of
 from posexport.workflows.sweep.jobs import File
 
@@ -31,13 +31,11 @@ class Hashes:
         if path not in self._known:
             if not path.is_file():
                 raise RequestError(f"{str(path)!r} is not there: give the path of a file.")
-            try:
+            with system_error(f"{str(path)!r} can't be read", "give another file"):
                 now = path.stat()
                 self._known[path] = File(
                     name=path.name, sha256=sha256_of(path), size=now.st_size, path=path, changed=now.st_mtime_ns
                 )
-            except OSError as error:
-                raise RequestError(f"{str(path)!r} can't be read ({error.strerror}): give another file.") from None
         return self._known[path]
 
     def artifact(self, path: Path) -> tuple[File, ...]:

@@ -134,10 +134,10 @@ class ArtifactJob:
         return comparisons
 
     def _tolerance(self, case: Case) -> Tolerance:
-        """That of the dtype, wider where angles of far positions are computed as PyTorch models do."""
+        """That of the dtype, wider at far positions where frequencies are computed at run time."""
         spec = self.artifact.spec
-        uses_products = any(layer.encoding.uses_fp32_products() for layer in spec.distinct_layers())
-        tolerance = tolerance_at(spec.dtype, case.farthest if spec.angles == "parity" and uses_products else 0)
+        computed = any(layer.encoding.computes_frequencies() for layer in spec.distinct_layers())
+        tolerance = tolerance_at(spec.dtype, case.farthest if computed else 0)
         return attrs.evolve(tolerance, **self.overrides.tolerance)
 
     def _located(

@@ -112,7 +112,10 @@ def _submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
     artifact, arrays = job.artifact, [case.arrays for case in job.cases]
     if artifact.contract_violation is None:
         row, source = RUNTIMES[TORCH_WORKER], artifact.source.path
-        job.reference = job.pool.submit(row, source, arrays, {"dtype": "fp64", "streamed": True})
+        spec = artifact.spec
+        products = any(layer.encoding.uses_fp32_products() for layer in spec.distinct_layers())
+        options = {"dtype": "fp64", "streamed": True, "fp32_angles": products and spec.angles == "parity"}
+        job.reference = job.pool.submit(row, source, arrays, options)
         job.by_torch = job.pool.submit(row, source, arrays, {"streamed": True})
     for name, row in job.runtimes.items():
         if artifact.required_runtime not in (None, name):

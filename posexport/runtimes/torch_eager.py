@@ -1,10 +1,9 @@
 """PyTorch eager, on the CPU or a GPU: the block of an artifact, rebuilt from the file's own spec and weights.
 
 Options: `device` ("cpu" or "cuda"); `dtype`: the artifact's own, or "fp64" for the float64 reference of all comparisons
-(the same rounded weights and inputs, everything else in double precision); `fp32_angles`: in fp64, angles are rounded as
-fp32 rounds them; `streamed`: hold the weights of one layer at
-a time, read anew for each run, so that a stack needs no memory for all of them, and can't be timed; `compiled`: by
-torch.compile, for each shape anew as a deployment would.
+(the same rounded weights and inputs, everything else in double precision); `fp32_angles`: in fp64, angles are rounded
+as fp32 rounds them; `streamed`: hold the weights of one layer at a time, read anew for each run, so that a stack needs
+no memory for all of them, and can't be timed; `compiled`: by torch.compile, for each shape anew as a deployment would.
 """
 
 from __future__ import annotations

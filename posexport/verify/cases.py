@@ -9,9 +9,9 @@ traced one, so that one baked in shows. Dimensions that a graph or a plan fixes 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
-from itertools import islice
 
 import attrs
 import numpy as np
@@ -31,15 +31,18 @@ USUAL_POSITIONS = 2**16
 WORK = 3e10
 """Multiply-adds that a case may take: longer and larger ones become shorter, down to LEAST tokens in a row."""
 
-LEAST = 26
+LEAST, LONG = 26, 600
+"""Tokens that a case and the longest row have whatever they cost."""
 
-LONGEST_NAME = 60
+LOGITS, CACHED = 160_000_000, 2**27
+"""Logits of the longest row, and numbers in the longest cache, where no reach was asked for: each takes eight bytes,
+several times."""
 
-ROWS, MEDIUM = (6, 9), (260, 340)
-"""Rows of the case with many of them, and tokens of each."""
+MOST = 1_400
+"""Tokens that a further case may have, so that many of them can be asked for."""
 
 PAIR_ROWS, SWEEP_ROW = 1200, 256
-"""Rows of two tokens at most, and tokens in a row of the case that reads every row of a table."""
+"""Rows of the case of pairs at most, and tokens in a row of the case that reads every row of a table."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,22 +71,21 @@ class Case:
         return self.farthest >= USUAL_POSITIONS
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class _Draft:
     """A case where nothing bounds it: `past` tokens in a cache, `spare` places behind the last in a shared one,
-    `encoder` tokens of an encoder. Fields that don't concern a spec play no part. A `long` one has as many keys as
-    shall be reached, at most; `apart` says that rows of a shared cache begin at different places."""
+    `encoder` tokens of an encoder, and kinds of posexport.verify.draws. Fields that don't concern a spec play no part.
+    """
 
     name: str
     batch: int
     seq: int
-    past: int = 0
-    spare: int = 0
-    encoder: int = 9
-    positions: str | At = "consecutive"
+    past: int
+    spare: int
+    encoder: int
+    positions: str | At
     padding: str = "none"
     values: str = "normal"
-    apart: bool = True
 
 
 def make_cases(
@@ -92,162 +94,85 @@ def make_cases(
     """The cases for an artifact of `spec` in `form` whose dimensions lie within `bounds`; the same for the same seed.
 
     `reach` says how far they go (default: default_reach of the spec), `more` how many further ones are drawn.
-    `hidden_states` are unit normal times what a kind of values makes of them, as are cached keys and values, rounded to
-    the graph's dtype; `input_ids` lie within the vocabulary. A shared cache holds what an earlier sequence left behind
-    what is written, but in the form contrib: ONNX Runtime's GroupQueryAttention leaves zeros there and nothing else, and
-    since it takes several tokens after others for one row only, a chunk for a shared cache has batch 1 there.
+    `hidden_states`, cached keys and values are unit normal where their kind says nothing else, rounded to the graph's
+    dtype; `input_ids` lie within the vocabulary. A shared cache holds what an earlier sequence left behind what is
+    written, but in the form contrib: ONNX Runtime's GroupQueryAttention leaves zeros there and nothing else, and since
+    it takes several tokens after others for one row only, a chunk for a shared cache has batch 1 there.
     """
     rng = np.random.default_rng(seed)
     reach = reach or default_reach(spec)
     drafts = list(_drafts(spec, rng, reach))
-    drafts += islice(_further(spec, rng, reach), more)
+    drafts += itertools.islice(_further(spec, rng, reach), more)
     return [_case(draft, spec, rng, bounds, form) for draft in drafts]
 
 
 def _further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Draft]:
-    """Drafts without end: those of make_cases drawn again, in other company."""
-    padding = ("none", "left", "right", "both", "middle", "holes", "mixed")
-    for number in range(2, 10**9):
-        for draft in _drafts(spec, rng, reach):
-            if isinstance(draft.positions, At) or draft.seq * draft.batch > 4 * MEDIUM[1]:
-                continue
-            kinds = ("consecutive", "offset", "packed", "scattered", "near", "middle", "mixed")
-            drawn = {"positions": kinds, "padding": padding, "values": tuple(VALUES)}
-            others = {name: str(rng.choice(known)) for name, known in drawn.items()}
-            if draft.values in ("loud", "peaks"):  # loud tokens that see each other leave nothing to compare
-                others["values"] = draft.values
-            yield attrs.evolve(draft, name=f"{draft.name} {number}", **others)
+    """Drafts without end: those of make_cases with other sizes, in no order, and with other kinds."""
+    drawn = {
+        "positions": ("consecutive", "offset", "packed", "scattered", "near", "middle", "mixed"),
+        "padding": ("none", "left", "right", "both", "middle", "holes", "mixed"),
+        "values": ("normal", "normal", "quiet", "zeros", "outlier", "peaks"),
+    }
+    for number in itertools.count(2):
+        drafts = list(_drafts(spec, rng, reach))
+        for at in rng.permutation(len(drafts)):
+            draft = drafts[at]
+            if isinstance(draft.positions, str) and draft.seq * draft.batch <= MOST:
+                kinds = {name: str(rng.choice(known)) for name, known in drawn.items()}
+                yield attrs.evolve(draft, name=f"{draft.name} {number}", **kinds)
 
 
 def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Draft]:
     """The corners, with sizes drawn from `rng`."""
 
-    def draw(low: int, high: int) -> int:
+    def size(low: int, high: int) -> int:
         return int(rng.integers(low, high + 1))
 
-    long, rows = _long(spec, reach), max(draw(*ROWS), reach.batch)
-    medium = _shorter(spec, rows, draw(*MEDIUM))
+    long, late = _long(spec, reach), _late(spec, reach)
+    many = max(size(6, 9), reach.batch)
+    tokens = _shorter(spec, many, size(260, 340))
     negative = "negative" if spec.negative_positions else "near"
-    yield _Draft(name="offset", batch=2, seq=draw(8, 10), spare=4, encoder=13, positions="offset", padding="left")
-    yield _Draft(name="consecutive", batch=3, seq=draw(14, 18), past=13, encoder=640, padding="left")
-    yield _Draft(name="one token", batch=1, seq=1, spare=8, encoder=8, positions="far")
-    yield _Draft(name="first token", batch=1, seq=1, spare=3, encoder=1, positions="near", values="peaks")
-    yield _Draft(
-        name="scattered", batch=2, seq=draw(20, 30), past=6, spare=3, encoder=30, positions="scattered", padding="all"
-    )
-    yield _Draft(name="packed", batch=1, seq=draw(38, 60), encoder=17, positions="packed", spare=1)
-    yield _Draft(
-        name="far out", batch=1, seq=draw(12, 16), past=33, spare=10, encoder=3, positions="far"
-    )
-    yield _Draft(
-        name="loud",
-        batch=2,
-        seq=draw(20, 26),
-        past=11,
-        encoder=10,
-        spare=9,
-        positions="scattered",
-        padding="holes",
-        values="loud",
-    )
-    yield _Draft(
-        name="long",
-        batch=1,
-        seq=long,
-        spare=24,
-        encoder=long,
-        positions="consecutive",
-        padding="holes" if spec.padding_mask else "none",
-    )
-    yield _Draft(
-        name="rows",
-        batch=rows,
-        seq=medium,
-        spare=5,
-        encoder=draw(300, 400),
-        positions="mixed",
-        padding="mixed",
-        values="peaks",
-    )
-    yield _Draft(
-        name="several rows",
-        batch=draw(2, 4),
-        seq=draw(40, 90),
-        encoder=draw(40, 90),
-        positions="shuffled",
-        values="zeros",
-    )
-    yield _Draft(
-        name="middle",
-        batch=3,
-        seq=draw(30, 60),
-        past=20,
-        encoder=50,
-        positions="middle",
-        padding="middle",
-        values="quiet",
-    )
-    yield _Draft(
-        name="negative",
-        batch=2,
-        seq=draw(20, 40),
-        past=9,
-        encoder=20,
-        positions=negative,
-        padding="both",
-        values="outlier",
-    )
+    # name, rows, tokens, cached, spare slots, encoder's tokens, positions, padding, values
+    yield _Draft("offset", 2, size(8, 10), 0, 4, 13, "offset", "left")
+    yield _Draft("consecutive", 3, size(14, 18), 13, 0, 640, "consecutive", "left")
+    yield _Draft("one token", 1, 1, 0, 8, 8, "far")
+    yield _Draft("first token", 1, 1, 0, 3, 1, "near", values="peaks")
+    yield _Draft("scattered", 2, size(20, 30), 6, 3, 30, "scattered", "all")
+    yield _Draft("packed", 1, size(38, 60), 0, 1, 17, "packed")
+    yield _Draft("far out", 1, size(12, 16), 33, 10, 3, "far")
+    yield _Draft("loud", 2, size(20, 26), 11, 9, 10, "scattered", "holes", "loud")
+    yield _Draft("long", 1, long, 0, 24, long, "consecutive", "holes")
+    yield _Draft("rows", many, tokens, 0, 5, size(300, 400), "mixed", "mixed", "peaks")
+    yield _Draft("several rows", size(2, 4), size(40, 90), 0, 0, size(40, 90), "shuffled", values="zeros")
+    yield _Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
+    yield _Draft("negative", 2, size(20, 40), 9, 0, 20, negative, "both", "outlier")
     if spec.padding_mask:
-        yield _Draft(
-            name="no key", batch=1, seq=draw(3, 6), past=4, spare=2, encoder=4, positions="near", padding="all"
-        )
+        yield _Draft("no key", 1, size(3, 6), 4, 2, 4, "near", "all")
     yield from _tables(spec, rng)
     if spec.kv_cache:
-        late = max(_late(spec, reach) - 12, 1)
-        yield _Draft(name="prefill", batch=3, seq=draw(14, 18), spare=3, padding="right", apart=False)
-        yield _Draft(name="step", batch=3, seq=1, past=draw(16, 40), spare=7, padding="left")
-        yield _Draft(name="late step", batch=1, seq=1, past=late, spare=39, positions="offset", padding="right")
-        yield _Draft(
-            name="steps",
-            batch=rows,
-            seq=1,
-            past=draw(200, 500),
-            spare=2,
-            positions="mixed",
-            padding="mixed",
-            values="peaks",
-        )
-        yield _Draft(
-            name="chunk",
-            batch=draw(3, 5),
-            seq=draw(2, 8),
-            past=draw(33, 300),
-            positions="near",
-            spare=3,
-            padding="mixed",
-        )
-        yield _Draft(name="long chunk", batch=2, seq=draw(60, 140), past=draw(300, 900), padding="both", values="peaks")
-        yield _Draft(name="late chunk", batch=1, seq=draw(2, 9), past=late, spare=6, padding="holes")
+        yield _Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right")
+        yield _Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
+        yield _Draft("late step", 1, 1, late - 1, 39, 1, "offset", "right")
+        yield _Draft("steps", many, 1, size(200, 500), 2, 1, "mixed", "mixed", "peaks")
+        yield _Draft("chunk", size(3, 5), size(2, 6), size(33, 300), 3, 1, "near", "mixed")
+        yield _Draft("long chunk", 2, size(60, 140), size(300, 900), 0, 1, "consecutive", "both", "peaks")
+        yield _Draft("late chunk", 1, size(2, 6), late - 6, 6, 1, "consecutive", "holes")
 
 
 def _tables(spec: Spec, rng: np.random.Generator) -> Iterator[_Draft]:
     """Every row of a table of positions, every offset of a grid, every distance that differs from others, and the
     positions from which on angles or factors change."""
-    if spec.cross and not spec.position_axes:
-        return
     rows = spec.position_limit()
     if rows is not None and spec.position_axes == 1:
-        seq = min(rows, SWEEP_ROW)
-        batch = _shorter(spec, 1, seq * -(-rows // seq)) // seq or 1
-        yield _Draft(name="every row", batch=batch, seq=_other_than("seq", seq), positions="every")
+        seq = _other_than("seq", min(rows, SWEEP_ROW))
+        yield _Draft("every row", max(1, _shorter(spec, 1, -(-rows // seq) * seq) // seq), seq, 0, 0, 1, "every")
     pairs = grid_offsets(spec) if spec.position_axes > 1 else distances(spec, PAIR_ROWS, rng)
     if pairs is not None:
-        yield _Draft(name="pairs", batch=len(pairs), seq=2, spare=1, encoder=2, positions=At(pairs))
+        yield _Draft("pairs", len(pairs), 2, 0, 1, 2, At(pairs))
     for edge in spec.position_edges():
         for last in (edge - 1, edge):
             places = np.maximum(np.arange(last - 3, last + 1), 0)
-            name = f"position {last}"
-            yield _Draft(name=name, batch=1, seq=4, spare=2, encoder=3, positions=At(places[None, :, None]))
+            yield _Draft(f"position {last}", 1, 4, 0, 2, 3, At(places[None, :, None]))
 
 
 def _shorter(spec: Spec, batch: int, seq: int) -> int:
@@ -260,21 +185,16 @@ def _shorter(spec: Spec, batch: int, seq: int) -> int:
 
 def _long(spec: Spec, reach: Reach) -> int:
     """Tokens of the longest row."""
-    return reach.seq if reach.given else max(min(reach.seq, 600), _shorter(spec, 1, min(reach.seq, _square(spec))))
-
-
-SQUARE, CACHED = 1.6e8, 2**27
-"""Logits of the longest row, and cached numbers, that a default reach may take; each needs eight bytes several times."""
-
-
-def _square(spec: Spec) -> int:
-    return math.isqrt(int(SQUARE) // spec.num_heads)
+    if reach.given:
+        return reach.seq
+    seq = min(reach.seq, math.isqrt(LOGITS // spec.num_heads))
+    return max(min(reach.seq, LONG), _shorter(spec, 1, seq))
 
 
 def _late(spec: Spec, reach: Reach) -> int:
     """Keys of the longest cache."""
     per_token = 2 * spec.layers * spec.num_kv_heads * spec.head_dim
-    return reach.seq if reach.given else max(600, min(reach.seq, CACHED // per_token))
+    return reach.seq if reach.given else max(LONG, min(reach.seq, CACHED // per_token))
 
 
 def _other_than(dim: str, size: int) -> int:
@@ -352,8 +272,8 @@ def _sizes(draft: _Draft, spec: Spec, bounds: Bounds, form: str) -> tuple[dict[s
             past = past if batch == 1 else 0
         sizes["max_seq"] = within(_other_than("max_seq", past + seq + draft.spare), bounds["max_seq"])
         room = max(sizes["max_seq"] - seq, 0)
-        starts = [past, 0, *(max(past - 4 * row, min(past, 1)) for row in range(1, batch))]
-        if batch < 3 or not draft.apart:
-            starts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
-        before = np.array([min(start, room) for start in starts[:batch]], np.int64)
+        starts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
+        if batch > 3:  # one that begins beside others that go on
+            starts[1] = 0
+        before = np.array([min(start, room) for start in starts], np.int64)
     return sizes, before

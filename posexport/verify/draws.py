@@ -197,8 +197,8 @@ def attention_mask(kind: str, rng: np.random.Generator, lengths: Array, cached: 
 
 
 LOUD = {"fp32": 6.0, "fp16": 2.0, "bf16": 1.5}
-"""Factor on hidden_states and cached keys of the kind "loud", its square on the logits: softmax is sharp. Half precision
-has too few digits for logits of a hundred: torch eager itself would be far off."""
+"""Factor on hidden_states and cached keys of the kind "loud", its square on the logits: softmax is sharp. Half
+precision has too few digits for logits of a hundred: torch eager itself would be far off."""
 
 LOUD_LAYERS, LOUD_BELOW = 3, 2.0
 """Layers up to which that holds, and the most of it in deeper stacks. Without norms, a layer of sharp attention makes

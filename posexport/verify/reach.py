@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
-from posexport.errors import RequestError, check_known
 from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -42,23 +40,21 @@ def default_reach(spec: Spec) -> Reach:
     return Reach(seq=max(asked))
 
 
-def read_reach(text: str | None, spec: Spec) -> Reach:
-    """The reach that `--reach` asks for, such as "seq=4096,batch=8"; RequestError for anything else."""
-    default = default_reach(spec)
-    return default if text is None else attrs.evolve(default, given=True, **parse_reach(text))
+def reach_of(spec: Spec, sizes: Mapping[str, int]) -> Reach:
+    """The default reach of a spec with the sizes that the user gave in its place."""
+    return attrs.evolve(default_reach(spec), given=bool(sizes), **sizes)
 
 
-def parse_reach(text: str) -> dict[str, int]:
-    """The sizes in the text of `--reach`; RequestError for anything else."""
-    sizes = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\w+)\s*=\s*([0-9]{1,7})\s*", part)
-        if match is None or int(match[2]) < 1:
-            raise RequestError(f"--reach is {text!r}: write it like seq=4096,batch=8, with numbers of 1 or more.")
-        check_known("size in --reach", match[1], ("seq", "batch"))
-        if match[1] in sizes:
-            raise RequestError(f"--reach is {text!r}: it has {match[1]} twice, so drop one.")
-        sizes[match[1]] = int(match[2])
+def read_reach(value: object) -> dict[str, int]:
+    """The sizes in "seq=4096,batch=8" or in a mapping; TypeError or ValueError for anything else."""
+    pairs = value.items() if isinstance(value, Mapping) else [part.split("=") for part in str(value).split(",") if part]
+    sizes = {str(name).strip(): int(size) for name, size in pairs}
+    if (
+        len(sizes) < len(pairs)
+        or not set(sizes) <= {"seq", "batch"}
+        or not all(0 < size < 2**24 for size in sizes.values())
+    ):
+        raise ValueError
     return sizes
 
 

@@ -137,7 +137,7 @@ def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Dra
     yield _Draft("consecutive", 3, size(14, 18), 13, 0, 640, "consecutive", "left")
     yield _Draft("one token", 1, 1, 0, 8, 8, "far")
     yield _Draft("first token", 1, 1, 0, 3, 1, "near", values="peaks")
-    yield _Draft("scattered", 2, size(20, 30), 6, 3, 30, "scattered", "all")
+    yield _Draft("scattered", 2, size(20, 30), 6, 3, 30, "scattered", "last row")
     yield _Draft("packed", 1, size(38, 60), 0, 1, 17, "packed")
     yield _Draft("far out", 1, size(12, 16), 33, 10, 3, "far")
     yield _Draft("loud", 2, size(20, 26), 11, 9, 10, "scattered", "holes", "loud")
@@ -206,9 +206,10 @@ def _case(draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, f
     sizes, before = _sizes(draft, spec, bounds, form)
     shapes = graph_inputs(spec)
     lengths = before + sizes["seq"] if not spec.cross else np.full(sizes["batch"], sizes["encoder_seq"])
-    mask = np.ones((sizes["batch"], lengths.max()), np.int64)
+    width = sizes.get("max_seq", int(lengths.max()))
+    mask = np.ones((sizes["batch"], width), np.int64)
     if spec.padding_mask:
-        mask = attention_mask(draft.padding, rng, lengths, before, resolved(shapes["attention_mask"][0][1], sizes))
+        mask = attention_mask(draft.padding, rng, lengths, before, width)
     places = before[:, None] + np.arange(sizes["seq"])
     new = np.zeros((sizes["batch"], sizes["seq"]), bool)
     if not spec.cross:  # a token's place is counted as pipelines do, padding left out

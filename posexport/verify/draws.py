@@ -185,14 +185,22 @@ PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
 
 
 def attention_mask(kind: str, rng: np.random.Generator, lengths: Array, cached: Array, width: int) -> Array:
-    """int64 [batch, width] for rows of `lengths` keys; with the kind "mixed" each row has another kind.
+    """int64 [batch, width] for rows of `lengths` keys, `cached` ones among them.
+
+    With "mixed", each row has another kind; with "last row", the last row has no key and the others have all.
 
     In a shared cache, slots behind the last key are marked at random: no query sees them all the same.
     """
     mask = rng.integers(0, 2, (len(lengths), width))
-    kinds = rng.permutation(list(PADDING)) if kind == "mixed" else [kind]
+    kinds = [kind]
+    if kind == "mixed":
+        kinds = list(rng.permutation(list(PADDING)))
+    elif kind == "last row":
+        kinds = ["none"] * (len(lengths) - 1) + ["all"]
     for row, (length, before) in enumerate(zip(lengths, cached, strict=True)):
         mask[row, :length] = PADDING[kinds[row % len(kinds)]](rng, int(length), int(before))
+    if kind == "last row":
+        mask[-1] = 0
     return mask
 
 

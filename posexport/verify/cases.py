@@ -99,11 +99,11 @@ def make_cases(
     written, but in the form contrib: ONNX Runtime's GroupQueryAttention leaves zeros there and nothing else, and since
     it takes several tokens after others for one row only, a chunk for a shared cache has batch 1 there.
     """
-    rng = np.random.default_rng(seed)
     reach = reach or default_reach(spec)
-    drafts = list(_drafts(spec, rng, reach))
-    drafts += itertools.islice(_further(spec, rng, reach), more)
-    return [_case(draft, spec, rng, bounds, form) for draft in drafts]
+    rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
+    cases = [_case(draft, spec, rng, bounds, form) for draft in list(_drafts(spec, rng, reach))]
+    further = itertools.islice(_further(spec, others, reach), more)
+    return cases + [_case(draft, spec, others, bounds, form) for draft in further]
 
 
 def _further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Draft]:

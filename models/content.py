@@ -57,11 +57,9 @@ class Relative(Encoding):
             yield "theta needs table=sinusoidal: a learned table has no wavelengths."
         if self.table == "sinusoidal" and spec.hidden_size % 2:
             yield f"hidden_size {spec.hidden_size} is odd: relative pairs a sine with a cosine, so give an even one."
-        if self.table == "learned" and spec.angles == "exact":
-            yield "angles exact needs table=sinusoidal: a learned table has no angles."
         yield from inexact(spec, self.theta)
 
-    def uses_fp32_products(self) -> bool:
+    def has_angles(self) -> bool:
         return self.table == "sinusoidal"
 
     def saturation_distance(self) -> int | None:

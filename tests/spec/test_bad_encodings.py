@@ -52,7 +52,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "exact without angles": ({"encoding": "alibi", "angles": "exact"}, "alibi, which has no angles"),
     "exact in a table": (
         {"encoding": "relative", "table": "learned", "angles": "exact"},
-        "angles exact needs table=sinusoidal",
+        "has no angles of positions",
     ),
     "a prefix of what does not turn": ({"encoding": "t5", "prefix_tokens": 1}, "prefix_tokens is 1 with t5"),
     "a prefix with a cache": ({"encoding": "rope", "prefix_tokens": 1, "kv_cache": "concat"}, "drop one of them"),

@@ -280,3 +280,92 @@ DRAWN |= {"gemma3_text": gemma3, "modernbert": modernbert}
 def drawn(model_type: str, seed: int) -> Data:
     """One config.json of a model type."""
     return {"model_type": model_type, **DRAWN[model_type](Drawer(f"{model_type} {seed}"))}
+
+
+def pictured(draw: Drawer, section: list[int], wide: bool) -> Data:
+    """Text of a model of text and images: pairs of each head in three sections."""
+    data, width = heads(draw, wide=False)
+    if wide:
+        width = data["head_dim"] = 16
+    data |= rotary(draw, width, ("default", "default", "linear", "dynamic", "yarn", "llama3"))
+    table = next((data[key] for key in ("rope_parameters", "rope_scaling") if data.get(key)), None)
+    if table is None:
+        table = data["rope_parameters"] = {"rope_type": "default"}
+        data.pop("rope_scaling", None)
+    table["mrope_section"] = [width // 2 - 2 * (width // 8), width // 8, width // 8] if section else [width // 2, 0, 0]
+    return data
+
+
+def qwen2_vl(draw: Drawer) -> Data:
+    windows = {"sliding_window": WINDOWS, "use_sliding_window": (True, False), "max_window_layers": (0, 1, 3)}
+    return {**pictured(draw, draw.one([], [1]), wide=False), **draw.keys(windows)}
+
+
+def qwen3_vl(draw: Drawer) -> Data:
+    return {**pictured(draw, [1], wide=True), **draw.keys({"rms_norm_eps": (0.05,), "attention_bias": (True, False)})}
+
+
+def simple(base: Data, **candidates: tuple[Any, ...]) -> Callable[[Drawer], Data]:
+    """A config of single keys, without rotary tables."""
+    return lambda draw: {**base, **draw.keys(candidates, 0.5)}
+
+
+SIZES: Data = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 16}
+HEADS = {"num_attention_heads": (1, 2, 4), "hidden_size": (48, 64)}
+TERMS: Data = {**SIZES, "relative_attention": True, "position_biased_input": False}
+DISENTANGLED = {
+    **HEADS,
+    "pos_att_type": ("c2p", "p2c", "c2p|p2c", ["p2c", "c2p"]),
+    "max_relative_positions": (-1, 0, 16, 129),
+    "max_position_embeddings": (64, 513),
+}
+SWIN: Data = {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4]}
+SWINS = {"window_size": (2, 4, 8, 16), "image_size": (32, 64, [64, 32]), "qkv_bias": (True, False), "embed_dim": (32,)}
+
+SIMPLE: dict[str, Callable[[Drawer], Data]] = {
+    "bert": simple(SIZES, **HEADS, max_position_embeddings=(16, 100), is_decoder=(True, False)),
+    "t5": simple(
+        {"num_layers": 2},
+        **{"d_model": (32,), "d_kv": (8, 6), "num_heads": (2, 4), "is_decoder": (True, False)},
+        **{"relative_attention_num_buckets": (8, 16), "relative_attention_max_distance": (20, 300)},
+    ),
+    "deberta": simple({**TERMS, "pos_att_type": "c2p"}, **DISENTANGLED),
+    "deberta-v2": simple(
+        {**TERMS, "pos_att_type": "c2p"},
+        **DISENTANGLED,
+        **{"position_buckets": (-1, 0, 4, 16, 20), "share_att_key": (True, False), "norm_rel_ebd": ("layer_norm",)},
+    ),
+    "xlnet": simple({"n_layer": 2, "d_inner": 16}, d_model=(32, 64), n_head=(2, 4), attn_type=("bi", "uni")),
+    "wav2vec2-bert": simple(SIZES, **HEADS, left_max_position_embeddings=(3, 64), right_max_position_embeddings=(0, 8)),
+    "wav2vec2-conformer": simple({**SIZES, "position_embeddings_type": "relative"}, **HEADS),
+    "vit": simple(SIZES, **HEADS, image_size=(32, 48), patch_size=(8, 16), qkv_bias=(True, False)),
+    "swin": simple(SWIN, **SWINS),
+    "swinv2": simple(SWIN, **SWINS, pretrained_window_sizes=([0, 0], [6, 12])),
+    "dinov3_vit": simple(
+        SIZES,
+        **HEADS,
+        **{"rope_theta": (10.0, 100), "num_register_tokens": (0, 4), "key_bias": (True, False)},
+        **{"query_bias": (True, False), "value_bias": (True, False), "proj_bias": (True, False)},
+    ),
+    "pixtral": simple(SIZES, **HEADS, rope_theta=(50.0, 1e4), rope_parameters=({"rope_theta": 20.0}, None)),
+    "vjepa2": simple({}, hidden_size=(96, 192), num_attention_heads=(2, 4), qkv_bias=(True, False)),
+    "sam2_video": simple(
+        {},
+        memory_attention_rope_theta=(50.0, 1e4),
+        memory_attention_num_layers=(1, 3),
+        memory_attention_hidden_size=(256,),
+    ),
+    "gptj": simple({"n_layer": 2, "n_embd": 64, "n_head": 4, "rotary_dim": 8}, rotary_dim=(4, 16), n_head=(1, 2)),
+    "bloom": simple({"n_layer": 2}, n_head=(4, 16), hidden_size=(48, 96)),
+    "mpt": simple(
+        {"n_layers": 2},
+        d_model=(48, 96),
+        n_heads=(4, 6),
+        attn_config=({"alibi": True, "softmax_scale": 0.5}, {"alibi": True}),
+    ),
+    "qwen2_vl_text": qwen2_vl,
+    "qwen2_5_vl_text": qwen2_vl,
+    "qwen3_vl_text": qwen3_vl,
+}
+DRAWN |= {"qwen2_vl_text": qwen2_vl, "qwen2_5_vl_text": qwen2_vl, "qwen3_vl_text": qwen3_vl}
+DRAWN |= SIMPLE

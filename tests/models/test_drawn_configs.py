@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from typing import Any
 import checkpoint_decoders
 import checkpoint_encoders
 import pytest
-import torch
-from checkpoint_cases import Case, counted, offset
-from drawn_configs import DRAWN, Data, drawn
+from checkpoint_cases import counted, offset
+from drawn_configs import DRAWN, SIMPLE, Data, drawn
 from hf_helpers import BOUND, Watch, error, made, transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -37,21 +36,47 @@ REFUSALS = {
     r"factor is 0?\.\d+: a scaling extends": "transformers warns that it must be 1 or more",
     r"features that turn: it needs 4": "transformers divides by zero",
     r"(short|long)_factor has \d+ numbers": "transformers warns, and its shapes don't fit",
+    r"shifts its windows": "a block has no input for the mask that borders need",
+    r"windows of stage \d+ are larger than its grid": "transformers pads the grid, and a block has no such mask",
+    r"such that its grid of .* halves": "transformers pads the grid",
+    r"position_buckets is .* half of the buckets are exact": "transformers takes the logarithm of a number up to 1",
+    r"scaling dynamic was given with mrope": "not supported: mrope's frequencies don't depend on the length",
     r"beta_slow is .* must not be larger": "transformers warns that beta_fast must be larger",
 }
 """What ours refuses and transformers takes, with the reason why."""
+
+ROTARY = [name for name in DRAWN if name not in SIMPLE]
+"""The model types whose drawn configs are run as models."""
 
 CASES = {**checkpoint_decoders.CASES, **checkpoint_encoders.CASES}
 CASES["falcon"] = CASES["falcon-one-key-head"]
 
 
-def specs(data: Data) -> list[Spec]:
-    """The spec of every layer."""
+def readings(data: Data) -> list[Spec | RequestError]:
+    """What each layer is read as, or why it is refused."""
     model_type, config = part_of(data, "config.json")
     architecture = ARCHITECTURES[model_type]
-    found = [read_spec(architecture.spec(config, layer)) for layer in range(architecture.layers(config))]
-    config.refuse_unread(model_type)
+    found: list[Spec | RequestError] = []
+    for layer in range(architecture.layers(config)):
+        try:
+            found.append(read_spec(architecture.spec(config, layer)))
+        except RequestError as refusal:
+            found.append(refusal)
+    if not refusals(found):
+        config.refuse_unread(model_type)
     return found
+
+
+def refusals(found: list[Spec | RequestError]) -> list[RequestError]:
+    return [each for each in found if isinstance(each, RequestError)]
+
+
+def specs(data: Data) -> list[Spec]:
+    """The spec of every layer; RequestError where one is refused."""
+    found = readings(data)
+    for refusal in refusals(found):
+        raise refusal
+    return [each for each in found if isinstance(each, Spec)]
 
 
 def config_of(data: Data, **more: Any) -> Any:
@@ -72,12 +97,13 @@ def saved_again(data: Data) -> str | None:
     config = config_of(data)
     if config is None:
         return None
-    try:
-        ours = specs(data)
-    except RequestError as refusal:
-        return None if justified(refusal) else f"refused: {refusal}"
-    again = specs(json.loads(config.to_json_string(use_diff=False)))
-    return None if again == ours else f"{ours} is not {again}"
+    ours = readings(data)
+    for refusal in refusals(ours):
+        if not justified(refusal):
+            return f"refused: {refusal}"
+    again = readings(json.loads(config.to_json_string(use_diff=False)))
+    pairs = ((one, two) for one, two in zip(ours, again, strict=True) if isinstance(one, Spec))
+    return next((f"{one} is not {two}" for one, two in pairs if one != two), None)
 
 
 def off(data: Data, folder: Path) -> float | None:
@@ -87,30 +113,46 @@ def off(data: Data, folder: Path) -> float | None:
     config = config_of(data, attn_implementation=attention)
     if config is None:
         return None
-    try:
-        specs(data)
-    except RequestError as refusal:
-        assert justified(refusal), (data, refusal)
+    found = readings(data)
+    if refusals(found):
+        assert all(map(justified, refusals(found))), data
         return None
     model = made((case.make or getattr(transformers, case.model))(config))
     running = model.get_submodule(case.inside)
-    count = len(specs(data))
     watches = [
         Watch(*(running.get_submodule(case.path.format(i)).get_submodule(end) for end in case.ends))
-        for i in range(count)
+        for i in range(len(found))
     ]
     run: Callable[[Any], Any] = counted if model_type == "llama4_text" else offset  # its temperature counts itself
-    positions = run(running)
+    try:
+        positions = run(running)
+    except RuntimeError:  # of shapes that don't fit, in a config that its class takes
+        return None
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(data))
     errors = []
     for layer, watch in enumerate(watches):
-        found = read_checkpoint(folder, layer, 1, {})
-        assert found.weights is not None
-        given = (positions,) if found.spec.position_axes else ()
-        out = build_block(found.spec, dict(found.weights))(watch.entered, *given)
+        block = read_checkpoint(folder, layer, 1, {})
+        assert block.weights is not None
+        given = (positions,) if block.spec.position_axes else ()
+        out = build_block(block.spec, dict(block.weights))(watch.entered, *given)
         errors.append(error(out, watch.left))
     return max(errors)
+
+
+def test_every_model_type_is_drawn() -> None:
+    assert DRAWN.keys() == ARCHITECTURES.keys()
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """transformers warns of what is drawn on purpose."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    yield
+    transformers.logging.set_verbosity(level)
+    transformers.logging.enable_progress_bar()
 
 
 @pytest.mark.parametrize("model_type", DRAWN)
@@ -127,7 +169,7 @@ def test_thousands_of_configs_that_are_saved_again_say_the_same(model_type: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", DRAWN)
+@pytest.mark.parametrize("model_type", ROTARY)
 def test_layers_of_drawn_configs_are_theirs(model_type: str, tmp_path: Path) -> None:
     compared = 0
     for seed in range(60):
@@ -139,7 +181,7 @@ def test_layers_of_drawn_configs_are_theirs(model_type: str, tmp_path: Path) -> 
 
 
 def test_a_layer_of_each_drawn_kind_is_theirs(tmp_path: Path) -> None:
-    for model_type in DRAWN:
+    for model_type in ROTARY:
         found = off(drawn(model_type, 1), tmp_path)
         assert found is None or found < BOUND, drawn(model_type, 1)
 

@@ -360,7 +360,7 @@ SIMPLE: dict[str, Callable[[Drawer], Data]] = {
     "mpt": simple(
         {"n_layers": 2},
         d_model=(48, 96),
-        n_heads=(4, 6),
+        n_heads=(4, 8),
         attn_config=({"alibi": True, "softmax_scale": 0.5}, {"alibi": True}),
     ),
     "qwen2_vl_text": qwen2_vl,

@@ -101,6 +101,8 @@ def saved_again(data: Data) -> str | None:
     for refusal in refusals(ours):
         if not justified(refusal):
             return f"refused: {refusal}"
+    if len(refusals(ours)) == len(ours):
+        return None
     again = readings(json.loads(config.to_json_string(use_diff=False)))
     pairs = ((one, two) for one, two in zip(ours, again, strict=True) if isinstance(one, Spec))
     return next((f"{one} is not {two}" for one, two in pairs if one != two), None)

@@ -163,6 +163,26 @@ def test_configs_that_are_saved_again_say_the_same(model_type: str) -> None:
         assert saved_again(drawn(model_type, seed)) is None, drawn(model_type, seed)
 
 
+@pytest.mark.parametrize("model_type", [name for name in DRAWN if "swin" not in name])  # whose layers differ in width
+def test_a_stack_of_a_drawn_config_is_its_layers(model_type: str, tmp_path: Path) -> None:
+    for seed in range(10):
+        data = drawn(model_type, seed)
+        layers = readings(data)
+        if refusals(layers):
+            continue
+        (tmp_path / "config.json").write_text(json.dumps(data))
+        stack = read_checkpoint(tmp_path / "config.json", None, len(layers), {}).spec
+        assert stack.encoding.at_input or [stack.layer(index) for index in range(len(layers))] == layers, data
+
+
+def test_a_stack_of_llama_4_may_begin_without_rope(tmp_path: Path) -> None:
+    data = {"model_type": "llama4_text", "num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**data, "no_rope_layers": [0, 1, 1, 1]}))
+    stack = read_checkpoint(tmp_path / "config.json", None, 4, {}).spec
+    assert [layer.encoding.name for layer in stack.distinct_layers()] == ["temperature", "rope", "rope", "rope"]
+    assert [layer.qk_norm_type for layer in stack.distinct_layers()] == [None, "l2", "l2", "l2"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", DRAWN)
 def test_thousands_of_configs_that_are_saved_again_say_the_same(model_type: str) -> None:

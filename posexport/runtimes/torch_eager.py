@@ -1,9 +1,10 @@
 """PyTorch eager, on the CPU or a GPU: the block of an artifact, rebuilt from the file's own spec and weights.
 
 Options: `device` ("cpu" or "cuda"); `dtype`: the artifact's own, or "fp64" for the float64 reference of all comparisons
-(the same rounded weights and inputs, everything else in double precision); `streamed`: hold the weights of one layer at
-a time, read anew for each run, so that a stack needs no memory for all of them, and can't be timed; `compiled`: by
-torch.compile, for each shape anew as a deployment would.
+(the same rounded weights and inputs, everything else in double precision); `original`: take the weights of this
+original (posexport.artifact.original), of which the file must be an export, instead of the file's own; `streamed`: hold
+the weights of one layer at a time, read anew for each run, so that a stack needs no memory for all of them, and can't
+be timed; `compiled`: by torch.compile, for each shape anew as a deployment would.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from posexport.artifact.onnx_artifact import Artifact, read_onnx
+from posexport.artifact.original import Original
 from posexport.errors import RequestError, RuntimeMissingError, check_known
 from posexport.machine import available, size_text
 from posexport.models.block import Block, Streamed, build_block
@@ -68,9 +70,12 @@ class TorchRunner(_Runner):
 class StreamedRunner(_Runner):
     """A block of ours of whose weights those of one layer are in memory."""
 
-    def __init__(self, artifact: Artifact, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, artifact: Artifact, dtype: torch.dtype, device: torch.device, original: Original | None = None
+    ) -> None:
         super().__init__(artifact.spec, dtype, device)
-        self._block = Streamed(artifact.spec, artifact.weights(), dtype, device)
+        weights = artifact.weights() if original is None else original.tensors(artifact.spec)
+        self._block = Streamed(artifact.spec, weights, dtype, device)
 
     def run(self, inputs: Arrays) -> Arrays:
         return self.run_all([inputs])[0]
@@ -97,7 +102,7 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
     Raises RequestError for any other file, for wrong options and for weights that memory has no room for,
     RuntimeMissingError where the GPU can't be used.
     """
-    check_onnx_file("torch", path, options, ("device", "dtype", "streamed", "compiled"))
+    check_onnx_file("torch", path, options, ("device", "dtype", "original", "streamed", "compiled"))
     for name, allowed in (("device", _DEVICES), ("dtype", tuple(TORCH_DTYPES))):
         if options.get(name) is not None:
             check_known(f"{name} of torch", options[name], allowed)
@@ -110,8 +115,11 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
     artifact = read_onnx(path)
     name = options.get("dtype") or artifact.spec.dtype
     dtype = getattr(torch, TORCH_DTYPES[name])
+    original = None if options.get("original") is None else Original(**options["original"])
     if options.get("streamed"):
-        return StreamedRunner(artifact, dtype, device)
+        return StreamedRunner(artifact, dtype, device, original)
+    if original is not None:
+        raise RequestError("torch takes an original's weights layer by layer alone: give the option streamed too.")
     needed, free = bytes_of(artifact.spec, name), available()
     if needed > free:
         raise RequestError(

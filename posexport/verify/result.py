@@ -12,6 +12,8 @@ from typing import Any, Final, Literal
 
 import attrs
 
+from posexport.artifact.authenticity import AS_ORIGINAL, NO_MANIFEST, TRUSTED
+from posexport.artifact.manifest import manifest_path
 from posexport.artifact.paths import check_artifact, find_artifacts
 from posexport.errors import Reason, RequestError
 from posexport.jsondata import unstructure
@@ -111,12 +113,15 @@ class Verdict:
     `sha256` is that of the artifact's file, `worst` the comparison that failed most or came nearest to its limit,
     `worst_usual` the same among cases within the usual range of positions, `cases` the number of sets of inputs that
     were compared, `where` the place where the graph departs, as far as it was found, and `departure` the first node
-    that a fresh export has otherwise, in one clause. A check that compares no outputs, such as that of a file's size,
-    states its value as `measured` and the largest that passes as `limit_text`, both with their unit.
+    that a fresh export has otherwise, in one clause. `weights` says what is known of the file's weights, `signature`
+    who signed it, each with a code (docs/reference/artifact.md). A check that compares no outputs, such as that of a
+    file's size, states its value as `measured` and the largest that passes as `limit_text`, both with their unit.
     """
 
     artifact: str
     sha256: str | None = None
+    weights: Reason | None = None
+    signature: Reason | None = None
     runtime: str
     state: State
     reason: str | None = None
@@ -151,7 +156,15 @@ class Verdict:
     @property
     def note(self) -> str:
         """The reason or the measurement, where the graph departs, and the notes."""
-        return "; ".join(filter(None, (self.reason or self.measurement, self.where, *self.notes)))
+        return "; ".join(
+            filter(None, (self.reason or self.measurement, self.where, *self.notes, *self._authenticity()))
+        )
+
+    def _authenticity(self) -> tuple[str, ...]:
+        """What a reader must know of the weights and the signature of what ran: only what is not the usual."""
+        unusual = {NO_MANIFEST: "weights: ", AS_ORIGINAL: "weights: ", TRUSTED: ""}
+        known = [reason for reason in (self.weights, self.signature) if reason is not None and self.state != NOT_RUN]
+        return tuple(unusual[reason.code] + reason.text for reason in known if reason.code in unusual)
 
 
 @attrs.frozen
@@ -168,7 +181,6 @@ class Report:
 
     verdicts: tuple[Verdict, ...]
     unreadable: tuple[Unreadable, ...]
-    manifest_warnings: tuple[tuple[str, str], ...] = ()  # artifacts, and how their manifests contradict them
     seed: int
 
     def exit_code(self, required: Sequence[str] = ()) -> int:
@@ -208,6 +220,8 @@ def unreadable_report(paths: Sequence[Path], seed: int) -> Report | None:
     """
     unreadable = []
     for path in find_artifacts(paths):
+        if manifest_path(path).is_file():  # which says whether the file was changed
+            return None
         try:
             check_artifact(path)
         except RequestError as error:

@@ -23,12 +23,14 @@ from posexport.artifact.manifest import (
     manifest_path,
     matches_manifest,
     read_manifest,
+    write_manifest,
 )
+from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError, check_known, located
 from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
 from posexport.export.support import default_opset
-from posexport.files import sha256_of, write_json
+from posexport.files import sha256_of
 from posexport.jsondata import unstructure
 from posexport.machine import versions
 from posexport.runtimes.tensorrt.options import PlanOptions
@@ -137,12 +139,12 @@ def out_of_date(product: Product) -> str | None:
     return reason or _other_source(product, manifest)
 
 
-def stamp(product: Product) -> None:
-    """Add to a file's manifest what the file was made from."""
+def stamp(product: Product, key: SigningKey | None = None) -> None:
+    """Add to a file's manifest what the file was made from, and sign it with a `key`."""
     manifest = read_manifest(product.path)
     if manifest is None:
         raise RequestError(f"{str(product.path)!r} has no manifest: make it again with 'posexport build'.")
-    write_json(manifest_path(product.path), unstructure(attrs.evolve(manifest, request=product.made_from)))
+    write_manifest(product.path, attrs.evolve(manifest, request=product.made_from), key)
 
 
 def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = "") -> str | None:

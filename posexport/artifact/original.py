@@ -23,8 +23,6 @@ from posexport.spec.spec import Spec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from posexport.artifact.onnx_artifact import Artifact
-
 OTHER_SPEC, OTHER_WEIGHTS = "other-spec", "other-weights"
 """Codes of the failure of a file that is not its original."""
 
@@ -84,12 +82,12 @@ class Original:
         assert found is not None
         return found
 
-    def mismatch(self, artifact: Artifact) -> Reason | None:
-        """How an artifact differs from the original, in a clause; None where it is an export of it.
+    def mismatch(self, spec: Spec, weights: Mapping[str, Tensor]) -> Reason | None:
+        """How a file of this spec and weights differs from the original, in a clause; None where it is an export of it.
 
         Raises RequestError where either can't be read.
         """
-        spec, of_spec = artifact.spec, list[str]()
+        of_spec: list[str] = []
         if self.weights is not None:
             shapes = stored_shapes(self.weights)
         else:
@@ -98,7 +96,7 @@ class Original:
             except RequestError as error:  # one layer can be read, so it is their number or their mixture
                 return self._reason(OTHER_SPEC, [f"the file has {spec.layers} layers, but {str(error).rstrip('.')}"])
             of_spec, shapes = list(_spec_differences(spec, original)), weight_shapes(original)
-        of_weights = _shape_differences(weight_shapes(spec), shapes) or self._weight_differences(artifact)
+        of_weights = _shape_differences(weight_shapes(spec), shapes) or self._weight_differences(spec, weights)
         if not of_spec and not of_weights:
             return None
         return self._reason(OTHER_SPEC if of_spec else OTHER_WEIGHTS, [*of_spec, *of_weights])
@@ -115,13 +113,12 @@ class Original:
         given = {name: value for name, value in options.items() if value is not None}
         return read_checkpoint(self.checkpoint, self.layer, layers, given, weights=dtype is not None)
 
-    def _weight_differences(self, artifact: Artifact) -> list[str]:
+    def _weight_differences(self, spec: Spec, weights: Mapping[str, Tensor]) -> list[str]:
         import torch
 
-        actual, originals = artifact.weights(), self.tensors(artifact.spec)
-        differences = []
+        originals, differences = self.tensors(spec), []
         for name in originals:
-            ours, theirs = actual[name], originals[name]
+            ours, theirs = weights[name], originals[name]
             if ours.dtype != theirs.dtype:
                 differences.append(f"{name} is {ours.dtype} in the file, whose spec says {theirs.dtype}")
             elif not torch.equal(ours, theirs):

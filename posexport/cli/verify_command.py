@@ -30,9 +30,7 @@ from posexport.workflows.project.file import find_project
 @click.option("--time-limit", metavar="SECONDS", help="for one artifact on one runtime  [default: 300]")
 @click.option("--weights", metavar="FILE", help="hold files against the weights in this .safetensors file")
 @click.option("--from", "checkpoint", metavar="PATH", help="hold files against this checkpoint's config and weights")
-@click.option(
-    "--layer", metavar="N", help="with --from, the first layer that was exported  [default: 0]"
-)
+@click.option("--layer", metavar="N", help="with --from, the first layer that was exported  [default: 0]")
 @click.option("--prefix-tokens", metavar="N", help="with --from, as it was given to 'posexport export'")
 @trust_option
 @click.option("--junit", metavar="FILE", help="write a JUnit XML report")

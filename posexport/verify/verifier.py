@@ -122,7 +122,7 @@ def verify(
 
 def _held_against(artifact: LoadedArtifact, original: Original) -> LoadedArtifact:
     """The artifact once it was found to be an export of the original; MismatchError where it is not."""
-    reason = original.mismatch(artifact.source)
+    reason = original.mismatch(artifact.spec, artifact.source.weights())
     if reason is not None:
         advice = "export it again, or give the original that it was made from"
         raise MismatchError(artifact.path, reason, advice, sha256=artifact.sha256, runtime=artifact.required_runtime)

@@ -156,7 +156,7 @@ def test_the_source_must_be_there_and_unchanged(tmp_path: Path) -> None:
     for name in ("block.onnx", "block.onnx.data"):
         before = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(before + b"x")
-        with pytest.raises(RequestError, match=f"{name}' is not what block.plan was built from"):
+        with pytest.raises(RequestError, match=f"{name} beside it is not what it was built from"):
             onnx_of(plan, manifest)
         (tmp_path / name).unlink()
         with pytest.raises(RequestError, match=f"built from {name}, which is not beside it"):

@@ -64,7 +64,7 @@ def bench_project(
     chosen = (*options.runtimes, *required) if options.runtimes else ()
     jobs = [(product, *latency.timed_on(product, chosen)) for product in files]
     stale = {
-        product.path: reason
+        product.path: reason.text
         for product, _, unable in jobs
         if unable is None and (reason := out_of_date(product)) is not None
     }

@@ -67,7 +67,8 @@ def build_project(
     stale: set[Path] = set()
     outcomes = []
     for product in products(project, names):
-        reason = "--force makes every file anew" if force else out_of_date(product)
+        old = out_of_date(product)
+        reason = "--force makes every file anew" if force else None if old is None else old.text
         if product.plan and product.source in stale:
             reason = reason or f"{product.source.name} is out of date"
         if reason is None and key is not None:

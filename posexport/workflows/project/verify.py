@@ -90,7 +90,8 @@ def check(product: Product) -> list[Verdict]:
         reason = f"{plan.runtime} can't build it here, {missing}"
         return [_verdict(product, UP_TO_DATE, reason, NOT_RUN)]
     problem = out_of_date(product)
-    verdicts = [_verdict(product, UP_TO_DATE, None if problem is None else f"{problem}: run 'posexport build'")]
+    text, code = (None, None) if problem is None else (f"{problem}: run 'posexport build'", problem.code)
+    verdicts = [attrs.evolve(_verdict(product, UP_TO_DATE, text), reason_code=code)]
     if product.path.is_file():
         verdicts += _budget(product)
     return verdicts

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from helpers import case, cli, exported, refused, tree
 from manifest_data import plan_manifest, read_manifest_data, write_manifest_data
+from trt_helpers import RTX, needs_rtx
 
 from posexport.artifact.loaded import load_artifact
 from posexport.artifact.manifest import PlanManifest, read_manifest, write_manifest
@@ -233,6 +234,23 @@ def test_compile_and_package_take_only_what_is_trusted(signed: Path, keys: dict[
         load_artifact(packaged, trusted(keys["builder.pub"]))
     assert cli(*package, "--force").exit_code == 0
     assert not sig(packaged).exists()
+
+
+@needs_rtx
+def test_compile_signs_the_plan_of_what_it_trusts(tmp_path: Path, keys: dict[str, Path]) -> None:
+    path = write_signed(tmp_path / "block.onnx", "rope", keys["builder"])
+    plan = tmp_path / "block.plan"
+    options = ("--runtime", RTX, "--profile", "seq=1:2:4", "--trust", keys["builder.pub"], "--sign", keys["other"])
+    result = cli("compile", path, *options)
+    assert result.exit_code == 0, result.output
+    assert read_signing_key(keys["other"]).fingerprint in result.stdout
+    artifact = load_artifact(plan, trusted(keys["other.pub"]))
+    assert artifact.signature is not None and artifact.signature.code == "trusted"
+    with pytest.raises(MismatchError, match="none of the trusted keys"):
+        load_artifact(plan, trusted(keys["builder.pub"]))
+    write_signed(path, "rope-half", keys["builder"])
+    with pytest.raises(MismatchError, match=r"block\.onnx beside it is not what it was built from"):
+        load_artifact(plan, trusted(keys["other.pub"]))
 
 
 def test_export_signs_and_inspect_says_who(tmp_path: Path, keys: dict[str, Path]) -> None:

@@ -220,6 +220,25 @@ def test_a_plan_of_another_version_is_not_opened(tmp_path: Path, monkeypatch: py
         RUNTIMES["tensorrt-rtx"].load(made(tmp_path))
 
 
+def test_a_plan_that_was_exchanged_after_the_check_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plan and manifest fit one another, but another process checked the signature of another plan."""
+
+    class Engine:
+        __version__ = "1.2.3"
+
+    opened = []
+    monkeypatch.setattr("posexport.runtimes.tensorrt.engine._engine", lambda name: Engine)
+    monkeypatch.setattr("posexport.runtimes.tensorrt.engine.PlanRunner", lambda *_: opened.append(1))
+    plan, options = made(tmp_path), {**RUNTIMES["tensorrt-rtx"].options}
+    engine.load(plan, {**options, "sha256": sha256_of(plan)})
+    assert opened == [1]
+    with pytest.raises(RequestError, match="changed while it was being opened"):
+        engine.load(plan, {**options, "sha256": sha256_of(tmp_path / "block.onnx")})
+    assert opened == [1]
+
+
 def test_unknown_options_are_refused(tmp_path: Path) -> None:
     options = {**RUNTIMES["tensorrt-rtx"].options, "cuda_grap": True}
     with pytest.raises(RequestError, match="unknown option of tensorrt 'cuda_grap': did you mean 'cuda_graph'"):

@@ -23,7 +23,7 @@ HOMES = {
     "posexport.custom_ops": ROOT / "custom_ops",
 }
 HEAVY = {"torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "tensorrt", "tensorrt_rtx", "polygraphy"}
-HEAVY |= {"transformers", "matplotlib", "numpy", "safetensors"}
+HEAVY |= {"transformers", "matplotlib", "numpy", "safetensors", "cryptography"}
 
 
 @cache

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from helpers import case, cli, exported, refused, tree
+from safetensors.torch import save_file
 from trt_helpers import RTX, needs_rtx
 from trt_helpers import exported as exported_file
 from verify_helpers import write
@@ -340,6 +341,20 @@ def test_a_plan_that_was_changed_fails_on_its_runtime_unopened(plan: Path, tmp_p
     assert (result.exit_code, verdict["runtime"], verdict["state"]) == (1, RTX, "failed")
     assert verdict["reason_code"] == "manifest"
     refused(cli("bench", path), "rope.", "their sha256 differ")
+
+
+@needs_rtx
+def test_a_plan_is_held_against_its_original_by_its_source(plan: Path, tmp_path: Path) -> None:
+    weights = dict(load_artifact(plan / "rope.plan").source.weights())
+    file = tmp_path / "w.safetensors"
+    save_file({**weights, "v_proj.weight": weights["v_proj.weight"].flip(0)}, file)
+    result = cli("verify", plan / "rope.plan", "--weights", file, "--json")
+    (verdict,) = json.loads(result.stdout)["verdicts"]
+    assert (result.exit_code, verdict["runtime"], verdict["reason_code"]) == (1, RTX, "other-weights")
+    save_file(weights, file)
+    result = cli("verify", plan / "rope.plan", "--weights", file, "--json")
+    (verdict,) = json.loads(result.stdout)["verdicts"]
+    assert verdict["weights"]["code"] == "as-original"
 
 
 @needs_rtx

@@ -37,6 +37,7 @@ class Staged:
 
     def remove(self, target: Path) -> None:
         """Remove the file at `target`, where there is one, once the others have their names."""
+        check_target(target)
         self.removals.append(target)
 
     def write(self, target: Path, fill: Callable[[HashingFile], object]) -> str:

@@ -116,8 +116,9 @@ def load_artifact(path: Path, trusted: Sequence[TrustedKey] = (), *, lenient: bo
 
 
 def load_sound(path: Path, trusted: Sequence[TrustedKey] = ()) -> LoadedArtifact:
-    """`load_artifact`; RequestError too where the graph breaks the contract of its spec."""
+    """`load_artifact`; RequestError too where the graph breaks the contract of its spec, or has other weights."""
     artifact = load_artifact(path, trusted)
+    artifact.source.weights()  # whose names and shapes are checked; no value is read
     if artifact.contract_violation is not None:
         raise RequestError(f"{str(path)!r} contradicts its own spec, {artifact.contract_violation}: export it again.")
     return artifact

@@ -158,16 +158,19 @@ def _of_layer(spec: Spec, original: Spec) -> Iterator[str]:
     for name in (name for name in ours if name not in _FREE):
         a, b = ours[name], theirs[name]
         if name == "encoding" and a["name"] == b["name"]:
-            for key in a:
-                if a[key] != b[key]:
-                    yield f"{key} of {a['name']} is {_text(a[key])} in the file and {_text(b[key])} in the original"
+            yield from (_difference(f"{key} of {a['name']}", a[key], b[key]) for key in a if a[key] != b[key])
         elif a != b:
-            if name == "encoding":
-                a, b = a["name"], b["name"]
-            yield f"{name} is {_text(a)} in the file and {_text(b)} in the original"
+            yield _difference(name, *((a["name"], b["name"]) if name == "encoding" else (a, b)))
+
+
+def _difference(name: str, ours: Any, theirs: Any) -> str:
+    """Two values of a field in one clause; of long lists, the first numbers that differ."""
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        at = next(index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
+        name, ours, theirs = f"{name}[{at}]", ours[at], theirs[at]
+    return f"{name} is {_text(ours)} in the file and {_text(theirs)} in the original"
 
 
 def _text(value: Any) -> str:
-    """A value of a field, cut where it is long."""
     text = "none" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return (text if len(text) <= 60 else f"{text[:57]}...") or "none"

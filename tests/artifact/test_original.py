@@ -109,6 +109,15 @@ def test_a_spec_that_differs_is_named_with_both_values(llama: Path, change: dict
     assert sentence in reason.text
 
 
+def test_of_a_long_list_the_first_number_that_differs_is_named(saved: Any) -> None:
+    spec, weights = read(saved("llama-longrope"))
+    factors = list(getattr(spec.encoding, "long_factor"))  # noqa: B009 (not every encoding has it)
+    factors[-1] += 0.5
+    other = attrs.evolve(spec, encoding=attrs.evolve(spec.encoding, long_factor=tuple(factors)))  # type: ignore[call-arg]
+    text = said(Original(checkpoint=saved("llama-longrope")), other, weights)
+    assert f"long_factor of rope[{len(factors) - 1}] is {factors[-1]} in the file and {factors[-1] - 0.5}" in text
+
+
 def test_other_numbers_of_heads_encodings_and_biases_are_named(llama: Path) -> None:
     spec, weights = read(llama)
     original = Original(checkpoint=llama)

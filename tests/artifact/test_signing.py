@@ -92,6 +92,15 @@ def test_an_artifact_that_is_made_again_without_a_key_loses_its_signature(signed
     assert "signer" not in read_manifest_data(signed)
 
 
+def test_a_folder_in_the_place_of_a_signature_keeps_every_file_as_it_was(tmp_path: Path) -> None:
+    path = write_signed(tmp_path / "block.onnx", "rope", None)
+    sig(path).mkdir()
+    before = tree(tmp_path)
+    with pytest.raises(RequestError, match="is a folder"):
+        write_signed(path, "rope-half", None)
+    assert tree(tmp_path) == before
+
+
 def _flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1

@@ -205,6 +205,13 @@ def test_nothing_is_made_of_a_file_that_contradicts_its_manifest_or_its_spec(tmp
     onnx.save(model, other)
     other.with_name("c.onnx.json").unlink()
     refused(make(other), "contradicts its own spec", "attention_mask")
+    heads = write(tmp_path, "d", case("rope"))
+    model = onnx.load(heads)
+    entry = next(entry for entry in model.metadata_props if entry.key == "posexport.spec")
+    entry.value = attrs.evolve(case("rope"), num_kv_heads=2).to_json()
+    onnx.save(model, heads)
+    heads.with_name("d.onnx.json").unlink()
+    refused(make(heads), "initializer 'k_proj.weight' has shape [32, 32], its spec needs [16, 32]")
 
 
 def test_bench_says_that_what_it_times_is_not_what_its_manifest_says(tmp_path: Path) -> None:

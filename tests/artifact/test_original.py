@@ -88,7 +88,7 @@ def said(original: Original, spec: Spec, weights: dict[str, Tensor]) -> str:
 
 
 def test_what_whoever_exports_chooses_may_differ(llama: Path) -> None:
-    options = {"kv_cache": "shared", "padding_mask": True, "angles": "exact", "dtype": "bf16"}
+    options: dict[str, Any] = {"kv_cache": "shared", "padding_mask": True, "angles": "exact", "dtype": "bf16"}
     assert said(Original(checkpoint=llama), *read(llama, **options)) == ""
 
 

@@ -162,7 +162,10 @@ ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a longer signature": (lambda path: sig(path).write_bytes(sig(path).read_bytes() + b"\n"), SIGNATURE),
     "a bit of the signature": (lambda path: _flip(sig(path), 7), SIGNATURE),
     "a signature of zeros": (lambda path: sig(path).write_bytes(bytes(64)), SIGNATURE),
-    "a folder as signature": (lambda path: (sig(path).unlink(), sig(path).mkdir()), SIGNATURE),
+    "a folder as signature": (
+        lambda path: sig(path).rename(sig(path).with_suffix(".old")).with_suffix(".sig").mkdir(),
+        SIGNATURE,
+    ),
     "a bit of the graph": (lambda path: _flip(path, 40), "manifest"),
     "a bit of the weights": (lambda path: _flip(path.with_name("block.onnx.data"), 5000), "manifest"),
     "a space in the manifest": (
@@ -264,7 +267,7 @@ def test_compile_signs_the_plan_of_what_it_trusts(tmp_path: Path, keys: dict[str
 
 def test_export_signs_and_inspect_says_who(tmp_path: Path, keys: dict[str, Path]) -> None:
     path = tmp_path / "rope.onnx"
-    sizes = ("--hidden-size", 32, "--num-heads", 4)
+    sizes = ("--hidden-size", "32", "--num-heads", "4")
     result = cli("export", "--encoding", "rope", *sizes, "--sign", keys["builder"], "-o", path)
     assert result.exit_code == 0, result.output
     fingerprint = read_signing_key(keys["builder"]).fingerprint
@@ -278,7 +281,7 @@ def test_build_signs_and_makes_anew_what_this_key_did_not_sign(tmp_path: Path, k
     project = tmp_path / "posexport.toml"
     project.write_text('[[artifact]]\nname = "one"\nencoding = "none"\nhidden-size = 32\nnum-heads = 4\n')
 
-    def build(*options: object) -> Any:
+    def build(*options: str | Path) -> Any:
         return json.loads(cli("build", "--project", project, "--json", *options).stdout)["files"][0]
 
     path = tmp_path / "artifacts" / "one.onnx"

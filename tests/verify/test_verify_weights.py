@@ -41,7 +41,7 @@ def scaled(path: Path, name: str = "q_proj.weight", factor: float = 1.5) -> Path
     return path
 
 
-def verdicts(*arguments: object) -> tuple[int, list[dict[str, Any]]]:
+def verdicts(*arguments: str | Path) -> tuple[int, list[dict[str, Any]]]:
     """The exit code, and the verdicts as JSON."""
     result = cli("verify", *arguments, "--json")
     assert result.stderr == "", result.stderr
@@ -216,7 +216,7 @@ def test_nothing_is_made_of_a_file_that_contradicts_its_manifest_or_its_spec(tmp
 
 def test_bench_says_that_what_it_times_is_not_what_its_manifest_says(tmp_path: Path) -> None:
     path = scaled(write(tmp_path, "rope", case("rope")))
-    result = cli("bench", path, "--runtime", "ort-cpu", "--shape", "seq=4", "--rounds", 1, "--json")
+    result = cli("bench", path, "--runtime", "ort-cpu", "--shape", "seq=4", "--rounds", "1", "--json")
     assert result.exit_code == 0, result.output
     (warning,) = json.loads(result.stdout)["manifest_warnings"]
     assert "their sha256 differ" in warning
@@ -246,7 +246,7 @@ def exported_from(llama: Path, path: Path, layer: int = 0, layers: int = 1, **ch
 def test_an_interleaved_export_of_a_half_checkpoint_fails(llama: Path, tmp_path: Path) -> None:
     sound = exported_from(llama, tmp_path / "sound.onnx")
     wrong = exported_from(llama, tmp_path / "wrong.onnx", layout="interleaved")
-    asked = ("--from", llama, "--layer", 0, "--runtime", "torch", "--runtime", "ort-cpu")
+    asked = ("--from", llama, "--layer", "0", "--runtime", "torch", "--runtime", "ort-cpu")
     assert verdicts(wrong, "--runtime", "ort-cpu")[0] == 0  # it is what its own spec says
     reports = ("--junit", tmp_path / "r.xml", "--markdown", tmp_path / "r.md")
     code, found = verdicts(sound, wrong, *asked, *reports)
@@ -284,7 +284,7 @@ def test_weights_that_are_not_the_originals_fail_though_the_manifest_agrees(llam
 
 def test_a_stack_is_held_against_its_layers(llama: Path, tmp_path: Path) -> None:
     path = exported_from(llama, tmp_path / "stack.onnx", layer=1, layers=2)
-    assert verdicts(path, "--runtime", "ort-cpu", "--from", llama, "--layer", 1)[0] == 0
+    assert verdicts(path, "--runtime", "ort-cpu", "--from", llama, "--layer", "1")[0] == 0
     code, (verdict,) = verdicts(path, "--runtime", "ort-cpu", "--from", llama)
     assert (code, verdict["reason_code"]) == (1, "other-weights")
 
@@ -306,9 +306,9 @@ def test_the_references_are_computed_with_the_originals_weights(
     ("arguments", "sentence"),
     [
         (("--weights", "w.safetensors", "--from", "tiny"), "both --weights and --from"),
-        (("--layer", 1), "--layer was given without --from"),
-        (("--prefix-tokens", 1, "--weights", "w.safetensors"), "--prefix-tokens was given without --from"),
-        (("--from", "tiny", "--layer", 7), "7 is none of them"),
+        (("--layer", "1"), "--layer was given without --from"),
+        (("--prefix-tokens", "1", "--weights", "w.safetensors"), "--prefix-tokens was given without --from"),
+        (("--from", "tiny", "--layer", "7"), "7 is none of them"),
         (("--from", "tiny", "--layer", "x"), "--layer is 'x'"),
         (("--from", "tiny/config.json"), "a file: give the folder"),
         (("--from", "nowhere"), "nowhere"),
@@ -316,7 +316,7 @@ def test_the_references_are_computed_with_the_originals_weights(
     ],
 )
 def test_an_original_that_cannot_be_read_is_refused(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...], sentence: str
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(llama, "tiny")

@@ -123,10 +123,13 @@ def verify(
 def _held_against(artifact: LoadedArtifact, original: Original) -> LoadedArtifact:
     """The artifact once it was found to be an export of the original; MismatchError where it is not."""
     reason = original.mismatch(artifact.spec, artifact.source.weights())
-    if reason is not None:
-        advice = "export it again, or give the original that it was made from"
-        raise MismatchError(artifact.path, reason, advice, sha256=artifact.sha256, runtime=artifact.required_runtime)
-    return attrs.evolve(artifact, weights=Reason(AS_ORIGINAL, f"those of {original}"))
+    if reason is None:
+        return attrs.evolve(artifact, weights=Reason(AS_ORIGINAL, f"those of {original}"))
+    source = None if artifact.manifest is None else artifact.manifest.weights
+    if source is not None:
+        reason = Reason(reason.code, f"{reason.text}; by its manifest its weights are from: {source}")
+    advice = "export it again, or give the original that it was made from"
+    raise MismatchError(artifact.path, reason, advice, sha256=artifact.sha256, runtime=artifact.required_runtime)
 
 
 def _submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:

@@ -282,6 +282,14 @@ def test_weights_that_are_not_the_originals_fail_though_the_manifest_agrees(llam
     assert (code, verdict["weights"]["text"]) == (0, "those of weights w.safetensors")
 
 
+def test_the_reason_says_where_the_manifest_has_the_weights_from(llama: Path, tmp_path: Path) -> None:
+    path = tmp_path / "second.onnx"
+    assert cli("export", "--from", llama, "--layer", "2", "-o", path).exit_code == 0
+    code, (verdict,) = verdicts(path, "--runtime", "torch", "--from", llama)
+    assert code == 1
+    assert verdict["reason"].endswith("by its manifest its weights are from: checkpoint tiny, layer 2")
+
+
 def test_a_stack_is_held_against_its_layers(llama: Path, tmp_path: Path) -> None:
     path = exported_from(llama, tmp_path / "stack.onnx", layer=1, layers=2)
     assert verdicts(path, "--runtime", "ort-cpu", "--from", llama, "--layer", "1")[0] == 0

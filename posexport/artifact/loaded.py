@@ -24,6 +24,7 @@ from posexport.artifact.onnx_artifact import Artifact, read_onnx
 from posexport.artifact.plan import check_plan, onnx_of
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import MismatchError, Reason, RequestError
+from posexport.files import sha256_of
 from posexport.spec.contract import SUMS, Bounds, Values, bounds_of, graph_inputs, graph_outputs, smallest
 from posexport.spec.spec import Spec
 
@@ -93,10 +94,11 @@ def load_artifact(path: Path, trusted: Sequence[TrustedKey] = (), *, lenient: bo
         bounds, optimal_sizes = _profile_bounds(source.spec, inputs, plan.profiles)
     else:
         manifest = read_manifest_of(OnnxManifest, path, trusted)
-        source = read_onnx(path, None if manifest is None or lenient else manifest.sha256)
-        mismatch = None if manifest is None else manifest_mismatch(source, manifest)
-        if mismatch is not None and not lenient:
-            raise MismatchError(path, mismatch, sha256=source.sha256)
+        if manifest is None or lenient:
+            source = read_onnx(path)
+            mismatch = None if manifest is None else manifest_mismatch(source, manifest)
+        else:
+            source = _read_as_described(path, manifest)
         inputs, outputs = source.inputs(), source.outputs()
         bounds = bounds_of(graph_inputs(source.spec), inputs)
     return LoadedArtifact(
@@ -113,6 +115,20 @@ def load_artifact(path: Path, trusted: Sequence[TrustedKey] = (), *, lenient: bo
         signature=signature_of(manifest, bool(trusted)),
         mismatch=mismatch,
     )
+
+
+def _read_as_described(path: Path, manifest: OnnxManifest) -> Artifact:
+    """An ONNX artifact that is what its manifest says; MismatchError, before it is parsed where its bytes differ."""
+    for name, sha256 in manifest.external_data.items():
+        file = path.with_name(name)
+        if file.is_file() and sha256_of(file) != sha256:  # reading reports one that is not there
+            raise MismatchError(path, _changed_weights(path, name))
+    artifact = read_onnx(path, manifest.sha256)
+    names = {*manifest.external_data} ^ {*artifact.external_files()}
+    mismatch = _changed_weights(path, min(names)) if names else manifest_mismatch(artifact, manifest, external=False)
+    if mismatch is not None:
+        raise MismatchError(path, mismatch, sha256=artifact.sha256)
+    return artifact
 
 
 def load_sound(path: Path, trusted: Sequence[TrustedKey] = ()) -> LoadedArtifact:
@@ -148,12 +164,16 @@ def manifest_mismatch(artifact: Artifact, manifest: Manifest, external: bool = T
     if external and manifest.external_data != artifact.external_sha256:
         files = sorted({*manifest.external_data, *artifact.external_sha256})
         differing = [file for file in files if manifest.external_data.get(file) != artifact.external_sha256.get(file)]
-        return Reason(
-            MISMATCH,
-            f"its weights in {differing[0]} are not those that its manifest {name} describes (their sha256 differ)",
-        )
+        return _changed_weights(artifact.path, differing[0])
     keys = contradictions(manifest, artifact)
     return Reason(MISMATCH, f"its manifest {name} contradicts the file in {keys}") if keys else None
+
+
+def _changed_weights(path: Path, name: str) -> Reason:
+    manifest = manifest_path(path).name
+    return Reason(
+        MISMATCH, f"its weights in {name} are not those that its manifest {manifest} describes (their sha256 differ)"
+    )
 
 
 def contradictions(manifest: Manifest, artifact: Artifact) -> str:

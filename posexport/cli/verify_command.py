@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
-from posexport.artifact.original import Original
 from posexport.cli import console
 from posexport.cli.options import project_option, report_file, trust_option, trusted_keys
 from posexport.errors import RequestError
@@ -17,6 +16,9 @@ from posexport.files import check_writable
 from posexport.runtimes import RUNTIMES, runtime
 from posexport.verify.result import NOT_RUN, PARITY, PROJECT, Report, VerifyOptions, unreadable_report
 from posexport.workflows.project.file import find_project
+
+if TYPE_CHECKING:
+    from posexport.artifact.original import Original
 
 
 @click.command()
@@ -131,7 +133,11 @@ def _original(**given: str | None) -> Original | None:
         if name in options and "checkpoint" not in options:
             option = f"--{name.replace('_', '-')}"
             raise RequestError(f"{option} was given without --from: give the folder of its checkpoint, or drop it.")
-    return Original(**options) if options else None
+    if not options:
+        return None
+    from posexport.artifact.original import Original
+
+    return Original(**options)
 
 
 def _show_report(report: Report, head: str) -> None:

@@ -59,7 +59,7 @@ def compile_plan(
     changed then.
     """
     loaded = load_sound(path, trusted)
-    artifact = loaded.source
+    artifact, checked = loaded.source, loaded.manifest
     _check_runtime_cache(options)
     built = build(artifact, options, progress)
     unfused = unfused_reason(artifact.spec, artifact.form, built.kernels)
@@ -80,7 +80,7 @@ def compile_plan(
             sha256=sha256,
             version=__version__,
             form=artifact.form,
-            weights=None if loaded.manifest is None else loaded.manifest.weights,
+            weights=None if checked is None else checked.weights,
             spec=artifact.spec.to_dict(),
             inputs=tensors_of(artifact.inputs()),
             outputs=tensors_of(artifact.outputs()),
@@ -91,7 +91,7 @@ def compile_plan(
                 file=artifact.path.name,
                 sha256=artifact.sha256,
                 version=artifact.version,
-                external_data=artifact.external_sha256,
+                external_data=artifact.external_sha256 if checked is None else checked.external_data,
             ),
             runtime=Builder(name=options.runtime, version=built.version),
             target_gpus=gpus or ("portable",),

@@ -12,12 +12,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from posexport.artifact.onnx_artifact import Artifact, read_onnx
-from posexport.artifact.original import Original
 from posexport.errors import RequestError, RuntimeMissingError, check_known
 from posexport.machine import available, size_text
 from posexport.models.block import Block, Streamed, build_block
@@ -28,6 +27,9 @@ from posexport.runtimes.cuda import by_torch_events
 from posexport.runtimes.tensors import to_numpy, to_torch
 from posexport.spec.contract import graph_inputs, graph_outputs
 from posexport.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from posexport.artifact.original import Original
 
 _DEVICES = ("cpu", "cuda")
 
@@ -115,7 +117,11 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
     artifact = read_onnx(path)
     name = options.get("dtype") or artifact.spec.dtype
     dtype = getattr(torch, TORCH_DTYPES[name])
-    original = None if options.get("original") is None else Original(**options["original"])
+    original = None
+    if options.get("original") is not None:
+        from posexport.artifact.original import Original
+
+        original = Original(**options["original"])
     if options.get("streamed"):
         return StreamedRunner(artifact, dtype, device, original)
     if original is not None:

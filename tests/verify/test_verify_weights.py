@@ -131,9 +131,11 @@ def test_a_file_cut_short_is_not_what_its_manifest_says(large: Path, tmp_path: P
 def test_weights_beside_it_that_grew_or_gained_a_file_are_told(large: Path, tmp_path: Path) -> None:
     shutil.copytree(large, tmp_path, dirs_exist_ok=True)
     path, data = tmp_path / "a.onnx", tmp_path / "a.onnx.data"
-    data.write_bytes(data.read_bytes() + b"\0")
-    with pytest.raises(MismatchError, match=r"its weights in a\.onnx\.data"):
-        load_artifact(path)
+    whole = data.read_bytes()
+    for other in (whole + b"\0", whole + bytes(2**22), whole[:-1], b""):
+        data.write_bytes(other)
+        with pytest.raises(MismatchError, match=r"its weights in a\.onnx\.data"):
+            load_artifact(path)
     shutil.copy(large / "a.onnx.data", data)
     manifest = read_manifest_data(path)
     for external in ({}, {**manifest["external_data"], "b.data": "0"}):

@@ -25,6 +25,7 @@ from posexport.artifact.signing import SIGNATURE, read_signing_key, read_trusted
 from posexport.errors import MismatchError, RequestError
 from posexport.files import sha256_of
 from posexport.jsondata import structure
+from posexport.workflows.sweep.job_files import Hashes
 
 PEM, PKCS8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
 PUBLIC = serialization.PublicFormat.SubjectPublicKeyInfo
@@ -237,6 +238,7 @@ def test_compile_and_package_take_only_what_is_trusted(signed: Path, keys: dict[
     package = ("package", signed, "--triton", "-o", tmp_path / "models")
     refused(cli(*package, "--trust", keys["other.pub"]), "none of the trusted keys")
     refused(cli("compile", signed, "--runtime", "tensorrt-rtx", "--trust", keys["other.pub"]))
+    refused(cli("bench", signed, "--trust", keys["other.pub"]), "none of the trusted keys")
     assert tree(tmp_path) == before
     result = cli(*package, "--trust", keys["builder.pub"], "--sign", keys["other"])
     assert result.exit_code == 0, result.output
@@ -263,6 +265,10 @@ def test_compile_signs_the_plan_of_what_it_trusts(tmp_path: Path, keys: dict[str
     write_signed(path, "rope-half", keys["builder"])
     with pytest.raises(MismatchError, match=r"block\.onnx beside it is not what it was built from"):
         load_artifact(plan, trusted(keys["other.pub"]))
+
+
+def test_a_job_of_a_sweep_takes_the_signature_along(signed: Path) -> None:
+    assert sig(signed) in {file.path for file in Hashes().artifact(signed)}
 
 
 def test_export_signs_and_inspect_says_who(tmp_path: Path, keys: dict[str, Path]) -> None:

@@ -39,7 +39,7 @@ def _offset(rng: np.random.Generator, places: Array, limit: int) -> Array:
     """Consecutive from a start of its own in each row."""
     starts = 37 + 611 * np.arange(len(places)) + rng.integers(0, 9, len(places))
     room = max(0, limit - 1 - int(places.max()))
-    return (np.minimum(starts, room)[:, None] + places) % limit
+    return np.asarray((np.minimum(starts, room)[:, None] + places) % limit)
 
 
 def _packed(rng: np.random.Generator, places: Array, limit: int) -> Array:
@@ -62,17 +62,17 @@ def _shuffled(rng: np.random.Generator, places: Array, limit: int) -> Array:
 
 
 def _near(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    return rng.integers(0, min(NEAR, limit), places.shape)
+    return np.asarray(rng.integers(0, min(NEAR, limit), places.shape))
 
 
 def _middle(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    return rng.integers(min(NEAR, limit // 2), min(MIDDLE, limit), places.shape)
+    return np.asarray(rng.integers(min(NEAR, limit // 2), min(MIDDLE, limit), places.shape))
 
 
 def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
     """Anywhere up to the limit, as many landmarks as there is room for, and the last position."""
     seq = places.shape[1]
-    positions = rng.integers(0, limit, places.shape)
+    positions = np.asarray(rng.integers(0, limit, places.shape))
     known = [place for place in LANDMARKS if place < limit][-seq:]
     positions[:, : len(known)] = known
     positions[:, -1] = limit - 1
@@ -261,7 +261,7 @@ def _quiet(tokens: Tokens) -> Array:
 
 def _zeros(tokens: Tokens) -> Array:
     """Some tokens are zero, the first of the first row among them."""
-    zero = tokens.rng.random(tokens.masked.shape) < 0.3
+    zero: Array = np.less(tokens.rng.random(tokens.masked.shape), 0.3)
     zero[0, :1] = True
     return np.where(tokens.each(zero), 0.0, tokens.values)
 
@@ -271,7 +271,7 @@ def _outlier(tokens: Tokens) -> Array:
     spec, values, rng = tokens.spec, tokens.values.copy(), tokens.rng
     if tokens.cached:
         return values
-    feature, batch, seq = rng.integers(values.shape[-1]), *tokens.masked.shape
+    feature, (batch, seq) = int(rng.integers(values.shape[-1])), tokens.masked.shape
     if spec.block == "transformer" and spec.norm == "pre":
         values[..., feature] *= OUTLIER
     else:

@@ -121,6 +121,8 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
     apart.
     """
     axes, limit = spec.position_axes, position_end(spec)
+    if kind == "mixed" and spec.ordered:  # keys grow with their position: a few far ones would hide all others
+        kind = "consecutive"
     if isinstance(kind, At):
         rows, tokens = kind.positions.shape[:2]
         batch, seq = places.shape
@@ -215,8 +217,9 @@ LOUD_LAYERS, LOUD_BELOW = 3, 2.0
 rounding errors some ten times larger: at 6, eight layers of bare attention in fp32 leave nothing to compare. At 2 they
 don't grow."""
 
-HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 12.0, "bf16": 3.0}, 100.0
-"""Factors on tokens and on cached keys that are masked: a mask of -100 lets them through."""
+HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 24.0, "bf16": 3.0}, 100.0
+"""Factors on tokens and on cached keys that are masked: a mask of -100 lets them through. In half precision one such
+token in a row has it, since what a loud token itself sees is known to few digits."""
 
 OUTLIER, DEEP_OUTLIER = 400.0, 8.0
 """Factors on one feature, as hidden states of trained models have it: of all tokens where a norm comes first, else of
@@ -286,6 +289,8 @@ def _peaks(tokens: Tokens) -> Array:
     if not tokens.cached:
         peak = min(HIDDEN_PEAK[spec.dtype], LOUD_BELOW if spec.layers > LOUD_LAYERS else np.inf)
         hidden = tokens.masked.copy()
+        if spec.dtype != "fp32":
+            hidden &= hidden.cumsum(1) == 1
         hidden[:, :1] |= bool(spec.window or spec.attention_chunk_size)
         hidden[:, -1:] |= spec.causal
         return np.where(tokens.each(hidden), peak, 1.0) * tokens.values

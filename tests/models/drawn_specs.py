@@ -80,7 +80,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "padding_mask": (True, False),
     "kv_cache": (None, None, "concat", "shared"),
     "prefix_tokens": (0, 0, 0, 1, 3),
-    "cross": (False, False, False, False, True),
+    "cross": (False, True),
     "angles": ("parity", "parity", "exact"),
     "qk_norm": (False, False, True),
     "softcap": (None, None, 1.5, 30.0),
@@ -118,6 +118,9 @@ def _data(draw: random.Random, name: str) -> dict[str, Any]:
     heads, head_dim = fields["num_heads"], fields["head_dim"]
     fields["num_kv_heads"] = draw.choice([each for each in (1, 2, 3, heads, heads) if heads % each == 0])
     fields["hidden_size"] = draw.choice((24, 36))
+    fields["cross"] = fields["cross"] and ENCODINGS[name].in_cross
+    if fields["cross"]:
+        fields |= {"causal": False, "window": None, "attention_chunk_size": None, "kv_cache": None, "prefix_tokens": 0}
     if fields["qk_norm"]:
         fields |= {"qk_norm_type": draw.choice(("rms", "l2")), "norm_eps": draw.choice((1e-6, 0.05))}
     if fields["block"] == "transformer":

@@ -14,6 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import attrs
 import checkpoint_decoders
 import checkpoint_encoders
 import pytest
@@ -214,7 +215,7 @@ def test_a_wrong_default_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert saved_again(data) is None
     sound = rope.Rotary.read
     monkeypatch.setattr(
-        rope.Rotary, "read", lambda self, *rest: sound(rope.attrs.evolve(self, length=self.length + 1), *rest)
+        rope.Rotary, "read", lambda self, *rest: sound(attrs.evolve(self, length=self.length + 1), *rest)
     )
     assert "is not" in str(saved_again(data))
 

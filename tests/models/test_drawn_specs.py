@@ -128,7 +128,7 @@ def test_a_wrong_formula_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def faulty(
         q_positions: torch.Tensor, k_positions: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, power: bool
     ) -> torch.Tensor:
-        return sound(q_positions, k_positions, r1, r2 * 1.001, power)  # type: ignore[no-any-return]
+        return sound(q_positions, k_positions, r1, r2 * 1.001, power)
 
     seed = next(
         seed for seed in range(600) if drawn_spec(seed).encoding.name == "kerple" and drawn_spec(seed).layers == 1

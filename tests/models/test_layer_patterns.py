@@ -84,7 +84,7 @@ def together(layers: list[dict[str, Any]], block: dict[str, Any]) -> Spec | None
         return None
 
 
-def fits_a_block(layers: list[dict[str, Any]], blocks: list[Spec], block: dict[str, Any]) -> bool:
+def fits_a_block(blocks: list[Spec], block: dict[str, Any]) -> bool:
     """Whether sound layers agree on their positions, and each option of the block concerns one of them."""
     axes = {one.encoding.axes for one in blocks} - {0}
     normed = block.get("qk_norm", False) or any(one.qk_norm for one in blocks)
@@ -95,7 +95,7 @@ def fits_a_block(layers: list[dict[str, Any]], blocks: list[Spec], block: dict[s
     return len(axes) < 2 and angular and prefix and type_used and eps_used
 
 
-def pairs() -> Iterator[tuple[list[dict[str, Any]], dict[str, Any]]]:
+def pairs() -> Iterator[list[dict[str, Any]]]:
     for (first, second), (own, other) in itertools.product(
         itertools.product(VARIANTS, repeat=2), itertools.product(OVERRIDES, repeat=2)
     ):
@@ -138,7 +138,7 @@ def check_accepted(block: dict[str, Any], stride: int, offset: int = 0) -> list[
     for layers in itertools.islice(pairs(), offset, None, stride):
         blocks = [alone(layer, block) for layer in layers]
         spec = together(layers, block)
-        sound = None not in blocks and fits_a_block(layers, [one for one in blocks if one], block)
+        sound = None not in blocks and fits_a_block([one for one in blocks if one], block)
         assert (spec is not None) == sound, (layers, block)
         if spec is not None:
             assert [spec.layer(index) for index in range(2)] == blocks

@@ -287,10 +287,12 @@ def _peaks(tokens: Tokens) -> Array:
     """Large where few or no queries may look, and single large numbers in a cache."""
     spec = tokens.spec
     if not tokens.cached:
-        peak = min(HIDDEN_PEAK[spec.dtype], LOUD_BELOW if spec.layers > LOUD_LAYERS else np.inf)
-        hidden = tokens.masked.copy()
+        peak, hidden = HIDDEN_PEAK[spec.dtype], tokens.masked.copy()
         if spec.dtype != "fp32":
             hidden &= hidden.cumsum(1) == 1
+            scored = any(layer.encoding.hook == "score" for layer in spec.distinct_layers())
+            peak = HIDDEN_PEAK["bf16"] if scored else peak  # a product more in the logits
+        peak = min(peak, LOUD_BELOW) if spec.layers > LOUD_LAYERS else peak
         hidden[:, :1] |= bool(spec.window or spec.attention_chunk_size)
         hidden[:, -1:] |= spec.causal
         return np.where(tokens.each(hidden), peak, 1.0) * tokens.values

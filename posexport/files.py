@@ -6,14 +6,14 @@ import errno
 import hashlib
 import json
 import os
-import shutil
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from posexport import temporary
 from posexport.errors import RequestError, system_error
+from posexport.temporary import Temporary, uninterrupted
 
 
 class HashingFile:
@@ -29,27 +29,22 @@ class HashingFile:
 
 
 class Staged:
-    """Files that wait under temporary names beside their targets; `renames` holds the two paths of each."""
+    """Files that wait under temporary names beside their targets; `renames` holds each with its target."""
 
     def __init__(self) -> None:
-        self.renames: list[tuple[Path, Path]] = []
+        self.renames: list[tuple[Temporary, Path]] = []
 
     def write(self, target: Path, fill: Callable[[HashingFile], object]) -> str:
         """Write what shall stand at `target`, and return its sha256; RequestError where the folder can't be written."""
-        import tempfile
-
         check_target(target)
         with system_error(f"can't write to the folder {str(target.parent)!r}", "give an existing, writable one"):
-            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-        self.renames.append((Path(name), target))
-        with os.fdopen(handle, "wb") as file:
+            made, descriptor = temporary.file(target)
+        self.renames.append((made, target))
+        with os.fdopen(descriptor, "wb") as file:
             hashing = HashingFile(file)
             fill(hashing)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)  # mkstemp makes files for their owner only
         return hashing.sha256.hexdigest()
 
 
@@ -61,25 +56,13 @@ def staged() -> Iterator[Staged]:
         with system_error("can't write the output", "free some space or give another folder"):
             yield files
             with uninterrupted():
-                for temporary, target in files.renames:
-                    temporary.replace(target)
+                for made, target in files.renames:
+                    made.path.replace(target)
+                    made.keep()
                 files.renames.clear()
     finally:
-        for temporary, _ in files.renames:
-            temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C while the renames run, so that no file stands beside another one's manifest."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for made, _ in files.renames:
+            made.remove()
 
 
 def check_target(target: Path) -> None:
@@ -92,11 +75,11 @@ def check_target(target: Path) -> None:
 
 def check_writable(target: Path) -> None:
     """RequestError where no file can be written at `target`: checked before the work whose result goes there."""
-    import tempfile
-
     check_target(target)
     with system_error(f"output {str(target)!r} can't be written", "give a file in a folder that can be"):
-        tempfile.NamedTemporaryFile(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent).close()
+        made, descriptor = temporary.file(target)
+        os.close(descriptor)
+        made.remove()
 
 
 def check_output(target: Path, ending: str) -> None:
@@ -152,25 +135,21 @@ def write_folder(target: Path, fill: Callable[[Path], None], beside: Mapping[Pat
     What stands there gives way, and the small files `beside` (path to bytes) change with it. Raises RequestError where
     the place can't be written; whatever is raised, everything is then as it was.
     """
-    import tempfile
-
     with (
         system_error(f"can't write the folder {str(target)!r}", "give another place, or free some space"),
         ExitStack() as stack,
     ):
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
-        # not TemporaryDirectory, which raises where files of another user are left of the old folder
-        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-        made = temporary / "new"
+        aside = stack.enter_context(temporary.folder(target.parent, f".{target.name}.", ".tmp"))
+        made = aside / "new"
         made.mkdir()
         fill(made)
         moves = [(made, target)]
         for number, (path, data) in enumerate((beside or {}).items()):
-            file = temporary / f"new-{number}"
+            file = aside / f"new-{number}"
             file.write_bytes(data)
             moves.append((file, path))
         with uninterrupted():
-            _move(moves, temporary)
+            _move(moves, aside)
 
 
 def _move(moves: list[tuple[Path, Path]], aside: Path) -> None:

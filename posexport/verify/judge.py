@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from posexport import temporary
 from posexport.errors import Reason, RequestError
 from posexport.processes import INVALID, MISSING
 from posexport.runtimes import RUNTIMES, Runtime
@@ -161,8 +161,8 @@ class ArtifactJob:
                 runs_graphs = row.name != TORCH_WORKER and self.artifact.plan is None
                 evaluator = RUNTIMES["onnx-reference"]
                 runs = [partial(self._run, runner, case) for runner in (row if runs_graphs else evaluator, evaluator)]
-                with tempfile.TemporaryDirectory(dir=self.pool.folder) as folder:
-                    clause, otherwise = locate.values(self.graphs, Path(folder), *runs)
+                with temporary.folder(self.pool.folder) as folder:
+                    clause, otherwise = locate.values(self.graphs, folder, *runs)
                 clauses.append(clause)
             where = "; ".join(filter(None, clauses))
             if not where and case is not None:

@@ -63,7 +63,7 @@ def ours(names: set[str]) -> set[str]:
 
 
 ROOMS = (
-    r"posexport(\.(errors|files|jsondata|machine|processes|progress))?",
+    r"posexport(\.(errors|files|jsondata|machine|processes|progress|temporary))?",
     r"posexport\.spec",
     r"posexport\.custom_ops",
     r"posexport\.models",
@@ -101,7 +101,7 @@ def test_no_import_circle() -> None:
 
 
 def test_few_files_lie_outside_the_rooms() -> None:
-    assert len(list((ROOT / "posexport").glob("*.py"))) <= 8
+    assert len(list((ROOT / "posexport").glob("*.py"))) <= 9
 
 
 def test_only_the_command_line_knows_the_command_line() -> None:

@@ -69,7 +69,7 @@ def check_target(target: Path) -> None:
     """RequestError where a file can't stand at `target`: a folder does, or what a rename would take from the system."""
     if target.is_dir():
         raise RequestError(f"output {str(target)!r} is a folder: give the name of a file.")
-    if (target.exists() and not target.is_file()) or target.parent.resolve() == Path("/dev"):
+    if (target.exists() and not target.is_file()) or os.path.realpath(target.parent) == "/dev":
         raise RequestError(f"output {str(target)!r} is a device or a pipe: give the name of a file.")
 
 
@@ -103,18 +103,36 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(read_bytes(path).decode())
+        table = tomllib.loads(read_bytes(path).decode())
     except OSError as error:
         raise RequestError(f"{what} {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
     except UnicodeDecodeError:
         raise RequestError(f"{what} {str(path)!r} is not TOML, whose text is UTF-8: save it as UTF-8.") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{what} {str(path)!r} is not TOML ({error}): fix it.") from None
+    if (text := _with_nul(table)) is not None:
+        raise RequestError(f"{what} {str(path)!r} holds the text {text!r} with a NUL, which nothing takes: fix it.")
+    return table
+
+
+def _with_nul(data: Any) -> str | None:
+    """The first text with a NUL in tables and lists, keys included: no name of a file can have one."""
+    waiting = [data]
+    while waiting:
+        match waiting.pop():
+            case str() as text if "\0" in text:
+                return text
+            case dict() as table:
+                waiting += [*table.values(), *table]
+            case list() as items:
+                waiting += items
+    return None
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
-    """JSON as posexport writes it to files: indented, keys in the given order."""
-    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+    """JSON as posexport writes it to files: indented, keys in the given order. What UTF-8 lacks, such as the bytes of a
+    file's name that are no text, is escaped."""
+    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -54,8 +54,15 @@ def typed_options(command: click.Command, ctx: click.Context, arguments: list[st
 
     RequestError for an option of a single value that is given twice, since the first value would be dropped; for an
     empty text, as an unset variable gives; for the name of the option in another command; and for more arguments than
-    the command takes.
+    the command takes. So is a character that neither a name nor a text of the system can have.
     """
+    for argument in arguments:
+        try:
+            possible = b"\0" not in os.fsencode(argument)
+        except UnicodeEncodeError:
+            possible = False
+        if not possible:
+            raise RequestError(f"{argument!r} holds a character that no name of a file can have: leave it out.")
     try:
         values, extra, order = command.make_parser(ctx).parse_args(list(arguments))
     except click.NoSuchOption as error:

@@ -7,25 +7,29 @@ from typing import get_args
 import click
 
 from posexport.cli import console
-from posexport.cli.options import project_option
+from posexport.cli.options import project_options
 from posexport.workflows.project.build import BuildResult, State, build_project
 from posexport.workflows.project.file import find_project
 
 
 @click.command()
 @click.argument("names", metavar="[NAMES]...", nargs=-1)
-@project_option
+@project_options
 @click.option("--check", is_flag=True, help="write nothing; exit 1 where something is out of date")
 @click.option("--force", is_flag=True, help="make files that are up to date too")
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
-def build(names: tuple[str, ...], project_file: str | None, check: bool, force: bool, as_json: bool) -> int:
+def build(
+    names: tuple[str, ...], project_file: str | None, allow_outside: bool, check: bool, force: bool, as_json: bool
+) -> int:
     """Make the artifacts of a project (posexport.toml, or [tool.posexport] of a pyproject.toml) that are out of date.
 
     NAMES are artifacts of the project; without any, all are meant. Exits 1 with --check where something is out of date,
     2 where an artifact can't be made, 3 where what builds a plan is not there.
     """
     with console.steps("reading the project") as progress:
-        result = build_project(find_project(project_file), names, check=check, force=force, progress=progress)
+        result = build_project(
+            find_project(project_file, allow_outside), names, check=check, force=force, progress=progress
+        )
     if as_json:
         console.show_json(result.to_dict())
     else:

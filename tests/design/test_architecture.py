@@ -212,10 +212,11 @@ FLAGS: dict[str, list[str]] = {
         "--timing-cache", "--runtime-cache", "--tf32", "--require-fused-attention", "--json",
     ],
     "verify": [
-        "PATHS", "--project", "--runtime", "--require", "--inputs", "--properties", "--seed", "--time-limit", "--junit",
+        "PATHS", "--project", "--allow-outside",
+        "--runtime", "--require", "--inputs", "--properties", "--seed", "--time-limit", "--junit",
         "--markdown", "--json",
     ],
-    "build": ["NAMES", "--project", "--check", "--force", "--json"],
+    "build": ["NAMES", "--project", "--allow-outside", "--check", "--force", "--json"],
     "tune": [
         "--config", "--preset", "--from", "--layer", "--encoding", "--set",
         "--for", "--scenario", "--objective", "--form", "--target", "--opset",
@@ -241,7 +242,8 @@ FLAGS: dict[str, list[str]] = {
     ],
     "report": ["RESULTS", "--output/-o", "--markdown", "--title", "--json"],
     "bench": [
-        "FILE", "--project", "--runtime", "--scenario", "--shape", "--peers", "--rounds", "--seconds", "--warmup",
+        "FILE", "--project", "--allow-outside",
+        "--runtime", "--scenario", "--shape", "--peers", "--rounds", "--seconds", "--warmup",
         "--threads", "--processes", "--seed", "--cuda-graph", "--save", "--baseline", "--against",
         "--max-regression", "--strict", "--require", "--json",
     ],

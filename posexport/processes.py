@@ -39,6 +39,9 @@ MISSING = "runtime-missing"  # RuntimeMissingError
 INVALID = "invalid-request"  # another error of posexport's own
 FAILED = "failed"  # any other error
 
+NOTHING_SHOWN = (MISSING, TIMED_OUT)
+"""The codes of failures that say nothing about the work: it was not done to its end."""
+
 POLL_SECONDS = 0.25
 """Seconds between two looks at whether a silent process still lives, and for Ctrl-C."""
 

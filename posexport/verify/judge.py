@@ -13,7 +13,7 @@ import numpy as np
 
 from posexport import temporary
 from posexport.errors import Reason, RequestError
-from posexport.processes import INVALID, MISSING
+from posexport.processes import INVALID, MISSING, NOTHING_SHOWN, TIMED_OUT
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
@@ -92,12 +92,13 @@ class ArtifactJob:
             raise RequestError(f"{path!r}: {reference.failure.text}")
         for who, answer in (("the float64 reference", reference), ("torch eager", by_torch)):
             if answer.failure is not None:
+                state = NOT_RUN if answer.failure.code == TIMED_OUT else FAILED
                 reason = Reason(REFERENCE_FAILED, f"{who} could not be computed: {answer.failure}")
-                return Verdict.of(path, name, FAILED, reason, notes=self.notes)
+                return Verdict.of(path, name, state, reason, notes=self.notes)
         future, indices = self.runs[name]
         answer, notes = result(future), self._notes(row, indices, reference)
         if answer.failure is not None:
-            if answer.failure.code == MISSING:
+            if answer.failure.code in NOTHING_SHOWN:
                 return Verdict.of(path, name, NOT_RUN, answer.failure, notes=notes)
             if answer.failure.code == INVALID and self.artifact.plan is not None:
                 raise RequestError(f"{path!r}: {answer.failure.text}")  # the runtime can't open this plan

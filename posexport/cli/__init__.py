@@ -45,6 +45,9 @@ _OTHER_NAMES = {"--runtime": "--for", "--for": "--runtime", "--jobs": "--workers
 """Options with another name in other commands; their spellings are too different for click to suggest them."""
 
 
+INTERRUPTED = 130
+"""The code of a command that says itself how far it came before a signal; each signal has its own: 128 + its number."""
+
 _EXIT_CODE_OF_SIGPIPE = 141
 """The shell's code for a command whose reader closed the pipe: 128 + SIGPIPE."""
 
@@ -141,8 +144,9 @@ class Commands(click.Group):
         try:
             with interrupts(signals), removed_at_end():
                 code = super().main(*args, **kwargs)
-            if signals and code != 128 + signals[0]:  # another package swallowed it, so later results may be wrong
+            if signals and code != INTERRUPTED:  # another package swallowed it, so later results may be wrong
                 raise KeyboardInterrupt
+            code = 128 + signals[0] if signals else code
         except PosexportError as error:
             code = fail(str(error), error.exit_code)
         except click.exceptions.NoArgsIsHelpError as error:

@@ -5,7 +5,9 @@ SIGKILL is the exception: what it leaves is gone after the next run of the same 
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import onnx
 import psutil
 import pytest
 from helpers import cli, tree
@@ -20,7 +23,9 @@ from helpers import cli, tree
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
 SCRIPT = Path(__file__).parents[1] / "support" / "signalled.py"
+HERE = (Path(__file__).parents[2] / "docs" / "results" / "angles.json").read_bytes()
 SIZES = ("--hidden-size", "8", "--num-heads", "2")
+PROJECT = '[[artifact]]\nname = "one"\nencoding = "rope"\nhidden-size = 8\nnum-heads = 2\n'
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 
 WRITING = {
@@ -143,3 +148,131 @@ def test_every_signal_while_a_file_is_written(
     moment: str, number: signal.Signals, tmp_path: Path, positions: dict[str, bytes]
 ) -> None:
     check(Place(tmp_path), WRITING[moment], number, POSITIONS, positions)
+
+
+VERIFY = ("verify", "block.onnx", "--runtime", "ort-cpu", "--junit", "r.xml")
+
+
+@pytest.fixture(scope="module")
+def block(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("block") / "block.onnx"
+    assert cli("export", "--encoding", "rope", *SIZES, "-o", path).exit_code == 0
+    return path
+
+
+def copied(block: Path, folder: Path) -> Place:
+    """A place with a copy of an artifact."""
+    place = Place(folder)
+    for path in (block, block.with_name(f"{block.name}.json")):
+        shutil.copy(path, place.work)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"), [("a process is asked", signal.SIGTERM), ("the first answer", signal.SIGKILL)]
+)
+def test_a_signal_while_engines_work(moment: str, number: signal.Signals, tmp_path: Path, block: Path) -> None:
+    check(copied(block, tmp_path), WORKING[moment], number, VERIFY, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("moment", WORKING)
+def test_every_signal_while_engines_work(moment: str, number: signal.Signals, tmp_path: Path, block: Path) -> None:
+    check(copied(block, tmp_path), WORKING[moment], number, VERIFY, None)
+
+
+ROPE = ("--encoding", "rope", *SIZES)
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "export": ("export", *ROPE, "-o", "new.onnx"),
+    "build": ("build", "--project", "posexport.toml"),
+    "matrix": (
+        *("matrix", "--encoding", "rope", "--form", "native", "--dtype", "fp32", "--mode", "prefill"),
+        *("--runtime", "ort-cpu", "--no-picture", "-o", "m"),
+    ),
+    "bench": (
+        *("bench", "block.onnx", "--runtime", "ort-cpu", "--shape", "seq=4", "--rounds", "3", "--warmup", "1"),
+        *("--save", "b.json"),
+    ),
+    "tune": (
+        *("tune", *ROPE, "--for", "ort-cpu", "--scenario", "prefill:4", "--form", "native", "-o", "t.onnx"),
+        *("--save", "t.json"),
+    ),
+    "plot": ("plot", "rope", "-o", "p.png"),
+    "report": ("report", "here.json", "-o", "r.html"),
+    "package": ("package", "block.onnx", "--triton", "-o", "repository"),
+    "sweep": ("sweep", "--job", "verify artifact=block.onnx runtime=ort-cpu", "-o", "s"),
+}
+"""What is tried of each command beside verify and positions. Some of it may exit with 1 or 3: it is not about that."""
+
+MOMENTS = {
+    "a temporary folder": ("posexport.temporary", "folder", 1, "after"),
+    "a second process": ("posexport.processes", "child_environment", 2, "after"),
+    "the second answer": ("posexport.processes", "Worker.ask", 2, "after"),
+    "a job ends": ("posexport.workflows.sweep.local_jobs", "_judge", 1, "before"),
+    "a file is written": ("posexport.files", "HashingFile.write", 1, "after"),
+    "the last renames": ("posexport.files", "_move", 1, "before"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_signal_while_a_command_works(
+    command: str, moment: str, number: signal.Signals, tmp_path: Path, block: Path
+) -> None:
+    """A command that never comes to the moment ends as if there were no signal."""
+    place = copied(block, tmp_path)
+    (place.work / "here.json").write_bytes(HERE)
+    (place.work / "posexport.toml").write_text(PROJECT)
+    module, name, call, when = MOMENTS[moment]
+    words = (SCRIPT, module, name, str(call), str(int(number)), when, "--", *COMMANDS[command])
+    code, stderr = place.finish(place.run(words))
+    assert "Traceback" not in stderr
+    assert code in (0, 1, 3, -number, 128 + number), stderr
+    if number == signal.SIGKILL:
+        code, stderr = place.finish(place.run(["-m", "posexport", *COMMANDS[command]]))
+        assert code in (0, 1, 3), stderr
+    assert place.left() == []
+    for path in place.work.rglob("*.json"):
+        json.loads(path.read_bytes())
+    for path in place.work.rglob("*.onnx"):
+        onnx.checker.check_model(onnx.load(path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_to_the_whole_group_while_workers_of_workers_work(
+    number: signal.Signals, tmp_path: Path, block: Path
+) -> None:
+    """As a terminal sends it, or a CI that ends a job: the matrix's workers have workers of their own."""
+    place = copied(block, tmp_path)
+    process = place.run(["-m", "posexport", *COMMANDS["matrix"]], new_group=True)
+    while not list(place.temporary.glob("posexport-*/posexport-*/posexport-*")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, number)
+    code, stderr = place.finish(process)
+    assert "Traceback" not in stderr
+    assert code == (-number if number == signal.SIGKILL else 128 + number), stderr
+    if number == signal.SIGKILL:
+        assert place.finish(place.run(["-m", "posexport", *COMMANDS["matrix"]]))[0] == 0
+    assert place.left() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", SIGNALS[:3])
+def test_a_second_signal_while_the_first_is_handled(second: signal.Signals, tmp_path: Path, block: Path) -> None:
+    place = copied(block, tmp_path)
+    process = place.run(["-m", "posexport", *VERIFY])
+    while not list(place.temporary.glob("posexport-*/stderr")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    for _ in range(20):
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(second)
+    code, stderr = place.finish(process)
+    assert "Traceback" not in stderr
+    assert code in (128 + signal.SIGTERM, 128 + second), stderr
+    assert place.left() == []

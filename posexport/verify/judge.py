@@ -28,6 +28,7 @@ from posexport.verify.result import (
     NOT_RUN,
     REFERENCE_FAILED,
     Comparison,
+    State,
     Tolerance,
     Verdict,
     VerifyOverrides,
@@ -92,7 +93,7 @@ class ArtifactJob:
             raise RequestError(f"{path!r}: {reference.failure.text}")
         for who, answer in (("the float64 reference", reference), ("torch eager", by_torch)):
             if answer.failure is not None:
-                state = NOT_RUN if answer.failure.code == TIMED_OUT else FAILED
+                state: State = NOT_RUN if answer.failure.code == TIMED_OUT else FAILED
                 reason = Reason(REFERENCE_FAILED, f"{who} could not be computed: {answer.failure}")
                 return Verdict.of(path, name, state, reason, notes=self.notes)
         future, indices = self.runs[name]

@@ -249,7 +249,7 @@ def test_a_signal_to_the_whole_group_while_workers_of_workers_work(
     """As a terminal sends it, or a CI that ends a job: the matrix's workers have workers of their own."""
     place = copied(block, tmp_path)
     process = place.run(["-m", "posexport", *COMMANDS["matrix"]], new_group=True)
-    while not list(place.temporary.glob("posexport-*/posexport-*/posexport-*")):
+    while not list(place.temporary.glob("posexport-*/posexport-*/stderr")):
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, number)

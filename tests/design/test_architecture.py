@@ -104,6 +104,13 @@ def test_few_files_lie_outside_the_rooms() -> None:
     assert len(list((ROOT / "posexport").glob("*.py"))) <= 9
 
 
+@pytest.mark.parametrize("name", modules())
+def test_temporary_files_have_one_maker(name: str) -> None:
+    """Which removes them at every end; `processes` reads where the system's folder is."""
+    allowed = ("posexport.temporary", "posexport.processes")
+    assert name in allowed or "tempfile" not in imports(modules()[name])
+
+
 def test_only_the_command_line_knows_the_command_line() -> None:
     for name, path in modules().items():
         if not name.startswith(("posexport.cli", "posexport.__main__")):

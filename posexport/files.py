@@ -157,7 +157,7 @@ def write_folder(target: Path, fill: Callable[[Path], None], beside: Mapping[Pat
         system_error(f"can't write the folder {str(target)!r}", "give another place, or free some space"),
         ExitStack() as stack,
     ):
-        aside = stack.enter_context(temporary.folder(target.parent, f".{target.name}.", ".tmp"))
+        aside = stack.enter_context(temporary.folder_beside(target))
         made = aside / "new"
         made.mkdir()
         fill(made)

@@ -101,12 +101,16 @@ def folder(parent: Path | None = None, prefix: str = PREFIX, suffix: str = "") -
         made.keep()  # another process took it for a leftover in the moment before it was locked
 
 
+def folder_beside(target: Path) -> Temporary:
+    """A new folder beside `target`, on the same file system, so that what is in it may be renamed to `target`."""
+    return folder(target.parent, _hidden(target), ".tmp")
+
+
 def file(target: Path) -> tuple[Temporary, int]:
     """A new file beside `target` that may be renamed to it, and a descriptor that writes to it. OSError where none can
     be made."""
-    name = target.name if len(os.fsencode(target.name)) <= _LONGEST else target.name[: _LONGEST // 4]
     while True:
-        made = _named(target.parent, f".{name}.", ".tmp")
+        made = _named(target.parent, _hidden(target), ".tmp")
         try:
             writes = os.open(made.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         except OSError:
@@ -151,6 +155,11 @@ def removed_at_end() -> Iterator[None]:
         with uninterrupted():
             for made in reversed([made for made in list(_registered) if made not in before]):
                 made.remove()
+
+
+def _hidden(target: Path) -> str:
+    """How the name of what waits beside `target` begins."""
+    return f".{target.name if len(os.fsencode(target.name)) <= _LONGEST else target.name[: _LONGEST // 4]}."
 
 
 def _named(parent: Path, prefix: str, suffix: str) -> Temporary:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from posexport import temporary
-from posexport.files import write_json
+from posexport.files import write_folder, write_json
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="locks are those of POSIX")
 RANDOM = "0" * 16
@@ -171,3 +171,14 @@ def test_a_signal_is_held_back_though_another_thread_gets_it(number: signal.Sign
     with child(code, place, str(int(number))) as process:
         assert process.communicate(timeout=60)[0] == "done\nsignal\n"
     assert process.returncode == 7
+
+
+@pytest.mark.parametrize("name", ["models", "y" * 255])
+def test_what_a_killed_process_left_of_a_folder_is_removed_too(place: Path, name: str) -> None:
+    code = "temporary.folder_beside(Path(sys.argv[1]))\nos.kill(os.getpid(), signal.SIGKILL)"
+    with child(code, place, name) as process:
+        process.wait()
+    assert len(names(place)) == 1
+    write_folder(place / name, lambda folder: (folder / "file").touch())
+    assert names(place) == [name]
+    assert names(place / name) == ["file"]

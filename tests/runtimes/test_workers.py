@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +21,7 @@ from helpers import CHILD_PATH, case
 from verify_helpers import write
 
 from posexport.errors import Reason
-from posexport.processes import Worker
+from posexport.processes import Worker, child_environment
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.runtimes.tensors import load_arrays, save_arrays
@@ -125,6 +128,31 @@ def test_workers_end_when_the_parent_does(end: signal.Signals) -> None:
     while _alive(worker) and time.monotonic() < until:
         time.sleep(0.05)
     assert not _alive(worker)
+
+
+def test_a_child_whose_parent_was_gone_before_it_looked_ends() -> None:
+    code = "from posexport.processes import end_with_parent; end_with_parent(); print('alive')"
+    for parent, output in ((os.getpid(), "alive\n"), (1, "")):
+        environment = {**os.environ, "POSEXPORT_PARENT": str(parent)}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert done.stdout == output
+
+
+def test_a_child_compiles_into_its_own_folder_where_the_cache_is_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose code torch.compile would run."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cache, name = tmp_path / f"torchinductor_{getpass.getuser()}", "TORCHINDUCTOR_CACHE_DIR"
+    assert name not in child_environment(tmp_path)
+    cache.symlink_to(tmp_path)
+    assert name not in child_environment(tmp_path)
+    cache.unlink()
+    cache.mkdir()
+    assert child_environment(tmp_path)[name] == str(cache)
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    assert name not in child_environment(tmp_path)
 
 
 def _alive(process: int) -> bool:

@@ -192,7 +192,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "bench": (
         *("bench", "block.onnx", "--runtime", "ort-cpu", "--shape", "seq=4", "--rounds", "3", "--warmup", "1"),
-        *("--processes", "1", "--save", "b.json"),
+        *("--processes", "1", "--seconds", "1"),
     ),
     "tune": (
         *("tune", *ROPE, "--for", "ort-cpu", "--scenario", "prefill:4", "--form", "native", "-o", "t.onnx"),

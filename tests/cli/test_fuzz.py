@@ -19,6 +19,7 @@ import pytest
 from fuzz_lines import WORKING, fill, lines
 from helpers import cli, small_spec, tree, weights_for
 
+from posexport import files
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.cli import positions_command
 from posexport.errors import RequestError, RuntimeMissingError
@@ -183,7 +184,7 @@ def says_two_sentences() -> None:
 
 @pytest.mark.parametrize("wrong", [raises, leaves_a_file, writes_half, ends_with_another_code, says_two_sentences])
 def test_a_planted_fault_is_found(wrong: Callable[[], None], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked = positions_command.check_output
+    checked = files.check_output
 
     def check(*arguments: Any) -> None:
         checked(*arguments)

@@ -227,7 +227,7 @@ def test_a_signal_while_a_command_works(
     (place.work / "here.json").write_bytes(HERE)
     (place.work / "posexport.toml").write_text(PROJECT)
     module, name, call, when = MOMENTS[moment]
-    words = (SCRIPT, module, name, str(call), str(int(number)), when, "--", *COMMANDS[command])
+    words: tuple[str | Path, ...] = (SCRIPT, module, name, str(call), str(int(number)), when, "--", *COMMANDS[command])
     code, stderr = place.finish(place.run(words))
     assert "Traceback" not in stderr
     assert code in (0, 1, 3, -number, 128 + number), stderr

@@ -112,7 +112,8 @@ def test_what_another_user_left_stays(place: Path, monkeypatch: pytest.MonkeyPat
 def test_a_new_one_that_another_process_takes_for_a_leftover_is_made_again(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, taken = temporary.Temporary.lock, []
+    lock = temporary.Temporary.lock
+    taken: list[Path] = []
 
     def late(made: temporary.Temporary, descriptor: int) -> bool:
         if len(taken) < 2:

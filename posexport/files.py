@@ -6,14 +6,14 @@ import errno
 import hashlib
 import json
 import os
-import shutil
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from posexport import temporary
 from posexport.errors import RequestError, system_error
+from posexport.temporary import Temporary, uninterrupted
 
 
 class HashingFile:
@@ -29,10 +29,10 @@ class HashingFile:
 
 
 class Staged:
-    """Files that wait under temporary names beside their targets; `renames` holds the two paths of each."""
+    """Files that wait under temporary names beside their targets; `renames` holds each with its target."""
 
     def __init__(self) -> None:
-        self.renames: list[tuple[Path, Path]] = []
+        self.renames: list[tuple[Temporary, Path]] = []
         self.removals: list[Path] = []
 
     def remove(self, target: Path) -> None:
@@ -42,20 +42,15 @@ class Staged:
 
     def write(self, target: Path, fill: Callable[[HashingFile], object]) -> str:
         """Write what shall stand at `target`, and return its sha256; RequestError where the folder can't be written."""
-        import tempfile
-
         check_target(target)
         with system_error(f"can't write to the folder {str(target.parent)!r}", "give an existing, writable one"):
-            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-        self.renames.append((Path(name), target))
-        with os.fdopen(handle, "wb") as file:
+            made, descriptor = temporary.file(target)
+        self.renames.append((made, target))
+        with os.fdopen(descriptor, "wb") as file:
             hashing = HashingFile(file)
             fill(hashing)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)  # mkstemp makes files for their owner only
         return hashing.sha256.hexdigest()
 
 
@@ -67,44 +62,32 @@ def staged() -> Iterator[Staged]:
         with system_error("can't write the output", "free some space or give another folder"):
             yield files
             with uninterrupted():
-                for temporary, target in files.renames:
-                    temporary.replace(target)
+                for made, target in files.renames:
+                    made.path.replace(target)
+                    made.keep()
                 files.renames.clear()
                 for stale in files.removals:
                     stale.unlink(missing_ok=True)
     finally:
-        for temporary, _ in files.renames:
-            temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C while the renames run, so that no file stands beside another one's manifest."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for made, _ in files.renames:
+            made.remove()
 
 
 def check_target(target: Path) -> None:
     """RequestError where a file can't stand at `target`: a folder does, or what a rename would take from the system."""
     if target.is_dir():
         raise RequestError(f"output {str(target)!r} is a folder: give the name of a file.")
-    if (target.exists() and not target.is_file()) or target.parent.resolve() == Path("/dev"):
+    if (target.exists() and not target.is_file()) or os.path.realpath(target.parent) == "/dev":
         raise RequestError(f"output {str(target)!r} is a device or a pipe: give the name of a file.")
 
 
 def check_writable(target: Path) -> None:
     """RequestError where no file can be written at `target`: checked before the work whose result goes there."""
-    import tempfile
-
     check_target(target)
     with system_error(f"output {str(target)!r} can't be written", "give a file in a folder that can be"):
-        tempfile.NamedTemporaryFile(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent).close()
+        made, descriptor = temporary.file(target)
+        os.close(descriptor)
+        made.remove()
 
 
 def check_output(target: Path, ending: str) -> None:
@@ -128,18 +111,36 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(read_bytes(path).decode())
+        table = tomllib.loads(read_bytes(path).decode())
     except OSError as error:
         raise RequestError(f"{what} {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
     except UnicodeDecodeError:
         raise RequestError(f"{what} {str(path)!r} is not TOML, whose text is UTF-8: save it as UTF-8.") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{what} {str(path)!r} is not TOML ({error}): fix it.") from None
+    if (text := _with_nul(table)) is not None:
+        raise RequestError(f"{what} {str(path)!r} holds the text {text!r} with a NUL, which nothing takes: fix it.")
+    return table
+
+
+def _with_nul(data: Any) -> str | None:
+    """The first text with a NUL in tables and lists, keys included: no name of a file can have one."""
+    waiting = [data]
+    while waiting:
+        match waiting.pop():
+            case str() as text if "\0" in text:
+                return text
+            case dict() as table:
+                waiting += [*table.values(), *table]
+            case list() as items:
+                waiting += items
+    return None
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
-    """JSON as posexport writes it to files: indented, keys in the given order."""
-    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+    """JSON as posexport writes it to files: indented, keys in the given order. What UTF-8 lacks, such as the bytes of a
+    file's name that are no text, is escaped."""
+    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -160,25 +161,21 @@ def write_folder(target: Path, fill: Callable[[Path], None], beside: Mapping[Pat
     What stands there gives way, and the small files `beside` (path to bytes) change with it. Raises RequestError where
     the place can't be written; whatever is raised, everything is then as it was.
     """
-    import tempfile
-
     with (
         system_error(f"can't write the folder {str(target)!r}", "give another place, or free some space"),
         ExitStack() as stack,
     ):
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
-        # not TemporaryDirectory, which raises where files of another user are left of the old folder
-        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-        made = temporary / "new"
+        aside = stack.enter_context(temporary.folder_beside(target))
+        made = aside / "new"
         made.mkdir()
         fill(made)
         moves = [(made, target)]
         for number, (path, data) in enumerate((beside or {}).items()):
-            file = temporary / f"new-{number}"
+            file = aside / f"new-{number}"
             file.write_bytes(data)
             moves.append((file, path))
         with uninterrupted():
-            _move(moves, temporary)
+            _move(moves, aside)
 
 
 def _move(moves: list[tuple[Path, Path]], aside: Path) -> None:

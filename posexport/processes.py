@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import getpass
 import json
 import os
 import queue
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, Any
 
+from posexport import temporary
 from posexport.errors import PosexportError, Reason, RuntimeMissingError
 
 # codes of failures: how the process ended ...
@@ -34,6 +38,9 @@ REFUSED = "refused"  # the engine's error that it can't run this
 MISSING = "runtime-missing"  # RuntimeMissingError
 INVALID = "invalid-request"  # another error of posexport's own
 FAILED = "failed"  # any other error
+
+NOTHING_SHOWN = (MISSING, TIMED_OUT)
+"""The codes of failures that say nothing about the work: it was not done to its end."""
 
 POLL_SECONDS = 0.25
 """Seconds between two looks at whether a silent process still lives, and for Ctrl-C."""
@@ -76,6 +83,7 @@ class Worker:
         self._module = module
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._folder: temporary.Temporary | None = None
         self._errors: IO[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._requests = 0
@@ -97,13 +105,16 @@ class Worker:
                 return
             self._release()
             with contextlib.ExitStack() as opened:
-                self._errors = opened.enter_context(tempfile.TemporaryFile())
+                self._folder = temporary.folder()
+                folder = opened.enter_context(self._folder)
+                self._errors = opened.enter_context((folder / "stderr").open("w+b"))
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", self._module],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._errors,
                     encoding="utf-8",
+                    env=child_environment(folder),
                 )
                 opened.pop_all()  # it lives as long as the process
             self._lines = queue.SimpleQueue()
@@ -174,6 +185,8 @@ class Worker:
             process.stdin.close()
         if self._errors is not None:
             self._errors.close()
+        if self._folder is not None:
+            self._folder.remove()
 
     def close(self) -> None:
         """Kill the process for good."""
@@ -205,6 +218,28 @@ def _read(stream: IO[str] | None, lines: queue.SimpleQueue[str | None]) -> None:
     lines.put(None)
 
 
+def child_environment(folder: Path) -> dict[str, str]:
+    """The environment of a child process whose temporary files lie in `folder`, which its parent removes.
+
+    So a child that is killed leaves nothing behind, nor do the engines in it.
+    """
+    kept = _compiler_cache()
+    caches = {} if kept is None else {"TORCHINDUCTOR_CACHE_DIR": str(kept)}
+    return {**caches, **os.environ, "TMPDIR": str(folder), _PARENT: str(os.getpid())}
+
+
+def _compiler_cache() -> Path | None:
+    """The folder in which torch.compile keeps what it has compiled, so that later runs are faster; None where it is not
+    there, or another user's, whose code would be run."""
+    try:
+        cache = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+        status = cache.lstat()
+    except (OSError, KeyError, ImportError):  # the last two for a user without a name
+        return None
+    return cache if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() else None
+
+
+_PARENT = "POSEXPORT_PARENT"  # the id of the process that started this one as its child
 _PR_SET_PDEATHSIG = 1
 
 
@@ -214,6 +249,8 @@ def end_with_parent() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid()):
+        os._exit(1)  # it was gone before the kernel was asked
     if sys.platform != "win32":
         import resource
 

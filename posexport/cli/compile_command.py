@@ -82,7 +82,7 @@ def compile(
     for warning in warnings:
         console.warn(f"{file}: {warning}.")
     if require_fused_attention and manifest.kernels.fused_attention is not True:
-        click.echo(f"attention is not fused as required ({_fusion(manifest.kernels)}); {target} is written.", err=True)
+        console.say(f"attention is not fused as required ({_fusion(manifest.kernels)}); {target} is written.")
         return 1
     return 0
 

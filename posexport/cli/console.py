@@ -102,16 +102,22 @@ def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
         click.echo(f"  {name:<{width}}  {value}")
 
 
+def say(text: str) -> None:
+    """Text on stderr. Where that can't be written, it is dropped: the exit code remains."""
+    with suppress(OSError, ValueError):
+        click.echo(text, err=True)
+
+
 def warn(sentence: str) -> None:
     """One line on stderr; the command goes on."""
-    click.echo(f"Warning: {sentence}", err=True)
+    say(f"Warning: {sentence}")
 
 
 def fail(sentence: str, code: int) -> int:
     """Print the error that ends the command, also as JSON into the file that a parent process may name in the variable
     ERROR_FILE; returns the exit code."""
     text = " ".join(sentence.split())
-    click.echo(f"Error: {text}", err=True)
+    say(f"Error: {text}")
     if path := os.environ.get(ERROR_FILE):
         with suppress(OSError):
             Path(path).write_text(json.dumps({"error": text}), encoding="utf-8")
@@ -192,7 +198,7 @@ def steps(step: str, total: int | None = None, clock: Clock = time.monotonic) ->
 def write_lines(current: Steps, start: float, clock: Clock, wait: Callable[[float], bool]) -> None:
     """Write a line on stderr at each full minute after `start`, until `wait`, called with seconds, returns True."""
     while not wait(MINUTE - (clock() - start) % MINUTE):
-        click.echo(f"still running, {round((clock() - start) / MINUTE)} min: {current}", err=True)
+        say(f"still running, {round((clock() - start) / MINUTE)} min: {current}")
 
 
 def megabytes(size: int) -> str:

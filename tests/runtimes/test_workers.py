@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,11 +21,12 @@ from helpers import CHILD_PATH, case
 from verify_helpers import write
 
 from posexport.errors import Reason
+from posexport.processes import Worker, child_environment
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.runtimes.tensors import load_arrays, save_arrays
 from posexport.verify import verify
-from posexport.verify.result import FAILED, PASSED
+from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
 INPUTS = {"x": np.arange(6.0).reshape(2, 3), "half": np.ones((1, 0), ml_dtypes.bfloat16), "a/b": np.array(3)}
 
@@ -125,6 +130,31 @@ def test_workers_end_when_the_parent_does(end: signal.Signals) -> None:
     assert not _alive(worker)
 
 
+def test_a_child_whose_parent_was_gone_before_it_looked_ends() -> None:
+    code = "from posexport.processes import end_with_parent; end_with_parent(); print('alive')"
+    for parent, output in ((os.getpid(), "alive\n"), (1, "")):
+        environment = {**os.environ, "POSEXPORT_PARENT": str(parent)}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert done.stdout == output
+
+
+def test_a_child_compiles_into_its_own_folder_where_the_cache_is_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose code torch.compile would run."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cache, name = tmp_path / f"torchinductor_{getpass.getuser()}", "TORCHINDUCTOR_CACHE_DIR"
+    assert name not in child_environment(tmp_path)
+    cache.symlink_to(tmp_path)
+    assert name not in child_environment(tmp_path)
+    cache.unlink()
+    cache.mkdir()
+    assert child_environment(tmp_path)[name] == str(cache)
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    assert name not in child_environment(tmp_path)
+
+
 def _alive(process: int) -> bool:
     try:
         return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
@@ -132,7 +162,26 @@ def _alive(process: int) -> bool:
         return False
 
 
-def test_verify_tells_a_crash_a_hang_and_zeros_apart_and_judges_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", ["faulty-sleep", "torch"])
+def test_a_runtime_without_an_answer_in_time_is_not_run(
+    slow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, module = Worker.ask, faulty("sleep").module if slow == "faulty-sleep" else RUNTIMES[slow].module
+
+    def impatient(worker: Worker, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
+        return ask(worker, request, 0.01 if request["module"] == module else time_limit)
+
+    monkeypatch.setattr(Worker, "ask", impatient)
+    path = write(tmp_path, "rope", case("rope"))
+    rows = {"faulty-sleep": faulty("sleep"), "ort-cpu": RUNTIMES["ort-cpu"]}
+    report = verify([path], runtimes=rows if slow == "faulty-sleep" else {"ort-cpu": rows["ort-cpu"]}, time_limit=60)
+    (verdict,) = [verdict for verdict in report.verdicts if verdict.state == NOT_RUN]
+    assert "no answer within 0.01 s" in str(verdict.reason)
+    assert report.exit_code([verdict.runtime]) == 3
+    assert report.exit_code() == (0 if slow == "faulty-sleep" else 3)
+
+
+def test_verify_tells_a_crash_and_zeros_apart_and_judges_the_rest(tmp_path: Path) -> None:
     path = write(tmp_path, "rope", case("rope"))
     rows = {f"faulty-{how}": faulty(how) for how in ("segfault", "zeros", "raise")}
     report = verify([path], runtimes={**rows, "ort-cpu": RUNTIMES["ort-cpu"]}, time_limit=60)

@@ -13,11 +13,11 @@ Names, the order of independent nodes, the numbers of opsets and attributes that
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from posexport import temporary
 from posexport.bench.worker import explain
 from posexport.jsondata import unstructure
 from posexport.processes import serve
@@ -42,8 +42,8 @@ def identify(path: str, runtime_name: str, level: str | None) -> dict[str, Any]:
 
     settings = ort.session_options(level=level or "all")
     provider = f"{runtime(runtime_name).options['provider']}ExecutionProvider"
-    with tempfile.TemporaryDirectory(prefix="posexport-") as folder:
-        written = Path(folder) / "optimized.onnx"
+    with temporary.folder() as folder:
+        written = folder / "optimized.onnx"
         settings.optimized_model_filepath = str(written)
         onnxruntime.InferenceSession(path, settings, providers=[provider])
         return {"identity": identity(onnx.load(written))}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport.errors import RequestError
+from posexport.files import check_regular
 from posexport.machine import available, size_text
 from posexport.spec.spec import Spec
 
@@ -203,6 +204,7 @@ def _opened(path: Path) -> Iterator[Any]:
     import safetensors
 
     try:
+        check_regular(path)
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
     except (OSError, safetensors.SafetensorError) as error:

@@ -8,12 +8,22 @@ import json
 import os
 import shutil
 import signal
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from posexport.errors import RequestError, system_error
+
+TEXT_LIMIT = 64 * 2**20
+"""The most bytes of a file of JSON that are read: manifests, results, config.json, the index of a checkpoint."""
+
+TOML_LIMIT = 2**20
+"""The most bytes of a file of TOML, which people write by hand, that are read."""
+
+MODEL_LIMIT = 2**31 - 1
+"""The most bytes of an ONNX file: protobuf has no larger messages."""
 
 
 class HashingFile:
@@ -108,11 +118,53 @@ def check_output(target: Path, ending: str) -> None:
     check_writable(target)
 
 
-def read_bytes(path: Path) -> bytes:
-    """What a file or a pipe holds; OSError for a device, which may never end."""
-    if path.is_char_device() or path.is_block_device():
-        raise OSError(errno.EINVAL, "it is a device", str(path))
-    return path.read_bytes()
+def open_file(path: Path, limit: int | None = None) -> BinaryIO:
+    """A regular file, open for reading bytes. Every file of a person's is opened here (tests/design keeps it so).
+
+    Raises OSError for what can't be read, for anything but a regular file (a pipe or a device may never end), and for
+    more than `limit` bytes. What is checked is the file that was opened, whatever is put in its place meanwhile.
+    """
+    try:
+        _check_regular(path, os.stat(path))  # noqa: PTH116 (a device is not opened, which may already do something)
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # a pipe would wait for its end
+        descriptor = os.open(path, flags)
+    except ValueError:  # a NUL, or half a surrogate pair
+        raise OSError(errno.EINVAL, "no file can have such a name", str(path)) from None
+    try:
+        status = os.fstat(descriptor)
+        _check_regular(path, status)
+        if limit is not None and status.st_size > limit:
+            raise _too_large(path, limit)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file but a pipe, a socket or a device", str(path))
+
+
+def _too_large(path: Path, limit: int) -> OSError:
+    size = f"{limit / 2**20:,.0f} MiB" if limit >= 2**20 else f"{limit} bytes"
+    return OSError(errno.EFBIG, f"it is larger than {size}, the most that is read", str(path))
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """What a regular file holds; OSError as in `open_file`."""
+    with open_file(path, limit) as file:
+        data = file.read(limit + 1)  # a file of the system's, as in /proc, may hold more than its size says
+    if len(data) > limit:
+        raise _too_large(path, limit)
+    return data
+
+
+def check_regular(path: Path, limit: int | None = None) -> None:
+    """OSError as in `open_file`, for a file that a library opens by its path."""
+    open_file(path, limit).close()
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
@@ -120,7 +172,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(read_bytes(path).decode())
+        return tomllib.loads(read_bytes(path, TOML_LIMIT).decode())
     except OSError as error:
         raise RequestError(f"{what} {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
     except UnicodeDecodeError:
@@ -141,8 +193,8 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, read in pieces."""
-    with path.open("rb") as file:
+    """The sha256 of a file, read in pieces; OSError as in `open_file`."""
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -29,6 +29,7 @@ from posexport.artifact.manifest import (
 from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
 from posexport.files import sha256_of, staged
+from posexport.jsondata import parse_json
 from posexport.machine import size_text
 from posexport.models import read_spec
 from posexport.models.weights import LazyWeights, weight_shapes
@@ -190,7 +191,7 @@ def read_onnx(path: Path) -> Artifact:
         )
     form, target = properties["posexport.form"], properties.get("posexport.target", "portable")
     try:
-        data = json.loads(properties["posexport.spec"])
+        data = parse_json(properties["posexport.spec"])
         if not isinstance(data, dict):
             raise RequestError("it is not a table.")
         spec = read_spec(data)
@@ -203,10 +204,16 @@ def read_onnx(path: Path) -> Artifact:
     return Artifact(path=path, spec=spec, form=form, target=target, version=version, model=model)
 
 
+def _dtype(number: int) -> str:
+    """posexport's name of an element type, onnx's where posexport has none, `type 99` where onnx has none either."""
+    known = onnx.TensorProto.DataType
+    return _DTYPES.get(number) or (known.Name(number) if number in known.values() else f"type {number}")
+
+
 def _values(infos: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[Shape, str]]:
     values: dict[str, tuple[Shape, str]] = {}
     for info in infos:
         tensor = info.type.tensor_type
         shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
-        values[info.name] = (shape, _DTYPES.get(tensor.elem_type, onnx.TensorProto.DataType.Name(tensor.elem_type)))
+        values[info.name] = (shape, _dtype(tensor.elem_type))
     return values

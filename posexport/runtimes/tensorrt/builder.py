@@ -18,6 +18,8 @@ import attrs
 from posexport.artifact.manifest import PlanKernels
 from posexport.artifact.onnx_artifact import Artifact
 from posexport.errors import RequestError, system_error
+from posexport.files import read_bytes
+from posexport.machine import available
 from posexport.progress import Progress, silent
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.tensorrt import api
@@ -156,7 +158,7 @@ def _timing_cache(config: Any, runtime: str, path: Path) -> Any:
             "with --runtime tensorrt."
         )
     with system_error(f"can't read the timing cache {str(path)!r}", "give a file"):
-        stored = path.read_bytes() if path.exists() else b""
+        stored = read_bytes(path, available()) if path.exists() else b""
     cache = config.create_timing_cache(stored)
     if cache is None:
         raise RequestError(f"{str(path)!r} is no timing cache of {runtime}: remove it, or give another file.")

@@ -253,7 +253,7 @@ def is_short(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(words in text for words in SHORT)
 
 
-def limit_to_what_is_free(keep_free: int) -> None:
+def limit_to_what_is_free(keep_free: int = 0) -> None:
     """Let this process take what is free now, less `keep_free` and `HEADROOM` bytes, and no more (Linux only)."""
     if sys.platform != "linux":
         return

@@ -16,22 +16,20 @@ _LONG_WORD = re.compile(r"\S{400,}")
 _LONGEST_TEXT = 6000
 
 
-def plain(text: str, longest: int = _LONGEST_TEXT) -> str:
+def plain(text: str, longest: int = _LONGEST_TEXT, kept: str = "\n\t") -> str:
     """Text for a terminal or a report: what may stand in a file that somebody else made can't control either.
 
     Control characters, escape sequences, marks that change the direction of writing, and what UTF-8 can't hold are
-    written as Python writes them (`\\x1b`); line ends and tabs stay. Words of 400 characters and more, and texts that
+    written as Python writes them (`\\x1b`), but for those in `kept`. Words of 400 characters and more, and texts that
     are longer than `longest`, are shortened in their middle.
     """
     if not text.isprintable():
-        text = "".join(map(_escaped, text))
+        text = "".join(
+            character if character.isprintable() or character in kept else repr(character)[1:-1] for character in text
+        )
     if len(text) >= 400:
         text = _shortened(_LONG_WORD.sub(lambda word: _shortened(word[0], 160), text), longest)
     return text
-
-
-def _escaped(character: str) -> str:
-    return character if character.isprintable() or character in "\n\t" else repr(character)[1:-1]
 
 
 def _shortened(text: str, longest: int) -> str:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+_UNWRITABLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 LARGEST = 10**300
 """Numbers beyond it are no measurement, and overflow a float."""
@@ -70,17 +72,19 @@ def parse_json(text: bytes | str) -> Any:
         raise DataError("it is too long")
     try:
         data = json.loads(text, object_pairs_hook=_table)
+    except DataError:
+        raise
     except (ValueError, RecursionError):
-        raise DataError("it is not JSON, or a key stands in it twice") from None
+        raise DataError("it is not JSON") from None
     _check_depth(data)
     return data
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; ValueError where a key stands twice, of which every reader would take another."""
+    """An object; DataError where a key stands twice, since each reader may take another of the two."""
     table = dict(pairs)
     if len(table) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise DataError("a key stands in it twice")
     return table
 
 

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from posexport.files import TEXT_LIMIT, read_bytes
-
 _PACKAGE = "posexport"
 _SOURCE = f"in {_PACKAGE}'s source folder"
 
@@ -30,7 +28,7 @@ def install_command(requirement: str) -> str:
     if installed is None:  # run from its source
         return f"pip install '.{extras}' {_SOURCE}"
     try:
-        source = json.loads(read_bytes(installed / "direct_url.json", TEXT_LIMIT))
+        source = json.loads((installed / "direct_url.json").read_bytes())
     except (OSError, ValueError, RecursionError):  # jsondata would make `list` slow
         source = None
     match source:

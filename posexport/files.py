@@ -22,6 +22,8 @@ TEXT_LIMIT = 64 * 2**20
 TOML_LIMIT = 2**20
 """The most bytes of a file of TOML, which people write by hand, that are read."""
 
+_HOLLOW_FROM = 2**30  # bytes from which a file is asked whether it stores them
+
 MODEL_LIMIT = 2**31 - 1
 """The most bytes of an ONNX file: protobuf has no larger messages."""
 
@@ -135,6 +137,8 @@ def open_file(path: Path, limit: int | None = None) -> BinaryIO:
         _check_regular(path, status)
         if limit is not None and status.st_size > limit:
             raise _too_large(path, limit)
+        if _is_hollow(descriptor, status):
+            raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, nearly all of which are a hole", str(path))
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -148,6 +152,19 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
         kinds = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
         kind = next((name for holds, name in kinds.items() if holds(status.st_mode)), "a device")
         raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
+
+
+def _is_hollow(descriptor: int, status: os.stat_result) -> bool:
+    """Whether a file is large and stores next to nothing: it costs nothing to make, and hours to read."""
+    stored = getattr(status, "st_blocks", status.st_size) * 512
+    if status.st_size < _HOLLOW_FROM or stored > status.st_size // 64:
+        return False
+    try:  # some network file systems count no blocks, and know no holes
+        hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except (OSError, AttributeError):
+        return False
+    return hole < status.st_size
 
 
 def _too_large(path: Path, limit: int) -> OSError:

@@ -5,6 +5,7 @@ Classes are the schema (posexport.jsondata), their fields in the order of the ke
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -251,7 +252,7 @@ def read_manifest(path: Path) -> OnnxManifest | PlanManifest | None:
 def read_manifest_of(kind: type[M], path: Path) -> M | None:
     """The manifest of an artifact of this kind, as `read_manifest` gives it."""
     file = manifest_path(path)
-    if not file.is_file():
+    if not os.path.lexists(file):
         return None
     try:
         return structure(read_json(file), kind)

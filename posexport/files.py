@@ -175,9 +175,11 @@ def _too_large(path: Path, limit: int) -> OSError:
 def read_bytes(path: Path, limit: int) -> bytes:
     """What a regular file holds; OSError as in `open_file`."""
     with open_file(path, limit) as file:
-        data = file.read(limit + 1)  # a file of the system's, as in /proc, may hold more than its size says
-    if len(data) > limit:
-        raise _too_large(path, limit)
+        data = file.read(os.fstat(file.fileno()).st_size + 1)
+        while more := file.read(min(2**20, limit + 1 - len(data))):  # a file in /proc holds more than its size says
+            data += more
+            if len(data) > limit:
+                raise _too_large(path, limit)
     return data
 
 

@@ -264,6 +264,22 @@ def limit_to_what_is_free(keep_free: int = 0) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
+@contextlib.contextmanager
+def limited_to_what_is_free() -> Iterator[None]:
+    """Let this process take no more than is free for as long as the block runs; its children lift the limit."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limit_to_what_is_free()
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
 def forget_peak() -> int:
     """Resident bytes now, from where the peak counts anew (Linux; elsewhere the peak is what is resident)."""
     with contextlib.suppress(OSError):

@@ -225,6 +225,7 @@ def end_with_parent() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported; it leaves no core file behind
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.getrlimit(resource.RLIMIT_DATA)[1],) * 2)  # the parent's
     with contextlib.suppress(OSError):  # where memory runs out all the same, Linux ends this process, no other
         Path("/proc/self/oom_score_adj").write_text("1000")
 

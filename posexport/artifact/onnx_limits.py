@@ -16,8 +16,8 @@ import onnx
 from posexport.errors import RequestError, shown
 from posexport.machine import available, size_text
 
-MOST_NODES = 1_000_000
-"""Nodes of a graph with its subgraphs, its functions inlined. A stack of 1,000 layers has less than a tenth of that."""
+MOST_NODES = 200_000
+"""Nodes of a graph with its subgraphs, its functions inlined. A stack of 1,000 layers has less than half of that."""
 
 DEEPEST_CALLS = 64
 """Functions that call each other, one inside the other."""
@@ -59,7 +59,7 @@ def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]
     at, count = start, 0
     while at < end:
         count += 1
-        if count > 2 * MOST_NODES:
+        if count > 10 * MOST_NODES:
             raise ValueError("too many fields")
         tag, at = _varint(data, at, end)
         kind, number = tag & 7, tag >> 3

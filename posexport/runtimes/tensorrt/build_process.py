@@ -8,7 +8,6 @@ in the folder. The steps of the build are reported while it runs. Ctrl-C ends th
 from __future__ import annotations
 
 import contextlib
-import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,9 @@ from posexport.progress import Progress, silent
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.tensorrt.builder import Built, build
 from posexport.runtimes.tensorrt.options import BuildOptions
+
+LONGEST_STEP = 3600.0
+"""Seconds that one step of a build may take; the builder reports each."""
 
 _PLAN, _TIMING, _RUNTIME = "plan", "timing", "runtime"  # the files in the folder
 
@@ -57,7 +59,9 @@ def build_in_child(worker: Worker, artifact: Artifact, options: BuildOptions, pr
     with tempfile.TemporaryDirectory(prefix="posexport-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         plain = attrs.asdict(options, value_serializer=lambda _, __, value: str(value) if _is_path(value) else value)
-        reply = worker.ask({"path": str(artifact.path.absolute()), "options": plain, "folder": name}, math.inf, note)
+        reply = worker.ask(
+            {"path": str(artifact.path.absolute()), "options": plain, "folder": name}, LONGEST_STEP, note
+        )
         failure = failure_of(reply)
         if failure is not None:
             raise _error(failure, f"{options.runtime} can't build {str(artifact.path)!r}", now)

@@ -38,6 +38,11 @@ def _shortened(text: str, longest: int) -> str:
     return f"{text[: longest * 3 // 4]}... ({len(text):,} characters) ...{text[-longest // 4 :]}"
 
 
+def _sentence(text: str) -> str:
+    """Plain text on one line."""
+    return plain(" ".join(text.split()) if "\n" in text or "\t" in text else text)
+
+
 def shown(value: object, longest: int = 80) -> str:
     """A name or value from a file, as Python writes it, shortened in its middle: for a message."""
     if isinstance(value, str) and len(value) > longest:
@@ -66,7 +71,7 @@ class PosexportError(Exception):
     exit_code = 2
 
     def __str__(self) -> str:
-        return plain(super().__str__())
+        return _sentence(super().__str__())
 
 
 class RequestError(PosexportError):
@@ -81,7 +86,7 @@ class FieldError(RequestError):
         self.field, self.complaint = field, complaint
 
     def __str__(self) -> str:
-        return plain(f"{self.field} {self.complaint}")
+        return _sentence(f"{self.field} {self.complaint}")
 
     def named(self, name: str) -> RequestError:
         """The same with the name that the field has where it was written, such as that of an option."""

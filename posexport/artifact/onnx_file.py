@@ -17,7 +17,7 @@ import onnx
 import onnx.checker
 import onnx.numpy_helper
 
-from posexport.artifact.onnx_limits import check_graph, check_size, nodes_within
+from posexport.artifact.onnx_limits import check_graph, check_size, check_texts, nodes_within
 from posexport.errors import RequestError, shown, system_error
 from posexport.files import MODEL_LIMIT, HashingFile, Staged, open_file, read_bytes
 from posexport.machine import size_text
@@ -181,6 +181,7 @@ def read(path: Path) -> onnx.ModelProto:
         model = onnx.load_model_from_string(data)
     except (google.protobuf.message.DecodeError, ValueError):
         raise RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.") from None
+    check_texts(path, model)
     if not model.graph.node or not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
         raise RequestError(f"{str(path)!r} holds no ONNX graph of a known opset: export it again.")
     check_graph(path, model)

@@ -10,14 +10,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import onnx
 
 from posexport.errors import RequestError, shown
 from posexport.machine import available, size_text
 
-MOST_NODES = 200_000
-"""Nodes of a graph with its subgraphs, its functions inlined. A stack of 1,000 layers has less than half of that."""
+MOST_NODES = 500_000
+"""Nodes of a graph with its subgraphs, its functions inlined. A stack of 1,000 layers has less than a third of that."""
 
 DEEPEST_CALLS = 64
 """Functions that call each other, one inside the other."""
@@ -27,6 +28,7 @@ LARGEST_STRUCTURE = 2**28
 
 _IN_MEMORY = 80  # bytes that a byte of structure takes once it is parsed, at most (measured with empty nodes)
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+_TEXT, _MESSAGE = 9, 11  # types of fields in protobuf's descriptors
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 Function = tuple[str, str, str]
@@ -105,6 +107,18 @@ def nodes_within(
                 for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
                     yield graph, None
                     holders.append(graph)
+
+
+def check_texts(path: Path, model: onnx.ModelProto) -> None:
+    """RequestError for a name or another text of the file that is not UTF-8: protobuf gives it as bytes."""
+    messages: list[Any] = [model]
+    while messages:
+        for field, value in messages.pop().ListFields():
+            if field.type == _TEXT:
+                if any(isinstance(text, bytes) for text in ([value] if isinstance(value, str | bytes) else value)):
+                    raise RequestError(f"{str(path)!r} holds a {field.name} that is not UTF-8: export it again.")
+            elif field.type == _MESSAGE:
+                messages += value if field.is_repeated else [value]
 
 
 def check_graph(path: Path, model: onnx.ModelProto) -> None:

@@ -1,0 +1,571 @@
+"""Mutated files for every reader: `python fuzz_files.py READER FOLDER SEED COUNT` prints what went wrong, as JSON.
+
+A mutant is made from a sound file by its structure (a field of protobuf, a node of a JSON tree, a value of TOML, the
+header of an array) or by its bytes (cut short, bits flipped). A reader must refuse it in one clean sentence or read it.
+Everything else is a fault: another exception, a sentence that is long or holds control characters, more than LONGEST
+seconds or more than MOST_MEMORY bytes. This process is the place for crashes: the file of the mutant at which it ended
+is left in the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import signal
+import struct
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+LONGEST = 10
+"""Seconds of the processor that one file may take."""
+
+MOST_MEMORY = 1_500_000_000
+"""Bytes that one file may add to what the process takes."""
+
+TEXTS = (
+    *("", "x" * 6000, "\x1b]0;title\x07\x1b[2J", "a\nError: b", "\u202egnp", "\ud800", "\x00", "../../etc/passwd"),
+    *("/dev/zero", "NaN", "-1", "1e999", "9" * 5000, "{}", "rope", "fp8", "é" * 300, "%s%n", "{0}", "*" * 100),
+)
+NUMBERS = (0, -1, 1, 2, 3, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, -(2**63), 10**30, 10**400, 1e308, 1e-320, 0.5)
+EXTREMES: tuple[Any, ...] = (
+    *TEXTS,
+    *NUMBERS,
+    *(None, True, False, float("nan"), float("inf"), [], {}, [None], {"": None}, {"name": 1}, [[[[]]]]),
+)
+"""Values that replace a value of JSON or TOML."""
+
+
+class Mutator:
+    """Mutants from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def bytes(self, data: bytes) -> bytes:
+        """Bytes cut short, with bits flipped, or with a part of them removed, repeated or replaced."""
+        made = bytearray(data)
+        at = self.random.randrange(len(made) + 1)
+        size = self.random.choice((1, 2, 4, 8, 64, 1024))
+        match self.random.randrange(5):
+            case 0:
+                del made[at:]
+            case 1:
+                for _ in range(self.random.choice((1, 1, 2, 8, 64))):
+                    made[self.random.randrange(len(made))] ^= 1 << self.random.randrange(8)
+            case 2:
+                del made[at : at + size]
+            case 3:
+                made[at:at] = made[at : at + size] * self.random.choice((1, 2, 100))
+            case _:
+                made[at : at + size] = self.random.choice((b"\xff", b"\x00", b"\x80", b"{", b"[")) * size
+        return bytes(made)
+
+    def tree(self, data: Any) -> bytes:
+        """JSON with one to three nodes replaced, removed, repeated or renamed."""
+        data = json.loads(json.dumps(data))
+        for _ in range(self.random.choice((1, 1, 1, 2, 3))):
+            self._change(data)
+        text = json.dumps(data)
+        match self.random.randrange(40):
+            case 0:  # a key twice
+                text = text.replace("{", '{"version": 1, "version": "1", ', 1)
+            case 1:
+                text = "[" * self.random.choice((70, 900, 100_000)) + text
+            case 2:
+                text = text[: self.random.randrange(len(text))]
+        return text.encode("utf-8", "surrogatepass")
+
+    def _change(self, data: Any) -> None:
+        places = list(_places(data))
+        if not places:
+            return
+        holder, key = self.random.choice(places)
+        match self.random.randrange(7):
+            case 0:
+                del holder[key]
+            case 1 if isinstance(holder, list):
+                holder[:] = holder * self.random.choice((2, 50)) if len(holder) < 1000 else holder
+            case 1 | 2 if isinstance(holder, dict):
+                holder[self.random.choice(TEXTS)] = holder.pop(key)
+            case 3:
+                other, place = self.random.choice(places)
+                holder[key] = json.loads(json.dumps(other[place]))
+            case _:
+                holder[key] = self.random.choice(EXTREMES)
+
+    def message(self, message: Any) -> None:
+        """Change one field of a protobuf message, at any depth."""
+        from google.protobuf.descriptor import FieldDescriptor as Field
+
+        places = list(_fields(message))
+        holder, field = self.random.choice(places)
+        value = getattr(holder, field.name)
+        repeated = field.is_repeated
+        match self.random.randrange(6):
+            case 0:
+                holder.ClearField(field.name)
+                return
+            case 1 if repeated and len(value):
+                for _ in range(self.random.choice((1, 1, 30))):
+                    if field.type == Field.TYPE_MESSAGE:
+                        value.add().CopyFrom(self.random.choice(list(value)))
+                    else:
+                        value.append(self.random.choice(list(value)))
+                return
+            case 2 if repeated and len(value):
+                del value[self.random.randrange(len(value))]
+                return
+            case 3 if field.type == Field.TYPE_MESSAGE:
+                other, more = self.random.choice(places)
+                if more.message_type is field.message_type and not repeated and not more.is_repeated:
+                    value.CopyFrom(getattr(other, more.name))
+                return
+        with contextlib.suppress(TypeError, ValueError):
+            extreme: Any
+            if field.type == Field.TYPE_MESSAGE:
+                return
+            if field.type == Field.TYPE_STRING:
+                extreme = self.random.choice([text for text in TEXTS if "\ud800" not in text])
+            elif field.type == Field.TYPE_BYTES:
+                extreme = self.random.choice((b"", b"\xff" * 7, b"\x00" * 4096))
+            elif field.type == Field.TYPE_ENUM:
+                extreme = self.random.choice((0, 1, 7, 99, -1, 2**31 - 1))
+            elif field.type in (Field.TYPE_FLOAT, Field.TYPE_DOUBLE):
+                extreme = self.random.choice((0.0, float("nan"), float("inf"), 1e38))
+            else:
+                extreme = self.random.choice((0, -1, 1, 99, 2**31 - 1, 2**40, 2**62, -(2**62)))
+            if repeated and len(value):
+                value[self.random.randrange(len(value))] = extreme
+            elif repeated:
+                value.append(extreme)
+            else:
+                setattr(holder, field.name, extreme)
+
+    def toml(self, text: str) -> bytes:
+        """TOML with the value of a line replaced, a line removed or repeated, or a table renamed."""
+        lines = text.splitlines()
+        for _ in range(self.random.choice((1, 1, 2, 3))):
+            at = self.random.randrange(len(lines))
+            key, equals, _value = lines[at].partition("=")
+            match self.random.randrange(6):
+                case 0:
+                    del lines[at]
+                    lines = lines or [""]
+                case 1:
+                    lines.insert(at, lines[at])
+                case 2:
+                    lines[at] = self.random.choice(
+                        ("[tool]", "[[a]]", "[a.b.c]", "]", "= 1", "a" + ".a" * 3000 + " = 1")
+                    )
+                case _ if equals:
+                    extreme = self.random.choice((*EXTREMES, "[" * 900, "{a = " * 200))
+                    literal = json.dumps(extreme) if not isinstance(extreme, dict) else "{}"
+                    lines[at] = f"{key}= {literal}"
+        return "\n".join(lines).encode("utf-8", "surrogatepass")
+
+    def npz(self, arrays: dict[str, Any]) -> bytes:
+        """An archive with a header of an array changed, an array removed, renamed or of other numbers."""
+        import numpy as np
+
+        arrays, made = dict(arrays), io.BytesIO()
+        name = self.random.choice(list(arrays))
+        match self.random.randrange(4):
+            case 0:
+                arrays[name] = arrays[name].astype(self.random.choice(("f8", "f2", "c8", "i1", "U3", "M8[s]", "?")))
+            case 1:
+                arrays[self.random.choice(TEXTS)[:200] or "x"] = arrays.pop(name)
+            case 2:
+                arrays[name] = np.full(self.random.choice(((0,), (1, 1), (3, 1, 2, 1), (2, 7, 16))), np.nan)
+        with zipfile.ZipFile(made, "w", self.random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
+            for key, array in arrays.items():
+                raw = io.BytesIO()
+                np.lib.format.write_array(raw, np.asarray(array))
+                data = raw.getvalue()
+                if key == name and self.random.randrange(2):
+                    shape = self.random.choice(("(1099511627776,)", "(-1,)", "(2, 2)", "()", "((),)", "(" * 300))
+                    header = f"{{'descr': '{self.random.choice(('<f4', '|O', '<f99', 'V8', 'x'))}', "
+                    header += f"'fortran_order': False, 'shape': {shape}, }}"
+                    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header.encode() + b"\n" + data
+                with contextlib.suppress(UnicodeEncodeError, IndexError):
+                    archive.writestr(f"{key}.npy", data)
+        return made.getvalue() if self.random.randrange(4) else self.bytes(made.getvalue())
+
+    def safetensors(self, data: bytes) -> bytes:
+        """A file with its header changed as a tree, with another length of it, or by its bytes."""
+        size = int.from_bytes(data[:8], "little")
+        header, rest = json.loads(data[8 : 8 + size]), data[8 + size :]
+        match self.random.randrange(4):
+            case 0:
+                return self.bytes(data)
+            case 1:
+                length = self.random.choice((0, 1, size - 1, size + 1, 2**31, 2**63 - 1, 2**64 - 1))
+                return length.to_bytes(8, "little") + data[8:]
+        made = self.tree(header)
+        return len(made).to_bytes(8, "little") + made + rest
+
+
+def _places(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (holder, key or index) of a tree."""
+    if isinstance(data, dict | list):
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+            yield data, key
+            yield from _places(value)
+
+
+def _fields(message: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (message, field) below a message, those that aren't set too."""
+    for field in message.DESCRIPTOR.fields:
+        yield message, field
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in value if field.is_repeated else (value,):
+                yield from _fields(inner)
+
+
+Read = Callable[[Path], object]
+Make = Callable[[Mutator], bytes]
+
+
+def cli(*arguments: str | Path) -> None:
+    """Run a command in this process; its errors are sentences on stderr, which is checked as what it raises."""
+    from click.testing import CliRunner
+
+    from posexport.cli import main
+
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    if done.exit_code not in (0, 1, 2, 3):
+        raise AssertionError(f"exit code {done.exit_code}")
+    check_text(done.output.replace("\n", " "), 100_000)
+
+
+def check_text(text: str, longest: int = 8000) -> None:
+    """AssertionError for what `bad_text` finds."""
+    fault = bad_text(text, longest)
+    assert fault is None, fault
+
+
+def bad_text(text: str, longest: int = 8000) -> str | None:
+    """What is wrong with text that is printed: it could control a terminal, or is long."""
+    bad = [character for character in text if not character.isprintable()]
+    if bad:
+        return f"{bad[:3]} reaches the terminal"
+    return f"a text of {len(text)} characters" if len(text) > longest else None
+
+
+def try_all(*readers: Callable[[], object]) -> None:
+    """Call several readers of one file; raises the refusal of the last where one of them refused, all texts checked."""
+    refusal: Exception | None = None
+    for read in readers:
+        try:
+            read()
+        except _error() as error:
+            check_text(str(error))
+            refusal = error
+    if refusal is not None:
+        raise refusal
+
+
+def onnx_reader(folder: Path) -> tuple[str, Make, Read]:
+    import onnx
+
+    sound = onnx.load(folder / "sound.onnx")
+    data = sound.SerializeToString()
+
+    def make(mutator: Mutator) -> bytes:
+        if mutator.random.randrange(3) == 0:
+            return mutator.bytes(data)
+        model = onnx.ModelProto()
+        model.CopyFrom(sound)
+        for _ in range(mutator.random.choice((1, 1, 2, 4))):
+            if mutator.random.randrange(4) == 0:  # the spec and the rest of the metadata
+                entry = mutator.random.choice(list(model.metadata_props))
+                with contextlib.suppress(ValueError, TypeError):
+                    entry.value = mutator.tree(json.loads(entry.value)).decode()
+            else:
+                mutator.message(model)
+        made = model.SerializeToString()
+        if mutator.random.randrange(6) == 0:  # names that are no UTF-8
+            made = made.replace(
+                mutator.random.choice((b"q_proj", b"output", b"MatMul", b"posexport")), b"\xff\xfe\xfdq_p"[:6]
+            )
+        return made
+
+    def read(path: Path) -> None:
+        from posexport.artifact.graph_shape import read_graph_shape
+        from posexport.artifact.loaded import load_artifact
+
+        cli("inspect", path)
+        cli("inspect", path, "--json")
+        artifact = load_artifact(path)
+        check_text(artifact.contract_violation or "")
+        weights = artifact.source.weights()
+        for name in weights:
+            weights[name]
+        read_graph_shape(path, path.name)
+
+    return "mutant.onnx", make, read
+
+
+def manifest_reader(folder: Path) -> tuple[str, Make, Read]:
+    data = json.loads((folder / "sound.onnx.json").read_bytes())
+    name = "mutant.onnx"
+    (folder / name).write_bytes((folder / "sound.onnx").read_bytes())
+    data["file"] = name
+
+    def read(path: Path) -> None:
+        from posexport.artifact.loaded import load_artifact
+        from posexport.artifact.manifest import matches_manifest
+
+        cli("inspect", folder / name)
+        load_artifact(folder / name)
+        matches_manifest(folder / name)
+
+    return f"{name}.json", _json(data), read
+
+
+def plan_reader(folder: Path) -> tuple[str, Make, Read]:
+    data = json.loads((folder / "sound.plan.json").read_bytes())
+    (folder / "mutant.plan").write_bytes((folder / "sound.plan").read_bytes())
+    data["file"] = "mutant.plan"
+
+    def read(path: Path) -> None:
+        from posexport.artifact.loaded import load_artifact
+
+        cli("inspect", folder / "mutant.plan")
+        cli("inspect", folder / "mutant.plan", "--json")
+        artifact = load_artifact(folder / "mutant.plan")
+        check_text(artifact.contract_violation or "")
+
+    return "mutant.plan.json", _json(data), read
+
+
+def safetensors_reader(folder: Path) -> tuple[str, Make, Read]:
+    data = (folder / "sound.safetensors").read_bytes()
+
+    def read(path: Path) -> None:
+        from posexport.models import read_spec
+        from posexport.models.checkpoints import read_checkpoint
+        from posexport.models.weights import read_weights
+
+        spec = read_spec({"encoding": {"name": "rope"}, "hidden_size": 16, "num_heads": 2})
+
+        def look_up(weights: Any) -> None:
+            for name in weights:
+                weights[name]
+
+        try_all(
+            lambda: look_up(read_weights(path, spec)[1]),
+            lambda: look_up(read_checkpoint(path.parent / "checkpoint", 0, 1, {}).weights),
+        )
+
+    (folder / "checkpoint").mkdir(exist_ok=True)
+    (folder / "checkpoint" / "config.json").write_bytes((folder / "config.json").read_bytes())
+    link = folder / "checkpoint" / "model.safetensors"
+    if not link.is_symlink():
+        link.symlink_to("../mutant.safetensors")
+    return "mutant.safetensors", lambda mutator: mutator.safetensors(data), read
+
+
+def config_reader(folder: Path) -> tuple[str, Make, Read]:
+    data = json.loads((folder / "config.json").read_bytes())
+    more = [
+        {**data, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
+        {**data, "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}},
+        {**data, "model_type": "gemma3_text", "layer_types": ["sliding_attention"], "sliding_window": 8, "head_dim": 8},
+        {"model_type": "t5", "d_model": 16, "num_heads": 2, "d_kv": 8, "num_layers": 2, "d_ff": 32, "vocab_size": 9},
+        {"model_type": "llama4", "text_config": data},
+    ]
+
+    def read(path: Path) -> None:
+        from posexport.models.checkpoints import read_checkpoint
+
+        read_checkpoint(path, None, 1, {})
+
+    return "mutant.json", lambda mutator: _json(mutator.random.choice([data, *more]))(mutator), read
+
+
+def toml_reader(folder: Path) -> tuple[str, Make, Read]:
+    texts = [path.read_text() for path in sorted(folder.glob("*.sound.toml"))]
+
+    def read(path: Path) -> None:
+        from posexport.export.request import read_request
+        from posexport.workflows.project.file import find_project
+        from posexport.workflows.sweep.job_plan import read_tables
+
+        try_all(
+            lambda: read_request(str(path), None, {}, {}),
+            lambda: find_project(str(path)),
+            lambda: cli("sweep", path, "--dry-run", "-o", path.parent / "sweep"),
+            lambda: read_tables(path),
+        )
+
+    def make(mutator: Mutator) -> bytes:
+        text = mutator.random.choice(texts)
+        return mutator.toml(text) if mutator.random.randrange(6) else mutator.bytes(text.encode())
+
+    return "mutant.toml", make, read
+
+
+def result_reader(folder: Path) -> tuple[str, Make, Read]:
+    sound = [json.loads(path.read_bytes()) for path in sorted((folder / "results").glob("*.json"))]
+
+    def read(path: Path) -> None:
+        from posexport.bench.result import read_benchmark
+        from posexport.report.page.page import make_page, to_html
+        from posexport.verify.matrix.table import read as read_matrix
+
+        try_all(lambda: read_benchmark(path), lambda: read_matrix(path), lambda: to_html(make_page([path])))
+
+    return "mutant.json", lambda mutator: _json(mutator.random.choice(sound))(mutator), read
+
+
+def npz_reader(folder: Path) -> tuple[str, Make, Read]:
+    import numpy as np
+
+    arrays = {"hidden_states": np.ones((2, 5, 16), np.float32), "position_ids": np.tile(np.arange(5), (2, 1))}
+
+    def read(path: Path) -> None:
+        from posexport.artifact.loaded import load_artifact
+        from posexport.verify.user_inputs import fit_inputs, read_arrays
+
+        artifact = load_artifact(folder / "sound.onnx")
+        fit_inputs(path, read_arrays(path), artifact.spec, artifact.inputs, artifact.bounds)
+
+    return "mutant.npz", lambda mutator: mutator.npz(arrays), read
+
+
+def _json(data: Any) -> Make:
+    text = json.dumps(data).encode()
+    return lambda mutator: mutator.tree(data) if mutator.random.randrange(8) else mutator.bytes(text)
+
+
+def _error() -> type[Exception]:
+    """The errors of posexport's own, once their text is checked."""
+    from posexport.errors import PosexportError
+
+    return PosexportError
+
+
+def planted(read: Read) -> Callable[[Path], tuple[str, Make, Read]]:
+    """A reader with a fault, for any bytes."""
+    return lambda folder: ("mutant.bin", lambda mutator: mutator.bytes(b"posexport" * 10), read)
+
+
+def _raises(path: Path) -> None:
+    raise KeyError(path.name)
+
+
+def _escapes(path: Path) -> None:
+    class Loud(_error()):  # type: ignore[misc]
+        def __str__(self) -> str:
+            return "\x1b[2J"
+
+    raise Loud
+
+
+def _hangs(path: Path) -> None:
+    while True:
+        pass
+
+
+def _grows(path: Path) -> None:
+    bytearray(MOST_MEMORY + 2**28)[::4096] = b"x" * len(range(0, MOST_MEMORY + 2**28, 4096))
+
+
+def _crashes(path: Path) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+READERS: dict[str, Callable[[Path], tuple[str, Make, Read]]] = {
+    "onnx": onnx_reader,
+    "manifest": manifest_reader,
+    "plan-manifest": plan_reader,
+    "safetensors": safetensors_reader,
+    "config": config_reader,
+    "toml": toml_reader,
+    "result": result_reader,
+    "npz": npz_reader,
+}
+PLANTED: dict[str, Read] = {
+    "planted-raise": _raises,
+    "planted-escape": _escapes,
+    "planted-hang": _hangs,
+    "planted-memory": _grows,
+    "planted-crash": _crashes,
+}
+
+
+def peak() -> int:
+    """The most bytes of memory that this process has had since `forget`."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
+def forget() -> int:
+    """Let the peak begin anew; returns what is taken now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak()
+
+
+class Late(BaseException):
+    """A file took too long; no `except Exception` holds it back."""
+
+
+def _late(*_: object) -> None:
+    raise Late
+
+
+def fuzz(reader: str, folder: Path, seed: int, count: int, longest: float = LONGEST) -> dict[str, Any]:
+    """Read so many mutants; returns how many were refused and read, and the faults with the seeds of their mutants."""
+    name, make, read = READERS[reader](folder) if reader in READERS else planted(PLANTED[reader])(folder)
+    error = _error()
+    signal.signal(signal.SIGVTALRM, _late)
+    result: dict[str, Any] = {"reader": reader, "files": 0, "refused": 0, "read": 0, "faults": []}
+    for number in range(seed, seed + count):
+        path = folder / name
+        path.write_bytes(make(Mutator(number)))
+        fault, before = None, forget()
+        signal.setitimer(signal.ITIMER_VIRTUAL, longest)
+        start = time.process_time()
+        try:
+            read(path)
+            result["read"] += 1
+        except error as refused:
+            result["refused"] += 1
+            fault = bad_text(str(refused))
+        except Late:
+            fault = f"no end within {longest} s"
+        except BaseException as raised:
+            fault = f"{type(raised).__name__}: {raised}"[:300]
+            result["where"] = _where(raised)
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        if fault is None and (grown := peak() - before) > MOST_MEMORY:
+            fault = f"it took {grown / 1e9:.1f} GB"
+        result["files"] += 1
+        if fault is not None:
+            seconds = time.process_time() - start
+            result["faults"].append([number, fault, round(seconds, 1), result.pop("where", "")])
+    return result
+
+
+def _where(error: BaseException) -> str:
+    import traceback
+
+    frames = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+    return " ".join(frames[-6:])
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    seconds = float(given[4]) if len(given) > 4 else LONGEST
+    print(json.dumps(fuzz(given[0], Path(given[1]), int(given[2]), int(given[3]), seconds)))  # noqa: T201

@@ -88,14 +88,14 @@ def run(reader: str, folder: Path, seed: int, count: int, seconds: float = 10) -
 @pytest.mark.parametrize("reader", READERS)
 def test_a_thousand_mutants_are_read_or_refused(reader: str, sound: Path, tmp_path: Path) -> None:
     shutil.copytree(sound, tmp_path / "files")
-    files, refused, faults = 0, 0, []
+    files, refused, read, faults = 0, 0, 0, []
     for seed in range(0, 1000, BATCH):
         result = run(reader, tmp_path / "files", seed, BATCH)
-        files, refused = files + result["files"], refused + result["refused"]
+        files, refused, read = files + result["files"], refused + result["refused"], read + result["read"]
         faults += result["faults"]
     assert files == 1000
     assert not faults, faults[:5]
-    assert refused >= 100, "the mutants are too mild"
+    assert min(refused, read) >= 10, "the mutants are too mild, or too harsh"
 
 
 @pytest.mark.parametrize("reader", READERS)

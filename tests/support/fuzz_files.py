@@ -234,7 +234,7 @@ Make = Callable[[Mutator], bytes]
 
 
 def cli(*arguments: str | Path) -> None:
-    """Run a command in this process; its errors are sentences on stderr, which is checked as what it raises."""
+    """Run a command in this process; raises its refusal. What it prints is checked."""
     from click.testing import CliRunner
 
     from posexport.cli import main
@@ -245,6 +245,8 @@ def cli(*arguments: str | Path) -> None:
     if done.exit_code not in (0, 1, 2, 3):
         raise AssertionError(f"exit code {done.exit_code}")
     check_text(done.output.replace("\n", " "), 100_000)
+    if done.exit_code == 2:
+        raise _error()(done.stderr.strip())
 
 
 def check_text(text: str, longest: int = 8000) -> None:
@@ -262,16 +264,16 @@ def bad_text(text: str, longest: int = 8000) -> str | None:
 
 
 def try_all(*readers: Callable[[], object]) -> None:
-    """Call several readers of one file; raises the refusal of the last where one of them refused, all texts checked."""
-    refusal: Exception | None = None
+    """Call several readers of one file; raises the refusal of the last where all refuse it, all texts checked."""
+    refusals: list[Exception] = []
     for read in readers:
         try:
             read()
         except _error() as error:
             check_text(str(error))
-            refusal = error
-    if refusal is not None:
-        raise refusal
+            refusals.append(error)
+    if len(refusals) == len(readers):
+        raise refusals[-1]
 
 
 def onnx_reader(folder: Path) -> tuple[str, Make, Read]:

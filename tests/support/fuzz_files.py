@@ -288,7 +288,7 @@ def onnx_reader(folder: Path) -> tuple[str, Make, Read]:
         model = onnx.ModelProto()
         model.CopyFrom(sound)
         for _ in range(mutator.random.choice((1, 1, 2, 4))):
-            if mutator.random.randrange(4) == 0:  # the spec and the rest of the metadata
+            if mutator.random.randrange(4) == 0 and model.metadata_props:  # the spec and the rest
                 entry = mutator.random.choice(list(model.metadata_props))
                 with contextlib.suppress(ValueError, TypeError):
                     entry.value = mutator.tree(json.loads(entry.value)).decode()

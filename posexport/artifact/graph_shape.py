@@ -33,7 +33,9 @@ def read_graph_shape(path: Path, name: str) -> GraphShape:
         summary=f"{spec.encoding.name}, {artifact.form}, {spec.dtype}, opset {artifact.opset}",
         operators=Counter(map(_operator, graph.node)),
         inside=sum((bodies[node.op_type] for node in graph.node if node.op_type in bodies), Counter()),
-        path=longest_path(graph.node, graph.input[0].name, graph.output[0].name),
+        path=longest_path(graph.node, graph.input[0].name, graph.output[0].name)
+        if graph.input and graph.output
+        else (),
     )
 
 

@@ -290,7 +290,7 @@ def onnx_reader(folder: Path) -> tuple[str, Make, Read]:
         for _ in range(mutator.random.choice((1, 1, 2, 4))):
             if mutator.random.randrange(4) == 0 and model.metadata_props:  # the spec and the rest
                 entry = mutator.random.choice(list(model.metadata_props))
-                with contextlib.suppress(ValueError, TypeError):
+                with contextlib.suppress(ValueError, TypeError, RecursionError):
                     entry.value = mutator.tree(json.loads(entry.value)).decode()
             else:
                 mutator.message(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 from posexport.errors import RequestError, system_error
 
@@ -120,7 +121,7 @@ def check_output(target: Path, ending: str) -> None:
     check_writable(target)
 
 
-def open_file(path: Path, limit: int | None = None) -> BinaryIO:
+def open_file(path: Path, limit: int | None = None) -> io.BufferedReader:
     """A regular file, open for reading bytes. Every file of a person's is opened here (tests/design keeps it so).
 
     Raises OSError for what can't be read, for anything but a regular file (a pipe or a device may never end), and for

@@ -66,7 +66,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
     """Every array of the .npz file at `path` by name; RequestError where it is anything else, pickles included."""
     try:
         with open_file(path) as raw, np.load(raw, allow_pickle=False) as file:  # numpy would leave its own open
-            if not isinstance(file, np.lib.npyio.NpzFile):
+            if not isinstance(file, np.lib.npyio.NpzFile) or file.zip is None:
                 raise ValueError
             _check_unpacked(path, raw, file.zip)
             arrays = {name: file[name] for name in file.files}

@@ -48,7 +48,7 @@ class Mutator:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
-    def bytes(self, data: bytes) -> bytes:
+    def raw(self, data: bytes) -> bytes:
         """Bytes cut short, with bits flipped, or with a part of them removed, repeated or replaced."""
         made = bytearray(data)
         at = self.random.randrange(len(made) + 1)
@@ -195,7 +195,7 @@ class Mutator:
                     data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header.encode() + b"\n" + data
                 with contextlib.suppress(UnicodeEncodeError, IndexError):
                     archive.writestr(f"{key}.npy", data)
-        return made.getvalue() if self.random.randrange(4) else self.bytes(made.getvalue())
+        return made.getvalue() if self.random.randrange(4) else self.raw(made.getvalue())
 
     def safetensors(self, data: bytes) -> bytes:
         """A file with its header changed as a tree, with another length of it, or by its bytes."""
@@ -203,7 +203,7 @@ class Mutator:
         header, rest = json.loads(data[8 : 8 + size]), data[8 + size :]
         match self.random.randrange(4):
             case 0:
-                return self.bytes(data)
+                return self.raw(data)
             case 1:
                 length = self.random.choice((0, 1, size - 1, size + 1, 2**31, 2**63 - 1, 2**64 - 1))
                 return length.to_bytes(8, "little") + data[8:]
@@ -284,7 +284,7 @@ def onnx_reader(folder: Path) -> tuple[str, Make, Read]:
 
     def make(mutator: Mutator) -> bytes:
         if mutator.random.randrange(3) == 0:
-            return mutator.bytes(data)
+            return mutator.raw(data)
         model = onnx.ModelProto()
         model.CopyFrom(sound)
         for _ in range(mutator.random.choice((1, 1, 2, 4))):
@@ -412,7 +412,7 @@ def toml_reader(folder: Path) -> tuple[str, Make, Read]:
 
     def make(mutator: Mutator) -> bytes:
         text = mutator.random.choice(texts)
-        return mutator.toml(text) if mutator.random.randrange(6) else mutator.bytes(text.encode())
+        return mutator.toml(text) if mutator.random.randrange(6) else mutator.raw(text.encode())
 
     return "mutant.toml", make, read
 
@@ -447,7 +447,7 @@ def npz_reader(folder: Path) -> tuple[str, Make, Read]:
 
 def _json(data: Any) -> Make:
     text = json.dumps(data).encode()
-    return lambda mutator: mutator.tree(data) if mutator.random.randrange(8) else mutator.bytes(text)
+    return lambda mutator: mutator.tree(data) if mutator.random.randrange(8) else mutator.raw(text)
 
 
 def _error() -> type[Exception]:
@@ -459,7 +459,7 @@ def _error() -> type[Exception]:
 
 def planted(read: Read) -> Callable[[Path], tuple[str, Make, Read]]:
     """A reader with a fault, for any bytes."""
-    return lambda folder: ("mutant.bin", lambda mutator: mutator.bytes(b"posexport" * 10), read)
+    return lambda folder: ("mutant.bin", lambda mutator: mutator.raw(b"posexport" * 10), read)
 
 
 def _raises(path: Path) -> None:

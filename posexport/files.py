@@ -95,8 +95,17 @@ def uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def check_name(path: Path) -> None:
+    """RequestError for a path that is not UTF-8: manifests can't name it, and engines can't open it."""
+    try:
+        os.fspath(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{str(path)!r} has a name that is not UTF-8: rename it, or its folder.") from None
+
+
 def check_target(target: Path) -> None:
     """RequestError where a file can't stand at `target`: a folder does, or what a rename would take from the system."""
+    check_name(target)
     if target.is_dir():
         raise RequestError(f"output {str(target)!r} is a folder: give the name of a file.")
     if (target.exists() and not target.is_file()) or target.parent.resolve() == Path("/dev"):

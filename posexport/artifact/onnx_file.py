@@ -19,7 +19,7 @@ import onnx.numpy_helper
 
 from posexport.artifact.onnx_limits import check_graph, check_size, check_texts, nodes_within
 from posexport.errors import RequestError, shown, system_error
-from posexport.files import MODEL_LIMIT, HashingFile, Staged, open_file, read_bytes
+from posexport.files import MODEL_LIMIT, HashingFile, Staged, check_name, open_file, read_bytes
 from posexport.machine import size_text
 
 if TYPE_CHECKING:
@@ -174,6 +174,7 @@ def read(path: Path) -> onnx.ModelProto:
     (posexport.artifact.onnx_limits). External data must lie in the file's own folder: a path that leads elsewhere could
     read any file of the user's.
     """
+    check_name(path)
     with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"):
         data = read_bytes(path, MODEL_LIMIT)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from posexport.artifact.manifest import PlanManifest, manifest_path, read_manifest_of
 from posexport.errors import RequestError
-from posexport.files import sha256_of
+from posexport.files import check_name, sha256_of
 
 
 def check_plan(path: Path) -> PlanManifest:
@@ -25,6 +25,7 @@ def check_plan(path: Path) -> PlanManifest:
 
 def plan_manifest(path: Path) -> PlanManifest:
     """The manifest of a plan, whose bytes are not read; RequestError where either is missing or can't be used."""
+    check_name(path)
     if not path.is_file():
         raise RequestError(f"{str(path)!r} is not there: build it with 'posexport compile'.")
     manifest = read_manifest_of(PlanManifest, path)

@@ -10,8 +10,10 @@ same names. Two questions are asked, functions inlined in both graphs:
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 
@@ -58,11 +60,25 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
     bounds = bounds_of(graph_inputs(artifact.spec), artifact.inputs())
     sizes = ((dim, bounds.get(dim, (1, None))) for dim in ("batch", "seq", "max_seq"))
     fixed = tuple((dim, low) for dim, (low, high) in sizes if low == high)
-    mine = _inlined(onnx_file.load(artifact.path))
+    loaded = onnx_file.load(artifact.path)
+    with _quiet():
+        mine = ir.to_proto(_inlined(ir.from_proto(loaded)))
     fresh = onnx.ModelProto()
     fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, fixed))
     fresh.graph.initializer.extend(tensor for tensor in mine.graph.initializer if tensor.name in weights)
     return Graphs(mine=mine, fresh=fresh, weights=frozenset(weights), dtype=artifact.spec.dtype)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings of onnx_ir's about a damaged graph: the verdict says what is wrong with it."""
+    logger = logging.getLogger("onnx_ir")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @functools.lru_cache(maxsize=8)
@@ -70,16 +86,17 @@ def _fresh(spec: Spec, form: str, target: str, opset: int, fixed: tuple[tuple[st
     """A fresh export without its weights, on whose values the graph does not depend; kept, as many may fail alike."""
     dtype, shapes = getattr(torch, TORCH_DTYPES[spec.dtype]), weight_shapes(spec)
     zeros = LazyWeights(shapes, lambda name: torch.zeros(shapes[name], dtype=dtype))
-    model = onnx_file.skeleton(export(spec, zeros, form=form, target=target, opset=opset, **dict(fixed)))
+    inlined = _inlined(export(spec, zeros, form=form, target=target, opset=opset, **dict(fixed)))
+    model = onnx_file.skeleton(inlined)
     constants = [tensor for tensor in model.graph.initializer if tensor.name not in shapes]
     del model.graph.initializer[:]
     model.graph.initializer.extend(constants)
-    return _inlined(model)
+    return model
 
 
-def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+def _inlined(model: ir.Model) -> ir.Model:
     """The model with its functions inlined, by onnx_ir: it is Python, so no damaged graph ends this process."""
-    return ir.to_proto(InlinePass()(ir.from_proto(model)).model)
+    return InlinePass()(model).model
 
 
 def structure(graphs: Graphs) -> str | None:

@@ -413,3 +413,20 @@ def test_posexport_errors_are_sentences() -> None:
         pass
 
     assert str(Odd("a\x00b")) == "a\\x00b"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names are UTF-16 there")
+def test_a_name_that_is_not_utf_8_is_one_sentence(block: Path) -> None:
+    odd = block.with_name(os.fsdecode(b"b\xff.onnx"))
+    odd.write_bytes(block.read_bytes())
+    plan = odd.with_suffix(".plan")
+    plan.write_bytes(b"plan")
+    for command in (
+        ("inspect", odd),
+        ("inspect", plan),
+        ("compile", odd),
+        ("compile", block, "-o", plan),
+        ("verify", odd),
+        ("export", "--encoding", "rope", "-o", odd),
+    ):
+        refused(cli(*command), "has a name that is not UTF-8")

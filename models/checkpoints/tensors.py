@@ -83,7 +83,7 @@ class Tensors:
             return safetensors.safe_open(self.folder / file, framework="pt")
         except (OSError, safetensors.SafetensorError) as error:
             raise RequestError(
-                f"{str(self.folder / file)!r} can't be read as .safetensors ({error}): fetch the file again."
+                f"{str(self.folder / file)!r} can't be read as .safetensors ({getattr(error, 'strerror', None) or error}): fetch the file again."
             ) from None
 
     def _index(self) -> Mapping[str, str]:

@@ -208,9 +208,8 @@ def _opened(path: Path) -> Iterator[Any]:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
     except (OSError, safetensors.SafetensorError) as error:
-        raise RequestError(
-            f"weights {path} can't be read as .safetensors ({getattr(error, 'strerror', None) or error}): give a readable file."
-        ) from None
+        why = getattr(error, "strerror", None) or error
+        raise RequestError(f"weights {path} can't be read as .safetensors ({why}): give a readable file.") from None
 
 
 def _read(path: Path, name: str, dtype: str) -> torch.Tensor:

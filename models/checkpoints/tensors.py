@@ -82,8 +82,9 @@ class Tensors:
             check_regular(self.folder / file)
             return safetensors.safe_open(self.folder / file, framework="pt")
         except (OSError, safetensors.SafetensorError) as error:
+            why = getattr(error, "strerror", None) or error
             raise RequestError(
-                f"{str(self.folder / file)!r} can't be read as .safetensors ({getattr(error, 'strerror', None) or error}): fetch the file again."
+                f"{str(self.folder / file)!r} can't be read as .safetensors ({why}): fetch the file again."
             ) from None
 
     def _index(self) -> Mapping[str, str]:

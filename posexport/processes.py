@@ -1,7 +1,8 @@
 """One child process that answers requests, one JSON object a line, and both ends of that conversation.
 
 The parent holds a `Worker`; the child calls `serve`. A reply is `{"ok": true, ...}` with the fields of the answer, or
-`{"ok": false, "error": text, "code": code}` with one of the codes below. A crash of the child is a reply too.
+`{"ok": false, "error": text, "code": code}` with one of the codes below. A crash of the child is a reply too. Before
+its reply the child may say what it does, `{"step": text}`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import IO, Any
 
 from posexport import temporary
 from posexport.errors import PosexportError, Reason, RuntimeMissingError
+from posexport.progress import Progress, silent
 
 # codes of failures: how the process ended ...
 KILLED = "killed"  # by SIGKILL, as the kernel does where memory runs out
@@ -121,8 +123,11 @@ class Worker:
             self._reader = threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True)
             self._reader.start()
 
-    def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
-        """The worker's reply; where none comes within `time_limit` seconds, a failure that says how it ended."""
+    def ask(self, request: dict[str, Any], time_limit: float, progress: Progress = silent) -> dict[str, Any]:
+        """The worker's reply; where none comes within `time_limit` seconds, a failure that says how it ended.
+
+        `progress` gets the steps that the worker reports; the time counts anew from each.
+        """
         self.start()
         process, lines = self._process, self._lines
         assert process is not None and process.stdin is not None
@@ -131,7 +136,8 @@ class Worker:
         try:
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
-            line = _next(lines, process, time_limit)
+            while (line := _next(lines, process, time_limit)) is not None and (step := json.loads(line).get("step")):
+                progress(step)
         except queue.Empty:
             self.stop()
             return failure(TIMED_OUT, f"no answer within {time_limit:g} s")
@@ -255,6 +261,19 @@ def end_with_parent() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported; it leaves no core file behind
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.getrlimit(resource.RLIMIT_DATA)[1],) * 2)  # the parent's
+    with contextlib.suppress(OSError):  # where memory runs out all the same, Linux ends this process, no other
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+_steps: list[Callable[[str], object]] = []
+"""What sends a step to the parent, in a process that serves."""
+
+
+def report(step: str) -> None:
+    """Tell the parent what is done next; may be called from any thread."""
+    for send in _steps:
+        send(step)
 
 
 def serve(
@@ -277,6 +296,7 @@ def serve(
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
+    _steps[:] = [lambda step: answers.write(json.dumps({"step": step}) + "\n")]
     while True:
         request = json.loads(waiting.get())
         number = request.pop("id")

@@ -10,8 +10,8 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -99,6 +99,25 @@ def _too_many(command: click.Command, ctx: click.Context, extra: list[str]) -> s
     return f"posexport {name} takes options only, and {values} is none: write it after the option that it is for."
 
 
+_UNLIMITED = ("list", "sweep")
+"""Commands that read no artifact themselves: the first is fast, and Ray's processes, as children, keep a limit."""
+
+
+def _limited(arguments: Sequence[str]) -> AbstractContextManager[None]:
+    """The limit on the memory of this process, in which files that somebody else made are read."""
+    if not arguments or arguments[0] in _UNLIMITED or {"-h", "--help"} & set(arguments):
+        return nullcontext()
+    from posexport.machine import limited_to_what_is_free
+
+    return limited_to_what_is_free()
+
+
+def _is_short(error: Exception) -> bool:
+    from posexport.machine import is_short
+
+    return is_short(error)
+
+
 class Commands(click.Group):
     """Commands that import their file when they are called, so that `--help` and `list` load no engine."""
 
@@ -142,7 +161,8 @@ class Commands(click.Group):
         open_streams()
         signals: list[int] = []
         try:
-            with interrupts(signals), removed_at_end():
+            given = (args[0] if args else kwargs.get("args")) or sys.argv[1:]
+            with interrupts(signals), _limited(given), removed_at_end():
                 code = super().main(*args, **kwargs)
             if signals and code != INTERRUPTED:  # another package swallowed it, so later results may be wrong
                 raise KeyboardInterrupt
@@ -158,6 +178,11 @@ class Commands(click.Group):
             number = signals[0] if signals else signal.SIGINT
             how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
             code = fail(f"{how}: no file is half-written; those written before stay.", 128 + number)
+        except Exception as error:
+            if not _is_short(error):
+                raise
+            problem = f"{type(error).__name__}: {error}".rstrip(": ")
+            code = fail(f"there is not enough memory ({problem}): free some, or ask for less.", 2)
         drop_output()
         sys.exit(code if isinstance(code, int) else 0)
 

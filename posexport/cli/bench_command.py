@@ -134,4 +134,4 @@ def _show(result: Benchmark, save: str | None, alternatives: bool, as_json: bool
         if save is not None:
             write_json(Path(save), result.to_dict())
     if save is not None and not as_json:
-        click.echo(f"saved to {save}")
+        console.write(f"saved to {save}")

@@ -54,4 +54,4 @@ def _show(result: BuildResult) -> None:
     ]
     console.show_table(f"Artifacts of {result.project}", ("file", "state", "size", "why"), rows, right=("size",))
     states = [outcome.state for outcome in result.files]
-    click.echo(", ".join(f"{states.count(state)} {state}" for state in get_args(State) if state in states))
+    console.write(", ".join(f"{states.count(state)} {state}" for state in get_args(State) if state in states))

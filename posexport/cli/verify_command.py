@@ -155,8 +155,8 @@ def _show_report(report: Report, head: str) -> None:
         title = f"{head} with torch in float64{', and properties' if properties else ''}"
         console.show_table(title, COLUMNS, table, right=("error", "torch error", "limit"))
     for name, reason in idle.items():
-        click.echo(f"not run: {name} ({reason})")
-    click.echo(summary(report))
+        console.write(f"not run: {name} ({reason})")
+    console.write(summary(report))
 
 
 def _show_errors(report: Report, code: int) -> None:

@@ -88,6 +88,7 @@ class Pool:
             "options": {**runtime.options, **(options or {})},
             "inputs": [str(folder / f"in{index}.tensors") for index in range(len(inputs))],
             "outputs": [str(folder / f"out{index}.tensors") for index in range(len(inputs))],
+            "limited": not runtime.needs_gpu,  # CUDA maps far more than it takes
         }
         return executor.submit(self._run, worker, request, folder, list(inputs))
 

@@ -222,7 +222,8 @@ FLAGS: dict[str, list[str]] = {
     "verify": [
         "PATHS", "--project", "--allow-outside",
         "--runtime", "--require", "--inputs", "--reach", "--cases", "--strict", "--properties", "--seed",
-        "--time-limit", "--junit", "--markdown", "--json", "--weights", "--from", "--layer", "--prefix-tokens", "--trust",
+        "--time-limit", "--junit", "--markdown", "--json", "--weights", "--from", "--layer", "--prefix-tokens",
+        "--trust",
     ],
     "build": ["NAMES", "--project", "--allow-outside", "--check", "--force", "--sign", "--json"],
     "tune": [

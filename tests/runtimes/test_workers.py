@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import ml_dtypes
 import numpy as np
 import psutil
@@ -53,6 +54,37 @@ def pool() -> Iterator[Pool]:
 
 def ask(pool: Pool, how: str, key: str = "one") -> Answer:
     return result(pool.submit(faulty(how), Path("x.onnx"), [INPUTS], key=key))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+def test_a_run_may_take_what_is_free_and_is_the_first_to_end(pool: Pool) -> None:
+    for limited in (True, False):
+        runtime = attrs.evolve(faulty("limits"), needs_gpu=not limited)
+        (outputs,) = result(pool.submit(runtime, Path("x.onnx"), [INPUTS], key=str(limited))).outputs
+        limit, score = int(outputs["limit"]), int(outputs["score"])
+        assert (0 < limit < 2 * psutil.virtual_memory().total) == limited
+        assert score == 1000
+
+
+def test_steps_arrive_before_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stepping.py").write_text(
+        "from posexport.processes import report, serve\n"
+        "def answer(request):\n"
+        "    for step in request['steps']:\n"
+        "        report(step)\n"
+        "    return {'done': True}\n"
+        "serve(answer)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    steps: list[str] = []
+    worker = Worker("stepping")
+    try:
+        for expected in (["one", "two"], []):
+            assert worker.ask({"steps": expected}, 20, steps.append)["done"]
+            assert steps == expected
+            steps.clear()
+    finally:
+        worker.close()
 
 
 def test_arrays_of_any_name_and_dtype_survive_the_trip(tmp_path: Path) -> None:

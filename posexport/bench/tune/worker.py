@@ -30,12 +30,14 @@ def identify(path: str, runtime_name: str, level: str | None) -> dict[str, Any]:
     """The identity of a file at a level of optimization; opens it as the runtime would."""
     import onnx.inliner
 
+    from posexport.artifact import onnx_file
+
     file = Path(path)
     files = (file, file.with_name(f"{file.name}.data"))
     if sum(part.stat().st_size for part in files if part.exists()) > LARGEST:
         return {"identity": f"{file.name} {level}"}
     if not runtime_name.startswith("ort"):
-        return {"identity": identity(onnx.inliner.inline_local_functions(onnx.load(file)))}
+        return {"identity": identity(onnx.inliner.inline_local_functions(onnx_file.load(file)))}
     import onnxruntime
 
     from posexport.runtimes import ort, runtime
@@ -46,7 +48,7 @@ def identify(path: str, runtime_name: str, level: str | None) -> dict[str, Any]:
         written = folder / "optimized.onnx"
         settings.optimized_model_filepath = str(written)
         onnxruntime.InferenceSession(path, settings, providers=[provider])
-        return {"identity": identity(onnx.load(written))}
+        return {"identity": identity(onnx_file.load(written))}
 
 
 def kernels(path: str, runtime_name: str, profile: list[str]) -> dict[str, Any]:

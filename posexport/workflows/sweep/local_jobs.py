@@ -27,7 +27,8 @@ import attrs
 
 from posexport import temporary
 from posexport.errors import ERROR_FILE, PosexportError
-from posexport.machine import numbers
+from posexport.files import TEXT_LIMIT, read_bytes
+from posexport.machine import available, numbers
 from posexport.processes import child_environment, signal_name
 from posexport.runtimes import cuda
 from posexport.workflows.sweep.job_files import stage_files
@@ -159,7 +160,7 @@ def _end_group(process: subprocess.Popen[str]) -> None:
 def _reported(path: Path) -> str | None:
     """The error that a command wrote into its error file, without its full stop; None where there is none."""
     try:
-        return str(json.loads(path.read_text())["error"]).rstrip(".")[:_LONGEST]
+        return str(json.loads(read_bytes(path, TEXT_LIMIT))["error"]).rstrip(".")[:_LONGEST]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -167,7 +168,7 @@ def _reported(path: Path) -> str | None:
 def _outputs(folder: Path, staged: Container[Path]) -> dict[str, bytes]:
     """The files that a command wrote, without its caches, which have hidden names."""
     new = [path for path in sorted(folder.iterdir()) if path not in staged and path.is_file()]
-    return {path.name: path.read_bytes() for path in new if not path.name.startswith(".")}
+    return {path.name: read_bytes(path, available()) for path in new if not path.name.startswith(".")}
 
 
 def _judge(end: _End, command: JobCommand) -> Outcome:

@@ -79,6 +79,12 @@ def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
     return positions
 
 
+def _far_row(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    """Consecutive from a far position."""
+    last = limit - 1 - int(places.max())
+    return np.asarray((rng.integers(max(0, last // 8), max(last, 1), (len(places), 1)) + places) % limit)
+
+
 def _negative(rng: np.random.Generator, places: Array, limit: int) -> Array:
     """On both sides of zero."""
     return places - rng.integers(1, places.shape[1] + 40, (len(places), 1))
@@ -98,6 +104,7 @@ POSITIONS: Mapping[str, Positions] = {
     "near": _near,
     "middle": _middle,
     "far": _far,
+    "far row": _far_row,
     "negative": _negative,
     "every": _every,
 }

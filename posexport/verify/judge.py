@@ -167,10 +167,10 @@ class ArtifactJob:
         return comparisons
 
     def _tolerance(self, case: Case) -> Tolerance:
-        """That of the dtype, wider at far positions where frequencies are computed at run time."""
+        """That of the dtype, wider where runtimes round terms of the encoding in different ways."""
         spec = self.artifact.spec
-        computed = any(layer.encoding.computes_frequencies() for layer in spec.distinct_layers())
-        tolerance = tolerance_at(spec.dtype, case.farthest if computed else 0)
+        rounding = max(layer.encoding.rounding(case.farthest, case.keys) for layer in spec.distinct_layers())
+        tolerance = tolerance_at(spec.dtype, rounding)
         return attrs.evolve(tolerance, **self.overrides.tolerance)
 
     def _located(

@@ -69,7 +69,7 @@ def test_help_whose_streams_end(end: str, tmp_path: Path) -> None:
     check("--help", end, tmp_path, ENDS[end][1])
 
 
-@pytest.mark.parametrize("end", WRONG)
+@pytest.mark.parametrize("end", sorted(WRONG))
 def test_an_error_that_nobody_can_read_keeps_its_code(end: str, tmp_path: Path) -> None:
     check("lost", end, tmp_path, 2)
 

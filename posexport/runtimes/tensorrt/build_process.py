@@ -1,8 +1,8 @@
 """Builds a plan in a child process, `python -P -m posexport.runtimes.tensorrt.build_process`, for the command line's.
 
 A damaged or hostile file can end the process that parses it, or take all memory: here that is one sentence. A request
-is {path, sha256, options, folder}, its answer {version, profiles, kernels, memory, seconds}; the plan and its caches are files
-in the folder. The steps of the build are reported while it runs. Ctrl-C ends the child at once.
+is {path, sha256, options, folder}, its answer {version, profiles, kernels, memory, seconds}; the plan and its caches
+are files in the folder. The steps of the build are reported while it runs. Ctrl-C ends the child at once.
 """
 
 from __future__ import annotations

@@ -21,9 +21,10 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import TRACED_SIZES, Bounds, graph_inputs, resolved, within
 from posexport.spec.spec import Spec
+from posexport.verify.coverage import distances, grid_offsets
 from posexport.verify.draws import VALUES, Array, At, Tokens, attention_mask, position_ids
 from posexport.verify.eligibility import work
-from posexport.verify.reach import Reach, default_reach, distances, grid_offsets
+from posexport.verify.reach import Reach, default_reach
 
 USUAL_POSITIONS = 2**16
 """Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""

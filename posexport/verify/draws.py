@@ -224,9 +224,9 @@ LOUD_LAYERS, LOUD_BELOW = 3, 2.0
 rounding errors some ten times larger: at 6, eight layers of bare attention in fp32 leave nothing to compare. At 2 they
 don't grow."""
 
-HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 24.0, "bf16": 3.0}, 100.0
+HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 6.0, "bf16": 3.0}, 100.0
 """Factors on tokens and on cached keys that are masked: a mask of -100 lets them through. In half precision one such
-token in a row has it, since what a loud token itself sees is known to few digits."""
+token in a row has less of it, since what a loud token itself sees is known to few digits."""
 
 OUTLIER, DEEP_OUTLIER = 400.0, 8.0
 """Factors on one feature, as hidden states of trained models have it: of all tokens where a norm comes first, else of
@@ -295,13 +295,12 @@ def _peaks(tokens: Tokens) -> Array:
     spec = tokens.spec
     if not tokens.cached:
         peak, hidden = HIDDEN_PEAK[spec.dtype], tokens.masked.copy()
-        if spec.dtype != "fp32":
+        if spec.dtype == "fp32":
+            hidden[:, :1] |= bool(spec.window or spec.attention_chunk_size)
+            hidden[:, -1:] |= spec.causal
+        else:
             hidden &= hidden.cumsum(1) == 1
-            scored = any(layer.encoding.hook == "score" for layer in spec.distinct_layers())
-            peak = HIDDEN_PEAK["bf16"] if scored else peak  # a product more in the logits
         peak = min(peak, LOUD_BELOW) if spec.layers > LOUD_LAYERS else peak
-        hidden[:, :1] |= bool(spec.window or spec.attention_chunk_size)
-        hidden[:, -1:] |= spec.causal
         return np.where(tokens.each(hidden), peak, 1.0) * tokens.values
     heavy = tokens.values * np.where(tokens.rng.random(tokens.values.shape) < 0.02, 8.0, 1.0)
     return np.where(tokens.each(tokens.masked), CACHED_PEAK * tokens.values, heavy)

@@ -20,9 +20,9 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
 from posexport.verify.cases import Case
+from posexport.verify.coverage import not_shown, shown
 from posexport.verify.parity import TOLERANCES, compare, inconclusive_reason, judge, tolerance_at
 from posexport.verify.property_runs import PropertyRuns
-from posexport.verify.reach import not_shown, shown
 from posexport.verify.result import (
     CONTRACT,
     FAILED,

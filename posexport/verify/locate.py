@@ -174,9 +174,17 @@ def _difference(node: onnx.NodeProto, other: onnx.NodeProto) -> str | None:
     mine, theirs = ({a.name: a for a in one.attribute} for one in (node, other))
     for name in sorted({*mine, *theirs}):
         a, b = mine.get(name), theirs.get(name)
-        if a is None or b is None or a.SerializeToString(deterministic=True) != b.SerializeToString(deterministic=True):
+        if a is None or b is None or _value(a) != _value(b):
             return f"has {_shown(a)}, in a fresh export {_shown(b)}"
     return None
+
+
+def _value(attribute: onnx.AttributeProto) -> object:
+    """What an attribute says, however it is written: a tensor may hold its numbers in one of several fields."""
+    if attribute.type != onnx.AttributeProto.TENSOR:
+        return attribute.SerializeToString(deterministic=True)
+    array = onnx.numpy_helper.to_array(attribute.t)
+    return str(array.dtype), array.shape, array.tobytes()
 
 
 def _shown(attribute: onnx.AttributeProto | None) -> str:

@@ -44,7 +44,9 @@ def nasty(text: str) -> Report:
 
 def test_json_holds_everything_under_names_that_stay() -> None:
     found = json.loads(json.dumps(REPORT.to_dict(), allow_nan=False))
-    assert list(found) == ["kind", "version", "exit_code", "seed", "counts", "verdicts", "unreadable"]
+    assert list(found) == [
+        *("kind", "version", "exit_code", "seed", "strict", "counts", "inconclusive", "verdicts", "unreadable")
+    ]
     assert found["exit_code"] == 2
     assert found["seed"] == 3
     assert found["counts"] == {"passed": 1, "failed": 1, "not run": 1}
@@ -52,7 +54,7 @@ def test_json_holds_everything_under_names_that_stay() -> None:
     verdict = found["verdicts"][1]
     assert list(verdict) == [
         "artifact", "sha256", "weights", "signature", "runtime", "state", "reason", "reason_code", "worst",
-        "worst_usual", "tolerance", "cases", "notes", "where", "departure", "describe", "check",
+        "worst_usual", "tolerance", "cases", "reach", "not_shown", "notes", "where", "departure", "describe", "check",
         "measured", "limit_text",
     ]  # fmt: skip
     assert list(verdict["worst"]) == [
@@ -74,7 +76,7 @@ def test_rows_stand_under_their_columns() -> None:
     assert passed == {
         "artifact": "a.onnx", "runtime": "torch", "state": "passed", "case": "offset [3, 16]", "error": "5.00e-06",
         "torch error": "1.00e-06",
-        "limit": "1.00e-05", "cases": "6", "note": "",
+        "limit": "1.00e-05", "cases": "6", "reach": "", "note": "",
     }  # fmt: skip
     assert failed["note"] == "it is wrong; Add 'n'"
     assert {skipped[key] for key in ("error", "torch error", "limit", "cases")} == {"-"}
@@ -125,7 +127,7 @@ def test_markdown_names_the_states_and_what_could_not_be_read() -> None:
     assert found.startswith(
         "### posexport verify: 1 passed, 1 failed, 1 not run, 1 unreadable\n\n| artifact | runtime |"
     )
-    assert "| a.onnx | tensorrt | not run | - | - | - | - | - | no GPU: there is no NVIDIA driver |" in found
+    assert "| a.onnx | tensorrt | not run | - | - | - | - | - |  | no GPU: there is no NVIDIA driver |" in found
     assert found.endswith("**Unreadable:** 'b.onnx' is not an ONNX file.\n")
 
 

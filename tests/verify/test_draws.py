@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
+from posexport.verify.coverage import distances, grid_offsets, not_shown, shown
 from posexport.verify.draws import (
     CACHED_PEAK,
     FAR,
@@ -26,7 +27,7 @@ from posexport.verify.draws import (
     attention_mask,
     position_ids,
 )
-from posexport.verify.reach import default_reach, distances, grid_offsets, not_shown, shown
+from posexport.verify.reach import default_reach
 
 SEEDS = st.integers(0, 2**31)
 

@@ -1,0 +1,113 @@
+"""What sets of inputs show of a block's own numbers: windows, tables, distances and grids that they reach, or don't."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from posexport.spec.spec import Spec
+from posexport.verify.draws import Array
+from posexport.verify.reach import Shown
+
+if TYPE_CHECKING:
+    from posexport.verify.cases import Case
+
+GRID = 2_000
+"""Offsets of a grid up to which every one is tried."""
+
+
+def shown(cases: Sequence[Case]) -> Shown | None:
+    """What these cases reach; None for none."""
+    if not cases:
+        return None
+    return Shown(
+        keys=max(max(case.keys, case.sizes.get("encoder_seq", 0)) for case in cases),
+        batch=max(case.sizes["batch"] for case in cases),
+        position=max(case.farthest for case in cases),
+    )
+
+
+def not_shown(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
+    """What of a block's own numbers these cases did not reach, one clause each."""
+    return tuple(dict.fromkeys([*_windows(spec, cases), *_tables(spec, cases)])) if cases else ()
+
+
+def _windows(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
+    longest = max(case.keys for case in cases)
+    limits = {"window": "the window of", "attention_chunk_size": "a chunk of"}
+    sizes = {(what, getattr(kind, name)) for kind in spec.distinct_layers() for name, what in limits.items()}
+    for what, size in sorted(sizes, key=str):
+        if size is not None and size >= longest:
+            yield f"no sequence was longer than {what} {size}, so it did not show"
+
+
+def _tables(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
+    positions = [case.arrays["position_ids"] for case in cases if "position_ids" in case.arrays]
+    if not positions:
+        return
+    rows, axes = spec.position_limit(), spec.position_axes
+    if axes == 1 and rows is not None and any(layer.encoding.at_input for layer in spec.distinct_layers()):
+        read = len(np.unique(np.concatenate([array.ravel() for array in positions])))
+        if read < rows:
+            yield f"{rows - read} of {rows} rows of the table of positions were not read"
+    if axes == 1:
+        farthest = max(_span(case) for case in cases)
+        for layer in spec.distinct_layers():
+            distance = layer.encoding.saturation_distance()
+            if distance is not None and farthest < distance:
+                yield f"no two tokens were {distance} positions apart, from where on distances are alike"
+    offsets = grid_offsets(spec)
+    if axes > 1 and offsets is not None:
+        wanted = {tuple(pair) for pair in (offsets[:, 1] - offsets[:, 0]).tolist()}
+        wanted |= {tuple(-part for part in pair) for pair in wanted}
+        for array in positions:
+            few = array[:, :64].astype(np.int64)
+            seen = (few[:, :, None] - few[:, None]).reshape(-1, axes)
+            wanted -= {tuple(pair) for pair in np.unique(seen, axis=0).tolist()}
+        if wanted:
+            yield f"{len(wanted)} offsets of the grid were not tried"
+
+
+def _span(case: Case) -> int:
+    """The largest distance between two tokens of a row, cached ones included."""
+    positions = case.arrays["position_ids"]
+    within = int((positions.max(1) - positions.min(1)).max()) if positions.size else 0
+    return max(within, case.keys - 1 if case.keys > case.sizes["seq"] else 0)
+
+
+def grid_offsets(spec: Spec) -> Array | None:
+    """Two cells for every offset of a grid with a size and few cells, int64 [rows, 2, axes]: each cell is in one."""
+    side, axes = spec.position_limit(), spec.position_axes
+    if side is None or axes < 2 or (2 * side - 1) ** axes > 2 * GRID:
+        return None
+    cells = np.array(list(product(range(side), repeat=axes)), np.int64)
+    offsets = np.array(list(product(range(1 - side, side), repeat=axes)), np.int64)
+    offsets = offsets[len(offsets) // 2 :]  # the other half is the same pair the other way round
+    first = np.maximum(-offsets, 0)
+    room = side - 1 - np.abs(offsets)
+    first = first + np.arange(len(offsets))[:, None] % (room + 1)  # pairs begin all over the grid
+    pairs = np.stack((first, first + offsets), 1)
+    touched = {tuple(cell) for cell in pairs.reshape(-1, axes).tolist()}
+    left = np.array([cell for cell in cells.tolist() if tuple(cell) not in touched], np.int64).reshape(-1, axes)
+    return np.concatenate((pairs, np.stack((left, left), 1))) if len(left) else pairs
+
+
+def distances(spec: Spec, most: int, rng: np.random.Generator) -> Array | None:
+    """Two positions for every distance up to the one from which on all are alike, int64 [rows, 2, 1], both ways round.
+
+    Of more than `most` distances some are drawn, with those at both ends. None for a block without such a distance.
+    """
+    reach = max((layer.encoding.saturation_distance() or 0 for layer in spec.distinct_layers()), default=0)
+    if not reach or spec.position_axes != 1:
+        return None
+    wanted = np.arange(reach + 3)
+    if len(wanted) > most // 2:
+        ends = np.r_[wanted[: most // 8], wanted[-most // 16 :]]
+        wanted = np.unique(np.r_[ends, rng.choice(wanted, most // 4, replace=False)])
+    starts = rng.integers(0, 50, len(wanted))
+    forward = np.stack((starts, starts + wanted), -1)
+    both = forward if spec.causal else np.concatenate((forward, forward[:, ::-1]))
+    return both[..., None]

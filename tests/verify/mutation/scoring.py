@@ -1,0 +1,228 @@
+"""The score: mutants of each artifact made, judged by the oracle, and given to verify together with their original.
+
+Verify runs as it is, on onnxruntime's CPU provider, but for two things that change no verdict and cost most of its
+time: the float64 block and torch eager run once for all mutants of an artifact, because these share spec and weights,
+and where a graph departs is not looked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import attrs
+import numpy as np
+import onnx
+
+from mutation.artifacts import ARTIFACTS, Artifact, write_artifact
+from mutation.corner_faults import FAMILIES, corner_mutant
+from mutation.inputs import REACH, Aim, broad_aims
+from mutation.oracle import BROKEN, DOUBTFUL, FAULT, Oracle
+from mutation.random_faults import KINDS, random_mutant
+from posexport.runtimes import RUNTIMES
+from posexport.verify import verify
+from posexport.verify.judge import ArtifactJob
+from posexport.verify.result import FAILED
+
+RUNTIME = "ort-cpu"
+
+
+@attrs.define(kw_only=True)
+class Mutant:
+    """One mutant and what became of it; `caught` is None where verify was not asked."""
+
+    artifact: str
+    group: str
+    kind: str
+    numbers: str
+    state: str
+    ratio: float
+    sizes: str
+    caught: bool | None = None
+    reason: str = ""
+    model: onnx.ModelProto | None = None
+
+
+@attrs.define
+class Score:
+    """All mutants, the originals that failed, and the seconds that oracle and verify took."""
+
+    mutants: list[Mutant] = attrs.field(factory=list)
+    alarms: list[str] = attrs.field(factory=list)
+    oracle_seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+
+def _random(*parts: object) -> np.random.Generator:
+    """Numbers of their own for each artifact and kind, whatever else is drawn."""
+    return np.random.default_rng(zlib.crc32(json.dumps([str(part) for part in parts]).encode()))
+
+
+def random_mutants(artifact: Artifact, oracle: Oracle, count: int, seed: int) -> Iterator[Mutant]:
+    """`count` random mutants that run, kinds by turns."""
+    random = _random("random", artifact.name, seed)
+    kinds, made, tried = list(KINDS), 0, 0
+    offset = int(random.integers(len(kinds)))
+    while made < count and tried < 6 * count:
+        kind = kinds[(offset + tried) % len(kinds)]
+        tried += 1
+        mutated = random_mutant(artifact, kind, random)
+        if mutated is None:
+            continue
+        model, numbers = mutated
+        shown = oracle.judge(model, broad_aims(artifact.spec), 1, (seed, tried))
+        if shown.state == BROKEN:
+            continue
+        made += 1
+        yield Mutant(
+            artifact=artifact.name,
+            group="random",
+            kind=kind,
+            numbers=numbers,
+            state=shown.state,
+            ratio=shown.ratio,
+            sizes=shown.sizes,
+            model=model,
+        )
+
+
+def corner_mutants(artifact: Artifact, oracle: Oracle, share: float, draws: int, seed: int) -> Iterator[Mutant]:
+    """A `share` of the families that the artifact has, each `draws` times."""
+    for name, (group, _) in FAMILIES.items():
+        random = _random("corner", artifact.name, name, seed)
+        if random.random() >= share:
+            continue
+        for draw in range(draws):
+            mutated = corner_mutant(artifact, name, random)
+            if mutated is None:
+                continue
+            model, fault = mutated
+            shown = oracle.judge(model, _spread(fault.aims), 3, (seed, draw))
+            yield Mutant(
+                artifact=artifact.name,
+                group=group,
+                kind=name,
+                numbers=fault.numbers,
+                state=shown.state,
+                ratio=shown.ratio,
+                sizes=shown.sizes,
+                model=model,
+            )
+
+
+def _spread(aims: Sequence[Aim]) -> Iterator[Aim]:
+    return iter(aims)
+
+
+@contextmanager
+def cheap_verify() -> Iterator[None]:
+    """Torch runs once for the same spec, inputs and options within this context, and no departure is looked for."""
+    from posexport.runtimes.pool import Pool
+
+    submit: Callable[..., Future[Any]] = Pool.submit
+    answers: dict[str, Future[Any]] = {}
+
+    def once(self: Pool, row: Any, path: Path, inputs: Any, *others: Any, **named: Any) -> Future[Any]:
+        if row.name != "torch":
+            return submit(self, row, path, inputs, *others, **named)
+        digest = hashlib.sha256(repr((others, named)).encode())
+        for arrays in inputs:
+            for name, array in arrays.items():
+                digest.update(f"{name}{array.dtype}{array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+        key = digest.hexdigest()
+        if key not in answers:
+            answers[key] = submit(self, row, path, inputs, *others, **named)
+        return answers[key]
+
+    def unlocated(self: ArtifactJob, verdict: Any, *arguments: Any) -> Any:
+        return verdict
+
+    with mock.patch.object(Pool, "submit", once), mock.patch.object(ArtifactJob, "_located", unlocated):
+        yield
+
+
+def ask_verify(original: Path, mutants: Sequence[Mutant], folder: Path, options: dict[str, Any]) -> list[str]:
+    """Set `caught` of each mutant; the reason of the original, where that fails."""
+    names: dict[str, Mutant] = {}
+    for number, mutant in enumerate(mutants):
+        assert mutant.model is not None
+        path = folder / f"mutant-{number}.onnx"
+        onnx.save(mutant.model, path)
+        names[path.name] = mutant
+    with cheap_verify():
+        report = verify([original, folder], runtimes={RUNTIME: RUNTIMES[RUNTIME]}, **options)
+    alarms = []
+    for verdict in report.verdicts:
+        name = Path(verdict.artifact).name
+        if name in names:
+            names[name].caught, names[name].reason = verdict.state == FAILED, str(verdict.reason or "")
+        elif verdict.state == FAILED:
+            alarms.append(f"{name}: {verdict.reason}")
+    for unreadable in report.unreadable:
+        name = Path(unreadable.artifact).name
+        if name in names:  # refused, exit code 2
+            names[name].caught, names[name].reason = True, unreadable.error
+        else:
+            alarms.append(f"{name}: {unreadable.error}")
+    return alarms
+
+
+def verify_options(seed: int) -> dict[str, Any]:
+    """Arguments of verify: the seed, and the reach of the oracle's inputs where verify takes one."""
+    options: dict[str, Any] = {"seed": seed}
+    if "reach" in inspect.signature(verify).parameters:
+        options["reach"] = {"seq": REACH.keys, "batch": REACH.batch}
+    return options
+
+
+def score(
+    names: Sequence[str] = tuple(ARTIFACTS),
+    *,
+    random_count: int = 20,
+    corner_share: float = 1.0,
+    corner_draws: int = 1,
+    groups: Sequence[str] = (),
+    seed: int = 0,
+    options: dict[str, Any] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Score:
+    """Score these artifacts; `groups` keeps only mutants of some classes ("random" is one)."""
+    made = Score()
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="posexport-mutation-") as place:
+            folder, mutants_folder = Path(place), Path(place) / "mutants"
+            mutants_folder.mkdir()
+            artifact = write_artifact(name, folder)
+            oracle = Oracle(artifact)
+            mutants = list(random_mutants(artifact, oracle, random_count, seed)) if random_count else []
+            mutants += corner_mutants(artifact, oracle, corner_share, corner_draws, seed)
+            mutants = [mutant for mutant in mutants if not groups or mutant.group in groups]
+            asked = [mutant for mutant in mutants if mutant.state in (FAULT, DOUBTFUL)]
+            started = time.perf_counter()
+            made.alarms += ask_verify(
+                folder / f"sound-{name}.onnx", asked, mutants_folder, options or verify_options(seed)
+            )
+            seconds = time.perf_counter() - started
+        made.oracle_seconds += oracle.seconds
+        made.verify_seconds += seconds
+        faults = [mutant for mutant in mutants if mutant.state == FAULT]
+        caught = sum(mutant.caught is True for mutant in faults)
+        progress(
+            f"{name}: {len(mutants)} mutants, {len(faults)} faults, {caught} caught; oracle {oracle.seconds:.1f} s, "
+            f"verify {seconds:.1f} s"
+        )
+        for mutant in mutants:
+            mutant.model = None
+        made.mutants += mutants
+    return made

@@ -23,7 +23,7 @@ Range = tuple[int, int]
 class Reach:
     """The largest sizes and positions of inputs: keys with a cache or from an encoder, tokens without a cache."""
 
-    keys: int = 2300
+    keys: int = 2150
     tokens: int = 1100
     chunk: int = 300
     batch: int = 8

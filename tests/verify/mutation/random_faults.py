@@ -64,7 +64,7 @@ def _constants(model: onnx.ModelProto, weights: frozenset[str], kind: str) -> li
 def _changed_constant(kind: str, change: Callable[[Array, Random], Array | None]) -> Mutate:
     def mutate(model: onnx.ModelProto, random: Random, weights: frozenset[str]) -> str | None:
         found = _constants(model, weights, kind)
-        random.shuffle(found)  # type: ignore[arg-type]
+        random.shuffle(found)
         for holder, index, at, value in found:
             other = change(np.array(value), random)
             if other is not None and not np.array_equal(other, value):

@@ -25,8 +25,8 @@ import numpy as np
 import onnx
 
 from mutation.artifacts import ARTIFACTS, Artifact, write_artifact
-from mutation.corner_faults import FAMILIES, corner_mutant
-from mutation.inputs import REACH, Aim, broad_aims
+from mutation.corners import FAMILIES, corner_mutant
+from mutation.inputs import REACH, broad_aims
 from mutation.oracle import BROKEN, DOUBTFUL, FAULT, Oracle
 from mutation.random_faults import KINDS, random_mutant
 from posexport.runtimes import RUNTIMES
@@ -107,7 +107,7 @@ def corner_mutants(artifact: Artifact, oracle: Oracle, share: float, draws: int,
             if mutated is None:
                 continue
             model, fault = mutated
-            shown = oracle.judge(model, _spread(fault.aims), 3, (seed, draw))
+            shown = oracle.judge(model, fault.aims, 3, (seed, draw))
             yield Mutant(
                 artifact=artifact.name,
                 group=group,
@@ -118,10 +118,6 @@ def corner_mutants(artifact: Artifact, oracle: Oracle, share: float, draws: int,
                 sizes=shown.sizes,
                 model=model,
             )
-
-
-def _spread(aims: Sequence[Aim]) -> Iterator[Aim]:
-    return iter(aims)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Specs drawn at random over every encoding, mask, cache, stack, form, dtype and opset: sound files, which must pass."""
+"""Specs drawn over every encoding, mask, cache, stack, form, dtype and opset: sound files, which must pass."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import attrs
 import numpy as np
-from mutation.artifacts import make_spec
 
+from mutation.artifacts import make_spec
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.errors import RequestError
 from posexport.export import export

@@ -152,7 +152,8 @@ class MaskSite:
 
     @property
     def node(self) -> onnx.NodeProto:
-        return self.holder.node[self.index]
+        node: onnx.NodeProto = self.holder.node[self.index]
+        return node
 
 
 def mask_sites(model: onnx.ModelProto) -> list[MaskSite]:

@@ -6,7 +6,12 @@ from the block in float64 (at least one unit in the last place of the output's r
 
 from __future__ import annotations
 
+import os
+import pickle
+import resource
+import signal
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -24,6 +29,9 @@ REAL, BORDERLINE = 50.0, 5.0
 """Multiples of the rounding error: from REAL on a difference is a fault, below BORDERLINE it is none."""
 
 UNIT = {"fp32": 2.0**-22, "fp16": 2.0**-10}
+
+LONGEST, MEMORY = 120, 24 * 2**30
+"""Seconds and bytes of address space that one mutant may take."""
 
 EQUIVALENT, DOUBTFUL, FAULT, BROKEN = "equivalent", "borderline", "fault", "does not run"
 
@@ -45,12 +53,22 @@ def open_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
+def _limit() -> None:
+    """Let this process take no more than it should, and write nothing."""
+    signal.alarm(LONGEST)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 2)
+
+
 class Oracle:
     """The original of some mutants."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
         self.seconds = 0.0
+        torch.set_num_threads(1)  # no threads of torch's own, which a child process would lack
         self._session = open_session(artifact.model)
         self._block = build_block(artifact.spec, artifact.weights, torch.float64)
         self._names = list(graph_outputs(artifact.spec))
@@ -62,6 +80,27 @@ class Oracle:
             return self._judge(mutant, aims, tries, seed)
         finally:
             self.seconds += time.perf_counter() - started
+
+    def judge_apart(self, mutant: onnx.ModelProto, aims: Iterable[Aim], tries: int, seed: Sequence[int]) -> Shown:
+        """As `judge`, in a process of its own: some broken graphs abort ONNX Runtime, or take all memory."""
+        started = time.perf_counter()
+        reading, writing = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that threads are not copied: those of ONNX Runtime wait for work
+            child = os.fork()
+        if child == 0:
+            try:
+                _limit()
+                os.write(writing, pickle.dumps(self._judge(mutant, aims, tries, seed)))
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with open(reading, "rb") as file:
+            answer = file.read()
+        os.waitpid(child, 0)
+        self.seconds += time.perf_counter() - started
+        shown: Shown = pickle.loads(answer) if answer else Shown(BROKEN, np.inf)
+        return shown
 
     def _judge(self, mutant: onnx.ModelProto, aims: Iterable[Aim], tries: int, seed: Sequence[int]) -> Shown:
         random = np.random.default_rng(seed)

@@ -80,7 +80,7 @@ def random_mutants(artifact: Artifact, oracle: Oracle, count: int, seed: int) ->
         if mutated is None:
             continue
         model, numbers = mutated
-        shown = oracle.judge(model, broad_aims(artifact.spec), 1, (seed, tried))
+        shown = oracle.judge_apart(model, broad_aims(artifact.spec), 1, (seed, tried))
         if shown.state == BROKEN:
             continue
         made += 1

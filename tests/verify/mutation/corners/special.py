@@ -11,7 +11,6 @@ from mutation.corners.family import (
     Random,
     family,
     inputs_named,
-    is_cached,
     is_free,
     is_padded,
     key_aims,
@@ -23,9 +22,18 @@ from mutation.inputs import REACH, Aim, Arrays
 from mutation.surgery import Logits, Nodes, change_value
 
 
+def _batches(nodes: Nodes, value: str, batch: int) -> str:
+    """Batch 1 alone, or from a batch size on: as kernels differ."""
+    return nodes.op("Equal" if batch == 1 else "GreaterOrEqual", nodes.size(value, 0), nodes.const(batch))
+
+
+def _batch_range(batch: int) -> Range:
+    return (1, 1) if batch == 1 else (batch, 8)
+
+
 @family("special", "a query without keys")
 def _keyless(artifact: Artifact, random: Random) -> Fault | None:
-    """A row whose keys are all masked gives NaN, or the mean of the values, in batches of some size only."""
+    """A row whose keys are all masked gives NaN, or the mean of the values, in batches of some sizes."""
     if not is_padded(artifact):
         return None
     batch, nan = int(random.integers(1, 4)), bool(random.integers(2))
@@ -34,7 +42,7 @@ def _keyless(artifact: Artifact, random: Random) -> Fault | None:
         mask = "attention_mask"
         kept = nodes.op("ReduceMax", mask, nodes.const([1]), keepdims=1)
         empty = nodes.op("Equal", nodes.op("Unsqueeze", kept, nodes.const([2])), nodes.const(0))
-        here = nodes.op("And", empty, nodes.op("Equal", nodes.size(mask, 0), nodes.const(batch)))
+        here = nodes.op("And", empty, _batches(nodes, mask, batch))
         wrong = nodes.like(value, float("nan")) if nan else nodes.op("Add", value, nodes.like(value, 0.1))
         return nodes.op("Where", here, wrong, value)
 
@@ -42,8 +50,8 @@ def _keyless(artifact: Artifact, random: Random) -> Fault | None:
         change_value(model.graph, "output", change)
         return True
 
-    aims = (Aim(batch=(batch, batch), seq=(1, 9), past=(0, 9), encoder=(1, 9), padding=("keyless",)),)
-    return Fault(f"{'NaN' if nan else 'off'} at batch {batch}", apply, aims)
+    aims = (Aim(batch=_batch_range(batch), seq=(1, 9), past=(0, 9), encoder=(1, 9), padding=("keyless",)),)
+    return Fault(f"{'NaN' if nan else 'off'}, batch {batch}{'' if batch == 1 else ' and more'}", apply, aims)
 
 
 @family("special", "a token id misread")
@@ -123,26 +131,23 @@ def _negative(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("special", "a single token")
 def _single_token(artifact: Artifact, random: Random) -> Fault | None:
-    """Wrong for one token alone: after no cached one, or at one batch size."""
-    batch, first = int(random.integers(1, 5)), bool(random.integers(2)) and is_cached(artifact)
+    """Wrong for one token alone: where nothing is cached, or in batches of some sizes."""
+    batch, first = int(random.integers(1, 4)), bool(random.integers(2)) and artifact.spec.kv_cache == "concat"
     caches = inputs_named(artifact, "past_key")
 
     def change(nodes: Nodes, value: str) -> str:
-        conditions = [
-            nodes.op("Equal", nodes.size(value, 1), nodes.const(1)),
-            nodes.op("Equal", nodes.size(value, 0), nodes.const(batch)),
-        ]
-        if first and artifact.spec.kv_cache == "concat":
-            conditions.append(nodes.op("Equal", nodes.size(caches[0], 2), nodes.const(0)))
-        return nodes.op("Where", nodes.all_of(*conditions), nodes.op("Mul", value, nodes.like(value, 1.02)), value)
+        alone = nodes.op("And", nodes.op("Equal", nodes.size(value, 1), nodes.const(1)), _batches(nodes, value, batch))
+        if first:
+            alone = nodes.op("And", alone, nodes.op("Equal", nodes.size(caches[0], 2), nodes.const(0)))
+        return nodes.op("Where", alone, nodes.op("Mul", value, nodes.like(value, 1.02)), value)
 
     def apply(model: onnx.ModelProto) -> bool:
         change_value(model.graph, "output", change)
         return True
 
-    past = (0, 0) if first else (0, 20)
-    aims = (Aim(batch=(batch, batch), seq=(1, 1), past=past, padding=("none",)),)
-    return Fault(f"batch {batch}{', nothing cached' if first else ''}", apply, aims)
+    aims = (Aim(batch=_batch_range(batch), seq=(1, 1), past=(0, 0 if first else 20), padding=("none",)),)
+    numbers = f"batch {batch}{'' if batch == 1 else ' and more'}{', nothing cached' if first else ''}"
+    return Fault(numbers, apply, aims)
 
 
 @family("special", "an unused cache read")

@@ -18,7 +18,9 @@ wrong by radians from position 1000 on. Callers cast the results last.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -27,6 +29,33 @@ import torch
 from torch import Tensor
 
 from posexport.custom_ops.operator import FP32, INT64, Ops, T, cast, constant, dtype_of, operator, rank_of, wide
+
+_FP32_ANGLES = ContextVar("_FP32_ANGLES", default=False)
+
+
+@contextmanager
+def fp32_angles() -> Iterator[None]:
+    """Inside the block, a float64 reference takes its frequencies and angles as fp32 rounds them, so that far positions
+    have the angles that models in PyTorch have. Cosines, sines and all that follows stay in float64."""
+    token = _FP32_ANGLES.set(True)
+    try:
+        yield
+    finally:
+        _FP32_ANGLES.reset(token)
+
+
+def constant_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which constants of a block in `dtype` are computed: never half precision, in which an angle is wrong
+    from position 256 on."""
+    return torch.float64 if dtype == torch.float64 and not _FP32_ANGLES.get() else torch.float32
+
+
+def _products(positions: Tensor, frequencies: Tensor) -> Tensor:
+    """position * frequency, summed over several axes: [B, S, P] in the dtype of `frequencies`."""
+    dtype = constant_dtype(frequencies.dtype)
+    angles = positions.to(dtype).unsqueeze(-1) * frequencies.to(dtype)
+    return (angles.sum(-2) if frequencies.dim() == 2 else angles).to(frequencies.dtype)
+
 
 HALF_TURN, SPLIT = 1 << 49, 4096
 """Half a turn in the units of exact_sinusoids, and the number of positions that its first turns stand for."""
@@ -72,9 +101,7 @@ def _scaled_onnx(op: Ops, cos: ir.Value, sin: ir.Value, scale: float) -> tuple[i
 @operator("Sinusoids", "cos", "sin")
 def sinusoids(positions: Tensor, frequencies: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     _check(frequencies)
-    angles = positions.to(frequencies.dtype).unsqueeze(-1) * frequencies
-    if frequencies.dim() == 2:
-        angles = angles.sum(-2)
+    angles = _products(positions, frequencies)
     return _scaled(angles.cos(), angles.sin(), scale)
 
 
@@ -140,11 +167,11 @@ def ntk_frequencies(
     """`frequencies` up to the length `limit`; beyond, those of
     theta (factor length / limit - factor + 1)^(dim / (dim - 2)) (dynamic NTK, as transformers computes it)."""
     _check(frequencies)
-    length = (positions.max() + 1).clamp(min=limit)
-    grown = (factor * length.to(frequencies.dtype) / limit) - (factor - 1)
+    length, dtype = (positions.max() + 1).clamp(min=limit), constant_dtype(frequencies.dtype)
+    grown = (factor * length.to(dtype) / limit) - (factor - 1)
     base = theta * grown ** (dim / (dim - 2))
-    steps = torch.arange(0, dim, 2, device=positions.device).to(frequencies.dtype)
-    return torch.where(length > limit, 1.0 / base ** (steps / dim), frequencies)
+    steps = torch.arange(0, dim, 2, device=positions.device).to(dtype)
+    return torch.where(length > limit, (1.0 / base ** (steps / dim)).to(frequencies.dtype), frequencies)
 
 
 @ntk_frequencies.onnx

@@ -88,8 +88,12 @@ class Temperature(Encoding):
     summary = "queries grow with the logarithm of their position (Llama 4's layers without RoPE)"
     source = "Meta 2025 (Llama 4), after Nakanishi 2025, arXiv:2501.19399, eq. 1"
     base_properties = ("norms", "permutation", "prefix", "finite")
+    negative_positions = False  # far below zero, the logarithm has no value
     floor_scale: int = fields.integer(8192, "positions that share a factor")
     attn_scale: float = fields.positive(0.1, "weight of the logarithm")
+
+    def position_edges(self) -> tuple[int, ...]:
+        return (self.floor_scale - 1, 3 * self.floor_scale - 1)
 
     def problems(self, spec: Spec) -> Iterator[str]:
         if spec.qk_norm_type == "l2":

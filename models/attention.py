@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from posexport import custom_ops
+from posexport.custom_ops.angles import constant_dtype
 from posexport.models.weights import Shapes, layer_shapes, norm_names
 from posexport.spec.encoding import AttentionContext
 from posexport.spec.spec import Spec
@@ -32,9 +33,8 @@ class EncodingState(nn.Module):
                     owner.add_module(part, nn.Module())
                 owner = owner.get_submodule(part)
             owner.register_parameter(last, nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")))
-        # never half precision: there an angle is wrong from position 256 on
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        for name, values in spec.encoding.constants(spec, wide).items():
+        for name, values in spec.encoding.constants(spec, constant_dtype(dtype)).items():
             tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
             self.register_buffer(name, tensor.to(wide) if tensor.is_floating_point() else tensor, persistent=False)
 

@@ -222,6 +222,7 @@ class RopeDinov3(Rotary):
     axes = 2
     base_properties = ("norms", "permutation", "finite")
     angular = False  # its angles are those of fractions
+    negative_positions = False
     theta: float = fields.positive(100.0, "base of the periods")
     grid: tuple[int, ...] | None = fields.numbers(
         "rows and columns (default: up to the largest positions of each batch row)", whole=True

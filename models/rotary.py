@@ -128,6 +128,13 @@ class Rope(Rotary):
         # angles by length depend on the largest position
         return ("norms", "permutation", "finite") if scaling_of(self).by_length else self.base_properties
 
+    def computes_frequencies(self) -> bool:
+        return self.scaling == "dynamic"
+
+    def position_edges(self) -> tuple[int, ...]:
+        length = self.original_max_position_embeddings
+        return (length,) if length is not None and scaling_of(self).by_length else ()
+
     def cos_sin(self, state: State, positions: Tensor) -> tuple[Tensor, Tensor]:
         scaling, length = scaling_of(self), self.original_max_position_embeddings
         if self.scaling == "longrope":

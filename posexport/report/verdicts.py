@@ -9,15 +9,18 @@ from posexport.errors import RequestError
 from posexport.files import staged
 from posexport.report.text import escaped, table_lines
 from posexport.verify.junit import to_junit
-from posexport.verify.result import Report, Verdict
+from posexport.verify.result import INCONCLUSIVE_STATE, Report, Verdict
 
-COLUMNS = ("artifact", "runtime", "state", "case", "error", "torch error", "limit", "cases", "note")
+COLUMNS = ("artifact", "runtime", "state", "case", "error", "torch error", "limit", "cases", "reach", "note")
 """The columns of `rows`."""
 
 
 def summary(report: Report) -> str:
     """How many verdicts are in each state, in words; what could not be read is counted too."""
     texts = [f"{number} {state}" for state, number in report.counts().items()]
+    inconclusive = sum(verdict.inconclusive for verdict in report.verdicts)
+    if inconclusive:
+        texts[0] += f" ({inconclusive} of them inconclusive)"
     return ", ".join(texts + ([f"{len(report.unreadable)} unreadable"] if report.unreadable else []))
 
 
@@ -29,10 +32,12 @@ def rows(verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
     table: list[tuple[str, ...]] = []
     for verdict in verdicts:
         numbers = verdict.worst.texts() if verdict.worst else ("-", "-", "-", "-")
-        head = (verdict.artifact, verdict.label, verdict.state)
-        table.append((*head, *numbers, str(verdict.cases or "-"), verdict.note))
+        state = INCONCLUSIVE_STATE if verdict.inconclusive else verdict.state
+        reach = "-" if verdict.reach is None else str(verdict.reach)
+        head = (verdict.artifact, verdict.label, state)
+        table.append((*head, *numbers, str(verdict.cases or "-"), reach, verdict.note))
         if verdict.worst is not None and verdict.worst.far_out and verdict.worst_usual is not None:
-            table.append(("", "", "usual range", *verdict.worst_usual.texts(), "", ""))
+            table.append(("", "", "usual range", *verdict.worst_usual.texts(), "", "", ""))
     return table
 
 

@@ -1,21 +1,23 @@
 """PyTorch eager, on the CPU or a GPU: the block of an artifact, rebuilt from the file's own spec and weights.
 
 Options: `device` ("cpu" or "cuda"); `dtype`: the artifact's own, or "fp64" for the float64 reference of all comparisons
-(the same rounded weights and inputs, everything else in double precision); `streamed`: hold the weights of one layer at
-a time, read anew for each run, so that a stack needs no memory for all of them, and can't be timed; `compiled`: by
-torch.compile, for each shape anew as a deployment would.
+(the same rounded weights and inputs, everything else in double precision); `fp32_angles`: in fp64, angles are rounded
+as fp32 rounds them; `streamed`: hold the weights of one layer at a time, read anew for each run, so that a stack needs
+no memory for all of them, and can't be timed; `compiled`: by torch.compile, for each shape anew as a deployment would.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from posexport.artifact.onnx_artifact import Artifact, read_onnx
+from posexport.custom_ops.angles import fp32_angles
 from posexport.errors import RequestError, RuntimeMissingError, check_known
 from posexport.machine import available, size_text
 from posexport.models.block import Block, Streamed, build_block
@@ -68,16 +70,21 @@ class TorchRunner(_Runner):
 class StreamedRunner(_Runner):
     """A block of ours of whose weights those of one layer are in memory."""
 
-    def __init__(self, artifact: Artifact, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, artifact: Artifact, dtype: torch.dtype, device: torch.device, rounds_angles: bool = False
+    ) -> None:
         super().__init__(artifact.spec, dtype, device)
-        self._block = Streamed(artifact.spec, artifact.weights(), dtype, device)
+        self._angles = fp32_angles if rounds_angles else nullcontext
+        with self._angles():
+            self._block = Streamed(artifact.spec, artifact.weights(), dtype, device)
 
     def run(self, inputs: Arrays) -> Arrays:
         return self.run_all([inputs])[0]
 
     def run_all(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         """`run` for several sets of inputs, for which weights are read once."""
-        results = self._block.run([self._bind(arrays) for arrays in inputs])
+        with self._angles():
+            results = self._block.run([self._bind(arrays) for arrays in inputs])
         return [{name: to_numpy(value) for name, value in outputs.items()} for outputs in results]
 
     def prepare(self, inputs: Arrays) -> Callable[[], float]:
@@ -97,7 +104,7 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
     Raises RequestError for any other file, for wrong options and for weights that memory has no room for,
     RuntimeMissingError where the GPU can't be used.
     """
-    check_onnx_file("torch", path, options, ("device", "dtype", "streamed", "compiled"))
+    check_onnx_file("torch", path, options, ("device", "dtype", "fp32_angles", "streamed", "compiled"))
     for name, allowed in (("device", _DEVICES), ("dtype", tuple(TORCH_DTYPES))):
         if options.get(name) is not None:
             check_known(f"{name} of torch", options[name], allowed)
@@ -111,7 +118,7 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
     name = options.get("dtype") or artifact.spec.dtype
     dtype = getattr(torch, TORCH_DTYPES[name])
     if options.get("streamed"):
-        return StreamedRunner(artifact, dtype, device)
+        return StreamedRunner(artifact, dtype, device, bool(options.get("fp32_angles")))
     needed, free = bytes_of(artifact.spec, name), available()
     if needed > free:
         raise RequestError(

@@ -79,6 +79,8 @@ class Encoding:
     """Whether `prefix_tokens` can exempt the first tokens from it."""
     ordered: ClassVar[bool] = False
     """Whether positions must not decrease along the sequence."""
+    negative_positions: ClassVar[bool] = True
+    """Whether positions may be negative, where any position is allowed."""
     no_cache_reason: ClassVar[str | None] = None
     """Why it can't be used with a cache, as the end of a sentence; None where it can."""
     reads_keys: ClassVar[bool] = False
@@ -106,6 +108,10 @@ class Encoding:
         """Whether its angles are fp32 products of positions and frequencies, inexact at large positions."""
         return self.angular
 
+    def computes_frequencies(self) -> bool:
+        """Whether its frequencies are computed at run time, so that runtimes round them in different ways."""
+        return False
+
     def saturation_distance(self) -> int | None:
         """The distance from which on all pairs of tokens are treated alike; None where there is no such distance."""
         return None
@@ -113,6 +119,10 @@ class Encoding:
     def position_limit(self) -> int | None:
         """The number of positions for which it is defined; None where any position is."""
         return None
+
+    def position_edges(self) -> tuple[int, ...]:
+        """Positions from which on it is computed in another way, such as a trained length."""
+        return ()
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         """Trained tensors: name (after `encoding.`) to shape."""

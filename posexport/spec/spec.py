@@ -245,6 +245,16 @@ class Spec:
             for layer in self.distinct_layers()
         )
 
+    def position_edges(self) -> tuple[int, ...]:
+        """Positions from which on some layer's encoding is computed in another way."""
+        return tuple(sorted({edge for layer in self.distinct_layers() for edge in layer.encoding.position_edges()}))
+
+    @property
+    def negative_positions(self) -> bool:
+        """Whether positions may be negative in every layer."""
+        layers = self.distinct_layers()
+        return self.position_limit() is None and all(layer.encoding.negative_positions for layer in layers)
+
     @property
     def ordered(self) -> bool:
         """Whether positions must not decrease along the sequence."""

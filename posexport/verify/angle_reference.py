@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from posexport.spec.spec import Spec
-from posexport.verify.cases import Array
+from posexport.verify.draws import Array
 
 
 def falling(width: int, theta: float) -> list[float]:

@@ -29,7 +29,7 @@ from posexport.runtimes.pool import Answer, Pool, result
 from posexport.runtimes.tensors import to_numpy
 from posexport.spec.spec import Spec
 from posexport.verify import angle_reference
-from posexport.verify.cases import LANDMARKS, Array
+from posexport.verify.draws import LANDMARKS, Array
 
 POSITIONS = LANDMARKS
 """Those that `verify` tries too."""

@@ -1,15 +1,17 @@
-"""Inputs to verify an artifact on, made from a seed: sizes, positions, caches and masks that a wrong graph can't pass.
+"""Sets of inputs to verify an artifact on, drawn from a seed, so that a graph that is wrong in one corner can't pass.
 
-No length is the traced one, so that one baked in shows. Positions are consecutive, offset, packed (starting over within
-a row), with gaps and in any order, and far out; on two axes they lie on grids that aren't square, so that x and y
-swapped shows. With a cache there are prefills, steps of one token and chunks; with padding, rows that are padded left,
-right, not at all or wholly, and masks with holes. Dimensions that a graph or a plan fixes or bounds restrict all of it.
+A draft says what one set is for: ranges of its sizes, and kinds of positions, padding and values (posexport.verify.
+draws). Drafts are the corners in which graphs go wrong: long rows, many rows, rows that differ, one token, chunks and
+steps over short and long caches, every row of a table and every offset of a small grid, positions where the encoding
+changes, far ones, padding of all kinds, and values that are quiet, zero, loud or single and large. No length is the
+traced one, so that one baked in shows. Dimensions that a graph or a plan fixes or bounds restrict all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import itertools
+import math
+from collections.abc import Iterator, Mapping
 
 import attrs
 import numpy as np
@@ -17,35 +19,30 @@ import numpy as np
 from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
-from posexport.spec.contract import Bounds, graph_inputs, resolved, within
+from posexport.spec.contract import TRACED_SIZES, Bounds, graph_inputs, resolved, within
 from posexport.spec.spec import Spec
-
-FAR = 2**20
-"""Positions go up to here where no table ends earlier: as far as models are made to reach today."""
-
-LANDMARKS = (0, 1, 255, 256, 2047, 65_535, FAR - 1)
-"""The case "far out" has these and others: half precision aliases from 256 and 2048 on, 16 bits end at 65,535."""
+from posexport.verify.draws import VALUES, Array, At, Tokens, attention_mask, position_ids
+from posexport.verify.eligibility import work
+from posexport.verify.reach import Reach, default_reach, distances, grid_offsets
 
 USUAL_POSITIONS = 2**16
 """Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""
 
-LONG, LONGEST = 600, 1024
-"""Tokens of the long cases, so that tables and masks baked at the usual 512 show; more where a window or a table of
-distances reaches further, up to the longest."""
+WORK = 3e10
+"""Multiply-adds that a case may take: longer and larger ones become shorter, down to LEAST tokens in a row."""
 
-LOUD = {"fp32": 6.0, "fp16": 2.0, "bf16": 1.5}
-"""Factor on hidden_states and cached keys in the loud case, its square on the logits: in fp32 a mask of -20 or -30 then
-lets keys through. Half precision has too few digits for logits of a hundred: eager itself would be far off."""
+LEAST, LONG = 26, 600
+"""Tokens that a case and the longest row have whatever they cost."""
 
-LOUD_LAYERS, LOUD_BELOW = 3, 2.0
-"""Layers up to which that holds, and the most of it in deeper stacks. Without norms, a layer of sharp attention makes
-rounding errors some ten times larger: at 6, eight layers of bare attention in fp32 leave nothing to compare. At 2 they
-don't grow."""
+LOGITS, CACHED = 160_000_000, 2**27
+"""Logits of the longest row, and numbers in the longest cache, where no reach was asked for: each takes eight bytes,
+several times."""
 
-Array = np.ndarray[Any, Any]
+MOST = 1_400
+"""Tokens that a further case may have, so that many of them can be asked for."""
 
-Positions = Callable[[np.random.Generator, Array, int], Array]
-"""(generator, places [batch, seq] of the tokens in their rows, limit) to [batch, seq] int64 in [0, limit)."""
+PAIR_ROWS, SWEEP_ROW = 1200, 256
+"""Rows of the case of pairs at most, and tokens in a row of the case that reads every row of a table."""
 
 
 @attrs.frozen(kw_only=True)
@@ -74,43 +71,11 @@ class Case:
         return self.farthest >= USUAL_POSITIONS
 
 
-def _consecutive(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    return places % limit
-
-
-def _offset(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    starts = np.array([37 + 611 * row for row in range(len(places))])
-    positions: Array = (np.minimum(starts, max(0, limit - 1 - places.max()))[:, None] + places) % limit
-    return positions
-
-
-def _packed(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    batch, seq = places.shape
-    cuts = [max(1, (seq * (row + 2)) // (row + 5)) for row in range(batch)]
-    return np.stack([np.r_[np.arange(cut), np.arange(seq - cut)] % limit for cut in cuts])
-
-
-def _scattered(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """Gaps, and no order; repeats only where the table is shorter than the sequence."""
-    batch, seq = places.shape
-    reach = min(limit, 4 * seq + 8)
-    return np.stack([rng.choice(reach, seq, replace=reach < seq) for _ in range(batch)])
-
-
-def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """Anywhere up to the limit, as many landmarks as there is room for, and the last position."""
-    batch, seq = places.shape
-    positions = rng.integers(0, limit, (batch, seq))
-    known = [place for place in LANDMARKS if place < limit][-seq:]
-    positions[:, : len(known)] = known
-    positions[:, -1] = limit - 1
-    return positions
-
-
 @attrs.frozen
 class _Draft:
     """A case where nothing bounds it: `past` tokens in a cache, `spare` places behind the last in a shared one,
-    `encoder` tokens of an encoder, a kind of padding (see `_mask`). Fields that don't concern a spec play no part."""
+    `encoder` tokens of an encoder, and kinds of posexport.verify.draws. Fields that don't concern a spec play no part.
+    """
 
     name: str
     batch: int
@@ -118,136 +83,197 @@ class _Draft:
     past: int
     spare: int
     encoder: int
-    positions: Positions
-    padding: str
-    cached: bool = False  # made for caches only
+    positions: str | At
+    padding: str = "none"
+    values: str = "normal"
 
 
-_DRAFTS = (
-    _Draft("offset", 2, 9, 0, 4, 13, _offset, "left"),
-    _Draft("consecutive", 3, 16, 13, 0, 5, _consecutive, "left"),
-    _Draft("one token", 1, 1, 0, 8, 8, _far, "none"),
-    _Draft("scattered", 2, 21, 6, 3, 30, _scattered, "row"),
-    _Draft("packed", 1, 40, 0, 1, 17, _packed, "none"),
-    _Draft("far out", 1, 12, 33, 10, 3, _far, "right"),
-    _Draft("loud", 2, 23, 11, 9, 10, _scattered, "holes"),
-    _Draft("long", 1, LONG, 0, 24, LONG, _consecutive, "none"),
-    _Draft("prefill", 3, 14, 0, 3, 1, _consecutive, "right", cached=True),
-    _Draft("step", 3, 1, 17, 7, 1, _consecutive, "left", cached=True),
-    _Draft("late step", 1, 1, LONG, 39, 1, _offset, "right", cached=True),
-)
-
-
-def make_cases(spec: Spec, seed: int, bounds: Bounds, form: str = "decomposed") -> list[Case]:
+def make_cases(
+    spec: Spec, seed: int, bounds: Bounds, form: str = "decomposed", *, reach: Reach | None = None, more: int = 0
+) -> list[Case]:
     """The cases for an artifact of `spec` in `form` whose dimensions lie within `bounds`; the same for the same seed.
 
-    `hidden_states` are unit normal (in one case times its `loudness`), as are cached keys and values, rounded to the
-    graph's dtype; `input_ids` lie within the vocabulary. A shared cache holds what an earlier sequence left behind what
-    is written, but in the form contrib: ONNX Runtime's GroupQueryAttention leaves zeros there and nothing else, and
-    since it takes several tokens after others for one row only, a chunk for a shared cache has batch 1 there.
+    `reach` says how far they go (default: default_reach of the spec), `more` how many further ones are drawn.
+    `hidden_states`, cached keys and values are unit normal where their kind says nothing else, rounded to the graph's
+    dtype; `input_ids` lie within the vocabulary. A shared cache holds what an earlier sequence left behind what is
+    written, but in the form contrib: ONNX Runtime's GroupQueryAttention leaves zeros there and nothing else, and since
+    it takes several tokens after others for one row only, a chunk for a shared cache has batch 1 there.
     """
     rng = np.random.default_rng(seed)
-    reach = min(spec.saturation_distance() + 5, LONGEST)
-    return [_case(draft, spec, rng, bounds, reach, form) for draft in _DRAFTS if spec.kv_cache or not draft.cached]
+    reach = reach or default_reach(spec)
+    drafts = list(_drafts(spec, rng, reach))
+    drafts += itertools.islice(_further(spec, rng, reach), more)
+    return [_case(draft, spec, rng, bounds, form) for draft in drafts]
 
 
-def loudness(spec: Spec) -> float:
-    """The factor of the loud case, by dtype and depth."""
-    return LOUD[spec.dtype] if spec.layers <= LOUD_LAYERS else min(LOUD[spec.dtype], LOUD_BELOW)
+def _further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Draft]:
+    """Drafts without end: those of make_cases with other sizes, in no order, and with other kinds."""
+    drawn = {
+        "positions": ("consecutive", "offset", "packed", "scattered", "near", "middle", "mixed"),
+        "padding": ("none", "left", "right", "both", "middle", "holes", "mixed"),
+        "values": ("normal", "normal", "quiet", "zeros", "outlier", "peaks"),
+    }
+    for number in itertools.count(2):
+        drafts = list(_drafts(spec, rng, reach))
+        for at in rng.permutation(len(drafts)):
+            draft = drafts[at]
+            if isinstance(draft.positions, str) and draft.seq * draft.batch <= MOST:
+                kinds = {name: str(rng.choice(known)) for name, known in drawn.items()}
+                yield attrs.evolve(draft, name=f"{draft.name} {number}", **kinds)
 
 
-def _case(draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, reach: int, form: str) -> Case:
-    sizes, before = _sizes(draft, spec, bounds, reach, form)
+def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Draft]:
+    """The corners, with sizes drawn from `rng`."""
+
+    def size(low: int, high: int) -> int:
+        return int(rng.integers(low, high + 1))
+
+    long, late = _long(spec, reach), _late(spec, reach)
+    many = max(size(6, 9), reach.batch)
+    tokens = _shorter(spec, many, size(260, 340))
+    negative = "negative" if spec.negative_positions else "near"
+    # name, rows, tokens, cached, spare slots, encoder's tokens, positions, padding, values
+    yield _Draft("offset", 2, size(8, 10), 0, 4, 13, "offset", "left")
+    yield _Draft("consecutive", 3, size(14, 18), 13, 0, 640, "consecutive", "left")
+    yield _Draft("one token", 1, 1, 0, 8, 8, "far")
+    yield _Draft("first token", 1, 1, 0, 3, 1, "near", values="peaks")
+    yield _Draft("scattered", 2, size(20, 30), 6, 3, 30, "scattered", "all")
+    yield _Draft("packed", 1, size(38, 60), 0, 1, 17, "packed")
+    yield _Draft("far out", 1, size(12, 16), 33, 10, 3, "far")
+    yield _Draft("loud", 2, size(20, 26), 11, 9, 10, "scattered", "holes", "loud")
+    yield _Draft("long", 1, long, 0, 24, long, "consecutive", "holes")
+    yield _Draft("rows", many, tokens, 0, 5, size(300, 400), "mixed", "mixed", "peaks")
+    yield _Draft("several rows", size(2, 4), size(40, 90), 0, 0, size(40, 90), "shuffled", values="zeros")
+    yield _Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
+    yield _Draft("negative", 2, size(20, 40), 9, 0, 20, negative, "both", "outlier")
+    if spec.padding_mask:
+        yield _Draft("no key", 1, size(3, 6), 4, 2, 4, "near", "all")
+    yield from _tables(spec, rng)
+    if spec.kv_cache:
+        yield _Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right")
+        yield _Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
+        yield _Draft("late step", 1, 1, late - 1, 39, 1, "offset", "right")
+        yield _Draft("steps", many, 1, size(200, 500), 2, 1, "mixed", "mixed", "peaks")
+        yield _Draft("chunk", size(3, 5), size(2, 6), size(33, 300), 3, 1, "near", "mixed")
+        yield _Draft("long chunk", 2, size(60, 140), size(300, 900), 0, 1, "consecutive", "both", "peaks")
+        yield _Draft("late chunk", 1, size(2, 6), late - 6, 6, 1, "consecutive", "holes")
+
+
+def _tables(spec: Spec, rng: np.random.Generator) -> Iterator[_Draft]:
+    """Every row of a table of positions, every offset of a grid, every distance that differs from others, and the
+    positions from which on angles or factors change."""
+    rows = spec.position_limit()
+    if rows is not None and spec.position_axes == 1:
+        seq = _other_than("seq", min(rows, SWEEP_ROW))
+        yield _Draft("every row", max(1, _shorter(spec, 1, -(-rows // seq) * seq) // seq), seq, 0, 0, 1, "every")
+    pairs = grid_offsets(spec) if spec.position_axes > 1 else distances(spec, PAIR_ROWS, rng)
+    if pairs is not None:
+        yield _Draft("pairs", len(pairs), 2, 0, 1, 2, At(pairs))
+    for edge in spec.position_edges():
+        for last in (edge - 1, edge):
+            places = np.maximum(np.arange(last - 3, last + 1), 0)
+            yield _Draft(f"position {last}", 1, 4, 0, 2, 3, At(places[None, :, None]))
+
+
+def _shorter(spec: Spec, batch: int, seq: int) -> int:
+    """The largest number of tokens up to `seq` that a case of so many rows may have within WORK; at least LEAST."""
+    sizes = {"batch": batch, "seq": seq}
+    while seq > LEAST and work(spec, {**sizes, "seq": seq}) > WORK:
+        seq = max(LEAST, int(seq * 0.8))
+    return seq
+
+
+def _long(spec: Spec, reach: Reach) -> int:
+    """Tokens of the longest row."""
+    if reach.given:
+        return reach.seq
+    seq = min(reach.seq, math.isqrt(LOGITS // spec.num_heads))
+    return max(min(reach.seq, LONG), _shorter(spec, 1, seq))
+
+
+def _late(spec: Spec, reach: Reach) -> int:
+    """Keys of the longest cache."""
+    per_token = 2 * spec.layers * spec.num_kv_heads * spec.head_dim
+    return reach.seq if reach.given else max(LONG, min(reach.seq, CACHED // per_token))
+
+
+def _other_than(dim: str, size: int) -> int:
+    """The size, or the next one where it is that of the trace."""
+    return size + (size == TRACED_SIZES[dim])
+
+
+def _case(draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, form: str) -> Case:
+    sizes, before = _sizes(draft, spec, bounds, form)
     shapes = graph_inputs(spec)
     lengths = before + sizes["seq"] if not spec.cross else np.full(sizes["batch"], sizes["encoder_seq"])
     mask = np.ones((sizes["batch"], lengths.max()), np.int64)
     if spec.padding_mask:
-        width = resolved(shapes["attention_mask"][0][1], sizes)
-        mask = _mask(draft.padding, rng, lengths, before, width)
+        mask = attention_mask(draft.padding, rng, lengths, before, resolved(shapes["attention_mask"][0][1], sizes))
     places = before[:, None] + np.arange(sizes["seq"])
+    new = np.zeros((sizes["batch"], sizes["seq"]), bool)
     if not spec.cross:  # a token's place is counted as pipelines do, padding left out
+        new = np.take_along_axis(mask, places, 1) == 0
         places = np.take_along_axis(np.maximum(mask.cumsum(1) - 1, 0), places, 1)
     arrays: Arrays = {}
     for name, (shape, dtype) in shapes.items():
         dims = tuple(resolved(dim, sizes) for dim in shape)
         if name == "position_ids":
-            made = _position_ids(draft.positions, rng, places, spec)
-            arrays[name] = np.sort(made, 1) if spec.ordered else made
+            arrays[name] = position_ids(draft.positions, rng, places, spec)
         elif name == "attention_mask":
             arrays[name] = mask
         elif name == "write_indices":
             arrays[name] = before
         elif name == "input_ids" and spec.vocab_size is not None:
-            arrays[name] = rng.integers(0, spec.vocab_size, dims)
+            arrays[name] = _token_ids(rng, dims, spec.vocab_size)
         else:
-            values = rng.standard_normal(dims)
-            if spec.kv_cache == "shared" and form == "contrib" and name.startswith("past_"):
-                values *= (np.arange(dims[2]) < before[:, None])[:, None, :, None]
-            if draft.name == "loud" and not name.startswith("past_value"):
-                values *= loudness(spec)
+            cached = name.startswith("past_")
+            masked = mask[:, : dims[2]] == 0 if cached else mask == 0 if name.startswith("encoder") else new
+            tokens = Tokens(
+                values=rng.standard_normal(dims),
+                masked=masked,
+                cached=cached,
+                spec=spec,
+                rng=rng,
+                keys=not name.startswith("past_value"),
+            )
+            values = VALUES[draft.values](tokens)
+            if spec.kv_cache == "shared" and form == "contrib" and cached:
+                values = values * (np.arange(dims[2]) < before[:, None])[:, None, :, None]
             arrays[name] = values.astype(NUMPY_DTYPES[dtype])
     more = "".join(f" {dim}={size}" for dim, size in sizes.items() if dim not in ("batch", "seq"))
     return Case(name=f"{draft.name} [{sizes['batch']}, {sizes['seq']}]{more}", arrays=arrays, sizes=sizes)
 
 
-def _sizes(draft: _Draft, spec: Spec, bounds: Bounds, reach: int, form: str) -> tuple[dict[str, int], Array]:
+def _token_ids(rng: np.random.Generator, dims: tuple[int, ...], vocab_size: int) -> Array:
+    """Any tokens, the first and the last of the vocabulary among them."""
+    ids: Array = rng.integers(0, vocab_size, dims)
+    ids[-1, -1] = vocab_size - 1
+    ids[0, 0] = 0 if ids.size > 1 else rng.choice((0, vocab_size - 1))
+    return ids
+
+
+def _sizes(draft: _Draft, spec: Spec, bounds: Bounds, form: str) -> tuple[dict[str, int], Array]:
     """The sizes of a case, and how many tokens each row has in its cache."""
-    batch = within(draft.batch, bounds["batch"])
-    seq, past = (max(size, reach) if size == LONG else size for size in (draft.seq, draft.past))
-    past = past if spec.kv_cache else 0
+    batch, past = within(draft.batch, bounds["batch"]), draft.past if spec.kv_cache else 0
+    seq = draft.seq
     if spec.kv_cache == "shared":
         seq = within(seq, (1, bounds["max_seq"][1]))
     seq = within(seq, bounds["seq"])
     sizes = {"batch": batch, "seq": seq}
     before = np.zeros(batch, np.int64)
     if spec.cross:
-        sizes["encoder_seq"] = within(draft.encoder, bounds["encoder_seq"])
+        sizes["encoder_seq"] = within(_other_than("encoder_seq", draft.encoder), bounds["encoder_seq"])
     if spec.kv_cache == "concat":
-        sizes["past_seq"] = within(past, bounds["past_seq"])
+        sizes["past_seq"] = within(past + (past + seq == TRACED_SIZES["total_seq"]), bounds["past_seq"])
         before += sizes["past_seq"]
     if spec.kv_cache == "shared":
         if form == "contrib" and not fits_grouped_batch(batch, seq, past):
             batch = sizes["batch"] = within(1, bounds["batch"])
             past = past if batch == 1 else 0
-        sizes["max_seq"] = within(past + seq + draft.spare, bounds["max_seq"])
+        sizes["max_seq"] = within(_other_than("max_seq", past + seq + draft.spare), bounds["max_seq"])
         room = max(sizes["max_seq"] - seq, 0)
-        before = np.array([min(max(past - 4 * row, min(past, 1)), room) for row in range(batch)], np.int64)
+        starts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
+        if batch > 3:  # one that begins beside others that go on
+            starts[1] = 0
+        before = np.array([min(start, room) for start in starts], np.int64)
     return sizes, before
-
-
-def _mask(padding: str, rng: np.random.Generator, lengths: Array, before: Array, width: int) -> Array:
-    """attention_mask [batch, width] of rows with `lengths` keys, `before` of them cached.
-
-    left     a few keys at the start, more in each row
-    right    a few keys at the end of what is cached, as where prompts were padded so, or of the row where nothing is
-    row      the last row has no key at all
-    holes    any keys
-    none     every key, and in a shared cache also what lies behind, which no query sees all the same
-    """
-    mask = np.ones((len(lengths), width), np.int64)
-    if padding == "holes":
-        mask = rng.integers(0, 2, mask.shape)
-    elif padding != "none":
-        mask[np.arange(width) >= lengths[:, None]] = 0
-    for row, (length, cached) in enumerate(zip(lengths, before, strict=True)):
-        if padding == "left":
-            mask[row, : min(1 + 2 * row, length - 1)] = 0
-        if padding == "right":
-            end = cached or length
-            mask[row, end - min(1 + 2 * row, end - 1) : end] = 0
-    if padding == "row":
-        mask[-1] = 0
-    return mask
-
-
-def _position_ids(positions: Positions, rng: np.random.Generator, places: Array, spec: Spec) -> Array:
-    """[batch, seq], or [batch, seq, axes]: consecutive tokens on a grid wider than it is high, or anything per axis."""
-    axes, limit = spec.position_axes, spec.position_limit() or FAR
-    if axes == 1:
-        return positions(rng, places, limit).astype(np.int64)
-    if positions in (_consecutive, _packed):
-        index, width = positions(rng, places, limit), max(3, round((1.7 * places.shape[1]) ** 0.5))
-        columns = [index % width, index // width, *(index // 2 + axis for axis in range(axes - 2))]
-    else:
-        columns = [positions(rng, places, limit) // (1 + 2 * axis) for axis in range(axes)]
-    return np.stack(columns, -1).astype(np.int64)

@@ -21,6 +21,7 @@ from posexport.verify import eligibility
 from posexport.verify.cases import Case
 from posexport.verify.parity import TOLERANCES, compare, inconclusive_reason, judge, tolerance_at
 from posexport.verify.property_runs import PropertyRuns
+from posexport.verify.reach import not_shown, shown
 from posexport.verify.result import (
     CONTRACT,
     FAILED,
@@ -107,7 +108,8 @@ class ArtifactJob:
         worst = verdict.worst
         case = None if worst is None else next(case for case in self.cases if case.name == worst.case)
         tolerance = TOLERANCES[self.artifact.spec.dtype] if case is None else self._tolerance(case)
-        verdict = attrs.evolve(verdict, tolerance=tolerance)
+        cases, spec = [self.cases[index] for index in indices], self.artifact.spec
+        verdict = attrs.evolve(verdict, tolerance=tolerance, reach=shown(cases), not_shown=not_shown(spec, cases))
         if verdict.state != FAILED or worst is None:
             return verdict
         inconclusive = inconclusive_reason(worst, tolerance)
@@ -121,8 +123,7 @@ class ArtifactJob:
         if len(indices) < len(self.cases):
             share, limit = f"{len(indices)} of {len(self.cases)} sets of inputs", eligibility.WORK[row.name]
             notes.append(f"slow, so only {share}: at most {limit:.0e} multiply-adds")
-        cases, outputs = [self.cases[index] for index in indices], [reference.outputs[index] for index in indices]
-        notes += notes_on(self.artifact.spec, cases, outputs)
+        notes += notes_on(self.artifact.spec, [reference.outputs[index] for index in indices])
         return tuple(notes if row.note is None else [*notes, row.note])
 
     def _comparisons(self, indices: list[int], reference: Answer, by_torch: Answer, answer: Answer) -> list[Comparison]:
@@ -134,10 +135,10 @@ class ArtifactJob:
         return comparisons
 
     def _tolerance(self, case: Case) -> Tolerance:
-        """That of the dtype, wider where angles of far positions are computed as PyTorch models do."""
+        """That of the dtype, wider at far positions where frequencies are computed at run time."""
         spec = self.artifact.spec
-        uses_products = any(layer.encoding.uses_fp32_products() for layer in spec.distinct_layers())
-        tolerance = tolerance_at(spec.dtype, case.farthest if spec.angles == "parity" and uses_products else 0)
+        computed = any(layer.encoding.computes_frequencies() for layer in spec.distinct_layers())
+        tolerance = tolerance_at(spec.dtype, case.farthest if computed else 0)
         return attrs.evolve(tolerance, **self.overrides.tolerance)
 
     def _located(
@@ -177,24 +178,10 @@ class ArtifactJob:
         return answer.outputs[0] if answer.failure is None else answer.failure.text
 
 
-def notes_on(spec: Spec, cases: Sequence[Case], reference: Sequence[Arrays]) -> tuple[str, ...]:
-    """What these cases could not show of a block; `reference` are its float64 outputs on them."""
-    return (*_windows(spec, cases), *_alike(spec, reference))
+def notes_on(spec: Spec, reference: Sequence[Arrays]) -> tuple[str, ...]:
+    """What these float64 outputs of a block could not show.
 
-
-def _windows(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
-    longest = max(case.keys for case in cases)
-    limits = {"window": "the window of", "attention_chunk_size": "a chunk of"}
-    sizes = {(what, getattr(kind, name)) for kind in spec.distinct_layers() for name, what in limits.items()}
-    return tuple(
-        f"no sequence was longer than {what} {size}, so it did not show"
-        for what, size in sorted(sizes, key=str)
-        if size is not None and size >= longest
-    )
-
-
-def _alike(spec: Spec, reference: Sequence[Arrays]) -> tuple[str, ...]:
-    """Several layers of bare attention make tokens alike: how attention weighs them then no longer matters, and what a
+    Several layers of bare attention make tokens alike: how attention weighs them then no longer matters, and what a
     layer did with positions is lost in rounding."""
     outputs = [arrays["output"] for arrays in reference if arrays["output"].shape[1] > 1]
     several = [values for values in outputs if np.isfinite(values).all()]  # others fail the comparison

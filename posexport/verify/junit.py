@@ -8,22 +8,23 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 from posexport.jsondata import writable
-from posexport.verify.result import FAILED, NOT_RUN, Report, Verdict
+from posexport.verify.result import FAILED, INCONCLUSIVE_STATE, NOT_RUN, Report, Verdict
 
 
 def to_junit(report: Report) -> bytes:
     """JUnit XML: a suite per run, a test per artifact and runtime, an error per artifact that can't be read."""
     counts, unreadable = report.counts(), len(report.unreadable)
     suite = ElementTree.Element("testsuite", name="posexport verify", tests=str(len(report.verdicts) + unreadable))
-    suite.attrib |= {"failures": str(counts[FAILED]), "errors": str(unreadable), "skipped": str(counts[NOT_RUN])}
+    failures = counts[FAILED] + (sum(verdict.inconclusive for verdict in report.verdicts) if report.strict else 0)
+    suite.attrib |= {"failures": str(failures), "errors": str(unreadable), "skipped": str(counts[NOT_RUN])}
 
     def test(artifact: str, name: str) -> ElementTree.Element:
         return ElementTree.SubElement(suite, "testcase", classname=writable(artifact), name=name)
 
     for verdict in report.verdicts:
         case = test(verdict.artifact, verdict.label)
-        if verdict.state == FAILED:
-            failure = ElementTree.SubElement(case, "failure", message=writable(verdict.reason or "failed"))
+        if verdict.state == FAILED or (report.strict and verdict.inconclusive):
+            failure = ElementTree.SubElement(case, "failure", message=writable(verdict.reason or INCONCLUSIVE_STATE))
             failure.text = writable(verdict.note)
         elif verdict.state == NOT_RUN:
             ElementTree.SubElement(case, "skipped", message=writable(verdict.reason or "not run"))
@@ -40,6 +41,10 @@ def _numbers(verdict: Verdict) -> str:
     _, error, torch_error, limit = verdict.worst.texts()
     text = f"error {error}, torch error {torch_error}, limit {limit}, sets of inputs {verdict.cases or '-'}"
     text += f", worst case {verdict.worst.case}"
+    if verdict.reach is not None:
+        text += f", reach {verdict.reach}"
+    if verdict.inconclusive:
+        text += f"; {INCONCLUSIVE_STATE}: {'; '.join(verdict.not_shown)}"
     if verdict.worst.far_out and verdict.worst_usual is not None:
         case, error, torch_error, limit = verdict.worst_usual.texts()
         text += f"; in the usual range: error {error}, torch error {torch_error}, limit {limit}, worst case {case}"

@@ -20,7 +20,7 @@ import numpy as np
 from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import dtype_name
-from posexport.verify.cases import Array
+from posexport.verify.draws import Array
 from posexport.verify.result import (
     FAILED,
     MISSING_OUTPUT,

@@ -28,7 +28,7 @@ from posexport.spec.encoding import AttentionContext, Encoding
 from posexport.spec.positions import grid_positions
 from posexport.spec.spec import ANGLES, Spec
 from posexport.verify import angles
-from posexport.verify.cases import FAR, Array
+from posexport.verify.draws import FAR, Array
 
 MOST = 16_384
 """Tokens of one panel."""

@@ -15,7 +15,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import Bounds, graph_inputs, within
 from posexport.spec.spec import Spec
-from posexport.verify.cases import FAR, Array
+from posexport.verify.draws import FAR, Array
 
 TOLERANCES = {"fp32": 2e-4, "fp16": 2e-2, "bf16": 1e-1}
 """Two runs of one graph may differ by this part of the largest output: they sum in another order, and turn by other

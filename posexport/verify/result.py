@@ -16,7 +16,8 @@ from posexport.artifact.paths import check_artifact, find_artifacts
 from posexport.errors import Reason, RequestError
 from posexport.jsondata import unstructure
 from posexport.runtimes import Runtime
-from posexport.spec.fields import flag, integer, positive
+from posexport.spec.fields import flag, integer, parsed, positive
+from posexport.verify.reach import Shown, read_reach
 
 PARITY = "parity"
 """The check of a verdict that compares outputs with the float64 reference; others are names of properties."""
@@ -26,6 +27,9 @@ PROJECT = "project"
 
 VERSION = 1
 """Of the JSON of a report."""
+
+INCONCLUSIVE_STATE: Final = "inconclusive"
+"""What tables write for a verdict that passed on inputs which did not reach all of a block's own numbers."""
 
 PASSED: Final = "passed"
 FAILED: Final = "failed"
@@ -111,8 +115,10 @@ class Verdict:
     `sha256` is that of the artifact's file, `worst` the comparison that failed most or came nearest to its limit,
     `worst_usual` the same among cases within the usual range of positions, `cases` the number of sets of inputs that
     were compared, `where` the place where the graph departs, as far as it was found, and `departure` the first node
-    that a fresh export has otherwise, in one clause. A check that compares no outputs, such as that of a file's size,
-    states its value as `measured` and the largest that passes as `limit_text`, both with their unit.
+    that a fresh export has otherwise, in one clause. `reach` says how far the inputs went, and `not_shown` what of the
+    block's own numbers, such as a window, they did not reach: a verdict that passed is then inconclusive. A check that
+    compares no outputs, such as that of a file's size, states its value as `measured` and the largest that passes as
+    `limit_text`, both with their unit.
     """
 
     artifact: str
@@ -125,6 +131,8 @@ class Verdict:
     worst_usual: Comparison | None = None
     tolerance: Tolerance | None = None
     cases: int = 0
+    reach: Shown | None = None
+    not_shown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     where: str | None = None
     departure: str | None = None
@@ -144,6 +152,11 @@ class Verdict:
         return self.runtime if self.check == PARITY else f"{self.runtime}: {self.check}"
 
     @property
+    def inconclusive(self) -> bool:
+        """Whether it passed on inputs that did not reach all of the block's own numbers."""
+        return self.state == PASSED and bool(self.not_shown)
+
+    @property
     def measurement(self) -> str:
         """The value of a check that compares no outputs, and its limit; empty for another."""
         return f"{self.measured}, limit {self.limit_text}" if self.measured else ""
@@ -151,7 +164,7 @@ class Verdict:
     @property
     def note(self) -> str:
         """The reason or the measurement, where the graph departs, and the notes."""
-        return "; ".join(filter(None, (self.reason or self.measurement, self.where, *self.notes)))
+        return "; ".join(filter(None, (self.reason or self.measurement, self.where, *self.not_shown, *self.notes)))
 
 
 @attrs.frozen
@@ -170,13 +183,14 @@ class Report:
     unreadable: tuple[Unreadable, ...]
     manifest_warnings: tuple[tuple[str, str], ...] = ()  # artifacts, and how their manifests contradict them
     seed: int
+    strict: bool = False
 
     def exit_code(self, required: Sequence[str] = ()) -> int:
-        """2 where an artifact can't be read, 1 where a verdict failed, 3 where parity was not checked on a required
-        runtime, or on none, else 0."""
+        """2 where an artifact can't be read, 1 where a verdict failed, or with `strict` is inconclusive, 3 where parity
+        was not checked on a required runtime, or on none, else 0."""
         if self.unreadable:
             return 2
-        if any(verdict.state == FAILED for verdict in self.verdicts):
+        if any(verdict.state == FAILED or (self.strict and verdict.inconclusive) for verdict in self.verdicts):
             return 1
         for name in required:
             parity = [row.state for row in self.verdicts if row.runtime == name and row.check == PARITY]
@@ -195,7 +209,9 @@ class Report:
             "version": VERSION,
             "exit_code": self.exit_code(required),
             "seed": self.seed,
+            "strict": self.strict,
             "counts": self.counts(),
+            "inconclusive": sum(verdict.inconclusive for verdict in self.verdicts),
             "verdicts": unstructure(self.verdicts),
             "unreadable": unstructure(self.unreadable),
         }
@@ -224,6 +240,11 @@ class VerifyOptions:
     seed: int = integer(0, "seed of the inputs", at_least=0)
     time_limit: float = positive(300.0, "seconds that one runtime may take for one artifact")
     properties: bool = flag(False, "try the encoding's properties too")
+    reach: Mapping[str, int] = parsed(
+        "keys and rows that inputs reach", "sizes of 1 or more such as seq=4096,batch=8", read_reach, default=""
+    )
+    cases: int = integer(0, "sets of inputs that are drawn beyond the usual ones", at_least=0, at_most=1000)
+    strict: bool = flag(False, "an inconclusive verdict is no pass")
 
 
 @attrs.frozen(kw_only=True)

@@ -19,6 +19,7 @@ from posexport.verify import eligibility
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.judge import TORCH_WORKER, ArtifactJob
 from posexport.verify.property_runs import PropertyRuns
+from posexport.verify.reach import reach_of
 from posexport.verify.result import Report, Unreadable, Verdict, VerifyOverrides
 from posexport.verify.user_inputs import fit_inputs, read_arrays
 
@@ -44,14 +45,19 @@ def verify(
     seed: int = 0,
     time_limit: float = TIME_LIMIT,
     properties: bool = False,
+    reach: Mapping[str, int] | None = None,
+    cases: int = 0,
+    strict: bool = False,
     overrides: Mapping[Path, VerifyOverrides] | None = None,
     advance: Advance = lambda name, total: None,
 ) -> Report:
     """Verify the artifacts that `paths` name (files, or folders of them) on each of `runtimes`.
 
     `inputs` is a .npz file of the user; without it cases are made from `seed`. With `properties`, those of the encoding
-    are tried too, on each runtime that runs. `overrides` are settings of single artifacts. Raises RequestError where
-    `paths` name no artifact, or where `inputs` can't be read; inputs that don't fit an artifact make it unreadable.
+    are tried too, on each runtime that runs. `reach` and `cases` say how far and how many inputs go, and with `strict`
+    an inconclusive verdict is no pass (posexport.verify.result.VerifyOptions). `overrides` are settings of single
+    artifacts. Raises RequestError where `paths` name no artifact, or where `inputs` can't be read; inputs that don't
+    fit an artifact make it unreadable.
     """
     arrays = None if inputs is None else read_arrays(inputs)
     missing = {name: row.missing() for name, row in runtimes.items()}
@@ -79,14 +85,14 @@ def verify(
                 artifact = load_artifact(file)
                 manifest_warnings.extend((str(file), warning) for warning in artifact.manifest_warnings)
                 settings = (overrides or {}).get(file, VerifyOverrides())
-                cases, notes = _cases(artifact, inputs, arrays, seed)
+                drawn, notes = _cases(artifact, inputs, arrays, seed, reach or {}, cases)
                 tried = properties and artifact.contract_violation is None
                 job = ArtifactJob(
                     artifact=artifact,
                     pool=pool,
                     runtimes=settings.among(runtimes),
                     overrides=settings,
-                    cases=cases,
+                    cases=drawn,
                     notes=notes,
                     property_runs=PropertyRuns.of(artifact, seed) if tried else None,
                 )
@@ -103,7 +109,11 @@ def verify(
         while queue:
             judge_first()
     return Report(
-        verdicts=tuple(verdicts), unreadable=tuple(unreadable), manifest_warnings=tuple(manifest_warnings), seed=seed
+        verdicts=tuple(verdicts),
+        unreadable=tuple(unreadable),
+        manifest_warnings=tuple(manifest_warnings),
+        seed=seed,
+        strict=strict,
     )
 
 
@@ -112,7 +122,10 @@ def _submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
     artifact, arrays = job.artifact, [case.arrays for case in job.cases]
     if artifact.contract_violation is None:
         row, source = RUNTIMES[TORCH_WORKER], artifact.source.path
-        job.reference = job.pool.submit(row, source, arrays, {"dtype": "fp64", "streamed": True})
+        spec = artifact.spec
+        products = any(layer.encoding.uses_fp32_products() for layer in spec.distinct_layers())
+        options = {"dtype": "fp64", "streamed": True, "fp32_angles": products and spec.angles == "parity"}
+        job.reference = job.pool.submit(row, source, arrays, options)
         job.by_torch = job.pool.submit(row, source, arrays, {"streamed": True})
     for name, row in job.runtimes.items():
         if artifact.required_runtime not in (None, name):
@@ -156,7 +169,7 @@ def _submit_runs(job: ArtifactJob, row: Runtime, indices: list[int]) -> None:
 
 
 def _cases(
-    artifact: LoadedArtifact, inputs: Path | None, arrays: Arrays | None, seed: int
+    artifact: LoadedArtifact, inputs: Path | None, arrays: Arrays | None, seed: int, sizes: Mapping[str, int], more: int
 ) -> tuple[list[Case], tuple[str, ...]]:
     """The cases of an artifact, and notes on them; none where its graph breaks the contract, so that it fails unrun."""
     notes = artifact.manifest_warnings
@@ -164,7 +177,8 @@ def _cases(
         return [], notes
     form = artifact.source.form
     if inputs is None or arrays is None:
-        return make_cases(artifact.spec, seed, artifact.bounds, form), notes
+        reach = reach_of(artifact.spec, sizes)
+        return make_cases(artifact.spec, seed, artifact.bounds, form, reach=reach, more=more), notes
     with located(repr(str(artifact.path))):
         case, more = fit_inputs(inputs, arrays, artifact.spec, artifact.inputs, artifact.bounds, form)
     return [case], (*notes, *more)

@@ -18,7 +18,7 @@ from posexport.report.plots.panels import Absent, Chart, Image, Line, Mark, Pane
 from posexport.spec.spec import ANGLES
 from posexport.verify import probe
 from posexport.verify.angles import EXACT
-from posexport.verify.cases import Array
+from posexport.verify.draws import Array
 from posexport.verify.probe import Probe, ProbeTarget
 
 MOST_ROWS = 50

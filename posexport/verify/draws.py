@@ -1,0 +1,289 @@
+"""Parts of the inputs that verify runs on, drawn at random: positions, padding, and magnitudes of values.
+
+Each part is a table of named kinds. posexport.verify.cases says which kinds meet in one set of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from posexport.spec.spec import Spec
+
+Array = np.ndarray[Any, Any]
+
+FAR, FAR_EXACT = 2**20, 2**24
+"""Positions go up to here where no table ends earlier: as far as models are made to reach today, and as far as
+`--angles exact` is exact."""
+
+NEAR, MIDDLE = 2_000, 64_000
+"""Bounds of the kinds "near" (positions below the first) and "middle" (positions between the two)."""
+
+LANDMARKS = (0, 1, 255, 256, 2047, 65_535, FAR - 1)
+"""Half precision aliases positions from 256 and 2048 on, 16 bits end at 65,535; the kind "far" has all of these."""
+
+
+def position_end(spec: Spec) -> int:
+    """The number of positions along an axis that inputs may have."""
+    return spec.position_limit() or (FAR_EXACT if spec.angles == "exact" else FAR)
+
+
+Positions = Callable[[np.random.Generator, Array, int], Array]
+"""(generator, places [batch, seq] of the tokens in their rows, limit) to [batch, seq] int64 below the limit."""
+
+
+def _offset(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    """Consecutive from a start of its own in each row."""
+    starts = 37 + 611 * np.arange(len(places)) + rng.integers(0, 9, len(places))
+    room = max(0, limit - 1 - int(places.max()))
+    return (np.minimum(starts, room)[:, None] + places) % limit
+
+
+def _packed(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    """Two sequences in a row: positions start over."""
+    batch, seq = places.shape
+    cuts = rng.integers(1, max(seq, 2), batch)
+    return np.stack([np.r_[np.arange(cut), np.arange(seq - cut)][:seq] % limit for cut in cuts])
+
+
+def _scattered(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    """Gaps, and no order; repeats only where the table is shorter than the sequence."""
+    batch, seq = places.shape
+    reach = min(limit, 4 * seq + 8)
+    return np.stack([rng.choice(reach, seq, replace=reach < seq) for _ in range(batch)])
+
+
+def _shuffled(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    """The consecutive positions of each row in another order."""
+    return rng.permuted(places % limit, axis=1)
+
+
+def _near(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    return rng.integers(0, min(NEAR, limit), places.shape)
+
+
+def _middle(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    return rng.integers(min(NEAR, limit // 2), min(MIDDLE, limit), places.shape)
+
+
+def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    """Anywhere up to the limit, as many landmarks as there is room for, and the last position."""
+    seq = places.shape[1]
+    positions = rng.integers(0, limit, places.shape)
+    known = [place for place in LANDMARKS if place < limit][-seq:]
+    positions[:, : len(known)] = known
+    positions[:, -1] = limit - 1
+    return positions
+
+
+def _negative(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    """On both sides of zero."""
+    return places - rng.integers(1, places.shape[1] + 40, (len(places), 1))
+
+
+def _every(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    """Each position up to the limit once, as far as there are tokens."""
+    return (np.arange(places.size) % limit).reshape(places.shape)
+
+
+POSITIONS: Mapping[str, Positions] = {
+    "consecutive": lambda rng, places, limit: places % limit,
+    "offset": _offset,
+    "packed": _packed,
+    "scattered": _scattered,
+    "shuffled": _shuffled,
+    "near": _near,
+    "middle": _middle,
+    "far": _far,
+    "negative": _negative,
+    "every": _every,
+}
+"""Positions of tokens along one axis."""
+
+MIXED = ("consecutive", "offset", "packed", "scattered", "shuffled", "near")
+"""The kinds that the rows of one batch have by turns with the kind "mixed"."""
+
+
+@attrs.frozen
+class At:
+    """Positions that are given: [rows, tokens, axes], repeated over the rows and tokens that there are."""
+
+    positions: Array
+
+
+def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: Spec) -> Array:
+    """int64 [batch, seq], or [batch, seq, axes], for tokens with these places [batch, seq] in their rows.
+
+    Consecutive tokens on several axes stand on a grid that is wider than high; for other kinds each axis is drawn
+    apart.
+    """
+    axes, limit = spec.position_axes, position_end(spec)
+    if isinstance(kind, At):
+        rows, tokens = kind.positions.shape[:2]
+        batch, seq = places.shape
+        made = kind.positions[np.arange(batch)[:, None] % rows, np.arange(seq) % tokens]
+        made = made[..., 0] if axes == 1 else made
+    elif axes == 1:
+        made = _along(kind, rng, places, limit)
+    elif kind in ("consecutive", "packed"):
+        width = min(limit, max(3, round((1.7 * places.shape[1]) ** 0.5)))
+        index = POSITIONS[kind](rng, places, min(limit**axes, 2**62))
+        columns = [index % width, index // width, *(index // 2 + axis for axis in range(axes - 2))]
+        made = np.stack([column % limit for column in columns], -1)
+    else:
+        made = np.stack([_along(kind, rng, places, max(limit // (1 + axis), 1)) for axis in range(axes)], -1)
+        if spec.position_limit() is not None:  # every cell of a grid that has a size
+            made = np.stack([_along(kind, rng, places, limit) for _ in range(axes)], -1)
+    return (np.sort(made, 1) if spec.ordered else made).astype(np.int64)
+
+
+def _along(kind: str, rng: np.random.Generator, places: Array, limit: int) -> Array:
+    if kind != "mixed":
+        return POSITIONS[kind](rng, places, limit)
+    first = int(rng.integers(len(MIXED)))
+    rows = (
+        POSITIONS[MIXED[(first + row) % len(MIXED)]](rng, places[row : row + 1], limit) for row in range(len(places))
+    )
+    return np.concatenate(list(rows))
+
+
+def _run(rng: np.random.Generator, length: int) -> int:
+    """How many keys are padding: more than half of a row in one of two draws, but never the whole row."""
+    return int(rng.integers(1, max(length, 2)))
+
+
+def _left(rng: np.random.Generator, length: int, cached: int) -> Array:
+    return np.arange(length) >= min(_run(rng, length), length - 1)
+
+
+def _right(rng: np.random.Generator, length: int, cached: int) -> Array:
+    """At the end of what is cached, as where prompts were padded so, or of the row where nothing is."""
+    end, index = cached or length, np.arange(length)
+    return (index < end - min(_run(rng, end), end - 1)) | (index >= end)
+
+
+def _middle_run(rng: np.random.Generator, length: int, cached: int) -> Array:
+    first, index = _run(rng, max(length // 2, 1)), np.arange(length)
+    return (index < first) | (index >= min(first + _run(rng, max(length // 2, 1)), length - 1))
+
+
+PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
+    "none": lambda rng, length, cached: np.ones(length, bool),
+    "left": _left,
+    "right": _right,
+    "tail": lambda rng, length, cached: _left(rng, length, cached)[::-1],
+    "both": lambda rng, length, cached: _left(rng, length, cached) | ~_left(rng, length, cached)[::-1],
+    "middle": _middle_run,
+    "holes": lambda rng, length, cached: rng.random(length) < rng.uniform(0.2, 0.9),
+    "one": lambda rng, length, cached: np.arange(length) == rng.integers(length),
+    "all": lambda rng, length, cached: np.zeros(length, bool),
+}
+"""(generator, keys of a row, cached ones among them) to bool [keys], False for padding. "all" leaves no key to see."""
+
+
+def attention_mask(kind: str, rng: np.random.Generator, lengths: Array, cached: Array, width: int) -> Array:
+    """int64 [batch, width] for rows of `lengths` keys; with the kind "mixed" each row has another kind.
+
+    In a shared cache, slots behind the last key are marked at random: no query sees them all the same.
+    """
+    mask = rng.integers(0, 2, (len(lengths), width))
+    kinds = rng.permutation(list(PADDING)) if kind == "mixed" else [kind]
+    for row, (length, before) in enumerate(zip(lengths, cached, strict=True)):
+        mask[row, :length] = PADDING[kinds[row % len(kinds)]](rng, int(length), int(before))
+    return mask
+
+
+LOUD = {"fp32": 6.0, "fp16": 2.0, "bf16": 1.5}
+"""Factor on hidden_states and cached keys of the kind "loud", its square on the logits: softmax is sharp. Half
+precision has too few digits for logits of a hundred: torch eager itself would be far off."""
+
+LOUD_LAYERS, LOUD_BELOW = 3, 2.0
+"""Layers up to which that holds, and the most of it in deeper stacks. Without norms, a layer of sharp attention makes
+rounding errors some ten times larger: at 6, eight layers of bare attention in fp32 leave nothing to compare. At 2 they
+don't grow."""
+
+HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 12.0, "bf16": 3.0}, 100.0
+"""Factors on tokens and on cached keys that are masked: a mask of -100 lets them through."""
+
+OUTLIER, BARE_OUTLIER = 400.0, 8.0
+"""Factor on one feature, as hidden states of trained models have it, before a norm and without one."""
+
+QUIET = 1e-3
+"""Factor on hidden_states of the kind "quiet"."""
+
+
+def loudness(spec: Spec) -> float:
+    """The factor of the kind "loud", by dtype and depth."""
+    return LOUD[spec.dtype] if spec.layers <= LOUD_LAYERS else min(LOUD[spec.dtype], LOUD_BELOW)
+
+
+@attrs.frozen(kw_only=True)
+class Tokens:
+    """The values of one input before they are scaled, and what is known of its tokens.
+
+    `values` are unit normal, [batch, tokens, features] of hidden states or [batch, heads, slots, head_dim] of a cache.
+    `masked` bool [batch, tokens] says which of them padding hides.
+    """
+
+    values: Array
+    masked: Array
+    cached: bool
+    keys: bool
+    spec: Spec
+    rng: np.random.Generator
+
+    def each(self, tokens: Array) -> Array:
+        """bool [batch, tokens] in the shape that broadcasts over the values."""
+        return tokens[:, None, :, None] if self.cached else tokens[:, :, None]
+
+
+def _loud(tokens: Tokens) -> Array:
+    return tokens.values * (loudness(tokens.spec) if tokens.keys else 1.0)
+
+
+def _quiet(tokens: Tokens) -> Array:
+    return tokens.values * QUIET
+
+
+def _zeros(tokens: Tokens) -> Array:
+    """Some tokens are zero, the first of the first row among them."""
+    zero = tokens.rng.random(tokens.masked.shape) < 0.3
+    zero[0, :1] = True
+    return np.where(tokens.each(zero), 0.0, tokens.values)
+
+
+def _outlier(tokens: Tokens) -> Array:
+    """One feature is far larger than the others."""
+    if tokens.cached:
+        return tokens.values
+    normed = tokens.spec.block == "transformer" and tokens.spec.norm == "pre"
+    values = tokens.values.copy()
+    values[..., tokens.rng.integers(values.shape[-1])] *= OUTLIER if normed else BARE_OUTLIER
+    return values
+
+
+def _peaks(tokens: Tokens) -> Array:
+    """Large where few or no queries may look, and single large numbers in a cache."""
+    spec = tokens.spec
+    if not tokens.cached:
+        peak = min(HIDDEN_PEAK[spec.dtype], LOUD_BELOW if spec.layers > LOUD_LAYERS else np.inf)
+        hidden = tokens.masked.copy()
+        hidden[:, :1] |= bool(spec.window or spec.attention_chunk_size)
+        hidden[:, -1:] |= spec.causal
+        return np.where(tokens.each(hidden), peak, 1.0) * tokens.values
+    heavy = tokens.values * np.where(tokens.rng.random(tokens.values.shape) < 0.02, 8.0, 1.0)
+    return np.where(tokens.each(tokens.masked), CACHED_PEAK * tokens.values, heavy)
+
+
+VALUES: Mapping[str, Callable[[Tokens], Array]] = {
+    "normal": lambda tokens: tokens.values,
+    "loud": _loud,
+    "quiet": _quiet,
+    "zeros": _zeros,
+    "outlier": _outlier,
+    "peaks": _peaks,
+}
+"""Magnitudes of hidden states and of cached keys and values."""

@@ -95,7 +95,7 @@ class Oracle:
             finally:
                 os._exit(0)
         os.close(writing)
-        with open(reading, "rb") as file:
+        with os.fdopen(reading, "rb") as file:
             answer = file.read()
         os.waitpid(child, 0)
         self.seconds += time.perf_counter() - started

@@ -220,5 +220,7 @@ def score(
         )
         for mutant in mutants:
             mutant.model = None
+            if mutant.state == FAULT and not mutant.caught:
+                progress(f"  missed: {mutant.group} / {mutant.kind} / {mutant.numbers} / {mutant.sizes}")
         made.mutants += mutants
     return made

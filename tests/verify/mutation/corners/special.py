@@ -18,7 +18,7 @@ from mutation.corners.family import (
     on_input,
     on_visibility,
 )
-from mutation.inputs import REACH, Aim, Arrays
+from mutation.inputs import REACH, Aim, Arrays, Range
 from mutation.surgery import Logits, Nodes, change_value
 
 

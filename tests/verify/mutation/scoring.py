@@ -27,7 +27,7 @@ import onnx
 from mutation.artifacts import ARTIFACTS, Artifact, write_artifact
 from mutation.corners import FAMILIES, corner_mutant
 from mutation.inputs import REACH, broad_aims
-from mutation.oracle import BROKEN, DOUBTFUL, FAULT, Oracle
+from mutation.oracle import BROKEN, FAULT, Oracle
 from mutation.random_faults import KINDS, random_mutant
 from posexport.runtimes import RUNTIMES
 from posexport.verify import verify
@@ -204,7 +204,7 @@ def score(
             mutants = list(random_mutants(artifact, oracle, random_count, seed)) if random_count else []
             mutants += corner_mutants(artifact, oracle, corner_share, corner_draws, seed)
             mutants = [mutant for mutant in mutants if not groups or mutant.group in groups]
-            asked = [mutant for mutant in mutants if mutant.state in (FAULT, DOUBTFUL)]
+            asked = [mutant for mutant in mutants if mutant.state == FAULT]
             started = time.perf_counter()
             made.alarms += ask_verify(
                 folder / f"sound-{name}.onnx", asked, mutants_folder, options or verify_options(seed)

@@ -245,3 +245,20 @@ def _few_keys(artifact: Artifact, random: Random) -> Fault | None:
 
     aims = (Aim(batch=(1, 2), seq=(1, 5), encoder=(max(least, 7), least + 30), padding=("none",)),)
     return Fault(f"from {least}", on_visibility(True, hidden), aims)
+
+
+@family("length", "the tail of a tile")
+def _tail(artifact: Artifact, random: Random) -> Fault | None:
+    """Keys after the last whole tile are hidden, where there are many keys."""
+    if artifact.spec.position_axes > 1 and artifact.spec.position_limit():
+        return None
+    tile, least = int(2 ** random.integers(3, 9)), log_uniform(random, 30, most_keys(artifact))
+
+    def hidden(at: Logits) -> str:
+        nodes = at.nodes
+        whole = nodes.op("Sub", at.keys, nodes.op("Mod", at.keys, nodes.const(tile)))
+        many = nodes.op("GreaterOrEqual", at.keys, nodes.const(max(least, tile + 1)))
+        return nodes.op("And", many, nodes.op("GreaterOrEqual", at.key(), whole))
+
+    aims = key_aims(artifact, max(least, tile + 1))
+    return Fault(f"tiles of {tile} from {least} keys", on_visibility(True, hidden), aims)

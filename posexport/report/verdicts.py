@@ -33,7 +33,7 @@ def rows(verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
     for verdict in verdicts:
         numbers = verdict.worst.texts() if verdict.worst else ("-", "-", "-", "-")
         state = INCONCLUSIVE_STATE if verdict.inconclusive else verdict.state
-        reach = "-" if verdict.reach is None else str(verdict.reach)
+        reach = str(verdict.reach or "")
         head = (verdict.artifact, verdict.label, state)
         table.append((*head, *numbers, str(verdict.cases or "-"), reach, verdict.note))
         if verdict.worst is not None and verdict.worst.far_out and verdict.worst_usual is not None:

@@ -99,11 +99,11 @@ def make_cases(
     written, but in the form contrib: ONNX Runtime's GroupQueryAttention leaves zeros there and nothing else, and since
     it takes several tokens after others for one row only, a chunk for a shared cache has batch 1 there.
     """
-    rng = np.random.default_rng(seed)
     reach = reach or default_reach(spec)
-    drafts = list(_drafts(spec, rng, reach))
-    drafts += itertools.islice(_further(spec, rng, reach), more)
-    return [_case(draft, spec, rng, bounds, form) for draft in drafts]
+    rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
+    cases = [_case(draft, spec, rng, bounds, form) for draft in list(_drafts(spec, rng, reach))]
+    further = itertools.islice(_further(spec, others, reach), more)
+    return cases + [_case(draft, spec, others, bounds, form) for draft in further]
 
 
 def _further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Draft]:
@@ -137,9 +137,10 @@ def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Dra
     yield _Draft("consecutive", 3, size(14, 18), 13, 0, 640, "consecutive", "left")
     yield _Draft("one token", 1, 1, 0, 8, 8, "far")
     yield _Draft("first token", 1, 1, 0, 3, 1, "near", values="peaks")
-    yield _Draft("scattered", 2, size(20, 30), 6, 3, 30, "scattered", "all")
+    yield _Draft("single tokens", many, 1, 0, 2, 2, "near", "mixed")
+    yield _Draft("scattered", 2, size(20, 30), 6, 3, 30, "scattered", "last row")
     yield _Draft("packed", 1, size(38, 60), 0, 1, 17, "packed")
-    yield _Draft("far out", 1, size(12, 16), 33, 10, 3, "far")
+    yield _Draft("far out", 1, size(40, 60), 33, 10, 3, "far")
     yield _Draft("loud", 2, size(20, 26), 11, 9, 10, "scattered", "holes", "loud")
     yield _Draft("long", 1, long, 0, 24, long, "consecutive", "holes")
     yield _Draft("rows", many, tokens, 0, 5, size(300, 400), "mixed", "mixed", "peaks")
@@ -155,8 +156,10 @@ def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Dra
         yield _Draft("late step", 1, 1, late - 1, 39, 1, "offset", "right")
         yield _Draft("steps", many, 1, size(200, 500), 2, 1, "mixed", "mixed", "peaks")
         yield _Draft("chunk", size(3, 5), size(2, 6), size(33, 300), 3, 1, "near", "mixed")
-        yield _Draft("long chunk", 2, size(60, 140), size(300, 900), 0, 1, "consecutive", "both", "peaks")
-        yield _Draft("late chunk", 1, size(2, 6), late - 6, 6, 1, "consecutive", "holes")
+        yield _Draft("chunks", many, size(12, 48), size(600, 1000), 4, 1, "mixed", "mixed")
+        yield _Draft("short chunks", 2, size(5, 11), size(600, 1000), 0, 1, "scattered", "right")
+        yield _Draft("long chunk", 2, size(200, 330), size(300, 900), 0, 1, "consecutive", "both", "peaks")
+        yield _Draft("late chunk", 1, size(2, 4), late - 4, 6, 1, "consecutive", "holes")
 
 
 def _tables(spec: Spec, rng: np.random.Generator) -> Iterator[_Draft]:
@@ -206,9 +209,10 @@ def _case(draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, f
     sizes, before = _sizes(draft, spec, bounds, form)
     shapes = graph_inputs(spec)
     lengths = before + sizes["seq"] if not spec.cross else np.full(sizes["batch"], sizes["encoder_seq"])
-    mask = np.ones((sizes["batch"], lengths.max()), np.int64)
+    width = sizes.get("max_seq", int(lengths.max()))
+    mask = np.ones((sizes["batch"], width), np.int64)
     if spec.padding_mask:
-        mask = attention_mask(draft.padding, rng, lengths, before, resolved(shapes["attention_mask"][0][1], sizes))
+        mask = attention_mask(draft.padding, rng, lengths, before, width)
     places = before[:, None] + np.arange(sizes["seq"])
     new = np.zeros((sizes["batch"], sizes["seq"]), bool)
     if not spec.cross:  # a token's place is counted as pipelines do, padding left out

@@ -185,14 +185,24 @@ PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
 
 
 def attention_mask(kind: str, rng: np.random.Generator, lengths: Array, cached: Array, width: int) -> Array:
-    """int64 [batch, width] for rows of `lengths` keys; with the kind "mixed" each row has another kind.
+    """int64 [batch, width] for rows of `lengths` keys, `cached` ones among them.
 
-    In a shared cache, slots behind the last key are marked at random: no query sees them all the same.
+    With "mixed", each row has another kind; with "last row", the last row has no key and the others have all.
+
+    Slots of a shared cache behind the last key, which no query sees all the same, are marked in one of three ways.
     """
     mask = rng.integers(0, 2, (len(lengths), width))
-    kinds = rng.permutation(list(PADDING)) if kind == "mixed" else [kind]
+    ways = rng.integers(0, 3, len(lengths))  # none, all, or any
+    mask = np.where((ways < 2)[:, None], ways[:, None], mask)
+    kinds = [kind]
+    if kind == "mixed":
+        kinds = list(rng.permutation(list(PADDING)))
+    elif kind == "last row":
+        kinds = ["none"] * (len(lengths) - 1) + ["all"]
     for row, (length, before) in enumerate(zip(lengths, cached, strict=True)):
         mask[row, :length] = PADDING[kinds[row % len(kinds)]](rng, int(length), int(before))
+    if kind == "last row":
+        mask[-1] = 0
     return mask
 
 
@@ -208,8 +218,9 @@ don't grow."""
 HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 12.0, "bf16": 3.0}, 100.0
 """Factors on tokens and on cached keys that are masked: a mask of -100 lets them through."""
 
-OUTLIER, BARE_OUTLIER = 400.0, 8.0
-"""Factor on one feature, as hidden states of trained models have it, before a norm and without one."""
+OUTLIER, DEEP_OUTLIER = 400.0, 8.0
+"""Factors on one feature, as hidden states of trained models have it: of all tokens where a norm comes first, else of
+one token in a row; and in stacks without norms, where the next layer would get it."""
 
 QUIET = 1e-3
 """Factor on hidden_states of the kind "quiet"."""
@@ -257,11 +268,15 @@ def _zeros(tokens: Tokens) -> Array:
 
 def _outlier(tokens: Tokens) -> Array:
     """One feature is far larger than the others."""
+    spec, values, rng = tokens.spec, tokens.values.copy(), tokens.rng
     if tokens.cached:
-        return tokens.values
-    normed = tokens.spec.block == "transformer" and tokens.spec.norm == "pre"
-    values = tokens.values.copy()
-    values[..., tokens.rng.integers(values.shape[-1])] *= OUTLIER if normed else BARE_OUTLIER
+        return values
+    feature, batch, seq = rng.integers(values.shape[-1]), *tokens.masked.shape
+    if spec.block == "transformer" and spec.norm == "pre":
+        values[..., feature] *= OUTLIER
+    else:
+        deep = spec.block == "attention" and spec.layers > 1
+        values[np.arange(batch), rng.integers(0, seq, batch), feature] *= DEEP_OUTLIER if deep else OUTLIER
     return values
 
 

@@ -38,8 +38,7 @@ from posexport.verify.result import (
 
 # Measured over every encoding, hidden 64 to 768, 1 to 3 layers, three seeds, on ONNX Runtime and onnx's reference:
 # the error is at most 4.7 (fp32), 4.2 (fp16) and 3.6 (bf16) times the torch error, which lies between 2e-7 and 2e-3
-# (fp32, at position 100,000; 2e-2 in the keys of a cache, which no attention averages), 7e-4 and 6e-3 (fp16), 6e-3 and
-# 5e-2 (bf16) of the reference's rms. The floor is about one unit in the last place (8 in fp32, where torch is exact
+# (fp32, with sharp softmax in several layers), 7e-4 and 6e-3 (fp16), 6e-3 and 5e-2 (bf16) of the reference's rms. The floor is about one unit in the last place (8 in fp32, where torch is exact
 # more often); the ceiling is ten times the largest torch error, three times that of cached keys.
 TOLERANCES = {
     "fp32": Tolerance(multiple=8.0, floor=2.0**-20, ceiling=0.06),
@@ -52,12 +51,12 @@ FARTHEST = 2**20
 
 
 def tolerance_at(dtype: str, position: int) -> Tolerance:
-    """The tolerance in `dtype` where angles are fp32 products of positions up to `position`.
+    """The tolerance in `dtype` where frequencies are computed at run time in fp32, for positions up to `position`.
 
-    Frequencies and products are rounded to 24 bits, so every angle may be off by position * 2^-23, in torch as in any
-    runtime. The floor grows by half of that, since torch's angle may be exact by chance, the ceiling by eight times,
-    since values are several times their root mean square. Neither grows beyond FARTHEST: from there on, fp32 angles
-    mean nothing, and a wide tolerance would hide that.
+    Runtimes may round such a frequency in different ways, so every angle may be off by position * 2^-23. The floor
+    grows by half of that, since torch's angle may be exact by chance, the ceiling by eight times, since values are
+    several times their root mean square. Neither grows beyond FARTHEST: from there on, such angles mean nothing, and a
+    wide tolerance would hide that.
     """
     tolerance, position = TOLERANCES[dtype], min(position, FARTHEST)
     return attrs.evolve(

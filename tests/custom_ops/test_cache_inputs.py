@@ -27,7 +27,8 @@ from posexport.spec.contract import (
     sizes_of,
 )
 from posexport.spec.spec import Spec
-from posexport.verify.cases import FAR, Case, make_cases
+from posexport.verify.cases import Case, make_cases
+from posexport.verify.draws import FAR
 from posexport.verify.user_inputs import fit_inputs
 from posexport.verify.verifier import _options
 
@@ -76,6 +77,7 @@ def test_caches_get_prefills_steps_and_chunks(name: str) -> None:
 @pytest.mark.parametrize(("name", "form"), [("grown", "function"), ("shared", "contrib"), ("shared", "function")])
 def test_cached_values_are_unit_normal_and_zero_where_contrib_leaves_nothing(name: str, form: str) -> None:
     for each in made(SPECS[name], form=form):
+        normal = each.name.split(" [")[0] in ("consecutive", "prefill", "step", "late step", "chunk", "late chunk")
         used = lengths(each) - each.sizes["seq"]
         for key in ("past_key", "past_value"):
             array = each.arrays[key]
@@ -84,7 +86,7 @@ def test_cached_values_are_unit_normal_and_zero_where_contrib_leaves_nothing(nam
             left = np.where(behind[:, None, :, None], array, 0).any()
             assert left == (behind.any() and form != "contrib")
             kept = array.transpose(0, 2, 1, 3)[~behind]
-            if kept.size > 500 and not (key == "past_key" and each.name.startswith("loud")):
+            if kept.size > 500 and normal:
                 assert 0.9 < kept.std() < 1.1
 
 
@@ -198,17 +200,28 @@ def _fit(spec: Spec, arrays: dict[str, Array], form: str = "decomposed", **bound
     return fit_inputs(Path("own.npz"), arrays, spec, graph_inputs(spec), within, form)[0]
 
 
-NAN = np.full((3, 4, 17, 8), np.nan, np.float32)
+PAST = made(GROWN)[[each.name.split(" [")[0] for each in made(GROWN)].index("step")].sizes["past_seq"]
+"""Cached tokens of the sound case whose arrays are spoilt."""
+
+NAN = np.full((3, 4, PAST, 8), np.nan, np.float32)
 BAD: dict[str, tuple[Spec, dict[str, Array], str]] = {
-    "total": (GROWN, {"attention_mask": np.ones((3, 17), int)}, "total_seq 17, it must be past_seq + seq, 17 + 1"),
-    "past": (GROWN, {"past_value": NAN[:, :, 1:]}, "with one size of past_seq, and 'past_key' has 17"),
+    "total": (
+        GROWN,
+        {"attention_mask": np.ones((3, PAST), int)},
+        f"total_seq {PAST}, it must be past_seq + seq, {PAST} + 1",
+    ),
+    "past": (GROWN, {"past_value": NAN[:, :, 1:]}, f"with one size of past_seq, and 'past_key' has {PAST}"),
     "past's batch": (GROWN, {"past_key": NAN[:2]}, "with one size of batch"),
     "past's heads": (GROWN, {"past_key": NAN[:, :3]}, "the graph takes ['batch', 4, 'past_seq', 8]"),
     "past's dtype": (GROWN, {"past_key": NAN.astype(np.float64)}, "'past_key' is float64"),
     "past's values": (GROWN, {"past_value": NAN}, "'past_value' holds NaN"),
-    "mask of others": (GROWN, {"attention_mask": np.full((3, 18), 2)}, "holds other numbers than 0 and 1"),
-    "mask of floats": (GROWN, {"attention_mask": np.ones((3, 18))}, "'attention_mask' is float64"),
-    "writes too far": (SHARED, {"write_indices": np.array([24, 25, 1])}, "reach from 1 to 25, 1 new tokens in a cache"),
+    "mask of others": (GROWN, {"attention_mask": np.full((3, PAST + 1), 2)}, "holds other numbers than 0 and 1"),
+    "mask of floats": (GROWN, {"attention_mask": np.ones((3, PAST + 1))}, "'attention_mask' is float64"),
+    "writes too far": (
+        SHARED,
+        {"write_indices": np.array([24, 925, 1])},
+        "reach from 1 to 925, 1 new tokens in a cache",
+    ),
     "writes before": (SHARED, {"write_indices": np.array([3, -1, 1])}, "reach from -1 to 3"),
     "writes' shape": (SHARED, {"write_indices": np.zeros((3, 1), int)}, "the graph takes ['batch']"),
     "encoder's mask": (CROSS, {"attention_mask": np.ones((3, 4), int)}, "with one size of encoder_seq"),
@@ -236,7 +249,7 @@ def test_sizes_outside_a_plan_are_refused() -> None:
 def test_what_group_query_attention_cannot_take_is_refused() -> None:
     _fit(SHARED, _own(SHARED, "step", "contrib"), "contrib")
     _fit(SHARED, _own(SHARED, "prefill", "contrib"), "contrib")
-    with pytest.raises(RequestError, match="add 16 tokens to caches of 3 rows"):
+    with pytest.raises(RequestError, match=r"add [0-9]+ tokens to caches of 3 rows"):
         _fit(SHARED, _own(SHARED, "consecutive"), "contrib")
     behind = _own(SHARED, "step", "contrib")
     behind["past_value"][0, 0, -1, 0] = 1.0

@@ -16,7 +16,8 @@ from onnx import helper
 from posexport.models.block import Streamed
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
-from posexport.verify.cases import LOUD, LOUD_LAYERS, make_cases
+from posexport.verify.cases import make_cases
+from posexport.verify.draws import LOUD, LOUD_LAYERS
 from posexport.verify.judge import notes_on
 from posexport.verify.locate import Graphs, values
 from posexport.verify.parity import TOLERANCES, inconclusive_reason
@@ -54,14 +55,13 @@ def test_few_layers_get_the_loudest_inputs(dtype: str) -> None:
 
 def test_a_note_says_where_all_tokens_are_alike() -> None:
     spec = small_spec("rope", layers=9)
-    cases = make_cases(spec, 0, bounds_of(graph_inputs(spec), {}))
     apart = np.random.default_rng(0).standard_normal((2, 5, 32))
     alike = apart[:, :1] + 1e-6 * apart
     said = "after 9 layers of bare attention all tokens of a row are alike (to "
-    assert [note[: len(said)] for note in notes_on(spec, cases, [{"output": alike}])] == [said]
-    assert notes_on(spec, cases, [{"output": alike}, {"output": apart}]) == ()
-    assert notes_on(spec, cases, [{"output": alike[:, :1]}]) == ()  # of a single token nothing is known
-    assert notes_on(small_spec("rope"), cases, [{"output": alike}]) == ()
+    assert [note[: len(said)] for note in notes_on(spec, [{"output": alike}])] == [said]
+    assert notes_on(spec, [{"output": alike}, {"output": apart}]) == ()
+    assert notes_on(spec, [{"output": alike[:, :1]}]) == ()  # of a single token nothing is known
+    assert notes_on(small_spec("rope"), [{"output": alike}]) == ()
 
 
 def test_what_torch_itself_is_too_far_off_for_tells_nothing_of_a_runtime() -> None:

@@ -64,7 +64,9 @@ def test_verify_passes_stacks_and_finds_the_layer_that_is_wrong(tmp_path: Path, 
             for at, value in enumerate(node.input):
                 node.input[at] = swap.get(value, value)
         onnx.save(model, tmp_path / f"{name}.onnx")
-    report = verify([tmp_path], runtimes={name: RUNTIMES[name] for name in ("ort-cpu", "tensorrt-import")})
+    report = verify(
+        [tmp_path], runtimes={name: RUNTIMES[name] for name in ("ort-cpu", "tensorrt-import")}, reach={"seq": 300}
+    )
     states = {(Path(each.artifact).stem, each.runtime): each for each in report.verdicts}
     for (name, _), verdict in states.items():
         if verdict.state != NOT_RUN:

@@ -29,7 +29,7 @@ from posexport.verify import eligibility, verify
 ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference")
 VERDICT = {
     "artifact", "sha256", "runtime", "check", "state", "reason", "reason_code", "worst", "worst_usual", "tolerance",
-    "cases", "notes", "where", "departure", "describe", "measured", "limit_text",
+    "cases", "reach", "not_shown", "notes", "where", "departure", "describe", "measured", "limit_text",
 }  # fmt: skip
 COMPARISON = {
     "case", "far_out", "output", "state", "reason", "reason_code", "max_error", "rms_error", "torch_error", "limit",
@@ -52,7 +52,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dic
     _write(folder, "long", case("none"), batch=2, seq=13)
     _write(folder, "tokens", case("rope", vocab_size=5))
     _write(folder, "short-table", case("learned", max_positions=3))
-    _write(folder, "window", case("rope", window=2000))
+    _write(folder, "window", case("rope", window=2000), seq=9)
     write(folder, "gathers", case("relative-table", max_distance=40), "function")
     write_onnx(exported(case("t5")), folder / "outside.onnx", external_from=0)
     assert (folder / "outside.onnx.data").is_file()
@@ -71,7 +71,8 @@ def test_every_kind_of_artifact_passes(
 ) -> None:
     verdict = found[1][name, runtime]
     assert verdict["state"] == "passed"
-    assert verdict["cases"] == 8
+    assert verdict["cases"] >= 13
+    assert verdict["reach"]["keys"] == (5 if name.startswith("fixed") else 13 if name == "long" else 2200)
 
 
 @pytest.mark.slow
@@ -79,30 +80,48 @@ def test_a_slow_runtime_takes_small_inputs_and_says_so(
     found: tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdicts = found[1]
-    assert verdicts["fixed", "onnx-reference"]["cases"] == 8
+    cases = verdicts["fixed", "onnx-reference"]["cases"]
     assert verdicts["gathers", "onnx-reference"]["state"] == "passed"  # onnx's own GatherElements fails there
     path = write(tmp_path, "rope", case("rope"))
     monkeypatch.setattr(eligibility, "WORK", {"onnx-reference": 2e6})
     (some,) = verify([path], runtimes={"onnx-reference": RUNTIMES["onnx-reference"]}).verdicts
-    assert (some.state, 0 < some.cases < 8) == ("passed", True)
-    assert f"only {some.cases} of 8 sets of inputs" in some.notes[0]
+    assert (some.state, 0 < some.cases < cases) == ("passed", True)
+    assert f"only {some.cases} of {cases} sets of inputs" in some.notes[0]
     monkeypatch.setattr(eligibility, "WORK", {"onnx-reference": 1.0})
     (none,) = verify([path], runtimes={"onnx-reference": RUNTIMES["onnx-reference"]}).verdicts
     assert none.state == "not run"
     assert "multiply-adds" in (none.reason or "")
 
 
-def test_a_window_that_no_sequence_reached_over_is_a_note(
+def test_a_window_that_no_sequence_reached_over_is_inconclusive(
     found: tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]],
 ) -> None:
-    notes = {name: verdict["notes"] for (name, runtime), verdict in found[1].items() if runtime == "ort-cpu"}
-    assert notes["window"] == ["no sequence was longer than the window of 2000, so it did not show"]
-    assert all(not each for name, each in notes.items() if name != "window")
+    missed = {name: verdict["not_shown"] for (name, runtime), verdict in found[1].items() if runtime == "ort-cpu"}
+    assert missed["window"] == ["no sequence was longer than the window of 2000, so it did not show"]
+    assert missed["fixed"] == missed["gathers"] == missed["short-table"] == []
+    assert found[0]["inconclusive"] == sum(bool(verdict["not_shown"]) for verdict in found[1].values())
+
+
+def test_strict_takes_no_inconclusive_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "window.onnx"
+    write_onnx(exported(case("rope", window=2000), seq=9), path)
+    command = ("verify", path, "--runtime", "ort-cpu")
+    loose = cli(*command, "--junit", tmp_path / "loose.xml")
+    assert loose.exit_code == 0
+    assert "inconclusive" in loose.stdout
+    assert "1 passed (1 of them inconclusive)" in loose.stdout
+    strict = cli(*command, "--strict", "--junit", tmp_path / "strict.xml")
+    assert strict.exit_code == 1
+    assert 'failures="0"' in (tmp_path / "loose.xml").read_text()
+    assert "inconclusive: no sequence was longer than the window of 2000" in (tmp_path / "loose.xml").read_text()
+    assert 'failures="1"' in (tmp_path / "strict.xml").read_text()
 
 
 def test_the_json_keeps_its_keys(found: tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]) -> None:
     data = found[0]
-    assert set(data) == {"kind", "version", "exit_code", "seed", "counts", "verdicts", "unreadable"}
+    assert set(data) == {
+        *("kind", "version", "exit_code", "seed", "strict", "counts", "inconclusive", "verdicts", "unreadable")
+    }
     assert set(data["counts"]) == {"passed", "failed", "not run"}
     assert data["exit_code"] == 0
     assert data["seed"] == 0

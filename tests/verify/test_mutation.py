@@ -14,7 +14,7 @@ from mutation.corners import CLASSES, FAMILIES, corner_mutant
 from mutation.inputs import REACH, Aim, broad_aims, draw
 from mutation.oracle import EQUIVALENT, FAULT, Oracle
 from mutation.random_faults import KINDS, random_mutant
-from mutation.scoring import score
+from mutation.scoring import Plan, score
 from mutation.sound_specs import draw_specs
 from mutation.surgery import copy_of
 
@@ -99,7 +99,7 @@ def test_inputs_stay_within_reach() -> None:
 
 
 def test_a_score_counts_what_verify_catches() -> None:
-    made = score(["swin"], random_count=3, corner_share=0.1)
+    made = score(["swin"], Plan(random_count=3, corner_share=0.1))
     assert made.alarms == []
     row = page.counts(made.mutants)
     assert row["made"] == len(made.mutants) > 0

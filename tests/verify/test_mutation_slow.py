@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 from mutation import page
-from mutation.scoring import score
+from mutation.scoring import Plan, score
 
 SEED = 1
 
 
 @pytest.mark.slow
 def test_random_and_corner_mutants_are_caught() -> None:
-    made = score(random_count=5, corner_share=0.3, seed=SEED)
+    made = score(plan=Plan(random_count=4, corner_share=0.25, seed=SEED))
     assert made.alarms == []
     data = page.score_data(made, SEED)
     passed = [f"{mutant.group} / {mutant.kind} / {mutant.artifact} / {mutant.numbers}" for mutant in page.missed(made)]

@@ -13,7 +13,7 @@ import click
 from mutation import page
 from mutation.artifacts import ARTIFACTS
 from mutation.corners import CLASSES
-from mutation.scoring import Score, score
+from mutation.scoring import Plan, Score, score
 from mutation.sound_specs import draw_specs, false_alarms
 from posexport.files import staged
 
@@ -32,6 +32,7 @@ SLOW_RUNTIMES = ("onnx-reference", "tensorrt-import")
 @click.option("--draws", default=1, show_default=True, help="mutants of each family and artifact")
 @click.option("--specs", default=500, show_default=True, help="sound specs")
 @click.option("--seed", default=0, show_default=True)
+@click.option("--jobs", default=1, show_default=True, help="artifacts at a time")
 @click.option("--details", type=click.Path(path_type=Path), help="write every mutant to this JSON file")
 @click.option("--write", is_flag=True, help="write the parts that were made to docs/results")
 def main(
@@ -43,6 +44,7 @@ def main(
     draws: int,
     specs: int,
     seed: int,
+    jobs: int,
     details: Path | None,
     write: bool,
 ) -> None:
@@ -50,15 +52,8 @@ def main(
     made: dict[str, Any] = {}
     good = True
     if not only or "mutants" in only:
-        scored = score(
-            artifacts or tuple(ARTIFACTS),
-            random_count=random_count if not groups or "random" in groups else 0,
-            corner_share=share,
-            corner_draws=draws,
-            groups=groups,
-            seed=seed,
-            progress=lambda text: click.echo(text, err=True),
-        )
+        plan = Plan(random_count=random_count, corner_share=share, corner_draws=draws, groups=groups, seed=seed)
+        scored = score(artifacts or tuple(ARTIFACTS), plan, jobs, progress=lambda text: click.echo(text, err=True))
         made["score"] = page.score_data(scored, seed)
         good &= _show(scored, made["score"])
         if details is not None:

@@ -66,7 +66,9 @@ def perturbed(values: Array, random: Random) -> Array:
         return -values
     flat = values.reshape(-1)
     at = random.integers(flat.size)
-    flat[at] = flat[at] * (1 + random.choice([-1, 1]) * random.uniform(0.003, 0.5)) if flat[at] else 0.1
+    factor = 1 + random.choice([-1, 1]) * random.uniform(0.003, 0.5)
+    with np.errstate(over="ignore"):  # of half precision
+        flat[at] = flat[at] * factor if flat[at] else 0.1
     return values
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import multiprocessing
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -96,30 +97,6 @@ def random_mutants(artifact: Artifact, oracle: Oracle, count: int, seed: int) ->
         )
 
 
-def corner_mutants(artifact: Artifact, oracle: Oracle, share: float, draws: int, seed: int) -> Iterator[Mutant]:
-    """A `share` of the families that the artifact has, each `draws` times."""
-    for name, (group, _) in FAMILIES.items():
-        random = _random("corner", artifact.name, name, seed)
-        if random.random() >= share:
-            continue
-        for draw in range(draws):
-            mutated = corner_mutant(artifact, name, random)
-            if mutated is None:
-                continue
-            model, fault = mutated
-            shown = oracle.judge(model, fault.aims, 3, (seed, draw))
-            yield Mutant(
-                artifact=artifact.name,
-                group=group,
-                kind=name,
-                numbers=fault.numbers,
-                state=shown.state,
-                ratio=shown.ratio,
-                sizes=shown.sizes,
-                model=model,
-            )
-
-
 @contextmanager
 def cheap_verify() -> Iterator[None]:
     """Torch runs once for the same spec, inputs and options within this context, and no departure is looked for."""
@@ -157,7 +134,10 @@ def ask_verify(original: Path, mutants: Sequence[Mutant], folder: Path, options:
         onnx.save(mutant.model, path)
         names[path.name] = mutant
     with cheap_verify():
-        report = verify([original, folder], runtimes={RUNTIME: RUNTIMES[RUNTIME]}, **options)
+        try:
+            report = verify([original, folder], runtimes={RUNTIME: RUNTIMES[RUNTIME]}, **options)
+        except Exception as error:  # one artifact on which verify itself breaks must not end the others' score
+            return [f"{original.name}: verify raised {type(error).__name__}: {error}"]
     alarms = []
     for verdict in report.verdicts:
         name = Path(verdict.artifact).name
@@ -182,45 +162,86 @@ def verify_options(seed: int) -> dict[str, Any]:
     return options
 
 
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What is made of each artifact; `groups` keeps only mutants of some classes ("random" is one)."""
+
+    random_count: int = 17
+    corner_share: float = 1.0
+    corner_draws: int = 1
+    groups: tuple[str, ...] = ()
+    seed: int = 0
+
+
+def corner_mutants(artifact: Artifact, oracle: Oracle, plan: Plan) -> Iterator[Mutant]:
+    """A share of the families that the artifact has, each as often as the plan says."""
+    for name, (group, _) in FAMILIES.items():
+        random = _random("corner", artifact.name, name, plan.seed)
+        if (plan.groups and group not in plan.groups) or random.random() >= plan.corner_share:
+            continue
+        for draw in range(plan.corner_draws):
+            mutated = corner_mutant(artifact, name, random)
+            if mutated is None:
+                continue
+            model, fault = mutated
+            shown = oracle.judge(model, fault.aims, 3, (plan.seed, draw))
+            yield Mutant(
+                artifact=artifact.name,
+                group=group,
+                kind=name,
+                numbers=fault.numbers,
+                state=shown.state,
+                ratio=shown.ratio,
+                sizes=shown.sizes,
+                model=model,
+            )
+
+
+def score_artifact(name: str, plan: Plan) -> Score:
+    """The score of one artifact."""
+    with tempfile.TemporaryDirectory(prefix="posexport-mutation-") as place:
+        folder, mutants_folder = Path(place), Path(place) / "mutants"
+        mutants_folder.mkdir()
+        artifact = write_artifact(name, folder)
+        oracle = Oracle(artifact)
+        mutants: list[Mutant] = []
+        if not plan.groups or "random" in plan.groups:
+            mutants += random_mutants(artifact, oracle, plan.random_count, plan.seed)
+        mutants += corner_mutants(artifact, oracle, plan)
+        asked = [mutant for mutant in mutants if mutant.state == FAULT]
+        started = time.perf_counter()
+        alarms = ask_verify(folder / f"sound-{name}.onnx", asked, mutants_folder, verify_options(plan.seed))
+        seconds = time.perf_counter() - started
+    for mutant in mutants:
+        mutant.model = None
+    return Score(mutants, alarms, oracle.seconds, seconds)
+
+
 def score(
     names: Sequence[str] = tuple(ARTIFACTS),
-    *,
-    random_count: int = 20,
-    corner_share: float = 1.0,
-    corner_draws: int = 1,
-    groups: Sequence[str] = (),
-    seed: int = 0,
-    options: dict[str, Any] | None = None,
+    plan: Plan | None = None,
+    jobs: int = 1,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Score:
-    """Score these artifacts; `groups` keeps only mutants of some classes ("random" is one)."""
-    made = Score()
-    for name in names:
-        with tempfile.TemporaryDirectory(prefix="posexport-mutation-") as place:
-            folder, mutants_folder = Path(place), Path(place) / "mutants"
-            mutants_folder.mkdir()
-            artifact = write_artifact(name, folder)
-            oracle = Oracle(artifact)
-            mutants = list(random_mutants(artifact, oracle, random_count, seed)) if random_count else []
-            mutants += corner_mutants(artifact, oracle, corner_share, corner_draws, seed)
-            mutants = [mutant for mutant in mutants if not groups or mutant.group in groups]
-            asked = [mutant for mutant in mutants if mutant.state == FAULT]
-            started = time.perf_counter()
-            made.alarms += ask_verify(
-                folder / f"sound-{name}.onnx", asked, mutants_folder, options or verify_options(seed)
+    """Score these artifacts, `jobs` of them at a time in processes of their own."""
+    made, plan = Score(), plan or Plan()
+    with ExitStack() as stack:
+        if jobs > 1:
+            pool = stack.enter_context(ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")))
+            scores: Iterable[Score] = pool.map(score_artifact, names, [plan] * len(names))
+        else:
+            scores = (score_artifact(name, plan) for name in names)
+        for name, part in zip(names, scores, strict=True):
+            faults = [mutant for mutant in part.mutants if mutant.state == FAULT]
+            missed = [mutant for mutant in faults if not mutant.caught]
+            progress(
+                f"{name}: {len(part.mutants)} mutants, {len(faults)} faults, {len(faults) - len(missed)} caught; "
+                f"oracle {part.oracle_seconds:.1f} s, verify {part.verify_seconds:.1f} s"
             )
-            seconds = time.perf_counter() - started
-        made.oracle_seconds += oracle.seconds
-        made.verify_seconds += seconds
-        faults = [mutant for mutant in mutants if mutant.state == FAULT]
-        caught = sum(mutant.caught is True for mutant in faults)
-        progress(
-            f"{name}: {len(mutants)} mutants, {len(faults)} faults, {caught} caught; oracle {oracle.seconds:.1f} s, "
-            f"verify {seconds:.1f} s"
-        )
-        for mutant in mutants:
-            mutant.model = None
-            if mutant.state == FAULT and not mutant.caught:
+            for mutant in missed:
                 progress(f"  missed: {mutant.group} / {mutant.kind} / {mutant.numbers} / {mutant.sizes}")
-        made.mutants += mutants
+            made.mutants += part.mutants
+            made.alarms += part.alarms
+            made.oracle_seconds += part.oracle_seconds
+            made.verify_seconds += part.verify_seconds
     return made

@@ -31,6 +31,7 @@ from mutation.inputs import REACH, broad_aims
 from mutation.oracle import BROKEN, FAULT, Oracle
 from mutation.random_faults import KINDS, random_mutant
 from posexport.runtimes import RUNTIMES
+from posexport.spec.spec import Spec
 from posexport.verify import verify
 from posexport.verify.judge import ArtifactJob
 from posexport.verify.result import FAILED
@@ -154,11 +155,12 @@ def ask_verify(original: Path, mutants: Sequence[Mutant], folder: Path, options:
     return alarms
 
 
-def verify_options(seed: int) -> dict[str, Any]:
-    """Arguments of verify: the seed, and the reach of the oracle's inputs where verify takes one."""
+def verify_options(spec: Spec, seed: int) -> dict[str, Any]:
+    """Arguments of verify: the seed, and the reach of the oracle's inputs, where verify takes one."""
     options: dict[str, Any] = {"seed": seed}
     if "reach" in inspect.signature(verify).parameters:
-        options["reach"] = {"seq": REACH.keys, "batch": REACH.batch}
+        keys = REACH.keys if spec.kv_cache or spec.cross else REACH.tokens
+        options["reach"] = {"seq": keys, "batch": REACH.batch}
     return options
 
 
@@ -210,7 +212,9 @@ def score_artifact(name: str, plan: Plan) -> Score:
         mutants += corner_mutants(artifact, oracle, plan)
         asked = [mutant for mutant in mutants if mutant.state == FAULT]
         started = time.perf_counter()
-        alarms = ask_verify(folder / f"sound-{name}.onnx", asked, mutants_folder, verify_options(plan.seed))
+        alarms = ask_verify(
+            folder / f"sound-{name}.onnx", asked, mutants_folder, verify_options(artifact.spec, plan.seed)
+        )
         seconds = time.perf_counter() - started
     for mutant in mutants:
         mutant.model = None

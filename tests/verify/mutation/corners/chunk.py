@@ -91,13 +91,13 @@ def _cached_key(artifact: Artifact, random: Random) -> Fault | None:
     )
 
 
-@family("chunk", "new values in the wrong order")
+@family("chunk", "new tokens read late")
 def _reversed_chunk(artifact: Artifact, random: Random) -> Fault | None:
-    """Chunks of some lengths over a cache are read one token late."""
+    """Chunks from one length to twice as many tokens, as kernels are chosen, are read one token late over a cache."""
     if not is_cached(artifact):
         return None
     low = log_uniform(random, 2, 100)
-    high, past = low + log_uniform(random, 1, 60), log_uniform(random, 1, 800)
+    high, past = 2 * low + 2, log_uniform(random, 1, 800)
     caches = inputs_named(artifact, "past_key")
 
     def change(nodes: Nodes, value: str) -> str:

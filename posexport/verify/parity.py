@@ -38,8 +38,9 @@ from posexport.verify.result import (
 
 # Measured over every encoding, hidden 64 to 768, 1 to 3 layers, three seeds, on ONNX Runtime and onnx's reference:
 # the error is at most 4.7 (fp32), 4.2 (fp16) and 3.6 (bf16) times the torch error, which lies between 2e-7 and 2e-3
-# (fp32, with sharp softmax in several layers), 7e-4 and 6e-3 (fp16), 6e-3 and 5e-2 (bf16) of the reference's rms. The floor is about one unit in the last place (8 in fp32, where torch is exact
-# more often); the ceiling is ten times the largest torch error, three times that of cached keys.
+# (fp32, with sharp softmax in several layers), 7e-4 and 6e-3 (fp16), 6e-3 and 5e-2 (bf16) of the reference's rms. The
+# floor is about one unit in the last place (8 in fp32, where torch is exact more often); the ceiling is ten times the
+# largest torch error.
 TOLERANCES = {
     "fp32": Tolerance(multiple=8.0, floor=2.0**-20, ceiling=0.06),
     "fp16": Tolerance(multiple=8.0, floor=2.0**-10, ceiling=0.06),

@@ -61,7 +61,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, dict[str, 
     cut = plant.write(folder, "truncated", case("none"))
     cut.write_bytes(cut.read_bytes()[:-40])
     rows = {name: RUNTIMES[name] for name in ("ort-cpu", "onnx-reference")}
-    found = verify([folder], runtimes=rows, reach={"seq": 300})
+    found = verify([folder], runtimes=rows, reach={"seq": 600})
     return found, {
         Path(verdict.artifact).stem: verdict for verdict in found.verdicts if verdict.runtime == "onnx-reference"
     }

@@ -26,7 +26,8 @@ def _relative_error(artifact: Artifact, random: Random) -> Fault | None:
         return None
     most = position_reach(artifact.spec)
     low = log_uniform(random, min(600, most // 4), most * 0.7)
-    divisor = int(random.choice([200, 1000]))
+    near = 0 < artifact.spec.saturation_distance() < 1000  # distances that count are shorter than a thousandth
+    divisor = int(random.choice([8, 20] if near else [200, 1000]))
 
     def change(nodes: Nodes, value: str) -> str:
         off = nodes.op("Add", value, nodes.op("Div", value, nodes.const(divisor)))

@@ -189,7 +189,7 @@ def _trained_edge(artifact: Artifact, random: Random) -> Fault | None:
     trained = getattr(artifact.spec.encoding, "original_max_position_embeddings", None)
     if trained is None or getattr(artifact.spec.encoding, "scaling", None) not in ("dynamic", "longrope"):
         return None
-    at, off = trained + int(random.integers(-1, 2)), int(random.choice([-1, 1]))
+    at, off = trained - int(random.integers(2)), int(random.choice([-1, 1]))
 
     def change(nodes: Nodes, value: str) -> str:
         longest = nodes.op("ReduceMax", value, keepdims=0)

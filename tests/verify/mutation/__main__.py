@@ -62,7 +62,9 @@ def main(
     if not only or "sound" in only:
         made["sound"] = []
         for runtimes, count in ((("ort-cpu",), specs), (SLOW_RUNTIMES, specs // 10)):
-            alarms = false_alarms(draw_specs(count, seed), runtimes, progress=lambda text: click.echo(text, err=True))
+            alarms = false_alarms(
+                draw_specs(count, seed), runtimes, jobs=jobs, progress=lambda text: click.echo(text, err=True)
+            )
             made["sound"].append(page.sound_data(alarms, count, seed))
             for line in alarms.failed:
                 click.echo(f"false alarm: {line}")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,34 +200,51 @@ class Alarms:
     failed: list[str] = attrs.field(factory=list)
 
 
+def _group_alarms(drawn: Sequence[Drawn], start: int, runtimes: Sequence[str]) -> Alarms:
+    """Export these specs and verify them; `start` is the seed of verify, and the number of the first of them."""
+    made = Alarms()
+    with tempfile.TemporaryDirectory(prefix="posexport-sound-") as place:
+        folder = Path(place)
+        for number, one in enumerate(drawn, start):
+            weights = seeded_weights(one.spec, number)
+            model = export(one.spec, weights, form=one.form, target=one.target, opset=one.opset)
+            write_onnx(model, folder / f"{number}.onnx")
+        report = verify([folder], runtimes={name: RUNTIMES[name] for name in runtimes}, seed=start)
+    for verdict in report.verdicts:
+        one = drawn[int(Path(verdict.artifact).stem) - start]
+        if verdict.state == FAILED:
+            label = f"{verdict.runtime}, --seed {start}, {one.form} for {one.target}: {one.spec.to_json()}"
+            made.failed.append(f"{label}: {verdict.reason}")
+        else:
+            counts = made.passed if verdict.state == PASSED else made.not_run
+            counts[verdict.runtime] = counts.get(verdict.runtime, 0) + 1
+    made.failed += [f"{Path(unreadable.artifact).name}: {unreadable.error}" for unreadable in report.unreadable]
+    return made
+
+
 def false_alarms(
     drawn: Sequence[Drawn],
     runtimes: Sequence[str] = ("ort-cpu",),
     *,
     group: int = 25,
-    options: dict[str, Any] | None = None,
+    jobs: int = 1,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Alarms:
-    """Export these specs and verify them, each group with a seed of its own."""
+    """Export these specs and verify them, each group with a seed of its own, `jobs` groups at a time in processes."""
     made = Alarms()
-    for start in range(0, len(drawn), group):
-        with tempfile.TemporaryDirectory(prefix="posexport-sound-") as place:
-            folder = Path(place)
-            for number, one in enumerate(drawn[start : start + group], start):
-                model = export(
-                    one.spec, seeded_weights(one.spec, number), form=one.form, target=one.target, opset=one.opset
-                )
-                write_onnx(model, folder / f"{number}.onnx")
-            rows = {name: RUNTIMES[name] for name in runtimes}
-            report = verify([folder], runtimes=rows, **{**(options or {}), "seed": start})
-        for verdict in report.verdicts:
-            one = drawn[int(Path(verdict.artifact).stem)]
-            label = f"{verdict.runtime}, --seed {start}, {one.form} for {one.target}: {one.spec.to_json()}"
-            counts = made.passed if verdict.state == PASSED else made.not_run
-            if verdict.state == FAILED:
-                made.failed.append(f"{label}: {verdict.reason}")
-            else:
-                counts[verdict.runtime] = counts.get(verdict.runtime, 0) + 1
-        made.failed += [f"{unreadable.artifact}: {unreadable.error}" for unreadable in report.unreadable]
-        progress(f"{min(start + group, len(drawn))} of {len(drawn)} sound specs, {len(made.failed)} failed")
+    starts = list(range(0, len(drawn), group))
+    groups = [drawn[start : start + group] for start in starts]
+    with ExitStack() as stack:
+        if jobs > 1:
+            pool = stack.enter_context(ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")))
+            parts: Iterable[Alarms] = pool.map(_group_alarms, groups, starts, [tuple(runtimes)] * len(groups))
+        else:
+            parts = map(partial(_group_alarms, runtimes=runtimes), groups, starts)
+        for start, part in zip(starts, parts, strict=True):
+            for name, count in part.passed.items():
+                made.passed[name] = made.passed.get(name, 0) + count
+            for name, count in part.not_run.items():
+                made.not_run[name] = made.not_run.get(name, 0) + count
+            made.failed += part.failed
+            progress("\n".join((*part.failed, f"{min(start + group, len(drawn))} of {len(drawn)} sound specs")))
     return made

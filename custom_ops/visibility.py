@@ -2,8 +2,9 @@
 
 The last query has the index of the last key: query i has index i + T - S. In shared buffers query i has index
 write_indices[b] + i, and slots after the last query hold no keys. `causal`: index_i >= j. `window` w > 0:
-|index_i - j| < w. `chunk` c > 0: index_i // c == j // c (Llama 4's chunked attention). `mask` [B, T] is 1 where a key
-may be seen.
+|index_i - j| < w. `mask` [B, T] is 1 where a key may be seen. `chunk` c > 0: (index_i - f) // c == (j - f) // c (Llama
+4's chunked attention), where f is the first key of the row that may be seen, 0 without a mask: left padding belongs to
+no chunk, and holes further on don't move the chunks, as in transformers.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def visible(
 ) -> Tensor | None:
     """bool [S, T] or [B, 1, S, T]; None where every query sees every key."""
     keys = torch.arange(total, device=device)
+    attended = None if mask is None else (mask != 0)[:, None, None, :]
     steps = torch.arange(seq, device=device).unsqueeze(1)
     seen: Tensor | None = None
     if write_indices is not None:
@@ -44,10 +46,10 @@ def visible(
             near = near & (ahead > -heads.window)
         seen = near if seen is None else seen & near
     if heads.chunk:
-        same = queries // heads.chunk == keys // heads.chunk
+        padding = 0 if attended is None else torch.where(attended, keys, total).amin(-1, keepdim=True)
+        same = (queries - padding) // heads.chunk == (keys - padding) // heads.chunk
         seen = same if seen is None else seen & same
-    if mask is not None:
-        attended = (mask != 0)[:, None, None, :]
+    if attended is not None:
         seen = attended if seen is None else seen & attended
     return seen
 
@@ -86,13 +88,25 @@ def visible_onnx(
                 near = op.And(op.Greater(ahead, -heads.window), near)
             seen = near if seen is None else op.And(seen, near)
         if heads.chunk:
-            same = op.Equal(op.Div(queries, heads.chunk), op.Div(keys, heads.chunk))
+            counted = [queries, keys]
+            if mask is not None:
+                shift = _to_chunks(op, mask, total, heads.chunk)
+                counted = [op.Add(places, shift) for places in counted]
+            same = op.Equal(*(op.Div(places, heads.chunk) for places in counted))
             seen = same if seen is None else op.And(seen, same)
     if mask is not None:
         mask = op.Pad(mask, [0, 1, 0, 0], 1) if sink else mask
         attended = op.Unsqueeze(op.Cast(mask, to=ir.DataType.BOOL), [1, 2])
         seen = attended if seen is None else op.And(seen, attended)
     return seen
+
+
+def _to_chunks(op: Ops, mask: ir.Value, total: ir.Value, chunk: int) -> ir.Value:
+    """What added to an index, [B, 1, 1, 1], makes the first attended key of each row the first of a chunk; from 1 to
+    `chunk`, because Div rounds negative numbers towards zero."""
+    first = op.ReduceMin(op.Where(op.Cast(mask, to=ir.DataType.BOOL), op.Range(0, total, 1), total), [1])
+    into = op.Sub(first, op.Mul(op.Div(first, chunk), chunk))
+    return op.Unsqueeze(op.Sub(chunk, into), [1, 2])
 
 
 def sink_onnx(op: Ops, logits: ir.Value, sinks: ir.Value, total: ir.Value) -> ir.Value:

@@ -16,6 +16,7 @@ cope      logits q_i.(k_j + e[c]), c = how many gates sigmoid(q_i.k_t) open from
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -56,11 +57,9 @@ class Relative(Encoding):
             yield "theta needs table=sinusoidal: a learned table has no wavelengths."
         if self.table == "sinusoidal" and spec.hidden_size % 2:
             yield f"hidden_size {spec.hidden_size} is odd: relative pairs a sine with a cosine, so give an even one."
-        if self.table == "learned" and spec.angles == "exact":
-            yield "angles exact needs table=sinusoidal: a learned table has no angles."
         yield from inexact(spec, self.theta)
 
-    def uses_fp32_products(self) -> bool:
+    def has_angles(self) -> bool:
         return self.table == "sinusoidal"
 
     def saturation_distance(self) -> int | None:
@@ -128,13 +127,38 @@ class Shaw(Encoding):
         return custom_ops.offset_values(q, *inputs, state["values.weight"], *attributes, *distances)
 
 
-def log_bucket(distance: int, buckets: int, max_position: int) -> int:
-    """DeBERTa v2's bucket of a distance: the distance up to half of `buckets`, then growing with its logarithm."""
-    middle, size = buckets // 2, abs(distance)
-    if size <= middle:
-        return distance
-    bucket = math.ceil(math.log(size / middle) / math.log((max_position - 1) / middle) * (middle - 1)) + middle
-    return bucket if distance > 0 else -bucket
+def log_bucket_ends(buckets: int, max_position: int) -> list[int]:
+    """The largest distance of each of DeBERTa v2's buckets, from bucket buckets // 2 on, up to the last in the table.
+
+    With m = buckets // 2, a distance d > m has the bucket m + ceil(log(d / m) / log((max_position - 1) / m) (m - 1)).
+    Integers decide: where that quotient is nearly whole, ceil of a rounded one is one too many or too few.
+    """
+    middle, furthest = buckets // 2, max_position - 1
+    intervals = middle - 1
+    ends = []
+    for step in range(buckets - middle):
+        # d is in bucket m + step or an earlier one  <=>  d^intervals m^step <= furthest^step m^intervals
+        end = middle * (furthest / middle) ** (step / intervals)  # correct to 1e-8 for positions up to 2^20
+        nearest = round(end)
+        if abs(end - nearest) > 1e-6:
+            ends.append(math.floor(end))
+        else:
+            bound = furthest**step * middle**intervals
+            ends.append(nearest if nearest**intervals * middle**step <= bound else nearest - 1)
+    return ends
+
+
+def log_buckets(buckets: int, max_position: int) -> list[int]:
+    """The row in a table of 2 `buckets` rows of each query position minus key position from -n to n, n the first
+    distance from which on all have the last row."""
+    ends = log_bucket_ends(buckets, max_position)
+    middle, reach = buckets // 2, ends[-1] + 1
+    sizes = [distance if distance <= middle else middle + bisect_left(ends, distance) for distance in range(reach + 1)]
+    return [buckets - size for size in sizes[:0:-1]] + [min(buckets + size, 2 * buckets - 1) for size in sizes]
+
+
+MAX_REACH = 2**21
+"""The largest distance in a table of buckets."""
 
 
 @attrs.frozen(kw_only=True)
@@ -149,7 +173,7 @@ class Deberta(Encoding):
         None,
         "rows on either side, growing with the logarithm of the distance (v2; default: a row each)",
         at_least=4,
-        at_most=2**20,
+        at_most=4096,
     )
     pos_att_type: str = fields.choice("c2p|p2c", ("c2p|p2c", "c2p", "p2c"), "terms besides content to content")
     pos_bias: bool = fields.flag(False, "the projections of the table have biases (v2)")
@@ -163,10 +187,18 @@ class Deberta(Encoding):
                 f"num_kv_heads is {spec.num_kv_heads} with {spec.num_heads} heads: deberta scores keys of each head, "
                 "so give as many key heads as query heads."
             )
-        if self.position_buckets is not None and self.position_buckets // 2 >= self.max_relative_positions - 1:
+        if self.position_buckets is None:
+            return
+        if self.position_buckets // 2 >= self.max_relative_positions - 1:
             yield (
                 f"position_buckets is {self.position_buckets} with max_relative_positions "
                 f"{self.max_relative_positions}: half of the buckets are exact distances, so raise the latter."
+            )
+        elif log_bucket_ends(self.position_buckets, self.max_relative_positions)[-1] >= MAX_REACH:
+            yield (
+                f"position_buckets is {self.position_buckets} with max_relative_positions "
+                f"{self.max_relative_positions}: its last bucket begins at distances beyond {MAX_REACH}, so give an "
+                "even number of buckets."
             )
 
     def span(self) -> int:
@@ -174,7 +206,9 @@ class Deberta(Encoding):
         return self.position_buckets or self.max_relative_positions
 
     def saturation_distance(self) -> int | None:
-        return self.max_relative_positions
+        if self.position_buckets is None:
+            return self.max_relative_positions
+        return log_bucket_ends(self.position_buckets, self.max_relative_positions)[-1] + 1
 
     def _projections(self) -> list[str]:
         names = {"c2p": "pos_key_proj", "p2c": "pos_query_proj"}
@@ -195,14 +229,10 @@ class Deberta(Encoding):
         return super().seeded(name, values)
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
-        span, reach = self.span(), self.max_relative_positions
-
-        def row(distance: int) -> int:
-            if self.position_buckets is not None:
-                distance = log_bucket(distance, self.position_buckets, reach)
-            return min(max(distance + span, 0), 2 * span - 1)
-
-        return {"buckets": [row(distance) for distance in range(-reach, reach + 1)]}
+        if self.position_buckets is not None:
+            return {"buckets": log_buckets(self.position_buckets, self.max_relative_positions)}
+        reach = self.max_relative_positions
+        return {"buckets": [min(row, 2 * reach - 1) for row in range(2 * reach + 1)]}
 
     def score(self, state: State, q: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
         def table(name: str) -> Tensor:

@@ -174,8 +174,7 @@ def read_weights(path: Path, spec: Spec) -> tuple[Spec, LazyWeights]:
     Raises RequestError that names the tensor where one is missing, extra or of a wrong shape. One that is not
     floating-point or not finite raises when it is looked up.
     """
-    with _opened(path) as file:
-        stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    stored = stored_shapes(path)
     # the biases of the first layer; the check of all names rejects layers that differ
     prefix = "layers.0." if spec.layers > 1 else ""
     spec = attrs.evolve(spec, bias=tuple(name for name in spec.projections() if f"{prefix}{name}.bias" in stored))
@@ -195,6 +194,12 @@ def read_weights(path: Path, spec: Spec) -> tuple[Spec, LazyWeights]:
                 f"weights {path}: {name!r} has shape {list(shape)}, the spec needs {list(shapes[name])}."
             )
     return spec, LazyWeights(shapes, lambda name: _read(path, name, spec.dtype))
+
+
+def stored_shapes(path: Path) -> Shapes:
+    """Name to shape of what a .safetensors file holds; RequestError where it can't be read."""
+    with _opened(path) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 @contextmanager

@@ -50,6 +50,25 @@ class FieldError(RequestError):
         return RequestError(f"{name} {self.complaint}")
 
 
+class MismatchError(RequestError):
+    """The file at `path` is not what its manifest, a trusted signature or an original says: `reason` has the clause.
+
+    `sha256` is that of the file where it is known, `runtime` the one runtime that could open it (a plan's builder).
+    """
+
+    def __init__(
+        self,
+        path: object,
+        reason: Reason,
+        advice: str = "restore it, or make it again",
+        *,
+        sha256: str | None = None,
+        runtime: str | None = None,
+    ) -> None:
+        super().__init__(f"{str(path)!r} can't be used, {reason.text}: {advice}.")
+        self.reason, self.sha256, self.runtime = reason, sha256, runtime
+
+
 class RuntimeMissingError(PosexportError):
     """A runtime that was required is not there (exit code 3)."""
 

@@ -33,6 +33,12 @@ class Staged:
 
     def __init__(self) -> None:
         self.renames: list[tuple[Path, Path]] = []
+        self.removals: list[Path] = []
+
+    def remove(self, target: Path) -> None:
+        """Remove the file at `target`, where there is one, once the others have their names."""
+        check_target(target)
+        self.removals.append(target)
 
     def write(self, target: Path, fill: Callable[[HashingFile], object]) -> str:
         """Write what shall stand at `target`, and return its sha256; RequestError where the folder can't be written."""
@@ -64,6 +70,8 @@ def staged() -> Iterator[Staged]:
                 for temporary, target in files.renames:
                     temporary.replace(target)
                 files.renames.clear()
+                for stale in files.removals:
+                    stale.unlink(missing_ok=True)
     finally:
         for temporary, _ in files.renames:
             temporary.unlink(missing_ok=True)

@@ -58,8 +58,13 @@ def unstructure(value: Any) -> Any:
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds; DataError where it is no JSON, OSError where it can't be read."""
+    return parse_json(read_bytes(path))
+
+
+def parse_json(data: bytes) -> Any:
+    """What JSON holds; DataError where it is none."""
     try:
-        return json.loads(read_bytes(path))
+        return json.loads(data)
     except (ValueError, RecursionError):
         raise DataError("it is not JSON") from None
 

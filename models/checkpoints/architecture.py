@@ -132,6 +132,14 @@ def causal(config: Config, window: int | None = None, chunk: int | None = None) 
     return {"causal": is_causal, "window": window, "attention_chunk_size": chunk}
 
 
+def window(config: Config, width: int | None, slides: bool = True) -> int | None:
+    """The window of a layer that `slides`, of a `width` of 0 or more tokens; None in other layers, which may have any
+    width."""
+    if slides and width == 0:
+        raise config.wrong("sliding_window", "from 1 in layers that use it, because with 0 no query sees a key")
+    return width if slides else None
+
+
 def is_local(config: Config, layer: int, default: bool, local: str = SLIDING) -> bool:
     """Whether `layer_types` gives a layer the kind `local` instead of FULL; `default` where config.json has no such
     key."""

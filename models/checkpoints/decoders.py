@@ -5,7 +5,7 @@ All are causal, and all except Llama 4 rotate in the `half` layout. The default 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from posexport.errors import RequestError
 from posexport.models.checkpoints.architecture import (
@@ -21,6 +21,7 @@ from posexport.models.checkpoints.architecture import (
     is_local,
     read_renamed,
     under,
+    window,
 )
 from posexport.models.checkpoints.config import Config, Data
 from posexport.models.checkpoints.rope import TYPES, Rotary, rope, rope_by_kind
@@ -36,43 +37,54 @@ IN_A_PAIR = under(LAYER, "model.", "language_model.", "language_model.model.", "
 def decoder(
     config: Config,
     size: Data,
-    window: int | None = None,
+    encoding: Rotary | Data,
     *,
+    width: int | None = None,
     chunk: int | None = None,
     bias: bool | Sequence[str] | None = None,
-    encoding: Data | None = None,
 ) -> Data:
-    """A decoder's layer; `bias` None means the key `attention_bias`, `encoding` None RoPE in the half layout."""
+    """A decoder's layer with a window of that `width`; `encoding` is its own, or how RoPE in the half layout is
+    written; `bias` None means the key `attention_bias`."""
     return {
         **size,
-        **causal(config, window, chunk),
+        **causal(config, width, chunk),
         "bias": config.flag("attention_bias", default=False) if bias is None else bias,
-        "encoding": rope(config, size["head_dim"]) if encoding is None else encoding,
+        "encoding": rope(config, size["head_dim"], encoding) if isinstance(encoding, Rotary) else encoding,
     }
 
 
 def llama(config: Config, layer: int) -> Data:
-    return decoder(config, grouped_heads(config, 4096, 32))
+    return decoder(config, grouped_heads(config, 4096, 32), Rotary(length=2048))
 
 
 def mistral(config: Config, layer: int) -> Data:
     config.must("attention_bias", False)
-    window = config.optional_integer("sliding_window", default=4096)
-    return decoder(config, grouped_heads(config, 4096, 32, kv=8), window)
+    width = window(config, config.optional_integer("sliding_window", default=4096, at_least=0))
+    return decoder(config, grouped_heads(config, 4096, 32, kv=8), Rotary(length=131_072), width=width)
 
 
 def _qwen_window(config: Config, layer: int, first: int) -> int | None:
     """The window of one of Qwen's layers: with `use_sliding_window`, those from `max_window_layers` on have one."""
     used = config.flag("use_sliding_window", default=False)
-    width = config.optional_integer("sliding_window", default=4096)
-    slides = layer >= config.integer("max_window_layers", default=first, at_least=0)
-    window = width if used else None
-    return window if is_local(config, layer, bool(window and slides)) else None
+    width = config.optional_integer("sliding_window", default=4096, at_least=0)
+    late = layer >= config.integer("max_window_layers", default=first, at_least=0)
+    slides = is_local(config, layer, used and width is not None and late)
+    return _used_window(config, width, slides, used)
+
+
+def _used_window(config: Config, width: int | None, slides: bool, used: bool) -> int | None:
+    """`window` of a model that has one only where it is `used`."""
+    if slides and (width is None or not used):
+        raise RequestError(
+            f"{config.where}: layer_types has {SLIDING} without use_sliding_window: give a sliding_window."
+        )
+    return window(config, width, slides)
 
 
 def qwen2(config: Config, layer: int) -> Data:
     config.must("use_mrope", False)
-    return decoder(config, grouped_heads(config, 4096, 32, kv=32), _qwen_window(config, layer, 28), bias=QKV)
+    size, width = grouped_heads(config, 4096, 32, kv=32), _qwen_window(config, layer, 28)
+    return decoder(config, size, Rotary(length=32_768), width=width, bias=QKV)
 
 
 def _head_norms(config: Config, epsilon: float = 1e-6) -> Data:
@@ -81,34 +93,39 @@ def _head_norms(config: Config, epsilon: float = 1e-6) -> Data:
 
 def qwen3(config: Config, layer: int) -> Data:
     size = grouped_heads(config, 4096, 32, kv=32, head_dim=128)
-    return {**decoder(config, size, _qwen_window(config, layer, 28)), **_head_norms(config)}
+    width = _qwen_window(config, layer, 28)
+    return {**decoder(config, size, Rotary(length=32_768), width=width), **_head_norms(config)}
 
 
-def _mrope(config: Config, head_dim: int, theta: float, section: list[int], interleaved: bool) -> Data:
-    rotary = Rotary(theta=theta, types={**TYPES, "mrope": None})
+def _mrope(config: Config, head_dim: int, rotary: Rotary, section: list[int], interleaved: bool) -> Data:
     parameters, table = rotary.read(config, head_dim), rotary.table(config)
     table.must("mrope_interleaved", interleaved)
     section = table.integers("mrope_section", default=section) or section
     return {"name": "mrope", "layout": "half", "mrope_section": section, "mrope_interleaved": interleaved, **parameters}
 
 
+MROPE: Mapping[str, str | None] = {**TYPES, "mrope": None}
+
+
 def qwen2_vl(config: Config, layer: int) -> Data:
     width = full_heads(config, 8192, 64)["head_dim"]
     config.must("head_dim", None, width)
-    encoding = _mrope(config, width, 1e6, [16, 24, 24], interleaved=False)
+    rotary = Rotary(length=32_768, theta=1e6, types=MROPE)
+    encoding = _mrope(config, width, rotary, [16, 24, 24], interleaved=False)
     size = grouped_heads(config, 8192, 64, kv=8)
-    return decoder(config, size, _qwen_window(config, layer, 80), bias=QKV, encoding=encoding)
+    return decoder(config, size, encoding, width=_qwen_window(config, layer, 80), bias=QKV)
 
 
 def qwen3_vl(config: Config, layer: int) -> Data:
     size = grouped_heads(config, 4096, 32, kv=32, head_dim=128)
-    encoding = _mrope(config, size["head_dim"], 5e5, [24, 20, 20], interleaved=True)
-    return {**decoder(config, size, encoding=encoding), **_head_norms(config)}
+    rotary = Rotary(length=128_000, theta=5e5, types=MROPE)
+    encoding = _mrope(config, size["head_dim"], rotary, [24, 20, 20], interleaved=True)
+    return {**decoder(config, size, encoding), **_head_norms(config)}
 
 
 def gemma(config: Config, layer: int) -> Data:
     config.must("use_bidirectional_attention", None, False)
-    return decoder(config, grouped_heads(config, 3072, 16, kv=16, head_dim=256))
+    return decoder(config, grouped_heads(config, 3072, 16, kv=16, head_dim=256), Rotary(length=8192))
 
 
 def _gemma_scale(config: Config) -> float:
@@ -120,10 +137,11 @@ def _gemma_scale(config: Config) -> float:
 
 def gemma2(config: Config, layer: int) -> Data:
     config.must("use_bidirectional_attention", None, False)
-    width = config.optional_integer("sliding_window", "sliding_window_size", default=4096)
+    width = config.optional_integer("sliding_window", "sliding_window_size", default=4096, at_least=0)
     size = grouped_heads(config, 2304, 8, kv=4, head_dim=256)
+    slides = is_local(config, layer, layer % 2 == 0)
     return {
-        **decoder(config, size, width if is_local(config, layer, layer % 2 == 0) else None),
+        **decoder(config, size, Rotary(length=8192), width=window(config, width, slides)),
         "scale": _gemma_scale(config),
         "softcap": config.optional_number("attn_logit_softcapping", default=50.0),
     }
@@ -134,14 +152,20 @@ def gemma3(config: Config, layer: int) -> Data:
     config.must("attn_logit_softcapping", None)  # transformers ignores one
     every = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
     slides = is_local(config, layer, (layer + 1) % every != 0)
-    width = config.integer("sliding_window", default=4096)
-    full, local = Rotary(theta=1e6), Rotary(theta_names=("rope_local_base_freq",))
+    width = config.integer("sliding_window", default=4096, at_least=0)
+    both_ways = config.flag("use_bidirectional_attention", default=False)
+    if both_ways:  # EmbeddingGemma: sliding_window counts both sides of the query
+        width = width // 2 + 1
+    full = Rotary(length=131_072, theta=1e6)
+    local = Rotary(length=131_072, theta_names=("rope_local_base_freq",))
     encoding = rope_by_kind(config, size["head_dim"], slides, full, local, scaled_sliding=False)
-    layer_data = decoder(config, size, width if slides else None, encoding=encoding)
-    if config.flag("use_bidirectional_attention", default=False):
-        # EmbeddingGemma: sliding_window counts both sides of the query
-        layer_data |= {"causal": False, "window": width // 2 + 1 if slides else None}
-    return {**layer_data, **_head_norms(config), "scale": _gemma_scale(config)}
+    layer_data = decoder(config, size, encoding, width=window(config, width, slides))
+    return {
+        **layer_data,
+        "causal": layer_data["causal"] and not both_ways,
+        **_head_norms(config),
+        "scale": _gemma_scale(config),
+    }
 
 
 def gemma3_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> Weights:
@@ -151,15 +175,16 @@ def gemma3_weights(tensors: Tensors, path: str, spec: Spec, config: Config) -> W
 
 
 GPT_OSS_TABLE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
-GPT_OSS_ROPE = Rotary(theta=150_000.0, missing={**GPT_OSS_TABLE, "original_max_position_embeddings": 4096})
+GPT_OSS_TABLE |= {"original_max_position_embeddings": 4096}
+GPT_OSS_ROPE = Rotary(length=131_072, theta=150_000.0, missing=GPT_OSS_TABLE)
 
 
 def gpt_oss(config: Config, layer: int) -> Data:
     size = grouped_heads(config, 2880, 64, kv=8, head_dim=64)
-    width = config.optional_integer("sliding_window", default=128)
-    window = width if is_local(config, layer, layer % 2 == 0) else None
-    bias, encoding = config.flag("attention_bias", default=True), rope(config, size["head_dim"], GPT_OSS_ROPE)
-    return {**decoder(config, size, window, bias=bias, encoding=encoding), "sinks": True}
+    width = config.optional_integer("sliding_window", default=128, at_least=0)
+    width = window(config, width, is_local(config, layer, layer % 2 == 0))
+    bias = config.flag("attention_bias", default=True)
+    return {**decoder(config, size, GPT_OSS_ROPE, width=width, bias=bias), "sinks": True}
 
 
 def _rotates(config: Config, layer: int) -> bool:
@@ -183,25 +208,22 @@ def llama4(config: Config, layer: int) -> Data:
         "floor_scale": config.integer("floor_scale", default=8192),
         "attn_scale": config.number("attn_scale", default=0.1),
     }
-    rotary = rope(config, size["head_dim"], Rotary(theta=5e5), layout="interleaved")
+    rotary = rope(config, size["head_dim"], Rotary(length=131_072, theta=5e5), layout="interleaved")
     norms = {**_head_norms(config, 1e-5), "qk_norm_type": "l2"}
     encoding = rotary if rotates else heat if tuned else {"name": "none"}
     local = is_local(config, layer, rotates, CHUNKED)
-    layer_data = decoder(config, size, chunk=chunk if local else None, encoding=encoding)
+    layer_data = decoder(config, size, encoding, chunk=chunk if local else None)
     return {**layer_data, **(norms if rotates and normed else {})}
 
 
 def smollm3(config: Config, layer: int) -> Data:
     size = grouped_heads(config, 2048, 16, kv=4)
     rotates, used = _rotates(config, layer), config.flag("use_sliding_window", default=False)
-    width = config.optional_integer("sliding_window")
-    slides = is_local(config, layer, bool(used and width and not rotates))
-    if slides and not (used and width):
-        raise RequestError(
-            f"{config.where}: layer_types has {SLIDING} without use_sliding_window: give a sliding_window."
-        )
-    encoding = rope(config, size["head_dim"], Rotary(theta=2e6))
-    return decoder(config, size, width if slides else None, encoding=encoding if rotates else {"name": "none"})
+    width = config.optional_integer("sliding_window", at_least=0)
+    slides = is_local(config, layer, used and width is not None and not rotates)
+    encoding = rope(config, size["head_dim"], Rotary(length=32_768, theta=2e6))
+    width = _used_window(config, width, slides, used)
+    return decoder(config, size, encoding if rotates else {"name": "none"}, width=width)
 
 
 ARCHITECTURES = {

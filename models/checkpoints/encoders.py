@@ -54,8 +54,9 @@ def modernbert(config: Config, layer: int) -> Data:
     size = full_heads(config, 768, 12)
     every = config.integer("global_attn_every_n_layers", default=3)
     slides = is_local(config, layer, layer % every != 0)
-    full, local = Rotary(theta=160_000.0, theta_names=("global_rope_theta",)), Rotary(theta_names=("local_rope_theta",))
-    side = config.integer("local_attention", default=128) // 2  # the largest visible distance
+    full = Rotary(length=8192, theta=160_000.0, theta_names=("global_rope_theta",))
+    local = Rotary(length=8192, theta_names=("local_rope_theta",))
+    side = config.integer("local_attention", default=128, at_least=0) // 2  # the largest visible distance
     return {
         **size,
         "window": side + 1 if slides else None,

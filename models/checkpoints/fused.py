@@ -22,6 +22,7 @@ from posexport.models.checkpoints.architecture import (
     refuse_bias,
     renamed,
     under,
+    window,
 )
 from posexport.models.checkpoints.config import COMMON, Config, Data
 from posexport.models.checkpoints.rope import Rotary, rope
@@ -71,15 +72,17 @@ def phi3(config: Config, layer: int) -> Data:
     size = grouped_heads(config, 3072, 32)
     for key, value in (("attention_bias", False), ("full_attn_mod", 1), ("interpolate_factor", 1)):
         config.must(key, value)
-    trained = config.integer("original_max_position_embeddings", default=4096)
-    encoding = rope(config, size["head_dim"], Rotary(part=1.0, types=_LONG, trained_length=trained))
-    return {**size, **causal(config, config.optional_integer("sliding_window")), "encoding": encoding}
+    encoding = rope(config, size["head_dim"], Rotary(length=4096, part=1.0, types=_LONG, trained_length=4096))
+    width = window(config, config.optional_integer("sliding_window", at_least=0))
+    return {**size, **causal(config, width), "encoding": encoding}
 
 
 def gpt_neox(config: Config, layer: int) -> Data:
     size = full_heads(config, 6144, 64)
-    bias, parts = config.flag("attention_bias", default=True), ("rotary_pct", "partial_rotary_factor")
-    rotary = Rotary(theta_names=("rotary_emb_base", "rope_theta"), part=0.25, part_names=parts)
+    bias, ignored = config.flag("attention_bias", default=True), ("rope_theta", "partial_rotary_factor")
+    rotary = Rotary(
+        length=2048, theta_names=("rotary_emb_base",), part=0.25, part_names=("rotary_pct",), ignored=ignored
+    )
     return {**size, **causal(config), "bias": bias, "encoding": rope(config, size["head_dim"], rotary)}
 
 
@@ -96,7 +99,7 @@ def falcon(config: Config, layer: int) -> Data:
     grouped = config.flag("new_decoder_architecture", default=False)
     one = config.flag("multi_query", default=True)
     kv_heads = config.optional_integer("num_kv_heads")
-    rotary = rope(config, size["head_dim"])
+    rotary = rope(config, size["head_dim"], Rotary(length=2048))
     # Falcon scales the slopes by 1/sqrt(head_dim) together with the logits. transformers also rounds the products of
     # slopes and positions to bf16, which is not part of the encoding.
     slopes = [slope * size["head_dim"] ** -0.5 for slope in alibi_slopes(size["num_heads"])]

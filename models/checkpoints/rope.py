@@ -29,71 +29,81 @@ class Rotary:
     """How an architecture writes its rotary parameters.
 
     `theta` and `theta_names`: the default and the keys of theta outside the table. `part` and `part_names`: the default
-    and the keys of the rotated part of each head, None where the architecture has no such key. `types`: `rope_type` to
-    scaling. `missing`: the table's default. `trained_length`: the trained length where a key outside the table sets it.
+    and the keys of the rotated part of each head, None where the architecture has no such key. `ignored`: keys outside
+    the table that transformers doesn't read for this architecture. `types`: `rope_type` to scaling. `missing`: the
+    table's default. `length`: the default of max_position_embeddings. `trained_length`: the default of the trained
+    length outside the table, where the architecture has one.
     """
 
+    length: int
     theta: float = 10_000.0
     theta_names: tuple[str, ...] = ("rope_theta",)
     part: float | None = None
     part_names: tuple[str, ...] = ("partial_rotary_factor",)
+    ignored: tuple[str, ...] = ()
     types: Mapping[str, str | None] = TYPES
     missing: Mapping[str, Any] = {}
     trained_length: int | None = None
 
     def read(self, config: Config, head_dim: int) -> Data:
         """Parameters that `rope` and `mrope` share, without `layout`."""
-        return self.of(config, self.table(config), head_dim)
+        trained = config.optional_integer(_LENGTH, default=self.trained_length)
+        return self.of(config, self.table(config), head_dim, trained)
 
     def table(self, config: Config) -> Config:
         """`rope_parameters`, or `rope_scaling` of older versions."""
         table = _new_or_old(config, config.table("rope_parameters"))
-        return table if table.data else Config(self.missing, config.where)
+        given = table.data or config.value("rope_parameters") is not None  # an empty table means no scaling
+        return table if given else Config(self.missing, config.where)
 
-    def of(self, config: Config, table: Config, head_dim: int) -> Data:
-        """As `read`, from a given table; theta outside it is the default."""
+    def of(self, config: Config, table: Config, head_dim: int, trained: int | None = None) -> Data:
+        """As `read`, from a given table; theta outside it is the default, and the `trained` length outside it
+        counts."""
+        for key in self.ignored:
+            config.value(key)
         theta = config.number(*self.theta_names, default=self.theta)
         old = table.text("type", allowed=self.types, default="default")  # ignored where rope_type is given
         kind = self.types[table.text("rope_type", allowed=self.types, default=old)]
         parameters: Data = {"theta": table.number("rope_theta", default=theta)}
+        part = self._part(config, table, kind)
         if kind is not None:
-            parameters |= {"scaling": kind, **self._scaling(config, table, kind)}
-        if kind != "proportional":  # that scaling reads the part itself
-            part = self._part(config, table)
-            parameters |= {"rotary_dim": int(head_dim * part)} if part < 1 else {}
+            parameters |= {"scaling": kind, **self._scaling(config, table, kind, trained)}
+        if kind == "proportional":
+            parameters["partial_rotary_factor"] = part
+        elif part < 1:
+            parameters["rotary_dim"] = int(head_dim * part)
         return parameters
 
-    def _part(self, config: Config, table: Config) -> float:
+    def _part(self, config: Config, table: Config, kind: str | None) -> float:
         """The part of each head that rotates, from 0 to 1."""
-        if self.part is None:
+        if self.part is None and kind != "proportional":
             for place in (config, table):
                 place.must("partial_rotary_factor", None, 1)
             return 1.0
-        part = table.number("partial_rotary_factor", default=config.number(*self.part_names, default=self.part))
+        default = 1.0 if self.part is None else self.part
+        part = table.number("partial_rotary_factor", default=config.number(*self.part_names, default=default))
         if not 0 < part <= 1:
             raise RequestError(f"{config.where}: partial_rotary_factor is {part}: it must be above 0, and at most 1.")
         return part
 
-    def _scaling(self, config: Config, table: Config, kind: str) -> Data:
-        values = {name: table.value(name) for name in SCALINGS[kind].takes if (kind, name) != ("dynamic", _LENGTH)}
+    def _scaling(self, config: Config, table: Config, kind: str, trained: int | None) -> Data:
+        names = set(SCALINGS[kind].takes) - ({_LENGTH} if kind == "dynamic" else {"partial_rotary_factor"})
+        values = {name: table.value(name) for name in names}
+        longest = config.optional_integer("max_position_embeddings") or self.length
         if _LENGTH in SCALINGS[kind].takes:
-            length = self.trained_length or values.get(_LENGTH)
-            values[_LENGTH] = _length(config, kind) if length is None else length
+            inside = longest if values.get(_LENGTH) is None else values[_LENGTH]
+            values[_LENGTH] = inside if trained is None or kind == "dynamic" else trained
         if kind in ("yarn", "longrope") and values["factor"] is None:
-            trained = values[_LENGTH]
-            if not isinstance(trained, int) or isinstance(trained, bool) or trained < 1:
-                raise RequestError(f"{config.where}: {_LENGTH} is {trained!r}: it must be a whole number from 1.")
-            values["factor"] = _length(config, kind) / trained
-        if kind == "proportional" and values["partial_rotary_factor"] is None:
-            values["partial_rotary_factor"] = 1.0
+            length = values[_LENGTH]
+            if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+                raise RequestError(f"{config.where}: {_LENGTH} is {length!r}: it must be a whole number from 1.")
+            # longrope takes only its attention factor from it, which is 1 for ratios below 1
+            values["factor"] = max(longest / length, 1.0) if kind == "longrope" else longest / length
+        if kind == "yarn":  # 0 stands for the default, and one mscale alone has no effect
+            values |= {name: values[name] or None for name in ("beta_fast", "beta_slow")}
+            both = values["mscale"] and values["mscale_all_dim"]
+            values |= {} if both else {"mscale": None, "mscale_all_dim": None}
         return {name: value for name, value in values.items() if value is not None}
-
-
-def _length(config: Config, kind: str) -> int:
-    length = config.optional_integer("max_position_embeddings")
-    if length is None:
-        raise RequestError(f"{config.where}: max_position_embeddings is missing: scaling {kind} needs it.")
-    return length
 
 
 def _new_or_old(config: Config, new: Config) -> Config:
@@ -104,9 +114,9 @@ def _new_or_old(config: Config, new: Config) -> Config:
     return new if new.data else old
 
 
-def rope(config: Config, head_dim: int, rotary: Rotary | None = None, layout: str = "half") -> Data:
+def rope(config: Config, head_dim: int, rotary: Rotary, layout: str = "half") -> Data:
     """The encoding `rope`."""
-    return {"name": "rope", "layout": layout, **(rotary or Rotary()).read(config, head_dim)}
+    return {"name": "rope", "layout": layout, **rotary.read(config, head_dim)}
 
 
 def rope_by_kind(
@@ -119,11 +129,18 @@ def rope_by_kind(
     for kind, rotary, scaled in ((FULL, full, True), (SLIDING, sliding, scaled_sliding)):
         new = config.table("rope_parameters").table(kind)
         table = _new_or_old(config, new)
+        if (
+            scaled
+            and table is not new
+            and "rope_type" not in table.data
+            and table.value("type") not in (None, "default")
+        ):
+            raise config.wrong("rope_scaling", "with rope_type, because transformers ignores type in it here")
         parameters[kind] = rotary.of(config, table if scaled else new, head_dim)
     return {"name": "rope", "layout": "half", **parameters[SLIDING if slides else FULL]}
 
 
 def axial_theta(config: Config, name: str) -> float:
     """Theta of a rotation over two axes, which has no scaling; `name` is its key outside the table."""
-    rotary = Rotary(theta_names=(name,), types={"default": None, "axial": None})
+    rotary = Rotary(length=1, theta_names=(name,), types={"default": None, "axial": None})
     return float(rotary.read(config, 4)["theta"])

@@ -7,10 +7,24 @@ from pathlib import Path
 
 import attrs
 
-from posexport.artifact.manifest import Manifest, PlanManifest, Profiles, manifest_path, tensors_of, values_of
+from posexport.artifact.authenticity import signature_of, weights_of
+from posexport.artifact.manifest import (
+    MISMATCH,
+    Manifest,
+    OnnxManifest,
+    PlanManifest,
+    Profiles,
+    changed,
+    manifest_path,
+    read_manifest_of,
+    tensors_of,
+    values_of,
+)
 from posexport.artifact.onnx_artifact import Artifact, read_onnx
 from posexport.artifact.plan import check_plan, onnx_of
-from posexport.errors import RequestError
+from posexport.artifact.signing import TrustedKey
+from posexport.errors import MismatchError, Reason, RequestError
+from posexport.files import sha256_of
 from posexport.spec.contract import SUMS, Bounds, Values, bounds_of, graph_inputs, graph_outputs, smallest
 from posexport.spec.spec import Spec
 
@@ -19,19 +33,24 @@ from posexport.spec.spec import Spec
 class LoadedArtifact:
     """One artifact: the file that runs (`path`), and the ONNX artifact with its weights (the same, or a plan's source).
 
-    `contract_violation` says what of the contract its graph breaks, `optimal_sizes` are the sizes, by dimension, that a
-    plan is tuned for, and `manifest_warnings` say how the manifest contradicts the file.
+    `manifest` is the file's own, for a plan the same as `plan`. `contract_violation` says what of the contract its
+    graph breaks, `optimal_sizes` are the sizes, by dimension, that a plan is tuned for. `weights` says what is known of
+    its weights, `signature` who signed it, both with a code of posexport.artifact.authenticity. `mismatch` is how the
+    manifest contradicts the file, where that was allowed.
     """
 
     path: Path
     source: Artifact
     plan: PlanManifest | None = None
+    manifest: OnnxManifest | PlanManifest | None = None
     inputs: Values
     outputs: Values
     bounds: Bounds
     contract_violation: str | None = None
     optimal_sizes: Mapping[str, int] = attrs.field(factory=dict)
-    manifest_warnings: tuple[str, ...] = ()
+    weights: Reason | None = None
+    signature: Reason | None = None
+    mismatch: Reason | None = None
 
     @property
     def spec(self) -> Spec:
@@ -54,32 +73,71 @@ class LoadedArtifact:
         return [f"{dim}={min(span)}:{max(span)}:{max(span)}" for dim, span in spans.items()]
 
 
-def load_artifact(path: Path) -> LoadedArtifact:
-    """Read the artifact at `path`; RequestError says what keeps it from being verified."""
+def load_artifact(path: Path, trusted: Sequence[TrustedKey] = (), *, lenient: bool = False) -> LoadedArtifact:
+    """Read the artifact at `path`; RequestError says what keeps it from being verified.
+
+    MismatchError where it is not what its manifest says, or where none of the `trusted` keys signed it; `lenient` only
+    notes how the manifest of an ONNX file contradicts it.
+    """
     optimal_sizes: dict[str, int] = {}
+    manifest: OnnxManifest | PlanManifest | None
+    mismatch = plan = None
     if path.suffix == ".plan":
-        plan = check_plan(path)
-        source = read_onnx(onnx_of(path, plan))
+        manifest = plan = check_plan(path, trusted)
+        source = read_onnx(onnx_of(path, plan), plan.onnx.sha256)
+        if keys := contradictions(plan, source):
+            reason = Reason(
+                MISMATCH, f"its manifest {manifest_path(path).name} contradicts {source.path.name} in {keys}"
+            )
+            raise MismatchError(path, reason, sha256=plan.sha256, runtime=plan.runtime.name)
         inputs, outputs = values_of(plan.inputs), values_of(plan.outputs)
         bounds, optimal_sizes = _profile_bounds(source.spec, inputs, plan.profiles)
-        keys = ", ".join(contradictions(plan, source))
-        name = manifest_path(path).name
-        fault = f"its manifest {name} contradicts {source.path.name} in its {keys}" if keys else None
     else:
-        plan, source = None, read_onnx(path)
+        manifest = read_manifest_of(OnnxManifest, path, trusted)
+        if manifest is None or lenient:
+            source = read_onnx(path)
+            mismatch = None if manifest is None else manifest_mismatch(source, manifest)
+        else:
+            source = _read_as_described(path, manifest)
         inputs, outputs = source.inputs(), source.outputs()
-        bounds, fault = bounds_of(graph_inputs(source.spec), inputs), manifest_fault(source)
+        bounds = bounds_of(graph_inputs(source.spec), inputs)
     return LoadedArtifact(
         path=path,
         source=source,
         plan=plan,
+        manifest=manifest,
         inputs=inputs,
         outputs=outputs,
         bounds=bounds,
         contract_violation=contract_violation(source.spec, inputs, outputs),
         optimal_sizes=optimal_sizes,
-        manifest_warnings=() if fault is None else (fault,),
+        weights=weights_of(manifest, mismatch),
+        signature=signature_of(manifest, bool(trusted)),
+        mismatch=mismatch,
     )
+
+
+def _read_as_described(path: Path, manifest: OnnxManifest) -> Artifact:
+    """An ONNX artifact that is what its manifest says; MismatchError, before it is parsed where its bytes differ."""
+    for name, sha256 in manifest.external_data.items():
+        file = path.with_name(name)
+        if file.is_file() and sha256_of(file) != sha256:  # reading reports one that is not there
+            raise MismatchError(path, _changed_weights(path, name))
+    artifact = read_onnx(path, manifest.sha256)
+    names = {*manifest.external_data} ^ {*artifact.external_files()}
+    mismatch = _changed_weights(path, min(names)) if names else manifest_mismatch(artifact, manifest, external=False)
+    if mismatch is not None:
+        raise MismatchError(path, mismatch, sha256=artifact.sha256)
+    return artifact
+
+
+def load_sound(path: Path, trusted: Sequence[TrustedKey] = ()) -> LoadedArtifact:
+    """`load_artifact`; RequestError too where the graph breaks the contract of its spec, or has other weights."""
+    artifact = load_artifact(path, trusted)
+    artifact.source.weights()  # whose names and shapes are checked; no value is read
+    if artifact.contract_violation is not None:
+        raise RequestError(f"{str(path)!r} contradicts its own spec, {artifact.contract_violation}: export it again.")
+    return artifact
 
 
 def _profile_bounds(spec: Spec, inputs: Values, profiles: Profiles) -> tuple[Bounds, dict[str, int]]:
@@ -95,35 +153,47 @@ def _profile_bounds(spec: Spec, inputs: Values, profiles: Profiles) -> tuple[Bou
     return bounds, optimal_sizes
 
 
-def manifest_fault(artifact: Artifact, external: bool = True) -> str | None:
-    """How the manifest beside an ONNX artifact contradicts it, in a clause; None where it doesn't, or there is none.
+def manifest_mismatch(artifact: Artifact, manifest: Manifest, external: bool = True) -> Reason | None:
+    """How a manifest contradicts the ONNX artifact beside it; None where it doesn't.
 
-    The file is used all the same, since it carries its own spec: a fault says that one of the two was changed since.
     Without `external`, external data is not read.
     """
     name = manifest_path(artifact.path).name
-    try:
-        manifest = artifact.manifest()
-    except RequestError as error:
-        return str(error).rstrip(".")
-    if manifest is None:
-        return None
-    if manifest.sha256 != artifact.sha256 or (external and manifest.external_data != artifact.external_sha256):
-        return f"the file is not the one that its manifest {name} describes (their sha256 differ)"
-    keys = ", ".join(contradictions(manifest, artifact))
-    return f"its manifest {name} contradicts the file in its {keys}" if keys else None
+    if manifest.sha256 != artifact.sha256:
+        return changed(artifact.path)
+    if external and manifest.external_data != artifact.external_sha256:
+        files = sorted({*manifest.external_data, *artifact.external_sha256})
+        differing = [file for file in files if manifest.external_data.get(file) != artifact.external_sha256.get(file)]
+        return _changed_weights(artifact.path, differing[0])
+    keys = contradictions(manifest, artifact)
+    return Reason(MISMATCH, f"its manifest {name} contradicts the file in {keys}") if keys else None
 
 
-def contradictions(manifest: Manifest, artifact: Artifact) -> list[str]:
-    """The keys under which a manifest, of an ONNX artifact or of a plan built from it, contradicts the file."""
-    pairs = {
+def _changed_weights(path: Path, name: str) -> Reason:
+    manifest = manifest_path(path).name
+    return Reason(
+        MISMATCH, f"its weights in {name} are not those that its manifest {manifest} describes (their sha256 differ)"
+    )
+
+
+def contradictions(manifest: Manifest, artifact: Artifact) -> str:
+    """The keys under which a manifest, of an ONNX artifact or of a plan built from it, contradicts the file, as text
+    such as "its spec, opset"; empty where it doesn't."""
+    pairs: dict[str, tuple[object, object]] = {
         "spec": (manifest.block(), artifact.spec),
         "form": (manifest.form, artifact.form),
         "inputs": (manifest.inputs, tensors_of(artifact.inputs())),
         "outputs": (manifest.outputs, tensors_of(artifact.outputs())),
         "opset": (manifest.opset, artifact.opset),
+        "domains": (manifest.domains, artifact.domains()),
     }
-    return [key for key, (written, actual) in pairs.items() if written != actual]
+    if isinstance(manifest, OnnxManifest):  # a plan has a target and a version of its own
+        pairs |= {
+            "target": (manifest.target or "portable", artifact.target),
+            "version": (manifest.version, artifact.version),
+        }
+    keys = [key for key, (written, actual) in pairs.items() if written != actual]
+    return f"its {', '.join(keys)}" if keys else ""
 
 
 def contract_violation(spec: Spec, inputs: Values, outputs: Values) -> str | None:

@@ -6,15 +6,16 @@ Classes are the schema (posexport.jsondata), their fields in the order of the ke
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import attrs
 
+from posexport.artifact.signing import SigningKey, TrustedKey, check_signature, signature_path, untrusted
 from posexport.errors import Reason, RequestError
-from posexport.files import json_bytes, sha256_of
-from posexport.jsondata import OMITTED, DataError, read_json, structure, unstructure
+from posexport.files import Staged, json_bytes, read_bytes, sha256_of, staged
+from posexport.jsondata import OMITTED, DataError, parse_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.spec.contract import Values, smallest
 from posexport.spec.forms import FORMS
@@ -25,6 +26,9 @@ MOMENTS = ("min", "opt", "max")
 
 Profiles = Mapping[str, Mapping[str, tuple[int, ...]]]
 """{input: {min, opt, max}}, the shapes that a plan takes."""
+
+MISMATCH = "manifest"
+"""The code of the failure of an artifact that is not what its manifest says."""
 
 M = TypeVar("M", bound="Manifest")
 
@@ -115,13 +119,15 @@ def checkpoint_weights(folder: Path, layer: int) -> WeightSource:
 class Manifest:
     """What the manifests of ONNX files and of plans have in common.
 
-    `external_data` is the sha256 of each file of weights beside the artifact, by name; `spec` is as Spec.to_dict gives
-    it; `tools` are the versions of packages that decide the file's bytes.
+    `external_data` is the sha256 of each file of weights beside the artifact, by name; `signer` is the fingerprint of
+    the key whose signature lies beside the manifest; `spec` is as Spec.to_dict gives it; `tools` are the versions of
+    packages that decide the file's bytes.
     """
 
     file: str = attrs.field(validator=_file_name)
     sha256: str
     external_data: Mapping[str, str] = attrs.field(factory=dict, validator=_file_names, metadata={OMITTED: True})
+    signer: str | None = attrs.field(default=None, metadata={OMITTED: True})
     version: str
     form: str = attrs.field(validator=_form)
     target: str | None = attrs.field(default=None, metadata={OMITTED: True})
@@ -242,25 +248,74 @@ def manifest_path(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def read_manifest(path: Path) -> OnnxManifest | PlanManifest | None:
-    """The manifest of the artifact at `path`, or None where there is none; RequestError where it can't be used."""
+def changed(path: Path) -> Reason:
+    """The reason why a file with another sha256 than its manifest has fails."""
+    text = f"the file is not the one that its manifest {manifest_path(path).name} describes (their sha256 differ)"
+    return Reason(MISMATCH, text)
+
+
+def read_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> OnnxManifest | PlanManifest | None:
+    """The manifest of the artifact at `path`, or None where there is none; RequestError where it can't be used.
+
+    With `trusted` keys, MismatchError unless one of them signed it.
+    """
     plan = path.suffix == ".plan"
-    return read_manifest_of(PlanManifest, path) if plan else read_manifest_of(OnnxManifest, path)
+    return read_manifest_of(PlanManifest, path, trusted) if plan else read_manifest_of(OnnxManifest, path, trusted)
 
 
-def read_manifest_of(kind: type[M], path: Path) -> M | None:
-    """The manifest of an artifact of this kind, as `read_manifest` gives it."""
+def read_manifest_of(kind: type[M], path: Path, trusted: Sequence[TrustedKey] = ()) -> M | None:
+    """The manifest of an artifact of this kind, as `read_manifest` gives it.
+
+    With `trusted` keys, MismatchError unless one of them signed the bytes that are read; its fingerprint is then the
+    manifest's `signer`.
+    """
     file = manifest_path(path)
     if not file.is_file():
+        if trusted:
+            raise untrusted(path, f"it has no manifest {file.name}, so nobody signed it")
         return None
     try:
-        return structure(read_json(file), kind)
+        data = read_bytes(file)
+        manifest = structure(parse_json(data), kind)
     except OSError as error:
         problem = f"can't be read ({error.strerror})"
     except DataError as error:
         problem = f"can't be used, {error}"
+    else:
+        return _signed(manifest, path, data, trusted) if trusted else manifest
     maker = "build the plan again with 'posexport compile'" if kind is PlanManifest else "make the artifact again"
     raise RequestError(f"the manifest {str(file)!r} {problem}: {maker}.")
+
+
+def _signed(manifest: M, path: Path, data: bytes, trusted: Sequence[TrustedKey]) -> M:
+    """The manifest with the trusted key that signed `data`, its bytes; the name of a file is signed too."""
+    key = check_signature(path, manifest_path(path), data, manifest.signer, trusted)
+    if manifest.file != path.name:
+        raise untrusted(path, f"its manifest was signed for a file of the name {manifest.file!r}")
+    return attrs.evolve(manifest, signer=key.fingerprint)
+
+
+def add_manifest(files: Staged, path: Path, manifest: M, key: SigningKey | None = None) -> M:
+    """Write the manifest of the artifact at `path` with the other `files`, signed where a `key` is given; returns it.
+
+    Without a key, the signature of an earlier manifest is removed.
+    """
+    file = manifest_path(path)
+    manifest = attrs.evolve(manifest, signer=None if key is None else key.fingerprint)
+    data = manifest.to_bytes()
+    files.write(file, lambda opened: opened.write(data))
+    if key is None:
+        files.remove(signature_path(file))
+    else:
+        signature = key.sign(data)
+        files.write(signature_path(file), lambda opened: opened.write(signature))
+    return manifest
+
+
+def write_manifest(path: Path, manifest: Manifest, key: SigningKey | None = None) -> None:
+    """Replace the manifest of the artifact at `path`, as `add_manifest` writes it."""
+    with staged() as files:
+        add_manifest(files, path, manifest, key)
 
 
 def external_data(path: Path) -> Mapping[str, str]:

@@ -21,12 +21,13 @@ from posexport.artifact import onnx_file
 from posexport.artifact.manifest import (
     OnnxManifest,
     WeightSource,
+    add_manifest,
     external_data,
-    manifest_path,
     read_manifest_of,
     tensors_of,
 )
 from posexport.artifact.profiles import profiles_of
+from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError
 from posexport.files import sha256_of, staged
 from posexport.machine import size_text
@@ -53,10 +54,12 @@ _DTYPES = {1: "fp32", 10: "fp16", 16: "bf16", 7: "int64", 6: "int32", 11: "fp64"
 class Artifact:
     """An ONNX file of posexport's, read and checked; weights in external data stay on the disk until asked for.
 
-    `target` is "portable" where every target takes the file. Hashes are computed when they are first asked for.
+    `target` is "portable" where every target takes the file. `sha256` is that of the bytes that were read; the hashes
+    of external data are computed when they are first asked for.
     """
 
     path: Path
+    sha256: str
     spec: Spec
     form: str
     target: str
@@ -67,11 +70,6 @@ class Artifact:
     def opset(self) -> int:
         """The opset of the default domain."""
         return int(next(entry.version for entry in self.model.opset_import if entry.domain in ("", "ai.onnx")))
-
-    @functools.cached_property
-    def sha256(self) -> str:
-        """The sha256 of the file."""
-        return sha256_of(self.path)
 
     @functools.cached_property
     def external_sha256(self) -> dict[str, str]:
@@ -123,9 +121,13 @@ class Artifact:
 
 
 def write_onnx(
-    model: ir.Model, path: Path, external_from: int = EXTERNAL_FROM, weights: WeightSource | None = None
+    model: ir.Model,
+    path: Path,
+    external_from: int = EXTERNAL_FROM,
+    weights: WeightSource | None = None,
+    key: SigningKey | None = None,
 ) -> OnnxManifest:
-    """Write a model that `export` made, and its manifest; returns the manifest.
+    """Write a model that `export` made, and its manifest, signed with a `key`; returns the manifest.
 
     The manifest says where the `weights` come from, unless they are the caller's own. Weights of `external_from` bytes
     or more in all go to `<file>.data`; such a file of an earlier artifact is removed where it is no longer needed and
@@ -159,7 +161,7 @@ def write_onnx(
             tools={name: metadata.version(name) for name in TOOLS},
             weights=weights,
         )
-        files.write(manifest_path(path), lambda file: file.write(manifest.to_bytes()))
+        manifest = add_manifest(files, path, manifest, key)
     if data.name in before and not hashes:
         data.unlink(missing_ok=True)
     return manifest
@@ -178,9 +180,12 @@ def _check_room(folder: Path, size: int) -> None:
         )
 
 
-def read_onnx(path: Path) -> Artifact:
-    """Read an ONNX artifact; RequestError where it is none of posexport's, or is damaged."""
-    model = onnx_file.read(path)
+def read_onnx(path: Path, expected: str | None = None) -> Artifact:
+    """Read an ONNX artifact; RequestError where it is none of posexport's, or is damaged.
+
+    MismatchError, before anything is parsed, where its bytes don't have the `expected` sha256 of its manifest.
+    """
+    model, sha256 = onnx_file.read(path, expected)
     properties = {entry.key: entry.value for entry in model.metadata_props}
     lacking = [key for key in _METADATA if key not in properties]
     if lacking:
@@ -200,7 +205,7 @@ def read_onnx(path: Path) -> Artifact:
     except (ValueError, RecursionError, RequestError) as error:
         raise RequestError(f"{str(path)!r} has metadata that can't be used: {str(error).rstrip('.')}.") from None
     version = properties["posexport.version"]
-    return Artifact(path=path, spec=spec, form=form, target=target, version=version, model=model)
+    return Artifact(path=path, sha256=sha256, spec=spec, form=form, target=target, version=version, model=model)
 
 
 def _values(infos: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[Shape, str]]:

@@ -6,6 +6,7 @@ per weight. Written that way, a block of any size needs no second copy of its we
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +18,9 @@ import onnx
 import onnx.checker
 import onnx.numpy_helper
 
-from posexport.errors import RequestError, system_error
-from posexport.files import HashingFile, Staged
+from posexport.artifact.manifest import changed
+from posexport.errors import MismatchError, RequestError, system_error
+from posexport.files import HashingFile, Staged, read_bytes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -151,21 +153,27 @@ def _stream(tensor: ir.TensorProtocol, file: HashingFile) -> None:
         file.write(tensor.tobytes())
 
 
-def read(path: Path) -> onnx.ModelProto:
-    """An ONNX file, its external data left where it is; raises RequestError for what isn't whole, sound ONNX.
+def read(path: Path, expected: str | None = None) -> tuple[onnx.ModelProto, str]:
+    """An ONNX file, its external data left where it is, and the sha256 of the bytes that were parsed.
 
-    External data must lie in the file's own folder: a path that leads elsewhere could read any file of the user's.
+    Raises RequestError for what isn't whole, sound ONNX; MismatchError, before parsing, where the bytes don't have the
+    `expected` sha256. External data must lie in the file's own folder: a path that leads elsewhere could read any file
+    of the user's.
     """
+    with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"):
+        data = read_bytes(path)
+    sha256 = hashlib.sha256(data).hexdigest()
+    if expected not in (None, sha256):
+        raise MismatchError(path, changed(path), sha256=sha256)
     try:
-        with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"):
-            model = onnx.load(path, load_external_data=False)
+        model = onnx.ModelProto.FromString(data)
     except (google.protobuf.message.DecodeError, ValueError):
         raise RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.") from None
     if not model.graph.node or not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
         raise RequestError(f"{str(path)!r} holds no ONNX graph of a known opset: export it again.")
     for tensor in _tensors(model):
         _check_tensor(path, tensor)
-    return model
+    return model, sha256
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

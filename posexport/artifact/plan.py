@@ -5,29 +5,38 @@ A plan is code that the engine runs: without a manifest `<file>.plan.json` that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from posexport.artifact.manifest import PlanManifest, manifest_path, read_manifest_of
-from posexport.errors import RequestError
+from posexport.artifact.manifest import MISMATCH, PlanManifest, changed, manifest_path, read_manifest_of
+from posexport.artifact.signing import TrustedKey
+from posexport.errors import MismatchError, Reason, RequestError, system_error
 from posexport.files import sha256_of
 
+_AGAIN = "build it again with 'posexport compile'"
 
-def check_plan(path: Path) -> PlanManifest:
-    """The manifest of the plan at `path`; RequestError as in `plan_manifest`, and where the plan's sha256 differs."""
-    manifest = plan_manifest(path)
-    if manifest.sha256 != sha256_of(path):
-        raise RequestError(
-            f"{str(path)!r} is not the file that its manifest {path.name}.json describes (their sha256 differ), so it "
-            "is not opened (a plan is code): build it again with 'posexport compile'."
-        )
+
+def check_plan(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifest:
+    """The manifest of the plan at `path`; raises what `plan_manifest` raises, MismatchError where the sha256 differs.
+
+    A plan is code: this comes before an engine gets it.
+    """
+    manifest = plan_manifest(path, trusted)
+    with system_error(f"{str(path)!r} can't be read", "give a plan that can be"):
+        sha256 = sha256_of(path)
+    if manifest.sha256 != sha256:
+        raise MismatchError(path, changed(path), _AGAIN, sha256=sha256, runtime=manifest.runtime.name)
     return manifest
 
 
-def plan_manifest(path: Path) -> PlanManifest:
-    """The manifest of a plan, whose bytes are not read; RequestError where either is missing or can't be used."""
+def plan_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifest:
+    """The manifest of a plan, whose bytes are not read; RequestError where either is missing or can't be used.
+
+    With `trusted` keys, MismatchError unless one of them signed it.
+    """
     if not path.is_file():
         raise RequestError(f"{str(path)!r} is not there: build it with 'posexport compile'.")
-    manifest = read_manifest_of(PlanManifest, path)
+    manifest = read_manifest_of(PlanManifest, path, trusted)
     if manifest is None:
         raise RequestError(
             f"{str(path)!r} has no manifest {manifest_path(path).name}, so it is not opened (a plan is code): "
@@ -48,14 +57,14 @@ def check_builder(path: Path, manifest: PlanManifest, name: str, version: str | 
 
 
 def onnx_of(path: Path, manifest: PlanManifest) -> Path:
-    """The ONNX file beside a plan that it was built from; RequestError where it or its weights are gone or changed."""
+    """The ONNX file beside a plan that it was built from; RequestError where it or its weights are gone, MismatchError
+    where they were changed."""
     source = manifest.onnx
     for name, sha256 in {source.file: source.sha256, **source.external_data}.items():
         file = path.with_name(name)
         if not file.is_file():
             raise RequestError(f"{str(path)!r} was built from {name}, which is not beside it: put it there.")
         if sha256_of(file) != sha256:
-            raise RequestError(
-                f"{str(file)!r} is not what {path.name} was built from (their sha256 differ): compile it again."
-            )
+            reason = Reason(MISMATCH, f"{name} beside it is not what it was built from (their sha256 differ)")
+            raise MismatchError(path, reason, _AGAIN, sha256=manifest.sha256, runtime=manifest.runtime.name)
     return path.with_name(source.file)

@@ -28,6 +28,7 @@ from posexport.progress import Progress, silent
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
+    from posexport.artifact.signing import TrustedKey
 
 PROCESSES = 7
 """Processes of each candidate where runs are compared with one another."""
@@ -71,13 +72,13 @@ class BenchRun(BenchSession):
         if self.planned > 1 and not options.torch_compile:
             named = (*options.runtimes, *options.required)
             candidates = [one for one in candidates if one.role != "torch-compile" or one.name in named]
-        artifact = load_for_bench(path)
+        artifact = load_for_bench(path, options.trusted)
         sizes, self._names, self._left_out = points(artifact, options.shapes, options.scenarios)
-        self._warnings = [f"{path}: {note}" for note in artifact.manifest_warnings]
+        self._warnings = _warnings(artifact)
         other = None
         if previous_artifact is not None:
-            other = _load_previous(artifact, previous_artifact, sizes)
-            self._warnings += [f"{previous_artifact}: {note}" for note in other.manifest_warnings]
+            other = _load_previous(artifact, previous_artifact, sizes, options.trusted)
+            self._warnings += _warnings(other)
             candidates += [previous(one) for one in candidates if not one.role]
         self._share, self._machine = math.ceil(rounds / self.planned), machine()
         options = attrs.evolve(options, rounds=self._share, seconds=options.seconds / self.planned)
@@ -117,6 +118,10 @@ class BenchRun(BenchSession):
         )
 
 
+def _warnings(artifact: LoadedArtifact) -> list[str]:
+    return [] if artifact.mismatch is None else [f"{artifact.path}: {artifact.mismatch}"]
+
+
 def points(
     artifact: LoadedArtifact, shapes: Sequence[str], scenarios: Sequence[str]
 ) -> tuple[list[Sizes], list[tuple[str, ...]], tuple[LeftOut, ...]]:
@@ -143,9 +148,11 @@ def points(
     return list(names), list(names.values()), tuple(left_out)
 
 
-def _load_previous(artifact: LoadedArtifact, path: Path, sizes: Sequence[Sizes]) -> LoadedArtifact:
+def _load_previous(
+    artifact: LoadedArtifact, path: Path, sizes: Sequence[Sizes], trusted: Sequence[TrustedKey]
+) -> LoadedArtifact:
     """The earlier artifact; RequestError where it is another block, or can't take the sizes."""
-    other = load_for_bench(path)
+    other = load_for_bench(path, trusted)
     if other.spec != artifact.spec:
         names = ", ".join(differing(other.spec.to_dict(), artifact.spec.to_dict()))
         raise RequestError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from posexport.artifact.signing import TrustedKey
 from posexport.spec.fields import integer, positive
 
 ROUNDS, ROUNDS_OF_SEVERAL = 20, 10
@@ -17,7 +18,8 @@ class BenchOptions:
     `required` names candidates beside `runtimes`, or beside the default ones. `shapes` are texts like
     `batch=1,seq=128`, `scenarios` like `decode:2048`; with neither, the artifact's default sizes are timed.
     `alternatives` adds torch's own export and ONNX Runtime's optimizer. `torch_compile` times torch.compile in several
-    processes too, where it is else left out since it starts slowly. `seconds` limits the rounds of one shape.
+    processes too, where it is else left out since it starts slowly. `seconds` limits the rounds of one shape. One of
+    the `trusted` keys must have signed what is timed.
     """
 
     runtimes: tuple[str, ...] = ()
@@ -33,6 +35,7 @@ class BenchOptions:
     seed: int = integer(0, "seed of the inputs and of the order within rounds", at_least=0)
     seconds: float = positive(60.0, "seconds for the rounds of one shape")
     processes: int | None = integer(None, "processes of each runtime", at_most=100)
+    trusted: tuple[TrustedKey, ...] = ()
 
 
 DEFAULTS = BenchOptions()

@@ -134,6 +134,8 @@ class BenchSession:
         self._notes[name] = "; ".join(f"{option} has no effect on it" for option in without_effect)
         if candidate.runtime.module == TENSORRT and artifact.required_runtime is None:
             options["profile"] = artifact.profile_requests([sizes.to_dict() for sizes in self._sizes])
+        elif candidate.runtime.module == TENSORRT:
+            options["sha256"] = artifact.sha256  # a plan is opened only if it is the one that was checked
         path = self._path(candidate, artifact)
         if path is None:
             return

@@ -19,6 +19,7 @@ from posexport.spec.spec import Spec
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
+    from posexport.artifact.signing import TrustedKey
     from posexport.runtimes.base import Arrays
 
 _BUFFER, _ENCODER = 1024, 512
@@ -43,12 +44,15 @@ class Sizes:
         return {dim: size for dim, size in attrs.asdict(self).items() if size is not None}
 
 
-def load_for_bench(path: Path) -> LoadedArtifact:
-    """The artifact at `path`, .onnx or .plan; RequestError for other files, and where its graph breaks the contract."""
+def load_for_bench(path: Path, trusted: Sequence[TrustedKey] = ()) -> LoadedArtifact:
+    """The artifact at `path`, .onnx or .plan; RequestError for other files, and where its graph breaks the contract.
+
+    An ONNX file that contradicts its manifest is timed with a warning, unless one of the `trusted` keys must sign it.
+    """
     check_artifact(path)
     from posexport.artifact.loaded import load_artifact
 
-    artifact = load_artifact(path)
+    artifact = load_artifact(path, trusted, lenient=not trusted)
     if artifact.contract_violation is not None:
         raise RequestError(f"{str(path)!r} can't be timed, {artifact.contract_violation}: export it anew.")
     return artifact

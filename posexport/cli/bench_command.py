@@ -9,7 +9,7 @@ import click
 
 from posexport.bench.options import BenchOptions
 from posexport.cli import console
-from posexport.cli.options import project_option
+from posexport.cli.options import project_option, trust_option, trusted_keys
 from posexport.errors import RequestError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 @click.option("--max-regression", metavar="SHARE", help="the share that may be slower, as 5% or 0.05  [default: 5%]")
 @click.option("--strict", is_flag=True, help="exit 1 also where the comparison is inconclusive")
 @click.option("--require", "required", metavar="NAME", multiple=True, help="exit 3 if this runtime isn't timed")
+@trust_option
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON (seconds and bytes)")
 def bench(
     file: str | None,
@@ -59,6 +60,7 @@ def bench(
     against: str | None,
     max_regression: str | None,
     strict: bool,
+    trust: tuple[str, ...],
     as_json: bool,
     **given: Any,
 ) -> int:
@@ -69,10 +71,11 @@ def bench(
 
     Exits 1 where a runtime fails or got slower, 3 where a required one is not there.
     """
-    options = BenchOptions(**{name: value for name, value in given.items() if value is not None})
+    asked = {name: value for name, value in given.items() if value is not None}
+    options = BenchOptions(**asked, trusted=trusted_keys(trust))
     if file is None:
-        alone = {"scenario": options.scenarios, "shape": options.shapes, "baseline": baseline, "against": against}
-        for name, value in {**alone, "max-regression": max_regression}.items():
+        of_file = {"scenario": options.scenarios, "shape": options.shapes, "baseline": baseline, "against": against}
+        for name, value in {**of_file, "max-regression": max_regression}.items():
             if value:
                 raise RequestError(f"--{name} was given without a file: a project's file states it, so drop it.")
         return _bench_project(project_file, options, save, strict, as_json)
@@ -80,8 +83,8 @@ def bench(
         raise RequestError("both a file and --project were given: without a file the project's are meant; drop one.")
     if baseline is not None and against is not None:
         raise RequestError("--baseline and --against were both given: compare with one of them at a time.")
-    for name, asked in (("--max-regression", max_regression is not None), ("--strict", strict)):
-        if asked and baseline is None and against is None:
+    for name, given_alone in (("--max-regression", max_regression is not None), ("--strict", strict)):
+        if given_alone and baseline is None and against is None:
             raise RequestError(f"{name} was given without something to compare with: give --baseline or --against too.")
     with console.steps("reading the artifact") as progress:
         from posexport.bench.gate import bench_file, exit_code

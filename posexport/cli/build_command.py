@@ -7,7 +7,7 @@ from typing import get_args
 import click
 
 from posexport.cli import console
-from posexport.cli.options import project_option
+from posexport.cli.options import project_option, sign_option, signing_key
 from posexport.workflows.project.build import BuildResult, State, build_project
 from posexport.workflows.project.file import find_project
 
@@ -17,15 +17,19 @@ from posexport.workflows.project.file import find_project
 @project_option
 @click.option("--check", is_flag=True, help="write nothing; exit 1 where something is out of date")
 @click.option("--force", is_flag=True, help="make files that are up to date too")
+@sign_option
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
-def build(names: tuple[str, ...], project_file: str | None, check: bool, force: bool, as_json: bool) -> int:
+def build(
+    names: tuple[str, ...], project_file: str | None, check: bool, force: bool, sign: str | None, as_json: bool
+) -> int:
     """Make the artifacts of a project (posexport.toml, or [tool.posexport] of a pyproject.toml) that are out of date.
 
     NAMES are artifacts of the project; without any, all are meant. Exits 1 with --check where something is out of date,
     2 where an artifact can't be made, 3 where what builds a plan is not there.
     """
+    key = signing_key(sign)
     with console.steps("reading the project") as progress:
-        result = build_project(find_project(project_file), names, check=check, force=force, progress=progress)
+        result = build_project(find_project(project_file), names, check=check, force=force, progress=progress, key=key)
     if as_json:
         console.show_json(result.to_dict())
     else:

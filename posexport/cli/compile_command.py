@@ -13,6 +13,7 @@ from posexport.artifact.manifest import KernelRow, PlanKernels, PlanManifest
 from posexport.artifact.paths import check_artifact
 from posexport.artifact.profiles import default_requests, describe
 from posexport.cli import console
+from posexport.cli.options import sign_option, signing_key, trust_option, trusted_keys
 from posexport.errors import Reason, RequestError
 from posexport.files import check_output
 from posexport.jsondata import unstructure
@@ -45,9 +46,18 @@ _PROFILE_HELP = (
 @click.option("--runtime-cache", metavar="FILE", help="write the kernels for this machine's GPU (tensorrt-rtx only)")
 @click.option("--tf32", is_flag=True, help="let fp32 products round their inputs to 11 bits: faster, and not at parity")
 @click.option("--require-fused-attention", is_flag=True, help="exit 1 unless each layer's attention is one kernel")
+@sign_option
+@trust_option
 @click.option("--json", "as_json", is_flag=True, help="print the manifest, the build time and warnings as JSON")
 def compile(
-    file: str, output: str | None, runtime: str | None, require_fused_attention: bool, as_json: bool, **given: Any
+    file: str,
+    output: str | None,
+    runtime: str | None,
+    require_fused_attention: bool,
+    sign: str | None,
+    trust: tuple[str, ...],
+    as_json: bool,
+    **given: Any,
 ) -> int:
     """Build an ONNX artifact into a TensorRT plan, with its manifest <plan>.json."""
     path = Path(file)
@@ -56,12 +66,13 @@ def compile(
     check_artifact(path)
     target = Path(output) if output is not None else path.with_suffix(".plan")
     check_output(target, ".plan")
+    key, trusted = signing_key(sign), trusted_keys(trust)
     options = attrs.evolve(BuildOptions(**given), runtime=api.choose(runtime))
     warnings: list[Reason] = []
     with console.steps(f"loading {options.runtime}") as progress:
         from posexport.export.compile import compile_plan
 
-        manifest, seconds = compile_plan(path, target, options, progress, warnings.append)
+        manifest, seconds = compile_plan(path, target, options, progress, warnings.append, key=key, trusted=trusted)
     if as_json:
         build = {"build_seconds": round(seconds, 3), "warnings": unstructure(warnings)}
         console.show_json({**unstructure(manifest), **build})
@@ -101,6 +112,7 @@ def _show_summary(target: Path, manifest: PlanManifest, seconds: float) -> None:
             ("tf32", "on" if manifest.tf32 else "off"),
             ("build time", f"{seconds:.2f} s"),
             ("manifest", f"{target}.json"),
+            *([("signed by", manifest.signer)] if manifest.signer else []),
         ],
     )
 

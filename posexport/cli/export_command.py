@@ -9,7 +9,14 @@ import attrs
 import click
 
 from posexport.cli import console
-from posexport.cli.options import block_options, encoding_option, field_options, source_options
+from posexport.cli.options import (
+    block_options,
+    encoding_option,
+    field_options,
+    sign_option,
+    signing_key,
+    source_options,
+)
 from posexport.export.layer_pattern import parameters_of
 from posexport.export.request import Request, read_request, write
 from posexport.files import check_output
@@ -30,16 +37,20 @@ if TYPE_CHECKING:
 @click.option("--opset", metavar="N", help=f"{OPSETS[0]} to {OPSETS[-1]}  [default: the lowest that the form takes]")
 @block_options
 @click.option("--output", "-o", metavar="FILE", help="the file to write  [default: <preset or encoding>.onnx]")
+@sign_option
 @click.option("--json", "as_json", is_flag=True, help="print the manifest as JSON")
-def export(config: str | None, preset: str | None, parameters: tuple[str, ...], as_json: bool, **given: Any) -> None:
+def export(
+    config: str | None, preset: str | None, parameters: tuple[str, ...], sign: str | None, as_json: bool, **given: Any
+) -> None:
     """Write an attention block as an ONNX file, with its manifest <file>.json."""
+    key = signing_key(sign)
     with console.steps("reading the options") as progress:
         request = read_request(config, preset, parameters_of(parameters), given, progress=progress)
     name = preset or request.spec.encoding.name
     path = Path(f"{name}.onnx" if request.options.output is None else request.options.output)
     check_output(path, ".onnx")
     with console.steps("loading torch") as progress:
-        manifest = write(request, path, progress)
+        manifest = write(request, path, progress, key)
     if as_json:
         console.show_json(unstructure(manifest))
     else:
@@ -57,6 +68,7 @@ def _show(request: Request, path: Path, manifest: OnnxManifest) -> None:
             *((f"{kind} {name}", text) for kind in ("input", "output") for name, text in _tensors(manifest, kind)),
             ("size", console.megabytes(sum(file.stat().st_size for file in files))),
             ("manifest", f"{path}.json"),
+            *([("signed by", manifest.signer)] if manifest.signer else []),
         ],
     )
 

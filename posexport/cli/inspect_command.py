@@ -61,17 +61,21 @@ _MATCH = {True: "matches the file", False: "does not match the file"}
 
 def _onnx(path: Path) -> tuple[dict[str, Any], str | None]:
     """What the file holds, and why its manifest is not of it, or None; so is that of a plan."""
-    from posexport.artifact.loaded import manifest_fault
+    from posexport.artifact.authenticity import signature_of
+    from posexport.artifact.loaded import manifest_mismatch
     from posexport.artifact.onnx_artifact import read_onnx
     from posexport.artifact.onnx_file import external
 
     artifact = read_onnx(path)
     graph = artifact.model.graph
     data = [path.with_name(name) for name in artifact.external_files()]
-    fault = manifest_fault(artifact, external=False)  # gigabytes of weights would take their time
+    manifest = artifact.manifest()
+    # without the weights beside it: gigabytes would take their time
+    fault = None if manifest is None else manifest_mismatch(artifact, manifest, external=False)
     beside = "; the weights beside it were not read, 'posexport verify' does that" if not fault and data else ""
     facts = {
-        "manifest": "none" if artifact.manifest() is None else _MATCH[fault is None] + beside,
+        "manifest": "none" if manifest is None else _MATCH[fault is None] + beside,
+        "signature": signature_of(manifest, checked=False).text,
         "version": artifact.version,
         "form": artifact.form,
         "opset": artifact.opset,
@@ -87,11 +91,12 @@ def _onnx(path: Path) -> tuple[dict[str, Any], str | None]:
         },
         "bytes": sum(file.stat().st_size for file in (path, *data)),
     }
-    return facts, fault
+    return facts, None if fault is None else fault.text
 
 
 def _plan(path: Path) -> tuple[dict[str, Any], str | None]:
-    from posexport.artifact.manifest import values_of
+    from posexport.artifact.authenticity import signature_of
+    from posexport.artifact.manifest import changed, values_of
     from posexport.artifact.plan import plan_manifest
     from posexport.files import sha256_of
     from posexport.jsondata import unstructure
@@ -100,14 +105,14 @@ def _plan(path: Path) -> tuple[dict[str, Any], str | None]:
     same = manifest.sha256 == sha256_of(path)
     facts = {
         "manifest": _MATCH[same],
+        "signature": signature_of(manifest, checked=False).text,
         **unstructure(manifest),
         "inputs": _tensors(values_of(manifest.inputs)),
         "outputs": _tensors(values_of(manifest.outputs)),
         "domains": {name or "ai.onnx": version for name, version in manifest.domains.items()},
         "bytes": path.stat().st_size,
     }
-    fault = f"the file is not the one that its manifest {path.name}.json describes (their sha256 differ)"
-    return facts, None if same else fault
+    return facts, None if same else changed(path).text
 
 
 def _tensors(values: Values) -> dict[str, str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
@@ -13,6 +13,9 @@ import click
 from posexport.errors import RequestError
 from posexport.models import ENCODINGS
 from posexport.spec.spec import CACHES, Spec
+
+if TYPE_CHECKING:
+    from posexport.artifact.signing import SigningKey, TrustedKey
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -27,6 +30,33 @@ def _options(*options: Decorator) -> Decorator:
 project_option = click.option(
     "--project", "project_file", metavar="FILE", help="the project's file  [default: the nearest, here or above]"
 )
+
+sign_option = click.option(
+    "--sign", "sign", metavar="KEY", help="sign the manifest with this private key, Ed25519 in PEM without a passphrase"
+)
+
+trust_option = click.option(
+    "--trust", "trust", metavar="KEY", multiple=True, help="refuse what this public key (PEM) didn't sign, repeatable"
+)
+
+
+def signing_key(path: str | None) -> SigningKey | None:
+    """The key that `--sign` names; RequestError where the file holds none."""
+    if path is None:
+        return None
+    from posexport.artifact.signing import read_signing_key
+
+    return read_signing_key(Path(path))
+
+
+def trusted_keys(paths: Sequence[str]) -> tuple[TrustedKey, ...]:
+    """The keys that `--trust` names; RequestError where a file holds none."""
+    if not paths:
+        return ()
+    from posexport.artifact.signing import read_trusted_keys
+
+    return read_trusted_keys([Path(path) for path in paths])
+
 
 encoding_option = click.option("--encoding", metavar="NAME", help="one of: " + ", ".join(ENCODINGS))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from posexport.cli import console
+from posexport.cli.options import sign_option, signing_key, trust_option, trusted_keys
 from posexport.errors import RequestError
 from posexport.jsondata import unstructure
 
@@ -29,20 +30,31 @@ if TYPE_CHECKING:
 )
 @click.option("--gpu/--cpu", default=None, help="where it runs  [default: a plan on GPUs, ONNX where Triton chooses]")
 @click.option("--force", is_flag=True, help="replace this version, and the configuration where no other version has it")
+@sign_option
+@trust_option
 @click.option("--json", "as_json", is_flag=True, help="print what was written as JSON")
 def package(
-    file: str, triton: bool, output: str | None, gpu: bool | None, force: bool, as_json: bool, **given: Any
+    file: str,
+    triton: bool,
+    output: str | None,
+    gpu: bool | None,
+    force: bool,
+    sign: str | None,
+    trust: tuple[str, ...],
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Write an artifact (.onnx or .plan) into a model repository of Triton Inference Server."""
     path, repository = Path(file), Path("model_repository" if output is None else output)
     if not triton:
         raise RequestError("what to package for was not given: give --triton, the only server so far.")
+    key, trusted = signing_key(sign), trusted_keys(trust)
     with console.steps("loading") as progress:
         from posexport.export.triton.package import PackageOptions, package_triton
 
         numbers = {name: value for name, value in given.items() if value is not None}
         options = PackageOptions(gpu=gpu, force=force, **numbers)
-        written = package_triton(path, repository, options, progress)
+        written = package_triton(path, repository, options, progress, key=key, trusted=trusted)
     if as_json:
         console.show_json(unstructure(written))
     else:

@@ -12,7 +12,14 @@ from posexport.bench.tune.request import read_tune_request
 from posexport.bench.tune.result import SAME_GRAPH, Result, Row
 from posexport.bench.tune.space import OBJECTIVES, RUNTIMES
 from posexport.cli import console
-from posexport.cli.options import block_options, encoding_option, field_options, source_options
+from posexport.cli.options import (
+    block_options,
+    encoding_option,
+    field_options,
+    sign_option,
+    signing_key,
+    source_options,
+)
 from posexport.export.layer_pattern import parameters_of
 from posexport.files import write_json
 from posexport.machine import describe_cpu
@@ -39,6 +46,7 @@ _COUNTED = ("kernels", "attention")
 @click.option("--save", metavar="FILE", help="write the whole result as JSON, for 'posexport report'")
 @click.option("--cache", metavar="DIR", help="keep what was found out in .posexport-tune in here  [default: beside it]")
 @click.option("--resume/--no-resume", default=True, help="use what the cache holds  [default: yes]")
+@sign_option
 @click.option("--json", "as_json", is_flag=True, help="print the whole result as JSON")
 def tune(
     config: str | None,
@@ -47,6 +55,7 @@ def tune(
     save: str | None,
     cache: str | None,
     resume: bool,
+    sign: str | None,
     as_json: bool,
     **given: Any,
 ) -> int:
@@ -54,9 +63,10 @@ def tune(
 
     Exits 1 where nothing that was tried is verified; then nothing is written.
     """
+    key = signing_key(sign)
     request = read_tune_request(config, preset, parameters_of(parameters), given, save)
     with console.steps("loading torch") as progress:
-        result = request.run(None if cache is None else Path(cache), resume, progress)
+        result = request.run(None if cache is None else Path(cache), resume, progress, key)
     try:
         if as_json:
             console.show_json(result.to_dict())

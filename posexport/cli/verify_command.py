@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from posexport.cli import console
-from posexport.cli.options import project_option, report_file
+from posexport.cli.options import project_option, report_file, trust_option, trusted_keys
 from posexport.errors import RequestError
 from posexport.files import check_writable
 from posexport.runtimes import RUNTIMES, runtime
 from posexport.verify.result import NOT_RUN, PARITY, PROJECT, Report, VerifyOptions, unreadable_report
 from posexport.workflows.project.file import find_project
+
+if TYPE_CHECKING:
+    from posexport.artifact.original import Original
 
 
 @click.command()
@@ -30,6 +33,11 @@ from posexport.workflows.project.file import find_project
 @click.option("--strict", is_flag=True, help="exit 1 where inputs did not reach a window or a table (inconclusive)")
 @click.option("--properties", is_flag=True, help="also try what must hold of the encoding, such as shifts of positions")
 @click.option("--time-limit", metavar="SECONDS", help="for one artifact on one runtime  [default: 300]")
+@click.option("--weights", metavar="FILE", help="hold files against the weights in this .safetensors file")
+@click.option("--from", "checkpoint", metavar="PATH", help="hold files against this checkpoint's config and weights")
+@click.option("--layer", metavar="N", help="with --from, the first layer that was exported  [default: 0]")
+@click.option("--prefix-tokens", metavar="N", help="with --from, as it was given to 'posexport export'")
+@trust_option
 @click.option("--junit", metavar="FILE", help="write a JUnit XML report")
 @click.option("--markdown", metavar="FILE", help="write a Markdown report, such as a job's summary")
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
@@ -39,6 +47,11 @@ def verify(
     runtimes: tuple[str, ...],
     required: tuple[str, ...],
     inputs: str | None,
+    weights: str | None,
+    checkpoint: str | None,
+    layer: str | None,
+    prefix_tokens: str | None,
+    trust: tuple[str, ...],
     junit: str | None,
     markdown: str | None,
     as_json: bool,
@@ -48,6 +61,9 @@ def verify(
 
     Without FILES, those of the project (posexport.toml, or [tool.posexport] of a pyproject.toml), on the runtimes and
     with the tolerances that it states; they must be up to date and within their budget too.
+
+    A file that is not what its manifest says fails. --weights and --from say what it must be an export of, --trust who
+    must have signed it.
 
     Exits 0 where all that ran passed, 1 where something failed, 2 where an artifact can't be read, 3 where a required
     runtime, or every runtime, was not run.
@@ -59,6 +75,13 @@ def verify(
         raise RequestError("both files and --project were given: without files the project's are meant; drop one.")
     if inputs is not None and not paths:
         raise RequestError("--inputs was given without files: they are one artifact's, so give that artifact too.")
+    original = _original(weights=weights, checkpoint=checkpoint, layer=layer, prefix_tokens=prefix_tokens)
+    if original is not None and not paths:
+        raise RequestError(
+            "--weights or --from was given without files: each artifact of a project names what it is made from, so "
+            "give the files too."
+        )
+    trusted = trusted_keys(trust)
     files = [Path(path) for path in paths]
     project = None if files else find_project(project_file)
     if project is not None:
@@ -74,13 +97,23 @@ def verify(
             if project is not None:
                 from posexport.workflows.project.verify import verify_project
 
-                report = verify_project(project, settings, runtimes=asked, required=required, advance=advance)
+                report = verify_project(
+                    project, settings, runtimes=asked, required=required, trusted=trusted, advance=advance
+                )
             else:
                 from posexport.verify.verifier import verify as verify_files
 
                 chosen = {name: row for name, row in RUNTIMES.items() if not asked or name in asked}
                 npz = None if inputs is None else Path(inputs)
-                report = verify_files(files, runtimes=chosen, inputs=npz, advance=advance, **attrs.asdict(settings))
+                report = verify_files(
+                    files,
+                    runtimes=chosen,
+                    inputs=npz,
+                    original=original,
+                    trusted=trusted,
+                    advance=advance,
+                    **attrs.asdict(settings),
+                )
     code = report.exit_code(required)
     from posexport.report.verdicts import write_reports
 
@@ -90,8 +123,24 @@ def verify(
         console.show_json({**report.to_dict(required), **identity})
     elif report.verdicts:
         _show_report(report, "Parity" if project is None else f"Project {project.file}: parity")
-    _show_warnings(report, code)
+    _show_errors(report, code)
     return console.fail(_missing_sentence(report, required), code) if code == 3 else code
+
+
+def _original(**given: str | None) -> Original | None:
+    """What `--weights`, or `--from` with its own options, hold the files against."""
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if "weights" in options and "checkpoint" in options:
+        raise RequestError("both --weights and --from were given: a file is held against one of them, so drop one.")
+    for name in ("layer", "prefix_tokens"):
+        if name in options and "checkpoint" not in options:
+            option = f"--{name.replace('_', '-')}"
+            raise RequestError(f"{option} was given without --from: give the folder of its checkpoint, or drop it.")
+    if not options:
+        return None
+    from posexport.artifact.original import Original
+
+    return Original(**options)
 
 
 def _show_report(report: Report, head: str) -> None:
@@ -109,11 +158,7 @@ def _show_report(report: Report, head: str) -> None:
     click.echo(summary(report))
 
 
-def _show_warnings(report: Report, code: int) -> None:
-    unreadable = {file.artifact for file in report.unreadable}
-    for artifact, warning in report.manifest_warnings:
-        if artifact not in unreadable:  # whose error says enough
-            console.warn(f"{artifact}: {warning}.")
+def _show_errors(report: Report, code: int) -> None:
     for file in report.unreadable:
         console.fail(file.error, code)
 

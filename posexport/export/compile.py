@@ -5,7 +5,7 @@ Build time is not written to a file: the same command gives the same files, as f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -13,9 +13,10 @@ import attrs
 
 from posexport import __version__
 from posexport.artifact import profiles
-from posexport.artifact.loaded import manifest_fault
-from posexport.artifact.manifest import Builder, PlanKernels, PlanManifest, PlanSource, manifest_path, tensors_of
-from posexport.artifact.onnx_artifact import Artifact, read_onnx
+from posexport.artifact.loaded import load_sound
+from posexport.artifact.manifest import Builder, PlanKernels, PlanManifest, PlanSource, add_manifest, tensors_of
+from posexport.artifact.onnx_artifact import Artifact
+from posexport.artifact.signing import SigningKey, TrustedKey
 from posexport.errors import Reason, RequestError, RuntimeMissingError
 from posexport.export.support import unsupported_reason
 from posexport.files import staged
@@ -26,7 +27,7 @@ from posexport.runtimes.tensorrt.builder import Built, build
 from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.spec.spec import Spec
 
-MANIFEST_MISMATCH, DECOMPOSED_ATTENTION, SCRATCH_MEMORY = "manifest-mismatch", "decomposed-attention", "scratch-memory"
+DECOMPOSED_ATTENTION, SCRATCH_MEMORY = "decomposed-attention", "scratch-memory"
 """Codes of warnings."""
 
 FP32, HEAD_DIM, SCORES, SPLIT, BUILDER = "fp32", "head-dim", "scores", "split", "builder"
@@ -45,18 +46,20 @@ def compile_plan(
     options: BuildOptions,
     progress: Progress = silent,
     warn: Callable[[Reason], object] = lambda _: None,
+    *,
+    key: SigningKey | None = None,
+    trusted: Sequence[TrustedKey] = (),
 ) -> tuple[PlanManifest, float]:
     """Build the ONNX artifact at `path` into the plan `output` with its manifest; returns it and the build's seconds.
 
-    `warn` gets a reason for each thing that does not prevent the plan, with one of the codes above.
-    Raises RequestError for a file, option or folder that can't be used and for a graph that the runtime rejects;
-    RuntimeMissingError where the runtime can't be loaded. No file is changed then.
+    `warn` gets a reason for each thing that does not prevent the plan, with one of the codes above. The plan's manifest
+    is signed with `key`; one of the `trusted` keys must have signed the artifact's.
+    Raises RequestError for a file, option or folder that can't be used, for a file that contradicts its manifest or its
+    spec, and for a graph that the runtime rejects; RuntimeMissingError where the runtime can't be loaded. No file is
+    changed then.
     """
-    artifact = read_onnx(path)
-    fault = manifest_fault(artifact)
-    if fault is not None:
-        warn(Reason(MANIFEST_MISMATCH, fault))
-    onnx_manifest = None if fault is not None else artifact.manifest()
+    loaded = load_sound(path, trusted)
+    artifact, checked = loaded.source, loaded.manifest
     _check_runtime_cache(options)
     built = build(artifact, options, progress)
     unfused = unfused_reason(artifact.spec, artifact.form, built.kernels)
@@ -77,7 +80,7 @@ def compile_plan(
             sha256=sha256,
             version=__version__,
             form=artifact.form,
-            weights=None if onnx_manifest is None else onnx_manifest.weights,
+            weights=None if checked is None else checked.weights,
             spec=artifact.spec.to_dict(),
             inputs=tensors_of(artifact.inputs()),
             outputs=tensors_of(artifact.outputs()),
@@ -88,7 +91,7 @@ def compile_plan(
                 file=artifact.path.name,
                 sha256=artifact.sha256,
                 version=artifact.version,
-                external_data=artifact.external_sha256,
+                external_data=artifact.external_sha256 if checked is None else checked.external_data,
             ),
             runtime=Builder(name=options.runtime, version=built.version),
             target_gpus=gpus or ("portable",),
@@ -101,7 +104,7 @@ def compile_plan(
             sizes={"plan": memoryview(built.plan).nbytes, **built.memory},
             kernels=built.kernels,
         )
-        files.write(manifest_path(output), lambda file: file.write(manifest.to_bytes()))
+        manifest = add_manifest(files, output, manifest, key)
         if options.timing_cache is not None and built.timing_cache is not None:
             files.write(options.timing_cache, lambda file: file.write(memoryview(built.timing_cache)))
         if options.runtime_cache is not None and warmed is not None:

@@ -18,6 +18,8 @@ from posexport.spec.spec import Spec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from posexport.artifact.signing import SigningKey
+
 
 @attrs.frozen(kw_only=True)
 class ExportOptions(BlockOptions):
@@ -84,8 +86,8 @@ def read_request(
     return Request(spec=spec, options=export_options, given=frozenset(options), weights=weights, checkpoint=source)
 
 
-def write(request: Request, path: Path, progress: Progress = silent) -> OnnxManifest:
-    """Export and write; returns the manifest."""
+def write(request: Request, path: Path, progress: Progress = silent, key: SigningKey | None = None) -> OnnxManifest:
+    """Export and write; returns the manifest, which is signed with a `key`."""
     spec, options, weights = request.spec, request.options, request.weights
     progress("loading torch")
     from posexport.artifact.onnx_artifact import write_onnx
@@ -109,4 +111,4 @@ def write(request: Request, path: Path, progress: Progress = silent) -> OnnxMani
         max_seq=options.max_seq,
     )
     progress(f"writing {path.name}")
-    return write_onnx(model, path, weights=request.weight_source())
+    return write_onnx(model, path, weights=request.weight_source(), key=key)

@@ -2,8 +2,10 @@
 
 Options: `device` ("cpu" or "cuda"); `dtype`: the artifact's own, or "fp64" for the float64 reference of all comparisons
 (the same rounded weights and inputs, everything else in double precision); `fp32_angles`: in fp64, angles are rounded
-as fp32 rounds them; `streamed`: hold the weights of one layer at a time, read anew for each run, so that a stack needs
-no memory for all of them, and can't be timed; `compiled`: by torch.compile, for each shape anew as a deployment would.
+as fp32 rounds them; `original`: take the weights of this original (posexport.artifact.original), of which the file must
+be an export, instead of the file's own; `streamed`: hold the weights of one layer at a time, read anew for each run, so
+that a stack needs no memory for all of them, and can't be timed; `compiled`: by torch.compile, for each shape anew as a
+deployment would.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +30,9 @@ from posexport.runtimes.cuda import by_torch_events
 from posexport.runtimes.tensors import to_numpy, to_torch
 from posexport.spec.contract import graph_inputs, graph_outputs
 from posexport.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from posexport.artifact.original import Original
 
 _DEVICES = ("cpu", "cuda")
 
@@ -71,12 +76,18 @@ class StreamedRunner(_Runner):
     """A block of ours of whose weights those of one layer are in memory."""
 
     def __init__(
-        self, artifact: Artifact, dtype: torch.dtype, device: torch.device, rounds_angles: bool = False
+        self,
+        artifact: Artifact,
+        dtype: torch.dtype,
+        device: torch.device,
+        original: Original | None = None,
+        rounds_angles: bool = False,
     ) -> None:
         super().__init__(artifact.spec, dtype, device)
         self._angles = fp32_angles if rounds_angles else nullcontext
+        weights = artifact.weights() if original is None else original.tensors(artifact.spec)
         with self._angles():
-            self._block = Streamed(artifact.spec, artifact.weights(), dtype, device)
+            self._block = Streamed(artifact.spec, weights, dtype, device)
 
     def run(self, inputs: Arrays) -> Arrays:
         return self.run_all([inputs])[0]
@@ -104,7 +115,8 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
     Raises RequestError for any other file, for wrong options and for weights that memory has no room for,
     RuntimeMissingError where the GPU can't be used.
     """
-    check_onnx_file("torch", path, options, ("device", "dtype", "fp32_angles", "streamed", "compiled"))
+    allowed_options = ("device", "dtype", "fp32_angles", "original", "streamed", "compiled")
+    check_onnx_file("torch", path, options, allowed_options)
     for name, allowed in (("device", _DEVICES), ("dtype", tuple(TORCH_DTYPES))):
         if options.get(name) is not None:
             check_known(f"{name} of torch", options[name], allowed)
@@ -117,8 +129,15 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
     artifact = read_onnx(path)
     name = options.get("dtype") or artifact.spec.dtype
     dtype = getattr(torch, TORCH_DTYPES[name])
+    original = None
+    if options.get("original") is not None:
+        from posexport.artifact.original import Original
+
+        original = Original(**options["original"])
     if options.get("streamed"):
-        return StreamedRunner(artifact, dtype, device, bool(options.get("fp32_angles")))
+        return StreamedRunner(artifact, dtype, device, original, bool(options.get("fp32_angles")))
+    if original is not None:
+        raise RequestError("torch takes an original's weights layer by layer alone: give the option streamed too.")
     needed, free = bytes_of(artifact.spec, name), available()
     if needed > free:
         raise RequestError(

@@ -104,9 +104,13 @@ class Encoding:
         """Names of the properties (posexport.verify.properties) that hold for any weights."""
         return self.base_properties
 
+    def has_angles(self) -> bool:
+        """Whether it takes cosines and sines of angles with these parameters, so that `angles` concerns it."""
+        return self.angular
+
     def uses_fp32_products(self) -> bool:
         """Whether its angles are fp32 products of positions and frequencies, inexact at large positions."""
-        return self.angular
+        return self.has_angles()
 
     def computes_frequencies(self) -> bool:
         """Whether its frequencies are computed at run time, so that runtimes round them in different ways."""

@@ -158,7 +158,8 @@ class Spec:
             put(self, "scale", self.encoding.default_scale(self.head_dim))
         if self.scale > (largest := LARGEST_FINITE[self.dtype]):
             raise RequestError(f"scale is {self.scale}: the largest number in {self.dtype} is {largest}.")
-        if self.qk_norm_type is not None and not self.qk_norm:
+        any_normed = self.qk_norm or any(layer.qk_norm for layer in self.layer_pattern)
+        if self.qk_norm_type is not None and not any_normed:
             raise RequestError(f"qk_norm_type is {self.qk_norm_type!r} without qk_norm: give qk_norm too, or drop it.")
         if self.qk_norm and self.qk_norm_type is None:
             put(self, "qk_norm_type", QK_NORMS[0])
@@ -167,7 +168,7 @@ class Spec:
         only_transformer = {"norm": "pre", "norm_type": "layernorm", "norm_eps": 1e-6, "mlp": "gelu"}
         only_transformer["intermediate_size"] = 4 * self.hidden_size
         for name, value in only_transformer.items():
-            of_qk_norm = name == "norm_eps" and self.qk_norm
+            of_qk_norm = name == "norm_eps" and any_normed
             if self.block == "attention" and getattr(self, name) is not None and not of_qk_norm:
                 raise RequestError(
                     f"{name} is {getattr(self, name)!r} but block is 'attention', which has none: "
@@ -181,16 +182,14 @@ class Spec:
             put(self, "bias", self.projections() if self.bias else ())
         for name in self.bias:
             check_known("projection in bias", name, self.projections())
-        problems = chain(self._problems(), self.encoding.problems(self), self._pattern_problems(given_scale))
-        if (problem := next(problems, None)) is not None:
+        of_layers = self._pattern_problems(given_scale) if self.layer_pattern else self._layer_problems()
+        if (problem := next(chain(self._problems(), of_layers), None)) is not None:
             raise RequestError(problem)
         for index in range(len(self.layer_pattern)):
-            self.layer(index)  # checks each layer as a block of its own
+            self.layer(index)  # checks what each layer uses, as a block of its own
 
     def _pattern_problems(self, given_scale: bool) -> Iterator[str]:
         """Why layers can't be in one block."""
-        if not self.layer_pattern:
-            return
         scales = {layer.encoding.name: layer.encoding.default_scale(self.head_dim) for layer in self.layer_pattern}
         if not given_scale and len(set(scales.values())) > 1:
             listed = ", ".join(f"{name} {scale:.4g}" for name, scale in scales.items())
@@ -218,7 +217,7 @@ class Spec:
         if not changes.get("qk_norm", self.qk_norm):
             changes["qk_norm_type"] = None
             changes["norm_eps"] = self.norm_eps if self.block == "transformer" else None
-        angles = self.angles if layer.encoding.angular else "parity"
+        angles = self.angles if layer.encoding.has_angles() else "parity"
         prefix = self.prefix_tokens if layer.encoding.takes_prefix else 0
         return attrs.evolve(
             self, encoding=layer.encoding, layers=1, layer_pattern=(), angles=angles, prefix_tokens=prefix, **changes
@@ -267,7 +266,6 @@ class Spec:
 
     def _problems(self) -> Iterator[str]:
         """Options that contradict each other, or that no layer's encoding uses."""
-        name = self.encoding.name
         for option, why in (
             ("kv_cache", "an encoder's keys don't grow"),
             ("causal", "keys are not the queries' past"),
@@ -276,17 +274,13 @@ class Spec:
         ):
             if self.cross and getattr(self, option):
                 yield f"cross and {option} were both given: with cross, {why}, so drop one of them."
-        if self.cross and not self.encoding.in_cross:
-            yield (
-                f"cross was given with {name}, which relates positions of queries to positions of keys: an encoder's "
-                "keys have none here, so use learned, sinusoidal, t5 (whose cross-attention has no bias) or none."
-            )
         layers = [layer.encoding for layer in self.layer_pattern] or [self.encoding]
-        if self.angles != "parity" and not any(layer.angular for layer in layers):
-            yield f"angles is {self.angles!r} with {name}, which has no angles of positions: drop it."
+        names = ", ".join(dict.fromkeys(layer.name for layer in layers))
+        if self.angles != "parity" and not any(layer.has_angles() for layer in layers):
+            yield f"angles is {self.angles!r} with {names}, which has no angles of positions: drop it."
         if self.prefix_tokens and not any(layer.takes_prefix for layer in layers):
             yield (
-                f"prefix_tokens is {self.prefix_tokens} with {name}: only rotary encodings can leave the first tokens "
+                f"prefix_tokens is {self.prefix_tokens} with {names}: only rotary encodings can leave the first tokens "
                 "unrotated, so drop it."
             )
         if self.prefix_tokens and self.kv_cache:
@@ -294,8 +288,18 @@ class Spec:
                 "prefix_tokens and kv_cache were both given: prefix tokens belong to a whole image, which has no "
                 "cache, so drop one of them."
             )
+
+    def _layer_problems(self) -> Iterator[str]:
+        """Why the encoding of a block without a pattern can't have the block's options."""
+        name = self.encoding.name
+        if self.cross and not self.encoding.in_cross:
+            yield (
+                f"cross was given with {name}, which relates positions of queries to positions of keys: an encoder's "
+                "keys have none here, so use learned, sinusoidal, t5 (whose cross-attention has no bias) or none."
+            )
         if self.kv_cache and self.encoding.no_cache_reason:
             yield f"kv_cache was given with {name}: {self.encoding.no_cache_reason}, so drop it."
+        yield from self.encoding.problems(self)
 
     @property
     def position_axes(self) -> int:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from posexport.errors import Reason, RequestError
+from posexport.artifact.authenticity import of_mismatch
+from posexport.errors import MismatchError, Reason, RequestError
 from posexport.processes import INVALID, MISSING
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.base import Arrays
@@ -36,6 +37,7 @@ from posexport.verify.result import (
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
+    from posexport.artifact.original import Original
     from posexport.spec.spec import Spec
     from posexport.verify.locate import Graphs
 
@@ -46,11 +48,30 @@ TORCH_WORKER = "torch"
 """The worker that computes the float64 reference and the torch error too."""
 
 
+@attrs.frozen(kw_only=True)
+class MismatchedJob:
+    """An artifact that is not what its manifest, a signature or an original says: it fails everywhere without a run."""
+
+    path: Path
+    runtimes: Mapping[str, Runtime]
+    error: MismatchError
+    memory: int = 0
+
+    def verdicts(self) -> list[Verdict]:
+        """One for each runtime that was asked for; of a plan, for its builder alone where all were."""
+        error = self.error
+        every = len(self.runtimes) == len(RUNTIMES) and error.runtime is not None
+        names = [name for name in self.runtimes if not every or name == error.runtime] or list(self.runtimes)
+        known = {"sha256": error.sha256, **of_mismatch(error.reason)}
+        return [Verdict.of(str(self.path), name, FAILED, error.reason, **known) for name in names]
+
+
 @attrs.define(kw_only=True)
 class ArtifactJob:
     """One artifact with its runs under way.
 
-    `reference` and `by_torch` are None where the graph breaks its contract: it then fails everywhere without a run.
+    `original` is what the file was found to be an export of: the references have its weights. `reference` and
+    `by_torch` are None where the graph breaks its contract: it then fails everywhere without a run.
     `runs` have the indices of the cases that a runtime gets, `memory` is about how many bytes all runs may take.
     """
 
@@ -60,6 +81,7 @@ class ArtifactJob:
     overrides: VerifyOverrides
     cases: list[Case]
     notes: tuple[str, ...]
+    original: Original | None = None
     property_runs: PropertyRuns | None = None
     reference: Future[Answer] | None = None
     by_torch: Future[Answer] | None = None
@@ -67,6 +89,11 @@ class ArtifactJob:
     skipped: dict[str, Reason] = attrs.field(factory=dict)
     memory: int = 0
     graphs: Graphs | str | None = None  # the artifact's and a fresh export's, once they are needed
+
+    @property
+    def path(self) -> Path:
+        """The file that is verified."""
+        return self.artifact.path
 
     def verdicts(self) -> list[Verdict]:
         """Wait for the runs, and judge them; RequestError where the artifact can't be read."""
@@ -79,7 +106,10 @@ class ArtifactJob:
         ]
         if self.property_runs is not None:
             verdicts += self.property_runs.verdicts(str(artifact.path))
-        return [attrs.evolve(verdict, sha256=artifact.sha256) for verdict in verdicts]
+        weights, signature = artifact.weights, artifact.signature
+        return [
+            attrs.evolve(verdict, sha256=artifact.sha256, weights=weights, signature=signature) for verdict in verdicts
+        ]
 
     def _verdict(self, row: Runtime) -> Verdict:
         path, name = str(self.artifact.path), row.name

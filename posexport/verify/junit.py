@@ -28,7 +28,7 @@ def to_junit(report: Report) -> bytes:
             failure.text = writable(verdict.note)
         elif verdict.state == NOT_RUN:
             ElementTree.SubElement(case, "skipped", message=writable(verdict.reason or "not run"))
-        ElementTree.SubElement(case, "system-out").text = verdict.measurement or _numbers(verdict)
+        ElementTree.SubElement(case, "system-out").text = writable(verdict.measurement or _numbers(verdict))
     for file in report.unreadable:
         ElementTree.SubElement(test(file.artifact, "read"), "error", message=writable(file.error))
     ElementTree.indent(suite)
@@ -36,6 +36,11 @@ def to_junit(report: Report) -> bytes:
 
 
 def _numbers(verdict: Verdict) -> str:
+    known = {"weights": verdict.weights, "signature": verdict.signature}
+    return "; ".join([_errors(verdict), *(f"{name}: {reason}" for name, reason in known.items() if reason is not None)])
+
+
+def _errors(verdict: Verdict) -> str:
     if verdict.worst is None:
         return f"error -, torch error -, limit -, sets of inputs {verdict.cases or '-'}"
     _, error, torch_error, limit = verdict.worst.texts()

@@ -12,6 +12,8 @@ from typing import Any, Final, Literal
 
 import attrs
 
+from posexport.artifact.authenticity import AS_ORIGINAL, NO_MANIFEST, TRUSTED
+from posexport.artifact.manifest import manifest_path
 from posexport.artifact.paths import check_artifact, find_artifacts
 from posexport.errors import Reason, RequestError
 from posexport.jsondata import unstructure
@@ -116,13 +118,16 @@ class Verdict:
     `worst_usual` the same among cases within the usual range of positions, `cases` the number of sets of inputs that
     were compared, `where` the place where the graph departs, as far as it was found, and `departure` the first node
     that a fresh export has otherwise, in one clause. `reach` says how far the inputs went, and `not_shown` what of the
-    block's own numbers, such as a window, they did not reach: a verdict that passed is then inconclusive. A check that
-    compares no outputs, such as that of a file's size, states its value as `measured` and the largest that passes as
-    `limit_text`, both with their unit.
+    block's own numbers, such as a window, they did not reach: a verdict that passed is then inconclusive. `weights`
+    says what is known of the file's weights, `signature` who signed it, each with a code (docs/reference/artifact.md).
+    A check that compares no outputs, such as that of a file's size, states its value as `measured` and the largest that
+    passes as `limit_text`, both with their unit.
     """
 
     artifact: str
     sha256: str | None = None
+    weights: Reason | None = None
+    signature: Reason | None = None
     runtime: str
     state: State
     reason: str | None = None
@@ -164,7 +169,14 @@ class Verdict:
     @property
     def note(self) -> str:
         """The reason or the measurement, where the graph departs, and the notes."""
-        return "; ".join(filter(None, (self.reason or self.measurement, self.where, *self.not_shown, *self.notes)))
+        parts = (self.reason or self.measurement, self.where, *self.not_shown, *self.notes, *self._authenticity())
+        return "; ".join(filter(None, parts))
+
+    def _authenticity(self) -> tuple[str, ...]:
+        """What a reader must know of the weights and the signature of what ran: only what is not the usual."""
+        unusual = {NO_MANIFEST: "weights: ", AS_ORIGINAL: "weights: ", TRUSTED: ""}
+        known = [reason for reason in (self.weights, self.signature) if reason is not None and self.state != NOT_RUN]
+        return tuple(unusual[reason.code] + reason.text for reason in known if reason.code in unusual)
 
 
 @attrs.frozen
@@ -181,7 +193,6 @@ class Report:
 
     verdicts: tuple[Verdict, ...]
     unreadable: tuple[Unreadable, ...]
-    manifest_warnings: tuple[tuple[str, str], ...] = ()  # artifacts, and how their manifests contradict them
     seed: int
     strict: bool = False
 
@@ -224,6 +235,8 @@ def unreadable_report(paths: Sequence[Path], seed: int) -> Report | None:
     """
     unreadable = []
     for path in find_artifacts(paths):
+        if manifest_path(path).is_file():  # which says whether the file was changed
+            return None
         try:
             check_artifact(path)
         except RequestError as error:

@@ -156,7 +156,7 @@ def test_the_source_must_be_there_and_unchanged(tmp_path: Path) -> None:
     for name in ("block.onnx", "block.onnx.data"):
         before = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(before + b"x")
-        with pytest.raises(RequestError, match=f"{name}' is not what block.plan was built from"):
+        with pytest.raises(RequestError, match=f"{name} beside it is not what it was built from"):
             onnx_of(plan, manifest)
         (tmp_path / name).unlink()
         with pytest.raises(RequestError, match=f"built from {name}, which is not beside it"):
@@ -218,6 +218,25 @@ def test_a_plan_of_another_version_is_not_opened(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("posexport.runtimes.tensorrt.engine._engine", lambda name: Engine)
     with pytest.raises(RequestError, match=r"not on tensorrt-rtx 1\.2\.4"):
         RUNTIMES["tensorrt-rtx"].load(made(tmp_path))
+
+
+def test_a_plan_that_was_exchanged_after_the_check_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plan and manifest fit one another, but another process checked the signature of another plan."""
+
+    class Engine:
+        __version__ = "1.2.3"
+
+    opened = []
+    monkeypatch.setattr("posexport.runtimes.tensorrt.engine._engine", lambda name: Engine)
+    monkeypatch.setattr("posexport.runtimes.tensorrt.engine.PlanRunner", lambda *_: opened.append(1))
+    plan, options = made(tmp_path), {**RUNTIMES["tensorrt-rtx"].options}
+    engine.load(plan, {**options, "sha256": sha256_of(plan)})
+    assert opened == [1]
+    with pytest.raises(RequestError, match="changed while it was being opened"):
+        engine.load(plan, {**options, "sha256": sha256_of(tmp_path / "block.onnx")})
+    assert opened == [1]
 
 
 def test_unknown_options_are_refused(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ MORE = (
     "cope-gqa",
     "pattern",
     "t5-gqa",
+    "rope-chunks",
 )
 """Encodings that came later, each in one form by turns."""
 

@@ -140,9 +140,11 @@ def _checkpoint() -> Path:
 
 
 def _impossible(line: str) -> bool:
-    """Whether a command needs what is not installed: a TensorRT, or ONNX Runtime's headers for C++."""
+    """Whether a command needs what is not installed: a TensorRT, openssl, or ONNX Runtime's headers for C++."""
     needs_rtx = "tensorrt" in line or line.startswith(("posexport compile", "posexport build"))
     if needs_rtx and RUNTIMES["tensorrt-import"].missing() is not None:
+        return True
+    if shutil.which("openssl") is None and ("key.p" in line or "signed.onnx" in line):
         return True
     return line.startswith(("cmake", "./build")) and not ("ORT_INCLUDE" in os.environ and shutil.which("cmake"))
 
@@ -154,7 +156,11 @@ def run_command(line: str, folder: Path, quick: dict[str, list[str]]) -> None:
         words, target = words[: words.index(">")], words[-1]
     if words[0] == "posexport":
         words += quick.get(words[1], [])
-        if words[1] == "export" and "-o" in words and not {"--from", "--config", "--weights", ">"} & set(words):
+        if (
+            words[1] == "export"
+            and "-o" in words
+            and not {"--from", "--config", "--weights", "--sign", ">"} & set(words)
+        ):
             _export(words, folder)
             return
         result = cli(*words[1:])

@@ -23,7 +23,7 @@ HOMES = {
     "posexport.custom_ops": ROOT / "custom_ops",
 }
 HEAVY = {"torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "tensorrt", "tensorrt_rtx", "polygraphy"}
-HEAVY |= {"transformers", "matplotlib", "numpy", "safetensors"}
+HEAVY |= {"transformers", "matplotlib", "numpy", "safetensors", "cryptography"}
 
 
 @cache
@@ -117,7 +117,7 @@ def test_nobody_imports_the_folders_by_their_own_names() -> None:
 
 def test_the_oracle_stands_apart() -> None:
     for name in ("oracles", "oracle_rotations", "oracle_scores"):
-        allowed = {"__future__", "math", "typing", "numpy", "oracle_rotations", "oracle_scores"}
+        allowed = {"__future__", "fractions", "math", "typing", "numpy", "oracle_rotations", "oracle_scores"}
         assert imports(ROOT / "tests" / "models" / f"{name}.py") <= allowed, name
 
 
@@ -205,17 +205,18 @@ FLAGS: dict[str, list[str]] = {
         "--block", "--norm", "--norm-type", "--norm-eps", "--mlp", "--intermediate-size", "--layers",
         "--vocab-size", "--scale-embedding/--no-scale-embedding", "--dtype",
         "--form", "--target", "--opset", "--batch", "--seq", "--max-seq", "--weights", "--seed", "--output/-o",
-        "--json",
+        "--sign", "--json",
     ],
     "compile": [
         "FILE", "--output/-o", "--runtime", "--profile", "--compute-capability", "--memory-limit/--workspace",
-        "--timing-cache", "--runtime-cache", "--tf32", "--require-fused-attention", "--json",
+        "--timing-cache", "--runtime-cache", "--tf32", "--require-fused-attention", "--sign", "--trust",
+        "--json",
     ],
     "verify": [
         "PATHS", "--project", "--runtime", "--require", "--inputs", "--properties", "--seed", "--time-limit", "--junit",
-        "--markdown", "--json",
+        "--markdown", "--json", "--weights", "--from", "--layer", "--prefix-tokens", "--trust",
     ],
-    "build": ["NAMES", "--project", "--check", "--force", "--json"],
+    "build": ["NAMES", "--project", "--check", "--force", "--sign", "--json"],
     "tune": [
         "--config", "--preset", "--from", "--layer", "--encoding", "--set",
         "--for", "--scenario", "--objective", "--form", "--target", "--opset",
@@ -227,7 +228,7 @@ FLAGS: dict[str, list[str]] = {
         "--block", "--norm", "--norm-type", "--norm-eps", "--mlp", "--intermediate-size", "--layers",
         "--vocab-size", "--scale-embedding/--no-scale-embedding", "--dtype",
         "--batch", "--seq", "--max-seq", "--weights", "--seed", "--output/-o",
-        "--save", "--cache", "--resume/--no-resume", "--json",
+        "--save", "--cache", "--resume/--no-resume", "--sign", "--json",
     ],
     "positions": ["--grid", "--frames", "--prefix-tokens", "--batch", "--output/-o", "--json"],
     "plot": [
@@ -237,13 +238,13 @@ FLAGS: dict[str, list[str]] = {
     ],
     "package": [
         "FILE", "--triton", "--output/-o", "--name", "--version", "--instances", "--max-batch-size", "--gpu/--cpu",
-        "--force", "--json",
+        "--force", "--sign", "--trust", "--json",
     ],
     "report": ["RESULTS", "--output/-o", "--markdown", "--title", "--json"],
     "bench": [
         "FILE", "--project", "--runtime", "--scenario", "--shape", "--peers", "--rounds", "--seconds", "--warmup",
         "--threads", "--processes", "--seed", "--cuda-graph", "--save", "--baseline", "--against",
-        "--max-regression", "--strict", "--require", "--json",
+        "--max-regression", "--strict", "--require", "--trust", "--json",
     ],
     "sweep": [
         "FILE", "--job", "--output/-o", "--ray", "--workers", "--tries", "--time-limit", "--dry-run", "--json",

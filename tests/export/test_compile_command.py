@@ -160,10 +160,10 @@ def _unknown(layers: int) -> Any:
 def test_a_second_compile_replaces_the_first_whole(block: Path) -> None:
     plan, beside = block.with_suffix(".plan"), block.with_name("block.onnx.json")
     write_manifest_data(block, onnx_manifest(block, sha256="0" * 64))
-    told = posexport("compile", block, "--profile", "seq=1:2:3")
-    assert told.exit_code == 0
-    assert told.stderr.startswith(f"Warning: {block}: the file is not the one that its manifest block.onnx.json")
+    refused(posexport("compile", block, "--profile", "seq=1:2:3"), "not the one that its manifest block.onnx.json")
+    assert not plan.exists()
     beside.unlink()
+    assert posexport("compile", block, "--profile", "seq=1:2:3").exit_code == 0
     first = check_plan(plan)
     posexport("compile", block, "--profile", "seq=1:2:4")
     assert check_plan(plan).profiles != first.profiles

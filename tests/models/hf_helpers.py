@@ -243,6 +243,17 @@ FAMILIES: dict[str, Family] = {
         num_local_experts=2,
         num_experts_per_tok=1,
     ),
+    "llama4": _rope(
+        "Llama4Text",
+        {
+            **{"layout": "interleaved", "head_dim": 8, "theta": 100.0, "attention_chunk_size": 4},
+            **{"qk_norm": True, "qk_norm_type": "l2", "norm_eps": 0.05},
+        },
+        attention_chunk_size=4,
+        rms_norm_eps=0.05,
+        intermediate_size_mlp=16,
+        num_local_experts=2,
+    ),
     "bloom": _bloom(4),
     "bloom-6-heads": _bloom(6),
     "mpt": _mpt(4),

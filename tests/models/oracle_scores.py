@@ -6,6 +6,7 @@ Positions of queries [B, S], of keys [B, T] (with a last axis on a grid); result
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -168,14 +169,25 @@ def _shaw(spec: Any, q: Array, k: Array, places: tuple[Array, Array], own: dict[
     return made
 
 
+def deberta_bucket(distance: int, buckets: int, max_position: int) -> int:
+    """DeBERTa v2's bucket (make_log_bucket_position in the authors' code) of a distance from 0 on: the least b with
+    log(d / m) / log((max_position - 1) / m) (m - 1) <= b - m, by powers of fractions."""
+    middle = buckets // 2
+    if distance <= middle:
+        return distance
+    step = 0
+    own, whole = Fraction(distance, middle) ** (middle - 1), Fraction(max_position - 1, middle)
+    while whole**step < own:
+        step += 1
+    return middle + step
+
+
 def deberta_row(encoding: Any, offset: int) -> int:
-    """The row of p_i - p_j: clipped, or DeBERTa v2's bucket (make_log_bucket_position in the authors' code)."""
+    """The row of p_i - p_j: clipped, or that of its bucket."""
     span = encoding.position_buckets or encoding.max_relative_positions
     if encoding.position_buckets:
-        middle = encoding.position_buckets // 2
-        if abs(offset) > middle:
-            ratio = math.log(abs(offset) / middle) / math.log((encoding.max_relative_positions - 1) / middle)
-            offset = int(math.copysign(math.ceil(ratio * (middle - 1)) + middle, offset))
+        size = deberta_bucket(abs(offset), encoding.position_buckets, encoding.max_relative_positions)
+        offset = size if offset > 0 else -size
     return min(max(offset + span, 0), 2 * span - 1)
 
 

@@ -17,16 +17,23 @@ Array = np.ndarray[Any, Any]
 
 
 def visible(
-    seq: int, causal: bool, window: int | None, first: int = 0, keys: int | None = None, chunk: int | None = None
+    seq: int,
+    causal: bool,
+    window: int | None,
+    first: int = 0,
+    keys: int | None = None,
+    chunk: int | None = None,
+    padding: int = 0,
 ) -> Array:
-    """Which of `keys` keys each of `seq` queries sees, by index, [S, T]; the first query has the index `first`."""
+    """Which of `keys` keys each of `seq` queries sees, by index, [S, T]; the first query has the index `first`, and
+    chunks begin behind so many tokens of `padding`."""
     seen = np.ones((seq, seq if keys is None else keys), bool)
     for i, j in np.ndindex(*seen.shape):
         if causal and j > first + i:
             seen[i, j] = False
         if window is not None and abs(first + i - j) >= window:
             seen[i, j] = False
-        if chunk is not None and (first + i) // chunk != j // chunk:
+        if chunk is not None and (first + i - padding) // chunk != (j - padding) // chunk:
             seen[i, j] = False
     return seen
 
@@ -113,7 +120,8 @@ def attention(
     )
     seen = np.zeros((batch, seq, k.shape[1]), bool)
     for b in range(batch):
-        near = visible(seq, spec.causal, spec.window, int(first[b]), k.shape[1], spec.attention_chunk_size)
+        padding = next((j for j in range(k.shape[1]) if mask[b, j]), 0)
+        near = visible(seq, spec.causal, spec.window, int(first[b]), k.shape[1], spec.attention_chunk_size, padding)
         seen[b] = near & (mask[b] != 0)
         if not spec.cross:
             seen[b, :, int(first[b]) + seq :] = False  # what lies behind the new keys of a shared cache is no key

@@ -83,9 +83,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "rope_parameters": {"rope_type": "ntk", "factor": 2.0}}, 'rope_type is "ntk"'),
     ({"model_type": "llama", "rope_parameters": {"rope_type": "linear"}}, "scaling linear lacks factor"),
     ({"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor is 0.5"),
+    ({"model_type": "mistral", "sliding_window": 0}, "sliding_window is 0: it must be from 1 in layers that use it"),
     (
-        {"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
-        "max_position_embeddings is missing",
+        {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 32},
+        "layer_types has sliding_attention without use_sliding_window",
+    ),
+    (
+        {"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8.0}},
+        "it must be with rope_type, because transformers ignores type in it here",
     ),
     ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: it must be null or 1"),
     (

@@ -16,14 +16,18 @@ import pytest
 import torch
 from helpers import open_ort, small_spec
 from hf_helpers import (
+    ATTENTION,
     BATCH,
     BOUND,
     FAMILIES,
     LAYERS,
     PLAIN,
     Call,
+    Watch,
     Weights,
     error,
+    made,
+    renamed,
     spec_and_weights,
     states,
     torch_call,
@@ -165,6 +169,35 @@ def test_the_cache_of_a_window_may_forget() -> None:
     assert error(outs[2], outs[1]) > PLAIN
 
 
+@pytest.mark.parametrize("kv_cache", CACHES)
+def test_the_temperature_of_llama_4_goes_by_position_ids(kv_cache: str) -> None:
+    """transformers counts columns of the cache, padding too: given those as position_ids, ours is the same. Positions
+    that count tokens give padded rows what they have alone."""
+    config = FAMILIES["llama4"].config()
+    config.no_rope_layers, config.layer_types = [0], ["full_attention"]
+    config.floor_scale, config.attn_scale = 3, 2.0
+    model = made(transformers.Llama4TextModel(config))
+    layer, (counted, kept) = model.layers[0].self_attn, places("left")
+    assert kept is not None
+    watch, cache, entered, left = Watch(layer.q_proj, layer.o_proj), transformers.DynamicCache(config=config), [], []
+    x = states(TOTAL)
+    x[1, 3:] = x[0, :-3]  # the second row is the first, behind three tokens of padding
+    for start, end in STEPS:
+        given = {"attention_mask": kept[:, :end], "position_ids": counted[:, start:end], "past_key_values": cache}
+        model(inputs_embeds=x[:, start:end], use_cache=True, **given)
+        entered.append(watch.entered)
+        left.append(watch.left)
+    over = {"floor_scale": 3, "attn_scale": 2.0, "kv_cache": kv_cache, "padding_mask": True}
+    spec = small_spec("temperature", num_kv_heads=2, causal=True, **over)
+    call = torch_call(spec, renamed(layer, {name: name for name in ATTENTION}))
+    columns, _ = replay(call, spec, entered, torch.arange(TOTAL).expand(BATCH, TOTAL), kept)
+    assert max(errors(columns, left, kept)) <= BOUND
+    tokens, _ = replay(call, spec, entered, counted, kept)
+    assert max(errors(tokens, left, kept)) > PLAIN
+    whole = torch.cat(tokens, 1)
+    assert torch.allclose(whole[1, 3:], whole[0, :-3], atol=1e-5)
+
+
 FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"layout": "interleaved"}),
     ("llama", {"theta": 500.0}),
@@ -182,6 +215,8 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt-oss", {"sinks": False}),
     ("gpt-oss", {"window": 2}),
     ("gpt-oss", {"window": 4}),
+    ("llama4", {"attention_chunk_size": 5}),
+    ("llama4", {"attention_chunk_size": None}),
     ("bloom", {"encoding": "none"}),
     ("bloom-6-heads", {"bias": ["q_proj", "k_proj", "v_proj"]}),
     ("mpt-6-heads", {"encoding": "none"}),
@@ -247,6 +282,8 @@ GRAPHS = [
     *(("gemma2", form, "concat", True) for form in ("decomposed", "native")),
     *(("gpt-oss", form, "concat", True) for form in ("decomposed", "native", "contrib")),
     *((name, "contrib", "shared", True) for name in ("gemma2", "gpt-oss")),
+    *(("llama4", form, "concat", True) for form in ("native", "contrib", "decomposed")),
+    *(("llama4", form, "shared", True) for form in ("contrib", "native")),
 ]
 GRAPHS = [graph if at % 3 == 0 else pytest.param(*graph, marks=pytest.mark.slow) for at, graph in enumerate(GRAPHS)]
 

@@ -51,8 +51,9 @@ def test_json_holds_everything_under_names_that_stay() -> None:
     assert found["unreadable"] == [{"artifact": "b.onnx", "error": "'b.onnx' is not an ONNX file."}]
     verdict = found["verdicts"][1]
     assert list(verdict) == [
-        "artifact", "sha256", "runtime", "state", "reason", "reason_code", "worst", "worst_usual", "tolerance",
-        "cases", "notes", "where", "departure", "describe", "check", "measured", "limit_text",
+        "artifact", "sha256", "weights", "signature", "runtime", "state", "reason", "reason_code", "worst",
+        "worst_usual", "tolerance", "cases", "notes", "where", "departure", "describe", "check",
+        "measured", "limit_text",
     ]  # fmt: skip
     assert list(verdict["worst"]) == [
         "case", "far_out", "output", "state", "reason", "reason_code", "max_error", "rms_error", "torch_error", "limit",

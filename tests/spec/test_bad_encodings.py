@@ -50,10 +50,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "exact dynamic": ({"encoding": "rope", "scaling": "dynamic", **LONG, "angles": "exact"}, "depend on the length"),
     "exact beyond a radian": ({"encoding": "rope", "theta": 0.5, "angles": "exact"}, "theta is 0.5 with angles exact"),
     "exact without angles": ({"encoding": "alibi", "angles": "exact"}, "alibi, which has no angles"),
-    "exact in a table": (
-        {"encoding": "relative", "table": "learned", "angles": "exact"},
-        "angles exact needs table=sinusoidal",
-    ),
+    "exact in a table": ({"encoding": "relative", "table": "learned", "angles": "exact"}, "has no angles of positions"),
     "a prefix of what does not turn": ({"encoding": "t5", "prefix_tokens": 1}, "prefix_tokens is 1 with t5"),
     "a prefix with a cache": ({"encoding": "rope", "prefix_tokens": 1, "kv_cache": "concat"}, "drop one of them"),
     "a grid with a cache": ({"encoding": "swin", "kv_cache": "concat"}, "positions on a grid have no order"),

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from helpers import case, cli, exported, refused, tree
+from safetensors.torch import save_file
 from trt_helpers import RTX, needs_rtx
 from trt_helpers import exported as exported_file
 from verify_helpers import write
@@ -28,8 +29,9 @@ from posexport.verify import eligibility, verify
 
 ENGINES = ("--runtime", "torch", "--runtime", "ort-cpu", "--runtime", "onnx-reference")
 VERDICT = {
-    "artifact", "sha256", "runtime", "check", "state", "reason", "reason_code", "worst", "worst_usual", "tolerance",
-    "cases", "reach", "not_shown", "notes", "where", "departure", "describe", "measured", "limit_text",
+    "artifact", "sha256", "weights", "signature", "runtime", "check", "state", "reason", "reason_code", "worst",
+    "worst_usual", "tolerance", "cases", "reach", "not_shown", "notes", "where", "departure", "describe", "measured",
+    "limit_text",
 }  # fmt: skip
 COMPARISON = {
     "case", "far_out", "output", "state", "reason", "reason_code", "max_error", "rms_error", "torch_error", "limit",
@@ -128,6 +130,8 @@ def test_the_json_keeps_its_keys(found: tuple[dict[str, Any], dict[tuple[str, st
     assert data["unreadable"] == []
     for verdict in data["verdicts"]:
         assert set(verdict) == VERDICT
+        assert verdict["weights"] == {"code": "as-manifest", "text": "as its manifest says"}
+        assert verdict["signature"] == {"code": "unsigned", "text": "not signed"}
         assert verdict["sha256"] == json.loads(Path(f"{verdict['artifact']}.json").read_bytes())["sha256"]
         if verdict["state"] == "passed":
             assert set(verdict["worst"]) == set(verdict["worst_usual"]) == COMPARISON
@@ -180,6 +184,7 @@ def _edited(path: Path, change: Any) -> Path:
     model = onnx.load(path, load_external_data=False)
     change(model)
     path.write_bytes(model.SerializeToString())
+    path.with_name(path.name + ".json").unlink()  # it would say that the file was changed
     return path
 
 
@@ -336,14 +341,40 @@ def _manifest(**over: Any) -> Any:
     return change
 
 
+CHANGED: dict[str, Any] = {"tampered": _tampered, "another source": _other_source}
+
 SPOILT: dict[str, Any] = {
-    "tampered": _tampered,
     "no manifest": lambda path: path.with_name("rope.plan.json").unlink(),
     "no source": lambda path: path.with_name("rope.onnx").unlink(),
-    "another source": _other_source,
     "a manifest without profiles": _manifest(profiles={}),
     "a manifest of nothing": _manifest(sha256=1),
 }
+
+
+@needs_rtx
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_plan_that_was_changed_fails_on_its_runtime_unopened(plan: Path, tmp_path: Path, name: str) -> None:
+    path = _copied(plan, tmp_path)
+    CHANGED[name](path)
+    result = cli("verify", path, "--json")
+    (verdict,) = json.loads(result.stdout)["verdicts"]
+    assert (result.exit_code, verdict["runtime"], verdict["state"]) == (1, RTX, "failed")
+    assert verdict["reason_code"] == "manifest"
+    refused(cli("bench", path), "rope.", "their sha256 differ")
+
+
+@needs_rtx
+def test_a_plan_is_held_against_its_original_by_its_source(plan: Path, tmp_path: Path) -> None:
+    weights = dict(load_artifact(plan / "rope.plan").source.weights())
+    file = tmp_path / "w.safetensors"
+    save_file({**weights, "v_proj.weight": weights["v_proj.weight"].flip(0)}, file)
+    result = cli("verify", plan / "rope.plan", "--weights", file, "--json")
+    (verdict,) = json.loads(result.stdout)["verdicts"]
+    assert (result.exit_code, verdict["runtime"], verdict["reason_code"]) == (1, RTX, "other-weights")
+    save_file(weights, file)
+    result = cli("verify", plan / "rope.plan", "--weights", file, "--json")
+    (verdict,) = json.loads(result.stdout)["verdicts"]
+    assert verdict["weights"]["code"] == "as-original"
 
 
 @needs_rtx

@@ -179,5 +179,5 @@ def test_without_a_project_the_error_says_what_to_do(tmp_path: Path, monkeypatch
 def test_options_are_those_of_the_command_line() -> None:
     command = main.get_command(None, "export")  # type: ignore[arg-type]
     assert command is not None
-    names = {parameter.name for parameter in command.params} - {"output", "as_json", "form"}
+    names = {parameter.name for parameter in command.params} - {"output", "as_json", "form", "sign"}
     assert {"set" if name == "parameters" else name for name in names} == set(EXPORT_OPTIONS)

@@ -15,6 +15,7 @@ import attrs
 
 from posexport.artifact import onnx_artifact
 from posexport.artifact.manifest import OnnxManifest, WeightSource, external_data
+from posexport.artifact.signing import SigningKey
 from posexport.bench.shapes import load_for_bench, scenario_sizes
 from posexport.bench.tune.fact_cache import Store
 from posexport.bench.tune.result import Row
@@ -43,13 +44,15 @@ class Block:
 
     `load` gives the spec (with the biases that a file of weights has) and the weights in a dtype; RequestError where
     they overflow there. Two blocks with the same `source` have the same weights; `weight_source` is what a manifest
-    says of them. `fixed` has the sizes of `batch`, `seq` and `max_seq` that are fixed, as posexport.export takes them.
+    says of them, and `key` signs it. `fixed` has the sizes of `batch`, `seq` and `max_seq` that are fixed, as
+    posexport.export takes them.
     """
 
     specs: Mapping[str, Spec]
     load: Callable[[str], tuple[Spec, Mapping[str, Tensor]]]
     source: str
     weight_source: WeightSource | None = None
+    key: SigningKey | None = None
     fixed: dict[str, int] = attrs.field(factory=dict)
 
 
@@ -78,6 +81,11 @@ class Programs:
         self._worker = Worker("posexport.bench.tune.worker")
         self._made: set[Path] = set()
         self.engines = versions(ENGINES)
+
+    @property
+    def key(self) -> SigningKey | None:
+        """The key that signs what is written."""
+        return self._block.key
 
     def __enter__(self) -> Programs:
         return self
@@ -149,7 +157,8 @@ class Programs:
 
     def write(self, program: Program, path: Path) -> OnnxManifest:
         """Export it to `path` with its manifest, as `posexport export` would; returns the manifest."""
-        return onnx_artifact.write_onnx(self._model(program), path, weights=self._block.weight_source)
+        block = self._block
+        return onnx_artifact.write_onnx(self._model(program), path, weights=block.weight_source, key=block.key)
 
     def is_same(self, program: Program, manifest: OnnxManifest) -> bool:
         """Whether the file of a manifest holds what was prepared, whatever the name of its external data."""

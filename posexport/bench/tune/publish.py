@@ -9,7 +9,8 @@ from typing import Any
 
 import attrs
 
-from posexport.artifact.manifest import OnnxManifest, PlanManifest, manifest_path
+from posexport.artifact.manifest import OnnxManifest, PlanManifest, add_manifest, manifest_path
+from posexport.artifact.signing import signature_path
 from posexport.bench.tune.programs import TOOLS, Programs
 from posexport.bench.tune.result import Result, Row
 from posexport.files import HashingFile, staged
@@ -86,11 +87,14 @@ def publish(programs: Programs, row: Row, output: Path, result: Result) -> Row |
     winner = attrs.evolve(row, settings=options)
     entry = {"options": options, **{name: data[name] for name in data if name not in ("kind", "version")}}
     with staged() as files:
+        signed = manifest_path(output)
         for made in sorted(folder.iterdir()):
-            if made.name != manifest_path(output).name:
+            if made.name not in (signed.name, signature_path(signed).name):
                 files.write(output.with_name(made.name), partial(_copy, made))
+        if programs.key is None:
+            files.remove(signature_path(manifest_path(output.with_suffix(".onnx"))))
         whole = attrs.evolve(manifest, tune={**entry, "winner": unstructure(winner)})
-        files.write(manifest_path(output), lambda file: file.write(whole.to_bytes()))
+        add_manifest(files, output, whole, programs.key)
     return attrs.evolve(winner, file=output.name, sha256=manifest.sha256)
 
 

@@ -29,6 +29,7 @@ from posexport.spec.spec import DTYPES, Spec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from posexport.artifact.signing import SigningKey
     from posexport.bench.tune.programs import Block
     from posexport.bench.tune.result import Result
 
@@ -57,13 +58,19 @@ class TuneRequest:
     output: Path
     save: Path | None
 
-    def run(self, cache: Path | None, resume: bool, progress: Progress = silent) -> Result:
-        """Tune, with what is known in the folder `cache` (default: that of the output) if `resume`."""
+    def run(
+        self, cache: Path | None, resume: bool, progress: Progress = silent, key: SigningKey | None = None
+    ) -> Result:
+        """Tune, with what is known in the folder `cache` (default: that of the output) if `resume`.
+
+        What is written is signed with a `key`.
+        """
         from posexport.bench.tune.fact_cache import Store
         from posexport.bench.tune.search import check_there, tune
 
         check_there(self.request.runtime)
-        return tune(self._block(), self.request, self.output, Store(cache or self.output.parent, resume), progress)
+        block = attrs.evolve(self._block(), key=key)
+        return tune(block, self.request, self.output, Store(cache or self.output.parent, resume), progress)
 
     def _block(self) -> Block:
         """What is tuned; weights are loaded when a program is exported, in the dtype of that."""

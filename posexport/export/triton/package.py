@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import attrs
 
 from posexport import __version__
 from posexport.artifact.paths import check_artifact
+from posexport.artifact.signing import SigningKey, TrustedKey
 from posexport.errors import RequestError
 from posexport.export.triton.batching import Batching, batching_of
 from posexport.export.triton.config import config_of, read_config, schema, text_of
@@ -79,18 +80,27 @@ class Package:
     about: str
 
 
-def package_triton(path: Path, repository: Path, options: PackageOptions, progress: Progress = silent) -> Package:
+def package_triton(
+    path: Path,
+    repository: Path,
+    options: PackageOptions,
+    progress: Progress = silent,
+    *,
+    key: SigningKey | None = None,
+    trusted: Sequence[TrustedKey] = (),
+) -> Package:
     """Write the artifact at `path` (.onnx or .plan) into a Triton model repository; returns what was written.
 
-    Raises RequestError for what Triton can't serve, or where something is in the way; RuntimeMissingError where its
-    schema isn't installed. No file is changed then.
+    One of the `trusted` keys must have signed the artifact. Its manifest there has another name of a file, so it is
+    signed anew with `key`, or not at all. Raises RequestError for what Triton can't serve, or where something is in the
+    way; RuntimeMissingError where its schema isn't installed. No file is changed then.
     """
     check_artifact(path)
     place = ModelVersion(repository, _name(options.name, path), options.version, options.force)
     place.check()
     schema()
     progress(f"reading {path.name}")
-    artifact = read_served(path, options.gpu)
+    artifact = read_served(path, options.gpu, trusted)
     batching = batching_of(
         artifact.spec,
         {**artifact.inputs, **artifact.outputs},
@@ -108,7 +118,7 @@ def package_triton(path: Path, repository: Path, options: PackageOptions, progre
     broken_rules = problems(read_config(text), place.name, artifact.inputs, artifact.outputs)
     if broken_rules:
         raise RequestError(f"{str(path)!r} can't be served by Triton: {'; '.join(broken_rules)}.")
-    return _package(place, artifact, batching, config, place.write(artifact, config, text, progress))
+    return _package(place, artifact, batching, config, place.write(artifact, config, text, progress, key))
 
 
 def _name(given: str | None, path: Path) -> str:

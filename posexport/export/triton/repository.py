@@ -3,6 +3,7 @@
     <repository>/<name>/config.pbtxt                the configuration, shared by all versions
     <repository>/<name>/<version>/model.onnx        or model.plan, the bytes of the artifact
     <repository>/<name>/<version>/model.onnx.json   its manifest: `posexport verify` accepts a packaged ONNX file too
+    <repository>/<name>/<version>/model.onnx.json.sig   the manifest's signature, where it is signed
     <repository>/<name>/<version>/<file>.data       external data, under the name that the graph has
 
 Source: https://github.com/triton-inference-server/server, docs/user_guide/model_repository.md.
@@ -18,7 +19,8 @@ from typing import Any
 
 import attrs
 
-from posexport.artifact.manifest import manifest_path
+from posexport.artifact.manifest import write_manifest
+from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError
 from posexport.export.triton.config import read_config
 from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact
@@ -59,10 +61,13 @@ class ModelVersion:
                 f"{str(self.folder)!r} is there: give another --version or --name, or --force to replace it."
             )
 
-    def write(self, served: ServedArtifact, config: Any, text: bytes, progress: Progress) -> dict[str, str]:
+    def write(
+        self, served: ServedArtifact, config: Any, text: bytes, progress: Progress, key: SigningKey | None = None
+    ) -> dict[str, str]:
         """Write the model's folder, or a version of it; returns the sha256 of each file in the version's folder.
 
-        `config` is the configuration as a message, `text` as the file. RequestError where it can't be replaced.
+        The manifest is signed with a `key`. `config` is the configuration as a message, `text` as the file.
+        RequestError where it can't be replaced.
         """
         self._check_config(config)
         target = next((folder for folder in (self.repository, self.home) if not folder.exists()), self.folder)
@@ -77,7 +82,7 @@ class ModelVersion:
                 progress(f"copying {source.name}")
                 hashes[name] = _copy(source, inside / name, sha256)
             if served.manifest is not None:
-                manifest_path(inside / BACKENDS[served.backend][1]).write_bytes(served.manifest.to_bytes())
+                write_manifest(inside / BACKENDS[served.backend][1], served.manifest, key)
 
         write_folder(target, fill, {self.home / "config.pbtxt": text} if target == self.folder else {})
         return hashes

@@ -10,6 +10,7 @@ import attrs
 from posexport.artifact.manifest import Manifest, manifest_path, values_of
 from posexport.artifact.plan import check_plan
 from posexport.artifact.profiles import ShapeProfiles
+from posexport.artifact.signing import TrustedKey
 from posexport.errors import RequestError
 from posexport.spec.contract import Values
 from posexport.spec.spec import Spec
@@ -41,12 +42,13 @@ class ServedArtifact:
     about: str
 
 
-def read_served(path: Path, gpu: bool | None) -> ServedArtifact:
+def read_served(path: Path, gpu: bool | None, trusted: Sequence[TrustedKey] = ()) -> ServedArtifact:
     """The artifact at `path` (.onnx or .plan), to run on a GPU, on the CPU (False) or where Triton chooses (None).
 
-    Raises RequestError where it can't be read, and for a dtype or a device that its backend does not support.
+    Raises RequestError where it can't be read, where it contradicts its manifest or its spec or none of the `trusted`
+    keys signed it, and for a dtype or a device that its backend does not support.
     """
-    served = _from_plan(path) if path.suffix == ".plan" else _from_onnx(path)
+    served = _from_plan(path, trusted) if path.suffix == ".plan" else _from_onnx(path, trusted)
     if served.spec.dtype in UNSERVED[served.backend]:
         raise RequestError(
             f"{str(path)!r} is {served.spec.dtype}, which Triton's {served.backend} backend has no tensors of: export "
@@ -57,14 +59,11 @@ def read_served(path: Path, gpu: bool | None) -> ServedArtifact:
     return served
 
 
-def _from_onnx(path: Path) -> ServedArtifact:
-    from posexport.artifact.loaded import contradictions
-    from posexport.artifact.onnx_artifact import read_onnx
+def _from_onnx(path: Path, trusted: Sequence[TrustedKey]) -> ServedArtifact:
+    from posexport.artifact.loaded import load_sound
 
-    artifact = read_onnx(path)
-    manifest = artifact.manifest()
-    if manifest is not None and (other := contradictions(manifest, artifact)):
-        raise RequestError(f"{str(path)!r} and its manifest differ in {', '.join(other)}: export it again.")
+    loaded = load_sound(path, trusted)
+    artifact, manifest = loaded.source, loaded.manifest
     file = BACKENDS["onnxruntime"][1]
     hashes = {} if manifest is None else manifest.external_data
     weight_files = artifact.external_files()
@@ -92,8 +91,13 @@ def _from_onnx(path: Path) -> ServedArtifact:
     )
 
 
-def _from_plan(path: Path) -> ServedArtifact:
-    manifest = check_plan(path)
+def _from_plan(path: Path, trusted: Sequence[TrustedKey]) -> ServedArtifact:
+    from posexport.artifact.loaded import contract_violation
+
+    manifest = check_plan(path, trusted)
+    violation = contract_violation(manifest.block(), values_of(manifest.inputs), values_of(manifest.outputs))
+    if violation is not None:
+        raise RequestError(f"{str(path)!r} contradicts the spec in its manifest, {violation}: build it again.")
     runtime = manifest.runtime
     if runtime.name != "tensorrt":
         raise RequestError(

@@ -3,6 +3,7 @@
 TensorRT's parser reads the file, and torch evaluates the layers of the resulting network one by one (`layers`). So a
 node that TensorRT confuses with another operator, or an attribute that it ignores, gives a wrong value on any machine.
 Rounding to half precision and faults of kernels do not show. Overflow does: a cast beyond a type's range is infinite.
+Products and sums in fp32 are rounded to it: the angle of a far position is a rounded product in every runtime.
 
 Nothing is guessed: a layer, or a mode of a layer, whose meaning is not certain raises RuntimeMissingError.
 """
@@ -29,6 +30,9 @@ from posexport.runtimes.tensors import to_numpy, to_torch
 NAME = "tensorrt-import"
 
 _INT32 = torch.iinfo(torch.int32)
+
+_ROUNDED = ("ELEMENTWISE", "REDUCE")
+"""Layers whose fp32 results are rounded to fp32."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -71,6 +75,8 @@ class Node:
             message = " ".join(str(error).split())
             raise RuntimeError(f"layer {self.name!r} ({self.kind}) can't take its inputs: {message}") from None
         outputs = result if isinstance(result, tuple) else (result,)
+        if self.kind in _ROUNDED and self.layer.get_output(0).dtype.name == "FLOAT":
+            outputs = tuple(value.float().double() for value in outputs)
         for index, value in enumerate(outputs):
             declared = self.layer.get_output(index)
             if not fits(value, declared):

@@ -64,9 +64,9 @@ def bench_project(
     chosen = (*options.runtimes, *required) if options.runtimes else ()
     jobs = [(product, *latency.timed_on(product, chosen)) for product in files]
     stale = {
-        product.path: reason
+        product.path: old.text
         for product, _, unable in jobs
-        if unable is None and (reason := out_of_date(product)) is not None
+        if unable is None and (old := out_of_date(product)) is not None
     }
     if stale:  # whose times would be of something else
         message = f"nothing is timed while files are out of date ({len(stale)} of {len(files)}): run 'posexport build'"

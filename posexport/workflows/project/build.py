@@ -9,7 +9,8 @@ from typing import Any, Literal
 import attrs
 
 from posexport.artifact.manifest import read_manifest
-from posexport.errors import RequestError, located, system_error
+from posexport.artifact.signing import SigningKey
+from posexport.errors import MismatchError, RequestError, located, system_error
 from posexport.export.request import write
 from posexport.jsondata import unstructure
 from posexport.progress import Progress
@@ -46,12 +47,19 @@ class BuildResult:
 
 
 def build_project(
-    project: Project, names: Sequence[str], *, check: bool, force: bool, progress: Progress
+    project: Project,
+    names: Sequence[str],
+    *,
+    check: bool,
+    force: bool,
+    progress: Progress,
+    key: SigningKey | None = None,
 ) -> BuildResult:
     """Make the files of a project, or of its artifacts of these `names`, that are out of date.
 
-    With `check` nothing is written; with `force` files that are up to date are made too. Raises RequestError for names
-    that the project lacks, and for the first entry that can't be made.
+    With `check` nothing is written; with `force` files that are up to date are made too. With a `key`, every file is
+    signed; one that it has not signed is out of date, since nobody knows where it comes from. Raises RequestError for
+    names that the project lacks, and for the first entry that can't be made.
     """
     if check and force:
         raise RequestError("both --check and --force were given: one writes nothing, the other everything; drop one.")
@@ -59,9 +67,12 @@ def build_project(
     stale: set[Path] = set()
     outcomes = []
     for product in products(project, names):
-        reason = "--force makes every file anew" if force else out_of_date(product)
+        old = out_of_date(product)
+        reason = "--force makes every file anew" if force else None if old is None else old.text
         if product.plan and product.source in stale:
             reason = reason or f"{product.source.name} is out of date"
+        if reason is None and key is not None:
+            reason = _not_signed(product, key)
         if reason is None:
             outcomes.append(_outcome(product, "up to date", ""))
         elif check:
@@ -69,7 +80,7 @@ def build_project(
             outcomes.append(_outcome(product, "out of date", reason))
         else:
             progress(f"making {product.path.name}")
-            outcomes.append(_make(project, product, reason, progress))
+            outcomes.append(_make(project, product, reason, progress, key))
     return BuildResult(project=str(project.file), files=tuple(outcomes))
 
 
@@ -81,7 +92,16 @@ def _outcome(product: Product, state: State, reason: str) -> Outcome:
     return attrs.evolve(outcome, sha256=None if manifest is None else manifest.sha256, size=product.bytes())
 
 
-def _make(project: Project, product: Product, reason: str, progress: Progress) -> Outcome:
+def _not_signed(product: Product, key: SigningKey) -> str | None:
+    """Why a file is not one that `key` signed, as a clause; None where it is."""
+    try:
+        read_manifest(product.path, (key.trusted(),))
+    except MismatchError as error:
+        return error.reason.text
+    return None
+
+
+def _make(project: Project, product: Product, reason: str, progress: Progress, key: SigningKey | None) -> Outcome:
     """Make one file; a plan whose builder is not there is "not run"."""
     if product.plan and (missing := can_build(product.plan.runtime)) is not None:
         return _outcome(product, "not run", f"{product.plan.runtime} can't build a plan here, {missing}")
@@ -94,10 +114,17 @@ def _make(project: Project, product: Product, reason: str, progress: Progress) -
             from posexport.export.compile import compile_plan
 
             options = BuildOptions(**attrs.asdict(product.plan))
-            compile_plan(product.source, product.path, options, lambda phase: progress(f"{product.path.name}: {phase}"))
+            compile_plan(
+                product.source,
+                product.path,
+                options,
+                lambda phase: progress(f"{product.path.name}: {phase}"),
+                key=key,
+                trusted=() if key is None else (key.trusted(),),
+            )
         else:
             request = request_of(project, product.entry, product.form)  # anew: what it reads may have changed
             product = attrs.evolve(product, made_from=made_from(request))
-            write(request, product.path, progress)
-        stamp(product)
+            write(request, product.path, progress, key)
+        stamp(product, key)
     return _outcome(product, "made", reason)

@@ -19,16 +19,19 @@ from posexport import __version__
 from posexport.artifact.manifest import (
     Manifest,
     PlanManifest,
+    changed,
     external_data,
     manifest_path,
     matches_manifest,
     read_manifest,
+    write_manifest,
 )
-from posexport.errors import RequestError, check_known, located
+from posexport.artifact.signing import SigningKey
+from posexport.errors import Reason, RequestError, check_known, located
 from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
 from posexport.export.support import default_opset
-from posexport.files import sha256_of, write_json
+from posexport.files import sha256_of
 from posexport.jsondata import unstructure
 from posexport.machine import versions
 from posexport.runtimes.tensorrt.options import PlanOptions
@@ -36,6 +39,9 @@ from posexport.spec.fields import check_types
 from posexport.spec.spec import Spec
 from posexport.verify.matrix.table import public_version
 from posexport.workflows.project.file import EXPORT_OPTIONS, Entry, Project
+
+OUT_OF_DATE = "out-of-date"
+"""The code of a file that is not what its entry asks for."""
 
 
 @attrs.frozen(kw_only=True)
@@ -118,8 +124,26 @@ def made_from(request: Request) -> dict[str, Any]:
     return source
 
 
-def out_of_date(product: Product) -> str | None:
-    """Why the file is not what its entry asks for, as a clause without a full stop; None where it is."""
+def out_of_date(product: Product) -> Reason | None:
+    """Why the file is not what its entry asks for, a clause with OUT_OF_DATE as its code; None where it is.
+
+    The code of a file that is not the one of its manifest is that of such a file in every verdict.
+    """
+    if product.path.is_file() and not _is_own(product):
+        return changed(product.path)
+    text = _out_of_date(product)
+    return None if text is None else Reason(OUT_OF_DATE, text)
+
+
+def _is_own(product: Product) -> bool:
+    """Whether the file is the one of its manifest, as far as it has one."""
+    try:
+        return matches_manifest(product.path) is not False
+    except RequestError:  # which is reported too
+        return True
+
+
+def _out_of_date(product: Product) -> str | None:
     if not product.path.is_file():
         return "it is not there"
     try:
@@ -130,19 +154,17 @@ def out_of_date(product: Product) -> str | None:
         return f"its manifest {manifest_path(product.path).name} is not there"
     if manifest.request is None:
         return "it was not made by 'posexport build'"
-    if not matches_manifest(product.path):
-        return "the file is not the one that its manifest describes (their sha256 differ)"
     made_by = {"posexport": manifest.version, **manifest.tools}
     reason = _changed(manifest.request, product.made_from) or _other_versions(product, made_by)
     return reason or _other_source(product, manifest)
 
 
-def stamp(product: Product) -> None:
-    """Add to a file's manifest what the file was made from."""
+def stamp(product: Product, key: SigningKey | None = None) -> None:
+    """Add to a file's manifest what the file was made from, and sign it with a `key`."""
     manifest = read_manifest(product.path)
     if manifest is None:
         raise RequestError(f"{str(product.path)!r} has no manifest: make it again with 'posexport build'.")
-    write_json(manifest_path(product.path), unstructure(attrs.evolve(manifest, request=product.made_from)))
+    write_manifest(product.path, attrs.evolve(manifest, request=product.made_from), key)
 
 
 def _changed(made: Mapping[str, Any], request: Mapping[str, Any], within: str = "") -> str | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 
 from posexport.artifact.manifest import PlanKernels, PlanManifest, read_manifest_of
+from posexport.artifact.signing import TrustedKey
 from posexport.errors import RequestError
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import can_build
@@ -36,9 +37,18 @@ UP_TO_DATE = "up to date"
 
 
 def verify_project(
-    project: Project, options: VerifyOptions, *, runtimes: Sequence[str], required: Sequence[str], advance: Advance
+    project: Project,
+    options: VerifyOptions,
+    *,
+    runtimes: Sequence[str],
+    required: Sequence[str],
+    advance: Advance,
+    trusted: Sequence[TrustedKey] = (),
 ) -> Report:
-    """The report on a project's files; parity on `runtimes` (none: those that it states) and the `required` ones."""
+    """The report on a project's files; parity on `runtimes` (none: those that it states) and the `required` ones.
+
+    One of the `trusted` keys must have signed each file.
+    """
     files = products(project)
     checked = {product.path: check(product) for product in files}
     overrides = {
@@ -54,6 +64,7 @@ def verify_project(
             list(overrides),
             runtimes={name: row for name, row in RUNTIMES.items() if name in names},
             overrides=overrides,
+            trusted=trusted,
             advance=advance,
             **attrs.asdict(options),
         )
@@ -79,7 +90,8 @@ def check(product: Product) -> list[Verdict]:
         reason = f"{plan.runtime} can't build it here, {missing}"
         return [_verdict(product, UP_TO_DATE, reason, NOT_RUN)]
     problem = out_of_date(product)
-    verdicts = [_verdict(product, UP_TO_DATE, None if problem is None else f"{problem}: run 'posexport build'")]
+    text, code = (None, None) if problem is None else (f"{problem}: run 'posexport build'", problem.code)
+    verdicts = [attrs.evolve(_verdict(product, UP_TO_DATE, text), reason_code=code)]
     if product.path.is_file():
         verdicts += _budget(product)
     return verdicts

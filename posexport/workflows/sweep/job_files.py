@@ -45,7 +45,9 @@ class Hashes:
 
 def _companions(path: Path) -> Iterator[Path]:
     """The files beside an artifact that belong to it. The command itself reports a manifest that it can't read."""
-    for file in map(path.with_name, (f"{path.name}.data", f"{path.name}.json", *external_data(path))):
+    for file in map(
+        path.with_name, (f"{path.name}.data", f"{path.name}.json", f"{path.name}.json.sig", *external_data(path))
+    ):
         if file.is_file():
             yield file
     if path.suffix == ".plan":

@@ -137,15 +137,15 @@ KINDS: dict[str, Kind] = {
     "verify": Kind(
         artifact=True,
         names={"runtime": RUNTIMES, "require": RUNTIMES},
-        files=("inputs",),
-        excluded=("project", "junit", "markdown"),
+        files=("inputs", "weights", "trust"),
+        excluded=("project", "from", "layer", "prefix-tokens", "junit", "markdown"),
         check=lambda values: _check_fields(VerifyOptions, _first_values(values)),
     ),
     "bench": Kind(
         artifact=True,
         axes=("scenario", "shape"),
         names={"runtime": CANDIDATES, "require": CANDIDATES},
-        files=("baseline",),
+        files=("baseline", "trust"),
         excluded=("project", "save", "against"),
         check=_check_bench,
         cpus=None,
@@ -153,7 +153,7 @@ KINDS: dict[str, Kind] = {
     "tune": Kind(
         axes=("preset", "encoding", "for", "scenario", "objective"),
         files=("config", "weights"),
-        excluded=("from", "layer", "output", "save", "cache", "resume"),
+        excluded=("from", "layer", "output", "save", "cache", "resume", "sign"),
         check=_check_block,
         cpus=None,
         writes=True,

@@ -1,0 +1,176 @@
+"""What a file is held against: the weights in a .safetensors file, or layers of a checkpoint with their spec.
+
+The file must be what an export of the original is: the same function by its spec, and the same weights once they are
+rounded to the file's dtype. Only what whoever exports it chooses may differ: the dtype, caches, a padding mask, how
+angles are computed, the form, and fixed sizes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport.errors import Reason, RequestError
+from posexport.models.checkpoints import Checkpoint, read_checkpoint
+from posexport.models.weights import Shapes, read_weights, stored_shapes, weight_shapes
+from posexport.spec import fields
+from posexport.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OTHER_SPEC, OTHER_WEIGHTS = "other-spec", "other-weights"
+"""Codes of the failure of a file that is not its original."""
+
+_SHOWN = 4
+"""How many differences a sentence lists; it counts the others."""
+
+_FREE = ("dtype", "kv_cache", "padding_mask", "angles")
+"""Fields of a spec that whoever exports a checkpoint chooses; its config.json sets none of them."""
+
+
+def _path(value: Path | str | None) -> Path | None:
+    return None if value is None else Path(value)
+
+
+@attrs.frozen(kw_only=True)
+class Original:
+    """Weights in the .safetensors file `weights`, or the layers of the folder `checkpoint` from `layer` on.
+
+    `prefix_tokens` is for a checkpoint whose config.json does not say how many there are.
+    """
+
+    weights: Path | None = attrs.field(default=None, converter=_path)
+    checkpoint: Path | None = attrs.field(default=None, converter=_path)
+    layer: int = fields.integer(0, "the first layer", at_least=0)
+    prefix_tokens: int | None = fields.integer(None, "number of first tokens without a position", at_least=0)
+
+    def __attrs_post_init__(self) -> None:
+        if (self.weights is None) == (self.checkpoint is None):
+            raise RequestError("a file is held against one original: give weights, or the folder of a checkpoint.")
+
+    def to_options(self) -> dict[str, Any]:
+        """The fields as plain data, for the process that computes the reference."""
+        paths = {"weights": self.weights, "checkpoint": self.checkpoint}
+        absolute = {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
+        return {**absolute, "layer": self.layer, "prefix_tokens": self.prefix_tokens}
+
+    def __str__(self) -> str:
+        if self.checkpoint is None:
+            return f"weights {self.weights.name}" if self.weights is not None else "nothing"
+        return f"checkpoint {self.checkpoint.resolve().name}, layer {self.layer}"
+
+    def check(self) -> None:
+        """RequestError where the original can't be read, whatever it is compared with."""
+        if self.weights is not None:
+            stored_shapes(self.weights)
+        else:
+            self._read(1)
+
+    def tensors(self, spec: Spec) -> Mapping[str, Tensor]:
+        """Its weights by public names, rounded to the dtype of `spec`, which must be that of an export of it.
+
+        Raises RequestError where they can't be read.
+        """
+        if self.weights is not None:
+            return read_weights(self.weights, spec)[1]
+        found = self._read(spec.layers, spec.dtype).weights
+        assert found is not None
+        return found
+
+    def mismatch(self, spec: Spec, weights: Mapping[str, Tensor]) -> Reason | None:
+        """How a file of this spec and weights differs from the original, in a clause; None where it is an export of it.
+
+        Raises RequestError where either can't be read.
+        """
+        of_spec: list[str] = []
+        if self.weights is not None:
+            shapes = stored_shapes(self.weights)
+        else:
+            try:
+                original = self._read(spec.layers).spec
+            except RequestError as error:  # one layer can be read, so it is their number or their mixture
+                return self._reason(OTHER_SPEC, [f"the file has {spec.layers} layers, but {str(error).rstrip('.')}"])
+            of_spec, shapes = list(_spec_differences(spec, original)), weight_shapes(original)
+        of_weights = _shape_differences(weight_shapes(spec), shapes) or self._weight_differences(spec, weights)
+        if not of_spec and not of_weights:
+            return None
+        return self._reason(OTHER_SPEC if of_spec else OTHER_WEIGHTS, [*of_spec, *of_weights])
+
+    def _reason(self, code: str, differences: list[str]) -> Reason:
+        shown, more = differences[:_SHOWN], len(differences) - _SHOWN
+        counted = [f"and {more} more differences"] if more > 0 else []
+        return Reason(code, f"it is not an export of {self}: {'; '.join([*shown, *counted])}")
+
+    def _read(self, layers: int, dtype: str | None = None) -> Checkpoint:
+        """So many layers of the checkpoint, with their weights where a dtype is given."""
+        assert self.checkpoint is not None
+        options = {"dtype": dtype, "prefix_tokens": self.prefix_tokens}
+        given = {name: value for name, value in options.items() if value is not None}
+        return read_checkpoint(self.checkpoint, self.layer, layers, given, weights=dtype is not None)
+
+    def _weight_differences(self, spec: Spec, weights: Mapping[str, Tensor]) -> list[str]:
+        import torch
+
+        originals, differences = self.tensors(spec), []
+        for name in originals:
+            ours, theirs = weights[name], originals[name]
+            if ours.dtype != theirs.dtype:
+                differences.append(f"{name} is {ours.dtype} in the file, whose spec says {theirs.dtype}")
+            elif not torch.equal(ours, theirs):
+                apart = float((ours.double() - theirs.double()).abs().max())
+                largest = float(theirs.double().abs().max())
+                differences.append(
+                    f"{name} is other weights, up to {apart:.3g} apart where the largest is {largest:.3g}"
+                )
+        return differences
+
+
+def _shape_differences(shapes: Shapes, originals: Shapes) -> list[str]:
+    """Weights that only one of both has, or that have other shapes."""
+    return [
+        f"{name} is {_shape(shapes.get(name))} in the file and {_shape(originals.get(name))} in the original"
+        for name in {**shapes, **originals}
+        if shapes.get(name) != originals.get(name)
+    ]
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else str(list(shape))
+
+
+def _spec_differences(spec: Spec, original: Spec) -> Iterator[str]:
+    """Where two specs of as many layers are not the same function, field by field; equal ones of layers stand once."""
+    seen = dict[str, list[int]]()
+    for index in range(spec.layers):
+        for text in _of_layer(spec.layer(index), original.layer(index)):
+            seen.setdefault(text, []).append(index)
+    for text, layers in seen.items():
+        yield text if len(layers) == spec.layers else f"in layer {', '.join(map(str, layers[:_SHOWN]))} {text}"
+
+
+def _of_layer(spec: Spec, original: Spec) -> Iterator[str]:
+    ours, theirs = (json.loads(one.to_json()) for one in (spec, original))
+    for name in (name for name in ours if name not in _FREE):
+        a, b = ours[name], theirs[name]
+        if name == "encoding" and a["name"] == b["name"]:
+            yield from (_difference(f"{key} of {a['name']}", a[key], b[key]) for key in a if a[key] != b[key])
+        elif a != b:
+            yield _difference(name, *((a["name"], b["name"]) if name == "encoding" else (a, b)))
+
+
+def _difference(name: str, ours: Any, theirs: Any) -> str:
+    """Two values of a field in one clause; of long lists, the first numbers that differ."""
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        at = next(index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
+        name, ours, theirs = f"{name}[{at}]", ours[at], theirs[at]
+    return f"{name} is {_text(ours)} in the file and {_text(theirs)} in the original"
+
+
+def _text(value: Any) -> str:
+    text = "none" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return (text if len(text) <= 60 else f"{text[:57]}...") or "none"

@@ -84,7 +84,7 @@ def _row(name: str, row: Mapping[str, Any]) -> tuple[object, ...]:
 
 def figures(data: Mapping[str, Any]) -> list[str]:
     """The lines of the page that the data make."""
-    score, sound = data["score"], data["sound"]
+    score, sound = data["score"], data.get("sound", [])  # which may not be made yet
     lines = [
         f"{score['artifacts']} artifacts, seed {score['seed']}.",
         "",

@@ -111,15 +111,14 @@ def _consecutive(artifact: Artifact, random: Random) -> Fault | None:
     return Fault(f"{kind}, from {least} tokens", on_input("position_ids", change), (aim,))
 
 
+ANY_SIGN = ("none", "rope", "sinusoidal", "rope2d", "mrope", "rope-mixed")
+"""Encodings whose formula holds for negative positions, all layers of a stack being of them."""
+
+
 @family("special", "negative positions taken as 0")
 def _negative(artifact: Artifact, random: Random) -> Fault | None:
-    if not is_free(artifact) or artifact.spec.encoding.name not in (
-        "rope",
-        "sinusoidal",
-        "rope2d",
-        "mrope",
-        "rope-mixed",
-    ):
+    names = {layer.encoding.name for layer in artifact.spec.distinct_layers()}
+    if not is_free(artifact) or not names <= set(ANY_SIGN):
         return None
 
     def change(nodes: Nodes, value: str) -> str:

@@ -17,7 +17,7 @@ from posexport.models.biases import T5, Alibi, Alibi2d, Fire, Kerple, Sandwich, 
 from posexport.models.content import Cope, Deberta, Relative, Shaw
 from posexport.models.rotary import Rope, XPos
 from posexport.spec.encoding import Encoding
-from posexport.spec.spec import LAYER_FIELDS, Layer, Spec
+from posexport.spec.spec import LAYER_FIELDS, MOST_LAYERS, Layer, Spec
 
 ENCODINGS: dict[str, type[Encoding]] = {
     cls.name: cls
@@ -51,6 +51,8 @@ def read_spec(data: Mapping[str, Any]) -> Spec:
     if fields.get("layer_pattern"):
         if not isinstance(fields["layer_pattern"], list | tuple):
             raise RequestError(f"layer_pattern is {fields['layer_pattern']!r}: it must be a list of layers.")
+        if len(fields["layer_pattern"]) > MOST_LAYERS:  # before each is read
+            raise RequestError(f"layer_pattern has {len(fields['layer_pattern'])} layers: at most {MOST_LAYERS}.")
         fields["layer_pattern"] = [_read_layer(layer) for layer in fields["layer_pattern"]]
     return Spec(encoding=read_encoding(encoding), **fields)
 

@@ -261,6 +261,9 @@ class Cope(Encoding):
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         return {"pos_emb": (spec.head_dim, self.npos_max)}
 
+    def rounding(self, position: int, keys: int) -> float:
+        return keys * 2.0**-24  # a sum over all keys, which some runtimes take in fp32 and others in fp64
+
     def seeded(self, name: str, values: Tensor) -> Tensor:
         return values * float(values.shape[0] ** -0.5)
 

@@ -128,8 +128,9 @@ class Rope(Rotary):
         # angles by length depend on the largest position
         return ("norms", "permutation", "finite") if scaling_of(self).by_length else self.base_properties
 
-    def computes_frequencies(self) -> bool:
-        return self.scaling == "dynamic"
+    def rounding(self, position: int, keys: int) -> float:
+        # powers that are computed at run time; beyond 2^20 such angles mean nothing, and a wide limit would hide that
+        return min(position, 2**20) * 2.0**-24 if self.scaling == "dynamic" else 0.0
 
     def position_edges(self) -> tuple[int, ...]:
         length = self.original_max_position_embeddings

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport.errors import RequestError
+from posexport.files import check_regular
 from posexport.machine import available, size_text
 from posexport.spec.spec import Spec
 
@@ -208,10 +209,12 @@ def _opened(path: Path) -> Iterator[Any]:
     import safetensors
 
     try:
+        check_regular(path)
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
     except (OSError, safetensors.SafetensorError) as error:
-        raise RequestError(f"weights {path} can't be read as .safetensors ({error}): give a readable file.") from None
+        why = getattr(error, "strerror", None) or error
+        raise RequestError(f"weights {path} can't be read as .safetensors ({why}): give a readable file.") from None
 
 
 def _read(path: Path, name: str, dtype: str) -> torch.Tensor:

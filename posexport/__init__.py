@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
+
+# ONNX Runtime reads it once, when it is first imported; child processes inherit it. Without it, ONNX Runtime 1.29 and
+# later write through $TMPDIR/.ses, even where that is a link, keep a database below the home folder, and send it.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 
 def public_names(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,45 @@ import attrs
 
 ERROR_FILE = "POSEXPORT_ERROR_FILE"
 """The environment variable that names a file: the command line writes its error there too, as `{"error": "..."}`."""
+
+
+_LONG_WORD = re.compile(r"\S{400,}")
+_LONGEST_TEXT = 6000
+
+
+def plain(text: str, longest: int = _LONGEST_TEXT, kept: str = "\n\t") -> str:
+    """Text for a terminal or a report: what may stand in a file that somebody else made can't control either.
+
+    Control characters, escape sequences, marks that change the direction of writing, and what UTF-8 can't hold are
+    written as Python writes them (`\\x1b`), but for those in `kept`. Words of 400 characters and more, and texts that
+    are longer than `longest`, are shortened in their middle.
+    """
+    if not text.isprintable():
+        text = "".join(
+            character if character.isprintable() or character in kept else repr(character)[1:-1] for character in text
+        )
+    if len(text) >= 400:
+        text = _shortened(_LONG_WORD.sub(lambda word: _shortened(word[0], 160), text), longest)
+    return text
+
+
+def _shortened(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest * 3 // 4]}... ({len(text):,} characters) ...{text[-longest // 4 :]}"
+
+
+def _sentence(text: str) -> str:
+    """Plain text on one line."""
+    return plain(" ".join(text.split()) if "\n" in text or "\t" in text else text)
+
+
+def shown(value: object, longest: int = 80) -> str:
+    """A name or value from a file, as Python writes it, shortened in its middle: for a message."""
+    if isinstance(value, str) and len(value) > longest:
+        value = _shortened(value, longest)
+    text = repr(value)
+    return text if isinstance(value, str) else _shortened(text, longest)
 
 
 @attrs.frozen
@@ -19,7 +59,7 @@ class Reason:
     """
 
     code: str
-    text: str
+    text: str = attrs.field(converter=plain)
 
     def __str__(self) -> str:
         return self.text
@@ -29,6 +69,9 @@ class PosexportError(Exception):
     """Base of all errors that posexport raises on purpose; its text is one sentence."""
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        return _sentence(super().__str__())
 
 
 class RequestError(PosexportError):
@@ -43,7 +86,7 @@ class FieldError(RequestError):
         self.field, self.complaint = field, complaint
 
     def __str__(self) -> str:
-        return f"{self.field} {self.complaint}"
+        return _sentence(f"{self.field} {self.complaint}")
 
     def named(self, name: str) -> RequestError:
         """The same with the name that the field has where it was written, such as that of an option."""

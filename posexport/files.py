@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
-import shutil
-import signal
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from posexport import temporary
 from posexport.errors import RequestError, system_error
+from posexport.temporary import Temporary, uninterrupted
+
+TEXT_LIMIT = 64 * 2**20
+"""The most bytes of a file of JSON that are read: manifests, results, config.json, the index of a checkpoint."""
+
+TOML_LIMIT = 2**20
+"""The most bytes of a file of TOML, which people write by hand, that are read."""
+
+_HOLLOW_FROM = 2**30  # bytes from which a file is asked whether it stores them
+
+MODEL_LIMIT = 2**31 - 1
+"""The most bytes of an ONNX file: protobuf has no larger messages."""
 
 
 class HashingFile:
@@ -29,10 +42,10 @@ class HashingFile:
 
 
 class Staged:
-    """Files that wait under temporary names beside their targets; `renames` holds the two paths of each."""
+    """Files that wait under temporary names beside their targets; `renames` holds each with its target."""
 
     def __init__(self) -> None:
-        self.renames: list[tuple[Path, Path]] = []
+        self.renames: list[tuple[Temporary, Path]] = []
         self.removals: list[Path] = []
 
     def remove(self, target: Path) -> None:
@@ -42,20 +55,15 @@ class Staged:
 
     def write(self, target: Path, fill: Callable[[HashingFile], object]) -> str:
         """Write what shall stand at `target`, and return its sha256; RequestError where the folder can't be written."""
-        import tempfile
-
         check_target(target)
         with system_error(f"can't write to the folder {str(target.parent)!r}", "give an existing, writable one"):
-            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-        self.renames.append((Path(name), target))
-        with os.fdopen(handle, "wb") as file:
+            made, descriptor = temporary.file(target)
+        self.renames.append((made, target))
+        with os.fdopen(descriptor, "wb") as file:
             hashing = HashingFile(file)
             fill(hashing)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)  # mkstemp makes files for their owner only
         return hashing.sha256.hexdigest()
 
 
@@ -67,44 +75,41 @@ def staged() -> Iterator[Staged]:
         with system_error("can't write the output", "free some space or give another folder"):
             yield files
             with uninterrupted():
-                for temporary, target in files.renames:
-                    temporary.replace(target)
+                for made, target in files.renames:
+                    made.path.replace(target)
+                    made.keep()
                 files.renames.clear()
                 for stale in files.removals:
                     stale.unlink(missing_ok=True)
     finally:
-        for temporary, _ in files.renames:
-            temporary.unlink(missing_ok=True)
+        for made, _ in files.renames:
+            made.remove()
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C while the renames run, so that no file stands beside another one's manifest."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+def check_name(path: Path) -> None:
+    """RequestError for a path that is not UTF-8: manifests can't name it, and engines can't open it."""
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.fspath(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{str(path)!r} has a name that is not UTF-8: rename it, or its folder.") from None
 
 
 def check_target(target: Path) -> None:
     """RequestError where a file can't stand at `target`: a folder does, or what a rename would take from the system."""
+    check_name(target)
     if target.is_dir():
         raise RequestError(f"output {str(target)!r} is a folder: give the name of a file.")
-    if (target.exists() and not target.is_file()) or target.parent.resolve() == Path("/dev"):
+    if (target.exists() and not target.is_file()) or os.path.realpath(target.parent) == "/dev":
         raise RequestError(f"output {str(target)!r} is a device or a pipe: give the name of a file.")
 
 
 def check_writable(target: Path) -> None:
     """RequestError where no file can be written at `target`: checked before the work whose result goes there."""
-    import tempfile
-
     check_target(target)
     with system_error(f"output {str(target)!r} can't be written", "give a file in a folder that can be"):
-        tempfile.NamedTemporaryFile(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent).close()
+        made, descriptor = temporary.file(target)
+        os.close(descriptor)
+        made.remove()
 
 
 def check_output(target: Path, ending: str) -> None:
@@ -116,11 +121,72 @@ def check_output(target: Path, ending: str) -> None:
     check_writable(target)
 
 
-def read_bytes(path: Path) -> bytes:
-    """What a file or a pipe holds; OSError for a device, which may never end."""
-    if path.is_char_device() or path.is_block_device():
-        raise OSError(errno.EINVAL, "it is a device", str(path))
-    return path.read_bytes()
+def open_file(path: Path, limit: int | None = None) -> io.BufferedReader:
+    """A regular file, open for reading bytes. Every file of a person's is opened here (tests/design keeps it so).
+
+    Raises OSError for what can't be read, for anything but a regular file (a pipe or a device may never end), and for
+    more than `limit` bytes. What is checked is the file that was opened, whatever is put in its place meanwhile.
+    """
+    try:
+        _check_regular(path, os.stat(path))  # noqa: PTH116 (a device is not opened, which may already do something)
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # a pipe would wait for its end
+        descriptor = os.open(path, flags)
+    except ValueError:  # a NUL, or half a surrogate pair
+        raise OSError(errno.EINVAL, "no file can have such a name", str(path)) from None
+    try:
+        status = os.fstat(descriptor)
+        _check_regular(path, status)
+        if limit is not None and status.st_size > limit:
+            raise _too_large(path, limit)
+        if _is_hollow(descriptor, status):
+            raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, nearly all of which are a hole", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    if not stat.S_ISREG(status.st_mode):
+        kinds = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
+        kind = next((name for holds, name in kinds.items() if holds(status.st_mode)), "a device")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
+
+
+def _is_hollow(descriptor: int, status: os.stat_result) -> bool:
+    """Whether a file is large and stores next to nothing: it costs nothing to make, and hours to read."""
+    stored = getattr(status, "st_blocks", status.st_size) * 512
+    if status.st_size < _HOLLOW_FROM or stored > status.st_size // 64:
+        return False
+    try:  # some network file systems count no blocks, and know no holes
+        hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except (OSError, AttributeError):
+        return False
+    return hole < status.st_size
+
+
+def _too_large(path: Path, limit: int) -> OSError:
+    size = f"{limit / 2**20:,.0f} MiB" if limit >= 2**20 else f"{limit} bytes"
+    return OSError(errno.EFBIG, f"it is larger than {size}, the most that is read", str(path))
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """What a regular file holds; OSError as in `open_file`."""
+    with open_file(path, limit) as file:
+        data = file.read(os.fstat(file.fileno()).st_size + 1)
+        while more := file.read(min(2**20, limit + 1 - len(data))):  # a file in /proc holds more than its size says
+            data += more
+            if len(data) > limit:
+                raise _too_large(path, limit)
+    return data
+
+
+def check_regular(path: Path, limit: int | None = None) -> None:
+    """OSError as in `open_file`, for a file that a library opens by its path."""
+    open_file(path, limit).close()
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
@@ -128,18 +194,36 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(read_bytes(path).decode())
+        table = tomllib.loads(read_bytes(path, TOML_LIMIT).decode())
     except OSError as error:
         raise RequestError(f"{what} {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
     except UnicodeDecodeError:
         raise RequestError(f"{what} {str(path)!r} is not TOML, whose text is UTF-8: save it as UTF-8.") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{what} {str(path)!r} is not TOML ({error}): fix it.") from None
+    if (text := _with_nul(table)) is not None:
+        raise RequestError(f"{what} {str(path)!r} holds the text {text!r} with a NUL, which nothing takes: fix it.")
+    return table
+
+
+def _with_nul(data: Any) -> str | None:
+    """The first text with a NUL in tables and lists, keys included: no name of a file can have one."""
+    waiting = [data]
+    while waiting:
+        match waiting.pop():
+            case str() as text if "\0" in text:
+                return text
+            case dict() as table:
+                waiting += [*table.values(), *table]
+            case list() as items:
+                waiting += items
+    return None
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
-    """JSON as posexport writes it to files: indented, keys in the given order."""
-    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+    """JSON as posexport writes it to files: indented, keys in the given order. What UTF-8 lacks, such as the bytes of a
+    file's name that are no text, is escaped."""
+    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -149,8 +233,8 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, read in pieces."""
-    with path.open("rb") as file:
+    """The sha256 of a file, read in pieces; OSError as in `open_file`."""
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -160,25 +244,21 @@ def write_folder(target: Path, fill: Callable[[Path], None], beside: Mapping[Pat
     What stands there gives way, and the small files `beside` (path to bytes) change with it. Raises RequestError where
     the place can't be written; whatever is raised, everything is then as it was.
     """
-    import tempfile
-
     with (
         system_error(f"can't write the folder {str(target)!r}", "give another place, or free some space"),
         ExitStack() as stack,
     ):
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
-        # not TemporaryDirectory, which raises where files of another user are left of the old folder
-        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-        made = temporary / "new"
+        aside = stack.enter_context(temporary.folder_beside(target))
+        made = aside / "new"
         made.mkdir()
         fill(made)
         moves = [(made, target)]
         for number, (path, data) in enumerate((beside or {}).items()):
-            file = temporary / f"new-{number}"
+            file = aside / f"new-{number}"
             file.write_bytes(data)
             moves.append((file, path))
         with uninterrupted():
-            _move(moves, temporary)
+            _move(moves, aside)
 
 
 def _move(moves: list[tuple[Path, Path]], aside: Path) -> None:

@@ -15,23 +15,28 @@ import json
 import math
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import attrs
 
-from posexport.files import read_bytes
+from posexport.files import TEXT_LIMIT, read_bytes
 
 if TYPE_CHECKING:
     import cattrs
 
 T = TypeVar("T")
 
-_UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+_UNWRITABLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 LARGEST = 10**300
 """Numbers beyond it are no measurement, and overflow a float."""
+
+DEEPEST = 64
+"""Levels of lists and objects inside each other that JSON may have."""
 
 OMITTED = "posexport.omitted"
 """Metadata of a field that is written only where it differs from its default: `metadata={OMITTED: True}`."""
@@ -58,15 +63,43 @@ def unstructure(value: Any) -> Any:
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds; DataError where it is no JSON, OSError where it can't be read."""
-    return parse_json(read_bytes(path))
+    return parse_json(read_bytes(path, TEXT_LIMIT))
 
 
-def parse_json(data: bytes) -> Any:
-    """What JSON holds; DataError where it is none."""
+def parse_json(text: bytes | str) -> Any:
+    """What JSON says; DataError where it is none, where it is nested too deep, and where a key stands twice."""
+    if len(text) > TEXT_LIMIT:
+        raise DataError("it is too long")
     try:
-        return json.loads(data)
+        data = json.loads(text, object_pairs_hook=_table)
+    except DataError:
+        raise
     except (ValueError, RecursionError):
         raise DataError("it is not JSON") from None
+    _check_depth(data)
+    return data
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; DataError where a key stands twice, since each reader may take another of the two."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise DataError("a key stands in it twice")
+    return table
+
+
+def _check_depth(data: Any) -> None:
+    """DataError for lists and objects that are nested deeper than DEEPEST, at which recursive code would end."""
+    level = [data]
+    for _ in range(DEEPEST):
+        level = [item for value in level if isinstance(value, dict | list) for item in _items(value)]
+        if not level:
+            return
+    raise DataError(f"it is nested deeper than {DEEPEST} levels")
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def writable(text: str) -> str:

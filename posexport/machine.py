@@ -253,7 +253,7 @@ def is_short(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(words in text for words in SHORT)
 
 
-def limit_to_what_is_free(keep_free: int) -> None:
+def limit_to_what_is_free(keep_free: int = 0) -> None:
     """Let this process take what is free now, less `keep_free` and `HEADROOM` bytes, and no more (Linux only)."""
     if sys.platform != "linux":
         return
@@ -262,6 +262,22 @@ def limit_to_what_is_free(keep_free: int) -> None:
     limit = (_status("VmData:") or resident()) + max(available() - keep_free - HEADROOM, HEADROOM)
     with contextlib.suppress(ValueError, OSError):  # a lower limit of the system's stands
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+@contextlib.contextmanager
+def limited_to_what_is_free() -> Iterator[None]:
+    """Let this process take no more than is free for as long as the block runs; its children lift the limit."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limit_to_what_is_free()
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def forget_peak() -> int:

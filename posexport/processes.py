@@ -1,26 +1,32 @@
 """One child process that answers requests, one JSON object a line, and both ends of that conversation.
 
 The parent holds a `Worker`; the child calls `serve`. A reply is `{"ok": true, ...}` with the fields of the answer, or
-`{"ok": false, "error": text, "code": code}` with one of the codes below. A crash of the child is a reply too.
+`{"ok": false, "error": text, "code": code}` with one of the codes below. A crash of the child is a reply too. Before
+its reply the child may say what it does, `{"step": text}`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import getpass
 import json
 import os
 import queue
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, Any
 
+from posexport import temporary
 from posexport.errors import PosexportError, Reason, RuntimeMissingError
+from posexport.progress import Progress, silent
 
 # codes of failures: how the process ended ...
 KILLED = "killed"  # by SIGKILL, as the kernel does where memory runs out
@@ -34,6 +40,9 @@ REFUSED = "refused"  # the engine's error that it can't run this
 MISSING = "runtime-missing"  # RuntimeMissingError
 INVALID = "invalid-request"  # another error of posexport's own
 FAILED = "failed"  # any other error
+
+NOTHING_SHOWN = (MISSING, TIMED_OUT)
+"""The codes of failures that say nothing about the work: it was not done to its end."""
 
 POLL_SECONDS = 0.25
 """Seconds between two looks at whether a silent process still lives, and for Ctrl-C."""
@@ -76,6 +85,7 @@ class Worker:
         self._module = module
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._folder: temporary.Temporary | None = None
         self._errors: IO[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._requests = 0
@@ -97,21 +107,27 @@ class Worker:
                 return
             self._release()
             with contextlib.ExitStack() as opened:
-                self._errors = opened.enter_context(tempfile.TemporaryFile())
+                self._folder = temporary.folder()
+                folder = opened.enter_context(self._folder)
+                self._errors = opened.enter_context((folder / "stderr").open("w+b"))
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", self._module],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._errors,
                     encoding="utf-8",
+                    env=child_environment(folder),
                 )
                 opened.pop_all()  # it lives as long as the process
             self._lines = queue.SimpleQueue()
             self._reader = threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True)
             self._reader.start()
 
-    def ask(self, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
-        """The worker's reply; where none comes within `time_limit` seconds, a failure that says how it ended."""
+    def ask(self, request: dict[str, Any], time_limit: float, progress: Progress = silent) -> dict[str, Any]:
+        """The worker's reply; where none comes within `time_limit` seconds, a failure that says how it ended.
+
+        `progress` gets the steps that the worker reports; the time counts anew from each.
+        """
         self.start()
         process, lines = self._process, self._lines
         assert process is not None and process.stdin is not None
@@ -120,7 +136,8 @@ class Worker:
         try:
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
-            line = _next(lines, process, time_limit)
+            while (line := _next(lines, process, time_limit)) is not None and (step := json.loads(line).get("step")):
+                progress(step)
         except queue.Empty:
             self.stop()
             return failure(TIMED_OUT, f"no answer within {time_limit:g} s")
@@ -174,6 +191,8 @@ class Worker:
             process.stdin.close()
         if self._errors is not None:
             self._errors.close()
+        if self._folder is not None:
+            self._folder.remove()
 
     def close(self) -> None:
         """Kill the process for good."""
@@ -205,6 +224,28 @@ def _read(stream: IO[str] | None, lines: queue.SimpleQueue[str | None]) -> None:
     lines.put(None)
 
 
+def child_environment(folder: Path) -> dict[str, str]:
+    """The environment of a child process whose temporary files lie in `folder`, which its parent removes.
+
+    So a child that is killed leaves nothing behind, nor do the engines in it.
+    """
+    kept = _compiler_cache()
+    caches = {} if kept is None else {"TORCHINDUCTOR_CACHE_DIR": str(kept)}
+    return {**caches, **os.environ, "TMPDIR": str(folder), _PARENT: str(os.getpid())}
+
+
+def _compiler_cache() -> Path | None:
+    """The folder in which torch.compile keeps what it has compiled, so that later runs are faster; None where it is not
+    there, or another user's, whose code would be run."""
+    try:
+        cache = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+        status = cache.lstat()
+    except (OSError, KeyError, ImportError):  # the last two for a user without a name
+        return None
+    return cache if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() else None
+
+
+_PARENT = "POSEXPORT_PARENT"  # the id of the process that started this one as its child
 _PR_SET_PDEATHSIG = 1
 
 
@@ -214,10 +255,25 @@ def end_with_parent() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid()):
+        os._exit(1)  # it was gone before the kernel was asked
     if sys.platform != "win32":
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported; it leaves no core file behind
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.getrlimit(resource.RLIMIT_DATA)[1],) * 2)  # the parent's
+    with contextlib.suppress(OSError):  # where memory runs out all the same, Linux ends this process, no other
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+_steps: list[Callable[[str], object]] = []
+"""What sends a step to the parent, in a process that serves."""
+
+
+def report(step: str) -> None:
+    """Tell the parent what is done next; may be called from any thread."""
+    for send in _steps:
+        send(step)
 
 
 def serve(
@@ -240,6 +296,7 @@ def serve(
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
+    _steps[:] = [lambda step: answers.write(json.dumps({"step": step}) + "\n")]
     while True:
         request = json.loads(waiting.get())
         number = request.pop("id")

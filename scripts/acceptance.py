@@ -12,7 +12,6 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 from results import RESULTS, record
 from timing import COMMON, block_spec, write_block
 
+from posexport import temporary
 from posexport.bench import bench
 from posexport.bench.candidates import CANDIDATES
 from posexport.bench.options import BenchOptions
@@ -107,10 +107,10 @@ def main(runtimes: str | None, cuda_graph: bool, quick: bool, output: Path | Non
         raise click.UsageError(f"the folder {str(target.parent)!r} is not there: make it first, or give another.")
     options = BenchOptions(rounds=2 if quick else 15, cuda_graph=cuda_graph)
     results: list[Result] = []
-    with tempfile.TemporaryDirectory() as folder, console.steps("acceptance", len(cells)) as progress:
+    with temporary.folder() as folder, console.steps("acceptance", len(cells)) as progress:
         for cell in cells:
             progress.update(str(cell))
-            results += _measure(cell, names, missing, Path(folder), options)
+            results += _measure(cell, names, missing, folder, options)
             progress.update(advance=1)
             data = {"device": device, "quick": quick, "cuda_graph": cuda_graph, **record()}
             write_json(target, {**data, "results": [attrs.asdict(result) for result in results]})

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # some tests import onnxruntime before posexport
 
 import forks
 import hypothesis

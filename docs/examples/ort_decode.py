@@ -14,11 +14,15 @@ missing.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before the import, which otherwise writes files and sends them
+
 import onnxruntime as ort
 
 NUMPY = {"tensor(float)": np.float32, "tensor(float16)": np.float16}

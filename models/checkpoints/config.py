@@ -7,7 +7,6 @@ versions. Models of several parts, such as text and images, have a table for eac
 from __future__ import annotations
 
 import difflib
-import errno
 import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import attrs
 
 from posexport.errors import RequestError
+from posexport.files import TEXT_LIMIT, read_bytes
 from posexport.spec.fields import LARGEST
 
 T = TypeVar("T")
@@ -26,8 +26,6 @@ Data = dict[str, Any]
 """A layer, or a part of one, as plain data that `read_spec` takes."""
 
 FILE = "config.json"
-MAX_BYTES = 2**26
-"""What is read of a config.json: 64 MB, so that a file of weights is not read whole."""
 
 NUMBER = f"a number from {-LARGEST:g} to {LARGEST:g}"
 
@@ -167,10 +165,7 @@ def open_config(path: Path) -> dict[str, Any]:
     """The data of a config.json, from the file or its folder; RequestError where it can't be read or is no table."""
     file = path / FILE if path.is_dir() else path
     try:
-        if file.is_char_device():
-            raise OSError(errno.EINVAL, "it is a device")  # reading it may never end
-        with file.open("rb") as opened:
-            data = json.loads(opened.read(MAX_BYTES).decode())
+        data = json.loads(read_bytes(file, TEXT_LIMIT).decode())
     except OSError as error:
         raise RequestError(
             f"{str(file)!r} can't be read ({error.strerror}): nothing is downloaded, so give the local folder of a "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posexport.errors import RequestError
+from posexport.files import TEXT_LIMIT, check_regular, read_bytes
 from posexport.models.weights import check_values
 
 if TYPE_CHECKING:
@@ -78,15 +79,17 @@ class Tensors:
         import safetensors
 
         try:
+            check_regular(self.folder / file)
             return safetensors.safe_open(self.folder / file, framework="pt")
         except (OSError, safetensors.SafetensorError) as error:
+            why = getattr(error, "strerror", None) or error
             raise RequestError(
-                f"{str(self.folder / file)!r} can't be read as .safetensors ({error}): fetch the file again."
+                f"{str(self.folder / file)!r} can't be read as .safetensors ({why}): fetch the file again."
             ) from None
 
     def _index(self) -> Mapping[str, str]:
         try:
-            files = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            files = json.loads(read_bytes(self.folder / INDEX, TEXT_LIMIT))["weight_map"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             files = None
         # shards are beside the index: a path with folders could lead anywhere

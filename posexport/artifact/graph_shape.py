@@ -33,7 +33,9 @@ def read_graph_shape(path: Path, name: str) -> GraphShape:
         summary=f"{spec.encoding.name}, {artifact.form}, {spec.dtype}, opset {artifact.opset}",
         operators=Counter(map(_operator, graph.node)),
         inside=sum((bodies[node.op_type] for node in graph.node if node.op_type in bodies), Counter()),
-        path=longest_path(graph.node, graph.input[0].name, graph.output[0].name),
+        path=longest_path(graph.node, graph.input[0].name, graph.output[0].name)
+        if graph.input and graph.output
+        else (),
     )
 
 
@@ -42,11 +44,20 @@ def _operator(node: Any) -> str:
     return f"{domain}{node.op_type}"
 
 
+_Step = tuple[int, str, Any]
+"""The length of the longest path to a value, its last operator, and the step before (a path itself would be copied)."""
+
+
 def longest_path(nodes: Sequence[Any], start: str, end: str) -> tuple[str, ...]:
     """The operators on the longest path from the value `start` to the value `end`; nodes come in topological order."""
-    paths: dict[str, tuple[str, ...]] = {start: ()}
+    steps: dict[str, _Step] = {start: (0, "", None)}
     for node in nodes:
-        reached = [paths[name] for name in node.input if name in paths]
+        reached = [steps[name] for name in node.input if name in steps]
         if reached:
-            paths |= dict.fromkeys(node.output, (*max(reached, key=len), _operator(node)))
-    return paths.get(end, ())
+            before = max(reached, key=lambda step: step[0])
+            steps |= dict.fromkeys(node.output, (before[0] + 1, _operator(node), before))
+    path, step = [], steps.get(end)
+    while step is not None and step[0]:
+        path.append(step[1])
+        step = step[2]
+    return tuple(reversed(path))

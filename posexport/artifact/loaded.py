@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from posexport.artifact.manifest import (
 from posexport.artifact.onnx_artifact import Artifact, read_onnx
 from posexport.artifact.plan import check_plan, onnx_of
 from posexport.artifact.signing import TrustedKey
-from posexport.errors import MismatchError, Reason, RequestError
+from posexport.errors import MismatchError, Reason, RequestError, shown
 from posexport.files import sha256_of
+from posexport.machine import available, size_text
 from posexport.spec.contract import SUMS, Bounds, Values, bounds_of, graph_inputs, graph_outputs, smallest
 from posexport.spec.spec import Spec
 
@@ -101,6 +103,7 @@ def load_artifact(path: Path, trusted: Sequence[TrustedKey] = (), *, lenient: bo
             source = _read_as_described(path, manifest)
         inputs, outputs = source.inputs(), source.outputs()
         bounds = bounds_of(graph_inputs(source.spec), inputs)
+    _check_sizes(path, {**inputs, **outputs}, bounds)
     return LoadedArtifact(
         path=path,
         source=source,
@@ -138,6 +141,21 @@ def load_sound(path: Path, trusted: Sequence[TrustedKey] = ()) -> LoadedArtifact
     if artifact.contract_violation is not None:
         raise RequestError(f"{str(path)!r} contradicts its own spec, {artifact.contract_violation}: export it again.")
     return artifact
+
+
+def _check_sizes(path: Path, values: Values, bounds: Bounds) -> None:
+    """RequestError where an input or output would not fit into memory even at its smallest sizes."""
+    free = available()
+    for name, (shape, _) in values.items():
+        sizes = [dim if isinstance(dim, int) else max(bounds.get(dim, (1, None))[0], 1) for dim in shape]
+        if (size := math.prod(sizes) * _BYTES) > free:
+            raise RequestError(
+                f"{str(path)!r} takes {size_text(size)} for {shown(name)} {shown(list(shape))} alone, in float64, and "
+                f"{size_text(free)} of memory are free: export it with smaller sizes."
+            )
+
+
+_BYTES = 8  # of an element of the float64 reference
 
 
 def _profile_bounds(spec: Spec, inputs: Values, profiles: Profiles) -> tuple[Bounds, dict[str, int]]:

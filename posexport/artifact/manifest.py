@@ -5,6 +5,7 @@ Classes are the schema (posexport.jsondata), their fields in the order of the ke
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import attrs
 
 from posexport.artifact.signing import SigningKey, TrustedKey, check_signature, signature_path, untrusted
 from posexport.errors import Reason, RequestError
-from posexport.files import Staged, json_bytes, read_bytes, sha256_of, staged
+from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, sha256_of, staged
 from posexport.jsondata import OMITTED, DataError, parse_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.spec.contract import Values, smallest
@@ -270,12 +271,12 @@ def read_manifest_of(kind: type[M], path: Path, trusted: Sequence[TrustedKey] = 
     manifest's `signer`.
     """
     file = manifest_path(path)
-    if not file.is_file():
+    if not os.path.lexists(file):
         if trusted:
             raise untrusted(path, f"it has no manifest {file.name}, so nobody signed it")
         return None
     try:
-        data = read_bytes(file)
+        data = read_bytes(file, TEXT_LIMIT)
         manifest = structure(parse_json(data), kind)
     except OSError as error:
         problem = f"can't be read ({error.strerror})"

@@ -30,6 +30,7 @@ from posexport.artifact.profiles import profiles_of
 from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError
 from posexport.files import sha256_of, staged
+from posexport.jsondata import parse_json
 from posexport.machine import size_text
 from posexport.models import read_spec
 from posexport.models.weights import LazyWeights, weight_shapes
@@ -195,7 +196,7 @@ def read_onnx(path: Path, expected: str | None = None) -> Artifact:
         )
     form, target = properties["posexport.form"], properties.get("posexport.target", "portable")
     try:
-        data = json.loads(properties["posexport.spec"])
+        data = parse_json(properties["posexport.spec"])
         if not isinstance(data, dict):
             raise RequestError("it is not a table.")
         spec = read_spec(data)
@@ -208,10 +209,16 @@ def read_onnx(path: Path, expected: str | None = None) -> Artifact:
     return Artifact(path=path, sha256=sha256, spec=spec, form=form, target=target, version=version, model=model)
 
 
+def _dtype(number: int) -> str:
+    """posexport's name of an element type, onnx's where posexport has none, `type 99` where onnx has none either."""
+    known = onnx.TensorProto.DataType
+    return _DTYPES.get(number) or (known.Name(number) if number in known.values() else f"type {number}")
+
+
 def _values(infos: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[Shape, str]]:
     values: dict[str, tuple[Shape, str]] = {}
     for info in infos:
         tensor = info.type.tensor_type
         shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
-        values[info.name] = (shape, _DTYPES.get(tensor.elem_type, onnx.TensorProto.DataType.Name(tensor.elem_type)))
+        values[info.name] = (shape, _dtype(tensor.elem_type))
     return values

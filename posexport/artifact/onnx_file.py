@@ -19,8 +19,10 @@ import onnx.checker
 import onnx.numpy_helper
 
 from posexport.artifact.manifest import changed
-from posexport.errors import MismatchError, RequestError, system_error
-from posexport.files import HashingFile, Staged, read_bytes
+from posexport.artifact.onnx_limits import check_graph, check_size, check_texts, nodes_within
+from posexport.errors import MismatchError, RequestError, shown, system_error
+from posexport.files import MODEL_LIMIT, HashingFile, Staged, check_name, open_file, read_bytes
+from posexport.machine import size_text
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -37,6 +39,20 @@ _TORCH: dict[int, tuple[str, int]] = {
     onnx.TensorProto.INT64: ("int64", 8),
 }
 """torch's names for the dtypes that artifacts use, and the bytes of an element."""
+_BITS: dict[int, int] = {
+    number: bits
+    for bits, names in {
+        4: "INT4 UINT4",
+        8: "INT8 UINT8 BOOL FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ",
+        16: "INT16 UINT16 FLOAT16 BFLOAT16",
+        32: "INT32 UINT32 FLOAT",
+        64: "INT64 UINT64 DOUBLE COMPLEX64",
+        128: "COMPLEX128",
+    }.items()
+    for number in map(onnx.TensorProto.DataType.Value, names.split())
+}
+"""Bits of an element, by the dtypes of tensors that are read."""
+_SLACK = 2**20  # bytes that external data may have behind the last tensor
 
 
 def weights_of(model: ir.Model) -> dict[str, ir.TensorProtocol]:
@@ -157,73 +173,102 @@ def read(path: Path, expected: str | None = None) -> tuple[onnx.ModelProto, str]
     """An ONNX file, its external data left where it is, and the sha256 of the bytes that were parsed.
 
     Raises RequestError for what isn't whole, sound ONNX; MismatchError, before parsing, where the bytes don't have the
-    `expected` sha256. External data must lie in the file's own folder: a path that leads elsewhere could read any file
-    of the user's.
+    `expected` sha256. Whatever could take time or memory out of proportion to a file of posexport's is refused before
+    it does (posexport.artifact.onnx_limits). External data must lie in the file's own folder: a path that leads
+    elsewhere could read any file of the user's.
     """
+    check_name(path)
     with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"):
-        data = read_bytes(path)
+        data = read_bytes(path, MODEL_LIMIT)
     sha256 = hashlib.sha256(data).hexdigest()
     if expected not in (None, sha256):
         raise MismatchError(path, changed(path), sha256=sha256)
     try:
-        model = onnx.ModelProto.FromString(data)
+        check_size(path, data)
+        model = onnx.load_model_from_string(data)
     except (google.protobuf.message.DecodeError, ValueError):
         raise RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.") from None
+    check_texts(path, model)
     if not model.graph.node or not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
         raise RequestError(f"{str(path)!r} holds no ONNX graph of a known opset: export it again.")
+    check_graph(path, model)
+    ends: dict[Path, int] = {}
     for tensor in _tensors(model):
-        _check_tensor(path, tensor)
+        _check_tensor(path, tensor, ends)
+    for target, end in ends.items():
+        if target.stat().st_size > end + _SLACK:
+            raise RequestError(
+                f"{str(path)!r} keeps {size_text(end)} of weights in {target.name!r}, which is larger than that: "
+                "restore it."
+            )
     return model, sha256
+
+
+def load(path: Path) -> onnx.ModelProto:
+    """An ONNX file with its external data; raises as `read` does."""
+    model, _ = read(path)
+    with system_error(f"can't read the weights of {str(path)!r}", "restore the files beside it"):
+        onnx.load_external_data_for_model(model, str(path.parent))
+    return model
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of a file: initializers, and what nodes hold, at any depth and in functions."""
-    holders: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
-    while holders:
-        holder = holders.pop()
+    for holder in (model.graph, *model.functions):
         if isinstance(holder, onnx.GraphProto):
             yield from holder.initializer
-            for sparse in holder.sparse_initializer:
-                yield from (sparse.values, sparse.indices)
-        for attribute in (attribute for node in holder.node for attribute in node.attribute):
-            yield from (*attribute.tensors, *([attribute.t] if attribute.HasField("t") else []))
-            holders += [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
+        for graph, node in nodes_within(holder):
+            if graph is not None:
+                yield from graph.initializer
+            if node is not None:
+                for attribute in node.attribute:
+                    yield from (*attribute.tensors, *([attribute.t] if attribute.HasField("t") else []))
 
 
-def _check_tensor(path: Path, tensor: onnx.TensorProto) -> None:
-    size = math.prod(tensor.dims) * _TORCH[tensor.data_type][1] if tensor.data_type in _TORCH else None
-    stored = len(tensor.raw_data) if tensor.HasField("raw_data") else None
+def _check_tensor(path: Path, tensor: onnx.TensorProto, ends: dict[Path, int]) -> None:
+    """RequestError unless a tensor holds the data that its dimensions ask for; `ends` gets where external data ends."""
+    sound = tensor.data_type in _BITS and min(tensor.dims, default=0) >= 0
+    count = math.prod(tensor.dims)
+    size = (count * _BITS.get(tensor.data_type, 0) + 7) // 8
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        stored = _check_external(path, tensor)
-    elif stored is None and size is not None:
+        target, end, stored = _check_external(path, tensor)
+        ends[target] = max(ends.get(target, 0), end)
+        sound = sound and stored == size
+    elif tensor.data_type == onnx.TensorProto.STRING:
+        sound = len(tensor.string_data) == count
+    elif tensor.HasField("raw_data"):
+        sound = sound and len(tensor.raw_data) == size
+    elif sound:
         try:
-            stored = onnx.numpy_helper.to_array(tensor).nbytes
-        except ValueError:  # as many numbers as its dimensions ask for
-            stored = -1
-    if min(tensor.dims, default=0) < 0 or (size is not None and stored != size):
-        raise RequestError(f"{str(path)!r} is damaged: {tensor.name!r} is not {list(tensor.dims)}: export it again.")
+            sound = onnx.numpy_helper.to_array(tensor).size == count
+        except Exception:  # as many numbers as its dimensions ask for, and such as its dtype holds
+            sound = False
+    if not sound:
+        raise RequestError(
+            f"{str(path)!r} is damaged: {shown(tensor.name)} is not {shown(list(tensor.dims))}: export it again."
+        )
 
 
-def _check_external(path: Path, tensor: onnx.TensorProto) -> int:
-    """The length of a tensor that lies in another file of the same folder."""
+def _check_external(path: Path, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
+    """The other file of the same folder in which a tensor lies, where it ends there, and its length."""
     entry = external(tensor)
     location = entry.get("location", "")
     home = path.parent.resolve()
     bare = location and "\0" not in location and Path(location).name == location
     if not bare or (home / location).resolve().parent != home:
         raise RequestError(
-            f"{str(path)!r} keeps {tensor.name!r} in {location!r}, outside its own folder: export it again."
+            f"{str(path)!r} keeps {shown(tensor.name)} in {shown(location)}, outside its own folder: export it again."
         )
     numbers = [entry.get("offset", "0"), entry.get("length", "")]
-    if not all(number.isascii() and number.isdecimal() for number in numbers):
-        raise RequestError(f"{str(path)!r} is damaged: {tensor.name!r} has no offset and length: export it again.")
+    if not all(number.isascii() and number.isdecimal() and len(number) < 20 for number in numbers):
+        raise RequestError(f"{str(path)!r} is damaged: {shown(tensor.name)} has no offset and length: export it again.")
     offset, length = (int(number) for number in numbers)
     target = home / location
     if not target.is_file() or target.stat().st_size < offset + length:
         raise RequestError(
-            f"{str(path)!r} keeps {tensor.name!r} in {location!r}, which is missing or cut short: restore it."
+            f"{str(path)!r} keeps {shown(tensor.name)} in {shown(location)}, which is missing or cut short: restore it."
         )
-    return length
+    return target, offset + length, length
 
 
 def external(tensor: onnx.TensorProto) -> dict[str, str]:
@@ -238,7 +283,11 @@ def tensor_of(path: Path, tensor: onnx.TensorProto) -> torch.Tensor:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         entry = external(tensor)
         length, offset = int(entry["length"]), int(entry.get("offset", "0"))
-        raw = np.fromfile(path.parent / entry["location"], dtype=np.uint8, count=length, offset=offset)
+        with (
+            system_error(f"can't read the weights of {str(path)!r}", "restore the files beside it"),
+            open_file(path.parent / entry["location"]) as file,
+        ):
+            raw = np.fromfile(file, dtype=np.uint8, count=length, offset=offset)
     else:
         raw = np.frombuffer(tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes(), dtype=np.uint8).copy()
     dtype: torch.dtype = getattr(torch, _TORCH[tensor.data_type][0])

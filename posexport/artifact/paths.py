@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from posexport.errors import RequestError, system_error
+from posexport.files import MODEL_LIMIT, open_file
 
 SUFFIXES = (".onnx", ".plan")
 
 _MAKERS = {".onnx": "export", ".plan": "compile"}
 _GRAPH = 7  # the number of the field `graph` in onnx.ModelProto
 _MODEL_FIELDS = {*range(1, 9), 14, 20, 25, 26}
+_MOST_FIELDS = 100_000  # of a model; each function and each entry of the metadata is one
 _VARINT, _LENGTH = 0, 2  # wire types of protobuf
 
 
@@ -49,18 +51,20 @@ def check_artifact(path: Path) -> None:
 
 def check_onnx(path: Path) -> None:
     """RequestError unless the file is a protobuf message with the fields of an ONNX model, a graph among them."""
-    with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"), path.open("rb") as file:
-        fields = _fields(file, path.stat().st_size)
-    if fields is None or not fields <= _MODEL_FIELDS:
+    with system_error(f"can't read {str(path)!r}", "give an existing .onnx file"), open_file(path, MODEL_LIMIT) as file:
+        fields = _fields(file, os.fstat(file.fileno()).st_size)
+    if fields is None:
         raise RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.")
     if _GRAPH not in fields:
         raise RequestError(f"{str(path)!r} holds no ONNX graph of a known opset: export it again.")
 
 
 def _fields(file: BinaryIO, size: int) -> set[int] | None:
-    """The numbers of the fields of a protobuf message; None where the file is no whole message."""
+    """The numbers of the fields of an ONNX model; None where the file is no whole message with such fields."""
     numbers: set[int] = set()
+    read = 0
     while file.tell() < size:
+        read += 1
         tag = _varint(file)
         value = None if tag is None or tag & 7 not in (_VARINT, _LENGTH) else _varint(file)
         if tag is None or value is None:
@@ -70,6 +74,8 @@ def _fields(file: BinaryIO, size: int) -> set[int] | None:
                 return None
             file.seek(value, os.SEEK_CUR)
         numbers.add(tag >> 3)
+        if read > _MOST_FIELDS or not numbers <= _MODEL_FIELDS:  # a gigabyte of two-byte fields would take an hour
+            return None
     return numbers
 
 

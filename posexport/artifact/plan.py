@@ -11,7 +11,7 @@ from pathlib import Path
 from posexport.artifact.manifest import MISMATCH, PlanManifest, changed, manifest_path, read_manifest_of
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import MismatchError, Reason, RequestError, system_error
-from posexport.files import sha256_of
+from posexport.files import check_name, sha256_of
 
 _AGAIN = "build it again with 'posexport compile'"
 
@@ -34,6 +34,7 @@ def plan_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifes
 
     With `trusted` keys, MismatchError unless one of them signed it.
     """
+    check_name(path)
     if not path.is_file():
         raise RequestError(f"{str(path)!r} is not there: build it with 'posexport compile'.")
     manifest = read_manifest_of(PlanManifest, path, trusted)

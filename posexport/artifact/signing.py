@@ -26,6 +26,8 @@ SIGNATURE = "signature"
 SIZE = 64
 """Bytes of a signature (RFC 8032)."""
 
+_KEY_LIMIT = 2**16  # bytes of a key or a signature that are read
+
 _MAKE = "make one with 'openssl genpkey -algorithm ed25519 -out key.pem'"
 _MAKE_PUBLIC = "make it with 'openssl pkey -in key.pem -pubout -out key.pub'"
 
@@ -121,7 +123,7 @@ def _read_trusted_key(path: Path) -> TrustedKey:
 
 def _read_key(path: Path, option: str) -> bytes:
     with system_error(f"{option} {str(path)!r} can't be read", "give a key in PEM"):
-        return read_bytes(path)
+        return read_bytes(path, _KEY_LIMIT)
 
 
 def signature_path(manifest: Path) -> Path:
@@ -140,7 +142,7 @@ def check_signature(
     if not file.is_file():
         raise untrusted(path, f"its signature {file.name} is not there" if signer else "it is not signed")
     with system_error(f"the signature {str(file)!r} can't be read", "sign the artifact again"):
-        signature = read_bytes(file)
+        signature = read_bytes(file, _KEY_LIMIT)
     if len(signature) != SIZE:
         raise untrusted(path, f"its signature {file.name} is damaged: it has {len(signature)} bytes, not {SIZE}")
     key = next((key for key in trusted if key.signed(data, signature)), None)

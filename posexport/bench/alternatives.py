@@ -89,7 +89,7 @@ def write_fused(plain: Path, output: Path, spec: Spec) -> dict[str, int]:
     from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
     with _attempted(f"onnxscript's optimizer for ONNX Runtime can't take {plain.name!r}"):
-        model = ir.to_proto(optimize_for_ort(ir.from_proto(onnx.load(plain)))[0])
+        model = ir.to_proto(optimize_for_ort(ir.from_proto(onnx_file.load(plain)))[0])
     return _write_equal(model, plain, output, spec)
 
 
@@ -115,7 +115,7 @@ def _check_equal(plain: Path, optimized: Path, spec: Spec) -> None:
     from posexport.runtimes import ort
 
     values: dict[str, tuple[Shape, str]] = {}
-    for given in ir.load(plain).graph.inputs:
+    for given in ir.from_proto(onnx_file.load(plain)).graph.inputs:
         values[str(given.name)] = tuple(dim if isinstance(dim, int) else str(dim) for dim in given.shape or ()), ""
     inputs = seeded_inputs(spec, Sizes(**_sizes(spec, values)), 0)
     with _attempted(f"ONNX Runtime's CPU can't take {optimized.name!r}"):

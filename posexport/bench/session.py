@@ -7,7 +7,6 @@ every candidate, times every shape and closes them. Several sessions show how mu
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
+from posexport import temporary
 from posexport.bench import statistics
 from posexport.bench.candidates import ALTERNATIVES, PREVIOUS_ARTIFACT, Candidate
 from posexport.bench.options import ROUNDS, BenchOptions
@@ -76,7 +76,7 @@ class BenchSession:
         self._timer = TimingProcesses()
         self._notes: dict[str, str] = {}
         self._not_made: dict[str, Timing] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="posexport-", ignore_cleanup_errors=True)
+        self._folder = temporary.folder()
         self.rounds = [0] * len(self._sizes)
         self.processes, self.machine_load = 0, 0.0
 
@@ -85,7 +85,7 @@ class BenchSession:
 
     def __exit__(self, *_: object) -> None:
         self._timer.__exit__()
-        self._folder.cleanup()
+        self._folder.remove()
 
     def open_processes(self, count: int = 1) -> None:
         """Time every candidate at every shape so many times more, each time in new processes."""
@@ -157,7 +157,7 @@ class BenchSession:
 
     def _made(self, role: str, name: str, **fields: Any) -> Path | None:
         """The file of an alternative, made once, by a process of its own."""
-        path = Path(self._folder.name) / f"{role}.onnx"
+        path = self._folder.path / f"{role}.onnx"
         if role in self._not_made:
             self._out[name, None] = attrs.evolve(self._not_made[role], runtime=name)
         elif not path.exists():

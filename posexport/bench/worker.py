@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class Worker:
                 torch.set_num_threads(threads)
         elif threads and row.package == "onnxruntime":
             options["threads"] = threads
-        __import__(row.package)
+        import_module(row.package)
         self._gpu_before = _gpu_used(row.needs_gpu)  # first: it makes CUDA's context, which no engine is to answer for
         self._before = machine.forget_peak()
         start = time.perf_counter()

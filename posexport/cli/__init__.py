@@ -6,23 +6,22 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
-from types import FrameType
 from typing import Any
 
 import click
 
 from posexport import __version__
-from posexport.cli.console import fail
+from posexport.cli.console import fail, say
+from posexport.cli.surroundings import drop_output, interrupts, open_streams
 from posexport.errors import FieldError, PosexportError, RequestError, check_known
+from posexport.temporary import removed_at_end
 
 COMMANDS = {
     "list": "what there is: encodings with their parameters, forms, runtimes",
@@ -46,35 +45,11 @@ _OTHER_NAMES = {"--runtime": "--for", "--for": "--runtime", "--jobs": "--workers
 """Options with another name in other commands; their spellings are too different for click to suggest them."""
 
 
-@contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt in place of any error that ends the block after Ctrl-C; yields a list to which the
-    signals are appended as they arrive.
+INTERRUPTED = 130
+"""The code of a command that says itself how far it came before a signal; each signal has its own: 128 + its number."""
 
-    Python raises KeyboardInterrupt wherever the main thread is. In the middle of another package's import, or in a
-    handler of its errors, it may become some other error, or be swallowed: torch, interrupted while it imports a part
-    of itself, then lacks an attribute. The list stays empty, and nothing else is done, where another handler of SIGINT
-    is set, where it is ignored, and outside the main thread.
-    """
-    received: list[int] = []
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield received
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield received
-    except Exception:
-        if received:
-            raise KeyboardInterrupt from None
-        raise
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+_EXIT_CODE_OF_SIGPIPE = 141
+"""The shell's code for a command whose reader closed the pipe: 128 + SIGPIPE."""
 
 
 def typed_options(command: click.Command, ctx: click.Context, arguments: list[str]) -> dict[str, str]:
@@ -82,8 +57,15 @@ def typed_options(command: click.Command, ctx: click.Context, arguments: list[st
 
     RequestError for an option of a single value that is given twice, since the first value would be dropped; for an
     empty text, as an unset variable gives; for the name of the option in another command; and for more arguments than
-    the command takes.
+    the command takes. So is a character that neither a name nor a text of the system can have.
     """
+    for argument in arguments:
+        try:
+            possible = b"\0" not in os.fsencode(argument)
+        except UnicodeEncodeError:
+            possible = False
+        if not possible:
+            raise RequestError(f"{argument!r} holds a character that no name of a file can have: leave it out.")
     try:
         values, extra, order = command.make_parser(ctx).parse_args(list(arguments))
     except click.NoSuchOption as error:
@@ -117,6 +99,25 @@ def _too_many(command: click.Command, ctx: click.Context, extra: list[str]) -> s
     return f"posexport {name} takes options only, and {values} is none: write it after the option that it is for."
 
 
+_UNLIMITED = ("list", "sweep")
+"""Commands that read no artifact themselves: the first is fast, and Ray's processes, as children, keep a limit."""
+
+
+def _limited(arguments: Sequence[str]) -> AbstractContextManager[None]:
+    """The limit on the memory of this process, in which files that somebody else made are read."""
+    if not arguments or arguments[0] in _UNLIMITED or {"-h", "--help"} & set(arguments):
+        return nullcontext()
+    from posexport.machine import limited_to_what_is_free
+
+    return limited_to_what_is_free()
+
+
+def _is_short(error: Exception) -> bool:
+    from posexport.machine import is_short
+
+    return is_short(error)
+
+
 class Commands(click.Group):
     """Commands that import their file when they are called, so that `--help` and `list` load no engine."""
 
@@ -140,40 +141,64 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _writing():  # --help and --version print here
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            code = super().invoke(ctx)
-            sys.stdout.flush()
+            with _writing():
+                code = super().invoke(ctx)
+                sys.stdout.flush()
         except FieldError as error:
             raise error.named(ctx.meta[__name__].get(error.field, error.field)) from None
-        except BrokenPipeError:  # the reader closed the pipe; the shell's code for it is 128 + SIGPIPE
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes stdout again at its end
-            return 141
-        except OSError as error:
-            raise RequestError(f"a file can't be read or written, or stdout can't ({error.strerror}).") from None
         return code
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["standalone_mode"] = False
         if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
             kwargs.setdefault("color", False)
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # names and messages may hold what its encoding lacks
+        open_streams()
+        signals: list[int] = []
         try:
-            with interrupts() as signals:
+            given = (args[0] if args else kwargs.get("args")) or sys.argv[1:]
+            with interrupts(signals), _limited(given), removed_at_end():
                 code = super().main(*args, **kwargs)
-            if signals and code != 130:  # another package swallowed it, so later results may be wrong
+            if signals and code != INTERRUPTED:  # another package swallowed it, so later results may be wrong
                 raise KeyboardInterrupt
+            code = 128 + signals[0] if signals else code
         except PosexportError as error:
-            sys.exit(fail(str(error), error.exit_code))
+            code = fail(str(error), error.exit_code)
         except click.exceptions.NoArgsIsHelpError as error:
-            click.echo(error.ctx.get_help() if error.ctx else "", err=True)
-            sys.exit(2)
+            say(error.ctx.get_help() if error.ctx else "")
+            code = 2
         except click.ClickException as error:
-            sys.exit(fail(error.format_message(), 2))
+            code = fail(error.format_message(), 2)
         except (click.Abort, KeyboardInterrupt):
-            sys.exit(fail("interrupted: no file is half-written; those written before stay.", 130))
+            number = signals[0] if signals else signal.SIGINT
+            how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+            code = fail(f"{how}: no file is half-written; those written before stay.", 128 + number)
+        except Exception as error:
+            if not _is_short(error):
+                raise
+            problem = f"{type(error).__name__}: {error}".rstrip(": ")
+            code = fail(f"there is not enough memory ({problem}): free some, or ask for less.", 2)
+        drop_output()
         sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Give errors of the system their sentence, those of stdout included, and a closed pipe its exit code."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise click.exceptions.Exit(_EXIT_CODE_OF_SIGPIPE) from None
+    except OSError as error:
+        what = "a file can't be read or written, or stdout can't"
+        if error.filename is not None:
+            what = f"{os.fsdecode(error.filename)!r} can't be read or written"
+        raise RequestError(f"{what} ({error.strerror or error}): give another, or free some space.") from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -9,16 +9,17 @@ import click
 
 from posexport.bench.options import BenchOptions
 from posexport.cli import console
-from posexport.cli.options import project_option, trust_option, trusted_keys
+from posexport.cli.options import check_no_project, project_options, trust_option, trusted_keys
 from posexport.errors import RequestError
 
 if TYPE_CHECKING:
     from posexport.bench.result import Benchmark
+    from posexport.workflows.project.file import Project
 
 
 @click.command()
 @click.argument("file", required=False)
-@project_option
+@project_options
 @click.option("--runtime", "runtimes", metavar="NAME", multiple=True, help="time this one, repeatable  [default: all]")
 @click.option(
     "--scenario",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 def bench(
     file: str | None,
     project_file: str | None,
+    allow_outside: bool,
     save: str | None,
     baseline: str | None,
     against: str | None,
@@ -78,9 +80,10 @@ def bench(
         for name, value in {**of_file, "max-regression": max_regression}.items():
             if value:
                 raise RequestError(f"--{name} was given without a file: a project's file states it, so drop it.")
-        return _bench_project(project_file, options, save, strict, as_json)
-    if project_file is not None:
-        raise RequestError("both a file and --project were given: without a file the project's are meant; drop one.")
+        from posexport.workflows.project.file import find_project
+
+        return _bench_project(find_project(project_file, allow_outside), options, save, strict, as_json)
+    check_no_project("a file", project_file, allow_outside)
     if baseline is not None and against is not None:
         raise RequestError("--baseline and --against were both given: compare with one of them at a time.")
     for name, given_alone in (("--max-regression", max_regression is not None), ("--strict", strict)):
@@ -104,11 +107,9 @@ def bench(
     return console.fail(f"{why}.", code) if why else code
 
 
-def _bench_project(named: str | None, options: BenchOptions, save: str | None, strict: bool, as_json: bool) -> int:
+def _bench_project(project: Project, options: BenchOptions, save: str | None, strict: bool, as_json: bool) -> int:
     from posexport.cli.bench_tables import show_project
-    from posexport.workflows.project.file import find_project
 
-    project = find_project(named)
     with console.steps("loading torch") as progress:
         from posexport.workflows.project.bench import bench_project, results_folder
 
@@ -133,4 +134,4 @@ def _show(result: Benchmark, save: str | None, alternatives: bool, as_json: bool
         if save is not None:
             write_json(Path(save), result.to_dict())
     if save is not None and not as_json:
-        click.echo(f"saved to {save}")
+        console.write(f"saved to {save}")

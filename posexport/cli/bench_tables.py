@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-import click
-
 from posexport.bench.result import OUT_OF_DATE, Benchmark, Change, Gate, LimitResult, ProjectBenchmark, Shape, Timing
 from posexport.bench.statistics import CONFIDENCE, Ratio
 from posexport.cli import console
@@ -36,13 +34,13 @@ def show_benchmark(result: Benchmark, alternatives: bool) -> None:
     lines = [f"{timing.runtime}: {text}" for timing in result.timings if (text := timing.reason or timing.note)]
     lines += [f"{point.scenario}: left out, {point.reason}" for point in result.left_out]
     for line in dict.fromkeys(lines):
-        click.echo(line)
+        console.write(line)
     for shape in result.shapes:
         if 0 < shape.rounds < result.rounds:
-            click.echo(f"{_shape(shape)}: {shape.rounds} of {result.rounds} rounds, for lack of time (--seconds).")
+            console.write(f"{_shape(shape)}: {shape.rounds} of {result.rounds} rounds, for lack of time (--seconds).")
     if result.busy:
         load = f"other work took {result.machine_load:.0%} of the CPU"
-        click.echo(f"The machine was busy ({load}): time it again at rest.")
+        console.write(f"The machine was busy ({load}): time it again at rest.")
     if result.gate is not None:
         _show_gate(result.gate)
 
@@ -54,16 +52,16 @@ def _show_gate(gate: Gate) -> None:
     console.show_table(title, _GATED, [_change(change) for change in changes], right=_GATED[2:4] + _GATED[5:7])
     reasons = [f"{change.runtime} at {change.shape}: {change.reason}" for change in changes if change.reason]
     for line in (*dict.fromkeys(reasons), *gate.notes):
-        click.echo(line)
+        console.write(line)
     slower, inconclusive = (sum(change.state == state for change in changes) for state in ("slower", "inconclusive"))
     if slower:
-        click.echo(f"{slower} of {len(changes)} got slower.")
+        console.write(f"{slower} of {len(changes)} got slower.")
     elif inconclusive:
-        click.echo(f"Nothing clearly got slower; {inconclusive} of {len(changes)} are inconclusive at this noise.")
+        console.write(f"Nothing clearly got slower; {inconclusive} of {len(changes)} are inconclusive at this noise.")
     elif all(change.state == "not run" for change in changes):
-        click.echo("Nothing was compared.")
+        console.write("Nothing was compared.")
     else:
-        click.echo("Nothing got slower.")
+        console.write("Nothing got slower.")
 
 
 def show_project(result: ProjectBenchmark, alternatives: bool, as_json: bool) -> None:
@@ -91,9 +89,9 @@ def _show_files(result: ProjectBenchmark, alternatives: bool) -> None:
         name = PurePath(file.file).name
         for limit in file.limits:
             if limit.reason and limit.reason != file.reason:
-                click.echo(f"{name}, {limit.scenario} on {limit.runtime}: {limit.reason}")
+                console.write(f"{name}, {limit.scenario} on {limit.runtime}: {limit.reason}")
         if file.reason:
-            click.echo(f"not run: {name} ({file.reason})")
+            console.write(f"not run: {name} ({file.reason})")
 
 
 def _shape(shape: Shape) -> str:

@@ -7,20 +7,26 @@ from typing import get_args
 import click
 
 from posexport.cli import console
-from posexport.cli.options import project_option, sign_option, signing_key
+from posexport.cli.options import project_options, sign_option, signing_key
 from posexport.workflows.project.build import BuildResult, State, build_project
 from posexport.workflows.project.file import find_project
 
 
 @click.command()
 @click.argument("names", metavar="[NAMES]...", nargs=-1)
-@project_option
+@project_options
 @click.option("--check", is_flag=True, help="write nothing; exit 1 where something is out of date")
 @click.option("--force", is_flag=True, help="make files that are up to date too")
 @sign_option
 @click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
 def build(
-    names: tuple[str, ...], project_file: str | None, check: bool, force: bool, sign: str | None, as_json: bool
+    names: tuple[str, ...],
+    project_file: str | None,
+    allow_outside: bool,
+    check: bool,
+    force: bool,
+    sign: str | None,
+    as_json: bool,
 ) -> int:
     """Make the artifacts of a project (posexport.toml, or [tool.posexport] of a pyproject.toml) that are out of date.
 
@@ -29,7 +35,8 @@ def build(
     """
     key = signing_key(sign)
     with console.steps("reading the project") as progress:
-        result = build_project(find_project(project_file), names, check=check, force=force, progress=progress, key=key)
+        project = find_project(project_file, allow_outside)
+        result = build_project(project, names, check=check, force=force, progress=progress, key=key)
     if as_json:
         console.show_json(result.to_dict())
     else:
@@ -47,4 +54,4 @@ def _show(result: BuildResult) -> None:
     ]
     console.show_table(f"Artifacts of {result.project}", ("file", "state", "size", "why"), rows, right=("size",))
     states = [outcome.state for outcome in result.files]
-    click.echo(", ".join(f"{states.count(state)} {state}" for state in get_args(State) if state in states))
+    console.write(", ".join(f"{states.count(state)} {state}" for state in get_args(State) if state in states))

@@ -82,7 +82,7 @@ def compile(
     for warning in warnings:
         console.warn(f"{file}: {warning}.")
     if require_fused_attention and manifest.kernels.fused_attention is not True:
-        click.echo(f"attention is not fused as required ({_fusion(manifest.kernels)}); {target} is written.", err=True)
+        console.say(f"attention is not fused as required ({_fusion(manifest.kernels)}); {target} is written.")
         return 1
     return 0
 
@@ -120,14 +120,14 @@ def _show_summary(target: Path, manifest: PlanManifest, seconds: float) -> None:
 def _show_kernels(target: Path, kernels: Sequence[KernelRow]) -> None:
     if not kernels:
         return
-    click.echo()
+    console.write()
     rows = [
         (str(number), kernel.name, kernel.type, _nodes(kernel.nodes))
         for number, kernel in enumerate(kernels[:_ROWS], 1)
     ]
     console.show_table(f"Kernels of {target}", ("", "kernel", "type", "ONNX nodes"), rows, right=("",))
     if len(kernels) > _ROWS:
-        click.echo(f"and {len(kernels) - _ROWS} more kernels, which {target}.json lists")
+        console.write(f"and {len(kernels) - _ROWS} more kernels, which {target}.json lists")
 
 
 def _nodes(names: Sequence[str]) -> str:

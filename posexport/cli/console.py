@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from posexport.errors import ERROR_FILE
+from posexport.errors import ERROR_FILE, plain
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -28,6 +28,11 @@ Clock = Callable[[], float]
 MINUTE = 60.0
 _STARTED = "posexport.cli.started"  # the key in click's context of the time at which the command began
 
+_CELL = 400  # characters of a cell of a table, or of a name of a fact
+
+_CONTROLS = re.compile("[\x80-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What json leaves as it is and terminals obey: further control characters, marks of direction, halves of pairs."""
+
 _LAYER = re.compile(r"\.(\d+)(?=\.|$)")
 
 _STATE_STYLES: dict[str, dict[str, Any]] = {
@@ -37,9 +42,17 @@ _STATE_STYLES: dict[str, dict[str, Any]] = {
 }
 
 
+def write(line: str = "", err: bool = False) -> None:
+    """One line on stdout or stderr. Names from files, which may hold anything, can't control the terminal here."""
+    click.echo(plain(line, kept=""), err=err)
+
+
 def show_json(data: Any) -> None:
-    """One JSON document on stdout, for machines."""
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    """One JSON document on stdout, for machines; what could control a terminal is escaped as JSON escapes it."""
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    if not text.isascii():
+        text = _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    click.echo(text.replace("\x7f", "\\u007f"))
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
@@ -48,7 +61,9 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     The columns that `right` names are right-aligned. Where it is too wide, empty columns are left out, and words and
     names are folded, never numbers. Not a table of rich, whose import would make `list` slow.
     """
-    table = [[cell.splitlines() or [""] for cell in row] for row in (columns, *rows)]
+    table = [
+        [[plain(line, _CELL, "") for line in cell.splitlines()] or [""] for cell in row] for row in (columns, *rows)
+    ]
     limit = 160
     if sys.stdout.isatty():
         import shutil
@@ -68,7 +83,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
         while width_of(widths) > limit and (above := [at for at in range(len(widths)) if widths[at] > least[at]]):
             widths[max(above, key=widths.__getitem__)] -= 1
     rule = "─" if (sys.stdout.encoding or "ascii").lower().startswith("utf") else "-"
-    lines = [click.style(title, bold=True), ""]
+    lines = [click.style(plain(title, kept=""), bold=True), ""]
     for row in table:
         header = row is table[0]
         cells = [
@@ -96,22 +111,29 @@ def _least_width(column: Sequence[Sequence[str]]) -> int:
 
 def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
     """Names and values, one pair on each line."""
+    facts = [(plain(name, _CELL, ""), value) for name, value in facts]
     width = max((len(name) for name, _ in facts), default=0)
-    click.echo(click.style(title, bold=True))
+    click.echo(click.style(plain(title, kept=""), bold=True))
     for name, value in facts:
-        click.echo(f"  {name:<{width}}  {value}")
+        write(f"  {name:<{width}}  {value}")
+
+
+def say(text: str) -> None:
+    """Text on stderr. Where that can't be written, it is dropped: the exit code remains."""
+    with suppress(OSError, ValueError):
+        write(text, err=True)
 
 
 def warn(sentence: str) -> None:
     """One line on stderr; the command goes on."""
-    click.echo(f"Warning: {sentence}", err=True)
+    say(f"Warning: {' '.join(sentence.split())}")
 
 
 def fail(sentence: str, code: int) -> int:
     """Print the error that ends the command, also as JSON into the file that a parent process may name in the variable
     ERROR_FILE; returns the exit code."""
-    text = " ".join(sentence.split())
-    click.echo(f"Error: {text}", err=True)
+    text = plain(" ".join(sentence.split()))
+    say(f"Error: {text}")
     if path := os.environ.get(ERROR_FILE):
         with suppress(OSError):
             Path(path).write_text(json.dumps({"error": text}), encoding="utf-8")
@@ -142,7 +164,7 @@ class Steps:
     def __init__(self, step: str, total: int | None = None, bar: Bar | None = None) -> None:
         self.step, self.total, self.completed = step, total, 0
         self._bar = bar
-        self._task = None if bar is None else bar.add_task(step, total=total)
+        self._task = None if bar is None else bar.add_task(plain(step, _CELL, ""), total=total)
 
     def __call__(self, step: str) -> None:
         self.update(step)
@@ -155,7 +177,9 @@ class Steps:
         self.total = self.total if total is None else total
         self.completed = (self.completed if completed is None else completed) + advance
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=str(self), total=self.total, completed=self.completed)
+            self._bar.update(
+                self._task, description=plain(str(self), _CELL, ""), total=self.total, completed=self.completed
+            )
 
     def __str__(self) -> str:
         return self.step if self.total is None else f"{self.step} ({self.completed} of {self.total} done)"
@@ -192,7 +216,7 @@ def steps(step: str, total: int | None = None, clock: Clock = time.monotonic) ->
 def write_lines(current: Steps, start: float, clock: Clock, wait: Callable[[float], bool]) -> None:
     """Write a line on stderr at each full minute after `start`, until `wait`, called with seconds, returns True."""
     while not wait(MINUTE - (clock() - start) % MINUTE):
-        click.echo(f"still running, {round((clock() - start) / MINUTE)} min: {current}", err=True)
+        say(f"still running, {round((clock() - start) / MINUTE)} min: {current}")
 
 
 def megabytes(size: int) -> str:

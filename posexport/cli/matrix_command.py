@@ -127,10 +127,10 @@ def _show(asked: list[Cell], folder: Path) -> None:
     if shown := totals(asked):
         console.show_table("What works where", TOTALS, shown, right=TOTALS[1:])
     for name, reason in idle(asked).items():
-        click.echo(f"not run: {name} ({reason})")
+        console.write(f"not run: {name} ({reason})")
     for reason in dict.fromkeys(cell.reason or "" for cell in asked if cell.state == "refused"):
-        click.echo(f"refused: {reason}")
+        console.write(f"refused: {reason}")
     for cell in asked:
         if cell.state == "failed":
-            click.echo(f"failed: {cell.entry.name} on {cell.column}: {cell.reason}")
-    click.echo(f"{summary(asked)}; the whole table is in {folder / 'matrix.md'}")
+            console.write(f"failed: {cell.entry.name} on {cell.column}: {cell.reason}")
+    console.write(f"{summary(asked)}; the whole table is in {folder / 'matrix.md'}")

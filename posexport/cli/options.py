@@ -27,8 +27,11 @@ def _options(*options: Decorator) -> Decorator:
     return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-project_option = click.option(
-    "--project", "project_file", metavar="FILE", help="the project's file  [default: the nearest, here or above]"
+project_options = _options(
+    click.option(
+        "--project", "project_file", metavar="FILE", help="the project's file  [default: the nearest, here or above]"
+    ),
+    click.option("--allow-outside", is_flag=True, help="let the project's folder lie outside the project"),
 )
 
 sign_option = click.option(
@@ -109,6 +112,13 @@ def field_options(names: Collection[str]) -> Decorator:
         bare: dict[str, Any] = {"is_flag": False, "flag_value": CACHES[0]} if field.name == "kv_cache" else {}
         options.append(click.option(f"--{name}", metavar=metavar, help=help + shown, **bare))
     return _options(*options)
+
+
+def check_no_project(what: str, project_file: str | None, allow_outside: bool) -> None:
+    """RequestError for an option of a project beside `what`, such as "files"."""
+    name = "--project" if project_file is not None else "--allow-outside" if allow_outside else None
+    if name is not None:
+        raise RequestError(f"both {what} and {name} were given: without {what} the project's are meant; drop one.")
 
 
 def report_file(option: str, text: str, taken: Collection[str], endings: Collection[str] = ()) -> Path:

@@ -62,5 +62,5 @@ def plot(
     absent = [missing for row in drawn for panel in row for missing in getattr(panel, "absent", ())]
     for name, missing in {missing.name: missing for missing in absent}.items():
         if not as_json:
-            click.echo(f"{'failed' if missing.failed else 'not run'}: {name} ({missing.reason})")
+            console.write(f"{'failed' if missing.failed else 'not run'}: {name} ({missing.reason})")
     return int(any(missing.failed for missing in absent))

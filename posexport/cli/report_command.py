@@ -51,7 +51,7 @@ def report(results: tuple[str, ...], output: str, markdown: str | None, title: s
                 files.write(summary_file, lambda file: file.write(to_markdown(page).encode()))
     written = [str(page_file), *([str(summary_file)] if summary_file else [])]
     for name in page.left:
-        click.echo(f"left out: {name} (it holds no results of posexport)", err=True)
+        console.say(f"left out: {name} (it holds no results of posexport)")
     if as_json:
         console.show_json({"written": written, "boxes": [_plain(box) for box in page.boxes], "left": list(page.left)})
         return

@@ -82,15 +82,15 @@ def _show(result: SweepResult) -> None:
     for record in result.records:
         if record.state == "failed":
             where = f" on {record.where}" if record.where else ""
-            click.echo(f"failed: {record.label}{where}: {record.reason}")
+            console.write(f"failed: {record.label}{where}: {record.reason}")
     not_run = Counter(record.reason or "" for record in result.records if record.state == "not run")
     for reason, number in not_run.items():
-        click.echo(f"not run: {_jobs(number)} ({reason})")
+        console.write(f"not run: {_jobs(number)} ({reason})")
     if result.plan.refused:
-        click.echo(f"refused: {len(result.plan.refused)} combinations that no form can hold (see sweep.json)")
+        console.write(f"refused: {len(result.plan.refused)} combinations that no form can hold (see sweep.json)")
     for note in result.notes:
-        click.echo(note)
-    click.echo(f"results are in {result.folder}")
+        console.write(note)
+    console.write(f"results are in {result.folder}")
 
 
 def _show_plan(planned: Plan, states: dict[str, str], as_json: bool) -> None:

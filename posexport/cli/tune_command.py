@@ -99,7 +99,8 @@ def show_tuning(result: Result, output: Path) -> None:
         right=[name for name in (*columns, space) if name not in ("attention", "interval")],
     )
     if same:
-        click.echo(f"{same} more are the same graph as one of these, and were timed once; --json lists them\n")
+        console.write(f"{same} more are the same graph as one of these, and were timed once; --json lists them")
+        console.write()
     cost = result.cost
     share = f" ({cost.timed_runs / cost.everything_runs:.0%} of timing everything)" if cost.everything_runs else ""
     known = f"; {cost.known_before} facts were in the cache" if cost.known_before else ""
@@ -118,7 +119,9 @@ def show_tuning(result: Result, output: Path) -> None:
             ],
         )
     if result.busy:
-        click.echo(f"The machine was busy (other work took {result.machine_load:.0%} of the CPU): tune again at rest.")
+        console.write(
+            f"The machine was busy (other work took {result.machine_load:.0%} of the CPU): tune again at rest."
+        )
 
 
 def _order(row: Row) -> tuple[int, float]:

@@ -10,7 +10,7 @@ import attrs
 import click
 
 from posexport.cli import console
-from posexport.cli.options import project_option, report_file, trust_option, trusted_keys
+from posexport.cli.options import check_no_project, project_options, report_file, trust_option, trusted_keys
 from posexport.errors import RequestError
 from posexport.files import check_writable
 from posexport.runtimes import RUNTIMES, runtime
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("paths", metavar="[FILES_OR_FOLDERS]...", nargs=-1)
-@project_option
+@project_options
 @click.option("--runtime", "runtimes", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
 @click.option("--require", "required", metavar="NAME", multiple=True, help="exit 3 if this runtime is not run")
 @click.option("--inputs", metavar="FILE", help="your own inputs, a .npz  [default: several cases from --seed]")
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 def verify(
     paths: tuple[str, ...],
     project_file: str | None,
+    allow_outside: bool,
     runtimes: tuple[str, ...],
     required: tuple[str, ...],
     inputs: str | None,
@@ -71,8 +72,8 @@ def verify(
     settings = VerifyOptions(**{name: value for name, value in options.items() if value is not None})
     named = tuple(runtime(name).name for name in dict.fromkeys((*runtimes, *required)))
     reports = {name: _report_path(name, text) for name, text in (("junit", junit), ("markdown", markdown))}
-    if paths and project_file is not None:
-        raise RequestError("both files and --project were given: without files the project's are meant; drop one.")
+    if paths:
+        check_no_project("files", project_file, allow_outside)
     if inputs is not None and not paths:
         raise RequestError("--inputs was given without files: they are one artifact's, so give that artifact too.")
     original = _original(weights=weights, checkpoint=checkpoint, layer=layer, prefix_tokens=prefix_tokens)
@@ -83,7 +84,7 @@ def verify(
         )
     trusted = trusted_keys(trust)
     files = [Path(path) for path in paths]
-    project = None if files else find_project(project_file)
+    project = None if files else find_project(project_file, allow_outside)
     if project is not None:
         required = (*required, *(name for name in project.require if name not in required))
     report = unreadable_report(files, settings.seed) if files else None
@@ -154,8 +155,8 @@ def _show_report(report: Report, head: str) -> None:
         title = f"{head} with torch in float64{', and properties' if properties else ''}"
         console.show_table(title, COLUMNS, table, right=("error", "torch error", "limit"))
     for name, reason in idle.items():
-        click.echo(f"not run: {name} ({reason})")
-    click.echo(summary(report))
+        console.write(f"not run: {name} ({reason})")
+    console.write(summary(report))
 
 
 def _show_errors(report: Report, code: int) -> None:

@@ -23,7 +23,8 @@ from posexport.files import staged
 from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.cuda import device
-from posexport.runtimes.tensorrt.builder import Built, build
+from posexport.runtimes.tensorrt.build_process import build_in_child, build_process
+from posexport.runtimes.tensorrt.builder import Built
 from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.spec.spec import Spec
 
@@ -58,20 +59,15 @@ def compile_plan(
     spec, and for a graph that the runtime rejects; RuntimeMissingError where the runtime can't be loaded. No file is
     changed then.
     """
-    loaded = load_sound(path, trusted)
-    artifact, checked = loaded.source, loaded.manifest
-    _check_runtime_cache(options)
-    built = build(artifact, options, progress)
+    with build_process() as worker:
+        loaded = load_sound(path, trusted)
+        artifact, checked = loaded.source, loaded.manifest
+        _check_runtime_cache(options)
+        built = build_in_child(worker, artifact, options, progress)
     unfused = unfused_reason(artifact.spec, artifact.form, built.kernels)
     built = attrs.evolve(built, kernels=attrs.evolve(built.kernels, unfused=unfused))
     for warning in _warnings(artifact, options, built):
         warn(warning)
-    warmed = None
-    if options.runtime_cache is not None:
-        from posexport.runtimes.tensorrt.engine import warm_cache
-
-        progress("compiling kernels for this GPU")
-        warmed = warm_cache(options.runtime, built.plan, artifact, built.profiles, options.runtime_cache)
     gpus = (device()[1],) if options.runtime == "tensorrt" else options.compute_capability
     with staged() as files:
         sha256 = files.write(output, lambda file: file.write(memoryview(built.plan)))
@@ -107,8 +103,8 @@ def compile_plan(
         manifest = add_manifest(files, output, manifest, key)
         if options.timing_cache is not None and built.timing_cache is not None:
             files.write(options.timing_cache, lambda file: file.write(memoryview(built.timing_cache)))
-        if options.runtime_cache is not None and warmed is not None:
-            files.write(options.runtime_cache, lambda file: file.write(warmed))
+        if options.runtime_cache is not None and built.runtime_cache is not None:
+            files.write(options.runtime_cache, lambda file: file.write(built.runtime_cache))
     return manifest, built.seconds
 
 

@@ -11,6 +11,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from posexport.artifact import onnx_file
 from posexport.runtimes.base import Arrays, check_onnx_file, timed
 
 
@@ -50,4 +51,4 @@ class ReferenceRunner:
 def load(path: Path, options: Mapping[str, Any]) -> ReferenceRunner:
     """Open the `.onnx` file at `path`, external data included; there are no options."""
     check_onnx_file("onnx-reference", path, options)
-    return ReferenceRunner(onnx.load(path))
+    return ReferenceRunner(onnx_file.load(path))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -17,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from posexport import temporary
 from posexport.errors import Reason, system_error
 from posexport.processes import POLL_SECONDS, Worker, failure_of
 from posexport.runtimes import Runtime
@@ -48,7 +48,7 @@ class Pool:
         self.time_limit = time_limit
         self._slots = threading.BoundedSemaphore(busy or os.cpu_count() or 1)
         self._workers: dict[str, tuple[Worker, ThreadPoolExecutor]] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="posexport-", ignore_cleanup_errors=True)
+        self._folder = temporary.folder()
         self._jobs = 0
 
     def __enter__(self) -> Pool:
@@ -59,12 +59,12 @@ class Pool:
             worker.close()
         for _, executor in self._workers.values():
             executor.shutdown(wait=True, cancel_futures=True)
-        self._folder.cleanup()
+        self._folder.remove()
 
     @property
     def folder(self) -> Path:
         """A private folder that goes away with the pool."""
-        return Path(self._folder.name)
+        return self._folder.path
 
     def start(self, key: str) -> None:
         """Start the worker `key` ahead of its first request."""
@@ -88,6 +88,7 @@ class Pool:
             "options": {**runtime.options, **(options or {})},
             "inputs": [str(folder / f"in{index}.tensors") for index in range(len(inputs))],
             "outputs": [str(folder / f"out{index}.tensors") for index in range(len(inputs))],
+            "limited": not runtime.needs_gpu,  # CUDA maps far more than it takes
         }
         return executor.submit(self._run, worker, request, folder, list(inputs))
 

@@ -26,6 +26,7 @@ from posexport.models.block import Block, Streamed, build_block
 from posexport.models.weights import TORCH_DTYPES, bytes_of
 from posexport.runtimes import base, gpu_missing
 from posexport.runtimes.base import Arrays, check_onnx_file
+from posexport.runtimes.compile_cache import claim_compile_cache
 from posexport.runtimes.cuda import by_torch_events
 from posexport.runtimes.tensors import to_numpy, to_torch
 from posexport.spec.contract import graph_inputs, graph_outputs
@@ -58,6 +59,7 @@ class TorchRunner(_Runner):
         super().__init__(block.spec, dtype, device)
         self._block = block.to(device)
         if compiled:
+            claim_compile_cache()
             torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
             self._block.compile(dynamic=False)
 

@@ -1,6 +1,7 @@
 """A child process that runs artifacts in one engine: `python -P -m posexport.runtimes.worker`. Others may `serve` too.
 
-A request is {module, path, options, inputs: [file], outputs: [file]}, its answer {describe} (posexport.processes).
+A request is {module, path, options, inputs: [file], outputs: [file], limited}, its answer {describe}
+(posexport.processes). `limited`: it may take the memory that is free when the request comes, and no more.
 
 The process ends when its parent does: its input then ends, which a thread notices even while an engine runs.
 """
@@ -11,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from posexport import machine
 from posexport.processes import serve
 from posexport.runtimes.base import Runner
 from posexport.runtimes.tensors import load_arrays, save_arrays
@@ -19,6 +21,8 @@ from posexport.runtimes.tensors import load_arrays, save_arrays
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Open the artifact, run every file of inputs, and write a file of outputs for each."""
     load = import_module(request["module"]).load
+    if request["limited"]:
+        machine.limit_to_what_is_free()
     runner: Runner = load(Path(request["path"]), request["options"])
     inputs = (load_arrays(Path(file)) for file in request["inputs"])
     run_all = getattr(runner, "run_all", None)  # of one that reads its weights anew for each call

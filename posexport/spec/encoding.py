@@ -112,9 +112,10 @@ class Encoding:
         """Whether its angles are fp32 products of positions and frequencies, inexact at large positions."""
         return self.has_angles()
 
-    def computes_frequencies(self) -> bool:
-        """Whether its frequencies are computed at run time, so that runtimes round them in different ways."""
-        return False
+    def rounding(self, position: int, keys: int) -> float:
+        """How far fp32 results of its own may lie apart from one runtime to another, as a part of their size, for
+        positions up to `position` and so many keys: 0 where runtimes compute them with the same operations."""
+        return 0.0
 
     def saturation_distance(self) -> int | None:
         """The distance from which on all pairs of tokens are treated alike; None where there is no such distance."""

@@ -20,6 +20,9 @@ from posexport.spec.encoding import Encoding
 LARGEST_FINITE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.3e38}
 """The largest finite number of each dtype of a block, rounded down."""
 
+MOST_LAYERS = 1000
+"""The most layers of a spec, and of its pattern."""
+
 DTYPES = tuple(LARGEST_FINITE)
 CACHES = ("concat", "shared")
 ANGLES = ("parity", "exact")
@@ -129,7 +132,7 @@ class Spec:
     norm_eps: float | None = fields.positive(None, "epsilon of the norms (default: 1e-6)")
     mlp: str | None = fields.choice(None, tuple(MLP_PROJECTIONS), "kind of MLP (default: gelu)")
     intermediate_size: int | None = fields.integer(None, "width of the MLP (default: 4 * hidden_size)")
-    layers: int = fields.integer(1, "number of layers", at_most=1000)
+    layers: int = fields.integer(1, "number of layers", at_most=MOST_LAYERS)
     layer_pattern: tuple[Layer, ...] = fields.parsed(
         "repeating pattern of layers: encodings, each with ':key=value'", "text", _read_pattern, default=()
     )

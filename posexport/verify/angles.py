@@ -23,7 +23,7 @@ from posexport.models.angles import cos_sin
 from posexport.models.attention import EncodingState
 from posexport.models.rotary import Rotary
 from posexport.models.weights import TORCH_DTYPES
-from posexport.processes import MISSING
+from posexport.processes import NOTHING_SHOWN
 from posexport.runtimes import INTERPRETER, ORT, REFERENCE, TORCH, Runtime
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.runtimes.tensors import to_numpy
@@ -154,7 +154,7 @@ def _eager(module: Angles, inputs: Tensor, device: str) -> Answer:
 def _judge(spec: Spec, runtime: str, answer: Answer, reference: tuple[Array, Array]) -> Measured:
     """The errors of an answer, or why there are none."""
     if answer.failure is not None:
-        failed = answer.failure.code != MISSING
+        failed = answer.failure.code not in NOTHING_SHOWN
         return Measured(spec=spec, runtime=runtime, reason=answer.failure.text.rstrip("."), failed=failed)
     errors = np.zeros(len(reference[0]))
     for name, exact in zip(_OUTPUTS, reference, strict=True):

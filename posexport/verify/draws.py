@@ -79,6 +79,12 @@ def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
     return positions
 
 
+def _far_row(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    """Consecutive from a far position."""
+    last = limit - 1 - int(places.max())
+    return np.asarray((rng.integers(max(0, last // 8), max(last, 1), (len(places), 1)) + places) % limit)
+
+
 def _negative(rng: np.random.Generator, places: Array, limit: int) -> Array:
     """On both sides of zero."""
     return places - rng.integers(1, places.shape[1] + 40, (len(places), 1))
@@ -98,6 +104,7 @@ POSITIONS: Mapping[str, Positions] = {
     "near": _near,
     "middle": _middle,
     "far": _far,
+    "far row": _far_row,
     "negative": _negative,
     "every": _every,
 }
@@ -287,10 +294,12 @@ def _peaks(tokens: Tokens) -> Array:
     """Large where few or no queries may look, and single large numbers in a cache."""
     spec = tokens.spec
     if not tokens.cached:
-        peak = min(HIDDEN_PEAK[spec.dtype], LOUD_BELOW if spec.layers > LOUD_LAYERS else np.inf)
-        hidden = tokens.masked.copy()
+        peak, hidden = HIDDEN_PEAK[spec.dtype], tokens.masked.copy()
         if spec.dtype != "fp32":
             hidden &= hidden.cumsum(1) == 1
+            scored = any(layer.encoding.hook == "score" for layer in spec.distinct_layers())
+            peak = HIDDEN_PEAK["bf16"] if scored else peak  # a product more in the logits
+        peak = min(peak, LOUD_BELOW) if spec.layers > LOUD_LAYERS else peak
         hidden[:, :1] |= bool(spec.window or spec.attention_chunk_size)
         hidden[:, -1:] |= spec.causal
         return np.where(tokens.each(hidden), peak, 1.0) * tokens.values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from posexport import temporary
 from posexport.artifact.authenticity import of_mismatch
 from posexport.errors import MismatchError, Reason, RequestError
-from posexport.processes import INVALID, MISSING
+from posexport.processes import INVALID, MISSING, NOTHING_SHOWN, TIMED_OUT
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
@@ -30,6 +30,7 @@ from posexport.verify.result import (
     NOT_RUN,
     REFERENCE_FAILED,
     Comparison,
+    State,
     Tolerance,
     Verdict,
     VerifyOverrides,
@@ -123,12 +124,13 @@ class ArtifactJob:
             raise RequestError(f"{path!r}: {reference.failure.text}")
         for who, answer in (("the float64 reference", reference), ("torch eager", by_torch)):
             if answer.failure is not None:
+                state: State = NOT_RUN if answer.failure.code == TIMED_OUT else FAILED
                 reason = Reason(REFERENCE_FAILED, f"{who} could not be computed: {answer.failure}")
-                return Verdict.of(path, name, FAILED, reason, notes=self.notes)
+                return Verdict.of(path, name, state, reason, notes=self.notes)
         future, indices = self.runs[name]
         answer, notes = result(future), self._notes(row, indices, reference)
         if answer.failure is not None:
-            if answer.failure.code == MISSING:
+            if answer.failure.code in NOTHING_SHOWN:
                 return Verdict.of(path, name, NOT_RUN, answer.failure, notes=notes)
             if answer.failure.code == INVALID and self.artifact.plan is not None:
                 raise RequestError(f"{path!r}: {answer.failure.text}")  # the runtime can't open this plan
@@ -165,10 +167,10 @@ class ArtifactJob:
         return comparisons
 
     def _tolerance(self, case: Case) -> Tolerance:
-        """That of the dtype, wider at far positions where frequencies are computed at run time."""
+        """That of the dtype, wider where runtimes round terms of the encoding in different ways."""
         spec = self.artifact.spec
-        computed = any(layer.encoding.computes_frequencies() for layer in spec.distinct_layers())
-        tolerance = tolerance_at(spec.dtype, case.farthest if computed else 0)
+        rounding = max(layer.encoding.rounding(case.farthest, case.keys) for layer in spec.distinct_layers())
+        tolerance = tolerance_at(spec.dtype, rounding)
         return attrs.evolve(tolerance, **self.overrides.tolerance)
 
     def _located(
@@ -192,8 +194,8 @@ class ArtifactJob:
                 runs_graphs = row.name != TORCH_WORKER and self.artifact.plan is None
                 evaluator = RUNTIMES["onnx-reference"]
                 runs = [partial(self._run, runner, case) for runner in (row if runs_graphs else evaluator, evaluator)]
-                with tempfile.TemporaryDirectory(dir=self.pool.folder) as folder:
-                    clause, otherwise = locate.values(self.graphs, Path(folder), *runs)
+                with temporary.folder(self.pool.folder) as folder:
+                    clause, otherwise = locate.values(self.graphs, folder, *runs)
                 clauses.append(clause)
             where = "; ".join(filter(None, clauses))
             if not where and case is not None:

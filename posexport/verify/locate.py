@@ -10,19 +10,23 @@ same names. Two questions are asked, functions inlined in both graphs:
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 
 import attrs
 import numpy as np
 import onnx
-import onnx.inliner
+import onnx_ir as ir
 import torch
+from onnx_ir.passes.common import InlinePass
 
 from posexport.artifact import onnx_file
 from posexport.artifact.onnx_artifact import Artifact
+from posexport.errors import plain, shown
 from posexport.export.exporter import export
 from posexport.models.weights import TORCH_DTYPES, LazyWeights, bytes_of, weight_shapes
 from posexport.runtimes.base import Arrays
@@ -56,11 +60,25 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
     bounds = bounds_of(graph_inputs(artifact.spec), artifact.inputs())
     sizes = ((dim, bounds.get(dim, (1, None))) for dim in ("batch", "seq", "max_seq"))
     fixed = tuple((dim, low) for dim, (low, high) in sizes if low == high)
-    mine = onnx.inliner.inline_local_functions(onnx.load(artifact.path))
+    loaded = onnx_file.load(artifact.path)
+    with _quiet():
+        mine = ir.to_proto(_inlined(ir.from_proto(loaded)))
     fresh = onnx.ModelProto()
     fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, fixed))
     fresh.graph.initializer.extend(tensor for tensor in mine.graph.initializer if tensor.name in weights)
     return Graphs(mine=mine, fresh=fresh, weights=frozenset(weights), dtype=artifact.spec.dtype)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings of onnx_ir's about a damaged graph: the verdict says what is wrong with it."""
+    logger = logging.getLogger("onnx_ir")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @functools.lru_cache(maxsize=8)
@@ -68,11 +86,17 @@ def _fresh(spec: Spec, form: str, target: str, opset: int, fixed: tuple[tuple[st
     """A fresh export without its weights, on whose values the graph does not depend; kept, as many may fail alike."""
     dtype, shapes = getattr(torch, TORCH_DTYPES[spec.dtype]), weight_shapes(spec)
     zeros = LazyWeights(shapes, lambda name: torch.zeros(shapes[name], dtype=dtype))
-    model = onnx_file.skeleton(export(spec, zeros, form=form, target=target, opset=opset, **dict(fixed)))
+    inlined = _inlined(export(spec, zeros, form=form, target=target, opset=opset, **dict(fixed)))
+    model = onnx_file.skeleton(inlined)
     constants = [tensor for tensor in model.graph.initializer if tensor.name not in shapes]
     del model.graph.initializer[:]
     model.graph.initializer.extend(constants)
-    return onnx.inliner.inline_local_functions(model)
+    return model
+
+
+def _inlined(model: ir.Model) -> ir.Model:
+    """The model with its functions inlined, by onnx_ir: it is Python, so no damaged graph ends this process."""
+    return InlinePass()(model).model
 
 
 def structure(graphs: Graphs) -> str | None:
@@ -136,7 +160,8 @@ def _first(model: onnx.ModelProto, have: Arrays, want: Arrays, tolerance: float)
 
 
 def _called(node: onnx.NodeProto) -> str:
-    return f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} -> {node.output[0]!r}"
+    operator = plain(node.op_type, 80, "")
+    return f"{operator} {shown(node.name)}" if node.name else f"{operator} -> {shown(list(node.output[:1]))}"
 
 
 def _difference(node: onnx.NodeProto, other: onnx.NodeProto) -> str | None:
@@ -145,7 +170,7 @@ def _difference(node: onnx.NodeProto, other: onnx.NodeProto) -> str | None:
         return f"stands where a fresh export has {_called(other)}"
     for verb, ours, fresh in (("reads", node.input, other.input), ("writes", node.output, other.output)):
         if list(ours) != list(fresh):
-            return f"{verb} {list(ours)}, in a fresh export {list(fresh)}"
+            return f"{verb} {shown(list(ours), 400)}, in a fresh export {shown(list(fresh), 400)}"
     mine, theirs = ({a.name: a for a in one.attribute} for one in (node, other))
     for name in sorted({*mine, *theirs}):
         a, b = mine.get(name), theirs.get(name)
@@ -159,7 +184,7 @@ def _shown(attribute: onnx.AttributeProto | None) -> str:
         return "no such attribute"
     if attribute.type == onnx.AttributeProto.TENSOR:
         return f"{attribute.name}={onnx.numpy_helper.to_array(attribute.t).ravel()[:8].tolist()}"
-    return f"{attribute.name}={onnx.helper.get_attribute_value(attribute)}"
+    return plain(f"{attribute.name}={shown(onnx.helper.get_attribute_value(attribute), 400)}", 500, "")
 
 
 def _constant_difference(

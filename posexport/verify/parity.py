@@ -47,22 +47,15 @@ TOLERANCES = {
     "bf16": Tolerance(multiple=8.0, floor=2.0**-7, ceiling=0.5),
 }
 
-FARTHEST = 2**20
-"""The farthest position for which the tolerance grows."""
 
+def tolerance_at(dtype: str, rounding: float = 0.0) -> Tolerance:
+    """The tolerance in `dtype` where terms of the encoding may differ by `rounding` from one runtime to another.
 
-def tolerance_at(dtype: str, position: int) -> Tolerance:
-    """The tolerance in `dtype` where frequencies are computed at run time in fp32, for positions up to `position`.
-
-    Runtimes may round such a frequency in different ways, so every angle may be off by position * 2^-23. The floor
-    grows by half of that, since torch's angle may be exact by chance, the ceiling by eight times, since values are
-    several times their root mean square. Neither grows beyond FARTHEST: from there on, such angles mean nothing, and a
-    wide tolerance would hide that.
+    The floor grows by it, since torch may be exact by chance, the ceiling to sixteen times of it, since values are
+    several times their root mean square.
     """
-    tolerance, position = TOLERANCES[dtype], min(position, FARTHEST)
-    return attrs.evolve(
-        tolerance, floor=tolerance.floor + position * 2.0**-24, ceiling=max(tolerance.ceiling, 8 * position * 2.0**-23)
-    )
+    tolerance = TOLERANCES[dtype]
+    return attrs.evolve(tolerance, floor=tolerance.floor + rounding, ceiling=max(tolerance.ceiling, 16 * rounding))
 
 
 def compare(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from posexport.errors import Reason
-from posexport.processes import MISSING
+from posexport.processes import NOTHING_SHOWN
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, result
 from posexport.verify.eligibility import SLOW
@@ -82,7 +82,7 @@ class PropertyRuns:
                 elif answer is None or self.probe is None:
                     yield verdict(NOT_RUN, Reason(SLOW, "it is slow, and properties take many runs"))
                 elif answer.failure is not None:
-                    yield verdict(NOT_RUN if answer.failure.code == MISSING else FAILED, answer.failure)
+                    yield verdict(NOT_RUN if answer.failure.code in NOTHING_SHOWN else FAILED, answer.failure)
                 else:
                     broken, comparison = _judged(name, self.probe, list(islice(outputs, len(runs))))
                     yield verdict(comparison.state, broken, worst=comparison, cases=len(runs))

@@ -9,7 +9,6 @@ lower bound. Results: docs/results/alternatives.json and alternatives.md.
 from __future__ import annotations
 
 import itertools
-import tempfile
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ import torch
 from results import RESULTS, Row, counted, machine_line, record, rounded, table, write_figures
 from timing import THREADS, TORCH, Contender
 
+from posexport import temporary
 from posexport.bench import alternatives, lower_bound, statistics
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.errors import RequestError
@@ -62,8 +62,8 @@ def measure(quick: bool) -> list[Row]:
     torch.set_num_threads(THREADS)
     cells: list[dict[str, Any]] = []
     for encoding, cache in itertools.product(["rope"] if quick else ENCODINGS, (None, GROWN)):
-        with tempfile.TemporaryDirectory() as folder:
-            cells += _measure(encoding, cache, Path(folder), quick)
+        with temporary.folder() as folder:
+            cells += _measure(encoding, cache, folder, quick)
     if not quick:
         data = rounded({**record(), "cells": cells})
         write_json(RESULTS / "alternatives.json", data)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import tempfile
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,7 @@ import torch
 from results import Row, compared
 from timing import COMMON, block_spec, seeded_block, write_block
 
+from posexport import temporary
 from posexport.bench import rounds
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.custom_ops.operator import plain_torch
@@ -29,7 +29,7 @@ TARGET = 1.3
 
 def measure(quick: bool) -> list[Row]:
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary.folder() as folder:
         for name in ["rope"] if quick else [*COMMON, "rope:layout=half"]:
             spec = block_spec(name, 768, 12)
             arrays = seeded_inputs(spec, Sizes(batch=2, seq=7), 0)

@@ -7,7 +7,6 @@ with scaled_dot_product_attention. In a step its caches grow, and it has no mask
 from __future__ import annotations
 
 import itertools
-import tempfile
 from pathlib import Path
 
 import attrs
@@ -16,6 +15,7 @@ import torch
 from results import Row, compared, not_run
 from timing import THREADS, TORCH
 
+from posexport import temporary
 from posexport.bench.shapes import Sizes, seeded_inputs
 
 FORMS, SESSIONS = ("decomposed", "function", "native", "contrib"), 4
@@ -44,8 +44,8 @@ SITUATIONS = {
 def measure(quick: bool) -> list[Row]:
     """In each situation a ratio for each form and, where there is a target, one for the best of them."""
     torch.set_num_threads(THREADS)
-    with tempfile.TemporaryDirectory() as folder:
-        return [row for name, case in SITUATIONS.items() for row in _rows(name, case, Path(folder), quick)]
+    with temporary.folder() as folder:
+        return [row for name, case in SITUATIONS.items() for row in _rows(name, case, folder, quick)]
 
 
 def _rows(name: str, case: Situation, folder: Path, quick: bool) -> list[Row]:

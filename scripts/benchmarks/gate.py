@@ -8,7 +8,6 @@ minute and a half a build. Results: docs/results/gate.json.
 from __future__ import annotations
 
 import random
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from onnx import helper
 from results import RESULTS, Row, counted, record
 from timing import block_spec, write_block
 
+from posexport import temporary
 from posexport.bench.benchmark import PROCESSES, BenchRun
 from posexport.bench.gate import bench_gated, bench_to_keep
 from posexport.bench.options import BenchOptions
@@ -40,8 +40,7 @@ axis that moves alone, and goes value by value where several do."""
 
 def measure(quick: bool) -> list[Row]:
     """How often an equal build was called slower, and one with a slow pair was not."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+    with temporary.folder() as folder:
         builds = {kind: folder / kind.replace(" ", "-") / "block.onnx" for kind in (EQUAL, *PLANTS)}
         for kind, path in builds.items():
             path.parent.mkdir()

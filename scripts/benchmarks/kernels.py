@@ -6,12 +6,12 @@ their own may take one kernel more.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from results import Row, counted, not_run
 from timing import block_spec, write_block
 
+from posexport import temporary
 from posexport.artifact.manifest import PlanKernels
 from posexport.artifact.onnx_artifact import read_onnx
 from posexport.export.support import unsupported_reason
@@ -73,7 +73,7 @@ def _spec(name: str, **fields: object) -> Spec:
 
 
 def _kernels(spec: Spec, form: str) -> PlanKernels:
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary.folder() as folder:
         path = Path(folder, "block.onnx")
         write_block(spec, path, form=form)
         return build(read_onnx(path), BuildOptions(runtime="tensorrt-rtx")).kernels

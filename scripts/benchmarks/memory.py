@@ -9,7 +9,6 @@ import itertools
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from results import Row, counted, not_run
 from timing import THREADS, block_spec, write_block, write_forms
 
-from posexport import machine
+from posexport import machine, temporary
 from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.export import export
@@ -51,7 +50,7 @@ def child(function: Callable[..., dict[str, Any]], **arguments: Any) -> dict[str
 
 def of_export(argument: str) -> dict[str, Any]:
     """The peak of exporting a kind of block and writing it, above what the process holds after a tiny export."""
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary.folder() as folder:
         path = Path(folder, "block.onnx")
         write_block(block_spec("rope", 64, 4), path)
         spec = block_spec("rope", 1024, 16, layers=24, block=argument)
@@ -115,8 +114,8 @@ def measure_forms(quick: bool) -> list[Row]:
     """Megabytes above the weights for each form of causal rope, hidden 1024, 16 heads, fp32."""
     spec, forms = block_spec("rope:layout=half", 1024, 16, causal=True), ("decomposed", "function", "native", "contrib")
     what = f"peak memory of {TOKENS} tokens above the weights, {{}}"
-    with tempfile.TemporaryDirectory() as folder:
-        files = write_forms(spec, Path(folder), forms[-1:] if quick else forms)[0].items()
+    with temporary.folder() as folder:
+        files = write_forms(spec, folder, forms[-1:] if quick else forms)[0].items()
         return [_peak_row(what.format(name), FORM_LIMITS.get(name), "MB", of_form, str(path)) for name, path in files]
 
 
@@ -126,7 +125,7 @@ def measure_stacks(quick: bool) -> list[Row]:
     Writing is compared with making, hashing and writing the same weights alone, which an export can't save.
     """
     counts, results, rows = (2, 6) if quick else LAYERS, {}, []
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary.folder() as folder:
         for layers, what in itertools.product(counts, ("export", "bytes", "fp64", "fp16")):
             result = child(of_stack, what=what, layers=layers, path=str(Path(folder, "block.onnx")))
             if isinstance(result, str):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 
 from results import Row, compared, counted
 from timing import block_spec, write_block
 
+from posexport import temporary
 from posexport.bench import rounds, statistics
 from posexport.runtimes.base import timed
 
@@ -26,7 +26,7 @@ _MAIN = "from posexport.cli import main; main()"
 
 def measure(quick: bool) -> list[Row]:
     """Ratios of wall time, and seconds until a missing file is reported."""
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary.folder() as folder:
         write_block(block_spec("rope", 256, 4), Path(folder, "block.onnx"))
         calls = {name: partial(_run, folder, _MAIN, name) for name in COMMANDS}
         calls |= {name: partial(_run, folder, _MAIN, name, 2) for name in MISSING}
@@ -41,7 +41,7 @@ def measure(quick: bool) -> list[Row]:
     return rows
 
 
-def _run(folder: str, program: str, words: str = "", code: int = 0) -> None:
+def _run(folder: Path, program: str, words: str = "", code: int = 0) -> None:
     """Run a program in a new interpreter, which must end with the exit code."""
     command = [sys.executable, "-c", program, *words.split()]
     done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)

@@ -7,7 +7,6 @@ docs/results/tuning.json and tuning.md.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import click
 from results import RESULTS, Row, counted, machine_line, record, table, write_figures
 from timing import block_spec
 
+from posexport import temporary
 from posexport.bench import statistics
 from posexport.bench.scenarios import Scenario
 from posexport.bench.tune.fact_cache import Store
@@ -86,7 +86,7 @@ def _measure(name: str) -> dict[str, Any]:
         spec = block_spec(name, HIDDEN, HIDDEN // 64, causal=True)
     block = Block(specs={"fp32": spec}, load=lambda dtype: (spec, seeded_weights(spec, 0)), source="seed 0")
     request = Request(scenario=Scenario("prefill", min(TOKENS, spec.token_limit() or TOKENS)))
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary.folder() as folder:
         result = tune(block, request, Path(folder, "winner.onnx"), Store(Path(folder, "tune")))
         if result.winner is None:
             return {"encoding": name, "state": "failed", "reason": "nothing verified"}

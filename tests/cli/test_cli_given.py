@@ -135,7 +135,7 @@ CHEAP = {
     "tune --encoding rope --scenario prefil:8": "did you mean 'prefill'",
     "tune --encoding rope --seed x": "--seed is 'x'",
     "compile gone.onnx": "'gone.onnx' is not there",
-    "export --config /dev/zero": "config '/dev/zero' can't be read (it is a device)",
+    "export --config /dev/zero": "config '/dev/zero' can't be read (it is a device, not a regular file)",
     "export --config latin.toml": "config 'latin.toml' is not TOML, whose text is UTF-8",
 }
 

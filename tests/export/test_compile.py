@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import onnx
+import psutil
 import pytest
 from helpers import by_turns, cli, refused, small_spec, weights_for
 from trt_helpers import RTX, built, copied, exported, needs_rtx
 
 from posexport import custom_ops
 from posexport.artifact.loaded import load_artifact
-from posexport.artifact.onnx_artifact import read_onnx, write_onnx
+from posexport.artifact.onnx_artifact import write_onnx
 from posexport.errors import RequestError
 from posexport.export import export
 from posexport.export.compile import compile_plan
 from posexport.models import ENCODINGS
 from posexport.runtimes.tensorrt import api
-from posexport.runtimes.tensorrt.builder import _configure, build
+from posexport.runtimes.tensorrt.builder import _configure
 from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.spec.forms import FORMS, OPSETS
 
@@ -241,22 +240,52 @@ def test_a_builder_that_gives_up_says_what_to_do() -> None:
         built(exported("rope"), memory_limit=1024)
 
 
-def test_an_interrupt_cancels_the_build() -> None:
-    """The signal comes while the engine works; it is raised in this thread, once the engine has come back."""
+@pytest.mark.usefixtures("real_processes")
+def test_an_interrupt_ends_the_build_and_its_process(tmp_path: Path) -> None:
+    """The signal comes while the engine works in its child: the plan is not written, and the child is gone."""
     phases: list[str] = []
 
     def phase(name: str) -> None:
         phases.append(name)
         if name == "Building engine":
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.3)  # the waiting thread takes it meanwhile
 
+    path = copied(exported("relative", layers=4), tmp_path)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
     with pytest.raises(KeyboardInterrupt):
-        build(read_onnx(exported("relative", layers=4)), BuildOptions(runtime=RTX), phase)
-    assert phases[:2] == ["parsing", "Building engine"]
-    assert len(phases) < 6, phases  # ended early
-    assert "build" not in [thread.name for thread in threading.enumerate()]
-    assert built(exported("rope")).kernels.fused_attention is True
+        compile_plan(path, tmp_path / "block.plan", BuildOptions(runtime=RTX), phase)
+    assert phases == ["parsing", "Building engine"]
+    assert not (tmp_path / "block.plan").exists()
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    compile_plan(exported("rope"), tmp_path / "block.plan", BuildOptions(runtime=RTX))
+
+
+@pytest.mark.parametrize(
+    ("planted", "parts"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", ("'parsing'", "killed by SIGSEGV")),
+        ("os._exit(7)", ("'parsing'", "ended with exit code 7")),
+        ("raise RuntimeError('set_shape: no')", ("'parsing'", "RuntimeError: set_shape: no")),
+        ("raise MemoryError", ("not enough memory",)),
+    ],
+)
+@pytest.mark.usefixtures("real_processes")
+def test_an_engine_that_ends_its_process_is_one_sentence(
+    planted: str, parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child imports `sitecustomize`, which plants the fault in place of the parser's factory."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\n"
+        "import posexport.runtimes.tensorrt.api as api\n"
+        "def fault(*_):\n"
+        f"    {planted}\n"
+        "api.make_network = fault\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RequestError) as caught:
+        compile_plan(exported("rope"), tmp_path / "block.plan", BuildOptions(runtime=RTX))
+    assert all(part in str(caught.value) for part in parts), caught.value
+    assert not (tmp_path / "block.plan").exists()
 
 
 @pytest.mark.parametrize("form", ["native", "contrib"])

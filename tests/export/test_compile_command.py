@@ -16,6 +16,7 @@ from trt_helpers import RTX, copied, exported, needs_rtx, posexport, refused
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.artifact.plan import check_plan, onnx_of
 from posexport.errors import RequestError, RuntimeMissingError
+from posexport.export import compile as compile_stage
 from posexport.export import export
 from posexport.export.compile import compile_plan
 from posexport.files import sha256_of
@@ -142,7 +143,8 @@ def test_much_scratch_memory_is_a_warning_that_names_the_profile(tmp_path: Path)
 
 @needs_rtx
 def test_fusion_that_is_not_known_never_counts_as_fused(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posexport.runtimes.tensorrt.builder.read_kernels", lambda messages, layers: _unknown(layers))
+    real = compile_stage.build_in_child
+    monkeypatch.setattr(compile_stage, "build_in_child", lambda *given: attrs.evolve(real(*given), kernels=_unknown(1)))
     result = posexport("compile", block, "--require-fused-attention")
     assert result.exit_code == 1
     assert "not known: the builder logged no table of layers" in result.stdout
@@ -272,12 +274,12 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(api.BUILDERS, name, attrs.evolve(row, package="os"))
 
 
-def test_a_builder_that_is_broken_is_missing(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(name: str) -> Any:
-        raise ImportError("libcudart.so.13: cannot open shared object file")
-
+@pytest.mark.usefixtures("real_processes")
+def test_a_builder_that_is_broken_is_missing(block: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
-    monkeypatch.setattr(api, "import_module", broken)
+    text = "raise ImportError('libcudart.so.13: cannot open shared object file')"
+    (tmp_path / "tensorrt_rtx.py").write_text(text)  # before the real one on the path of the child
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     refused(posexport("compile", block, "--runtime", RTX), "libcudart.so.13", "pip install", code=3)
 
 

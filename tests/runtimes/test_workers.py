@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import attrs
 import ml_dtypes
 import numpy as np
 import psutil
@@ -17,11 +22,12 @@ from helpers import CHILD_PATH, case
 from verify_helpers import write
 
 from posexport.errors import Reason
+from posexport.processes import Worker, child_environment
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.runtimes.tensors import load_arrays, save_arrays
 from posexport.verify import verify
-from posexport.verify.result import FAILED, PASSED
+from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
 INPUTS = {"x": np.arange(6.0).reshape(2, 3), "half": np.ones((1, 0), ml_dtypes.bfloat16), "a/b": np.array(3)}
 
@@ -48,6 +54,37 @@ def pool() -> Iterator[Pool]:
 
 def ask(pool: Pool, how: str, key: str = "one") -> Answer:
     return result(pool.submit(faulty(how), Path("x.onnx"), [INPUTS], key=key))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+def test_a_run_may_take_what_is_free_and_is_the_first_to_end(pool: Pool) -> None:
+    for limited in (True, False):
+        runtime = attrs.evolve(faulty("limits"), needs_gpu=not limited)
+        (outputs,) = result(pool.submit(runtime, Path("x.onnx"), [INPUTS], key=str(limited))).outputs
+        limit, score = int(outputs["limit"]), int(outputs["score"])
+        assert (0 < limit < 2 * psutil.virtual_memory().total) == limited
+        assert score == 1000
+
+
+def test_steps_arrive_before_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stepping.py").write_text(
+        "from posexport.processes import report, serve\n"
+        "def answer(request):\n"
+        "    for step in request['steps']:\n"
+        "        report(step)\n"
+        "    return {'done': True}\n"
+        "serve(answer)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    steps: list[str] = []
+    worker = Worker("stepping")
+    try:
+        for expected in (["one", "two"], []):
+            assert worker.ask({"steps": expected}, 20, steps.append)["done"]
+            assert steps == expected
+            steps.clear()
+    finally:
+        worker.close()
 
 
 def test_arrays_of_any_name_and_dtype_survive_the_trip(tmp_path: Path) -> None:
@@ -125,6 +162,31 @@ def test_workers_end_when_the_parent_does(end: signal.Signals) -> None:
     assert not _alive(worker)
 
 
+def test_a_child_whose_parent_was_gone_before_it_looked_ends() -> None:
+    code = "from posexport.processes import end_with_parent; end_with_parent(); print('alive')"
+    for parent, output in ((os.getpid(), "alive\n"), (1, "")):
+        environment = {**os.environ, "POSEXPORT_PARENT": str(parent)}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert done.stdout == output
+
+
+def test_a_child_compiles_into_its_own_folder_where_the_cache_is_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose code torch.compile would run."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cache, name = tmp_path / f"torchinductor_{getpass.getuser()}", "TORCHINDUCTOR_CACHE_DIR"
+    assert name not in child_environment(tmp_path)
+    cache.symlink_to(tmp_path)
+    assert name not in child_environment(tmp_path)
+    cache.unlink()
+    cache.mkdir()
+    assert child_environment(tmp_path)[name] == str(cache)
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    assert name not in child_environment(tmp_path)
+
+
 def _alive(process: int) -> bool:
     try:
         return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
@@ -132,7 +194,26 @@ def _alive(process: int) -> bool:
         return False
 
 
-def test_verify_tells_a_crash_a_hang_and_zeros_apart_and_judges_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", ["faulty-sleep", "torch"])
+def test_a_runtime_without_an_answer_in_time_is_not_run(
+    slow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, module = Worker.ask, faulty("sleep").module if slow == "faulty-sleep" else RUNTIMES[slow].module
+
+    def impatient(worker: Worker, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
+        return ask(worker, request, 0.01 if request["module"] == module else time_limit)
+
+    monkeypatch.setattr(Worker, "ask", impatient)
+    path = write(tmp_path, "rope", case("rope"))
+    rows = {"faulty-sleep": faulty("sleep"), "ort-cpu": RUNTIMES["ort-cpu"]}
+    report = verify([path], runtimes=rows if slow == "faulty-sleep" else {"ort-cpu": rows["ort-cpu"]}, time_limit=60)
+    (verdict,) = [verdict for verdict in report.verdicts if verdict.state == NOT_RUN]
+    assert "no answer within 0.01 s" in str(verdict.reason)
+    assert report.exit_code([verdict.runtime]) == 3
+    assert report.exit_code() == (0 if slow == "faulty-sleep" else 3)
+
+
+def test_verify_tells_a_crash_and_zeros_apart_and_judges_the_rest(tmp_path: Path) -> None:
     path = write(tmp_path, "rope", case("rope"))
     rows = {f"faulty-{how}": faulty(how) for how in ("segfault", "zeros", "raise")}
     report = verify([path], runtimes={**rows, "ort-cpu": RUNTIMES["ort-cpu"]}, time_limit=60)

@@ -15,6 +15,7 @@ import runpy
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -51,7 +52,7 @@ class Forks:
         (child_in, parent_in), (parent_out, child_out) = os.pipe(), os.pipe()
         request = {
             "module": command[-1],
-            "environment": dict(os.environ),
+            "environment": dict(options["env"]),
             "folder": str(Path.cwd()),
             "parent": os.getpid(),
         }
@@ -123,6 +124,7 @@ def _become(pipes: list[int], module: str, environment: dict[str, str], folder: 
         os.close(pipe)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # found anew in this environment
     os.chdir(folder)
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.argv = [module]

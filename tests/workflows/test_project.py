@@ -10,6 +10,7 @@ from posexport.cli import main
 from posexport.errors import RequestError
 from posexport.workflows.project.file import EXPORT_OPTIONS, find_project
 from posexport.workflows.project.limits import Tolerances
+from posexport.workflows.project.products import products
 
 ONE = '[[artifact]]\nname = "one"\nencoding = "rope"\n'
 
@@ -125,6 +126,11 @@ WRONG = {
     "a table that is none": (ONE + "budget = 'none'", "must be a table"),
     "set that is no table": (ONE + "set = 'theta=1'", "set must be a table"),
     "no TOML": ("folder = ", "is not TOML"),
+    "a folder above": ("folder = 'a/../../x'\n" + ONE, "outside the project: name one inside it"),
+    "a folder elsewhere": ("folder = '/tmp'\n" + ONE, "outside the project: name one inside it"),
+    "a NUL in the folder": ("folder = 'a\\u0000b'\n".replace("'", '"') + ONE, "'a\\x00b' with a NUL"),
+    "a NUL in a key": ('"a\\u0000b" = 1\n' + ONE, "'a\\x00b' with a NUL"),
+    "a NUL in a list": (ONE + 'compile = {profile = ["seq=1", "\\u0000"]}', "with a NUL"),
 }
 
 
@@ -181,3 +187,47 @@ def test_options_are_those_of_the_command_line() -> None:
     assert command is not None
     names = {parameter.name for parameter in command.params} - {"output", "as_json", "form", "sign"}
     assert {"set" if name == "parameters" else name for name in names} == set(EXPORT_OPTIONS)
+
+
+@pytest.mark.parametrize("place", ["artifacts", "artifacts/deep"])
+def test_a_folder_that_a_link_leads_outside_is_refused(place: str, tmp_path: Path) -> None:
+    inside, outside = tmp_path / "project", tmp_path / "outside"
+    for folder in (inside, outside, outside / "deep"):
+        folder.mkdir()
+    (inside / "artifacts").symlink_to(outside)
+    error = read(inside, f"folder = '{place}'\n{ONE}")
+    assert error is not None
+    assert str(outside) in str(error)
+    assert "--allow-outside" in str(error)
+    assert find_project(str(inside / "posexport.toml"), allow_outside=True).folder == place
+
+
+def test_links_inside_a_project_and_to_a_project_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "project" / "real").mkdir(parents=True)
+    (tmp_path / "project" / "artifacts").symlink_to("real")
+    (tmp_path / "link").symlink_to("project")
+    assert read(tmp_path / "link", ONE) is None
+    (tmp_path / "project" / "loop").symlink_to("loop")
+    assert read(tmp_path / "link", f"folder = 'loop'\n{ONE}") is None, "writing to it fails later, in one sentence"
+
+
+PROFILES = {
+    "sqe=8": "unknown input or dimension 'sqe': did you mean 'seq'",
+    "seq": "it is not NAME=SIZES",
+    "seq=9:8:7": "not ordered",
+    "batch=1:2:3": "unknown input or dimension 'batch'",
+    "hidden_states=2x1x9": "fixed size 64",
+}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_that_the_graph_does_not_take_is_refused_before_anything_is_made(
+    profile: str, tmp_path: Path
+) -> None:
+    sizes = "hidden-size = 64\nnum-heads = 4\nbatch = 2\n"
+    assert read(tmp_path, f"{ONE}{sizes}compile = {{profile = ['{profile}']}}") is None
+    project = find_project(str(tmp_path / "posexport.toml"))
+    with pytest.raises(RequestError, match=r"artifact 'one', compile") as refusal:
+        products(project)
+    assert PROFILES[profile] in str(refusal.value)
+    assert refusal.value.args[0].count("--profile") >= 1

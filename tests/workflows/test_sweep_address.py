@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import socket
+import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 from typing import Any
@@ -124,3 +128,29 @@ def test_ray_still_says_which_cluster_auto_is(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(services, "find_gcs_addresses", frozenset)
     with pytest.raises(RuntimeMissingError, match=f"at '{silent}', the last one that was started on this machine"):
         check_answers("auto")
+
+
+LISTENING = """
+import psutil, sys
+from posexport.temporary import removed_at_end
+from posexport.workflows.sweep.ray import connect
+with removed_at_end():
+    ray = connect("local")
+    assert ray.get(ray.remote(lambda: 1).remote()) == 1
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    sockets = [socket for process in processes for socket in process.net_connections("inet")]
+    print(*{socket.laddr.ip for socket in sockets if socket.status == "LISTEN" or socket.type == 2})
+    ray.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_of_this_machine_alone_listens_on_the_loopback_interface_and_leaves_no_files(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with tempfile.TemporaryDirectory(prefix="ray") as short:  # the path of a socket must fit into 107 bytes
+        environment = {**os.environ, "TMPDIR": short}
+        command = [sys.executable, "-c", LISTENING]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+        addresses = {ipaddress.ip_address(text.removeprefix("::ffff:")) for text in done.stdout.split()}
+        assert addresses and all(address.is_loopback for address in addresses), done.stdout
+        assert list(Path(short).glob("posexport-*")) == []

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <stdexcept>
@@ -141,6 +142,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: ort_decode block.onnx [states.f32 outputs.f32]\n");
     return 2;
   }
+#ifndef _WIN32
+  setenv("ORT_DISABLE_TELEMETRY", "1", 1);  // before the first Ort::Env, which otherwise writes files and sends them
+#endif
   try {
     return run(argc, argv);
   } catch (const std::exception& error) {  // Ort::Exception is one

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from posexport import __version__
+from posexport import __version__, temporary
 from posexport.errors import system_error
 from posexport.files import write_json
 from posexport.jsondata import DataError, read_json
@@ -34,7 +32,7 @@ class Store:
         self.reused = 0
         """How many facts came from an earlier tuning."""
         self._facts: dict[Path, dict[str, Any]] = {}  # of this tuning
-        self._files: Path | None = None
+        self._files: temporary.Temporary | None = None
         with self._writing():
             self._folder.mkdir(parents=True, exist_ok=True)
             ignore = self._folder / ".gitignore"
@@ -49,8 +47,8 @@ class Store:
         """Where the programs of this tuning lie, and of no other one."""
         if self._files is None:
             with self._writing():
-                self._files = Path(tempfile.mkdtemp(prefix="programs-", dir=self._folder))
-        return self._files
+                self._files = temporary.folder(self._folder, "programs-")
+        return self._files.path
 
     def get(
         self,
@@ -75,7 +73,7 @@ class Store:
     def clear_files(self) -> None:
         """Remove the programs; the facts about them stay."""
         if self._files is not None:
-            shutil.rmtree(self._files, ignore_errors=True)
+            self._files.remove()
             self._files = None
 
 

@@ -13,7 +13,7 @@ from posexport.artifact.manifest import OnnxManifest, PlanManifest, add_manifest
 from posexport.artifact.signing import signature_path
 from posexport.bench.tune.programs import TOOLS, Programs
 from posexport.bench.tune.result import Result, Row
-from posexport.files import HashingFile, staged
+from posexport.files import HashingFile, open_file, staged
 from posexport.jsondata import unstructure
 from posexport.machine import kept_to, versions
 from posexport.runtimes import RUNTIMES, Runtime
@@ -109,5 +109,5 @@ def _verify(path: Path, row: Runtime) -> tuple[str, str]:
 
 
 def _copy(source: Path, target: HashingFile) -> None:
-    with source.open("rb") as file:
+    with open_file(source) as file:
         shutil.copyfileobj(file, target)

@@ -13,11 +13,11 @@ Names, the order of independent nodes, the numbers of opsets and attributes that
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from posexport import temporary
 from posexport.bench.worker import explain
 from posexport.jsondata import unstructure
 from posexport.processes import serve
@@ -30,23 +30,25 @@ def identify(path: str, runtime_name: str, level: str | None) -> dict[str, Any]:
     """The identity of a file at a level of optimization; opens it as the runtime would."""
     import onnx.inliner
 
+    from posexport.artifact import onnx_file
+
     file = Path(path)
     files = (file, file.with_name(f"{file.name}.data"))
     if sum(part.stat().st_size for part in files if part.exists()) > LARGEST:
         return {"identity": f"{file.name} {level}"}
     if not runtime_name.startswith("ort"):
-        return {"identity": identity(onnx.inliner.inline_local_functions(onnx.load(file)))}
+        return {"identity": identity(onnx.inliner.inline_local_functions(onnx_file.load(file)))}
     import onnxruntime
 
     from posexport.runtimes import ort, runtime
 
     settings = ort.session_options(level=level or "all")
     provider = f"{runtime(runtime_name).options['provider']}ExecutionProvider"
-    with tempfile.TemporaryDirectory(prefix="posexport-") as folder:
-        written = Path(folder) / "optimized.onnx"
+    with temporary.folder() as folder:
+        written = folder / "optimized.onnx"
         settings.optimized_model_filepath = str(written)
         onnxruntime.InferenceSession(path, settings, providers=[provider])
-        return {"identity": identity(onnx.load(written))}
+        return {"identity": identity(onnx_file.load(written))}
 
 
 def kernels(path: str, runtime_name: str, profile: list[str]) -> dict[str, Any]:

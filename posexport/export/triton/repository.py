@@ -24,7 +24,7 @@ from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError
 from posexport.export.triton.config import read_config
 from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact
-from posexport.files import HashingFile, write_folder
+from posexport.files import TEXT_LIMIT, HashingFile, open_file, read_bytes, write_folder
 from posexport.progress import Progress
 
 
@@ -95,7 +95,7 @@ class ModelVersion:
         if not path.is_file() or (self.force and not others):
             return
         with suppress(RequestError):
-            if read_config(path.read_bytes()) == config:
+            if read_config(read_bytes(path, TEXT_LIMIT)) == config:
                 return
         advice = ": give another --name, or --force to replace it"
         if others:
@@ -105,7 +105,7 @@ class ModelVersion:
 
 def _copy(source: Path, target: Path, sha256: str | None) -> str:
     """Copy a file in pieces; returns its sha256, RequestError where it is not the one in the manifest."""
-    with source.open("rb") as read, target.open("wb") as write:
+    with open_file(source) as read, target.open("wb") as write:
         hashing = HashingFile(write)
         shutil.copyfileobj(read, hashing, 1 << 22)
         write.flush()

@@ -1,31 +1,28 @@
-"""Builds a TensorRT plan in memory and reads what the builder chose.
+"""Builds a TensorRT plan in memory and reads what the builder chose. Only child processes do: a file that somebody else
+made may end the process that parses it.
 
 Networks are strongly typed. TF32 is off by default, because it costs an fp32 graph half of its digits.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
 from posexport.artifact.manifest import PlanKernels
 from posexport.artifact.onnx_artifact import Artifact
-from posexport.errors import RequestError, system_error
+from posexport.errors import RequestError, shown, system_error
+from posexport.files import read_bytes
+from posexport.machine import available
 from posexport.progress import Progress, silent
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.kernels import read_kernels, read_memory
 from posexport.runtimes.tensorrt.options import BuildOptions
 from posexport.spec.forms import ORT_ALONE
-
-T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -39,24 +36,20 @@ class Built:
     memory: dict[str, int | None]
     seconds: float
     timing_cache: Any = None
+    runtime_cache: Any = None
 
 
 def build(artifact: Artifact, options: BuildOptions, progress: Progress = silent) -> Built:
     """Build an artifact into a plan in memory; raises the errors of `posexport.export.compile.compile_plan`.
 
-    `progress` gets the builder's phases, from another thread.
+    `progress` gets the builder's phases.
     """
     if artifact.target == "ort":
         raise RequestError(f"{artifact.path.name!r} can't be compiled, {ORT_ALONE}.")
-    cancelled = threading.Event()
-    return _in_thread(lambda: _build(artifact, options, progress, cancelled), cancelled)
-
-
-def _build(artifact: Artifact, options: BuildOptions, progress: Progress, cancelled: threading.Event) -> Built:
     profiles = artifact.profiles(options.profile)
     name, file = options.runtime, str(artifact.path)
     trt = api.load(name)
-    log, monitor = api.make_log(trt), _make_monitor(trt, progress, cancelled)
+    log, monitor = api.make_log(trt), _make_monitor(trt, progress)
     builder = trt.Builder(log)
     config = _configure(trt, builder, options)
     config.progress_monitor = monitor
@@ -69,7 +62,13 @@ def _build(artifact: Artifact, options: BuildOptions, progress: Progress, cancel
     attention_layers = _allow_decomposing(trt, network)
     profile = builder.create_optimization_profile()
     for key, dims in profiles.items():
-        profile.set_shape(key, *dims.values())
+        try:
+            profile.set_shape(key, *dims.values())
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise RequestError(
+                f"{name} can't take the profile {list(dims.values())} of {shown(key)} ({error}): give another "
+                "--profile."
+            ) from None
     config.add_optimization_profile(profile)
     start = time.perf_counter()
     plan = builder.build_serialized_network(network, config)
@@ -106,21 +105,13 @@ def _allow_decomposing(trt: Any, network: Any) -> int:
 
 
 def _check_functions(name: str, artifact: Artifact, parser: Any) -> None:
-    """RequestError for a function that the engine would replace by an operator, or that would crash it."""
-    file = str(artifact.path)
-    calls = {function.name: {node.op_type for node in function.node} for function in artifact.model.functions}
-    for function in calls:
-        if parser.supports_operator(function):
+    """RequestError for a function that the engine would replace by an operator."""
+    for function in artifact.model.functions:
+        if parser.supports_operator(function.name):
             raise RequestError(
-                f"{file!r} holds a function {function!r}, and {name} has an operator of that name which it would run "
-                "instead: rename the function, or export with --form decomposed."
+                f"{str(artifact.path)!r} holds a function {shown(function.name)}, and {name} has an operator of that "
+                "name which it would run instead: rename the function, or export with --form decomposed."
             )
-    try:
-        TopologicalSorter(calls).prepare()
-    except CycleError as error:
-        raise RequestError(
-            f"{file!r} holds a function {error.args[1][0]!r} that calls itself: export it again."
-        ) from None
 
 
 def _inspected(trt: Any, log: Any, plan: Any) -> list[str]:
@@ -156,41 +147,22 @@ def _timing_cache(config: Any, runtime: str, path: Path) -> Any:
             "with --runtime tensorrt."
         )
     with system_error(f"can't read the timing cache {str(path)!r}", "give a file"):
-        stored = path.read_bytes() if path.exists() else b""
+        stored = read_bytes(path, available()) if path.exists() else b""
     cache = config.create_timing_cache(stored)
     if cache is None:
         raise RequestError(f"{str(path)!r} is no timing cache of {runtime}: remove it, or give another file.")
     return cache
 
 
-def _make_monitor(trt: Any, progress: Progress, cancelled: threading.Event) -> Any:
+def _make_monitor(trt: Any, progress: Progress) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def phase_start(self, name: str, parent: str | None, steps: int) -> None:
             progress(name)
 
         def step_complete(self, name: str, step: int) -> bool:
-            return not cancelled.is_set()  # False ends the build
+            return True  # False would end the build
 
         def phase_finish(self, name: str) -> None:
             pass
 
     return Monitor()
-
-
-def _in_thread(work: Callable[[], T], cancelled: threading.Event) -> T:
-    """Run `work` in another thread, so that an interrupt cancels the build and is raised once the engine returns.
-
-    An interrupt inside the engine's calls back into Python would be lost, or end the process.
-    """
-    interrupt: BaseException | None = None
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="build") as executor:
-        future = executor.submit(work)
-        while not future.done():
-            try:
-                wait((future,), timeout=0.1)  # with a limit, because Windows can't interrupt a wait without one
-            except BaseException as error:  # an interrupt, or what the handler of another signal raises
-                cancelled.set()
-                interrupt = error
-    if interrupt is not None:
-        raise interrupt
-    return future.result()

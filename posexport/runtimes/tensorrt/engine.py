@@ -20,7 +20,9 @@ import numpy as np
 from posexport.artifact.manifest import values_of
 from posexport.artifact.plan import check_builder, check_plan
 from posexport.artifact.profiles import ShapeProfiles, check_shapes
-from posexport.errors import RequestError, RuntimeMissingError
+from posexport.errors import RequestError, RuntimeMissingError, system_error
+from posexport.files import read_bytes
+from posexport.machine import available
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.base import Arrays, check_options
 from posexport.runtimes.cuda import by_events, captured, device, load_runtime
@@ -150,7 +152,8 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     check_builder(path, manifest, name)
     trt = _engine(name)
     check_builder(path, manifest, name, trt.__version__)
-    plan = path.read_bytes()
+    with system_error(f"can't read {str(path)!r}", "give a plan that fits into the memory that is free"):
+        plan = read_bytes(path, available())
     # the bytes that are opened, not those checked before, here or (with the option) by the process that asks
     if {hashlib.sha256(plan).hexdigest()} != {manifest.sha256, options.get("sha256", manifest.sha256)}:
         raise RequestError(f"{str(path)!r} changed while it was being opened: build it again.")
@@ -166,7 +169,7 @@ def warm_cache(name: str, plan: Any, artifact: Artifact, profiles: ShapeProfiles
     values = artifact.inputs().items()
     inputs = {key: np.zeros(profiles[key]["opt"], NUMPY_DTYPES[dtype]) for key, (_, dtype) in values}
     runner = PlanRunner(trt, plan, name, profiles, artifact.outputs())
-    return runner.warm(inputs, file.read_bytes() if file.exists() else b"")
+    return runner.warm(inputs, read_bytes(file, available()) if file.exists() else b"")
 
 
 def _engine(name: str) -> Any:

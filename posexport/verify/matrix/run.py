@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import queue
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from posexport import temporary
 from posexport.machine import available, usable
 from posexport.processes import Worker, failure_of
 from posexport.verify.matrix.schedule import Column, Todo, spec_hash
@@ -69,8 +69,8 @@ def measure(
     def run(batch: Batch) -> list[Cell]:
         worker = idle.get()
         try:
-            with tempfile.TemporaryDirectory(prefix="posexport-matrix-", ignore_cleanup_errors=True) as folder:
-                return _Job(worker, Path(folder), matrix.target, here, lambda *step: done_steps.put(step)).run(batch)
+            with temporary.folder() as folder:
+                return _Job(worker, folder, matrix.target, here, lambda *step: done_steps.put(step)).run(batch)
         finally:
             idle.put(worker)
 

@@ -128,11 +128,29 @@ class Project:
         return self.file.parent
 
 
-def find_project(named: str | None) -> Project:
+def find_project(named: str | None, allow_outside: bool = False) -> Project:
     """The project in the file `named`, else in the nearest file here or in a folder above.
 
-    RequestError where there is none, or where two files of one folder both describe one.
+    RequestError where there is none, where two files of one folder both describe one, and, unless `allow_outside`,
+    where artifacts would be written outside the folder of the file.
     """
+    project = _find(named)
+    if not allow_outside:
+        _check_inside(project)
+    return project
+
+
+def _check_inside(project: Project) -> None:
+    """RequestError where the project's folder, all links followed, lies outside the folder of its file."""
+    root, folder = (Path(os.path.realpath(path)) for path in (project.root, project.root / project.folder))
+    if not folder.is_relative_to(root):
+        raise RequestError(
+            f"{project.file}: folder is {project.folder!r}, which leads to {str(folder)!r}, outside the project: name "
+            "one inside it, or give --allow-outside where you trust this file."
+        )
+
+
+def _find(named: str | None) -> Project:
     if named is not None:
         path = Path(named)
         if (table := _table(path)) is None:

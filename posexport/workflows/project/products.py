@@ -26,6 +26,7 @@ from posexport.artifact.manifest import (
     read_manifest,
     write_manifest,
 )
+from posexport.artifact.profiles import profiles_of
 from posexport.artifact.signing import SigningKey
 from posexport.errors import Reason, RequestError, check_known, located
 from posexport.export.block_options import CheckpointOptions
@@ -35,6 +36,7 @@ from posexport.files import sha256_of
 from posexport.jsondata import unstructure
 from posexport.machine import versions
 from posexport.runtimes.tensorrt.options import PlanOptions
+from posexport.spec.contract import graph_inputs
 from posexport.spec.fields import check_types
 from posexport.spec.spec import Spec
 from posexport.verify.matrix.table import public_version
@@ -81,9 +83,12 @@ def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
             continue
         for form in entry.all_forms:
             path = project.root / project.folder / f"{entry.stem(form)}.onnx"
-            source = made_from(request_of(project, entry, form))
+            request = request_of(project, entry, form)
+            source = made_from(request)
             files.append(Product(entry=entry, form=form, path=path, made_from=source))
             if entry.compile is not None:
+                with located(f"{project.file}, artifact {entry.name!r}, compile"):
+                    _check_profile(request, entry.compile)
                 path, source = path.with_suffix(".plan"), unstructure(entry.compile)
                 files.append(attrs.evolve(files[-1], path=path, made_from=source, plan=entry.compile))
     return files
@@ -104,6 +109,16 @@ def request_of(project: Project, entry: Entry, form: str | None) -> Request:
         if request.options.output is not None:
             raise RequestError("its config gives output: a project names the files, so drop it.")
     return request
+
+
+def _check_profile(request: Request, plan: PlanOptions) -> None:
+    """RequestError for a profile that the inputs of the export don't take."""
+    sizes = {name: size for name in ("batch", "seq", "max_seq") if (size := getattr(request.options, name)) is not None}
+    shapes = {
+        name: tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in shape)
+        for name, (shape, _) in graph_inputs(request.spec).items()
+    }
+    profiles_of(shapes, plan.profile, request.spec.token_limit(), sizes)
 
 
 def made_from(request: Request) -> dict[str, Any]:

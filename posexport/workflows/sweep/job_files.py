@@ -13,7 +13,7 @@ import attrs
 
 from posexport.artifact.manifest import PlanManifest, external_data, read_manifest_of
 from posexport.errors import RequestError, system_error
-from posexport.files import HashingFile, sha256_of
+from posexport.files import HashingFile, open_file, sha256_of
 from posexport.workflows.sweep.jobs import File
 
 CHUNK = 64 * 2**20
@@ -63,7 +63,7 @@ def chunks(file: File) -> Iterator[bytes]:
     """The bytes of a file of this machine, at most CHUNK at a time; RequestError where they have changed."""
     sha256 = hashlib.sha256()
     try:
-        with file.path.open("rb") as source:
+        with open_file(file.path) as source:
             while chunk := source.read(CHUNK):
                 sha256.update(chunk)
                 yield chunk

@@ -138,7 +138,7 @@ KINDS: dict[str, Kind] = {
         artifact=True,
         names={"runtime": RUNTIMES, "require": RUNTIMES},
         files=("inputs", "weights", "trust"),
-        excluded=("project", "from", "layer", "prefix-tokens", "junit", "markdown"),
+        excluded=("project", "allow-outside", "from", "layer", "prefix-tokens", "junit", "markdown"),
         check=lambda values: _check_fields(VerifyOptions, _first_values(values)),
     ),
     "bench": Kind(
@@ -146,7 +146,7 @@ KINDS: dict[str, Kind] = {
         axes=("scenario", "shape"),
         names={"runtime": CANDIDATES, "require": CANDIDATES},
         files=("baseline", "trust"),
-        excluded=("project", "save", "against"),
+        excluded=("project", "allow-outside", "save", "against"),
         check=_check_bench,
         cpus=None,
     ),

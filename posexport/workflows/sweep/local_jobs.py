@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -26,9 +25,11 @@ from typing import Any
 
 import attrs
 
+from posexport import temporary
 from posexport.errors import ERROR_FILE, PosexportError
-from posexport.machine import numbers
-from posexport.processes import signal_name
+from posexport.files import TEXT_LIMIT, read_bytes
+from posexport.machine import available, numbers
+from posexport.processes import child_environment, signal_name
 from posexport.runtimes import cuda
 from posexport.workflows.sweep.job_files import stage_files
 from posexport.workflows.sweep.jobs import FAILED, LOST, NOT_RUN, PASSED, Job, JobResources, Outcome
@@ -88,8 +89,10 @@ class JobRunner:
     def run(self, command: JobCommand, stage: Callable[[Path], object]) -> Outcome:
         """Run a job in a new folder, into which `stage` puts its files."""
         try:
-            with tempfile.TemporaryDirectory(prefix="posexport-sweep-", ignore_cleanup_errors=True) as name:
-                folder, start = Path(name), time.perf_counter()
+            with temporary.folder() as home:
+                folder, start = home / "job", time.perf_counter()
+                for made in (folder, home / "tmp"):
+                    made.mkdir()
                 stage(folder)
                 staged = set(folder.iterdir())
                 outcome = _judge(self._execute(command, folder), command)
@@ -110,7 +113,12 @@ class JobRunner:
             process = subprocess.Popen(
                 [sys.executable, *command.words],
                 cwd=folder,
-                env={**os.environ, **command.environment, "PYTHONUTF8": "1", ERROR_FILE: str(error_file)},
+                env={
+                    **child_environment(folder.with_name("tmp")),
+                    **command.environment,
+                    "PYTHONUTF8": "1",
+                    ERROR_FILE: str(error_file),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -152,7 +160,7 @@ def _end_group(process: subprocess.Popen[str]) -> None:
 def _reported(path: Path) -> str | None:
     """The error that a command wrote into its error file, without its full stop; None where there is none."""
     try:
-        return str(json.loads(path.read_text())["error"]).rstrip(".")[:_LONGEST]
+        return str(json.loads(read_bytes(path, TEXT_LIMIT))["error"]).rstrip(".")[:_LONGEST]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -160,7 +168,7 @@ def _reported(path: Path) -> str | None:
 def _outputs(folder: Path, staged: Container[Path]) -> dict[str, bytes]:
     """The files that a command wrote, without its caches, which have hidden names."""
     new = [path for path in sorted(folder.iterdir()) if path not in staged and path.is_file()]
-    return {path.name: path.read_bytes() for path in new if not path.name.startswith(".")}
+    return {path.name: read_bytes(path, available()) for path in new if not path.name.startswith(".")}
 
 
 def _judge(end: _End, command: JobCommand) -> Outcome:

@@ -13,7 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
+import signal
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +26,7 @@ from typing import Any
 
 import attrs
 
-from posexport import __version__
+from posexport import __version__, temporary
 from posexport.errors import PosexportError, RequestError, RuntimeMissingError
 from posexport.runtimes.installation import install_command
 from posexport.workflows.sweep.job_files import chunks, write_chunks
@@ -41,6 +44,12 @@ MAX_QUEUED = 2
 _LOOK_SECONDS = 1.0  # between two looks at which machines there are
 _TYPE = "accelerator_type:"
 _TINY = 0.001  # of a resource that only names a property of a machine
+
+_ENABLE_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's variable for clusters of several machines; 0 on any system gives one that listens on the loopback interface."""
+
+_LONGEST_FOLDER = 40
+"""Bytes of the path of a folder for Ray's files: a socket in it may have 107, and Ray adds up to 67."""
 
 Resources = Mapping[str, float]
 SentFile = tuple[str, str, Sequence[Any]]
@@ -110,7 +119,22 @@ def no_cluster(where: str, why: str) -> RuntimeMissingError:
 
 
 def connect(address: str) -> Any:
-    """The module ray, connected to a cluster; RuntimeMissingError where there is no Ray or no cluster."""
+    """The module ray, connected to a cluster; RuntimeMissingError where there is no Ray or no cluster.
+
+    For `local`, Ray starts one that only this user's processes reach: it listens on the loopback interface alone, and
+    takes requests only from who has its token.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # each job sets its GPUs; Ray warns otherwise
+    own: dict[str, Any] = {}
+    if address == "local":
+        os.environ[_ENABLE_CLUSTERS] = "0"  # read when Ray is imported; else it replaces the loopback address
+        if "RAY_AUTH_MODE" not in os.environ:
+            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        own = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
+        folder = temporary.folder().path  # removed when the command ends, after Ray
+        if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
+            own["_temp_dir"] = str(folder)
     try:
         import ray
     except ImportError:
@@ -118,14 +142,16 @@ def connect(address: str) -> Any:
             f"--ray needs Ray, which is not installed: {install_command('posexport[ray]')}, or leave --ray out to run "
             "here."
         ) from None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # each job sets its GPUs; Ray warns otherwise
     logging.getLogger("ray").setLevel(logging.ERROR)
     check_answers(address)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="posexport")
+        ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="posexport", **own)
     except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
         raise no_cluster(repr(address), " ".join(str(error).split())[:200].rstrip(".")) from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end this process without its clean-up
     return ray
 
 

@@ -29,6 +29,17 @@ class Zeros(Echo):
         return {"output": np.zeros_like(inputs["hidden_states"])}
 
 
+class Limits(Echo):
+    """The limit on the memory of its process, and how willingly Linux ends it where memory runs out."""
+
+    def run(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        score = int(Path("/proc/self/oom_score_adj").read_text())
+        return {"limit": np.array(limit if limit != resource.RLIM_INFINITY else -1), "score": np.array(score)}
+
+
 def load(path: Path, options: Mapping[str, Any]) -> Echo:
     how = options.get("how")
     if how == "segfault":
@@ -43,4 +54,6 @@ def load(path: Path, options: Mapping[str, Any]) -> Echo:
     elif how == "noise":
         print("text on stdout", flush=True)  # noqa: T201
         os.write(1, b'{"id": 1, "ok": false}\n')
+    elif how == "limits":
+        return Limits()
     return Zeros() if how == "zeros" else Echo()

@@ -1,0 +1,182 @@
+"""What an ONNX file may ask for: limits that are checked before anything is parsed, inlined or made.
+
+A small file can stand for far more than its bytes. An empty node has 2 bytes in the file and 80 times that in memory;
+40 functions that call each other twice are 2^40 nodes once they are inlined, as TensorRT and ONNX Runtime do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from posexport.errors import RequestError, shown
+from posexport.machine import available, size_text
+
+MOST_NODES = 500_000
+"""Nodes of a graph with its subgraphs, its functions inlined. A stack of 1,000 layers has less than a third of that."""
+
+DEEPEST_CALLS = 64
+"""Functions that call each other, one inside the other."""
+
+LARGEST_STRUCTURE = 2**28
+"""Bytes of a file that are not the raw data of initializers."""
+
+_IN_MEMORY = 80  # bytes that a byte of structure takes once it is parsed, at most (measured with empty nodes)
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+_TEXT, _MESSAGE = 9, 11  # types of fields in protobuf's descriptors
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+
+Function = tuple[str, str, str]
+"""Domain, name and overload of a function."""
+
+
+def check_size(path: Path, data: bytes) -> None:
+    """RequestError for a file whose graph would not fit into memory; ValueError where it is no protobuf message."""
+    raw = 0
+    for field, start, end in _fields(data, 0, len(data)):
+        if field == _GRAPH:
+            for inner, first, last in _fields(data, start, end):
+                if inner == _INITIALIZER:
+                    raw += sum(stop - at for number, at, stop in _fields(data, first, last) if number == _RAW_DATA)
+    structure = len(data) - raw
+    if structure > LARGEST_STRUCTURE:
+        raise RequestError(
+            f"{str(path)!r} has {size_text(structure)} beside its weights, at most {size_text(LARGEST_STRUCTURE)} are "
+            "read: export it again."
+        )
+    if structure * _IN_MEMORY > (free := available()):
+        raise RequestError(
+            f"{str(path)!r} may take {size_text(structure * _IN_MEMORY)} to read and {size_text(free)} of memory are "
+            "free: free some."
+        )
+
+
+def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The number and the place of each field of a protobuf message with a length; ValueError where it isn't whole."""
+    at, count = start, 0
+    while at < end:
+        count += 1
+        if count > 10 * MOST_NODES:
+            raise ValueError("too many fields")
+        tag, at = _varint(data, at, end)
+        kind, number = tag & 7, tag >> 3
+        if kind == _VARINT:
+            _, at = _varint(data, at, end)
+            continue
+        if kind == _LENGTH:
+            size, at = _varint(data, at, end)
+        elif kind in (_FIXED32, _FIXED64):
+            size = 4 if kind == _FIXED32 else 8
+        else:
+            raise ValueError("an unknown kind of field")
+        if size > end - at:
+            raise ValueError("cut short")
+        if kind == _LENGTH:
+            yield number, at, at + size
+        at += size
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """The number that begins at `at`, and where it ends."""
+    number = 0
+    for shift in range(0, 70, 7):
+        if at >= end:
+            break
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    raise ValueError("no number")
+
+
+def nodes_within(
+    holder: onnx.GraphProto | onnx.FunctionProto,
+) -> Iterator[tuple[onnx.GraphProto | None, onnx.NodeProto | None]]:
+    """Every node of a graph or function, as (None, node), and every subgraph of theirs, as (subgraph, None)."""
+    holders: list[onnx.GraphProto | onnx.FunctionProto] = [holder]
+    while holders:
+        for node in holders.pop().node:
+            yield None, node
+            for attribute in node.attribute:
+                for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                    yield graph, None
+                    holders.append(graph)
+
+
+def check_texts(path: Path, model: onnx.ModelProto) -> None:
+    """RequestError for a name or another text of the file that is not UTF-8: protobuf gives it as bytes."""
+    messages: list[Any] = [model]
+    while messages:
+        for field, value in messages.pop().ListFields():
+            if field.type == _TEXT:
+                if any(isinstance(text, bytes) for text in ([value] if isinstance(value, str | bytes) else value)):
+                    raise RequestError(f"{str(path)!r} holds a {field.name} that is not UTF-8: export it again.")
+            elif field.type == _MESSAGE:
+                messages += value if field.is_repeated else [value]
+
+
+def check_graph(path: Path, model: onnx.ModelProto) -> None:
+    """RequestError for a graph that has too many nodes once its functions are inlined, or that can't be."""
+    functions: dict[Function, onnx.FunctionProto] = {}
+    for function in model.functions:
+        key = (function.domain, function.name, function.overload)
+        if key in functions:
+            raise RequestError(f"{str(path)!r} holds two functions {shown(function.name)}: export it again.")
+        functions[key] = function
+    calls = {key: _count(path, function, functions.keys()) for key, function in functions.items()}
+    try:
+        order = list(TopologicalSorter({key: list(counts[1]) for key, counts in calls.items()}).static_order())
+    except CycleError as error:
+        raise RequestError(
+            f"{str(path)!r} holds a function {shown(error.args[1][0][1])} that calls itself: export it again."
+        ) from None
+    sizes: dict[Function, int] = {}
+    depths: dict[Function, int] = {}
+    for key in order:
+        nodes, called = calls[key]
+        sizes[key] = nodes + sum(sizes[name] * times for name, times in called.items())
+        depths[key] = 1 + max((depths[name] for name in called), default=0)
+    nodes, called = _count(path, model.graph, functions.keys())
+    total = nodes + sum(sizes[name] * times for name, times in called.items())
+    if total > MOST_NODES:
+        text = f"{total:,}" if total < 10**15 else "more than 10^15"
+        raise RequestError(
+            f"{str(path)!r} has {text} nodes once its functions are inlined, at most {MOST_NODES:,} are taken: "
+            "export it again."
+        )
+    if max(depths.values(), default=0) > DEEPEST_CALLS:
+        raise RequestError(
+            f"{str(path)!r} holds functions that call each other {max(depths.values())} deep, at most {DEEPEST_CALLS} "
+            "are taken: export it again."
+        )
+    if any(graph.sparse_initializer for graph in _graphs(model)):
+        raise RequestError(f"{str(path)!r} holds sparse tensors, which posexport doesn't read: export it again.")
+
+
+def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    yield model.graph
+    for holder in (model.graph, *model.functions):
+        yield from (graph for graph, _ in nodes_within(holder) if graph is not None)
+
+
+def _count(
+    path: Path, holder: onnx.GraphProto | onnx.FunctionProto, functions: Collection[Function]
+) -> tuple[int, Counter[Function]]:
+    """The nodes of a graph or function that are operators, and how often it calls each function."""
+    nodes, called = 0, Counter[Function]()
+    for _, node in nodes_within(holder):
+        if node is None:
+            continue
+        nodes += 1
+        if nodes > MOST_NODES:
+            raise RequestError(f"{str(path)!r} has more than {MOST_NODES:,} nodes, so it is not read: export it again.")
+        key = (node.domain, node.op_type, node.overload)
+        if key in functions:
+            called[key] += 1
+    return nodes, called

@@ -1,0 +1,227 @@
+"""Temporary files and folders: each has a name of ours, and goes away however the process ends.
+
+A path is registered before it exists. So the end of a command (`removed_at_end`), or of the interpreter, removes what a
+signal kept the code from removing. Only SIGKILL and a crash leave something behind. Therefore each file and folder is
+locked (flock) as long as its process lives, and before a new one is made, those of the same kind beside it whose lock
+is free are removed. Nothing else is: no file of another user, none of a process that lives, no link and no other name.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import signal
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows: without locks nothing is known of other processes, so nothing of theirs is removed
+    fcntl = None  # type: ignore[assignment]
+
+PREFIX = "posexport-"
+"""How the names of folders in the system's folder for temporary files begin."""
+
+ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""The signals that end a process and let it clean up: Ctrl-C, a request to end, and a terminal that is closed."""
+
+_RANDOM_BYTES = 8
+_LONGEST = 200  # bytes of a target's name: with what is added it must fit into the 255 of a file system
+_NAME = re.compile(rf".+[0-9a-f]{{{2 * _RANDOM_BYTES}}}(\.tmp)?", re.DOTALL)
+
+_registered: dict[Temporary, None] = {}
+"""What this process has made and not removed yet, in the order in which it was made."""
+
+_leftovers: dict[Path, list[str]] = {}
+"""By folder, as it was when this process first made something there: the names that may be leftovers."""
+
+
+class Temporary:
+    """One file or folder of this process, `path`, until it is removed or kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+        _registered[self] = None
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+    def lock(self, descriptor: int) -> bool:
+        """Lock it, which `descriptor` has open, as long as this process lives; False where it was removed before."""
+        self._lock = descriptor
+        if fcntl is not None:
+            with suppress(OSError):  # a file system without locks: then nobody removes leftovers from it
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(descriptor), self.path.stat())
+        return False
+
+    def keep(self) -> None:
+        """Leave it where it is, or to whoever renamed it."""
+        _registered.pop(self, None)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def remove(self) -> None:
+        """Remove it with what it holds, as far as the system lets us; harmless where it is gone."""
+        if self in _registered:
+            _remove(self.path)
+            self.keep()
+
+
+def folder(parent: Path | None = None, prefix: str = PREFIX, suffix: str = "") -> Temporary:
+    """A new folder for this user only, in `parent` (default: the system's folder for temporary files). OSError where
+    none can be made."""
+    if parent is None:
+        import tempfile
+
+        parent = Path(tempfile.gettempdir())
+    while True:
+        made = _named(parent, prefix, suffix)
+        try:
+            made.path.mkdir(mode=0o700)
+        except OSError:
+            made.keep()
+            raise
+        if fcntl is None:  # Windows, which opens no folders
+            return made
+        with suppress(FileNotFoundError):
+            if made.lock(os.open(made.path, os.O_RDONLY)):
+                return made
+        made.keep()  # another process took it for a leftover in the moment before it was locked
+
+
+def folder_beside(target: Path) -> Temporary:
+    """A new folder beside `target`, on the same file system, so that what is in it may be renamed to `target`."""
+    return folder(target.parent, _hidden(target), ".tmp")
+
+
+def file(target: Path) -> tuple[Temporary, int]:
+    """A new file beside `target` that may be renamed to it, and a descriptor that writes to it. OSError where none can
+    be made."""
+    while True:
+        made = _named(target.parent, _hidden(target), ".tmp")
+        try:
+            writes = os.open(made.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        except OSError:
+            made.keep()
+            raise
+        if made.lock(os.dup(writes)):
+            return made, writes
+        os.close(writes)
+        made.keep()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back the signals that end a process while the renames run, or leftovers
+    are removed: so no file stands beside another one's manifest.
+
+    Their handlers are replaced, in the main thread, which alone runs handlers: a blocked signal would reach another
+    thread, and then the handler all the same.
+    """
+    received: list[int] = []
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in ENDING_SIGNALS:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in received[:1]:
+            signal.raise_signal(number)
+
+
+@contextmanager
+def removed_at_end() -> Iterator[None]:
+    """At the end of the block, remove what was made in it and is still registered."""
+    before = dict(_registered)
+    try:
+        yield
+    finally:
+        with uninterrupted():
+            for made in reversed([made for made in list(_registered) if made not in before]):
+                made.remove()
+
+
+def _hidden(target: Path) -> str:
+    """How the name of what waits beside `target` begins."""
+    return f".{target.name if len(os.fsencode(target.name)) <= _LONGEST else target.name[: _LONGEST // 4]}."
+
+
+def _named(parent: Path, prefix: str, suffix: str) -> Temporary:
+    """One that doesn't exist yet; leftovers of the same names are removed before."""
+    _remove_leftovers(parent, prefix, suffix)
+    return Temporary(parent / f"{prefix}{os.urandom(_RANDOM_BYTES).hex()}{suffix}")
+
+
+def _remove_leftovers(parent: Path, prefix: str, suffix: str) -> None:
+    """Remove what ended processes left in `parent` under such names. The folder is listed once by each process."""
+    if fcntl is None:
+        return
+    place = parent.absolute()
+    if place not in _leftovers:
+        _leftovers[place] = []
+        with suppress(OSError), os.scandir(place) as entries:
+            _leftovers[place] = [entry.name for entry in entries if _NAME.fullmatch(entry.name)]
+    length = len(prefix) + 2 * _RANDOM_BYTES + len(suffix)
+    for name in list(_leftovers[place]):
+        if name.startswith(prefix) and name.endswith(suffix) and len(name) == length:
+            with suppress(ValueError):  # another thread was faster
+                _leftovers[place].remove(name)
+            _remove_leftover(place / name)
+
+
+def _remove_leftover(path: Path) -> None:
+    """Remove one that belongs to this user and whose lock is free."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:  # a link, or one of another user
+        return
+    try:
+        status = os.fstat(lock)
+        if status.st_uid == os.getuid() and (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(path)
+    except OSError:  # locked, so its process lives; or the file system has no locks
+        pass
+    finally:
+        os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        if not path.is_dir() or path.is_symlink():
+            path.unlink(missing_ok=True)
+            return
+        import shutil
+
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_all() -> None:
+    for made in reversed(list(_registered)):
+        made.remove()
+
+
+def _forget() -> None:
+    """In a forked child: what is registered belongs to the parent."""
+    _registered.clear()
+
+
+atexit.register(_remove_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,278 @@
+"""Commands that get a signal end with 128 + its number, every file is whole or absent, and nothing is left behind.
+
+SIGKILL is the exception: what it leaves is gone after the next run of the same command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+import psutil
+import pytest
+from helpers import cli, tree
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+
+SCRIPT = Path(__file__).parents[1] / "support" / "signalled.py"
+HERE = (Path(__file__).parents[2] / "docs" / "results" / "angles.json").read_bytes()
+SIZES = ("--hidden-size", "8", "--num-heads", "2")
+PROJECT = '[[artifact]]\nname = "one"\nencoding = "rope"\nhidden-size = 8\nnum-heads = 2\n'
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+
+WRITING = {
+    "a file has its name": ("posexport.temporary", "_named", 2, "after"),
+    "a file is made": ("posexport.temporary", "Temporary.lock", 2, "before"),
+    "a file is locked": ("posexport.temporary", "Temporary.lock", 2, "after"),
+    "half of a file is written": ("posexport.files", "HashingFile.write", 1, "after"),
+    "all files are written": ("os", "fsync", 1, "after"),
+    "a file is renamed": ("pathlib", "Path.replace", 1, "after"),
+    "a file is kept": ("posexport.temporary", "Temporary.keep", 2, "before"),
+    "everything is done": ("posexport.temporary", "removed_at_end", 1, "before"),
+}
+"""Moments of a command that writes: the function, which of its calls, and when. The first file of a command is the one
+that tries whether its output can be written."""
+
+WORKING = {
+    "a process starts": ("posexport.processes", "child_environment", 1, "after"),
+    "a process is asked": ("posexport.processes", "Worker.ask", 1, "before"),
+    "the first answer": ("posexport.processes", "Worker.ask", 1, "after"),
+    "a process is ended": ("posexport.processes", "Worker._release", 2, "before"),
+}
+"""Moments of a command that has engines at work in child processes."""
+
+
+class Place:
+    """A folder to work in, and one for temporary files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.work, self.temporary = folder / "work", folder / "temporary"
+        self.work.mkdir()
+        self.temporary.mkdir()
+
+    def run(self, words: Sequence[str | Path], new_group: bool = False) -> subprocess.Popen[bytes]:
+        """Start a process of Python here."""
+        return subprocess.Popen(
+            [sys.executable, "-P", *map(str, words)],
+            cwd=self.work,
+            env={**os.environ, "TMPDIR": str(self.temporary)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=new_group,
+        )
+
+    def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:
+        """Its exit code and what it wrote to stderr, once it and all its children have ended."""
+        stderr = process.communicate(timeout=300)[1].decode()
+        until = time.monotonic() + 60
+        while (living := self.processes()) and time.monotonic() < until:
+            psutil.wait_procs(living, timeout=1)
+        assert not self.processes()
+        return process.returncode, stderr
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process, but for zombies, whose temporary files lie here."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                folder = process.environ().get("TMPDIR", "")
+                ended = process.status() == psutil.STATUS_ZOMBIE
+            except psutil.Error:
+                continue
+            if not ended and Path(folder).is_relative_to(self.temporary):
+                found.append(process)
+        return found
+
+    def left(self) -> list[str]:
+        """Temporary files, and files under temporary names."""
+        hidden = [path for path in self.work.rglob("*") if path.name.endswith(".tmp") or "programs-" in path.name]
+        return sorted(map(str, [*self.temporary.iterdir(), *hidden]))
+
+
+def check(
+    place: Place,
+    moment: tuple[str, str, int, str],
+    number: signal.Signals,
+    command: Sequence[str | Path],
+    whole: Mapping[str, bytes] | None,
+    allowed: Sequence[int] = (0,),
+) -> None:
+    """Run a command that gets a signal, then again without one: `whole` are its files, byte for byte (None: whatever
+    they hold), and it may end with `allowed`."""
+    before = tree(place.work)
+    module, name, call, when = moment
+    code, stderr = place.finish(place.run([SCRIPT, module, name, str(call), str(int(number)), when, "--", *command]))
+    assert "Traceback" not in stderr, stderr
+    assert code == (-number if number == signal.SIGKILL else 128 + number), stderr
+    if number != signal.SIGKILL:
+        assert place.left() == []
+    files = {name: data for name, data in tree(place.work).items() if name not in before}
+    if whole is not None:
+        assert {name: data for name, data in files.items() if not name.endswith(".tmp")}.items() <= whole.items()
+    code, stderr = place.finish(place.run(["-m", "posexport", *command]))
+    assert code in allowed, stderr
+    assert place.left() == []
+    if whole is not None:
+        assert {name: data for name, data in tree(place.work).items() if name not in before} == whole
+
+
+POSITIONS = ("positions", "--grid", "2x3", "-o", "p.npz")
+
+
+@pytest.fixture(scope="module")
+def positions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("positions")
+    assert cli(*POSITIONS[:-1], folder / "p.npz").exit_code == 0
+    return tree(folder)
+
+
+@pytest.mark.parametrize("moment", WRITING)
+def test_a_signal_while_a_file_is_written(moment: str, tmp_path: Path, positions: dict[str, bytes]) -> None:
+    at = list(WRITING).index(moment)
+    check(Place(tmp_path), WRITING[moment], SIGNALS[at % 4], POSITIONS, positions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("moment", WRITING)
+def test_every_signal_while_a_file_is_written(
+    moment: str, number: signal.Signals, tmp_path: Path, positions: dict[str, bytes]
+) -> None:
+    check(Place(tmp_path), WRITING[moment], number, POSITIONS, positions)
+
+
+VERIFY = ("verify", "block.onnx", "--runtime", "ort-cpu", "--junit", "r.xml")
+
+
+@pytest.fixture(scope="module")
+def block(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("block") / "block.onnx"
+    assert cli("export", "--encoding", "rope", *SIZES, "-o", path).exit_code == 0
+    return path
+
+
+def copied(block: Path, folder: Path) -> Place:
+    """A place with a copy of an artifact."""
+    place = Place(folder)
+    for path in (block, block.with_name(f"{block.name}.json")):
+        shutil.copy(path, place.work)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"), [("a process is asked", signal.SIGTERM), ("the first answer", signal.SIGKILL)]
+)
+def test_a_signal_while_engines_work(moment: str, number: signal.Signals, tmp_path: Path, block: Path) -> None:
+    check(copied(block, tmp_path), WORKING[moment], number, VERIFY, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("moment", WORKING)
+def test_every_signal_while_engines_work(moment: str, number: signal.Signals, tmp_path: Path, block: Path) -> None:
+    check(copied(block, tmp_path), WORKING[moment], number, VERIFY, None)
+
+
+ROPE = ("--encoding", "rope", *SIZES)
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "export": ("export", *ROPE, "-o", "new.onnx"),
+    "build": ("build", "--project", "posexport.toml"),
+    "matrix": (
+        *("matrix", "--encoding", "rope", "--form", "native", "--dtype", "fp32", "--mode", "prefill"),
+        *("--runtime", "ort-cpu", "--no-picture", "-o", "m"),
+    ),
+    "bench": (
+        *("bench", "block.onnx", "--runtime", "ort-cpu", "--shape", "seq=4", "--rounds", "3", "--warmup", "1"),
+        *("--processes", "1", "--seconds", "1"),
+    ),
+    "tune": (
+        *("tune", *ROPE, "--for", "ort-cpu", "--scenario", "prefill:4", "--form", "native", "-o", "t.onnx"),
+        *("--save", "t.json"),
+    ),
+    "plot": ("plot", "rope", "-o", "p.png"),
+    "report": ("report", "here.json", "-o", "r.html"),
+    "package": ("package", "block.onnx", "--triton", "-o", "repository"),
+    "sweep": ("sweep", "--job", "verify artifact=block.onnx runtime=ort-cpu", "-o", "s"),
+}
+"""What is tried of each command beside verify and positions. Some of it may exit with 1 or 3: it is not about that."""
+
+MOMENTS = {
+    "a temporary folder": ("posexport.temporary", "folder", 1, "after"),
+    "a second process": ("posexport.processes", "child_environment", 2, "after"),
+    "the second answer": ("posexport.processes", "Worker.ask", 2, "after"),
+    "a job ends": ("posexport.workflows.sweep.local_jobs", "_judge", 1, "before"),
+    "a file is written": ("posexport.files", "HashingFile.write", 1, "after"),
+    "the last renames": ("posexport.files", "_move", 1, "before"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_signal_while_a_command_works(
+    command: str, moment: str, number: signal.Signals, tmp_path: Path, block: Path
+) -> None:
+    """A command that never comes to the moment ends as if there were no signal."""
+    place = copied(block, tmp_path)
+    (place.work / "here.json").write_bytes(HERE)
+    (place.work / "posexport.toml").write_text(PROJECT)
+    module, name, call, when = MOMENTS[moment]
+    words: tuple[str | Path, ...] = (SCRIPT, module, name, str(call), str(int(number)), when, "--", *COMMANDS[command])
+    code, stderr = place.finish(place.run(words))
+    assert "Traceback" not in stderr
+    assert code in (0, 1, 3, -number, 128 + number), stderr
+    if number == signal.SIGKILL:
+        code, stderr = place.finish(place.run(["-m", "posexport", *COMMANDS[command]]))
+        assert code in (0, 1, 3), stderr
+    assert place.left() == []
+    for path in place.work.rglob("*.json"):
+        json.loads(path.read_bytes())
+    for path in place.work.rglob("*.onnx"):
+        onnx.checker.check_model(onnx.load(path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_to_the_whole_group_while_workers_of_workers_work(
+    number: signal.Signals, tmp_path: Path, block: Path
+) -> None:
+    """As a terminal sends it, or a CI that ends a job: the matrix's workers have workers of their own."""
+    place = copied(block, tmp_path)
+    process = place.run(["-m", "posexport", *COMMANDS["matrix"]], new_group=True)
+    while not list(place.temporary.glob("posexport-*/posexport-*/stderr")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, number)
+    code, stderr = place.finish(process)
+    assert "Traceback" not in stderr
+    assert code == (-number if number == signal.SIGKILL else 128 + number), stderr
+    if number == signal.SIGKILL:
+        assert place.finish(place.run(["-m", "posexport", *COMMANDS["matrix"]]))[0] == 0
+    assert place.left() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", SIGNALS[:3])
+def test_a_second_signal_while_the_first_is_handled(second: signal.Signals, tmp_path: Path, block: Path) -> None:
+    place = copied(block, tmp_path)
+    process = place.run(["-m", "posexport", *VERIFY])
+    while not list(place.temporary.glob("posexport-*/stderr")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    for _ in range(20):
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(second)
+    code, stderr = place.finish(process)
+    assert "Traceback" not in stderr
+    assert code in (128 + signal.SIGTERM, 128 + second), stderr
+    assert place.left() == []

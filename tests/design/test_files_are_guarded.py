@@ -1,0 +1,103 @@
+"""Every file of a person's is opened by posexport.files.open_file: no other way of opening stands in the product.
+
+A pipe or a device may never end, and a name may lead anywhere. The few other places are listed with their reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(path for room in ("posexport", "models", "custom_ops") for path in (ROOT / room).rglob("*.py"))
+
+METHODS = {
+    *("open", "read_bytes", "read_text", "fromfile", "memmap", "mmap", "loadtxt", "genfromtxt", "safe_open"),
+    *("copy2", "copyfile", "copytree", "parse_from_file", "InferenceSession", "optimize_model"),
+}
+"""Methods, and functions of modules, that open what they are given by its path."""
+
+FUNCTIONS = {
+    *("open", "safe_open", "InferenceSession", "shutil.copy", "onnx.load", "onnx.load_model", "ir.load", "np.load"),
+    *("torch.load", "json.load", "tomllib.load", "pickle.load"),
+}
+"""Those that are known by their whole name."""
+
+OF_OUR_OWN = "a file of the package itself"
+AFTER_CHECK = "its regular file was checked before"
+IN_A_CHILD = "a child process, whose parent has read the file"
+
+ALLOWED: dict[str, dict[str, str]] = {
+    "posexport/files.py": {"os.open": "this is the reader"},
+    "posexport/spec/presets.py": {"read_text": OF_OUR_OWN},
+    "posexport/report/page/page.py": {"read_text": OF_OUR_OWN},
+    "models/checkpoints/config.py": {"read_text": OF_OUR_OWN},
+    "posexport/runtimes/installation.py": {"read_bytes": "what pip wrote; `list` loads it without posexport.files"},
+    "posexport/machine.py": {"read_text": "files of the system below /proc and /sys"},
+    "posexport/processes.py": {"os.open": "the null device"},
+    "posexport/cli/__init__.py": {"os.open": "the null device"},
+    "posexport/verify/user_inputs.py": {"np.load": "gets an open file"},
+    "posexport/artifact/onnx_file.py": {"np.fromfile": "gets an open file"},
+    "models/weights.py": {"safetensors.safe_open": AFTER_CHECK},
+    "models/checkpoints/tensors.py": {"safetensors.safe_open": AFTER_CHECK},
+    "posexport/runtimes/tensors.py": {"safe_open": "a file that a child process of ours wrote"},
+    "posexport/runtimes/ort.py": {"onnxruntime.InferenceSession": IN_A_CHILD},
+    "posexport/bench/lower_bound.py": {"onnxruntime.InferenceSession": "gets bytes that were made here"},
+    "posexport/bench/tune/worker.py": {"onnxruntime.InferenceSession": IN_A_CHILD},
+    "posexport/bench/alternatives.py": {"optimizer.optimize_model": IN_A_CHILD},
+    "posexport/runtimes/tensorrt/builder.py": {"parser.parse_from_file": IN_A_CHILD},
+    "posexport/runtimes/tensorrt/interpreter.py": {"parser.parse_from_file": IN_A_CHILD},
+    "posexport/workflows/sweep/job_files.py": {"shutil.copyfile": "a file that was hashed, and is the same since"},
+}
+"""By file: what opens there, and why it may."""
+
+
+def opened(source: str) -> list[str]:
+    """The calls in some source that open a file for reading, as they are written."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            name = ast.unparse(node.func)
+            written = any(isinstance(given, ast.Constant) and given.value in ("wb", "ab") for given in node.args)
+            method = isinstance(node.func, ast.Attribute) and node.func.attr in METHODS
+            if (method or name in FUNCTIONS) and not written:
+                found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_are_opened_by_the_guarded_reader(path: Path) -> None:
+    allowed = ALLOWED.get(str(path.relative_to(ROOT)), {})
+    others = [
+        name
+        for name in opened(path.read_text(encoding="utf-8"))
+        if name not in allowed and name.rsplit(".", 1)[-1] not in allowed
+    ]
+    assert not others, f"use posexport.files.open_file, read_bytes or check_regular in place of {', '.join(others)}"
+
+
+def test_what_is_allowed_is_there() -> None:
+    for name, calls in ALLOWED.items():
+        there = opened((ROOT / name).read_text(encoding="utf-8"))
+        for call in calls:
+            assert any(call in (one, one.rsplit(".", 1)[-1]) for one in there), f"{name} has no {call} any more"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "open(path).read()",
+        "path.open('rb')",
+        "Path(name).read_bytes()",
+        "np.load(path)",
+        "onnx.load(path)",
+        "torch.load(path)",
+        "safetensors.safe_open(path, 'pt')",
+        "shutil.copyfile(source, target)",
+    ],
+)
+def test_a_planted_call_is_found(line: str) -> None:
+    assert opened(line)
+    assert not opened("path.open('wb')")

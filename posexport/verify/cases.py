@@ -144,7 +144,7 @@ def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Dra
     yield _Draft("far out", 1, size(40, 60), 33, 10, 3, "far")
     yield _Draft("far row", 2, size(40, 70), 9, 0, 4, "far row")
     yield _Draft("loud", 2, size(20, 26), 11, 9, 10, "scattered", "holes", "loud")
-    yield _Draft("long", 1, long, 0, 24, long, "consecutive", "holes")
+    yield _Draft("long", 1, long, 0, 24, long, "consecutive", "few holes")
     yield _Draft("rows", many, tokens, 0, 5, size(300, 400), "mixed", "mixed", "peaks")
     yield _Draft("several rows", size(2, 4), size(40, 90), 0, 0, size(40, 90), "shuffled", values="zeros")
     yield _Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
@@ -159,9 +159,10 @@ def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Dra
         yield _Draft("steps", many, 1, size(200, 500), 2, 1, "mixed", "mixed", "peaks")
         yield _Draft("chunk", size(3, 5), size(2, 6), size(33, 300), 3, 1, "near", "mixed")
         yield _Draft("chunks", many, size(12, 48), size(600, 1000), 4, 1, "mixed", "mixed")
-        yield _Draft("short chunks", 2, size(5, 11), size(600, 1000), 0, 1, "scattered", "right")
+        yield _Draft("short chunks", 3, size(5, 20), max(300, late - size(20, 900)), 0, 1, "scattered", "right")
         yield _Draft("wide chunks", many, size(50, 180), size(40, 300), 0, 1, "offset", "right")
         yield _Draft("long chunk", 2, size(200, 330), max(300, late - size(300, 1200)), 0, 1, "near", "both", "peaks")
+        yield _Draft("wide late chunk", 1, size(60, 130), max(300, late - size(130, 200)), 2, 1, "consecutive", "left")
         yield _Draft("late chunk", 1, size(2, 4), late - 4, 6, 1, "consecutive", "holes")
 
 

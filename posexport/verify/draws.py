@@ -187,6 +187,7 @@ PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
     "both": lambda rng, length, cached: _left(rng, length, cached) | ~_left(rng, length, cached)[::-1],
     "middle": _middle_run,
     "holes": lambda rng, length, cached: rng.random(length) < rng.uniform(0.2, 0.9),
+    "few holes": lambda rng, length, cached: rng.random(length) < 0.97,
     "one": lambda rng, length, cached: np.arange(length) == rng.integers(length),
     "all": lambda rng, length, cached: np.zeros(length, bool),
 }
@@ -228,9 +229,10 @@ HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 6.0, "bf16": 3.0}, 100.0
 """Factors on tokens and on cached keys that are masked: a mask of -100 lets them through. In half precision one such
 token in a row has less of it, since what a loud token itself sees is known to few digits."""
 
-OUTLIER, DEEP_OUTLIER = 400.0, 8.0
+OUTLIER, HALF_OUTLIER, DEEP_OUTLIER = 400.0, 50.0, 8.0
 """Factors on one feature, as hidden states of trained models have it: of all tokens where a norm comes first, else of
-one token in a row; and in stacks without norms, where the next layer would get it."""
+one token in a row; there in half precision, whose logits would overflow; and in stacks without norms, where the next
+layer would get it."""
 
 QUIET = 1e-3
 """Factor on hidden_states of the kind "quiet"."""
@@ -282,11 +284,14 @@ def _outlier(tokens: Tokens) -> Array:
     if tokens.cached:
         return values
     feature, (batch, seq) = int(rng.integers(values.shape[-1])), tokens.masked.shape
+    large = np.sign(values[..., feature]) * (2 + abs(values[..., feature]))
     if spec.block == "transformer" and spec.norm == "pre":
-        values[..., feature] *= OUTLIER
+        values[..., feature] = OUTLIER * large
     else:
         deep = spec.block == "attention" and spec.layers > 1
-        values[np.arange(batch), rng.integers(0, seq, batch), feature] *= DEEP_OUTLIER if deep else OUTLIER
+        factor = DEEP_OUTLIER if deep else OUTLIER if spec.dtype == "fp32" else HALF_OUTLIER
+        rows, places = np.arange(batch), rng.integers(0, seq, batch)
+        values[rows, places, feature] = factor * large[rows, places]
     return values
 
 

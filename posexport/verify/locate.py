@@ -60,9 +60,10 @@ def load_graphs(artifact: Artifact) -> Graphs | str:
     bounds = bounds_of(graph_inputs(artifact.spec), artifact.inputs())
     sizes = ((dim, bounds.get(dim, (1, None))) for dim in ("batch", "seq", "max_seq"))
     fixed = tuple((dim, low) for dim, (low, high) in sizes if low == high)
-    loaded = onnx_file.load(artifact.path)
-    with _quiet():
-        mine = ir.to_proto(_inlined(ir.from_proto(loaded)))
+    mine = onnx_file.load(artifact.path)
+    if mine.functions:
+        with _quiet():
+            mine = ir.to_proto(_inlined(ir.from_proto(mine)))
     fresh = onnx.ModelProto()
     fresh.CopyFrom(_fresh(artifact.spec, artifact.form, artifact.target, artifact.opset, fixed))
     fresh.graph.initializer.extend(tensor for tensor in mine.graph.initializer if tensor.name in weights)

@@ -108,22 +108,27 @@ def figures(data: Mapping[str, Any]) -> list[str]:
         "",
         "### Sound specs",
         "",
-        *table(
-            ("runtime", "specs", "passed", "not run", "failed"),
-            [
-                (
-                    runtime,
-                    part["specs"],
-                    part["passed"].get(runtime, 0),
-                    part["not_run"].get(runtime, 0),
-                    sum(line.startswith(f"{runtime},") for line in part["failed"]),
-                )
-                for part in sound
-                for runtime in sorted({*part["passed"], *part["not_run"]})
-            ],
-        ),
+        *_sound(sound),
     ]
     return [line.rstrip() for line in lines]
+
+
+def _sound(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table of sound specs, or that none were drawn."""
+    if not parts:
+        return ["Not drawn for this page: `./scripts/mutation --only sound --write` does it."]
+    rows = [
+        (
+            runtime,
+            part["specs"],
+            part["passed"].get(runtime, 0),
+            part["not_run"].get(runtime, 0),
+            sum(line.startswith(f"{runtime},") for line in part["failed"]),
+        )
+        for part in parts
+        for runtime in sorted({*part["passed"], *part["not_run"]})
+    ]
+    return table(("runtime", "specs", "passed", "not run", "failed"), rows)
 
 
 def _missed(rows: Sequence[Mapping[str, str]]) -> list[str]:

@@ -23,6 +23,8 @@ TEXT_LIMIT = 64 * 2**20
 TOML_LIMIT = 2**20
 """The most bytes of a file of TOML, which people write by hand, that are read."""
 
+_DEEPEST_KEY = 64  # parts of a key of TOML
+
 _HOLLOW_FROM = 2**30  # bytes from which a file is asked whether it stores them
 
 MODEL_LIMIT = 2**31 - 1
@@ -194,15 +196,18 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     import tomllib
 
     try:
-        table = tomllib.loads(read_bytes(path, TOML_LIMIT).decode())
+        text = read_bytes(path, TOML_LIMIT).decode()
+        if any(line.partition("=")[0].count(".") > _DEEPEST_KEY for line in text.splitlines()):
+            raise ValueError(f"a key has more than {_DEEPEST_KEY} parts")  # for which tomllib takes minutes
+        table = tomllib.loads(text)
     except OSError as error:
         raise RequestError(f"{what} {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
     except UnicodeDecodeError:
         raise RequestError(f"{what} {str(path)!r} is not TOML, whose text is UTF-8: save it as UTF-8.") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{what} {str(path)!r} is not TOML ({error}): fix it.") from None
-    if (text := _with_nul(table)) is not None:
-        raise RequestError(f"{what} {str(path)!r} holds the text {text!r} with a NUL, which nothing takes: fix it.")
+    if (wrong := _with_nul(table)) is not None:
+        raise RequestError(f"{what} {str(path)!r} holds the text {wrong!r} with a NUL, which nothing takes: fix it.")
     return table
 
 

@@ -121,6 +121,10 @@ def check_texts(path: Path, model: onnx.ModelProto) -> None:
                 messages += value if field.is_repeated else [value]
 
 
+RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
+"""Operators of ONNX that give other results each time."""
+
+
 def check_graph(path: Path, model: onnx.ModelProto) -> None:
     """RequestError for a graph that has too many nodes once its functions are inlined, or that can't be."""
     functions: dict[Function, onnx.FunctionProto] = {}
@@ -155,6 +159,13 @@ def check_graph(path: Path, model: onnx.ModelProto) -> None:
             f"{str(path)!r} holds functions that call each other {max(depths.values())} deep, at most {DEEPEST_CALLS} "
             "are taken: export it again."
         )
+    for holder in (*_graphs(model), *model.functions):
+        for node in holder.node:
+            if node.op_type in RANDOM and node.domain in ("", "ai.onnx"):
+                raise RequestError(
+                    f"{str(path)!r} holds the operator {node.op_type}, whose results differ from run to run: export it "
+                    "again."
+                )
     if any(graph.sparse_initializer for graph in _graphs(model)):
         raise RequestError(f"{str(path)!r} holds sparse tensors, which posexport doesn't read: export it again.")
 

@@ -42,6 +42,9 @@ several times."""
 MOST = 1_400
 """Tokens that a further case may have, so that many of them can be asked for."""
 
+POWERS = (128, 256, 512, 1024)
+"""Lengths that models are served with, of which each seed tries one."""
+
 PAIR_ROWS, SWEEP_ROW = 1200, 256
 """Rows of the case of pairs at most, and tokens in a row of the case that reads every row of a table."""
 
@@ -64,7 +67,7 @@ class Case:
     def farthest(self) -> int:
         """The largest position, or its distance from 0 where positions are negative; 0 without positions."""
         positions = self.arrays.get("position_ids")
-        return 0 if positions is None or not positions.size else int(abs(positions).max())
+        return 0 if positions is None or not positions.size else max(int(positions.max()), -int(positions.min()))
 
     @property
     def far_out(self) -> bool:
@@ -102,9 +105,17 @@ def make_cases(
     """
     reach = reach or default_reach(spec)
     rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
-    cases = [_case(draft, spec, rng, bounds, form) for draft in list(_drafts(spec, rng, reach))]
+    cases = [_case(draft, spec, rng, bounds, form) for draft in list(_corners(spec, rng, reach))]
     further = itertools.islice(_further(spec, others, reach), more)
     return cases + [_case(draft, spec, others, bounds, form) for draft in further]
+
+
+def _clipped(draft: _Draft, reach: Reach) -> _Draft:
+    """The draft within a reach that the user gave; tables and single positions are tried whole all the same."""
+    if not reach.given or draft.positions == "every" or isinstance(draft.positions, At):
+        return draft
+    sizes = {name: min(getattr(draft, name), reach.seq) for name in ("seq", "past", "encoder")}
+    return attrs.evolve(draft, **sizes)
 
 
 def _further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Draft]:
@@ -115,12 +126,18 @@ def _further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Dr
         "values": ("normal", "normal", "quiet", "zeros", "outlier", "peaks"),
     }
     for number in itertools.count(2):
-        drafts = list(_drafts(spec, rng, reach))
+        drafts = list(_corners(spec, rng, reach))
         for at in rng.permutation(len(drafts)):
             draft = drafts[at]
             if isinstance(draft.positions, str) and draft.seq * draft.batch <= MOST:
                 kinds = {name: str(rng.choice(known)) for name, known in drawn.items()}
                 yield attrs.evolve(draft, name=f"{draft.name} {number}", **kinds)
+
+
+def _corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Draft]:
+    """The drafts of make_cases, within the reach."""
+    for draft in _drafts(spec, rng, reach):
+        yield _clipped(draft, reach)
 
 
 def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Draft]:
@@ -142,10 +159,12 @@ def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Dra
     yield _Draft("scattered", 2, size(20, 30), 6, 3, 30, "scattered", "last row")
     yield _Draft("packed", 1, size(38, 60), 0, 1, 17, "packed")
     yield _Draft("far out", 1, size(40, 60), 33, 10, 3, "far")
-    yield _Draft("far row", 2, size(40, 70), 9, 0, 4, "far row")
+    yield _Draft("far row", size(3, 5), size(30, 60), 9, 0, 4, "far row")
     yield _Draft("loud", 2, size(20, 26), 11, 9, 10, "scattered", "holes", "loud")
     yield _Draft("long", 1, long, 0, 24, long, "consecutive", "few holes")
     yield _Draft("rows", many, tokens, 0, 5, size(300, 400), "mixed", "mixed", "peaks")
+    yield _Draft("long rows", 3, _shorter(spec, 3, size(450, 1000)), 0, 0, max(LONG, long // 2), "mixed", "mixed")
+    yield _Draft("power of two", 1, int(rng.choice(POWERS)), 0, 0, int(rng.choice(POWERS)), "offset")
     yield _Draft("several rows", size(2, 4), size(40, 90), 0, 0, size(40, 90), "shuffled", values="zeros")
     yield _Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
     yield _Draft("negative", 2, size(20, 40), 9, 0, 20, negative, "both", "outlier")
@@ -156,7 +175,10 @@ def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Dra
         yield _Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right")
         yield _Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
         yield _Draft("late step", 1, 1, late - 1, 39, 1, "offset", "right")
-        yield _Draft("steps", many, 1, size(200, 500), 2, 1, "mixed", "mixed", "peaks")
+        yield _Draft("steps", many, 1, size(200, 500), 0, 1, "mixed", "mixed", "peaks")
+        yield _Draft("late steps", 4, 1, max(LONG, late - size(20, 900)), 2, 1, "near", "mixed")
+        yield _Draft("prompt", 2, _shorter(spec, 2, size(400, 1100)), size(100, 900), 0, 1, "consecutive", "left")
+        yield _Draft("power of two cached", 2, 1, int(rng.choice(POWERS)), 1, 1, "near")
         yield _Draft("chunk", size(3, 5), size(2, 6), size(33, 300), 3, 1, "near", "mixed")
         yield _Draft("chunks", many, size(12, 48), size(600, 1000), 4, 1, "mixed", "mixed")
         yield _Draft("short chunks", 3, size(5, 20), max(300, late - size(20, 900)), 0, 1, "scattered", "right")
@@ -171,7 +193,7 @@ def _tables(spec: Spec, rng: np.random.Generator) -> Iterator[_Draft]:
     positions from which on angles or factors change."""
     rows = spec.position_limit()
     if rows is not None and spec.position_axes == 1:
-        seq = _other_than("seq", min(rows, SWEEP_ROW))
+        seq = min(rows, SWEEP_ROW)
         yield _Draft("every row", max(1, _shorter(spec, 1, -(-rows // seq) * seq) // seq), seq, 0, 0, 1, "every")
     pairs = grid_offsets(spec) if spec.position_axes > 1 else distances(spec, PAIR_ROWS, rng)
     if pairs is not None:
@@ -210,7 +232,7 @@ def _other_than(dim: str, size: int) -> int:
 
 
 def _case(draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, form: str) -> Case:
-    sizes, before = _sizes(draft, spec, bounds, form)
+    sizes, before = _sizes(draft, spec, rng, bounds, form)
     shapes = graph_inputs(spec)
     lengths = before + sizes["seq"] if not spec.cross else np.full(sizes["batch"], sizes["encoder_seq"])
     width = sizes.get("max_seq", int(lengths.max()))
@@ -260,10 +282,12 @@ def _token_ids(rng: np.random.Generator, dims: tuple[int, ...], vocab_size: int)
     return ids
 
 
-def _sizes(draft: _Draft, spec: Spec, bounds: Bounds, form: str) -> tuple[dict[str, int], Array]:
+def _sizes(
+    draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, form: str
+) -> tuple[dict[str, int], Array]:
     """The sizes of a case, and how many tokens each row has in its cache."""
     batch, past = within(draft.batch, bounds["batch"]), draft.past if spec.kv_cache else 0
-    seq = draft.seq
+    seq = _other_than("seq", draft.seq)
     if spec.kv_cache == "shared":
         seq = within(seq, (1, bounds["max_seq"][1]))
     seq = within(seq, bounds["seq"])
@@ -283,5 +307,6 @@ def _sizes(draft: _Draft, spec: Spec, bounds: Bounds, form: str) -> tuple[dict[s
         starts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
         if batch > 3:  # one that begins beside others that go on
             starts[1] = 0
-        before = np.array([min(start, room) for start in starts], np.int64)
+        # any row may be the longest: one that is read for all shows
+        before = rng.permutation(np.array([min(start, room) for start in starts], np.int64))
     return sizes, before

@@ -14,7 +14,7 @@ import numpy as np
 from posexport import temporary
 from posexport.artifact.authenticity import of_mismatch
 from posexport.errors import MismatchError, Reason, RequestError
-from posexport.processes import INVALID, MISSING, NOTHING_SHOWN, TIMED_OUT
+from posexport.processes import INVALID, KILLED, MEMORY, MISSING, NOTHING_SHOWN, TIMED_OUT
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from posexport.artifact.original import Original
     from posexport.spec.spec import Spec
     from posexport.verify.locate import Graphs
+
+NO_REFERENCE = (TIMED_OUT, MEMORY, KILLED)
+"""Failures of the reference that say nothing about the artifact: no runtime is judged then."""
 
 ALIKE = 16
 """Tokens of a row are alike where they differ by fewer floors of the tolerance than this."""
@@ -124,7 +127,7 @@ class ArtifactJob:
             raise RequestError(f"{path!r}: {reference.failure.text}")
         for who, answer in (("the float64 reference", reference), ("torch eager", by_torch)):
             if answer.failure is not None:
-                state: State = NOT_RUN if answer.failure.code == TIMED_OUT else FAILED
+                state: State = NOT_RUN if answer.failure.code in NO_REFERENCE else FAILED
                 reason = Reason(REFERENCE_FAILED, f"{who} could not be computed: {answer.failure}")
                 return Verdict.of(path, name, state, reason, notes=self.notes)
         future, indices = self.runs[name]

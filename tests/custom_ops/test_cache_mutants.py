@@ -125,7 +125,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     names = {write(folder, f"sound-{index}", spec).name: name for index, (name, spec) in enumerate(SPECS.items())}
     for index, (name, fault) in enumerate(FAULTS.items()):
         names[plant(folder, f"fault-{index}", SPECS[fault.spec], fault.mutate).name] = name
-    report = verify([folder], runtimes={name: RUNTIMES[name] for name in ENGINES}, reach={"seq": 300})
+    report = verify([folder], runtimes={name: RUNTIMES[name] for name in ENGINES}, reach={"seq": 64})
     assert report.unreadable == ()
     return {(names[Path(each.artifact).name], each.runtime): each for each in report.verdicts}
 

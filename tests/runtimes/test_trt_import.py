@@ -97,7 +97,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, dict[tuple[
         plant.write(folder, stem, spec, FORM[stem])
     for stem, mutate in {**TRAPS, **OTHERS}.items():
         plant.plant(folder, stem, case("none"), mutate)
-    report = verify([folder], runtimes=ROWS, reach={"seq": 300})
+    report = verify([folder], runtimes=ROWS, reach={"seq": 64})
     assert report.unreadable == ()
     return report, {(Path(verdict.artifact).stem, verdict.runtime): verdict for verdict in report.verdicts}
 

@@ -242,3 +242,24 @@ def test_further_cases_are_drawn_on_demand() -> None:
     for one, other in zip(usual, more, strict=False):
         assert one.name == other.name
         assert all(np.array_equal(one.arrays[name], other.arrays[name]) for name in one.arrays)
+
+
+def test_any_row_may_have_the_longest_cache() -> None:
+    spec = small_spec("rope", kv_cache="shared", causal=True)
+    first = [
+        int(each.arrays["write_indices"].argmax())
+        for seed in range(4)
+        for each in made(spec, seed)
+        if each.sizes["batch"] > 3 and each.arrays["write_indices"].any()
+    ]
+    assert len({*first}) > 2
+
+
+def test_many_rows_are_long_too() -> None:
+    for over in ({}, {"kv_cache": "concat", "causal": True}, {"kv_cache": "shared", "causal": True}):
+        cases = made(small_spec("rope", **over))
+        assert any(each.sizes["batch"] > 2 and each.keys > 400 for each in cases)
+        assert not over or any(each.sizes["batch"] > 2 and each.keys > 1200 for each in cases)
+        assert not over or any(each.sizes["seq"] > 390 and each.keys > each.sizes["seq"] for each in cases)
+    full = [each for each in made(small_spec("rope", kv_cache="shared", causal=True)) if each.sizes["seq"] == 1]
+    assert any(each.keys == each.sizes["max_seq"] for each in full)  # a step into the last slot

@@ -120,7 +120,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     for index, (name, block, form, mutate, dtype) in enumerate(planted):
         path = plant(folder, f"{block}-{form}-{index}", case(block, dtype=dtype), mutate, form)
         names[path.name] = name
-    report = verify([folder], runtimes={name: RUNTIMES[name] for name in ("torch", *ENGINES)}, reach={"seq": 300})
+    report = verify([folder], runtimes={name: RUNTIMES[name] for name in ("torch", *ENGINES)}, reach={"seq": 64})
     assert report.unreadable == ()
     assert report.exit_code() == 1
     return {(names[Path(each.artifact).name], each.runtime): each for each in report.verdicts}

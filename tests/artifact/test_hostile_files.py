@@ -26,7 +26,7 @@ from posexport.artifact.graph_shape import longest_path
 from posexport.artifact.loaded import load_artifact
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.errors import RequestError
-from posexport.files import TEXT_LIMIT, check_regular, open_file, read_bytes, read_toml, sha256_of
+from posexport.files import TEXT_LIMIT, check_regular, open_file, read_bytes, sha256_of
 from posexport.verify.user_inputs import read_arrays
 
 HUGE = 2**40
@@ -384,22 +384,3 @@ def test_a_name_that_is_not_utf_8_is_one_sentence(block: Path) -> None:
         ("export", "--encoding", "rope", "-o", odd),
     ):
         refused(cli(*command), "has a name that is not UTF-8")
-
-
-@pytest.mark.parametrize("operator", ["RandomUniform", "RandomNormalLike", "Bernoulli"])
-def test_a_graph_whose_results_differ_from_run_to_run_is_refused(operator: str, tmp_path: Path) -> None:
-    path = tmp_path / "random.onnx"
-    node = onnx.helper.make_node(operator, [] if operator == "RandomUniform" else ["x"], ["y"])
-    value = onnx.helper.make_tensor_value_info("x", 1, [1])
-    graph = onnx.helper.make_graph([node], "g", [value], [onnx.helper.make_tensor_value_info("y", 1, [1])])
-    onnx.save(onnx.helper.make_model(graph), path)
-    with pytest.raises(RequestError, match=f"the operator {operator}, whose results differ"):
-        onnx_file.read(path)
-
-
-def test_a_key_of_toml_with_thousands_of_parts_is_refused_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "deep.toml"
-    for text in ("a" + ".a" * 200_000 + " = 1", "[a" + ".a" * 100_000 + "]"):
-        path.write_text(text)
-        with pytest.raises(RequestError, match="more than 64 parts"):
-            read_toml(path, "the file")

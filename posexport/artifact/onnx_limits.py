@@ -159,13 +159,6 @@ def check_graph(path: Path, model: onnx.ModelProto) -> None:
             f"{str(path)!r} holds functions that call each other {max(depths.values())} deep, at most {DEEPEST_CALLS} "
             "are taken: export it again."
         )
-    for holder in (*_graphs(model), *model.functions):
-        for node in holder.node:
-            if node.op_type in RANDOM and node.domain in ("", "ai.onnx"):
-                raise RequestError(
-                    f"{str(path)!r} holds the operator {node.op_type}, whose results differ from run to run: export it "
-                    "again."
-                )
     if any(graph.sparse_initializer for graph in _graphs(model)):
         raise RequestError(f"{str(path)!r} holds sparse tensors, which posexport doesn't read: export it again.")
 
@@ -179,7 +172,8 @@ def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 def _count(
     path: Path, holder: onnx.GraphProto | onnx.FunctionProto, functions: Collection[Function]
 ) -> tuple[int, Counter[Function]]:
-    """The nodes of a graph or function that are operators, and how often it calls each function."""
+    """The nodes of a graph or function that are operators, and how often it calls each function; RequestError for too
+    many of them, and for one of RANDOM."""
     nodes, called = 0, Counter[Function]()
     for _, node in nodes_within(holder):
         if node is None:
@@ -187,6 +181,11 @@ def _count(
         nodes += 1
         if nodes > MOST_NODES:
             raise RequestError(f"{str(path)!r} has more than {MOST_NODES:,} nodes, so it is not read: export it again.")
+        if node.op_type in RANDOM and node.domain in ("", "ai.onnx"):
+            raise RequestError(
+                f"{str(path)!r} holds the operator {node.op_type}, whose results differ from run to run: export it "
+                "again."
+            )
         key = (node.domain, node.op_type, node.overload)
         if key in functions:
             called[key] += 1

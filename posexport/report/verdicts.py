@@ -18,9 +18,8 @@ COLUMNS = ("artifact", "runtime", "state", "case", "error", "torch error", "limi
 def summary(report: Report) -> str:
     """How many verdicts are in each state, in words; what could not be read is counted too."""
     texts = [f"{number} {state}" for state, number in report.counts().items()]
-    inconclusive = sum(verdict.inconclusive for verdict in report.verdicts)
-    if inconclusive:
-        texts[0] += f" ({inconclusive} of them inconclusive)"
+    if report.inconclusive:
+        texts[0] += f" ({report.inconclusive} of them inconclusive)"
     return ", ".join(texts + ([f"{len(report.unreadable)} unreadable"] if report.unreadable else []))
 
 

@@ -206,8 +206,7 @@ def _tables(spec: Spec, rng: np.random.Generator) -> Iterator[_Draft]:
 
 def _shorter(spec: Spec, batch: int, seq: int) -> int:
     """The largest number of tokens up to `seq` that a case of so many rows may have within WORK; at least LEAST."""
-    sizes = {"batch": batch, "seq": seq}
-    while seq > LEAST and work(spec, {**sizes, "seq": seq}) > WORK:
+    while seq > LEAST and work(spec, {"batch": batch, "seq": seq}) > WORK:
         seq = max(LEAST, int(seq * 0.8))
     return seq
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 from posexport.jsondata import writable
-from posexport.verify.result import FAILED, INCONCLUSIVE_STATE, NOT_RUN, Report, Verdict
+from posexport.verify.result import INCONCLUSIVE_STATE, NOT_RUN, Report, Verdict
 
 
 def to_junit(report: Report) -> bytes:
     """JUnit XML: a suite per run, a test per artifact and runtime, an error per artifact that can't be read."""
     counts, unreadable = report.counts(), len(report.unreadable)
     suite = ElementTree.Element("testsuite", name="posexport verify", tests=str(len(report.verdicts) + unreadable))
-    failures = counts[FAILED] + (sum(verdict.inconclusive for verdict in report.verdicts) if report.strict else 0)
+    failures = sum(map(report.fails, report.verdicts))
     suite.attrib |= {"failures": str(failures), "errors": str(unreadable), "skipped": str(counts[NOT_RUN])}
 
     def test(artifact: str, name: str) -> ElementTree.Element:
@@ -23,7 +23,7 @@ def to_junit(report: Report) -> bytes:
 
     for verdict in report.verdicts:
         case = test(verdict.artifact, verdict.label)
-        if verdict.state == FAILED or (report.strict and verdict.inconclusive):
+        if report.fails(verdict):
             failure = ElementTree.SubElement(case, "failure", message=writable(verdict.reason or INCONCLUSIVE_STATE))
             failure.text = writable(verdict.note)
         elif verdict.state == NOT_RUN:

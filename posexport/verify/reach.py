@@ -1,4 +1,4 @@
-"""How far inputs go, and what of a block they can't show: windows, tables and distances that they don't reach."""
+"""How far inputs shall go, and how far they went. Imports no engine and no numpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import attrs
 
 from posexport.spec.spec import Spec
 
-SEQ, BATCH = 2_200, 1
+SEQ = 2_200
 """Keys that default inputs reach, beyond the 2,048 at which many buffers and tables end; more where a window or a
 chunk asks for it."""
 
@@ -18,7 +18,7 @@ class Reach:
     """The most keys of a query and rows of a batch that inputs shall have; `given` by the user, who means it."""
 
     seq: int
-    batch: int = BATCH
+    batch: int = 1
     given: bool = False
 
 

@@ -201,13 +201,22 @@ class Report:
         was not checked on a required runtime, or on none, else 0."""
         if self.unreadable:
             return 2
-        if any(verdict.state == FAILED or (self.strict and verdict.inconclusive) for verdict in self.verdicts):
+        if any(map(self.fails, self.verdicts)):
             return 1
         for name in required:
             parity = [row.state for row in self.verdicts if row.runtime == name and row.check == PARITY]
             if not parity or NOT_RUN in parity:
                 return 3
         return 0 if any(row.check == PARITY and row.state == PASSED for row in self.verdicts) else 3
+
+    def fails(self, verdict: Verdict) -> bool:
+        """Whether a verdict failed, or with `strict` is inconclusive."""
+        return verdict.state == FAILED or (self.strict and verdict.inconclusive)
+
+    @property
+    def inconclusive(self) -> int:
+        """How many verdicts passed on inputs that did not reach all of a block's own numbers."""
+        return sum(verdict.inconclusive for verdict in self.verdicts)
 
     def counts(self) -> dict[str, int]:
         """How many verdicts are in each state."""
@@ -222,7 +231,7 @@ class Report:
             "seed": self.seed,
             "strict": self.strict,
             "counts": self.counts(),
-            "inconclusive": sum(verdict.inconclusive for verdict in self.verdicts),
+            "inconclusive": self.inconclusive,
             "verdicts": unstructure(self.verdicts),
             "unreadable": unstructure(self.unreadable),
         }

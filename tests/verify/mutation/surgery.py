@@ -128,6 +128,21 @@ def constant_value(holder: Holder, model: onnx.ModelProto, name: str) -> Array |
     return None
 
 
+def change_constants(
+    model: onnx.ModelProto, applies: Callable[[Array], bool], change: Callable[[Array], Array]
+) -> bool:
+    """Single constants to which it `applies` are read changed, by every node; whether there were any."""
+    places = [
+        (holder, index, at, value)
+        for holder, index, node in sites(model)
+        for at, name in enumerate(node.input)
+        if (value := constant_value(holder, model, name)) is not None and value.size == 1 and applies(value)
+    ]
+    for holder, index, at, value in reversed(places):
+        read_constant(holder, index, at, change(value))
+    return bool(places)
+
+
 def read_constant(holder: Holder, index: int, at: int, value: Array) -> None:
     """The node at `index` reads a new constant as its input number `at`; other readers keep the old one."""
     nodes = Nodes()

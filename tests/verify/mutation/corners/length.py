@@ -20,7 +20,17 @@ from mutation.corners.family import (
     on_visibility,
 )
 from mutation.inputs import REACH, Aim, Arrays
-from mutation.surgery import Change, Logits, Nodes, change_input, change_value, constant_value, read_constant, sites
+from mutation.surgery import (
+    Change,
+    Logits,
+    Nodes,
+    change_constants,
+    change_input,
+    change_value,
+    constant_value,
+    read_constant,
+    sites,
+)
 
 
 @family("length", "keys from a column on hidden")
@@ -75,18 +85,11 @@ def _window_other(artifact: Artifact, random: Random) -> Fault | None:
     other = int(random.choice([size - 1, size + 1, 2 * size, 10**6, size // 2 or 1]))
 
     def apply(model: onnx.ModelProto) -> bool:
-        places = [
-            (holder, index, at, value)
-            for holder, index, node in sites(model)
-            for at, name in enumerate(node.input)
-            if (value := constant_value(holder, model, name)) is not None
-            and value.dtype.kind == "i"
-            and value.size == 1
-            and int(value.ravel()[0]) == size
-        ]
-        for holder, index, at, value in reversed(places):
-            read_constant(holder, index, at, np.full_like(value, other))
-        return bool(places)
+        return change_constants(
+            model,
+            lambda value: value.dtype.kind == "i" and int(value.ravel()[0]) == size,
+            lambda value: np.full_like(value, other),
+        )
 
     return Fault(f"{size} as {other}", apply, key_aims(artifact, min(size + 3, REACH.tokens)))
 

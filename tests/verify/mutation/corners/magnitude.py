@@ -94,14 +94,15 @@ def _on_projection(random: Random, change: Change) -> Apply:
     return apply
 
 
+def _clip(limit: float) -> Change:
+    """Values are clipped at -limit and limit."""
+    return lambda nodes, value: nodes.op("Clip", value, nodes.like(value, -limit), nodes.like(value, limit))
+
+
 @family("magnitude", "values clipped")
 def _values_clipped(artifact: Artifact, random: Random) -> Fault | None:
     limit = round(float(random.uniform(3.5, 12)), 2)
-
-    def change(nodes: Nodes, value: str) -> str:
-        return nodes.op("Clip", value, nodes.like(value, -limit), nodes.like(value, limit))
-
-    return Fault(f"at {limit}", _on_projection(random, change), _loud(artifact))
+    return Fault(f"at {limit}", _on_projection(random, _clip(limit)), _loud(artifact))
 
 
 @family("magnitude", "inputs clipped")
@@ -110,11 +111,7 @@ def _inputs_clipped(artifact: Artifact, random: Random) -> Fault | None:
     if not names:
         return None
     name, limit = str(random.choice(names)), round(float(random.uniform(3.5, 30)), 2)
-
-    def change(nodes: Nodes, value: str) -> str:
-        return nodes.op("Clip", value, nodes.like(value, -limit), nodes.like(value, limit))
-
-    return Fault(f"{name} at {limit}", on_input(name, change), _loud(artifact))
+    return Fault(f"{name} at {limit}", on_input(name, _clip(limit)), _loud(artifact))
 
 
 @family("magnitude", "cached values clipped")
@@ -124,14 +121,11 @@ def _cache_clipped(artifact: Artifact, random: Random) -> Fault | None:
         return None
     name, limit = str(random.choice(names)), round(float(random.uniform(3.0, 15)), 2)
 
-    def change(nodes: Nodes, value: str) -> str:
-        return nodes.op("Clip", value, nodes.like(value, -limit), nodes.like(value, limit))
-
     def loud(arrays: Arrays, random: Random) -> None:
         arrays[name] *= arrays[name].dtype.type(random.uniform(1, 8))
 
     aim = Aim(batch=(1, 2), seq=(1, 8), past=(4, 30), padding=("none",), edit=loud)
-    return Fault(f"{name} at {limit}", on_input(name, change), (aim,))
+    return Fault(f"{name} at {limit}", on_input(name, _clip(limit)), (aim,))
 
 
 @family("magnitude", "softmax without its maximum")

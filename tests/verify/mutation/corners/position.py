@@ -9,7 +9,7 @@ from onnx import TensorProto
 from mutation.artifacts import Artifact
 from mutation.corners.family import Fault, Random, family, is_cached, is_free, log_uniform, on_input
 from mutation.inputs import Aim, Arrays, Range, position_reach
-from mutation.surgery import Nodes, constant_value, read_constant, sites
+from mutation.surgery import Nodes, change_constants
 
 
 def far_aims(artifact: Artifact, low: int, seq: Range = (2, 12)) -> tuple[Aim, ...]:
@@ -162,17 +162,11 @@ def _trained_length(artifact: Artifact, random: Random) -> Fault | None:
     off = int(random.choice([-2, -1, 1, 2]))
 
     def apply(model: onnx.ModelProto) -> bool:
-        places = [
-            (holder, index, at, value)
-            for holder, index, node in sites(model)
-            for at, name in enumerate(node.input)
-            if (value := constant_value(holder, model, name)) is not None
-            and value.size == 1
-            and float(value.ravel()[0]) in (trained, trained - 1, trained + 1)
-        ]
-        for holder, index, at, value in reversed(places):
-            read_constant(holder, index, at, value + value.dtype.type(off))
-        return bool(places)
+        return change_constants(
+            model,
+            lambda value: float(value.ravel()[0]) in (trained, trained - 1, trained + 1),
+            lambda value: value + value.dtype.type(off),
+        )
 
     def edge(arrays: Arrays, random: Random) -> None:
         positions = arrays["position_ids"]

@@ -24,11 +24,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from posexport.custom_ops.operator import FP32, INT64, Ops, T, cast, constant, dtype_of, operator, rank_of, wide
+from posexport.custom_ops import ir
+from posexport.custom_ops.operator import Ops, T, cast, constant, dtype_of, operator, rank_of, wide
 
 _FP32_ANGLES = ContextVar("_FP32_ANGLES", default=False)
 
@@ -108,7 +108,7 @@ def sinusoids(positions: Tensor, frequencies: Tensor, scale: float) -> tuple[Ten
 @sinusoids.onnx
 def _sinusoids_onnx(op: Ops, positions: ir.Value, frequencies: ir.Value, scale: float) -> tuple[ir.Value, ir.Value]:
     # products and a sum, not MatMul: TF32 would round the positions to 11 bits
-    angles = op.Mul(op.Unsqueeze(op.Cast(positions, to=FP32), [-1]), frequencies)
+    angles = op.Mul(op.Unsqueeze(op.Cast(positions, to=ir.DataType.FLOAT), [-1]), frequencies)
     if rank_of(frequencies) == 2:
         angles = op.ReduceSum(angles, [-2], keepdims=0)
     return _scaled_onnx(op, op.Cos(angles), op.Sin(angles), scale)
@@ -141,7 +141,7 @@ def _exact_onnx(op: Ops, positions: ir.Value, turns: ir.Value, scale: float) -> 
     if rank_of(turns) == 3:
         angles = op.ReduceSum(angles, [-2], keepdims=0)
     halves = op.Div(op.Add(angles, HALF_TURN // 2), HALF_TURN)
-    angle = op.Cast(op.Sub(angles, op.Mul(halves, HALF_TURN)), to=FP32)
+    angle = op.Cast(op.Sub(angles, op.Mul(halves, HALF_TURN)), to=ir.DataType.FLOAT)
     angle = op.Mul(angle, constant(op, math.pi / HALF_TURN))
     odd = op.Equal(op.Mod(halves, 2), 1)
     signs = op.Where(odd, constant(op, -1.0), constant(op, 1.0))
@@ -179,10 +179,10 @@ def _ntk_onnx(
     op: Ops, positions: ir.Value, frequencies: ir.Value, theta: float, factor: float, limit: int, dim: int
 ) -> ir.Value:
     length = op.Max(op.Add(op.ReduceMax(positions, keepdims=0), 1), limit)
-    grown = op.Mul(op.Cast(length, to=FP32), constant(op, factor))
+    grown = op.Mul(op.Cast(length, to=ir.DataType.FLOAT), constant(op, factor))
     grown = op.Sub(op.Div(grown, constant(op, float(limit))), constant(op, factor - 1))
     base = op.Mul(op.Pow(grown, constant(op, dim / (dim - 2))), constant(op, theta))
-    steps = op.Constant(value=ir.tensor([step / dim for step in range(0, dim, 2)], dtype=FP32))
+    steps = op.Constant(value=ir.tensor([step / dim for step in range(0, dim, 2)], dtype=ir.DataType.FLOAT))
     return op.Where(op.Greater(length, limit), op.Reciprocal(op.Pow(base, steps)), frequencies)
 
 
@@ -233,7 +233,7 @@ def _powers_onnx(op: Ops, positions: ir.Value, rates: ir.Value, centred: bool) -
     if centred:
         ends = op.Add(op.ReduceMin(positions, [1]), op.ReduceMax(positions, [1]))
         places = op.Sub(positions, op.Div(ends, 2))
-    return op.Exp(op.Mul(op.Unsqueeze(op.Cast(places, to=FP32), [-1]), rates))
+    return op.Exp(op.Mul(op.Unsqueeze(op.Cast(places, to=ir.DataType.FLOAT), [-1]), rates))
 
 
 @operator("PositionTemperature", "scaled", fake=lambda call: torch.empty_like(call.q))
@@ -246,7 +246,7 @@ def position_temperature(q: Tensor, positions: Tensor, floor_scale: int, attn_sc
 @position_temperature.onnx
 def _temperature_onnx(op: Ops, q: ir.Value, positions: ir.Value, floor_scale: int, attn_scale: float) -> ir.Value:
     one, weight = constant(op, 1.0), constant(op, attn_scale)
-    steps = op.Cast(op.Div(op.Add(positions, 1), floor_scale), to=FP32)
+    steps = op.Cast(op.Div(op.Add(positions, 1), floor_scale), to=ir.DataType.FLOAT)
     factor = op.Add(op.Mul(op.Log(op.Add(steps, one)), weight), one)
     return op.Mul(q, op.Unsqueeze(cast(op, factor, dtype_of(q)), [2]))
 
@@ -272,9 +272,11 @@ def _grid_onnx(
     if prefix:
         index = op.Range(0, op.Squeeze(op.Shape(positions, start=1, end=2)), 1)
         places = op.Where(op.Unsqueeze(op.Less(index, prefix), [1]), 0, positions)
-    sizes = op.Constant(value=ir.tensor([*grid], dtype=INT64)) if grid else op.Add(op.ReduceMax(places, [1]), 1)
+    sizes = (
+        op.Constant(value=ir.tensor([*grid], dtype=ir.DataType.INT64)) if grid else op.Add(op.ReduceMax(places, [1]), 1)
+    )
     half, one, two, turn = (constant(op, value) for value in (0.5, 1.0, 2.0, 2 * math.pi))
-    centres = op.Div(op.Add(op.Cast(places, to=FP32), half), op.Cast(sizes, to=FP32))
+    centres = op.Div(op.Add(op.Cast(places, to=ir.DataType.FLOAT), half), op.Cast(sizes, to=ir.DataType.FLOAT))
     angles = op.Mul(op.Sub(op.Mul(centres, two), one), turn)
     angles = op.ReduceSum(op.Mul(op.Unsqueeze(angles, [-1]), frequencies), [-2], keepdims=0)
     return op.Cos(angles), op.Sin(angles)

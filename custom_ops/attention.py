@@ -17,14 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from posexport.custom_ops import ir
 from posexport.custom_ops.attention_forms import Call, add_bodies
 from posexport.custom_ops.cache import cached_keys
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, repeated_onnx, split_onnx, to_heads
-from posexport.custom_ops.operator import FP32, Ops, T, cast, constant, dtype_of, operator, rank_of, size_of
+from posexport.custom_ops.operator import Ops, T, cast, constant, dtype_of, operator, rank_of, size_of
 from posexport.custom_ops.visibility import Lengths, sink_onnx, visible, visible_onnx
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -156,21 +156,21 @@ def weights_onnx(
         k = op.Pad(k, front)
     logits = logits_onnx(op, q, k, heads)
     if heads.softcap:
-        logits = _capped_onnx(op, logits, heads.softcap, dtype != FP32 and heads.softcap <= FUSED_SOFTCAP)
+        logits = _capped_onnx(op, logits, heads.softcap, dtype != ir.DataType.FLOAT and heads.softcap <= FUSED_SOFTCAP)
     if bias is not None:
         logits = op.Add(logits, bias if sinks is None else op.Pad(bias, front))
     seen = visible_onnx(op, heads, lengths, added.mask, write_indices, sinks is not None)
     if seen is not None:
         logits = op.Where(seen, logits, constant(op, MASKED))
     if sinks is not None:
-        logits = sink_onnx(op, logits, cast(op, sinks, FP32), lengths[1])
+        logits = sink_onnx(op, logits, cast(op, sinks, ir.DataType.FLOAT), lengths[1])
     return cast(op, op.Softmax(logits, axis=-1), dtype), seen
 
 
 def logits_onnx(op: Ops, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:
     """scale * q k^T in fp32, from q [B, S, N*head_dim] and k [B, N, head_dim, T]."""
     scaled = op.Mul(q, constant(op, heads.scale, dtype_of(q)))
-    return cast(op, op.MatMul(heads_onnx(op, scaled, heads.num_heads), k), FP32)
+    return cast(op, op.MatMul(heads_onnx(op, scaled, heads.num_heads), k), ir.DataType.FLOAT)
 
 
 def keys_onnx(op: Ops, q: ir.Value, k: ir.Value, heads: Heads) -> ir.Value:

@@ -16,19 +16,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import onnx_ir as ir
-
+from posexport.custom_ops import ir
 from posexport.custom_ops.cache import grown_onnx, scattered_onnx, written_onnx
 from posexport.custom_ops.heads import CappedHeads, heads_onnx, repeated_onnx
-from posexport.custom_ops.operator import FP32, MICROSOFT, Operator, Ops, cast, constant, dtype_of, shape_of, size_of
+from posexport.custom_ops.operator import MICROSOFT, Operator, Ops, cast, constant, dtype_of, shape_of, size_of
 from posexport.custom_ops.unsupported import GROUPED_WIDTH, AttentionCall, unsupported_reason
 from posexport.custom_ops.visibility import Lengths, lengths_onnx, sink_onnx, visible_onnx
 from posexport.errors import RequestError
 
-LOWEST = {FP32: -3.0e38, ir.DataType.FLOAT16: -65504.0, ir.DataType.BFLOAT16: -3.0e38}
+LOWEST = {"FLOAT": -3.0e38, "FLOAT16": -65504.0, "BFLOAT16": -3.0e38}
 """What a mask adds to the logit of a hidden key: finite, so that no difference of infinities is NaN."""
 
-Results = tuple[ir.Value, ...]
+Results = tuple["ir.Value", ...]
 """What a body returns: the result of attention, and with a cache the present keys and values."""
 
 
@@ -120,12 +119,12 @@ def _mask(call: Call, *, covered: bool = False, sinks: bool = True) -> Mask:
     if added is not None:
         if dtype == ir.DataType.FLOAT16:
             # half of the lowest, so that a distant key is above a hidden one
-            added = op.Max(added, constant(op, LOWEST[dtype] / 2, FP32))
+            added = op.Max(added, constant(op, LOWEST[dtype.name] / 2))
         added = cast(op, added, dtype)
         added = added if sink is None else op.Pad(added, [0, 0, 0, 1, 0, 0, 0, 0])
     if seen is not None:
         zero = constant(op, 0.0, dtype) if added is None else added
-        added = op.Where(seen, zero, constant(op, LOWEST[dtype], dtype))
+        added = op.Where(seen, zero, constant(op, LOWEST[dtype.name], dtype))
     if sink is not None and added is not None:
         added = sink_onnx(op, added, sink, total)
     return Mask(added, rows)
@@ -151,8 +150,8 @@ def _native(call: Call, ort: bool) -> Results:
     """`ort`: for ONNX Runtime, whose Attention takes the cache as an input, and the precision of softmax."""
     op, heads = call.op, call.heads
     attributes: dict[str, Any] = {"scale": heads.scale}
-    if ort and call.dtype != FP32:  # TensorRT takes no such attribute; its kernels sum in fp32
-        attributes["softmax_precision"] = int(FP32)
+    if ort and call.dtype != ir.DataType.FLOAT:  # TensorRT takes no such attribute; its kernels sum in fp32
+        attributes["softmax_precision"] = int(ir.DataType.FLOAT)
     if heads.softcap:
         attributes["softcap"] = heads.softcap
     causal = heads.causal and not heads.local and call.bias is None and call.mask is None and call.sinks is None

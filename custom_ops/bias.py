@@ -19,12 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Angles, Positions
-from posexport.custom_ops.operator import FP32, Ops, T, cast, constant, operator, size_of, wide
+from posexport.custom_ops.operator import Ops, T, cast, constant, operator, size_of, wide
 
 
 def distances(positions: Positions[Tensor]) -> Tensor:
@@ -76,7 +76,7 @@ def _alibi_onnx(op: Ops, positions: Positions[ir.Value], slopes: ir.Value, ahead
     distance = distances_onnx(op, positions)
 
     def falling(part: ir.Value, rates: ir.Value) -> ir.Value:
-        return op.Mul(op.Cast(op.Unsqueeze(part, [1]), to=FP32), op.Neg(op.Unsqueeze(rates, [1, 2])))
+        return op.Mul(op.Cast(op.Unsqueeze(part, [1]), to=ir.DataType.FLOAT), op.Neg(op.Unsqueeze(rates, [1, 2])))
 
     if ahead is None:
         return falling(op.Abs(distance), slopes)
@@ -95,7 +95,7 @@ def grid_bias(positions: Positions[Tensor], slopes: Tensor, euclidean: bool) -> 
 def _grid_onnx(op: Ops, positions: Positions[ir.Value], slopes: ir.Value, euclidean: bool) -> ir.Value:
     offset = distances_onnx(op, positions)
     per_axis = op.Mul(offset, offset) if euclidean else op.Abs(offset)
-    distance = op.Cast(op.ReduceSum(per_axis, [-1], keepdims=0), to=FP32)
+    distance = op.Cast(op.ReduceSum(per_axis, [-1], keepdims=0), to=ir.DataType.FLOAT)
     distance = op.Unsqueeze(op.Sqrt(distance) if euclidean else distance, [1])
     return op.Mul(distance, op.Neg(op.Unsqueeze(slopes, [1, 2])))
 
@@ -110,7 +110,7 @@ def relative_bias(positions: Positions[Tensor], table: Tensor, buckets: Tensor, 
 def _relative_onnx(
     op: Ops, positions: Positions[ir.Value], table: ir.Value, buckets: ir.Value, max_distance: int
 ) -> ir.Value:
-    by_offset = op.Gather(cast(op, table, FP32), buckets, axis=0)
+    by_offset = op.Gather(cast(op, table, ir.DataType.FLOAT), buckets, axis=0)
     offset = clipped_onnx(op, ahead_onnx(op, positions), max_distance)
     return op.Transpose(op.Gather(by_offset, offset, axis=0), perm=[0, 3, 1, 2])
 
@@ -129,9 +129,9 @@ def kerple_bias(positions: Positions[Tensor], r1: Tensor, r2: Tensor, power: boo
 
 @kerple_bias.onnx
 def _kerple_onnx(op: Ops, positions: Positions[ir.Value], r1: ir.Value, r2: ir.Value, power: bool) -> ir.Value:
-    distance = op.Cast(op.Unsqueeze(op.Abs(distances_onnx(op, positions)), [1]), to=FP32)
+    distance = op.Cast(op.Unsqueeze(op.Abs(distances_onnx(op, positions)), [1]), to=ir.DataType.FLOAT)
     lowest = constant(op, MIN_PARAMETER)
-    r1, r2 = (op.Unsqueeze(op.Max(cast(op, t, FP32), lowest), [1, 2]) for t in (r1, r2))
+    r1, r2 = (op.Unsqueeze(op.Max(cast(op, t, ir.DataType.FLOAT), lowest), [1, 2]) for t in (r1, r2))
     if power:
         grown = op.Pow(distance, op.Min(r2, constant(op, MAX_POWER)))
     else:
@@ -190,10 +190,12 @@ def _fire_onnx(
     op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, mlp: Mlp[ir.Value], init_l: float
 ) -> ir.Value:
     one = constant(op, 1.0)
-    c, multiplier, w1, b1, w2, b2 = (cast(op, t, FP32) for t in (c, multiplier, mlp.w1, mlp.b1, mlp.w2, mlp.b2))
-    distance = op.Cast(distances_onnx(op, positions), to=FP32)
+    c, multiplier, w1, b1, w2, b2 = (
+        cast(op, t, ir.DataType.FLOAT) for t in (c, multiplier, mlp.w1, mlp.b1, mlp.w2, mlp.b2)
+    )
+    distance = op.Cast(distances_onnx(op, positions), to=ir.DataType.FLOAT)
     threshold = op.Abs(op.Mul(multiplier, constant(op, init_l)))
-    norm = op.Unsqueeze(op.Max(op.Cast(positions.q_positions, to=FP32), threshold), [-1])
+    norm = op.Unsqueeze(op.Max(op.Cast(positions.q_positions, to=ir.DataType.FLOAT), threshold), [-1])
 
     def logs(t: ir.Value) -> ir.Value:
         return op.Log(op.Add(op.Abs(op.Mul(t, c)), one))

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from posexport.custom_ops import ir
 from posexport.custom_ops.heads import heads_onnx, to_heads
-from posexport.custom_ops.operator import INT64, Ops, operator
+from posexport.custom_ops.operator import Ops, operator
 from posexport.custom_ops.visibility import Lengths, lengths_onnx
 
 
@@ -123,11 +123,11 @@ def _key_positions_onnx(
     keys = op.Range(0, op.Squeeze(total), 1)
     before, at_first, anchor = keys, first, op.Slice(positions, [0], [1], [1])
     if mask is not None:
-        attended = op.Cast(op.Cast(mask, to=ir.DataType.BOOL), to=INT64)
+        attended = op.Cast(op.Cast(mask, to=ir.DataType.BOOL), to=ir.DataType.INT64)
         before = op.CumSum(attended, 1, exclusive=1)
         at_first = take(before, first, axis=1)
         new = take(op.Add(before, attended), op.Add(first, op.Range(0, op.Squeeze(seq), 1)), axis=1)
-        leading = op.ReduceSum(op.Cast(op.Equal(new, at_first), to=INT64), [1])
+        leading = op.ReduceSum(op.Cast(op.Equal(new, at_first), to=ir.DataType.INT64), [1])
         anchor = op.GatherElements(positions, op.Min(leading, op.Sub(seq, 1)), axis=1)
     cached = op.Add(op.Sub(anchor, at_first), before)
     # Where, not Concat of cached and new: a Concat after CumSum keeps TensorRT from fusing attention

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import onnx_ir as ir
 from torch import Tensor
 
+from posexport.custom_ops import ir
 from posexport.custom_ops.operator import Ops
 
 

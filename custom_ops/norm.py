@@ -6,11 +6,11 @@ head_norm  x [B, S, heads*head_dim], weight [head_dim] or None -> like x
 
 from __future__ import annotations
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, operator, wide
+from posexport.custom_ops import ir
+from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, wide
 
 
 @operator("HeadNorm", "normed", fake=lambda call: torch.empty_like(call.x))
@@ -22,7 +22,7 @@ def head_norm(x: Tensor, weight: Tensor | None, head_dim: int, eps: float) -> Te
 
 @head_norm.onnx
 def _head_norm_onnx(op: Ops, x: ir.Value, weight: ir.Value | None, head_dim: int, eps: float) -> ir.Value:
-    heads = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), FP32)
+    heads = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), ir.DataType.FLOAT)
     mean = op.Add(op.ReduceMean(op.Mul(heads, heads), [-1]), constant(op, eps))
     normed = cast(op, op.Div(heads, op.Sqrt(mean)), dtype_of(x))
     return op.Reshape(normed if weight is None else op.Mul(normed, weight), [0, 0, -1])

@@ -14,6 +14,8 @@ The ONNX side is a body written with onnxscript's builder. An export specialises
 ranks, so that no attribute is left to a runtime that may ignore it, and makes it a model-local function.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,16 +24,15 @@ from inspect import Parameter, signature
 from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
-FP32, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
+from posexport.custom_ops import ir
 
 R = TypeVar("R")
 """What an operator returns: a tensor or several."""
 
-T = TypeVar("T", Tensor, ir.Value)
+T = TypeVar("T", Tensor, "ir.Value")
 """The inputs of a body: torch's tensors, or values of an ONNX graph."""
 
 
@@ -138,21 +139,21 @@ class Operator(Generic[R]):
 
     def onnx(self, body: B) -> B:
         """Decorator of the body in standard ONNX."""
-        self.body = flat(body)
+        self.body = body
         return body
 
     def form(self, *names: str) -> Callable[[B], B]:
         """Decorator of a better body for these forms, "form" or "form:target"."""
 
         def add(body: B) -> B:
-            self.forms |= dict.fromkeys(names, flat(body))
+            self.forms |= dict.fromkeys(names, body)
             return body
 
         return add
 
     def body_for(self, form: str, target: str) -> Body:
         """The body of a form for a target: the target's own, or else the form's, or else the standard one."""
-        return self.forms.get(f"{form}:{target}") or self.forms.get(form) or self.body
+        return flat(self.forms.get(f"{form}:{target}") or self.forms.get(form) or self.body)
 
     @property
     def overload(self) -> Any:
@@ -208,9 +209,9 @@ def size_of(value: ir.Value, axis: int) -> int:
     return size
 
 
-def constant(op: Ops, value: float, dtype: ir.DataType = FP32) -> ir.Value:
-    """A scalar constant of a given dtype."""
-    return op.Constant(value=ir.tensor(value, dtype=dtype))
+def constant(op: Ops, value: float, dtype: ir.DataType | None = None) -> ir.Value:
+    """A scalar constant of a given dtype, by default fp32."""
+    return op.Constant(value=ir.tensor(value, dtype=dtype or ir.DataType.FLOAT))
 
 
 def cast(op: Ops, value: ir.Value, dtype: ir.DataType) -> ir.Value:

@@ -12,14 +12,16 @@ The graphs use splits and a concatenation: strided assignment is 40 times slower
 fusion.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from posexport.custom_ops import ir
 from posexport.custom_ops.operator import MICROSOFT, Ops, cast, dtype_of, operator, rank_of, size_of
 
 

@@ -25,15 +25,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Angles, Positions
 from posexport.custom_ops.attention import Added, keys_onnx, logits_of, logits_onnx, weights_of, weights_onnx
 from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances, distances_onnx, fake_logits
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, to_heads
-from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, operator, shape_of, size_of, wide
+from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, shape_of, size_of, wide
 from posexport.custom_ops.visibility import lengths_onnx, visible, visible_onnx
 
 
@@ -85,7 +85,7 @@ def _relative_onnx(
     second = op.Sub(op.Mul(c, sin), op.Mul(s, cos))
     left = op.Concat(first, second, axis=-1)
     right = op.Unsqueeze(cast(op, op.Concat(angles.k_cos, angles.k_sin, axis=-1), dtype_of(q)), [1])
-    return cast(op, op.MatMul(left, op.Transpose(right, perm=[0, 1, 3, 2])), FP32)
+    return cast(op, op.MatMul(left, op.Transpose(right, perm=[0, 1, 3, 2])), ir.DataType.FLOAT)
 
 
 @operator("RelativeTableScore", "score", fake=lambda call: _fake(call, call.k_positions, call.position_bias.shape[0]))
@@ -112,7 +112,7 @@ def _relative_table_onnx(
     rows = op.MatMul(op.Reshape(r_proj, [*shape_of(position_bias), -1]), op.Transpose(table, perm=[1, 0]))
     scores = op.MatMul(_biased_onnx(op, q, position_bias, scale), rows)
     index = clipped_onnx(op, distances_onnx(op, positions), size_of(table, 0) // 2)
-    return cast(op, _picked_onnx(op, scores, index, size_of(position_bias, 0)), FP32)
+    return cast(op, _picked_onnx(op, scores, index, size_of(position_bias, 0)), ir.DataType.FLOAT)
 
 
 @operator("HeadBias", "biased", fake=lambda call: torch.empty_like(call.q))
@@ -145,7 +145,7 @@ def _offset_score_onnx(
     heads = op.Mul(heads_onnx(op, q, num_heads), constant(op, scale, dtype_of(q)))
     scores = op.MatMul(heads, op.Transpose(table, perm=[1, 0]))
     index = clipped_onnx(op, ahead_onnx(op, positions), behind, ahead)
-    return cast(op, _picked_onnx(op, scores, index, num_heads), FP32)
+    return cast(op, _picked_onnx(op, scores, index, num_heads), ir.DataType.FLOAT)
 
 
 @operator("OffsetValues", "added", fake=lambda call: torch.empty_like(call.q))
@@ -240,7 +240,7 @@ def _disentangled_onnx(
         keys = k if len(shape_of(k)) == 4 else heads_onnx(op, k, num_heads)
         by_key = _picked_onnx(op, scores(keys, query_table), op.Transpose(rows, perm=[0, 2, 1]), num_heads)
         terms.append(op.Transpose(by_key, perm=[0, 1, 3, 2]))
-    return cast(op, terms[0] if len(terms) == 1 else op.Add(*terms), FP32)
+    return cast(op, terms[0] if len(terms) == 1 else op.Add(*terms), ir.DataType.FLOAT)
 
 
 @operator("ContextualScore", "score", fake=lambda call: _fake(call, call.k, call.num_heads))
@@ -277,7 +277,7 @@ def _contextual_onnx(
     gates = gates if seen is None else op.Where(seen, gates, zero)
     last = constant(op, float(size_of(pos_emb, 1) - 1))
     places = op.Min(op.CumSum(gates, -1, reverse=1), last)
-    scores = cast(op, op.MatMul(heads_onnx(op, q, heads.num_heads), pos_emb), FP32)
+    scores = cast(op, op.MatMul(heads_onnx(op, q, heads.num_heads), pos_emb), ir.DataType.FLOAT)
     low, high = op.Floor(places), op.Ceil(places)
     part = op.Sub(places, low)
     above, below = (op.GatherElements(scores, op.Cast(t, to=ir.DataType.INT64), axis=-1) for t in (high, low))

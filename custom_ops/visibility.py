@@ -9,10 +9,10 @@ no chunk, and holes further on don't move the chunks, as in transformers.
 
 from __future__ import annotations
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from posexport.custom_ops import ir
 from posexport.custom_ops.heads import Heads
 from posexport.custom_ops.operator import Ops, rank_of
 
@@ -54,7 +54,7 @@ def visible(
     return seen
 
 
-Lengths = tuple[ir.Value, ir.Value]
+Lengths = tuple["ir.Value", "ir.Value"]
 """The numbers of queries and of keys, as scalars."""
 
 

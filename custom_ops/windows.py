@@ -9,15 +9,17 @@ cosine_heads     x / |x| of each head, times a trained factor per head where the
 positions [B, S, 2] and [B, T, 2] -> [B, N, S, T]
 """
 
+from __future__ import annotations
+
 import math
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from posexport.custom_ops import ir
 from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, fake_bias
-from posexport.custom_ops.operator import FP32, Ops, cast, constant, dtype_of, operator, wide
+from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, wide
 
 
 @operator("WindowBias", "bias", fake=lambda call: fake_bias(call, call.table))
@@ -36,7 +38,7 @@ def _bias_onnx(op: Ops, positions: Positions[ir.Value], table: ir.Value, size: i
         return clipped_onnx(op, op.Sub(queries, op.Transpose(keys, perm=[0, 2, 1])), size - 1)
 
     index = op.Add(op.Mul(offset(1), 2 * size - 1), offset(0))
-    rows = op.Gather(cast(op, table, FP32), index, axis=0)
+    rows = op.Gather(cast(op, table, ir.DataType.FLOAT), index, axis=0)
     return op.Transpose(rows, perm=[0, 3, 1, 2])
 
 
@@ -52,7 +54,7 @@ def window_table(coordinates: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> Ten
 
 @window_table.onnx
 def _table_onnx(op: Ops, coordinates: ir.Value, w1: ir.Value, b1: ir.Value, w2: ir.Value) -> ir.Value:
-    w1, b1, w2 = (cast(op, t, FP32) for t in (w1, b1, w2))
+    w1, b1, w2 = (cast(op, t, ir.DataType.FLOAT) for t in (w1, b1, w2))
     hidden = op.Relu(op.Add(op.MatMul(coordinates, op.Transpose(w1, perm=[1, 0])), b1))
     return op.Mul(op.Sigmoid(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0]))), constant(op, MAX_BIAS))
 
@@ -75,10 +77,10 @@ def cosine_heads(x: Tensor, logit_scale: Tensor | None, head_dim: int) -> Tensor
 
 @cosine_heads.onnx
 def _cosine_onnx(op: Ops, x: ir.Value, logit_scale: ir.Value | None, head_dim: int) -> ir.Value:
-    heads = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), FP32)
+    heads = cast(op, op.Reshape(x, [0, 0, -1, head_dim]), ir.DataType.FLOAT)
     norm = op.Sqrt(op.ReduceSum(op.Mul(heads, heads), [-1]))
     heads = op.Div(heads, op.Max(norm, constant(op, NORM_EPS)))
     if logit_scale is not None:
-        factor = op.Exp(op.Min(cast(op, logit_scale, FP32), constant(op, MAX_LOG_FACTOR)))
+        factor = op.Exp(op.Min(cast(op, logit_scale, ir.DataType.FLOAT), constant(op, MAX_LOG_FACTOR)))
         heads = op.Mul(heads, op.Reshape(factor, [-1, 1]))
     return op.Reshape(cast(op, heads, dtype_of(x)), [0, 0, -1])

@@ -79,10 +79,10 @@ def signal_name(number: int) -> str:
 
 
 class Worker:
-    """One child process of `module`; started by the first request, and again after it is gone."""
+    """One child process of `module` with these arguments; started by the first request, and again after it is gone."""
 
-    def __init__(self, module: str = "posexport.runtimes.worker") -> None:
-        self._module = module
+    def __init__(self, module: str = "posexport.runtimes.worker", *arguments: str) -> None:
+        self._command = [sys.executable, "-P", "-m", module, *arguments]
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._folder: temporary.Temporary | None = None
@@ -111,7 +111,7 @@ class Worker:
                 folder = opened.enter_context(self._folder)
                 self._errors = opened.enter_context((folder / "stderr").open("w+b"))
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", self._module],
+                    self._command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._errors,
@@ -277,10 +277,14 @@ def report(step: str) -> None:
 
 
 def serve(
-    answer: Callable[[dict[str, Any]], Mapping[str, Any]], explain: Callable[[Exception], Reason] = explain
+    answer: Callable[[dict[str, Any]], Mapping[str, Any]],
+    explain: Callable[[Exception], Reason] = explain,
+    *,
+    prepare: Callable[[], object] = lambda: None,
 ) -> None:
     """Answer requests until the input ends; the fields of an answer are JSON, and `explain` describes what is raised.
 
+    `prepare` is called once, before the first request is there; the request then meets what went wrong in it.
     Engines write to stdout as they please: file descriptor 1 becomes stderr, and replies go through a copy of the old.
     """
     end_with_parent()
@@ -297,6 +301,8 @@ def serve(
 
     threading.Thread(target=read, daemon=True).start()
     _steps[:] = [lambda step: answers.write(json.dumps({"step": step}) + "\n")]
+    with contextlib.suppress(Exception):
+        prepare()
     while True:
         request = json.loads(waiting.get())
         number = request.pop("id")

@@ -66,9 +66,9 @@ class Pool:
         """A private folder that goes away with the pool."""
         return self._folder.path
 
-    def start(self, key: str) -> None:
-        """Start the worker `key` ahead of its first request."""
-        self._get(key)[0].start()
+    def start(self, runtime: Runtime) -> None:
+        """Start a runtime's worker, which loads its engine, ahead of the first request."""
+        self._get(runtime)[0].start()
 
     def submit(
         self,
@@ -79,7 +79,7 @@ class Pool:
         key: str | None = None,
     ) -> Future[Answer]:
         """Run every entry of `inputs` through the artifact at `path`; `key` names the worker (default: the runtime)."""
-        worker, executor = self._get(key or runtime.name)
+        worker, executor = self._get(runtime, key)
         self._jobs += 1
         folder = self.folder / f"job{self._jobs}"
         request = {
@@ -92,9 +92,11 @@ class Pool:
         }
         return executor.submit(self._run, worker, request, folder, list(inputs))
 
-    def _get(self, key: str) -> tuple[Worker, ThreadPoolExecutor]:
+    def _get(self, runtime: Runtime, key: str | None = None) -> tuple[Worker, ThreadPoolExecutor]:
+        key = key or runtime.name
         if key not in self._workers:
-            self._workers[key] = (Worker(), ThreadPoolExecutor(max_workers=1))
+            worker = Worker("posexport.runtimes.worker", runtime.module)
+            self._workers[key] = (worker, ThreadPoolExecutor(max_workers=1))
         return self._workers[key]
 
     def _run(self, worker: Worker, request: dict[str, Any], folder: Path, inputs: list[Arrays]) -> Answer:

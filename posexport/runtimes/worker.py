@@ -1,5 +1,6 @@
-"""A child process that runs artifacts in one engine: `python -P -m posexport.runtimes.worker`. Others may `serve` too.
+"""A child process that runs artifacts in one engine: `python -P -m posexport.runtimes.worker [module]`.
 
+It loads the engine of the module that is named before the first request comes, since engines take seconds to load.
 A request is {module, path, options, inputs: [file], outputs: [file], limited}, its answer {describe}
 (posexport.processes). `limited`: it may take the memory that is free when the request comes, and no more.
 
@@ -8,6 +9,8 @@ The process ends when its parent does: its input then ends, which a thread notic
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,4 +36,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(answer)
+    # workers run side by side: a thread that waits in a loop for another takes the core that this other one needs
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    serve(answer, prepare=lambda: [import_module(name) for name in sys.argv[1:]])

@@ -107,8 +107,8 @@ def measure(
     missing = {name: _missing(row) for name, row in runtimes.items()}
     engines = {name: row for name, row in runtimes.items() if missing[name] is None and row.module != TORCH}
     with Pool(TIME_LIMIT) as pool:
-        for name in engines:
-            pool.start(name)
+        for row in engines.values():
+            pool.start(row)
         for spec in specs:
             if (why := why_none(spec)) is not None:
                 raise RequestError(f"angles were asked for with {spec.encoding.name}, {why}: give another encoding.")

@@ -21,7 +21,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import TRACED_SIZES, Bounds, graph_inputs, resolved, within
 from posexport.spec.spec import Spec
-from posexport.verify.coverage import distances, grid_offsets
+from posexport.verify.coverage import distances, grid_offsets, spread_cells
 from posexport.verify.draws import VALUES, Array, At, Tokens, attention_mask, position_ids
 from posexport.verify.eligibility import work
 from posexport.verify.reach import Reach, default_reach
@@ -43,7 +43,7 @@ MOST = 1_400
 """Tokens that a further case may have, so that many of them can be asked for."""
 
 POWERS = (128, 256, 512, 1024)
-"""Lengths that models are served with, of which each seed tries one."""
+"""Lengths that models are served with: each seed tries one but the last, and steps over a cache of each."""
 
 PAIR_ROWS, SWEEP_ROW = 1200, 256
 """Rows of the case of pairs at most, and tokens in a row of the case that reads every row of a table."""
@@ -105,9 +105,10 @@ def make_cases(
     """
     reach = reach or default_reach(spec)
     rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
-    cases = [_case(draft, spec, rng, bounds, form) for draft in list(_corners(spec, rng, reach))]
+    tokens = _every_token(spec.vocab_size or 1, np.random.default_rng((seed, 2)))
+    cases = [_case(draft, spec, rng, bounds, form, tokens) for draft in list(_corners(spec, rng, reach))]
     further = itertools.islice(_further(spec, others, reach), more)
-    return cases + [_case(draft, spec, others, bounds, form) for draft in further]
+    return cases + [_case(draft, spec, others, bounds, form, tokens) for draft in further]
 
 
 def _clipped(draft: _Draft, reach: Reach) -> _Draft:
@@ -148,7 +149,7 @@ def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Dra
 
     long, late = _long(spec, reach), _late(spec, reach)
     many = max(size(6, 9), reach.batch)
-    tokens = _shorter(spec, many, size(260, 340))
+    tokens, beside = _shorter(spec, many, size(70, 120)), size(2, 3)
     negative = "negative" if spec.negative_positions else "near"
     # name, rows, tokens, cached, spare slots, encoder's tokens, positions, padding, values
     yield _Draft("offset", 2, size(8, 10), 0, 4, 13, "offset", "left")
@@ -163,9 +164,10 @@ def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Dra
     yield _Draft("loud", 2, size(20, 26), 11, 9, 10, "scattered", "holes", "loud")
     yield _Draft("long", 1, long, 0, 24, long, "consecutive", "few holes")
     yield _Draft("rows", many, tokens, 0, 5, size(300, 400), "mixed", "mixed", "peaks")
-    yield _Draft("long rows", 3, _shorter(spec, 3, size(450, 1000)), 0, 0, max(LONG, long // 2), "mixed", "mixed")
-    yield _Draft("power of two", 1, int(rng.choice(POWERS)), 0, 0, int(rng.choice(POWERS)), "offset")
-    yield _Draft("several rows", size(2, 4), size(40, 90), 0, 0, size(40, 90), "shuffled", values="zeros")
+    row = _shorter(spec, beside, size(900, 1300) // beside)
+    yield _Draft("long rows", beside, row, 0, 0, max(LONG, long // 2), "mixed", "mixed")
+    power = int(rng.choice(POWERS[:-1]))
+    yield _Draft("power of two", size(1, 2), power, 0, 0, power, "shuffled", values="zeros")
     yield _Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
     yield _Draft("negative", 2, size(20, 40), 9, 0, 20, negative, "both", "outlier")
     if spec.padding_mask:
@@ -178,7 +180,8 @@ def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Dra
         yield _Draft("steps", many, 1, size(200, 500), 0, 1, "mixed", "mixed", "peaks")
         yield _Draft("late steps", 4, 1, max(LONG, late - size(20, 900)), 2, 1, "near", "mixed")
         yield _Draft("prompt", 2, _shorter(spec, 2, size(400, 1100)), size(100, 900), 0, 1, "consecutive", "left")
-        yield _Draft("power of two cached", 2, 1, int(rng.choice(POWERS)), 1, 1, "near")
+        for power in POWERS:
+            yield _Draft(f"{power} keys", 2, 1, power - size(0, 1), 1, 1, "near")
         yield _Draft("chunk", size(3, 5), size(2, 6), size(33, 300), 3, 1, "near", "mixed")
         yield _Draft("chunks", many, size(12, 48), size(600, 1000), 4, 1, "mixed", "mixed")
         yield _Draft("short chunks", 3, size(5, 20), max(300, late - size(20, 900)), 0, 1, "scattered", "right")
@@ -198,6 +201,8 @@ def _tables(spec: Spec, rng: np.random.Generator) -> Iterator[_Draft]:
     pairs = grid_offsets(spec) if spec.position_axes > 1 else distances(spec, PAIR_ROWS, rng)
     if pairs is not None:
         yield _Draft("pairs", len(pairs), 2, 0, 1, 2, At(pairs))
+    elif (cells := spread_cells(spec)) is not None:
+        yield _Draft("cells", 1, _shorter(spec, 1, len(cells)), 0, 1, 2, At(cells[None]))
     for edge in spec.position_edges():
         for last in (edge - 1, edge):
             places = np.maximum(np.arange(last - 3, last + 1), 0)
@@ -230,7 +235,9 @@ def _other_than(dim: str, size: int) -> int:
     return size + (size == TRACED_SIZES[dim])
 
 
-def _case(draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, form: str) -> Case:
+def _case(
+    draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, form: str, token_ids: Iterator[int]
+) -> Case:
     sizes, before = _sizes(draft, spec, rng, bounds, form)
     shapes = graph_inputs(spec)
     lengths = before + sizes["seq"] if not spec.cross else np.full(sizes["batch"], sizes["encoder_seq"])
@@ -253,7 +260,7 @@ def _case(draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, f
         elif name == "write_indices":
             arrays[name] = before
         elif name == "input_ids" and spec.vocab_size is not None:
-            arrays[name] = _token_ids(rng, dims, spec.vocab_size)
+            arrays[name] = _token_ids(rng, dims, spec.vocab_size, token_ids)
         else:
             cached = name.startswith("past_")
             masked = mask[:, : dims[2]] == 0 if cached else mask == 0 if name.startswith("encoder") else new
@@ -273,9 +280,15 @@ def _case(draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, f
     return Case(name=f"{draft.name} [{sizes['batch']}, {sizes['seq']}]{more}", arrays=arrays, sizes=sizes)
 
 
-def _token_ids(rng: np.random.Generator, dims: tuple[int, ...], vocab_size: int) -> Array:
-    """Any tokens, the first and the last of the vocabulary among them."""
-    ids: Array = rng.integers(0, vocab_size, dims)
+def _every_token(vocab_size: int, rng: np.random.Generator) -> Iterator[int]:
+    """Ids of tokens without end, each of the vocabulary before one comes again."""
+    while True:
+        yield from rng.permutation(vocab_size).tolist()
+
+
+def _token_ids(rng: np.random.Generator, dims: tuple[int, ...], vocab_size: int, tokens: Iterator[int]) -> Array:
+    """The next tokens, and the first and the last of the vocabulary."""
+    ids: Array = np.fromiter(itertools.islice(tokens, math.prod(dims)), np.int64).reshape(dims)
     ids[-1, -1] = vocab_size - 1
     ids[0, 0] = 0 if ids.size > 1 else rng.choice((0, vocab_size - 1))
     return ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from posexport.verify.cases import Case
 
 GRID = 2_000
-"""Offsets of a grid up to which every one is tried."""
+"""Offsets of a grid up to which each is tried by two tokens of their own."""
+
+OFFSETS, FEW_TOKENS = 2**22, 1_500
+"""Offsets of a grid up to which it is known which were tried, and tokens of a row in which they are looked for."""
 
 
 def shown(cases: Sequence[Case]) -> Shown | None:
@@ -45,6 +49,11 @@ def _windows(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _tables(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
+    if spec.vocab_size is not None:
+        ids = [case.arrays["input_ids"].ravel() for case in cases if "input_ids" in case.arrays]
+        left = spec.vocab_size - len(np.unique(np.concatenate(ids)))
+        if left:
+            yield f"{left} of {spec.vocab_size} token ids were not read"
     positions = [case.arrays["position_ids"] for case in cases if "position_ids" in case.arrays]
     if not positions:
         return
@@ -59,16 +68,25 @@ def _tables(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
             distance = layer.encoding.saturation_distance()
             if distance is not None and farthest < distance:
                 yield f"no two tokens were {distance} positions apart, from where on distances are alike"
-    offsets = grid_offsets(spec)
-    if axes > 1 and offsets is not None:
-        wanted = {tuple(pair) for pair in (offsets[:, 1] - offsets[:, 0]).tolist()}
-        wanted |= {tuple(-part for part in pair) for pair in wanted}
+    if axes > 1 and rows is not None:
+        left = _untried_offsets(positions, rows)
+        if left:
+            yield f"{left} of {(2 * rows - 1) ** axes} offsets of the grid were not tried"
+
+
+def _untried_offsets(positions: Sequence[Array], side: int) -> int:
+    """How many differences of two cells of a grid no row has; those of the first tokens are counted first."""
+    axes = positions[0].shape[-1]
+    tried = np.zeros((2 * side - 1,) * axes, bool) if (2 * side - 1) ** axes <= OFFSETS else None
+    if tried is None:
+        return (2 * side - 1) ** axes
+    for first in (64, FEW_TOKENS):
         for array in positions:
-            few = array[:, :64].astype(np.int64)
-            seen = (few[:, :, None] - few[:, None]).reshape(-1, axes)
-            wanted -= {tuple(pair) for pair in np.unique(seen, axis=0).tolist()}
-        if wanted:
-            yield f"{len(wanted)} offsets of the grid were not tried"
+            cells = array[:, :first].astype(np.int64)
+            if array.shape[1] <= FEW_TOKENS and not tried.all():
+                differences = cells[:, :, None] - cells[:, None] + side - 1
+                tried[tuple(differences.reshape(-1, axes).T)] = True
+    return int(tried.size - tried.sum())
 
 
 def _span(case: Case) -> int:
@@ -93,6 +111,20 @@ def grid_offsets(spec: Spec) -> Array | None:
     touched = {tuple(cell) for cell in pairs.reshape(-1, axes).tolist()}
     left = np.array([cell for cell in cells.tolist() if tuple(cell) not in touched], np.int64).reshape(-1, axes)
     return np.concatenate((pairs, np.stack((left, left), 1))) if len(left) else pairs
+
+
+def spread_cells(spec: Spec) -> Array | None:
+    """Cells of a larger grid that has a size, int64 [cells, axes], two of which are any offset apart.
+
+    Along each axis they are the first ones, the last one and every k-th with k about the root of the side: any distance
+    is one between two of them. None where they are more than FEW_TOKENS.
+    """
+    side, axes = spec.position_limit(), spec.position_axes
+    if side is None or axes < 2:
+        return None
+    step = math.isqrt(side - 1) + 1
+    places = sorted({*range(step), *range(step - 1, side, step), side - 1})
+    return None if len(places) ** axes > FEW_TOKENS else np.array(list(product(places, repeat=axes)), np.int64)
 
 
 def distances(spec: Spec, most: int, rng: np.random.Generator) -> Array | None:

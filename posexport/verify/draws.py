@@ -143,9 +143,9 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
         columns = [index % width, index // width, *(index // 2 + axis for axis in range(axes - 2))]
         made = np.stack([column % limit for column in columns], -1)
     else:
-        made = np.stack([_along(kind, rng, places, max(limit // (1 + axis), 1)) for axis in range(axes)], -1)
-        if spec.position_limit() is not None:  # every cell of a grid that has a size
-            made = np.stack([_along(kind, rng, places, limit) for _ in range(axes)], -1)
+        sized = spec.position_limit() is not None  # then every cell of the grid
+        limits = [limit if sized else max(limit // (1 + axis), 1) for axis in range(axes)]
+        made = np.stack([_along(kind, rng, places, end) for end in limits], -1)
     return (np.sort(made, 1) if spec.ordered else made).astype(np.int64)
 
 

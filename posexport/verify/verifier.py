@@ -73,8 +73,9 @@ def verify(
     arrays = None if inputs is None else read_arrays(inputs)
     missing = {name: row.missing() for name, row in runtimes.items()}
     with Pool(time_limit) as pool:
-        for name in dict.fromkeys((TORCH_WORKER, *(name for name, reason in missing.items() if reason is None))):
-            pool.start(name)
+        for row in {TORCH_WORKER: RUNTIMES[TORCH_WORKER], **runtimes}.values():
+            if missing.get(row.name) is None:
+                pool.start(row)
         from posexport.artifact.loaded import load_artifact
 
         files = find_artifacts(paths)

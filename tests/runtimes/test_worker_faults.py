@@ -183,7 +183,7 @@ def test_nothing_is_left_when_the_pool_closes() -> None:
             for how in ("echo", "exit", "echo", "raise"):
                 ask(made, how)
             result(made.submit(wrong("echo"), Path("x"), [HIDDEN], key="two"))
-            made.start("three")
+            made.start(wrong("three"))
             assert len(_children() - children) == 3
         gc.collect()
     assert set(threading.enumerate()) <= threads

@@ -1,0 +1,19 @@
+"""The parts of onnx_ir that ONNX bodies use, loaded by their first use: blocks that only run in torch, as the reference
+of a verification does, never wait for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onnx_ir import DataType, Shape, Value, tensor
+
+__all__ = ["DataType", "Shape", "Value", "tensor"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import onnx_ir
+
+    return getattr(onnx_ir, name)

@@ -262,7 +262,8 @@ class Cope(Encoding):
         return {"pos_emb": (spec.head_dim, self.npos_max)}
 
     def rounding(self, position: int, keys: int) -> float:
-        return keys * 2.0**-24  # a sum over all keys, which some runtimes take in fp32 and others in fp64
+        # places are sums up to npos_max with a rounding for each key, and rows of the table differ by more than 1
+        return keys**0.5 * min(keys, self.npos_max) * 2.0**-23
 
     def seeded(self, name: str, values: Tensor) -> Tensor:
         return values * float(values.shape[0] ** -0.5)

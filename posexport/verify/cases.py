@@ -1,10 +1,7 @@
 """Sets of inputs to verify an artifact on, drawn from a seed, so that a graph that is wrong in one corner can't pass.
 
-A draft says what one set is for: ranges of its sizes, and kinds of positions, padding and values (posexport.verify.
-draws). Drafts are the corners in which graphs go wrong: long rows, many rows, rows that differ, one token, chunks and
-steps over short and long caches, every row of a table and every offset of a small grid, positions where the encoding
-changes, far ones, padding of all kinds, and values that are quiet, zero, loud or single and large. No length is the
-traced one, so that one baked in shows. Dimensions that a graph or a plan fixes or bounds restrict all of it.
+Drafts (posexport.verify.drafts) say what each set is for. No length is the traced one, so that one baked in shows.
+Dimensions that a graph or a plan fixes or bounds restrict all of it.
 """
 
 from __future__ import annotations
@@ -21,32 +18,12 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import TRACED_SIZES, Bounds, graph_inputs, resolved, within
 from posexport.spec.spec import Spec
-from posexport.verify.coverage import distances, grid_offsets, spread_cells
-from posexport.verify.draws import VALUES, Array, At, Tokens, attention_mask, position_ids
-from posexport.verify.eligibility import work
+from posexport.verify.drafts import Draft, corners, further
+from posexport.verify.draws import VALUES, Array, Tokens, attention_mask, position_ids
 from posexport.verify.reach import Reach, default_reach
 
 USUAL_POSITIONS = 2**16
 """Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""
-
-WORK = 3e10
-"""Multiply-adds that a case may take: longer and larger ones become shorter, down to LEAST tokens in a row."""
-
-LEAST, LONG = 26, 600
-"""Tokens that a case and the longest row have whatever they cost."""
-
-LOGITS, CACHED = 160_000_000, 2**27
-"""Logits of the longest row, and numbers in the longest cache, where no reach was asked for: each takes eight bytes,
-several times."""
-
-MOST = 1_400
-"""Tokens that a further case may have, so that many of them can be asked for."""
-
-POWERS = (128, 256, 512, 1024)
-"""Lengths that models are served with: each seed tries one but the last, and steps over a cache of each."""
-
-PAIR_ROWS, SWEEP_ROW = 1200, 256
-"""Rows of the case of pairs at most, and tokens in a row of the case that reads every row of a table."""
 
 
 @attrs.frozen(kw_only=True)
@@ -75,23 +52,6 @@ class Case:
         return self.farthest >= USUAL_POSITIONS
 
 
-@attrs.frozen
-class _Draft:
-    """A case where nothing bounds it: `past` tokens in a cache, `spare` places behind the last in a shared one,
-    `encoder` tokens of an encoder, and kinds of posexport.verify.draws. Fields that don't concern a spec play no part.
-    """
-
-    name: str
-    batch: int
-    seq: int
-    past: int
-    spare: int
-    encoder: int
-    positions: str | At
-    padding: str = "none"
-    values: str = "normal"
-
-
 def make_cases(
     spec: Spec, seed: int, bounds: Bounds, form: str = "decomposed", *, reach: Reach | None = None, more: int = 0
 ) -> list[Case]:
@@ -106,128 +66,9 @@ def make_cases(
     reach = reach or default_reach(spec)
     rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     tokens = _every_token(spec.vocab_size or 1, np.random.default_rng((seed, 2)))
-    cases = [_case(draft, spec, rng, bounds, form, tokens) for draft in list(_corners(spec, rng, reach))]
-    further = itertools.islice(_further(spec, others, reach), more)
-    return cases + [_case(draft, spec, others, bounds, form, tokens) for draft in further]
-
-
-def _clipped(draft: _Draft, reach: Reach) -> _Draft:
-    """The draft within a reach that the user gave; tables and single positions are tried whole all the same."""
-    if not reach.given or draft.positions == "every" or isinstance(draft.positions, At):
-        return draft
-    sizes = {name: min(getattr(draft, name), reach.seq) for name in ("seq", "past", "encoder")}
-    return attrs.evolve(draft, **sizes)
-
-
-def _further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Draft]:
-    """Drafts without end: those of make_cases with other sizes, in no order, and with other kinds."""
-    drawn = {
-        "positions": ("consecutive", "offset", "packed", "scattered", "near", "middle", "mixed"),
-        "padding": ("none", "left", "right", "both", "middle", "holes", "mixed"),
-        "values": ("normal", "normal", "quiet", "zeros", "outlier", "peaks"),
-    }
-    for number in itertools.count(2):
-        drafts = list(_corners(spec, rng, reach))
-        for at in rng.permutation(len(drafts)):
-            draft = drafts[at]
-            if isinstance(draft.positions, str) and draft.seq * draft.batch <= MOST:
-                kinds = {name: str(rng.choice(known)) for name, known in drawn.items()}
-                yield attrs.evolve(draft, name=f"{draft.name} {number}", **kinds)
-
-
-def _corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Draft]:
-    """The drafts of make_cases, within the reach."""
-    for draft in _drafts(spec, rng, reach):
-        yield _clipped(draft, reach)
-
-
-def _drafts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[_Draft]:
-    """The corners, with sizes drawn from `rng`."""
-
-    def size(low: int, high: int) -> int:
-        return int(rng.integers(low, high + 1))
-
-    long, late = _long(spec, reach), _late(spec, reach)
-    many = max(size(6, 9), reach.batch)
-    tokens, beside = _shorter(spec, many, size(70, 120)), size(2, 3)
-    negative = "negative" if spec.negative_positions else "near"
-    # name, rows, tokens, cached, spare slots, encoder's tokens, positions, padding, values
-    yield _Draft("offset", 2, size(8, 10), 0, 4, 13, "offset", "left")
-    yield _Draft("consecutive", 3, size(14, 18), 13, 0, 640, "consecutive", "left")
-    yield _Draft("one token", 1, 1, 0, 8, 8, "far")
-    yield _Draft("first token", 1, 1, 0, 3, 1, "near", values="peaks")
-    yield _Draft("single tokens", many, 1, 0, 2, 2, "near", "mixed")
-    yield _Draft("scattered", 2, size(20, 30), 6, 3, 30, "scattered", "last row")
-    yield _Draft("packed", 1, size(38, 60), 0, 1, 17, "packed")
-    yield _Draft("far out", 1, size(40, 60), 33, 10, 3, "far")
-    yield _Draft("far row", size(3, 5), size(30, 60), 9, 0, 4, "far row")
-    yield _Draft("loud", 2, size(20, 26), 11, 9, 10, "scattered", "holes", "loud")
-    yield _Draft("long", 1, long, 0, 24, long, "consecutive", "few holes")
-    yield _Draft("rows", many, tokens, 0, 5, size(300, 400), "mixed", "mixed", "peaks")
-    row = _shorter(spec, beside, size(900, 1300) // beside)
-    yield _Draft("long rows", beside, row, 0, 0, max(LONG, long // 2), "mixed", "mixed")
-    power = int(rng.choice(POWERS[:-1]))
-    yield _Draft("power of two", size(1, 2), power, 0, 0, power, "shuffled", values="zeros")
-    yield _Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
-    yield _Draft("negative", 2, size(20, 40), 9, 0, 20, negative, "both", "outlier")
-    if spec.padding_mask:
-        yield _Draft("no key", 1, size(3, 6), 4, 2, 4, "near", "all")
-    yield from _tables(spec, rng)
-    if spec.kv_cache:
-        yield _Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right")
-        yield _Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
-        yield _Draft("late step", 1, 1, late - 1, 39, 1, "offset", "right")
-        yield _Draft("steps", many, 1, size(200, 500), 0, 1, "mixed", "mixed", "peaks")
-        yield _Draft("late steps", 4, 1, max(LONG, late - size(20, 900)), 2, 1, "near", "mixed")
-        yield _Draft("prompt", 2, _shorter(spec, 2, size(400, 1100)), size(100, 900), 0, 1, "consecutive", "left")
-        for power in POWERS:
-            yield _Draft(f"{power} keys", 2, 1, power - size(0, 1), 1, 1, "near")
-        yield _Draft("chunk", size(3, 5), size(2, 6), size(33, 300), 3, 1, "near", "mixed")
-        yield _Draft("chunks", many, size(12, 48), size(600, 1000), 4, 1, "mixed", "mixed")
-        yield _Draft("short chunks", 3, size(5, 20), max(300, late - size(20, 900)), 0, 1, "scattered", "right")
-        yield _Draft("wide chunks", many, size(50, 180), size(40, 300), 0, 1, "offset", "right")
-        yield _Draft("long chunk", 2, size(200, 330), max(300, late - size(300, 1200)), 0, 1, "near", "both", "peaks")
-        yield _Draft("wide late chunk", 1, size(60, 130), max(300, late - size(130, 200)), 2, 1, "consecutive", "left")
-        yield _Draft("late chunk", 1, size(2, 4), late - 4, 6, 1, "consecutive", "holes")
-
-
-def _tables(spec: Spec, rng: np.random.Generator) -> Iterator[_Draft]:
-    """Every row of a table of positions, every offset of a grid, every distance that differs from others, and the
-    positions from which on angles or factors change."""
-    rows = spec.position_limit()
-    if rows is not None and spec.position_axes == 1:
-        seq = min(rows, SWEEP_ROW)
-        yield _Draft("every row", max(1, _shorter(spec, 1, -(-rows // seq) * seq) // seq), seq, 0, 0, 1, "every")
-    pairs = grid_offsets(spec) if spec.position_axes > 1 else distances(spec, PAIR_ROWS, rng)
-    if pairs is not None:
-        yield _Draft("pairs", len(pairs), 2, 0, 1, 2, At(pairs))
-    elif (cells := spread_cells(spec)) is not None:
-        yield _Draft("cells", 1, _shorter(spec, 1, len(cells)), 0, 1, 2, At(cells[None]))
-    for edge in spec.position_edges():
-        for last in (edge - 1, edge):
-            places = np.maximum(np.arange(last - 3, last + 1), 0)
-            yield _Draft(f"position {last}", 1, 4, 0, 2, 3, At(places[None, :, None]))
-
-
-def _shorter(spec: Spec, batch: int, seq: int) -> int:
-    """The largest number of tokens up to `seq` that a case of so many rows may have within WORK; at least LEAST."""
-    while seq > LEAST and work(spec, {"batch": batch, "seq": seq}) > WORK:
-        seq = max(LEAST, int(seq * 0.8))
-    return seq
-
-
-def _long(spec: Spec, reach: Reach) -> int:
-    """Tokens of the longest row."""
-    if reach.given:
-        return reach.seq
-    seq = min(reach.seq, math.isqrt(LOGITS // spec.num_heads))
-    return max(min(reach.seq, LONG), _shorter(spec, 1, seq))
-
-
-def _late(spec: Spec, reach: Reach) -> int:
-    """Keys of the longest cache."""
-    per_token = 2 * spec.layers * spec.num_kv_heads * spec.head_dim
-    return reach.seq if reach.given else max(LONG, min(reach.seq, CACHED // per_token))
+    cases = [_case(draft, spec, rng, bounds, form, tokens) for draft in list(corners(spec, rng, reach))]
+    drafts = itertools.islice(further(spec, others, reach), more)
+    return cases + [_case(draft, spec, others, bounds, form, tokens) for draft in drafts]
 
 
 def _other_than(dim: str, size: int) -> int:
@@ -236,7 +77,7 @@ def _other_than(dim: str, size: int) -> int:
 
 
 def _case(
-    draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, form: str, token_ids: Iterator[int]
+    draft: Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, form: str, token_ids: Iterator[int]
 ) -> Case:
     sizes, before = _sizes(draft, spec, rng, bounds, form)
     shapes = graph_inputs(spec)
@@ -264,8 +105,10 @@ def _case(
         else:
             cached = name.startswith("past_")
             masked = mask[:, : dims[2]] == 0 if cached else mask == 0 if name.startswith("encoder") else new
+            if cached and spec.kv_cache == "shared":
+                masked = masked | (np.arange(dims[2]) >= before[:, None])
             tokens = Tokens(
-                values=rng.standard_normal(dims),
+                values=rng.standard_normal(dims, np.float32),
                 masked=masked,
                 cached=cached,
                 spec=spec,
@@ -295,7 +138,7 @@ def _token_ids(rng: np.random.Generator, dims: tuple[int, ...], vocab_size: int,
 
 
 def _sizes(
-    draft: _Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, form: str
+    draft: Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, form: str
 ) -> tuple[dict[str, int], Array]:
     """The sizes of a case, and how many tokens each row has in its cache."""
     batch, past = within(draft.batch, bounds["batch"]), draft.past if spec.kv_cache else 0

@@ -234,6 +234,9 @@ OUTLIER, HALF_OUTLIER, DEEP_OUTLIER = 400.0, 50.0, 8.0
 one token in a row; there in half precision, whose logits would overflow; and in stacks without norms, where the next
 layer would get it."""
 
+SHIFT, HALF_SHIFT, SMALL_SHIFT = 100.0, 8.0, 0.5
+"""What the kind "shifted" adds to hidden states: where a norm comes first, there in half precision, and elsewhere."""
+
 QUIET = 1e-3
 """Factor on hidden_states of the kind "quiet"."""
 
@@ -272,10 +275,21 @@ def _quiet(tokens: Tokens) -> Array:
 
 
 def _zeros(tokens: Tokens) -> Array:
-    """Some tokens are zero, the first of the first row among them."""
+    """Some tokens are zero, the first of the first row among them, and all that padding hides in a cache: caches begin
+    as zeros, and rows of a batch are filled up with them."""
     zero: Array = np.less(tokens.rng.random(tokens.masked.shape), 0.3)
     zero[0, :1] = True
+    zero |= tokens.masked & tokens.cached
     return np.where(tokens.each(zero), 0.0, tokens.values)
+
+
+def _shifted(tokens: Tokens) -> Array:
+    """Features whose mean is not 0, before a norm far larger than their deviation."""
+    spec = tokens.spec
+    if tokens.cached:
+        return tokens.values
+    normed = spec.block == "transformer" and spec.norm == "pre"
+    return tokens.values + ((SHIFT if spec.dtype == "fp32" else HALF_SHIFT) if normed else SMALL_SHIFT)
 
 
 def _outlier(tokens: Tokens) -> Array:
@@ -317,6 +331,7 @@ VALUES: Mapping[str, Callable[[Tokens], Array]] = {
     "quiet": _quiet,
     "zeros": _zeros,
     "outlier": _outlier,
+    "shifted": _shifted,
     "peaks": _peaks,
 }
 """Magnitudes of hidden states and of cached keys and values."""

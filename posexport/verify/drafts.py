@@ -1,0 +1,225 @@
+"""What each set of inputs is for: its sizes, and kinds of positions, padding and values (posexport.verify.draws).
+
+Graphs go wrong in corners: from one length on, between two, for one row or for many, in steps over a cache, far out.
+So each power of two bounds a band of lengths, and every band meets one row, several rows, tokens without a cache, steps
+and chunks over one, as far as that costs little; positions, padding and values take turns over them. Beside them stand
+the block's own numbers: every row of its table, every offset of its grid, the lengths at which its encoding changes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+
+from posexport.spec.spec import Spec
+from posexport.verify.coverage import distances, grid_offsets, spread_cells
+from posexport.verify.draws import At
+from posexport.verify.eligibility import work
+from posexport.verify.reach import Reach
+
+WORK = 3e10
+"""Multiply-adds that a case may take: longer and larger ones become shorter, down to LEAST tokens in a row."""
+
+LEAST, LONG = 26, 600
+"""Tokens that a case and the longest row have whatever they cost."""
+
+LOGITS, CACHED = 160_000_000, 2**27
+"""Logits of the longest row, and numbers in the longest cache, where no reach was asked for: each takes eight bytes,
+several times."""
+
+MOST = 1_400
+"""Tokens that a further case may have, so that many of them can be asked for."""
+
+POWERS = (128, 256, 512, 1024)
+"""Lengths that models are served with: each seed tries one but the last, and steps over a cache of each."""
+
+PAIR_ROWS, SWEEP_ROW, WHOLE = 1200, 256, 1200
+"""Rows of the case of pairs, tokens in a row of the case that reads every row of a table, and rows of a table, cells of
+a grid or keys of a window up to which one row of tokens has them all."""
+
+
+@attrs.frozen
+class Draft:
+    """A case where nothing bounds it: `past` tokens in a cache, `spare` places behind the last in a shared one,
+    `encoder` tokens of an encoder, and kinds of posexport.verify.draws. Fields that don't concern a spec play no part.
+    """
+
+    name: str
+    batch: int
+    seq: int
+    past: int
+    spare: int
+    encoder: int
+    positions: str | At
+    padding: str = "none"
+    values: str = "normal"
+
+
+def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
+    and single positions, which are tried whole all the same."""
+    for draft in itertools.chain(_lengths(spec, rng, reach), _cached(spec, rng, reach), _tables(spec, rng)):
+        if reach.given and draft.positions != "every" and not isinstance(draft.positions, At):
+            yield attrs.evolve(
+                draft, **{name: min(getattr(draft, name), reach.seq) for name in ("seq", "past", "encoder")}
+            )
+        else:
+            yield draft
+
+
+def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Drafts without end: corners with other sizes, in no order, and with other kinds."""
+    drawn = {
+        "positions": ("consecutive", "offset", "packed", "scattered", "near", "middle", "mixed"),
+        "padding": ("none", "left", "right", "both", "middle", "holes", "mixed"),
+        "values": ("normal", "normal", "quiet", "zeros", "outlier", "peaks"),
+    }
+    for number in itertools.count(2):
+        drafts = list(corners(spec, rng, reach))
+        for at in rng.permutation(len(drafts)):
+            draft = drafts[at]
+            if isinstance(draft.positions, str) and draft.seq * draft.batch <= MOST:
+                kinds = {name: str(rng.choice(known)) for name, known in drawn.items()}
+                yield attrs.evolve(draft, name=f"{draft.name} {number}", **kinds)
+
+
+def _band(rng: np.random.Generator, low: int, high: int) -> int:
+    """A size from `low` to `high`, each doubling as likely."""
+    return int(low * (high / low) ** rng.random())
+
+
+def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Tokens without a cache, or few cached ones."""
+
+    def size(low: int, high: int) -> int:
+        return int(rng.integers(low, high + 1))
+
+    many, several = max(size(6, 9), reach.batch), size(2, 3)
+    negative = "negative" if spec.negative_positions else "near"
+    power = int(rng.choice(POWERS[:-1]))
+    long = _long(spec, reach)
+    # name, rows, tokens, cached, spare slots, encoder's tokens, positions, padding, values
+    yield Draft("offset", 2, size(8, 10), 0, 4, 13, "offset", "left", "shifted")
+    yield Draft("consecutive", 3, size(14, 18), 13, 0, 640, "consecutive", "left")
+    yield Draft("one token", 1, 1, 0, 8, 8, "far")
+    yield Draft("first token", 1, 1, 0, 3, 1, "near", values="peaks")
+    yield Draft("single tokens", many, 1, 0, 2, 2, "near", "mixed")
+    yield Draft("scattered", 2, size(20, 30), 6, 3, 30, "scattered", "last row")
+    yield Draft("packed", 1, size(38, 60), 0, 1, 17, "packed")
+    yield Draft("far out", 1, size(40, 60), 33, 10, 3, "far")
+    yield Draft("far row", size(3, 5), size(30, 60), 9, 0, 4, "far row")
+    yield Draft("loud", 2, size(20, 26), 11, 9, 10, "scattered", "holes", "loud")
+    yield Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
+    yield Draft("negative", 2, size(20, 40), 9, 0, 20, negative, "both", "outlier")
+    if spec.padding_mask:
+        yield Draft("no key", 1, size(3, 6), 4, 2, 4, "near", "all")
+    yield Draft("long", 1, long, 0, 24, long, "consecutive", "few holes")
+    # from the second number on a length belongs to another band, and is not tried where it costs too much
+    for draft, least in (
+        (Draft("65 on", 1, _band(rng, 65, 127), 0, 0, size(1025, 1700), "far", "left"), 65),
+        (Draft("129 on", 1, _band(rng, 129, 255), 0, 80, _band(rng, 257, 511), "middle", "holes", "loud"), 129),
+        (Draft("257 on", 1, size(257, 400), 0, 0, _band(rng, 129, 255), "far row", "right", "outlier"), 257),
+        (Draft("513 on", 1, size(513, 640), 0, 3, _band(rng, 65, 127), "near", "both"), 513),
+        (Draft("1025 on", 1, size(1025, 1100), 0, 0, size(600, 1000), "far", "holes", "quiet"), 1025),
+        (Draft("power of two", 1, power, 0, 0, power, "shuffled", "none", "zeros"), power),
+        (Draft("rows", many, _band(rng, 65, 127), 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 65),
+        (Draft("several rows", several, size(129, 200), 0, 90, size(140, 250), "mixed", "mixed", "shifted"), 129),
+        (Draft("long rows", several + 1, size(351, 420), 0, 0, max(LONG, long // 2), "mixed", "mixed"), 351),
+    ):
+        seq = _shorter(spec, draft.batch, draft.seq)
+        if seq >= least or reach.given or draft.batch > 1:
+            yield attrs.evolve(draft, seq=seq)
+
+
+def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Steps, chunks and prompts over a cache."""
+    if not spec.kv_cache:
+        return
+
+    def size(low: int, high: int) -> int:
+        return int(rng.integers(low, high + 1))
+
+    late, many, several = _late(spec, reach), max(size(6, 9), reach.batch), size(3, 4)
+    yield Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right", "zeros")
+    # one token of one row: every step of a single chat
+    yield Draft("step of one", 1, 1, size(5, 32), 300, 5, "middle", "left")
+    yield Draft("step from 33", 1, 1, _band(rng, 33, 127), size(65, 400), 70, "far", "left")
+    yield Draft("step from 129", 1, 1, _band(rng, 129, 511), 1, 150, "middle", "holes", "zeros")
+    yield Draft("step from 513", 1, 1, min(_band(rng, 513, 2047), late - 2), size(20, 90), 2, "near", "both")
+    yield Draft("late step", 1, 1, late - 1, 39, 1, "offset", "right")
+    for power in POWERS:
+        yield Draft(f"{power} keys", 2, 1, power - size(0, 1), 1, 1, "near")
+    yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
+    yield Draft("steps of several", several, 1, _band(rng, 129, 511), 70, 300, "middle", "mixed", "zeros")
+    yield Draft("late steps", 4, 1, max(LONG, late - size(20, 900)), 2, 1, "far", "mixed")
+    yield Draft("steps of many", many, 1, _band(rng, 33, 255), 100, 20, "far", "mixed")
+    yield Draft("long steps of many", many, 1, size(513, 800), 0, 1, "mixed", "mixed", "peaks")
+    # a few tokens
+    yield Draft("chunk of one", 1, size(2, 6), _band(rng, 33, 127), 70, 1, "far", "left", "loud")
+    yield Draft("chunk from 129", 1, _band(rng, 7, 64), _band(rng, 129, 511), 200, 10, "middle", "holes")
+    yield Draft("chunk from 513", 1, _band(rng, 7, 64), min(_band(rng, 513, 2047), late - 70), 0, 300, "near", "right")
+    yield Draft("late chunk", 1, size(2, 4), late - 4, 6, 1, "consecutive", "holes")
+    yield Draft("chunk", several, size(2, 6), size(33, 300), 3, 1, "far", "mixed")
+    yield Draft("short chunks", 3, size(5, 20), max(300, late - size(20, 900)), 0, 1, "scattered", "right")
+    yield Draft("chunks", many, size(12, 48), size(513, 800), 4, 1, "mixed", "mixed")
+    # many tokens
+    yield Draft("wide chunk", 1, size(65, 255), _band(rng, 33, 511), 66, 1, "middle", "left")
+    yield Draft("wide late chunk", 1, size(60, 130), max(300, late - size(130, 200)), 2, 1, "consecutive", "left")
+    yield Draft("long chunk", 2, size(200, 330), max(300, late - size(300, 1200)), 0, 1, "near", "both", "peaks")
+    yield Draft("wide chunks", many, size(50, 180), size(40, 300), 0, 1, "offset", "right")
+    yield Draft("prompt", 2, _shorter(spec, 2, size(400, 900)), size(100, 600), 0, 1, "consecutive", "left")
+
+
+def _tables(spec: Spec, rng: np.random.Generator) -> Iterator[Draft]:
+    """Every row of a table of positions, every offset of a grid, every distance that differs from others, and the
+    positions from which on angles or factors change."""
+    rows, axes = spec.position_limit(), spec.position_axes
+    if rows is not None and axes == 1:
+        seq = min(rows, SWEEP_ROW)
+        yield Draft("every row", max(1, _shorter(spec, 1, -(-rows // seq) * seq) // seq), seq, 0, 0, 1, "every")
+        if rows <= WHOLE:
+            yield Draft("whole table", 1, _shorter(spec, 1, rows), 0, 0, 1, "every")
+    if rows is not None and axes > 1 and rows**axes <= WHOLE:
+        cells = np.array(list(itertools.product(range(rows), repeat=axes)), np.int64)
+        cells = np.concatenate((np.zeros((spec.prefix_tokens, axes), np.int64), cells))
+        yield Draft("whole grid", 2, len(cells), 0, 0, 1, At(cells[None]))
+    pairs = grid_offsets(spec) if axes > 1 else distances(spec, PAIR_ROWS, rng)
+    if pairs is not None:
+        yield Draft("pairs", len(pairs), 2, 0, 1, 2, At(pairs))
+    elif (spread := spread_cells(spec)) is not None:
+        yield Draft("spread cells", 1, _shorter(spec, 1, len(spread)), 0, 1, 2, At(spread[None]))
+    layers = spec.distinct_layers()
+    for keys in sorted({size for layer in layers for size in (layer.window, layer.attention_chunk_size) if size}):
+        if keys <= WHOLE:
+            yield Draft(f"window of {keys}", 1, _shorter(spec, 1, keys), 0, 0, keys, "offset")
+            if spec.kv_cache:
+                yield Draft(f"window of {keys} keys", 2, 1, keys - 1, 1, 1, "near")
+    for edge in spec.position_edges():
+        for last in (edge - 1, edge):
+            places = np.maximum(np.arange(last - 3, last + 1), 0)
+            yield Draft(f"position {last}", 1, 4, 0, 2, 3, At(places[None, :, None]))
+
+
+def _shorter(spec: Spec, batch: int, seq: int) -> int:
+    """The largest number of tokens up to `seq` that a case of so many rows may have within WORK; at least LEAST."""
+    while seq > LEAST and work(spec, {"batch": batch, "seq": seq}) > WORK:
+        seq = max(LEAST, int(seq * 0.8))
+    return seq
+
+
+def _long(spec: Spec, reach: Reach) -> int:
+    """Tokens of the longest row."""
+    if reach.given:
+        return reach.seq
+    seq = min(reach.seq, math.isqrt(LOGITS // spec.num_heads))
+    return max(min(reach.seq, LONG), _shorter(spec, 1, seq))
+
+
+def _late(spec: Spec, reach: Reach) -> int:
+    """Keys of the longest cache."""
+    per_token = 2 * spec.layers * spec.num_kv_heads * spec.head_dim
+    return reach.seq if reach.given else max(LONG, min(reach.seq, CACHED // per_token))

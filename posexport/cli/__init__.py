@@ -107,12 +107,15 @@ def _limited(arguments: Sequence[str]) -> AbstractContextManager[None]:
     """The limit on the memory of this process, in which files that somebody else made are read."""
     if not arguments or arguments[0] in _UNLIMITED or {"-h", "--help"} & set(arguments):
         return nullcontext()
+    from posexport.cli.memory_limit import check_limit
     from posexport.machine import limited_to_what_is_free
 
+    if arguments[0] in COMMANDS:
+        check_limit(arguments[0])
     return limited_to_what_is_free()
 
 
-def _is_short(error: Exception) -> bool:
+def _is_short(error: BaseException) -> bool:
     from posexport.machine import is_short
 
     return is_short(error)
@@ -178,7 +181,9 @@ class Commands(click.Group):
             number = signals[0] if signals else signal.SIGINT
             how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
             code = fail(f"{how}: no file is half-written; those written before stay.", 128 + number)
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # what Rust code raises where it can't go on is no Exception
             if not _is_short(error):
                 raise
             problem = f"{type(error).__name__}: {error}".rstrip(": ")

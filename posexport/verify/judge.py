@@ -14,7 +14,7 @@ import numpy as np
 from posexport import temporary
 from posexport.artifact.authenticity import of_mismatch
 from posexport.errors import MismatchError, Reason, RequestError
-from posexport.processes import INVALID, KILLED, MEMORY, MISSING, NOTHING_SHOWN, TIMED_OUT
+from posexport.processes import INVALID, KILLED, LIMITED, MEMORY, MISSING, NOTHING_SHOWN, TIMED_OUT
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from posexport.spec.spec import Spec
     from posexport.verify.locate import Graphs
 
-NO_REFERENCE = (TIMED_OUT, MEMORY, KILLED)
+NO_REFERENCE = (TIMED_OUT, MEMORY, LIMITED, KILLED)
 """Failures of the reference that say nothing about the artifact: no runtime is judged then."""
 
 ALIKE = 16

@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from posexport.errors import RequestError
+
 try:
     import fcntl
 except ImportError:  # Windows: without locks nothing is known of other processes, so nothing of theirs is removed
@@ -79,13 +81,23 @@ class Temporary:
             self.keep()
 
 
+def usual_parent() -> Path:
+    """The system's folder for temporary files; RequestError where there is none that can be written to.
+
+    To be asked before torch exports or compiles: it needs the folder too, and fails in ways that do not say so.
+    """
+    import tempfile
+
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as error:  # it names all that were tried
+        raise RequestError(f"{error.strerror or error}: set TMPDIR to a folder with free space.") from None
+
+
 def folder(parent: Path | None = None, prefix: str = PREFIX, suffix: str = "") -> Temporary:
     """A new folder for this user only, in `parent` (default: the system's folder for temporary files). OSError where
-    none can be made."""
-    if parent is None:
-        import tempfile
-
-        parent = Path(tempfile.gettempdir())
+    none can be made, RequestError where the system has no such folder."""
+    parent = parent or usual_parent()
     while True:
         made = _named(parent, prefix, suffix)
         try:

@@ -26,7 +26,7 @@ from typing import Any
 import attrs
 
 from posexport import temporary
-from posexport.errors import ERROR_FILE, PosexportError
+from posexport.errors import ERROR_FILE, PosexportError, RequestError
 from posexport.files import TEXT_LIMIT, read_bytes
 from posexport.machine import available, numbers
 from posexport.processes import child_environment, signal_name
@@ -89,7 +89,11 @@ class JobRunner:
     def run(self, command: JobCommand, stage: Callable[[Path], object]) -> Outcome:
         """Run a job in a new folder, into which `stage` puts its files."""
         try:
-            with temporary.folder() as home:
+            made_here = temporary.folder()
+        except (RequestError, OSError) as error:
+            return Outcome(state=LOST, reason=f"the machine can't do it ({error})", where=socket.gethostname())
+        try:
+            with made_here as home:
                 folder, start = home / "job", time.perf_counter()
                 for made in (folder, home / "tmp"):
                     made.mkdir()

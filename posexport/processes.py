@@ -94,6 +94,7 @@ class Worker:
         self._requests = 0
         self._closed = False
         self._guard = threading.Lock()
+        self._running = temporary.Running(self.close)
 
     @property
     def pid(self) -> int | None:
@@ -205,6 +206,7 @@ class Worker:
         """Kill the process for good."""
         self._closed = True
         self.stop()
+        self._running.ended()
 
 
 def _next(lines: queue.SimpleQueue[str | None], process: subprocess.Popen[str], time_limit: float) -> str | None:

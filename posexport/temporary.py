@@ -1,6 +1,6 @@
 """Temporary files and folders: each has a name of ours, and goes away however the process ends.
 
-A path is registered before it exists. So the end of a command (`removed_at_end`), or of the interpreter, removes what a
+A path is registered before it exists. So the end of a command (`remove_since`), or of the interpreter, removes what a
 signal kept the code from removing. Only SIGKILL and a crash leave something behind. Therefore each file and folder is
 locked (flock) as long as its process lives, and before a new one is made, those of the same kind beside it whose lock
 is free are removed. Nothing else is: no file of another user, none of a process that lives, no link and no other name.
@@ -14,7 +14,7 @@ import re
 import signal
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ _RANDOM_BYTES = 8
 _LONGEST = 200  # bytes of a target's name: with what is added it must fit into the 255 of a file system
 _NAME = re.compile(rf".+[0-9a-f]{{{2 * _RANDOM_BYTES}}}(\.tmp)?", re.DOTALL)
 
-_registered: dict[Temporary, None] = {}
+_registered: dict[Temporary | Running, None] = {}
 """What this process has made and not removed yet, in the order in which it was made."""
 
 _leftovers: dict[Path, list[str]] = {}
@@ -144,11 +144,12 @@ def uninterrupted() -> Iterator[None]:
     """
     received: list[int] = []
     before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in ENDING_SIGNALS:
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, lambda number, _: received.append(number))
     try:
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING_SIGNALS:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    before[number] = signal.getsignal(number)  # first: a signal may come right after the next line
+                    signal.signal(number, lambda number, _: received.append(number))
         yield
     finally:
         for number, handler in before.items():
@@ -157,16 +158,35 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-@contextmanager
-def removed_at_end() -> Iterator[None]:
-    """At the end of the block, remove what was made in it and is still registered."""
-    before = dict(_registered)
-    try:
-        yield
-    finally:
-        with uninterrupted():
-            for made in reversed([made for made in list(_registered) if made not in before]):
-                made.remove()
+class Running:
+    """What has child processes that may write into folders of ours: `end`, which ends them for good and waits for
+    that, is called before the folders are removed, unless they have `ended` before."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._end = end
+        _registered[self] = None
+
+    def ended(self) -> None:
+        """No process of it is left, and none will be started."""
+        _registered.pop(self, None)
+
+    def remove(self) -> None:
+        """End the processes."""
+        if self in _registered:
+            self._end()
+            self.ended()
+
+
+def registered() -> list[Temporary | Running]:
+    """What this process has made and not removed yet, in the order in which it was made."""
+    return list(_registered)
+
+
+def remove_since(before: Sequence[Temporary | Running]) -> None:
+    """Remove what was made after `registered` gave `before`, processes first; to be called where no signal raises."""
+    made = [each for each in reversed(registered()) if each not in set(before)]
+    for each in sorted(made, key=lambda each: isinstance(each, Temporary)):
+        each.remove()
 
 
 def _hidden(target: Path) -> str:
@@ -225,8 +245,7 @@ def _remove(path: Path) -> None:
 
 
 def _remove_all() -> None:
-    for made in reversed(list(_registered)):
-        made.remove()
+    remove_since(())
 
 
 def _forget() -> None:

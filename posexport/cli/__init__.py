@@ -19,9 +19,9 @@ import click
 
 from posexport import __version__
 from posexport.cli.console import fail, say
-from posexport.cli.surroundings import drop_output, interrupts, open_streams
+from posexport.cli.surroundings import Interrupts, drop_output, open_streams
 from posexport.errors import FieldError, PosexportError, RequestError, check_known
-from posexport.temporary import removed_at_end
+from posexport.temporary import registered, remove_since
 
 COMMANDS = {
     "list": "what there is: encodings with their parameters, forms, runtimes",
@@ -162,11 +162,24 @@ class Commands(click.Group):
         if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
             kwargs.setdefault("color", False)
         open_streams()
-        signals: list[int] = []
+        interrupts, made_before = Interrupts(), registered()
+        signals = interrupts.received
+        in_process = bool(args) or kwargs.get("args") is not None  # called by a program, not by the shell
         try:
             given = (args[0] if args else kwargs.get("args")) or sys.argv[1:]
-            with interrupts(signals), _limited(given), removed_at_end():
-                code = super().main(*args, **kwargs)
+            try:
+                interrupts.begin()
+                with _limited(given):
+                    code = super().main(*args, **kwargs)
+            except Exception:
+                if signals:  # which another package made an error of its own of
+                    raise KeyboardInterrupt from None
+                raise
+            finally:
+                interrupts.held = True
+                remove_since(made_before)
+                if in_process:  # else a signal is noted to the very end of the process
+                    interrupts.end()
             if signals and code != INTERRUPTED:  # another package swallowed it, so later results may be wrong
                 raise KeyboardInterrupt
             code = 128 + signals[0] if signals else code

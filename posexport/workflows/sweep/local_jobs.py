@@ -85,6 +85,7 @@ class JobRunner:
         self._processes: set[subprocess.Popen[str]] = set()
         self._guard = threading.Lock()
         self._stopped = False
+        temporary.Running(self._end)
 
     def run(self, command: JobCommand, stage: Callable[[Path], object]) -> Outcome:
         """Run a job in a new folder, into which `stage` puts its files."""
@@ -147,6 +148,11 @@ class JobRunner:
                 with self._guard:
                     self._processes.remove(process)
                 _end_group(process)
+
+    def _end(self) -> None:
+        self.stop()
+        for process in list(self._processes):
+            process.wait()
 
     def stop(self) -> None:
         """End the jobs that run, from another thread."""

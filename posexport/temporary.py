@@ -75,10 +75,14 @@ class Temporary:
             os.close(lock)
 
     def remove(self) -> None:
-        """Remove it with what it holds, as far as the system lets us; harmless where it is gone."""
+        """Remove it with what it holds, as far as the system lets us; harmless where it is gone.
+
+        What another thread writes into it meanwhile may keep it there: it is tried again when all threads have ended.
+        """
         if self in _registered:
             _remove(self.path)
-            self.keep()
+            if not os.path.lexists(self.path):
+                self.keep()
 
 
 def usual_parent() -> Path:

@@ -202,6 +202,8 @@ class Commands(click.Group):
             problem = f"{type(error).__name__}: {error}".rstrip(": ")
             code = fail(f"there is not enough memory ({problem}): free some, or ask for less.", 2)
         drop_output()
+        if not in_process:
+            interrupts.ignore()
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -86,6 +86,11 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def ignore(self) -> None:
+        """Let no signal change how the process ends: at its very end Python would give it back to the system."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
         if not self.held:

@@ -164,7 +164,8 @@ def not_computed(
     for name in reference:
         arrays = [np.asarray(each[name]) for each in (reference, torch_outputs, outputs) if name in each]
         if len({array.shape for array in arrays}) == 1 and len(arrays) == 3:
-            beyond = _beyond(*(array.astype(np.float64) for array in arrays), tolerance)
+            exact, by_torch, actual = (array.astype(np.float64) for array in arrays)
+            beyond = _beyond(exact, by_torch, actual, tolerance)
             if beyond.any():
                 yield (
                     f"{int(beyond.sum())} of {beyond.size} values of {name!r} on {case} were not compared, as torch "

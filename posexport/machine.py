@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import os
 import platform
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import psutil
 
 from posexport import __version__
@@ -207,8 +209,14 @@ def kept_to() -> int:
 HEADROOM = 512 * 2**20
 """Bytes left to everybody else."""
 
-SHORT = ("bad_alloc", "bad allocation", "out of memory", "failed to allocate", "can't allocate", "cannot allocate")
-"""How engines say that memory is short, in small letters."""
+SHORT = (
+    *("bad_alloc", "bad allocation", "out of memory", "failed to allocate", "can't allocate", "cannot allocate"),
+    *("unable to allocate", "memory allocation", "failed to map segment", "can't start new thread"),
+)
+"""How engines, the loader of libraries and Python say that memory is short, in small letters."""
+
+PLENTY = 16 * 2**30
+"""Bytes from which on a limit that the user set leaves room for all libraries, whatever the number of CPUs."""
 
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -247,10 +255,52 @@ def _cached(folder: Path) -> int:
     return next((int(size) for name, size in rows if name in ("inactive_file", "total_inactive_file")), 0)
 
 
+@attrs.frozen
+class Limit:
+    """A limit on the memory of a process, and the command of a shell that sets it."""
+
+    bytes: int
+    command: str
+
+    def __str__(self) -> str:
+        return f"the limit of {size_text(self.bytes)} that {self.command} sets"
+
+
+def set_limit() -> Limit | None:
+    """The lowest limit that the user set on the memory of this process (`ulimit`); None where it is none or plenty."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = {
+        "ulimit -d": hard if _limited else soft,  # `limit_to_what_is_free` leaves the hard one alone
+        "ulimit -v": resource.getrlimit(resource.RLIMIT_AS)[0],
+    }
+    found = [Limit(size, command) for command, size in limits.items() if 0 <= size < PLENTY]
+    return min(found, key=lambda limit: limit.bytes, default=None)
+
+
+_limited = False
+"""Whether this process has had a limit of ours."""
+
+
 def is_short(error: BaseException) -> bool:
-    """Whether an engine's error says that there was not enough memory."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in text for words in SHORT)
+    """Whether an error says that there was not enough memory.
+
+    Where the user set a limit, so does what C and Rust code raises after an allocation of its own has failed.
+    """
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    if (isinstance(error, SystemError) or not isinstance(error, Exception)) and set_limit() is not None:
+        return True
+    return is_shortage(str(error))
+
+
+def is_shortage(text: str) -> bool:
+    """Whether a text of an engine, which has no code for it, says that there was not enough memory."""
+    text = text.lower()
+    return any(words in text for words in SHORT)
 
 
 def limit_to_what_is_free(keep_free: int = 0) -> None:
@@ -259,9 +309,14 @@ def limit_to_what_is_free(keep_free: int = 0) -> None:
         return
     import resource
 
+    global _limited
     limit = (_status("VmData:") or resident()) + max(available() - keep_free - HEADROOM, HEADROOM)
-    with contextlib.suppress(ValueError, OSError):  # a lower limit of the system's stands
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    if not _limited and 0 <= before[0] < limit:  # a lower limit of the user's stands
+        return
+    _limited = True
+    with contextlib.suppress(ValueError, OSError):  # so does that of the system
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
 
 
 @contextlib.contextmanager

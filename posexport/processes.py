@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from posexport import temporary
+from posexport import machine, temporary
 from posexport.errors import PosexportError, Reason, RuntimeMissingError
 from posexport.progress import Progress, silent
 
@@ -36,12 +36,13 @@ TIMED_OUT = "timeout"  # there was no answer within the time limit
 STOPPED = "stopped"  # the pool was closed before there was an answer
 # ... and what the work raised
 MEMORY = "memory"  # an error that says that memory ran out
+LIMITED = "memory-limit"  # the same, or a crash, below a limit on memory that the user set
 REFUSED = "refused"  # the engine's error that it can't run this
 MISSING = "runtime-missing"  # RuntimeMissingError
 INVALID = "invalid-request"  # another error of posexport's own
 FAILED = "failed"  # any other error
 
-NOTHING_SHOWN = (MISSING, TIMED_OUT)
+NOTHING_SHOWN = (MISSING, TIMED_OUT, LIMITED)
 """The codes of failures that say nothing about the work: it was not done to its end."""
 
 POLL_SECONDS = 0.25
@@ -63,11 +64,13 @@ def failure_of(reply: Mapping[str, Any]) -> Reason | None:
 
 def explain(error: Exception) -> Reason:
     """The code and the text of an error that a request's work raised."""
-    from posexport import machine
-
     if isinstance(error, PosexportError):
         return Reason(MISSING if isinstance(error, RuntimeMissingError) else INVALID, str(error))
-    return Reason(MEMORY if machine.is_short(error) else FAILED, f"{type(error).__name__}: {error}")
+    text = f"{type(error).__name__}: {error}"
+    if not machine.is_short(error):
+        return Reason(FAILED, text)
+    limit = machine.set_limit()
+    return Reason(MEMORY, text) if limit is None else Reason(LIMITED, f"{limit} is too small for it ({text})")
 
 
 def signal_name(number: int) -> str:
@@ -91,6 +94,7 @@ class Worker:
         self._requests = 0
         self._closed = False
         self._guard = threading.Lock()
+        self._running = temporary.Running(self.close)
 
     @property
     def pid(self) -> int | None:
@@ -160,10 +164,14 @@ class Worker:
             status = process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             return failure(CRASHED, "crashed: the process answers no more")
-        if status >= 0:
-            return failure(EXITED, f"crashed: the process ended with exit code {status}{self._last_line()}")
-        code = KILLED if -status == signal.SIGKILL else CRASHED
-        return failure(code, f"crashed: the process was killed by {signal_name(-status)}{self._last_line()}")
+        code, how = EXITED, f"ended with exit code {status}"
+        if status < 0:
+            code, how = KILLED if -status == signal.SIGKILL else CRASHED, f"was killed by {signal_name(-status)}"
+        text = f"crashed: the process {how}{self._last_line()}"
+        limit = machine.set_limit()
+        if limit is None:
+            return failure(code, text)
+        return failure(LIMITED, f"{text}, which {limit} may be the cause of")
 
     def _last_line(self) -> str:
         """The last line that the process wrote to stderr, in brackets."""
@@ -198,6 +206,7 @@ class Worker:
         """Kill the process for good."""
         self._closed = True
         self.stop()
+        self._running.ended()
 
 
 def _next(lines: queue.SimpleQueue[str | None], process: subprocess.Popen[str], time_limit: float) -> str | None:
@@ -217,11 +226,13 @@ def _next(lines: queue.SimpleQueue[str | None], process: subprocess.Popen[str], 
 
 def _read(stream: IO[str] | None, lines: queue.SimpleQueue[str | None]) -> None:
     assert stream is not None
-    with stream:
-        for line in stream:
-            if line.endswith("\n"):
-                lines.put(line)
-    lines.put(None)
+    try:
+        with stream, contextlib.suppress(MemoryError):
+            for line in stream:
+                if line.endswith("\n"):
+                    lines.put(line)
+    finally:
+        lines.put(None)
 
 
 def child_environment(folder: Path) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Temporary files and folders: each has a name of ours, and goes away however the process ends.
 
-A path is registered before it exists. So the end of a command (`removed_at_end`), or of the interpreter, removes what a
+A path is registered before it exists. So the end of a command (`remove_since`), or of the interpreter, removes what a
 signal kept the code from removing. Only SIGKILL and a crash leave something behind. Therefore each file and folder is
 locked (flock) as long as its process lives, and before a new one is made, those of the same kind beside it whose lock
 is free are removed. Nothing else is: no file of another user, none of a process that lives, no link and no other name.
@@ -14,10 +14,12 @@ import re
 import signal
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from posexport.errors import RequestError
 
 try:
     import fcntl
@@ -34,7 +36,7 @@ _RANDOM_BYTES = 8
 _LONGEST = 200  # bytes of a target's name: with what is added it must fit into the 255 of a file system
 _NAME = re.compile(rf".+[0-9a-f]{{{2 * _RANDOM_BYTES}}}(\.tmp)?", re.DOTALL)
 
-_registered: dict[Temporary, None] = {}
+_registered: dict[Temporary | Running, None] = {}
 """What this process has made and not removed yet, in the order in which it was made."""
 
 _leftovers: dict[Path, list[str]] = {}
@@ -73,19 +75,33 @@ class Temporary:
             os.close(lock)
 
     def remove(self) -> None:
-        """Remove it with what it holds, as far as the system lets us; harmless where it is gone."""
+        """Remove it with what it holds, as far as the system lets us; harmless where it is gone.
+
+        What another thread writes into it meanwhile may keep it there: it is tried again when all threads have ended.
+        """
         if self in _registered:
             _remove(self.path)
-            self.keep()
+            if not os.path.lexists(self.path):
+                self.keep()
+
+
+def usual_parent() -> Path:
+    """The system's folder for temporary files; RequestError where there is none that can be written to.
+
+    To be asked before torch exports or compiles: it needs the folder too, and fails in ways that do not say so.
+    """
+    import tempfile
+
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as error:  # it names all that were tried
+        raise RequestError(f"{error.strerror or error}: set TMPDIR to a folder with free space.") from None
 
 
 def folder(parent: Path | None = None, prefix: str = PREFIX, suffix: str = "") -> Temporary:
     """A new folder for this user only, in `parent` (default: the system's folder for temporary files). OSError where
-    none can be made."""
-    if parent is None:
-        import tempfile
-
-        parent = Path(tempfile.gettempdir())
+    none can be made, RequestError where the system has no such folder."""
+    parent = parent or usual_parent()
     while True:
         made = _named(parent, prefix, suffix)
         try:
@@ -132,11 +148,12 @@ def uninterrupted() -> Iterator[None]:
     """
     received: list[int] = []
     before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in ENDING_SIGNALS:
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, lambda number, _: received.append(number))
     try:
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING_SIGNALS:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    before[number] = signal.getsignal(number)  # first: a signal may come right after the next line
+                    signal.signal(number, lambda number, _: received.append(number))
         yield
     finally:
         for number, handler in before.items():
@@ -145,16 +162,35 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-@contextmanager
-def removed_at_end() -> Iterator[None]:
-    """At the end of the block, remove what was made in it and is still registered."""
-    before = dict(_registered)
-    try:
-        yield
-    finally:
-        with uninterrupted():
-            for made in reversed([made for made in list(_registered) if made not in before]):
-                made.remove()
+class Running:
+    """What has child processes that may write into folders of ours: `end`, which ends them for good and waits for
+    that, is called before the folders are removed, unless they have `ended` before."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._end = end
+        _registered[self] = None
+
+    def ended(self) -> None:
+        """No process of it is left, and none will be started."""
+        _registered.pop(self, None)
+
+    def remove(self) -> None:
+        """End the processes."""
+        if self in _registered:
+            self._end()
+            self.ended()
+
+
+def registered() -> list[Temporary | Running]:
+    """What this process has made and not removed yet, in the order in which it was made."""
+    return list(_registered)
+
+
+def remove_since(before: Sequence[Temporary | Running]) -> None:
+    """Remove what was made after `registered` gave `before`, processes first; to be called where no signal raises."""
+    made = [each for each in reversed(registered()) if each not in set(before)]
+    for each in sorted(made, key=lambda each: isinstance(each, Temporary)):
+        each.remove()
 
 
 def _hidden(target: Path) -> str:
@@ -213,8 +249,7 @@ def _remove(path: Path) -> None:
 
 
 def _remove_all() -> None:
-    for made in reversed(list(_registered)):
-        made.remove()
+    remove_since(())
 
 
 def _forget() -> None:

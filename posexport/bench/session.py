@@ -23,7 +23,7 @@ from posexport.bench.result import FAILED, METHOD, NOT_RUN, TIMED, Timing
 from posexport.bench.rounds import PAUSE, TimingProcesses
 from posexport.bench.shapes import Sizes
 from posexport.bench.worker import LONG_RUN_SECONDS
-from posexport.processes import KILLED, MEMORY, REFUSED
+from posexport.processes import KILLED, LIMITED, MEMORY, REFUSED
 from posexport.progress import Progress
 from posexport.runtimes import TENSORRT
 
@@ -218,6 +218,7 @@ class BenchSession:
         code, reason = self._timer.failed[name].code, self._timer.failed[name].text
         if code == KILLED:  # as the kernel does where memory is short
             code, reason = MEMORY, f"{reason}, most likely for want of memory"
+        code = MEMORY if code == LIMITED else code
         # torch.compile needs a compiler of the system's: its failure says nothing about the artifact
         refused = code == REFUSED or (code != MEMORY and self._candidates[name].role == "torch-compile")
         where = index if code == MEMORY else None

@@ -19,9 +19,9 @@ import click
 
 from posexport import __version__
 from posexport.cli.console import fail, say
-from posexport.cli.surroundings import drop_output, interrupts, open_streams
+from posexport.cli.surroundings import Interrupts, drop_output, open_streams
 from posexport.errors import FieldError, PosexportError, RequestError, check_known
-from posexport.temporary import removed_at_end
+from posexport.temporary import registered, remove_since
 
 COMMANDS = {
     "list": "what there is: encodings with their parameters, forms, runtimes",
@@ -107,12 +107,15 @@ def _limited(arguments: Sequence[str]) -> AbstractContextManager[None]:
     """The limit on the memory of this process, in which files that somebody else made are read."""
     if not arguments or arguments[0] in _UNLIMITED or {"-h", "--help"} & set(arguments):
         return nullcontext()
+    from posexport.cli.memory_limit import check_limit
     from posexport.machine import limited_to_what_is_free
 
+    if arguments[0] in COMMANDS:
+        check_limit(arguments[0])
     return limited_to_what_is_free()
 
 
-def _is_short(error: Exception) -> bool:
+def _is_short(error: BaseException) -> bool:
     from posexport.machine import is_short
 
     return is_short(error)
@@ -159,11 +162,24 @@ class Commands(click.Group):
         if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
             kwargs.setdefault("color", False)
         open_streams()
-        signals: list[int] = []
+        interrupts, made_before = Interrupts(), registered()
+        signals = interrupts.received
+        in_process = bool(args) or kwargs.get("args") is not None  # called by a program, not by the shell
         try:
             given = (args[0] if args else kwargs.get("args")) or sys.argv[1:]
-            with interrupts(signals), _limited(given), removed_at_end():
-                code = super().main(*args, **kwargs)
+            try:
+                interrupts.begin()
+                with _limited(given):
+                    code = super().main(*args, **kwargs)
+            except Exception:
+                if signals:  # which another package made an error of its own of
+                    raise KeyboardInterrupt from None
+                raise
+            finally:
+                interrupts.held = True
+                remove_since(made_before)
+                if in_process:  # else a signal is noted to the very end of the process
+                    interrupts.end()
             if signals and code != INTERRUPTED:  # another package swallowed it, so later results may be wrong
                 raise KeyboardInterrupt
             code = 128 + signals[0] if signals else code
@@ -178,12 +194,16 @@ class Commands(click.Group):
             number = signals[0] if signals else signal.SIGINT
             how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
             code = fail(f"{how}: no file is half-written; those written before stay.", 128 + number)
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # what Rust code raises where it can't go on is no Exception
             if not _is_short(error):
                 raise
             problem = f"{type(error).__name__}: {error}".rstrip(": ")
             code = fail(f"there is not enough memory ({problem}): free some, or ask for less.", 2)
         drop_output()
+        if not in_process:
+            interrupts.ignore()
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -8,9 +8,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 from posexport.temporary import ENDING_SIGNALS
 
@@ -53,36 +53,45 @@ def drop_output() -> None:
                     os.close(nowhere)
 
 
-@contextmanager
-def interrupts(received: list[int]) -> Iterator[None]:
-    """Raise KeyboardInterrupt in place of any error that ends the block after one of ENDING_SIGNALS, and append the
-    signals to `received` as they arrive.
+class Interrupts:
+    """The signals that end a command: `received` has them as they arrive, and each raises KeyboardInterrupt, until
+    `held` is True: then they are noted only, so that nothing keeps the command from cleaning up.
+
+    `held` is to be set by the first line of a `finally` of the command's own frame: Python runs handlers at calls and
+    jumps only, so there is no moment between the end of the work and that line.
 
     Python raises KeyboardInterrupt wherever the main thread is. In the middle of another package's import, or in a
     handler of its errors, it may become some other error, or be swallowed: torch, interrupted while it imports a part
     of itself, then lacks an attribute. A signal that has another handler, or is ignored, as after `nohup`, is left
     alone; so are all of them outside the main thread.
     """
-    defaults = (signal.SIG_DFL, signal.default_int_handler)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    before = {
-        number: handler
-        for number in ENDING_SIGNALS
-        if in_main_thread and (handler := signal.getsignal(number)) in defaults
-    }
 
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.held = False
+        self._before: dict[int, Any] = {}
 
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield
-    except Exception:
-        if received:
-            raise KeyboardInterrupt from None
-        raise
-    finally:
-        for number, handler in before.items():
+    def begin(self) -> None:
+        """Take the signals whose handlers are Python's own."""
+        defaults = (signal.SIG_DFL, signal.default_int_handler)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in ENDING_SIGNALS:
+            if (handler := signal.getsignal(number)) in defaults:
+                self._before[number] = handler
+                signal.signal(number, self._note)
+
+    def end(self) -> None:
+        """Give the signals back."""
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def ignore(self) -> None:
+        """Let no signal change how the process ends: at its very end Python would give it back to the system."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        if not self.held:
+            raise KeyboardInterrupt

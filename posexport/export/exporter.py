@@ -20,7 +20,7 @@ import torch
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
-from posexport import __version__
+from posexport import __version__, temporary
 from posexport.artifact import onnx_file
 from posexport.custom_ops import operators
 from posexport.errors import RequestError
@@ -48,7 +48,8 @@ def export(
 
     A weight is looked up when the model is written, so `weights` may be a lazy mapping. `batch`, `seq` and `max_seq`
     fix those dimensions, None leaves them dynamic; for `opset`, None takes the form's default.
-    Raises RequestError for unknown names, and for a spec that the form can't carry for the target.
+    Raises RequestError for unknown names, for a spec that the form can't carry for the target, and where no temporary
+    file can be made.
     """
     opset = support.checked_opset(spec, form, target, opset)
     fixed = {"batch": batch, "seq": seq, "max_seq": max_seq}
@@ -59,6 +60,7 @@ def export(
         raise RequestError(f"max_seq is {max_seq} without shared caches: give --kv-cache shared too, or drop it.")
     if max_seq is not None and seq is not None and max_seq < seq:
         raise RequestError(f"max_seq is {max_seq} and seq {seq}: a buffer must hold the tokens, so raise max_seq.")
+    temporary.usual_parent()
     functions = Functions(opset, form, target)
     model = _trace(spec, fixed, functions)
     initializers = Initializers(spec, weights)

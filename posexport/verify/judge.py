@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -14,14 +14,14 @@ import numpy as np
 from posexport import temporary
 from posexport.artifact.authenticity import of_mismatch
 from posexport.errors import MismatchError, Reason, RequestError
-from posexport.processes import INVALID, KILLED, MEMORY, MISSING, NOTHING_SHOWN, TIMED_OUT
+from posexport.processes import INVALID, KILLED, LIMITED, MEMORY, MISSING, NOTHING_SHOWN, TIMED_OUT
 from posexport.runtimes import RUNTIMES, Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
 from posexport.verify.cases import Case
 from posexport.verify.coverage import not_shown, shown
-from posexport.verify.parity import TOLERANCES, compare, inconclusive_reason, judge, tolerance_at
+from posexport.verify.parity import TOLERANCES, compare, inconclusive_reason, judge, not_computed, tolerance_at
 from posexport.verify.property_runs import PropertyRuns
 from posexport.verify.result import (
     CONTRACT,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from posexport.spec.spec import Spec
     from posexport.verify.locate import Graphs
 
-NO_REFERENCE = (TIMED_OUT, MEMORY, KILLED)
+NO_REFERENCE = (TIMED_OUT, MEMORY, LIMITED, KILLED)
 """Failures of the reference that say nothing about the artifact: no runtime is judged then."""
 
 ALIKE = 16
@@ -74,6 +74,7 @@ class MismatchedJob:
 class ArtifactJob:
     """One artifact with its runs under way.
 
+    `given` says that the cases are the user's own inputs.
     `original` is what the file was found to be an export of: the references have its weights. `reference` and
     `by_torch` are None where the graph breaks its contract: it then fails everywhere without a run.
     `runs` have the indices of the cases that a runtime gets, `memory` is about how many bytes all runs may take.
@@ -85,6 +86,7 @@ class ArtifactJob:
     overrides: VerifyOverrides
     cases: list[Case]
     notes: tuple[str, ...]
+    given: bool = False
     original: Original | None = None
     property_runs: PropertyRuns | None = None
     reference: Future[Answer] | None = None
@@ -139,12 +141,16 @@ class ArtifactJob:
                 raise RequestError(f"{path!r}: {answer.failure.text}")  # the runtime can't open this plan
             return self._located(Verdict.of(path, name, FAILED, answer.failure, notes=notes), row)
         comparisons = self._comparisons(indices, reference, by_torch, answer)
-        verdict = judge(path, name, comparisons, len(indices), notes=notes, describe=answer.describe)
+        left_out = tuple(self._not_computed(indices, reference, by_torch, answer))
+        fields = {"notes": notes, "describe": answer.describe, "not_shown": left_out}
+        verdict = judge(path, name, comparisons, len(indices), self.given, **fields)
         worst = verdict.worst
         case = None if worst is None else next(case for case in self.cases if case.name == worst.case)
         tolerance = TOLERANCES[self.artifact.spec.dtype] if case is None else self._tolerance(case)
         cases, spec = [self.cases[index] for index in indices], self.artifact.spec
-        verdict = attrs.evolve(verdict, tolerance=tolerance, reach=shown(cases), not_shown=not_shown(spec, cases))
+        verdict = attrs.evolve(verdict, tolerance=tolerance, reach=shown(cases))
+        if verdict.state != NOT_RUN:
+            verdict = attrs.evolve(verdict, not_shown=(*verdict.not_shown, *not_shown(spec, cases)))
         if verdict.state != FAILED or worst is None:
             return verdict
         inconclusive = inconclusive_reason(worst, tolerance)
@@ -166,8 +172,17 @@ class ArtifactJob:
         comparisons = []
         for index, outputs in zip(indices, answer.outputs, strict=True):
             case, expected = self.cases[index], (reference.outputs[index], by_torch.outputs[index])
-            comparisons += compare(case.name, *expected, outputs, dtypes, self._tolerance(case), case.far_out)
+            comparisons += compare(
+                case.name, *expected, outputs, dtypes, self._tolerance(case), case.far_out, self.given
+            )
         return comparisons
+
+    def _not_computed(self, indices: list[int], reference: Answer, by_torch: Answer, answer: Answer) -> Iterator[str]:
+        """What of the outputs on the user's inputs torch can't compute in the artifact's dtype."""
+        for index, outputs in zip(indices if self.given else (), answer.outputs, strict=False):
+            case, dtype = self.cases[index], self.artifact.spec.dtype
+            expected = (reference.outputs[index], by_torch.outputs[index])
+            yield from not_computed(case.name, *expected, outputs, dtype, self._tolerance(case))
 
     def _tolerance(self, case: Case) -> Tolerance:
         """That of the dtype, wider where runtimes round terms of the encoding in different ways."""

@@ -152,8 +152,10 @@ def _first(model: onnx.ModelProto, have: Arrays, want: Arrays, tolerance: float)
                 return f"{_called(node)} gives {name!r} the shape {list(a.shape)}, not {list(b.shape)} as"
             actual, exact = (np.asarray(array).astype(np.float64) for array in (a, b))
             departs = f"{_called(node)} is the first whose output departs: {name!r}"
-            if not np.isfinite(actual).all():
-                return f"{departs} has {int((~np.isfinite(actual)).sum())} values that are not finite, unlike what"
+            invalid, other = ~np.isfinite(actual), ~np.isfinite(exact)
+            if (invalid != other).any():
+                return f"{departs} has {int(invalid.sum())} values that are not finite, unlike what"
+            actual, exact = actual[~invalid], exact[~invalid]
             error, scale = (float(np.abs(array).max(initial=0.0)) for array in (actual - exact, exact))
             if not error <= tolerance * scale:
                 return f"{departs} is off by {error:.3g} of {scale:.3g} from what"

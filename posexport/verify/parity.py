@@ -1,7 +1,8 @@
 """When two functions are equal: a runtime's outputs against the float64 reference, with a limit from torch's error.
 
 The reference is the torch block in float64 with the same rounded weights and inputs. Outputs pair one to one by name;
-shapes and dtypes are equal (nothing is broadcast or converted); every value is finite; and then
+shapes and dtypes are equal (nothing is broadcast or converted); every value is finite (but for what torch can't compute
+on the user's own inputs); and then
 
     max |got - reference|  <=  min(multiple * torch error + floor * rms(reference), ceiling * rms(reference))
 
@@ -11,7 +12,7 @@ result from excusing everything. Every verdict states all of these numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -25,6 +26,7 @@ from posexport.verify.result import (
     FAILED,
     MISSING_OUTPUT,
     NOT_FINITE,
+    NOT_RUN,
     NOTHING_COMPARED,
     OVER_LIMIT,
     PASSED,
@@ -32,6 +34,7 @@ from posexport.verify.result import (
     WRONG_DTYPE,
     WRONG_SHAPE,
     Comparison,
+    State,
     Tolerance,
     Verdict,
 )
@@ -66,8 +69,13 @@ def compare(
     dtypes: Mapping[str, str],
     tolerance: Tolerance,
     far_out: bool = False,
+    given: bool = False,
 ) -> list[Comparison]:
-    """Compare every output of `reference` and `outputs` by name; `dtypes` are those that the graph declares."""
+    """Compare every output of `reference` and `outputs` by name; `dtypes` are those that the graph declares.
+
+    `given`: the inputs are the user's, so they may be larger than torch can compute in the artifact's dtype. Where the
+    reference is finite and torch is not, the runtime may give no number either, or the right one.
+    """
     comparisons = []
     for name in dict.fromkeys((*reference, *outputs)):
         reason: Reason | None
@@ -81,13 +89,13 @@ def compare(
             reason = Reason(WRONG_SHAPE, f"torch eager gave no output {name!r} of the reference's shape")
         else:
             values = (reference[name], torch_outputs[name], outputs[name])
-            reason, numbers = _compare(name, *values, dtypes[name], tolerance)
+            reason, numbers = _compare(name, *values, dtypes[name], tolerance, given)
         comparisons.append(Comparison.of(case, name, reason, far_out=far_out, **numbers))
     return comparisons
 
 
 def _compare(
-    name: str, reference: Array, torch_output: Array, output: Array, dtype: str, tolerance: Tolerance
+    name: str, reference: Array, torch_output: Array, output: Array, dtype: str, tolerance: Tolerance, given: bool
 ) -> tuple[Reason | None, dict[str, Any]]:
     """Why an output fails, None where it passes; and the fields of its Comparison that could be computed."""
     if output.shape != reference.shape:
@@ -96,24 +104,37 @@ def _compare(
     if dtype_name(output.dtype) != dtype:
         return Reason(WRONG_DTYPE, f"output {name!r} is {dtype_name(output.dtype)}, it must be {dtype}"), {}
     exact, by_torch, actual = (np.asarray(array).astype(np.float64) for array in (reference, torch_output, output))
+    beyond = _beyond(exact, by_torch, actual, tolerance) if given else np.zeros(exact.shape, bool)
     for who, array in (("the float64 reference", exact), (f"output {name!r}", actual), ("torch eager", by_torch)):
-        invalid = ~np.isfinite(array)
+        invalid = ~np.isfinite(array) & ~beyond
         if invalid.any():
             index = _first_index(invalid)
             text = f"{who} has {int(invalid.sum())} of {invalid.size} values not finite, the first at {list(index)}"
             return Reason(NOT_FINITE, text), {"index": index}
     if not exact.size:
         return Reason(NOTHING_COMPARED, f"output {name!r} is empty: nothing was compared"), {}
+    if beyond.any():
+        limit = tolerance.ceiling * float(np.sqrt(np.mean(exact[beyond] ** 2)))
+        wrong = beyond & np.isfinite(actual)
+        wrong[wrong] = np.abs(actual[wrong] - exact[wrong]) > limit
+        if wrong.any():
+            index = _first_index(wrong)
+            text = f"output {name!r} is off by {abs(actual[index] - exact[index]):.3g} at {list(index)}, where torch "
+            text += f"eager gives no finite value, the limit is {limit:.3g}"
+            return Reason(OVER_LIMIT, text), {"index": index}
+        if beyond.all():
+            return None, {}
+        exact, by_torch, actual = (np.where(beyond, 0.0, array) for array in (exact, by_torch, actual))
     errors = np.abs(actual - exact)
     error = float(errors.max())
     index = _first_index(errors == error)
     torch_error = float(np.abs(by_torch - exact).max())
-    rms = float(np.sqrt(np.mean(exact**2)))
+    rms = float(np.sqrt(np.mean(exact[~beyond] ** 2)))
     limit = tolerance.limit(torch_error, rms)
     text = f"output {name!r} is off by {error:.3g} at {list(index)}, the limit is {limit:.3g}"
     return None if error <= limit else Reason(OVER_LIMIT, text), {
         "max_error": error,
-        "rms_error": float(np.sqrt(np.mean(errors**2))),
+        "rms_error": float(np.sqrt(np.mean(errors[~beyond] ** 2))),
         "torch_error": torch_error,
         "limit": limit,
         "reference_rms": rms,
@@ -123,16 +144,58 @@ def _compare(
     }
 
 
-def judge(artifact: str, runtime: str, comparisons: Sequence[Comparison], cases: int, **fields: Any) -> Verdict:
-    """The verdict on comparisons: passed only where every one of at least one passed."""
+def _beyond(reference: Array, torch_output: Array, output: Array, tolerance: Tolerance) -> Array:
+    """The values that no runtime need compute, bool of their shape: numbers in float64, and none in torch.
+
+    So are those that are none in the runtime, of tokens (rows of the last axis) in which torch is off by more than the
+    ceiling: where sums overflow, some kernels give NaN, and some a number that means nothing.
+    """
+    finite, computed = np.isfinite(reference), np.isfinite(torch_output)
+    exact, by_torch = (np.where(finite & computed, array, 0.0) for array in (reference, torch_output))
+    rms = np.sqrt(np.mean(exact**2, axis=-1, keepdims=True))
+    off = (np.abs(by_torch - exact) > tolerance.ceiling * rms).any(axis=-1, keepdims=True)
+    return np.asarray(finite & (~computed | (off & ~np.isfinite(output))))
+
+
+def not_computed(
+    case: str, reference: Arrays, torch_outputs: Arrays, outputs: Arrays, dtype: str, tolerance: Tolerance
+) -> Iterator[str]:
+    """What of the outputs on the user's inputs was not compared, as torch can't compute it in `dtype`, in clauses."""
+    for name in reference:
+        arrays = [np.asarray(each[name]) for each in (reference, torch_outputs, outputs) if name in each]
+        if len({array.shape for array in arrays}) == 1 and len(arrays) == 3:
+            exact, by_torch, actual = (array.astype(np.float64) for array in arrays)
+            beyond = _beyond(exact, by_torch, actual, tolerance)
+            if beyond.any():
+                yield (
+                    f"{int(beyond.sum())} of {beyond.size} values of {name!r} on {case} were not compared, as torch "
+                    f"can't compute them in {dtype} either: give smaller inputs"
+                )
+
+
+def judge(
+    artifact: str, runtime: str, comparisons: Sequence[Comparison], cases: int, given: bool = False, **fields: Any
+) -> Verdict:
+    """The verdict on comparisons: passed only where every one of at least one passed.
+
+    An output that is zero, or not computed, for all inputs shows nothing. Where the inputs are `given` by the user,
+    that is no fault of the artifact: nothing was compared then, or the verdict is inconclusive.
+    """
     if not comparisons:
         return Verdict.of(artifact, runtime, FAILED, Reason(NOTHING_COMPARED, "nothing was compared"), **fields)
     worst = worst_of(comparisons)
-    nonzero = {comparison.output for comparison in comparisons if comparison.reference_rms != 0.0}
-    zero = next((comparison.output for comparison in comparisons if comparison.output not in nonzero), None)
-    if worst.state == PASSED and zero is not None:
-        text = f"output {zero!r} is zero for all inputs: nothing was compared, give inputs that are not zero"
-        return Verdict.of(artifact, runtime, FAILED, Reason(NOTHING_COMPARED, text), cases=cases, **fields)
+    shows = [comparison for comparison in comparisons if comparison.reference_rms or comparison.max_error]
+    compared = {comparison.output for comparison in shows}
+    blank = [comparison for comparison in comparisons if comparison.output not in compared]
+    if worst.state == PASSED and blank and not (given and compared):
+        what = "is zero" if blank[0].reference_rms is not None else "can't be computed in its dtype, by torch either,"
+        advice = "give inputs that are not zero" if blank[0].reference_rms is not None else "give smaller inputs"
+        text = f"output {blank[0].output!r} {what} for all inputs: nothing was compared, {advice}"
+        state: State = NOT_RUN if given else FAILED
+        return Verdict.of(artifact, runtime, state, Reason(NOTHING_COMPARED, text), cases=cases, **fields)
+    if worst.state == PASSED:
+        zeros = [f"output {each.output!r} is zero for all inputs" for each in blank if each.reference_rms == 0.0]
+        fields["not_shown"] = tuple(dict.fromkeys([*fields.get("not_shown", ()), *zeros]))
     usual = [comparison for comparison in comparisons if not comparison.far_out]
     return Verdict(
         artifact=artifact,

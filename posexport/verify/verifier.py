@@ -106,6 +106,7 @@ def verify(
                     overrides=settings,
                     cases=drawn,
                     notes=notes,
+                    given=inputs is not None,
                     original=original,
                     property_runs=PropertyRuns.of(artifact, seed) if tried else None,
                 )

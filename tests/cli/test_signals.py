@@ -36,7 +36,7 @@ WRITING = {
     "all files are written": ("os", "fsync", 1, "after"),
     "a file is renamed": ("pathlib", "Path.replace", 1, "after"),
     "a file is kept": ("posexport.temporary", "Temporary.keep", 2, "before"),
-    "everything is done": ("posexport.temporary", "removed_at_end", 1, "before"),
+    "everything is done": ("posexport.cli", "remove_since", 1, "before"),
 }
 """Moments of a command that writes: the function, which of its calls, and when. The first file of a command is the one
 that tries whether its output can be written."""
@@ -275,4 +275,28 @@ def test_a_second_signal_while_the_first_is_handled(second: signal.Signals, tmp_
     code, stderr = place.finish(process)
     assert "Traceback" not in stderr
     assert code in (128 + signal.SIGTERM, 128 + second), stderr
+    assert place.left() == []
+
+
+AGAIN = {
+    "before anything is removed": ("posexport.cli", "remove_since", 1, "before"),
+    "while the first of them is removed": ("posexport.temporary", "_remove", 2, "before"),
+    "while processes are ended": ("posexport.processes", "Worker._release", 3, "before"),
+    "after everything is removed": ("posexport.cli", "remove_since", 1, "after"),
+    "while the error is written": ("posexport.cli", "fail", 1, "before"),
+    "at the very end": ("posexport.cli", "drop_output", 1, "after"),
+}
+"""Moments at which the command gets further signals while it ends because of a first one."""
+
+
+@pytest.mark.parametrize("moment", AGAIN)
+def test_further_signals_while_the_first_is_handled(moment: str, tmp_path: Path, block: Path) -> None:
+    place, (module, name, call, when) = copied(block, tmp_path), AGAIN[moment]
+    first = ("posexport.processes", "Worker.start", 2, str(int(signal.SIGTERM)), "after")
+    further = [(module, name, str(call), str(int(number)), when) for number in (signal.SIGINT, signal.SIGHUP)]
+    words = [word for each in (first, *further) for word in each]
+    code, stderr = place.finish(place.run([SCRIPT, *map(str, words), "--", *VERIFY]))
+    assert "Traceback" not in stderr, stderr
+    assert stderr.count("no file is half-written") == 1
+    assert code == 128 + signal.SIGTERM
     assert place.left() == []

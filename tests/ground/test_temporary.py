@@ -183,3 +183,24 @@ def test_what_a_killed_process_left_of_a_folder_is_removed_too(place: Path, name
     write_folder(place / name, lambda folder: (folder / "file").touch())
     assert names(place) == [name]
     assert names(place / name) == ["file"]
+
+
+def test_a_folder_into_which_a_thread_writes_while_it_is_removed_is_removed_at_the_end(place: Path) -> None:
+    code = (
+        "made = temporary.folder()\nreal = temporary._remove\n"
+        "def late(path):\n    real(path)\n    path.mkdir()\n    (path / 'file').touch()\n"
+        "temporary._remove = late\nmade.remove()\ntemporary._remove = real\nprint(made.path.is_dir(), flush=True)\n"
+    )
+    with child(code, place) as process:
+        assert process.communicate(timeout=60)[0] == "True\n"
+    assert names(place) == []
+
+
+def test_processes_are_ended_before_the_folders_that_they_may_write_into_are_removed(place: Path) -> None:
+    before, order = temporary.registered(), []
+    temporary.Running(lambda: order.append(len(names(place))))
+    made = temporary.folder()
+    assert made.path.is_dir()
+    temporary.remove_since(before)
+    assert (order, names(place)) == ([1], [])
+    assert temporary.registered() == before

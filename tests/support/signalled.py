@@ -1,4 +1,5 @@
 """A command that gets a signal at a chosen moment: `python signalled.py MODULE NAME CALL SIGNAL WHEN -- ARGUMENTS`.
+Several moments can be given: MODULE NAME CALL SIGNAL WHEN MODULE NAME ... -- ARGUMENTS.
 
 The function NAME of MODULE (such as `HashingFile.write`) is wrapped. At its call number CALL, the process sends itself
 the SIGNAL, before the function runs or after it did (WHEN). So the moment is the same in every run, without a clock.
@@ -37,8 +38,10 @@ def arm(module: str, name: str, call: int, number: int, when: str) -> None:
 
 
 if __name__ == "__main__":
-    _, module, name, call, number, when, _, *arguments = sys.argv
-    arm(module, name, int(call), int(number), when)
+    end = sys.argv.index("--")
+    moments, arguments = sys.argv[1:end], sys.argv[end + 1 :]
+    for module, name, call, number, when in zip(*[iter(moments)] * 5, strict=True):
+        arm(module, name, int(call), int(number), when)
     sys.argv = ["posexport", *arguments]
     from posexport.cli import main
 

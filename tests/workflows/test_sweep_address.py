@@ -132,15 +132,18 @@ def test_ray_still_says_which_cluster_auto_is(monkeypatch: pytest.MonkeyPatch, t
 
 LISTENING = """
 import psutil, sys
-from posexport.temporary import removed_at_end
+from posexport.temporary import registered, remove_since
 from posexport.workflows.sweep.ray import connect
-with removed_at_end():
+before = registered()
+try:
     ray = connect("local")
     assert ray.get(ray.remote(lambda: 1).remote()) == 1
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     sockets = [socket for process in processes for socket in process.net_connections("inet")]
     print(*{socket.laddr.ip for socket in sockets if socket.status == "LISTEN" or socket.type == 2})
     ray.shutdown()
+finally:
+    remove_since(before)
 """
 
 

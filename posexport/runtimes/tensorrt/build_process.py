@@ -20,7 +20,7 @@ from posexport.artifact.onnx_artifact import Artifact, read_onnx
 from posexport.errors import PosexportError, Reason, RequestError, RuntimeMissingError
 from posexport.files import read_bytes
 from posexport.jsondata import structure, unstructure
-from posexport.processes import INVALID, MEMORY, MISSING, Worker, failure_of, report, serve
+from posexport.processes import INVALID, LIMITED, MEMORY, MISSING, Worker, failure_of, report, serve
 from posexport.progress import Progress, silent
 from posexport.runtimes import gpu_missing
 from posexport.runtimes.tensorrt.builder import Built, build
@@ -85,7 +85,7 @@ def _error(failure: Reason, problem: str, step: str) -> PosexportError:
     if failure.code == INVALID:
         return RequestError(failure.text)
     text = failure.text.rstrip(".")
-    if failure.code == MEMORY:
+    if failure.code in (MEMORY, LIMITED):
         return RequestError(f"{problem}, there is not enough memory ({text}): give smaller shapes with --profile.")
     return RequestError(f"{problem}, it failed at the step {step!r} ({text}): export the file again.")
 

@@ -26,7 +26,7 @@ from typing import Any
 import attrs
 
 from posexport import temporary
-from posexport.errors import ERROR_FILE, PosexportError
+from posexport.errors import ERROR_FILE, PosexportError, RequestError
 from posexport.files import TEXT_LIMIT, read_bytes
 from posexport.machine import available, numbers
 from posexport.processes import child_environment, signal_name
@@ -85,11 +85,16 @@ class JobRunner:
         self._processes: set[subprocess.Popen[str]] = set()
         self._guard = threading.Lock()
         self._stopped = False
+        temporary.Running(self._end)
 
     def run(self, command: JobCommand, stage: Callable[[Path], object]) -> Outcome:
         """Run a job in a new folder, into which `stage` puts its files."""
         try:
-            with temporary.folder() as home:
+            made_here = temporary.folder()
+        except (RequestError, OSError) as error:
+            return Outcome(state=LOST, reason=f"the machine can't do it ({error})", where=socket.gethostname())
+        try:
+            with made_here as home:
                 folder, start = home / "job", time.perf_counter()
                 for made in (folder, home / "tmp"):
                     made.mkdir()
@@ -143,6 +148,11 @@ class JobRunner:
                 with self._guard:
                     self._processes.remove(process)
                 _end_group(process)
+
+    def _end(self) -> None:
+        self.stop()
+        for process in list(self._processes):
+            process.wait()
 
     def stop(self) -> None:
         """End the jobs that run, from another thread."""

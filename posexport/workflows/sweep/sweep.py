@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from posexport import temporary
 from posexport.errors import RequestError
 from posexport.jsondata import unstructure
 from posexport.spec.fields import integer, positive
@@ -112,6 +113,7 @@ def run_sweep(
 
     Ctrl-C ends the jobs that run; the records so far are kept, and the result says how many jobs are left.
     """
+    temporary.usual_parent()
     with closing(_executor(planned, folder, options)) as executor, folder.hold():
         final = folder.final()
         records = {job.id: final[job.id] for job in planned.jobs if job.id in final}

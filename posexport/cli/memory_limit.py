@@ -1,0 +1,74 @@
+"""A limit on memory that the user set (`ulimit -v`, `ulimit -d`, a batch system): refused where a command can't work.
+
+Libraries that run out of memory while they are loaded crash, wait without end, or raise anything at all. So below a
+generous limit a child process, which has the same limit, loads them first and takes some memory more. What it needs
+depends on the machine (each CPU has a thread, and each thread its buffers), so it is tried and not looked up.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from posexport.errors import RequestError
+from posexport.machine import set_limit
+
+_LIGHT = ("inspect", "package", "positions", "report")
+"""Commands that load no engine."""
+
+_LIBRARIES = ("numpy", "onnx")
+_ENGINES = (*_LIBRARIES, "torch", "onnxruntime")
+
+_LEAST = 256 * 2**20  # bytes that a command needs to read a small file and work on it, beside its libraries
+_SECONDS = 60.0  # that loading may take: near their end of memory, libraries may wait for more
+
+
+def check_limit(command: str) -> None:
+    """RequestError where the limit on this process's memory is too small for `command`."""
+    limit = set_limit()
+    if limit is None:
+        return
+    import subprocess
+
+    modules = _LIBRARIES if command in _LIGHT else _ENGINES
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-P", "-m", __name__, *modules],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (subprocess.TimeoutExpired, OSError):
+        pass
+    else:
+        if tried.returncode == 0:
+            return
+    raise RequestError(
+        f"there is not enough memory for posexport {command}, {limit} is too small for its libraries "
+        f"({', '.join(modules)}) and some work: raise it, or lift it."
+    )
+
+
+def _try(modules: Sequence[str]) -> None:
+    """Load the modules, let torch's threads begin, and take as much memory as a small piece of work does."""
+    from contextlib import suppress
+    from importlib import import_module
+    from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+
+    def take(size: int) -> None:
+        mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS).close()
+
+    take(_LEAST * (2 if "torch" in modules else 1))  # fails at once where there is much too little
+    for name in modules:
+        with suppress(ModuleNotFoundError):
+            import_module(name)
+    if "torch" in sys.modules:
+        ones = sys.modules["torch"].ones(512, 512)
+        _ = ones @ ones
+    take(_LEAST)
+
+
+if __name__ == "__main__":
+    _try(sys.argv[1:])

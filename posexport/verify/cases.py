@@ -160,7 +160,7 @@ def _sizes(
         sizes["max_seq"] = within(_other_than("max_seq", past + seq + draft.spare), bounds["max_seq"])
         room = max(sizes["max_seq"] - seq, 0)
         starts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
-        if batch > 3:  # one that begins beside others that go on
+        if batch > 3 and draft.positions != "alike":  # one that begins beside others that go on
             starts[1] = 0
         # any row may be the longest: one that is read for all shows
         before = rng.permutation(np.array([min(start, room) for start in starts], np.int64))

@@ -34,6 +34,9 @@ several times."""
 MOST = 1_400
 """Tokens that a further case may have, so that many of them can be asked for."""
 
+MANY = 24
+"""Rows of a batch beyond which they get shorter."""
+
 POWERS = (128, 256, 512, 1024)
 """Lengths that models are served with: each seed tries one but the last, and steps over a cache of each."""
 
@@ -63,12 +66,13 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
     for draft in itertools.chain(_lengths(spec, rng, reach), _cached(spec, rng, reach), _tables(spec, rng)):
-        if reach.given and draft.positions != "every" and not isinstance(draft.positions, At):
-            yield attrs.evolve(
-                draft, **{name: min(getattr(draft, name), reach.seq) for name in ("seq", "past", "encoder")}
-            )
-        else:
+        if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft
+        else:
+            most = reach.seq if reach.given else max(reach.seq, draft.seq)
+            rows = _shorter(spec, draft.batch, draft.seq) if draft.batch > MANY else draft.seq
+            past = min(draft.past, most, CACHED // (_per_token(spec) * draft.batch))
+            yield attrs.evolve(draft, seq=min(rows, most), past=max(past, 0), encoder=min(draft.encoder, most))
 
 
 def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -107,7 +111,7 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield Draft("consecutive", 3, size(14, 18), 13, 0, 640, "consecutive", "left")
     yield Draft("one token", 1, 1, 0, 8, 8, "far")
     yield Draft("first token", 1, 1, 0, 3, 1, "near", values="peaks")
-    yield Draft("single tokens", many, 1, 0, 2, 2, "near", "mixed")
+    yield Draft("single tokens", max(size(12, 20), reach.batch), 1, 0, 2, 2, "near", "mixed")
     yield Draft("scattered", 2, size(20, 30), 6, 3, 30, "scattered", "last row")
     yield Draft("packed", 1, size(38, 60), 0, 1, 17, "packed")
     yield Draft("far out", 1, size(40, 60), 33, 10, 3, "far")
@@ -123,12 +127,12 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         (Draft("65 on", 1, _band(rng, 65, 127), 0, 0, size(1025, 1700), "far", "left"), 65),
         (Draft("129 on", 1, _band(rng, 129, 255), 0, 80, _band(rng, 257, 511), "middle", "holes", "loud"), 129),
         (Draft("257 on", 1, size(257, 400), 0, 0, _band(rng, 129, 255), "far row", "right", "outlier"), 257),
-        (Draft("513 on", 1, size(513, 640), 0, 3, _band(rng, 65, 127), "near", "both"), 513),
+        (Draft("513 on", 1, size(513, 640), 0, 3, _band(rng, 65, 127), "alike", "both"), 513),
         (Draft("1025 on", 1, size(1025, 1100), 0, 0, size(600, 1000), "far", "holes", "quiet"), 1025),
         (Draft("power of two", 1, power, 0, 0, power, "shuffled", "none", "zeros"), power),
         (Draft("rows", many, _band(rng, 65, 127), 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 65),
-        (Draft("several rows", several, size(129, 200), 0, 90, size(140, 250), "mixed", "mixed", "shifted"), 129),
-        (Draft("long rows", several + 1, size(351, 420), 0, 0, max(LONG, long // 2), "mixed", "mixed"), 351),
+        (Draft("several rows", several, size(129, 200), 0, 90, size(140, 250), "alike", "mixed", "shifted"), 129),
+        (Draft("long rows", several + 1, size(401, 440), 0, 0, max(LONG, long // 2), "mixed", "mixed"), 257),
     ):
         seq = _shorter(spec, draft.batch, draft.seq)
         if seq >= least or reach.given or draft.batch > 1:
@@ -155,6 +159,7 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         yield Draft(f"{power} keys", 2, 1, power - size(0, 1), 1, 1, "near")
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
     yield Draft("steps of several", several, 1, _band(rng, 129, 511), 70, 300, "middle", "mixed", "zeros")
+    yield Draft("steps of rows alike", 4, 1, _band(rng, 33, 127), 5, 9, "alike")
     yield Draft("late steps", 4, 1, max(LONG, late - size(20, 900)), 2, 1, "far", "mixed")
     yield Draft("steps of many", many, 1, _band(rng, 33, 255), 100, 20, "far", "mixed")
     yield Draft("long steps of many", many, 1, size(513, 800), 0, 1, "mixed", "mixed", "peaks")
@@ -221,5 +226,9 @@ def _long(spec: Spec, reach: Reach) -> int:
 
 def _late(spec: Spec, reach: Reach) -> int:
     """Keys of the longest cache."""
-    per_token = 2 * spec.layers * spec.num_kv_heads * spec.head_dim
-    return reach.seq if reach.given else max(LONG, min(reach.seq, CACHED // per_token))
+    return reach.seq if reach.given else max(LONG, min(reach.seq, CACHED // _per_token(spec)))
+
+
+def _per_token(spec: Spec) -> int:
+    """Numbers in a cache for each token."""
+    return 2 * spec.layers * spec.num_kv_heads * spec.head_dim

@@ -90,6 +90,12 @@ def _negative(rng: np.random.Generator, places: Array, limit: int) -> Array:
     return places - rng.integers(1, places.shape[1] + 40, (len(places), 1))
 
 
+def _alike(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    """Consecutive from the same start in all rows."""
+    first = min(int(places.max()) - places.shape[1] + 1, max(0, limit - places.shape[1]))
+    return np.broadcast_to((max(first, 0) + np.arange(places.shape[1])) % limit, places.shape)
+
+
 def _every(rng: np.random.Generator, places: Array, limit: int) -> Array:
     """Each position up to the limit once, as far as there are tokens."""
     return (np.arange(places.size) % limit).reshape(places.shape)
@@ -106,6 +112,7 @@ POSITIONS: Mapping[str, Positions] = {
     "far": _far,
     "far row": _far_row,
     "negative": _negative,
+    "alike": _alike,
     "every": _every,
 }
 """Positions of tokens along one axis."""
@@ -125,7 +132,7 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
     """int64 [batch, seq], or [batch, seq, axes], for tokens with these places [batch, seq] in their rows.
 
     Consecutive tokens on several axes stand on a grid that is wider than high; for other kinds each axis is drawn
-    apart.
+    apart, but for "alike", where tokens are as far along every axis, as those of a text are.
     """
     axes, limit = spec.position_axes, position_end(spec)
     if kind == "mixed" and spec.ordered:  # keys grow with their position: a few far ones would hide all others

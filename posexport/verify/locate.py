@@ -139,6 +139,11 @@ def values(graphs: Graphs, folder: Path, run: Run, reference: Run) -> tuple[str 
     clause = _first(mine, have, sound, _REFERENCE_TOLERANCE[graphs.dtype])
     if clause is not None:
         return f"{clause} onnx's reference evaluator computes", ""
+    for node in mine.graph.node:
+        if any(
+            not np.isfinite(np.asarray(have[name]).astype(np.float64)).all() for name in node.output if name in have
+        ):
+            return None, f"{_called(node)} is the first with values that are not finite, in the export too"
     return None, "its values are right one by one: the runtime departs where it runs the graph as a whole"
 
 

@@ -13,6 +13,10 @@ SEQ = 2_200
 chunk asks for it."""
 
 
+MOST = {"seq": 2**20, "batch": 2**12}
+"""The largest sizes that may be asked for."""
+
+
 @attrs.frozen(kw_only=True)
 class Reach:
     """The most keys of a query and rows of a batch that inputs shall have; `given` by the user, who means it."""
@@ -44,7 +48,7 @@ def read_reach(value: object) -> dict[str, int]:
     if (
         len(sizes) < len(pairs)
         or not set(sizes) <= {"seq", "batch"}
-        or not all(0 < size < 2**24 for size in sizes.values())
+        or not all(0 < size <= MOST[name] for name, size in sizes.items())
     ):
         raise ValueError
     return sizes

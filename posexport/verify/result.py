@@ -263,7 +263,10 @@ class VerifyOptions:
     time_limit: float = positive(300.0, "seconds that one runtime may take for one artifact")
     properties: bool = flag(False, "try the encoding's properties too")
     reach: Mapping[str, int] = parsed(
-        "keys and rows that inputs reach", "sizes of 1 or more such as seq=4096,batch=8", read_reach, default=""
+        "keys and rows that inputs reach",
+        "sizes such as seq=4096,batch=8, at most seq=1048576 and batch=4096",
+        read_reach,
+        default="",
     )
     cases: int = integer(0, "sets of inputs that are drawn beyond the usual ones", at_least=0, at_most=1000)
     strict: bool = flag(False, "an inconclusive verdict is no pass")

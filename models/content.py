@@ -263,7 +263,7 @@ class Cope(Encoding):
 
     def rounding(self, position: int, keys: int) -> float:
         # places are sums up to npos_max with a rounding for each key, and rows of the table differ by more than 1
-        return keys**0.5 * min(keys, self.npos_max) * 2.0**-23
+        return float(keys**0.5 * min(keys, self.npos_max) * 2.0**-23)
 
     def seeded(self, name: str, values: Tensor) -> Tensor:
         return values * float(values.shape[0] ** -0.5)

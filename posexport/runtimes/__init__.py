@@ -27,6 +27,9 @@ ORT = "posexport.runtimes.ort"
 TENSORRT = "posexport.runtimes.tensorrt.engine"
 INTERPRETER = "posexport.runtimes.tensorrt.interpreter"
 
+TORCH_WORKER = "torch"
+"""The runtime whose worker computes the float64 reference and the torch error too."""
+
 NOT_INSTALLED, NO_GPU = "not-installed", "no-gpu"
 """Codes of the reasons why a runtime is missing."""
 

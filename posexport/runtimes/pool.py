@@ -21,7 +21,6 @@ from posexport.errors import Reason, system_error
 from posexport.processes import POLL_SECONDS, Worker, failure_of
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
-from posexport.runtimes.tensors import load_arrays, save_arrays
 
 
 @attrs.frozen(kw_only=True)
@@ -100,6 +99,8 @@ class Pool:
         return self._workers[key]
 
     def _run(self, worker: Worker, request: dict[str, Any], folder: Path, inputs: list[Arrays]) -> Answer:
+        from posexport.runtimes.tensors import load_arrays, save_arrays  # once the workers load their engines
+
         try:
             with system_error(f"can't run engines, with files in {str(self.folder)!r}", "free some space"):
                 folder.mkdir()

@@ -79,7 +79,7 @@ def _untried_offsets(positions: Sequence[Array], side: int) -> int:
     axes = positions[0].shape[-1]
     tried = np.zeros((2 * side - 1,) * axes, bool) if (2 * side - 1) ** axes <= OFFSETS else None
     if tried is None:
-        return (2 * side - 1) ** axes
+        return int((2 * side - 1) ** axes)
     for first in (64, FEW_TOKENS):
         for array in positions:
             cells = array[:, :first].astype(np.int64)

@@ -15,7 +15,7 @@ from posexport import temporary
 from posexport.artifact.authenticity import of_mismatch
 from posexport.errors import MismatchError, Reason, RequestError
 from posexport.processes import INVALID, KILLED, LIMITED, MEMORY, MISSING, NOTHING_SHOWN, TIMED_OUT
-from posexport.runtimes import RUNTIMES, Runtime
+from posexport.runtimes import RUNTIMES, TORCH_WORKER, Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
@@ -47,9 +47,6 @@ NO_REFERENCE = (TIMED_OUT, MEMORY, LIMITED, KILLED)
 
 ALIKE = 16
 """Tokens of a row are alike where they differ by fewer floors of the tolerance than this."""
-
-TORCH_WORKER = "torch"
-"""The worker that computes the float64 reference and the torch error too."""
 
 
 @attrs.frozen(kw_only=True)

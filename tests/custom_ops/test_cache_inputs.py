@@ -29,8 +29,8 @@ from posexport.spec.contract import (
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.draws import FAR
+from posexport.verify.submission import run_options
 from posexport.verify.user_inputs import fit_inputs
-from posexport.verify.verifier import _options
 
 GROWN = small_spec("rope", kv_cache="concat", padding_mask=True, causal=True)
 SHARED = small_spec("alibi", kv_cache="shared", padding_mask=True, causal=True)
@@ -179,7 +179,7 @@ def test_a_plan_built_on_the_fly_takes_every_case(name: str, tmp_path: Path) -> 
         path=tmp_path / "a.onnx", source=None, inputs=graph_inputs(spec), outputs={}, bounds=bounds
     )  # type: ignore[arg-type]
     found = made(spec)
-    requests = _options(subject, RUNTIMES["tensorrt-rtx"], [each.sizes for each in found])["profile"]
+    requests = run_options(subject, RUNTIMES["tensorrt-rtx"], [each.sizes for each in found])["profile"]
     profiles = profiles_of({key: shape for key, (shape, _) in graph_inputs(spec).items()}, requests)
     for each in found:
         check_shapes(profiles, {key: array.shape for key, array in each.arrays.items()})

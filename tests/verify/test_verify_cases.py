@@ -22,8 +22,8 @@ from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.draws import FAR
 from posexport.verify.reach import SEQ, default_reach
+from posexport.verify.submission import run_options
 from posexport.verify.user_inputs import fit_inputs, read_arrays
-from posexport.verify.verifier import _options
 
 Array = np.ndarray[Any, Any]
 FREE: Bounds = {"batch": (1, None), "seq": (1, None)}
@@ -128,8 +128,8 @@ def test_a_plan_built_on_the_fly_takes_every_case(tmp_path: Path) -> None:
     spec = case("learned", max_positions=4)
     subject = LoadedArtifact(path=tmp_path / "a.onnx", source=None, inputs=graph_inputs(spec), outputs={}, bounds=FREE)  # type: ignore[arg-type]
     made = _cases(spec)
-    assert _options(subject, RUNTIMES["ort-cpu"], [each.sizes for each in made]) == {}
-    options = _options(subject, RUNTIMES["tensorrt-rtx"], [each.sizes for each in made])
+    assert run_options(subject, RUNTIMES["ort-cpu"], [each.sizes for each in made]) == {}
+    options = run_options(subject, RUNTIMES["tensorrt-rtx"], [each.sizes for each in made])
     profiles = profiles_of({name: shape for name, (shape, _) in graph_inputs(spec).items()}, options["profile"], 4)
     most = [max(each.sizes["batch"] for each in made), SEQ]
     assert profiles["position_ids"] == {"min": [1, 1], "opt": most, "max": most}

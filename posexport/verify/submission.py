@@ -1,0 +1,116 @@
+"""What runs for one artifact: its cases, the float64 reference, torch eager, and each runtime that can take it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport.artifact.authenticity import AS_ORIGINAL
+from posexport.errors import MismatchError, Reason, located
+from posexport.runtimes import RUNTIMES, TENSORRT, TORCH, TORCH_WORKER, Runtime
+from posexport.runtimes.pool import result
+from posexport.verify import eligibility
+from posexport.verify.cases import Case, make_cases
+from posexport.verify.judge import ArtifactJob
+from posexport.verify.reach import reach_of
+from posexport.verify.user_inputs import fit_inputs
+
+if TYPE_CHECKING:
+    from posexport.artifact.loaded import LoadedArtifact
+    from posexport.artifact.original import Original
+    from posexport.runtimes.base import Arrays
+
+
+def held_against(artifact: LoadedArtifact, original: Original) -> LoadedArtifact:
+    """The artifact once it was found to be an export of the original; MismatchError where it is not."""
+    reason = original.mismatch(artifact.spec, artifact.source.weights())
+    if reason is None:
+        return attrs.evolve(artifact, weights=Reason(AS_ORIGINAL, f"those of {original}"))
+    source = None if artifact.manifest is None else artifact.manifest.weights
+    if source is not None:
+        reason = Reason(reason.code, f"{reason.text}; by its manifest its weights are from: {source}")
+    advice = "export it again, or give the original that it was made from"
+    raise MismatchError(artifact.path, reason, advice, sha256=artifact.sha256, runtime=artifact.required_runtime)
+
+
+def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
+    """Submit the float64 reference, torch eager, and a run on each runtime that can take the artifact."""
+    artifact, arrays = job.artifact, [case.arrays for case in job.cases]
+    if artifact.contract_violation is None:
+        row, source = RUNTIMES[TORCH_WORKER], artifact.source.path
+        spec = artifact.spec
+        products = any(layer.encoding.uses_fp32_products() for layer in spec.distinct_layers())
+        options = {"streamed": True, **({} if job.original is None else {"original": job.original.to_options()})}
+        of_reference = {"dtype": "fp64", "fp32_angles": products and spec.angles == "parity"}
+        job.reference = job.pool.submit(row, source, arrays, options | of_reference)
+        job.by_torch = job.pool.submit(row, source, arrays, options)
+    for name, row in job.runtimes.items():
+        if artifact.required_runtime not in (None, name):
+            if len(job.runtimes) < len(RUNTIMES):  # the runtime was named, so it gets a verdict
+                text = f"a plan built by {artifact.required_runtime} runs on nothing else"
+                job.skipped[name] = Reason(eligibility.OTHER_BUILDER, text)
+            continue
+        needed = eligibility.weight_bytes(artifact, row)
+        if eligibility.memory_shortfall(needed, job.memory):  # not beside its other runs, but perhaps after them
+            for future, _ in job.runs.values():
+                result(future)
+            job.memory = 0
+        indices = [
+            index for index, case in enumerate(job.cases) if eligibility.is_affordable(artifact.spec, case.sizes, row)
+        ]
+        reason = (
+            eligibility.unsupported_reason(artifact.source, row)
+            or missing[name]
+            or eligibility.memory_shortfall(needed)
+            or (eligibility.slow_reason(row) if job.cases and not indices else None)
+        )
+        if reason is not None:
+            job.skipped[name] = reason
+        elif name == TORCH_WORKER and job.by_torch is not None:
+            job.runs[name] = (job.by_torch, indices)
+        elif artifact.contract_violation is None:
+            _submit_runs(job, row, indices)
+            job.memory += needed
+
+
+def _submit_runs(job: ArtifactJob, row: Runtime, indices: list[int]) -> None:
+    """Submit the cases with these indices to a runtime, and the runs of properties."""
+    artifact, tried = job.artifact, job.property_runs
+    sizes = [job.cases[index].sizes for index in indices] + ([] if tried is None else tried.sizes())
+    options = run_options(artifact, row, sizes)
+    arrays = [job.cases[index].arrays for index in indices]
+    job.runs[row.name] = (job.pool.submit(row, artifact.path, arrays, options), indices)
+    if tried is not None:
+        affordable = eligibility.is_affordable(artifact.spec, {"batch": 1, "seq": tried.tokens()}, row)
+        tried.submit(row.name, partial(job.pool.submit, row, artifact.path, options=options) if affordable else None)
+
+
+def draw_cases(
+    artifact: LoadedArtifact, inputs: Path | None, arrays: Arrays | None, seed: int, sizes: Mapping[str, int], more: int
+) -> tuple[list[Case], tuple[str, ...]]:
+    """The cases of an artifact, and notes on them; none where its graph breaks the contract, so that it fails unrun."""
+    if artifact.contract_violation is not None:
+        return [], ()
+    form = artifact.source.form
+    if inputs is None or arrays is None:
+        reach = reach_of(artifact.spec, sizes)
+        return make_cases(artifact.spec, seed, artifact.bounds, form, reach=reach, more=more), ()
+    with located(repr(str(artifact.path))):
+        case, notes = fit_inputs(inputs, arrays, artifact.spec, artifact.inputs, artifact.bounds, form)
+    return [case], notes
+
+
+def run_options(artifact: LoadedArtifact, row: Runtime, sizes: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    """Options of a run: torch holds one layer at a time; a plan is opened only if it is the one that was checked; one
+    that is built for the run takes the cases' shapes, whatever the defaults of `posexport compile` are."""
+    if row.module == TORCH:
+        return {"streamed": True}
+    if row.module != TENSORRT:
+        return {}
+    if artifact.plan is not None:
+        return {"sha256": artifact.sha256}
+    return {"profile": artifact.profile_requests(sizes)}

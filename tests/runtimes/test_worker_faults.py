@@ -49,7 +49,7 @@ ANSWERS = {
 
 OUTPUTS = {
     "text": "is <U1: tensors are numbers or booleans",
-    "shape": "has shape [2, 9, 1], it must be",
+    "shape": "has shape [2, 8, 1], it must be",
     "nan": "values not finite",
     "nothing": "is missing: the runtime gave none",
     "two": "output 'more' is not one of the block's",
@@ -148,7 +148,7 @@ def test_a_full_disk_is_one_sentence(pool: Pool, monkeypatch: pytest.MonkeyPatch
     def full(path: Path, arrays: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("posexport.runtimes.pool.save_arrays", full)
+    monkeypatch.setattr("posexport.runtimes.tensors.save_arrays", full)
     with pytest.raises(RequestError, match="No space left on device"):
         ask(pool, "echo")
     monkeypatch.undo()

@@ -151,7 +151,9 @@ def _sizes(
     if spec.cross:
         sizes["encoder_seq"] = within(_other_than("encoder_seq", draft.encoder), bounds["encoder_seq"])
     if spec.kv_cache == "concat":
-        sizes["past_seq"] = within(past + (past + seq == TRACED_SIZES["total_seq"]), bounds["past_seq"])
+        while past == TRACED_SIZES["past_seq"] or past + seq == TRACED_SIZES["total_seq"]:
+            past += 1
+        sizes["past_seq"] = within(past, bounds["past_seq"])
         before += sizes["past_seq"]
     if spec.kv_cache == "shared":
         if form == "contrib" and not fits_grouped_batch(batch, seq, past):

@@ -124,11 +124,11 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield Draft("long", 1, long, 0, 24, long, "consecutive", "few holes")
     # from the second number on a length belongs to another band, and is not tried where it costs too much
     for draft, least in (
-        (Draft("65 on", 1, _band(rng, 65, 127), 0, 0, size(1025, 1700), "far", "left"), 65),
-        (Draft("129 on", 1, _band(rng, 129, 255), 0, 80, _band(rng, 257, 511), "middle", "holes", "loud"), 129),
-        (Draft("257 on", 1, size(257, 400), 0, 0, _band(rng, 129, 255), "far row", "right", "outlier"), 257),
-        (Draft("513 on", 1, size(513, 640), 0, 3, _band(rng, 65, 127), "alike", "both"), 513),
-        (Draft("1025 on", 1, size(1025, 1100), 0, 0, size(600, 1000), "far", "holes", "quiet"), 1025),
+        (Draft("65 on", 1, _band(rng, 65, 127), 0, 0, size(1025, 1700), "far", "right"), 65),
+        (Draft("129 on", 1, _band(rng, 129, 255), 0, 80, _band(rng, 257, 511), "middle", "left", "loud"), 129),
+        (Draft("257 on", 1, size(257, 400), 0, 0, _band(rng, 129, 255), "far row", "holes", "outlier"), 257),
+        (Draft("513 on", 1, _band(rng, 513, 800), 0, 3, _band(rng, 65, 127), "middle", "few holes"), 513),
+        (Draft("1025 on", 1, size(1025, 1100), 0, 0, size(600, 1000), "far", "none", "quiet"), 1025),
         (Draft("power of two", 1, power, 0, 0, power, "shuffled", "none", "zeros"), power),
         (Draft("rows", many, _band(rng, 65, 127), 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 65),
         (Draft("several rows", several, size(129, 200), 0, 90, size(140, 250), "alike", "mixed", "shifted"), 129),
@@ -147,35 +147,31 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     def size(low: int, high: int) -> int:
         return int(rng.integers(low, high + 1))
 
-    late, many, several = _late(spec, reach), max(size(6, 9), reach.batch), size(3, 4)
+    late, many = _late(spec, reach), max(size(6, 9), reach.batch)
     yield Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right", "zeros")
-    # one token of one row: every step of a single chat
-    yield Draft("step of one", 1, 1, size(5, 32), 300, 5, "middle", "left")
-    yield Draft("step from 33", 1, 1, _band(rng, 33, 127), size(65, 400), 70, "far", "left")
-    yield Draft("step from 129", 1, 1, _band(rng, 129, 511), 1, 150, "middle", "holes", "zeros")
-    yield Draft("step from 513", 1, 1, min(_band(rng, 513, 2047), late - 2), size(20, 90), 2, "near", "both")
-    yield Draft("late step", 1, 1, late - 1, 39, 1, "offset", "right")
+    # one row takes turns; several have a kind of positions and of padding each
+    positions = itertools.cycle(("middle", "far", "near", "consecutive", "far"))
+    padding = itertools.cycle(("left", "none", "holes", "right", "both", "few holes", "left"))
+    values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
+    spare = itertools.cycle((3, 300, 0, 70, 1, 25))
+    rows = (("one row", 1, 250, 2047), ("several rows", size(2, 4), 160, 1000), ("many rows", many, 100, 800))
+    tokens = (("step", 1, 1), ("chunk", 2, 64), ("wide chunk", 65, 250))
+    for (who, batch, widest, longest), (what, few, more), least in itertools.product(rows, tokens, (1, 33, 129, 513)):
+        name = f"{what} of {who} from {least}"
+        seq = _band(rng, few, min(more, widest))
+        past = min(_band(rng, least, min(4 * least, longest) if least > 1 else 32), late - 1)
+        kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
+        yield Draft(name, batch, seq, past, next(spare), size(1, 64), *kinds, next(values))
+    yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
+    yield Draft("steps of rows alike", 4, 1, _band(rng, 33, 127), 5, 9, "alike")
     for power in POWERS:
         yield Draft(f"{power} keys", 2, 1, power - size(0, 1), 1, 1, "near")
-    yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
-    yield Draft("steps of several", several, 1, _band(rng, 129, 511), 70, 300, "middle", "mixed", "zeros")
-    yield Draft("steps of rows alike", 4, 1, _band(rng, 33, 127), 5, 9, "alike")
+    yield Draft("late step", 1, 1, late - 1, 39, 1, "offset", "right")
     yield Draft("late steps", 4, 1, max(LONG, late - size(20, 900)), 2, 1, "far", "mixed")
-    yield Draft("steps of many", many, 1, _band(rng, 33, 255), 100, 20, "far", "mixed")
-    yield Draft("long steps of many", many, 1, size(513, 800), 0, 1, "mixed", "mixed", "peaks")
-    # a few tokens
-    yield Draft("chunk of one", 1, size(2, 6), _band(rng, 33, 127), 70, 1, "far", "left", "loud")
-    yield Draft("chunk from 129", 1, _band(rng, 7, 64), _band(rng, 129, 511), 200, 10, "middle", "holes")
-    yield Draft("chunk from 513", 1, _band(rng, 7, 64), min(_band(rng, 513, 2047), late - 70), 0, 300, "near", "right")
     yield Draft("late chunk", 1, size(2, 4), late - 4, 6, 1, "consecutive", "holes")
-    yield Draft("chunk", several, size(2, 6), size(33, 300), 3, 1, "far", "mixed")
-    yield Draft("short chunks", 3, size(5, 20), max(300, late - size(20, 900)), 0, 1, "scattered", "right")
-    yield Draft("chunks", many, size(12, 48), size(513, 800), 4, 1, "mixed", "mixed")
-    # many tokens
-    yield Draft("wide chunk", 1, size(65, 255), _band(rng, 33, 511), 66, 1, "middle", "left")
+    yield Draft("late chunks", 3, size(5, 20), max(300, late - size(20, 900)), 0, 1, "scattered", "right")
     yield Draft("wide late chunk", 1, size(60, 130), max(300, late - size(130, 200)), 2, 1, "consecutive", "left")
     yield Draft("long chunk", 2, size(200, 330), max(300, late - size(300, 1200)), 0, 1, "near", "both", "peaks")
-    yield Draft("wide chunks", many, size(50, 180), size(40, 300), 0, 1, "offset", "right")
     yield Draft("prompt", 2, _shorter(spec, 2, size(400, 900)), size(100, 600), 0, 1, "consecutive", "left")
 
 
@@ -220,6 +216,9 @@ def _long(spec: Spec, reach: Reach) -> int:
     """Tokens of the longest row."""
     if reach.given:
         return reach.seq
+    rows = spec.position_limit()
+    if rows is not None and spec.position_axes == 1 and WHOLE < rows <= reach.seq:  # no row of tokens is longer
+        return max(LONG, _shorter(spec, 1, rows))
     seq = min(reach.seq, math.isqrt(LOGITS // spec.num_heads))
     return max(min(reach.seq, LONG), _shorter(spec, 1, seq))
 

@@ -37,7 +37,7 @@ Positions = Callable[[np.random.Generator, Array, int], Array]
 
 def _offset(rng: np.random.Generator, places: Array, limit: int) -> Array:
     """Consecutive from a start of its own in each row."""
-    starts = 37 + 611 * np.arange(len(places)) + rng.integers(0, 9, len(places))
+    starts = 37 + 611 * np.arange(len(places)) + rng.integers(0, 300, len(places))
     room = max(0, limit - 1 - int(places.max()))
     return np.asarray((np.minimum(starts, room)[:, None] + places) % limit)
 
@@ -117,7 +117,7 @@ POSITIONS: Mapping[str, Positions] = {
 }
 """Positions of tokens along one axis."""
 
-MIXED = ("consecutive", "offset", "packed", "scattered", "shuffled", "near")
+MIXED = ("consecutive", "far", "packed", "middle", "scattered", "near", "offset", "shuffled")
 """The kinds that the rows of one batch have by turns with the kind "mixed"."""
 
 

@@ -20,10 +20,10 @@ Condition = Callable[[Nodes], str]
 """A scalar of the main graph."""
 
 
-def draw_band(random: Random, low: int, high: int, width: int = 0) -> Range:
-    """A band within [low, high] whose end is 1.9 to 2.5 times its beginning, and `width` more than it or beyond."""
+def draw_band(random: Random, low: int, high: int, *, most: float = 2.5, width: int = 0) -> Range:
+    """A band within [low, high] whose end is 1.9 to `most` times its beginning, and `width` more than it at least."""
     first = log_uniform(random, low, min(high / 1.95, high - width))
-    last = max(round(first * random.uniform(1.9, 2.5)), first + width)
+    last = max(round(first * random.uniform(1.9, most)), first + width)
     return first, min(last, high)
 
 

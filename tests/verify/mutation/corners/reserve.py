@@ -19,6 +19,7 @@ from mutation.corners.family import (
     on_input,
     on_visibility,
 )
+from mutation.corners.own_size import full_grid
 from mutation.inputs import Aim, Arrays
 from mutation.surgery import Change, Logits, Nodes, insert, sites
 
@@ -165,7 +166,11 @@ def _plain_softmax(artifact: Artifact, random: Random) -> Fault | None:
             insert(holder, index, nodes)
         return bool(found)
 
-    loud = Aim(batch=(1, 1), seq=(least + 1, 2 * least), encoder=(least + 1, 2 * least), padding=("none",), magnitude=8)
+    cells = full_grid(artifact) or 2 * least
+    if cells <= least:
+        return None
+    keys = (least + 1, min(2 * least, cells))
+    loud = Aim(batch=(1, 1), seq=keys, encoder=keys, padding=("none",), magnitude=8)
     if not is_cached(artifact):
         return Fault(f"more than {least} keys", apply, (loud,))
 

@@ -31,8 +31,8 @@ def _rows(random: Random) -> Range:
 
 
 def _past(random: Random, most: int) -> Range:
-    """A band of cached tokens from 1 on, at least 25 lengths wide."""
-    return draw_band(random, 1, most, 24)
+    """A band of cached tokens from 1 on, up to five times wide, and at least as wide as from 1 to 32."""
+    return draw_band(random, 1, most, most=5.0, width=31)
 
 
 def _step(random: Random) -> Sizes:
@@ -40,7 +40,9 @@ def _step(random: Random) -> Sizes:
 
 
 def _chunk(random: Random) -> Sizes:
-    seq = draw_band(random, 2, 64, 20) if random.random() < 0.5 else draw_band(random, 60, 255)
+    short = bool(random.integers(2))
+    ends = ((2, 6), (45, 70)) if short else ((50, 75), (180, 280))
+    seq = int(random.integers(*ends[0])), int(random.integers(*ends[1]))
     rows = ONE if random.random() < 0.5 else (2, REACH.batch)
     return rows, seq, _past(random, REACH.keys - seq[1] - 20)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import attrs
 import numpy as np
 import onnx
 import pytest
 from mutation import page
 from mutation.artifacts import ARTIFACTS, Artifact, make_spec, write_artifact
 from mutation.corners import CLASSES, FAMILIES, corner_mutant
+from mutation.corners.bands import draw_band
 from mutation.inputs import REACH, Aim, broad_aims, draw
 from mutation.oracle import EQUIVALENT, FAULT, Oracle
 from mutation.random_faults import KINDS, random_mutant
@@ -66,7 +68,17 @@ def test_every_family_that_an_artifact_has_makes_another_graph_with_the_same_wei
     assert made > 25
 
 
-@pytest.mark.parametrize("name", ["mask ignored from a column on", "causality lost in a chunk over many keys"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mask ignored from a column on",
+        "causality lost in a chunk over many keys",
+        "outputs off between two lengths",
+        "padding ignored in chunks over a band",
+        "zero rows of a cache give NaN",
+        "softmax without its maximum in long rows",
+    ],
+)
 def test_a_corner_shows_there_and_nowhere_else(artifact: Artifact, oracle: Oracle, name: str) -> None:
     mutated = corner_mutant(artifact, name, np.random.default_rng(1))
     assert mutated is not None
@@ -74,6 +86,14 @@ def test_a_corner_shows_there_and_nowhere_else(artifact: Artifact, oracle: Oracl
     assert oracle.judge(model, fault.aims, 3, (0,)).state == FAULT
     elsewhere = Aim(batch=(1, 2), seq=(1, 4), past=(0, 4))
     assert oracle.judge(model, [elsewhere], 5, (0,)).state == EQUIVALENT
+
+
+def test_bands_are_wide_and_differ_from_seed_to_seed() -> None:
+    for low, high, width in ((65, REACH.row, 0), (1, REACH.keys, 31)):
+        bands = {draw_band(np.random.default_rng(seed), low, high, width=width) for seed in range(200)}
+        assert all(low <= first < last <= high for first, last in bands)
+        assert all(last >= 1.88 * first and last - first >= width for first, last in bands)
+        assert len(bands) > 100
 
 
 def test_random_mutants_are_the_same_for_the_same_numbers(artifact: Artifact) -> None:
@@ -95,6 +115,8 @@ def test_inputs_stay_within_reach() -> None:
         assert keys <= REACH.keys + 5
         if "position_ids" in arrays:
             assert arrays["position_ids"].max() <= REACH.exact_position
+        longest = attrs.evolve(wide, batch=(1, 1), seq=(9999, 9999), past=(0, 0))
+        assert next(iter(draw(spec, longest, random).values())).shape[1] == REACH.row
     assert draw(make_spec("swin", window_size=7), wide, random)["position_ids"].max() == 6
 
 

@@ -109,6 +109,11 @@ ARTIFACTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"form": "function"},
     ),
+    "rope-prenorm": ({"encoding": "rope", "block": "transformer", "intermediate_size": 48, "padding_mask": True}, {}),
+    "none-postnorm": (
+        {"encoding": "none", "block": "transformer", "norm": "post", "intermediate_size": 48, **DECODER},
+        {"form": "function"},
+    ),
     "alibi-padded": ({"encoding": "alibi", **PADDED}, {"form": "native"}),
     "alibi-shared": ({"encoding": "alibi", **SHARED}, {}),
     "rope2d": ({"encoding": "rope2d", "prefix_tokens": 1}, {}),

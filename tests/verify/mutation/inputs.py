@@ -21,10 +21,12 @@ Range = tuple[int, int]
 
 @attrs.frozen
 class Reach:
-    """The largest sizes and positions of inputs: keys with a cache or from an encoder, tokens without a cache."""
+    """The largest sizes and positions of inputs: keys with a cache or from an encoder, tokens of several rows without a
+    cache, and of one row."""
 
     keys: int = 2150
     tokens: int = 1100
+    row: int = 2100
     chunk: int = 300
     batch: int = 8
     position: int = 2**20 - 1
@@ -43,13 +45,14 @@ PADDINGS = ("none", "left", "right", "both", "holes", "uneven")
 class Aim:
     """Where a fault shows. Each pair is a range, its ends included; a dimension that the spec lacks is ignored.
 
-    `past` counts cached tokens. `start` is where positions begin (None: after the cached tokens). `edit` changes the
-    arrays at the end.
+    `past` counts cached tokens, `spare` the free slots of a shared buffer behind the last token. `start` is where
+    positions begin (None: after the cached tokens). `edit` changes the arrays at the end.
     """
 
     batch: Range = (1, 3)
     seq: Range = (1, 24)
     past: Range = (0, 24)
+    spare: Range = (0, 5)
     encoder: Range = (1, 24)
     padding: tuple[str, ...] = PADDINGS
     positions: tuple[str, ...] = ("consecutive",)
@@ -77,12 +80,12 @@ def draw(spec: Spec, aim: Aim, random: np.random.Generator) -> Arrays:
 
     batch = size(aim.batch, REACH.batch)
     cached = spec.kv_cache is not None
-    seq = size(aim.seq, REACH.tokens)
+    seq = size(aim.seq, REACH.row if batch == 1 else REACH.tokens)
     past = size(aim.past, REACH.keys - 1) if cached else 0
     seq = min(seq, REACH.keys - past) if cached else seq
     sizes = {"batch": batch, "seq": seq, "past_seq": past, "total_seq": past + seq}
     sizes["encoder_seq"] = size(aim.encoder, REACH.keys)
-    sizes["max_seq"] = past + seq + int(random.integers(0, 6))
+    sizes["max_seq"] = past + seq + int(random.integers(aim.spare[0], aim.spare[1] + 1))
     arrays: Arrays = {}
     for name, (shape, dtype) in graph_inputs(spec).items():
         dims = [dim if isinstance(dim, int) else sizes[dim] for dim in shape]

@@ -159,7 +159,7 @@ def verify_options(spec: Spec, seed: int) -> dict[str, Any]:
     """Arguments of verify: the seed, and the reach of the oracle's inputs, where verify takes one."""
     options: dict[str, Any] = {"seed": seed}
     if "reach" in inspect.signature(verify).parameters:
-        keys = REACH.keys if spec.kv_cache or spec.cross else REACH.tokens
+        keys = REACH.keys if spec.kv_cache or spec.cross else REACH.row
         options["reach"] = {"seq": keys, "batch": REACH.batch}
     return options
 

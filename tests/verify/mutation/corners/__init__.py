@@ -1,9 +1,22 @@
-"""Corner mutants: graphs that are right but for one corner, in eight classes of families."""
+"""Corner mutants: graphs that are right but for one corner, in twelve classes of families."""
 
-from mutation.corners import batch, chunk, grid, length, magnitude, padding, position, special
+from mutation.corners import (
+    band,
+    batch,
+    chunk,
+    grid,
+    length,
+    magnitude,
+    own_size,
+    padding,
+    position,
+    reserve,
+    special,
+    step,
+)
 from mutation.corners.family import CLASSES, FAMILIES, corner_mutant
 
-MODULES = (grid, padding, batch, chunk, length, position, magnitude, special)
+MODULES = (grid, padding, batch, chunk, length, position, magnitude, special, band, step, own_size, reserve)
 """The modules whose families FAMILIES has."""
 
 __all__ = ["CLASSES", "FAMILIES", "MODULES", "corner_mutant"]

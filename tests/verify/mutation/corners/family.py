@@ -27,6 +27,10 @@ CLASSES = {
     "position": "far positions: relative errors, clipping, narrow types, trained lengths",
     "magnitude": "magnitudes: epsilon, clipping, overflow, masks that are not low enough, quiet inputs",
     "special": "others: no keys, first and last token id, order and sign of positions, single tokens",
+    "band": "bands of lengths without a cache, and from an encoder: outputs, causality, masks, positions",
+    "step": "steps and chunks over a band of cached tokens, of one row or several: outputs, masks, positions",
+    "own_size": "the block's own sizes: a full window or grid, a whole table, as many keys as the window",
+    "reserve": "zeros in caches, free slots of a buffer, means before a norm, softmax of long rows",
 }
 """What each class holds."""
 

@@ -1,0 +1,125 @@
+"""Bands of sizes, drawn, and the conditions in a graph that inputs lie in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import onnx
+
+from mutation.artifacts import Artifact
+from mutation.corners.family import Apply, Random, first_input, inputs_named, log_uniform
+from mutation.inputs import REACH, Aim, Arrays, Range
+from mutation.surgery import Change, Nodes, change_input, change_value
+
+ANY_ROWS: Range = (1, REACH.batch)
+ROWS: tuple[Range, ...] = ((1, 1), (2, 4), (5, REACH.batch))
+"""One row, a few, and many."""
+
+Condition = Callable[[Nodes], str]
+"""A scalar of the main graph."""
+
+
+def draw_band(random: Random, low: int, high: int, *, most: float = 2.5, width: int = 0) -> Range:
+    """A band within [low, high] whose end is 1.9 to `most` times its beginning, and `width` more than it at least."""
+    first = log_uniform(random, low, min(high / 1.95, high - width))
+    last = max(round(first * random.uniform(1.9, most)), first + width)
+    return first, min(last, high)
+
+
+def within(nodes: Nodes, value: str, band: Range) -> str:
+    """Whether a scalar lies in a band, its ends included."""
+    return nodes.all_of(
+        nodes.op("GreaterOrEqual", value, nodes.const(band[0])), nodes.op("LessOrEqual", value, nodes.const(band[1]))
+    )
+
+
+def cached_tokens(artifact: Artifact, nodes: Nodes) -> str:
+    """How many tokens are cached: the past length, or the last index of a shared buffer that is written to."""
+    if artifact.spec.kv_cache == "shared":
+        return nodes.op("ReduceMax", "write_indices", keepdims=0)
+    return nodes.size(inputs_named(artifact, "past_key")[0], 2)
+
+
+def sizes_within(
+    artifact: Artifact, *, rows: Range = ANY_ROWS, seq: Range | None = None, past: Range | None = None
+) -> Condition:
+    """That a call has so many rows, tokens and cached tokens; `past` plays no part where there is no cache."""
+    first = first_input(artifact)
+
+    def condition(nodes: Nodes) -> str:
+        parts = [within(nodes, nodes.size(first, 0), (rows[0], rows[1] if rows[1] < REACH.batch else 2**40))]
+        if seq is not None:
+            parts.append(within(nodes, nodes.size(first, 1), seq))
+        if past is not None and artifact.spec.kv_cache:
+            parts.append(within(nodes, cached_tokens(artifact, nodes), past))
+        return nodes.all_of(*parts)
+
+    return condition
+
+
+def _level(arrays: Arrays, random: Random) -> None:
+    """One row of a shared buffer without spare slots is full after this call."""
+    if "write_indices" in arrays:
+        tokens = arrays.get("hidden_states", arrays.get("input_ids"))
+        caches = [values for name, values in arrays.items() if name.startswith("past_key")]
+        assert tokens is not None
+        arrays["write_indices"][random.integers(len(tokens))] = caches[0].shape[2] - tokens.shape[1]
+
+
+def aim_at(*, rows: Range = ANY_ROWS, seq: Range, past: Range = (0, 0)) -> Aim:
+    """Inputs of these sizes without padding, consecutive."""
+    return Aim(batch=rows, seq=seq, past=past, spare=(0, 0), padding=("none",), edit=_level)
+
+
+def output_off(condition: Condition) -> Apply:
+    """The output is a tenth too large where a condition holds."""
+
+    def change(nodes: Nodes, value: str) -> str:
+        return nodes.op("Where", condition(nodes), nodes.op("Mul", value, nodes.like(value, 1.1)), value)
+
+    def apply(model: onnx.ModelProto) -> bool:
+        change_value(model.graph, "output", change)
+        return True
+
+    return apply
+
+
+def input_off(name: str, condition: Condition, changed: Change) -> Apply:
+    """Readers of a graph input get what `changed` makes of it where a condition holds."""
+
+    def change(nodes: Nodes, value: str) -> str:
+        return nodes.op("Where", condition(nodes), changed(nodes, value), value)
+
+    def apply(model: onnx.ModelProto) -> bool:
+        if all(value.name != name for value in model.graph.input):
+            return False
+        change_input(model, name, change)
+        return True
+
+    return apply
+
+
+def mask_ignored(condition: Condition) -> Apply:
+    """Every key counts as attended where a condition holds."""
+    return input_off("attention_mask", condition, lambda nodes, value: nodes.const(1))
+
+
+def positions_clipped(condition: Condition, most: int) -> Apply:
+    """Positions end, as those of a table of cosines do, where a condition holds."""
+    return input_off("position_ids", condition, lambda nodes, value: nodes.op("Min", value, nodes.const(most)))
+
+
+def draw_table(random: Random) -> int:
+    """The last row of a table of cosines and sines."""
+    return int(random.choice([4095, 8191, 16383, log_uniform(random, 3000, 30_000)]))
+
+
+def padded(aim: Aim) -> Aim:
+    """The same sizes with padding of any kind."""
+    return attrs.evolve(aim, padding=("left", "right", "both", "holes"))
+
+
+def far(aim: Aim, beyond: int) -> Aim:
+    """The same sizes at positions from `beyond` to four times it."""
+    return attrs.evolve(aim, start=(beyond, 4 * beyond))

@@ -154,12 +154,12 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     padding = itertools.cycle(("left", "none", "holes", "right", "both", "few holes", "left"))
     values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
     spare = itertools.cycle((3, 300, 0, 70, 1, 25))
-    rows = (("one row", 1, 250, 2047), ("several rows", size(2, 4), 160, 1000), ("many rows", many, 100, 800))
-    tokens = (("step", 1, 1), ("chunk", 2, 64), ("wide chunk", 65, 250))
-    for (who, batch, widest, longest), (what, few, more), least in itertools.product(rows, tokens, (1, 33, 129, 513)):
-        name = f"{what} of {who} from {least}"
+    rows = (("one row", 1, 180, 1000), ("several rows", size(2, 4), 140, 800), ("many rows", many, 100, 600))
+    tokens = (("step", 1, 1), ("chunk", 8, 48), ("wide chunk", 80, 180))
+    for (who, batch, widest, longest), (what, few, more), about in itertools.product(rows, tokens, (16, 64, 256, 1000)):
+        name = f"{what} of {who} after {about}"
         seq = _band(rng, few, min(more, widest))
-        past = min(_band(rng, least, min(4 * least, longest) if least > 1 else 32), late - 1)
+        past = min(_band(rng, round(0.75 * min(about, longest)), round(1.33 * min(about, longest))), late - 1)
         kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
         yield Draft(name, batch, seq, past, next(spare), size(1, 64), *kinds, next(values))
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")

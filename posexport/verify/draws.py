@@ -117,8 +117,22 @@ POSITIONS: Mapping[str, Positions] = {
 }
 """Positions of tokens along one axis."""
 
-MIXED = ("consecutive", "far", "packed", "middle", "scattered", "near", "offset", "shuffled")
-"""The kinds that the rows of one batch have by turns with the kind "mixed"."""
+MIXED = (
+    "consecutive",
+    "far",
+    "scattered",
+    "middle",
+    "packed",
+    "far",
+    "shuffled",
+    "middle",
+    "offset",
+    "far",
+    "near",
+    "middle",
+)
+"""The kinds that the rows of one batch have by turns with the kind "mixed": of any two rows that follow each other, one
+has far positions or those between."""
 
 
 @attrs.frozen

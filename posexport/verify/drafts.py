@@ -41,8 +41,8 @@ POWERS = (128, 256, 512, 1024)
 """Lengths that models are served with: each seed tries one but the last, and steps over a cache of each."""
 
 PAIR_ROWS, SWEEP_ROW, WHOLE = 1200, 256, 1200
-"""Rows of the case of pairs, tokens in a row of the case that reads every row of a table, and rows of a table, cells of
-a grid or keys of a window up to which one row of tokens has them all."""
+"""Rows of the case of pairs, tokens in a row of the case that reads every row of a table, and cells of a grid or keys
+of a window up to which one row of tokens has them all."""
 
 
 @attrs.frozen
@@ -65,7 +65,7 @@ class Draft:
 def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
-    for draft in itertools.chain(_lengths(spec, rng, reach), _cached(spec, rng, reach), _tables(spec, rng)):
+    for draft in itertools.chain(_lengths(spec, rng, reach), _cached(spec, rng, reach), _tables(spec, rng, reach)):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft
         else:
@@ -150,8 +150,8 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     late, many = _late(spec, reach), max(size(6, 9), reach.batch)
     yield Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right", "zeros")
     # one row takes turns; several have a kind of positions and of padding each
-    positions = itertools.cycle(("middle", "far", "near", "consecutive", "far"))
-    padding = itertools.cycle(("left", "none", "holes", "right", "both", "few holes", "left"))
+    positions = itertools.cycle(("middle", "far"))
+    padding = itertools.cycle(("left", "holes", "both", "few holes", "right"))
     values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
     spare = itertools.cycle((3, 300, 0, 70, 1, 25))
     rows = (("one row", 1, 180, 1000), ("several rows", size(2, 4), 140, 800), ("many rows", many, 100, 600))
@@ -175,14 +175,14 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     yield Draft("prompt", 2, _shorter(spec, 2, size(400, 900)), size(100, 600), 0, 1, "consecutive", "left")
 
 
-def _tables(spec: Spec, rng: np.random.Generator) -> Iterator[Draft]:
+def _tables(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Every row of a table of positions, every offset of a grid, every distance that differs from others, and the
     positions from which on angles or factors change."""
     rows, axes = spec.position_limit(), spec.position_axes
     if rows is not None and axes == 1:
         seq = min(rows, SWEEP_ROW)
         yield Draft("every row", max(1, _shorter(spec, 1, -(-rows // seq) * seq) // seq), seq, 0, 0, 1, "every")
-        if rows <= WHOLE:
+        if rows <= reach.seq:
             yield Draft("whole table", 1, _shorter(spec, 1, rows), 0, 0, 1, "every")
     if rows is not None and axes > 1 and rows**axes <= WHOLE:
         cells = np.array(list(itertools.product(range(rows), repeat=axes)), np.int64)
@@ -193,12 +193,14 @@ def _tables(spec: Spec, rng: np.random.Generator) -> Iterator[Draft]:
         yield Draft("pairs", len(pairs), 2, 0, 1, 2, At(pairs))
     elif (spread := spread_cells(spec)) is not None:
         yield Draft("spread cells", 1, _shorter(spec, 1, len(spread)), 0, 1, 2, At(spread[None]))
-    layers = spec.distinct_layers()
-    for keys in sorted({size for layer in layers for size in (layer.window, layer.attention_chunk_size) if size}):
-        if keys <= WHOLE:
-            yield Draft(f"window of {keys}", 1, _shorter(spec, 1, keys), 0, 0, keys, "offset")
+    own = [
+        (kind.window, kind.attention_chunk_size, kind.encoding.saturation_distance()) for kind in spec.distinct_layers()
+    ]
+    for keys in sorted({size or 0 for sizes in own for size in sizes}):
+        if 1 < keys <= WHOLE:
+            yield Draft(f"{keys} tokens", 1, _shorter(spec, 1, keys), 0, 0, keys, "offset")
             if spec.kv_cache:
-                yield Draft(f"window of {keys} keys", 2, 1, keys - 1, 1, 1, "near")
+                yield Draft(f"all {keys} keys", 2, 1, keys - 1, 1, 1, "near")
     for edge in spec.position_edges():
         for last in (edge - 1, edge):
             places = np.maximum(np.arange(last - 3, last + 1), 0)
@@ -216,9 +218,6 @@ def _long(spec: Spec, reach: Reach) -> int:
     """Tokens of the longest row."""
     if reach.given:
         return reach.seq
-    rows = spec.position_limit()
-    if rows is not None and spec.position_axes == 1 and WHOLE < rows <= reach.seq:  # no row of tokens is longer
-        return max(LONG, _shorter(spec, 1, rows))
     seq = min(reach.seq, math.isqrt(LOGITS // spec.num_heads))
     return max(min(reach.seq, LONG), _shorter(spec, 1, seq))
 

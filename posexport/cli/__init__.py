@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,6 +22,7 @@ from posexport import __version__
 from posexport.cli.console import fail, say
 from posexport.cli.surroundings import Interrupts, drop_output, open_streams
 from posexport.errors import FieldError, PosexportError, RequestError, check_known
+from posexport.files import protect, protected_inputs
 from posexport.temporary import registered, remove_since
 
 COMMANDS = {
@@ -44,6 +46,9 @@ COMMANDS = {
 _OTHER_NAMES = {"--runtime": "--for", "--for": "--runtime", "--jobs": "--workers", "--workers": "--jobs"}
 """Options with another name in other commands; their spellings are too different for click to suggest them."""
 
+
+_OUTPUTS = {"output", "junit", "markdown", "save", "cache", "timing_cache", "runtime_cache"}
+"""Parameters that name what a command writes; whatever file another one names is an input."""
 
 INTERRUPTED = 130
 """The code of a command that says itself how far it came before a signal; each signal has its own: 128 + its number."""
@@ -85,6 +90,10 @@ def typed_options(command: click.Command, ctx: click.Context, arguments: list[st
         if "" in (value if isinstance(value, list | tuple) else (value,)):
             raise RequestError(f"{option.opts[0]} was given an empty text: give it a value, or leave it out.")
         options[str(option.name)] = option.opts[0]
+    for name in values.keys() - _OUTPUTS:
+        for value in values[name] if isinstance(values[name], list | tuple) else (values[name],):
+            if isinstance(value, str):
+                protect(Path(value))
     if extra and not set(options.values()) & set(ctx.help_option_names):
         raise RequestError(_too_many(command, ctx, extra))
     return options
@@ -151,6 +160,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with _writing():
+                _check_working_folder()
                 code = super().invoke(ctx)
                 sys.stdout.flush()
         except FieldError as error:
@@ -169,7 +179,7 @@ class Commands(click.Group):
             given = (args[0] if args else kwargs.get("args")) or sys.argv[1:]
             try:
                 interrupts.begin()
-                with _limited(given):
+                with _limited(given), protected_inputs():
                     code = super().main(*args, **kwargs)
             except Exception:
                 if signals:  # which another package made an error of its own of
@@ -207,6 +217,14 @@ class Commands(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+def _check_working_folder() -> None:
+    """RequestError where the working folder was removed: no name means a file there, and libraries end the process."""
+    try:
+        os.getcwd()  # noqa: PTH109 (no path is wanted)
+    except FileNotFoundError:
+        raise RequestError("the working folder is not there any more: change to one that is.") from None
+
+
 @contextmanager
 def _writing() -> Iterator[None]:
     """Give errors of the system their sentence, those of stdout included, and a closed pipe its exit code."""
@@ -215,7 +233,7 @@ def _writing() -> Iterator[None]:
     except BrokenPipeError:
         raise click.exceptions.Exit(_EXIT_CODE_OF_SIGPIPE) from None
     except OSError as error:
-        what = "a file can't be read or written, or stdout can't"
+        what = "a file, or stdout, can't be read or written"
         if error.filename is not None:
             what = f"{os.fsdecode(error.filename)!r} can't be read or written"
         raise RequestError(f"{what} ({error.strerror or error}): give another, or free some space.") from None

@@ -51,9 +51,9 @@ class Forks:
             return subprocess.Popen(command, stderr=stderr, **options)
         (child_in, parent_in), (parent_out, child_out) = os.pipe(), os.pipe()
         request = {
-            "module": command[-1],
+            "arguments": command[command.index("-m") + 1 :],
             "environment": dict(options["env"]),
-            "folder": str(Path.cwd()),
+            "folder": str(options.get("cwd") or Path.cwd()),
             "parent": os.getpid(),
         }
         with self._lock:
@@ -115,8 +115,8 @@ def serve(control: socket.socket) -> None:
             os.close(pipe)
 
 
-def _become(pipes: list[int], module: str, environment: dict[str, str], folder: str, parent: int) -> None:
-    """Be `python -P -m MODULE` with these three pipes, once the adoption is done."""
+def _become(pipes: list[int], arguments: list[str], environment: dict[str, str], folder: str, parent: int) -> None:
+    """Be `python -P -m ARGUMENTS` with these three pipes, once the adoption is done."""
     while os.getppid() != parent:
         time.sleep(0.001)
     for number, pipe in enumerate(pipes):
@@ -127,10 +127,10 @@ def _become(pipes: list[int], module: str, environment: dict[str, str], folder: 
     tempfile.tempdir = None  # found anew in this environment
     os.chdir(folder)
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.argv = [module]
+    sys.argv = list(arguments)
     code = 1
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from posexport import temporary
-from posexport.errors import RequestError, system_error
+from posexport.errors import RequestError, shown, system_error
 from posexport.temporary import Temporary, uninterrupted
 
 TEXT_LIMIT = 64 * 2**20
@@ -288,18 +288,21 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise RequestError(f"{what} {str(path)!r} is not TOML, whose text is UTF-8: save it as UTF-8.") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{what} {str(path)!r} is not TOML ({error}): fix it.") from None
-    if (wrong := _with_nul(table)) is not None:
-        raise RequestError(f"{what} {str(path)!r} holds the text {wrong!r} with a NUL, which nothing takes: fix it.")
+    if (wrong := _wrong_value(table)) is not None:
+        raise RequestError(f"{what} {str(path)!r} holds {wrong}, which nothing takes: fix it.")
     return table
 
 
-def _with_nul(data: Any) -> str | None:
-    """The first text with a NUL in tables and lists, keys included: no name of a file can have one."""
+def _wrong_value(data: Any) -> str | None:
+    """The first text with a NUL in tables and lists, keys included, which no name of a file can have; or the first
+    whole number of more than the 64 bits that TOML has. In words."""
     waiting = [data]
     while waiting:
         match waiting.pop():
             case str() as text if "\0" in text:
-                return text
+                return f"the text {shown(text)} with a NUL"
+            case int() as number if not -(2**63) <= number < 2**63:
+                return f"a whole number of {number.bit_length():,} bits"
             case dict() as table:
                 waiting += [*table.values(), *table]
             case list() as items:

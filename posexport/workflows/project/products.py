@@ -28,7 +28,7 @@ from posexport.artifact.manifest import (
 )
 from posexport.artifact.profiles import profiles_of
 from posexport.artifact.signing import SigningKey
-from posexport.errors import Reason, RequestError, check_known, located
+from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
 from posexport.export.support import default_opset
@@ -102,7 +102,7 @@ def request_of(project: Project, entry: Entry, form: str | None) -> Request:
     with located(where, lambda field: field.replace("_", "-") if field in EXPORT_OPTIONS else field):
         for name, value in (("config", config), ("preset", preset), ("from", given.get("from"))):
             if value is not None and not isinstance(value, str):
-                raise RequestError(f"{name} is {value!r}: it must be text.")
+                raise RequestError(f"{name} is {shown(value)}: it must be text.")
         for kind in (Spec, ExportOptions, CheckpointOptions):
             check_types(kind, given)
         request = read_request(config, preset, parameters or {}, given, project.root)

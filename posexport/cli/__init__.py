@@ -22,7 +22,6 @@ from posexport import __version__
 from posexport.cli.console import fail, say
 from posexport.cli.surroundings import Interrupts, drop_output, open_streams
 from posexport.errors import FieldError, PosexportError, RequestError, check_known
-from posexport.files import protect, protected_inputs
 from posexport.temporary import registered, remove_since
 
 COMMANDS = {
@@ -90,10 +89,12 @@ def typed_options(command: click.Command, ctx: click.Context, arguments: list[st
         if "" in (value if isinstance(value, list | tuple) else (value,)):
             raise RequestError(f"{option.opts[0]} was given an empty text: give it a value, or leave it out.")
         options[str(option.name)] = option.opts[0]
-    for name in values.keys() - _OUTPUTS:
-        for value in values[name] if isinstance(values[name], list | tuple) else (values[name],):
-            if isinstance(value, str):
-                protect(Path(value))
+    given = (values[name] for name in values.keys() - _OUTPUTS)
+    for value in (item for one in given for item in (one if isinstance(one, list | tuple) else (one,))):
+        if isinstance(value, str):
+            from posexport.files import protect
+
+            protect(Path(value))
     if extra and not set(options.values()) & set(ctx.help_option_names):
         raise RequestError(_too_many(command, ctx, extra))
     return options
@@ -122,6 +123,15 @@ def _limited(arguments: Sequence[str]) -> AbstractContextManager[None]:
     if arguments[0] in COMMANDS:
         check_limit(arguments[0])
     return limited_to_what_is_free()
+
+
+def _protected(arguments: Sequence[str]) -> AbstractContextManager[None]:
+    """No file that the command reads is written over."""
+    if not arguments or arguments[0] not in COMMANDS or arguments[0] == "list":  # which loads next to nothing
+        return nullcontext()
+    from posexport.files import protected_inputs
+
+    return protected_inputs()
 
 
 def _is_short(error: BaseException) -> bool:
@@ -179,7 +189,7 @@ class Commands(click.Group):
             given = (args[0] if args else kwargs.get("args")) or sys.argv[1:]
             try:
                 interrupts.begin()
-                with _limited(given), protected_inputs():
+                with _limited(given), _protected(given):
                     code = super().main(*args, **kwargs)
             except Exception:
                 if signals:  # which another package made an error of its own of

@@ -85,6 +85,10 @@ ATTACKS = {
     "a checkpoint's weights": ("checkpoint/model.safetensors", "verify a.onnx {run} --from checkpoint --junit {file}"),
     "a page of results": ("result.json", "report result.json --markdown {file}"),
     "a manifest by report": ("a.onnx.json", "report a.onnx --markdown {file}"),
+    "a manifest beside a value like an option": (
+        "a.onnx.json",
+        "report a.onnx -o page.html --title --help --markdown {file}",
+    ),
     "a manifest by bench": ("a.onnx.json", "bench a.onnx --runtime ort-cpu --save {file}"),
     "a key by bench": ("k.pub", "bench a.onnx --runtime ort-cpu --trust k.pub --save {file}"),
     "a baseline": ("result.json", "bench a.onnx --runtime ort-cpu --baseline result.json --save {file}"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import RequestError, check_known, unknown
+from posexport.errors import RequestError, check_known, shown, unknown
 from posexport.models.absolute import Learned, NoEncoding, Sinusoidal, Temperature
 from posexport.models.axes import Mrope, Rope2d, Rope3d, RopeDinov3, RopeMixed, RopeVjepa2
 from posexport.models.biases import T5, Alibi, Alibi2d, Fire, Kerple, Sandwich, Swin, SwinV2
@@ -60,7 +60,7 @@ def read_spec(data: Mapping[str, Any]) -> Spec:
 def _read_layer(data: object) -> Layer:
     """One kind of layer of a pattern from `{"encoding": {...}, field: value}`."""
     if not isinstance(data, Mapping) or not isinstance(data.get("encoding"), Mapping):
-        raise RequestError(f"layer_pattern has {data!r}: each layer must be a table with an encoding.")
+        raise RequestError(f"layer_pattern has {shown(data)}: each layer must be a table with an encoding.")
     fields = {key: value for key, value in data.items() if key != "encoding"}
     _check_names("field of a layer", fields, LAYER_FIELDS)
     return Layer(encoding=read_encoding(data["encoding"]), **fields)

@@ -47,7 +47,10 @@ def shown(value: object, longest: int = 80) -> str:
     """A name or value from a file, as Python writes it, shortened in its middle: for a message."""
     if isinstance(value, str) and len(value) > longest:
         value = _shortened(value, longest)
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits" if isinstance(value, int) else "data with such a number"
     return text if isinstance(value, str) else _shortened(text, longest)
 
 
@@ -151,4 +154,4 @@ def unknown(kind: str, given: str, allowed: Iterable[str], similarity: float = 0
 def check_known(kind: str, given: object, allowed: Collection[str]) -> None:
     """Raise `unknown` for a name outside a table."""
     if given not in allowed:
-        raise unknown(kind, str(given), allowed)
+        raise unknown(kind, given if isinstance(given, str) else shown(given), allowed)

@@ -9,12 +9,12 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from posexport import temporary
-from posexport.errors import RequestError, system_error
+from posexport.errors import RequestError, shown, system_error
 from posexport.temporary import Temporary, uninterrupted
 
 TEXT_LIMIT = 64 * 2**20
@@ -29,6 +29,75 @@ _HOLLOW_FROM = 2**30  # bytes from which a file is asked whether it stores them
 
 MODEL_LIMIT = 2**31 - 1
 """The most bytes of an ONNX file: protobuf has no larger messages."""
+
+
+_BESIDE = (".json", ".json.sig", ".data")
+"""What the names of files that belong to an artifact have at the end: its manifest, the signature, its weights."""
+
+_CHECKPOINT = ("config.json", "model.safetensors.index.json")
+
+_inputs: dict[tuple[int, int], Path] | None = None
+"""By device and number of the file, what the command under way reads: None where there is none."""
+
+
+@contextmanager
+def protected_inputs() -> Iterator[None]:
+    """Refuse, as long as the block runs, to write over any file that it reads or that it gave to `protect`.
+
+    Files are told by their identity, whatever names or links lead to them.
+    """
+    global _inputs
+    before, _inputs = _inputs, {}
+    try:
+        yield
+    finally:
+        _inputs = before
+
+
+@contextmanager
+def renewed() -> Iterator[None]:
+    """What is read in the block may be written anew: state that a command keeps in files of its own."""
+    global _inputs
+    before, _inputs = _inputs, None
+    try:
+        yield
+    finally:
+        _inputs = before
+
+
+def protect(path: Path) -> None:
+    """Let nothing of the command under way write over the file at `path`, nor over the manifest, the signature and the
+    weights beside an artifact, nor over the files of a checkpoint's folder; harmless where there are none."""
+    if _inputs is None:
+        return
+    files = [path]
+    if path.suffix in (".onnx", ".plan"):
+        files += [path.with_name(path.name + ending) for ending in _BESIDE]
+    for file in files:
+        with suppress(OSError, ValueError):
+            place = file.absolute()
+            _inputs[_identity(place)] = place
+    with suppress(OSError, ValueError):
+        if path.is_dir():
+            for file in (*path.glob("*.safetensors"), *map(path.joinpath, _CHECKPOINT)):
+                protect(file)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _input_at(target: Path) -> Path | None:
+    """The input of the command under way that stands at `target`. One that has gone since is none: its number may have
+    been given to another file."""
+    if not _inputs:
+        return None
+    with suppress(OSError):
+        identity = _identity(target)
+        if (path := _inputs.get(identity)) is not None and _identity(path) == identity:
+            return path
+    return None
 
 
 class HashingFile:
@@ -58,6 +127,9 @@ class Staged:
     def write(self, target: Path, fill: Callable[[HashingFile], object]) -> str:
         """Write what shall stand at `target`, and return its sha256; RequestError where the folder can't be written."""
         check_target(target)
+        place = _place(target)
+        if any(place == _place(other) for _, other in self.renames):
+            raise RequestError(f"two files would be written to {str(target)!r}: name two.")
         with system_error(f"can't write to the folder {str(target.parent)!r}", "give an existing, writable one"):
             made, descriptor = temporary.file(target)
         self.renames.append((made, target))
@@ -97,12 +169,21 @@ def check_name(path: Path) -> None:
 
 
 def check_target(target: Path) -> None:
-    """RequestError where a file can't stand at `target`: a folder does, or what a rename would take from the system."""
+    """RequestError where a file can't stand at `target`: a folder does, what a rename would take from the system, or a
+    file that the command under way reads (`protected_inputs`)."""
     check_name(target)
     if target.is_dir():
         raise RequestError(f"output {str(target)!r} is a folder: give the name of a file.")
     if (target.exists() and not target.is_file()) or os.path.realpath(target.parent) == "/dev":
         raise RequestError(f"output {str(target)!r} is a device or a pipe: give the name of a file.")
+    if (read := _input_at(target)) is not None:
+        as_what = "" if read == target.absolute() else f", as {str(read)!r}"
+        raise RequestError(f"output {str(target)!r} is a file that this command reads{as_what}: give another name.")
+
+
+def _place(target: Path) -> Path:
+    """The name that a file gets: links to its folder are followed, one in its own place gives way."""
+    return target.parent.resolve() / target.name
 
 
 def check_writable(target: Path) -> None:
@@ -142,6 +223,7 @@ def open_file(path: Path, limit: int | None = None) -> io.BufferedReader:
             raise _too_large(path, limit)
         if _is_hollow(descriptor, status):
             raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, nearly all of which are a hole", str(path))
+        protect(path)
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -206,18 +288,21 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise RequestError(f"{what} {str(path)!r} is not TOML, whose text is UTF-8: save it as UTF-8.") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{what} {str(path)!r} is not TOML ({error}): fix it.") from None
-    if (wrong := _with_nul(table)) is not None:
-        raise RequestError(f"{what} {str(path)!r} holds the text {wrong!r} with a NUL, which nothing takes: fix it.")
+    if (wrong := _wrong_value(table)) is not None:
+        raise RequestError(f"{what} {str(path)!r} holds {wrong}, which nothing takes: fix it.")
     return table
 
 
-def _with_nul(data: Any) -> str | None:
-    """The first text with a NUL in tables and lists, keys included: no name of a file can have one."""
+def _wrong_value(data: Any) -> str | None:
+    """The first text with a NUL in tables and lists, keys included, which no name of a file can have; or the first
+    whole number of more than the 64 bits that TOML has. In words."""
     waiting = [data]
     while waiting:
         match waiting.pop():
             case str() as text if "\0" in text:
-                return text
+                return f"the text {shown(text)} with a NUL"
+            case int() as number if not -(2**63) <= number < 2**63:
+                return f"a whole number of {number.bit_length():,} bits"
             case dict() as table:
                 waiting += [*table.values(), *table]
             case list() as items:
@@ -247,8 +332,14 @@ def write_folder(target: Path, fill: Callable[[Path], None], beside: Mapping[Pat
     """Make the folder `target` of what `fill` writes into the empty folder that it is given.
 
     What stands there gives way, and the small files `beside` (path to bytes) change with it. Raises RequestError where
-    the place can't be written; whatever is raised, everything is then as it was.
+    the place can't be written, or holds what the command under way reads; whatever is raised, everything is then as it
+    was.
     """
+    for path in beside or {}:
+        check_target(path)
+    for path in list((_inputs or {}).values()):
+        if target.resolve() in path.resolve().parents:
+            raise RequestError(f"output {str(target)!r} holds {str(path)!r}, which this command reads: give another.")
     with (
         system_error(f"can't write the folder {str(target)!r}", "give another place, or free some space"),
         ExitStack() as stack,

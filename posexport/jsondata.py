@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 
 import attrs
 
+from posexport.errors import shown
 from posexport.files import TEXT_LIMIT, read_bytes
 
 if TYPE_CHECKING:
@@ -32,8 +33,10 @@ _UNWRITABLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 
-LARGEST = 10**300
-"""Numbers beyond it are no measurement, and overflow a float."""
+LARGEST = 10**100
+"""Numbers beyond it are no measurement, and their squares and ratios overflow a float."""
+
+_DIGITS = 21  # of a number of 64 bits, with its sign
 
 DEEPEST = 64
 """Levels of lists and objects inside each other that JSON may have."""
@@ -71,13 +74,20 @@ def parse_json(text: bytes | str) -> Any:
     if len(text) > TEXT_LIMIT:
         raise DataError("it is too long")
     try:
-        data = json.loads(text, object_pairs_hook=_table)
+        data = json.loads(text, object_pairs_hook=_table, parse_int=whole_number)
     except DataError:
         raise
     except (ValueError, RecursionError):
         raise DataError("it is not JSON") from None
     _check_depth(data)
     return data
+
+
+def whole_number(text: str) -> int:
+    """What JSON writes as a whole number; DataError beyond 64 bits, which no count, size or seed has."""
+    if len(text) > _DIGITS or (number := int(text)).bit_length() > 64:
+        raise DataError(f"it holds a whole number of {len(text)} digits")
+    return number
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -222,8 +232,7 @@ _KINDS = {str: "text", bool: "true or false", int: "a whole number", float: "a n
 
 
 def _shown(value: Any) -> str:
-    text = "NaN" if isinstance(value, float) and math.isnan(value) else repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return "NaN" if isinstance(value, float) and math.isnan(value) else shown(value, 40)
 
 
 def _first(error: BaseException, place: str = "") -> str:

@@ -121,6 +121,7 @@ class Worker:
                     stderr=self._errors,
                     encoding="utf-8",
                     env=child_environment(folder),
+                    cwd=usable_folder(folder),
                 )
                 opened.pop_all()  # it lives as long as the process
             self._lines = queue.SimpleQueue()
@@ -233,6 +234,15 @@ def _read(stream: IO[str] | None, lines: queue.SimpleQueue[str | None]) -> None:
                     lines.put(line)
     finally:
         lines.put(None)
+
+
+def usable_folder(folder: Path) -> Path | None:
+    """None, for this process's working folder, or `folder` where that was removed: libraries then end the process."""
+    try:
+        os.getcwd()  # noqa: PTH109 (no path is wanted)
+    except FileNotFoundError:
+        return folder
+    return None
 
 
 def child_environment(folder: Path) -> dict[str, str]:

@@ -18,6 +18,7 @@ import attrs
 
 from posexport.errors import RequestError
 from posexport.files import TEXT_LIMIT, read_bytes
+from posexport.jsondata import whole_number
 from posexport.spec.fields import LARGEST
 
 T = TypeVar("T")
@@ -165,7 +166,7 @@ def open_config(path: Path) -> dict[str, Any]:
     """The data of a config.json, from the file or its folder; RequestError where it can't be read or is no table."""
     file = path / FILE if path.is_dir() else path
     try:
-        data = json.loads(read_bytes(file, TEXT_LIMIT).decode())
+        data = json.loads(read_bytes(file, TEXT_LIMIT).decode(), parse_int=whole_number)
     except OSError as error:
         raise RequestError(
             f"{str(file)!r} can't be read ({error.strerror}): nothing is downloaded, so give the local folder of a "

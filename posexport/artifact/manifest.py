@@ -15,7 +15,7 @@ import attrs
 
 from posexport.artifact.signing import SigningKey, TrustedKey, check_signature, signature_path, untrusted
 from posexport.errors import Reason, RequestError
-from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, sha256_of, staged
+from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, renewed, sha256_of, staged
 from posexport.jsondata import OMITTED, DataError, parse_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.spec.contract import Values, smallest
@@ -322,7 +322,8 @@ def write_manifest(path: Path, manifest: Manifest, key: SigningKey | None = None
 def external_data(path: Path) -> Mapping[str, str]:
     """The sha256 of each file of weights beside the artifact at `path`, by name; none without a usable manifest."""
     try:
-        manifest = read_manifest(path)
+        with renewed():  # asked of files that are then written, or have been read
+            manifest = read_manifest(path)
     except RequestError:
         return {}
     return {} if manifest is None else manifest.external_data

@@ -28,7 +28,7 @@ from posexport.artifact.manifest import (
 )
 from posexport.artifact.profiles import profiles_of
 from posexport.artifact.signing import SigningKey
-from posexport.errors import RequestError
+from posexport.errors import RequestError, shown
 from posexport.files import sha256_of, staged
 from posexport.jsondata import parse_json
 from posexport.machine import size_text
@@ -202,7 +202,7 @@ def read_onnx(path: Path, expected: str | None = None) -> Artifact:
         spec = read_spec(data)
         for key, value, known in (("form", form, FORMS), ("target", target, TARGETS)):
             if value not in known:
-                raise RequestError(f"its {key} is {value!r}, known are {', '.join(known)}.")
+                raise RequestError(f"its {key} is {shown(value)}, known are {', '.join(known)}.")
     except (ValueError, RecursionError, RequestError) as error:
         raise RequestError(f"{str(path)!r} has metadata that can't be used: {str(error).rstrip('.')}.") from None
     version = properties["posexport.version"]

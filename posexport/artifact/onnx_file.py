@@ -39,6 +39,9 @@ _TORCH: dict[int, tuple[str, int]] = {
     onnx.TensorProto.INT64: ("int64", 8),
 }
 """torch's names for the dtypes that artifacts use, and the bytes of an element."""
+_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+"""The fields of a tensor that may hold its data; one does, and none where the data is in another file."""
+
 _BITS: dict[int, int] = {
     number: bits
     for bits, names in {
@@ -228,6 +231,12 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 def _check_tensor(path: Path, tensor: onnx.TensorProto, ends: dict[Path, int]) -> None:
     """RequestError unless a tensor holds the data that its dimensions ask for; `ends` gets where external data ends."""
     sound = tensor.data_type in _BITS and min(tensor.dims, default=0) >= 0
+    held = [name for name in _DATA if (tensor.HasField(name) if name == "raw_data" else len(getattr(tensor, name)))]
+    if len(held) > (0 if tensor.data_location == onnx.TensorProto.EXTERNAL else 1):
+        raise RequestError(
+            f"{str(path)!r} is damaged: {shown(tensor.name)} has its data twice, and runtimes may take either: export "
+            "it again."
+        )
     count = math.prod(tensor.dims)
     size = (count * _BITS.get(tensor.data_type, 0) + 7) // 8
     if tensor.data_location == onnx.TensorProto.EXTERNAL:

@@ -121,13 +121,22 @@ class Original:
             ours, theirs = weights[name], originals[name]
             if ours.dtype != theirs.dtype:
                 differences.append(f"{name} is {ours.dtype} in the file, whose spec says {theirs.dtype}")
-            elif not torch.equal(ours, theirs):
+            elif torch.equal(ours, theirs):
+                if not torch.equal(ours.signbit(), theirs.signbit()):
+                    differences.append(f"{name} has -0.0 where the original has 0.0, or the other way round")
+            elif not torch.equal(_bits(ours), _bits(theirs)):  # those of NaN are not equal to themselves
                 apart = float((ours.double() - theirs.double()).abs().max())
                 largest = float(theirs.double().abs().max())
                 differences.append(
                     f"{name} is other weights, up to {apart:.3g} apart where the largest is {largest:.3g}"
                 )
         return differences
+
+
+def _bits(values: Tensor) -> Tensor:
+    import torch
+
+    return values.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _shape_differences(shapes: Shapes, originals: Shapes) -> list[str]:

@@ -14,7 +14,7 @@ import attrs
 
 from posexport.bench import statistics
 from posexport.bench.shapes import Sizes
-from posexport.errors import RequestError
+from posexport.errors import RequestError, shown
 from posexport.files import check_writable
 from posexport.jsondata import OMITTED, DataError, read_json, structure, unstructure
 
@@ -285,19 +285,19 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def read_benchmark(path: Path) -> Benchmark:
     """The result saved at `path`; RequestError where it is none, or of another version."""
-    shown, save = repr(str(path)), "give a file that `posexport bench --save` wrote."
+    named, save = repr(str(path)), "give a file that `posexport bench --save` wrote."
     try:
         data = read_json(path)
     except (OSError, DataError) as error:
         cause = error.strerror if isinstance(error, OSError) else error
-        raise RequestError(f"can't read {shown} ({cause}): {save}") from None
+        raise RequestError(f"can't read {named} ({cause}): {save}") from None
     if not isinstance(data, dict) or data.get("kind") != KIND:
-        raise RequestError(f"{shown} is no result of a benchmark: {save}")
+        raise RequestError(f"{named} is no result of a benchmark: {save}")
     if data.get("version") != VERSION:
         raise RequestError(
-            f"{shown} has version {data.get('version')!r}, this posexport reads {VERSION}: save it anew."
+            f"{named} has version {shown(data.get('version'))}, this posexport reads {VERSION}: save it anew."
         )
     try:
         return structure(data, Benchmark)
     except DataError as error:
-        raise RequestError(f"{shown} is a damaged result of a benchmark ({error}): save it anew.") from None
+        raise RequestError(f"{named} is a damaged result of a benchmark ({error}): save it anew.") from None

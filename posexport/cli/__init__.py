@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -44,6 +45,9 @@ COMMANDS = {
 _OTHER_NAMES = {"--runtime": "--for", "--for": "--runtime", "--jobs": "--workers", "--workers": "--jobs"}
 """Options with another name in other commands; their spellings are too different for click to suggest them."""
 
+
+_OUTPUTS = {"output", "junit", "markdown", "save", "cache", "timing_cache", "runtime_cache"}
+"""Parameters that name what a command writes; whatever file another one names is an input."""
 
 INTERRUPTED = 130
 """The code of a command that says itself how far it came before a signal; each signal has its own: 128 + its number."""
@@ -85,6 +89,12 @@ def typed_options(command: click.Command, ctx: click.Context, arguments: list[st
         if "" in (value if isinstance(value, list | tuple) else (value,)):
             raise RequestError(f"{option.opts[0]} was given an empty text: give it a value, or leave it out.")
         options[str(option.name)] = option.opts[0]
+    given = (values[name] for name in values.keys() - _OUTPUTS)
+    for value in (item for one in given for item in (one if isinstance(one, list | tuple) else (one,))):
+        if isinstance(value, str):
+            from posexport.files import protect
+
+            protect(Path(value))
     if extra and not set(options.values()) & set(ctx.help_option_names):
         raise RequestError(_too_many(command, ctx, extra))
     return options
@@ -113,6 +123,15 @@ def _limited(arguments: Sequence[str]) -> AbstractContextManager[None]:
     if arguments[0] in COMMANDS:
         check_limit(arguments[0])
     return limited_to_what_is_free()
+
+
+def _protected(arguments: Sequence[str]) -> AbstractContextManager[None]:
+    """No file that the command reads is written over."""
+    if not arguments or arguments[0] not in COMMANDS or arguments[0] == "list":  # which loads next to nothing
+        return nullcontext()
+    from posexport.files import protected_inputs
+
+    return protected_inputs()
 
 
 def _is_short(error: BaseException) -> bool:
@@ -151,6 +170,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with _writing():
+                _check_working_folder()
                 code = super().invoke(ctx)
                 sys.stdout.flush()
         except FieldError as error:
@@ -169,7 +189,7 @@ class Commands(click.Group):
             given = (args[0] if args else kwargs.get("args")) or sys.argv[1:]
             try:
                 interrupts.begin()
-                with _limited(given):
+                with _limited(given), _protected(given):
                     code = super().main(*args, **kwargs)
             except Exception:
                 if signals:  # which another package made an error of its own of
@@ -207,6 +227,14 @@ class Commands(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+def _check_working_folder() -> None:
+    """RequestError where the working folder was removed: no name means a file there, and libraries end the process."""
+    try:
+        os.getcwd()  # noqa: PTH109 (no path is wanted)
+    except FileNotFoundError:
+        raise RequestError("the working folder is not there any more: change to one that is.") from None
+
+
 @contextmanager
 def _writing() -> Iterator[None]:
     """Give errors of the system their sentence, those of stdout included, and a closed pipe its exit code."""
@@ -215,7 +243,7 @@ def _writing() -> Iterator[None]:
     except BrokenPipeError:
         raise click.exceptions.Exit(_EXIT_CODE_OF_SIGPIPE) from None
     except OSError as error:
-        what = "a file can't be read or written, or stdout can't"
+        what = "a file, or stdout, can't be read or written"
         if error.filename is not None:
             what = f"{os.fsdecode(error.filename)!r} can't be read or written"
         raise RequestError(f"{what} ({error.strerror or error}): give another, or free some space.") from None

@@ -11,7 +11,7 @@ import click
 
 from posexport.cli import console
 from posexport.errors import RequestError, check_known
-from posexport.files import check_writable
+from posexport.files import check_writable, renewed
 from posexport.spec.fields import integer
 from posexport.spec.forms import TARGETS
 
@@ -67,7 +67,8 @@ def matrix(
 
         chosen = Selection(**names)
         file = folder / "matrix.json"
-        old = read(file) if resume and file.exists() else None
+        with renewed():
+            old = read(file) if resume and file.exists() else None
         here = columns_here()
         table, todo = settle(old, chosen, here, target)
         folder.mkdir(exist_ok=True)

@@ -11,6 +11,7 @@ import click
 from posexport.cli import console
 from posexport.cli.options import report_file
 from posexport.errors import RequestError
+from posexport.files import check_target
 from posexport.report.paths import check_paths
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def report(results: tuple[str, ...], output: str, markdown: str | None, title: s
     if summary_file is not None and summary_file.resolve() == page_file.resolve():
         raise RequestError(f"{output!r} can't hold both the page and the Markdown: name two files.")
     check_paths(paths)
+    for target in filter(None, (page_file, summary_file)):
+        check_target(target)
     with console.steps("reading results") as progress:
         from posexport.files import staged
         from posexport.report.page.markdown import to_markdown

@@ -71,7 +71,6 @@ def verify(
     """
     settings = VerifyOptions(**{name: value for name, value in options.items() if value is not None})
     named = tuple(runtime(name).name for name in dict.fromkeys((*runtimes, *required)))
-    reports = {name: _report_path(name, text) for name, text in (("junit", junit), ("markdown", markdown))}
     if paths:
         check_no_project("files", project_file, allow_outside)
     if inputs is not None and not paths:
@@ -88,6 +87,7 @@ def verify(
     if project is not None:
         required = (*required, *(name for name in project.require if name not in required))
     report = unreadable_report(files, settings.seed) if files else None
+    reports = {name: _report_path(name, text) for name, text in (("junit", junit), ("markdown", markdown))}
     if report is None:
         with console.steps("loading torch", total=len(files) or None) as progress:
 

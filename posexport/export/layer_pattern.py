@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posexport.errors import RequestError, check_known
+from posexport.errors import RequestError, check_known, shown
 from posexport.models import ENCODINGS
 from posexport.spec.spec import LAYER_FIELDS
 
@@ -68,7 +68,7 @@ def read_parts(value: Any) -> list[tuple[str, dict[str, str], int]]:
     """(encoding, parameters, repetitions) of each part of a pattern; RequestError for one that can't be read."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list) or not parts or not all(isinstance(part, str) for part in parts):
-        raise RequestError(f"layer_pattern is {value!r}: it must be names of encodings, such as rope*3,none.")
+        raise RequestError(f"layer_pattern is {shown(value)}: it must be names of encodings, such as rope*3,none.")
     read = []
     for part in parts:
         text, star, count = part.strip().partition("*")

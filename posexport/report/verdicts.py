@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from posexport.errors import RequestError
 from posexport.files import staged
 from posexport.report.text import escaped, table_lines
 from posexport.verify.junit import to_junit
@@ -49,8 +48,6 @@ def to_markdown(report: Report) -> str:
 
 def write_reports(report: Report, junit: Path | None, markdown: Path | None) -> None:
     """Write the reports with a path, both or none; RequestError where one can't be written."""
-    if junit is not None and markdown is not None and junit.resolve() == markdown.resolve():
-        raise RequestError(f"{str(junit)!r} can't hold both the JUnit and the Markdown report: name two files.")
     with staged() as files:
         if junit is not None:
             files.write(junit, lambda file: file.write(to_junit(report)))

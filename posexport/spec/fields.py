@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import FieldError, unknown
+from posexport.errors import FieldError, shown, unknown
 
 
 def parsed(help: str, allowed: str, read: Callable[[Any], Any], default: Any = None, *, typed: bool = False) -> Any:
@@ -24,7 +24,7 @@ def parsed(help: str, allowed: str, read: Callable[[Any], Any], default: Any = N
         try:
             return read(value)
         except (TypeError, ValueError, OverflowError):
-            raise FieldError(field.name, f"is {value!r}: it must be {allowed}.") from None
+            raise FieldError(field.name, f"is {shown(value)}: it must be {allowed}.") from None
 
     return attrs.field(
         default=default,
@@ -39,7 +39,7 @@ def check_types(kind: type[Any], data: Mapping[str, Any]) -> None:
     for field in attrs.fields(kind):
         value = data.get(field.name)
         if isinstance(value, str) and field.metadata.get("typed"):
-            raise FieldError(field.name, f"is {value!r}: it must be {field.metadata['allowed']}, without quotes.")
+            raise FieldError(field.name, f"is {shown(value)}: it must be {field.metadata['allowed']}, without quotes.")
 
 
 SMALLEST, LARGEST = 1e-30, 1e30
@@ -89,7 +89,7 @@ def choice(default: str | None, options: Sequence[str], help: str) -> Any:
     def convert(value: object, _: object, field: attrs.Attribute[Any]) -> object:
         if (value is None and default is None) or value in options:
             return value
-        raise unknown(field.name, str(value), options)
+        raise unknown(field.name, value if isinstance(value, str) else shown(value), options)
 
     return attrs.field(
         default=default,

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import RequestError, check_known
+from posexport.errors import RequestError, check_known, shown
 from posexport.spec import fields
 from posexport.spec.encoding import Encoding
 
@@ -83,7 +83,7 @@ def _read_pattern(value: Any) -> tuple[Layer, ...]:
     if value is None:
         return ()
     if not isinstance(value, list | tuple) or not all(isinstance(layer, Layer) for layer in value):
-        raise RequestError(f"layer_pattern is {value!r}: it must be a list of layers, each with an encoding.")
+        raise RequestError(f"layer_pattern is {shown(value)}: it must be a list of layers, each with an encoding.")
     return tuple(value)
 
 

@@ -14,7 +14,18 @@ import numpy as np
 from posexport import temporary
 from posexport.artifact.authenticity import of_mismatch
 from posexport.errors import MismatchError, Reason, RequestError
-from posexport.processes import INVALID, KILLED, LIMITED, MEMORY, MISSING, NOTHING_SHOWN, TIMED_OUT
+from posexport.processes import (
+    CRASHED,
+    EXITED,
+    INVALID,
+    KILLED,
+    LIMITED,
+    MEMORY,
+    MISSING,
+    NOTHING_SHOWN,
+    STOPPED,
+    TIMED_OUT,
+)
 from posexport.runtimes import RUNTIMES, TORCH_WORKER, Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
@@ -42,8 +53,9 @@ if TYPE_CHECKING:
     from posexport.spec.spec import Spec
     from posexport.verify.locate import Graphs
 
-NO_REFERENCE = (TIMED_OUT, MEMORY, LIMITED, KILLED)
-"""Failures of the reference that say nothing about the artifact: no runtime is judged then."""
+NO_REFERENCE = (TIMED_OUT, MEMORY, LIMITED, KILLED, CRASHED, EXITED, STOPPED)
+"""Failures of the reference that say nothing about the artifact: no runtime is judged then. How its process ended, by
+whatever cause, is one: an ordinary error on a file that was read is none."""
 
 ALIKE = 16
 """Tokens of a row are alike where they differ by fewer floors of the tolerance than this."""

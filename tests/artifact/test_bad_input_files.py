@@ -118,7 +118,10 @@ DAMAGED: dict[str, tuple[Callable[[onnx.ModelProto], None], tuple[str, ...]]] = 
         ("unknown field of a spec 'heads'",),
     ),
     "theta NaN": (set_metadata("spec", '{"encoding":{"name":"rope","theta":NaN}}'), ("theta is nan",)),
-    "huge number": (set_metadata("spec", '{"encoding":{"name":"rope"},"layers":1%s}' % ("0" * 400)), ("layers is",)),
+    "huge number": (
+        set_metadata("spec", '{"encoding":{"name":"rope"},"layers":1%s}' % ("0" * 400)),
+        ("a whole number of 401 digits",),
+    ),
     "unknown form": (set_metadata("form", "magic"), ("its form is 'magic'", "decomposed")),
     "another spec": (set_metadata("spec", '{"encoding":{"name":"none"},"hidden_size":16,"num_heads":4}'), ()),
     "no nodes": (lambda model: model.graph.ClearField("node"), ("holds no ONNX graph",)),
@@ -130,6 +133,11 @@ DAMAGED: dict[str, tuple[Callable[[onnx.ModelProto], None], tuple[str, ...]]] = 
         ("is damaged", "q_proj.weight"),
     ),
     "no data": (first(floats(0)), ("is damaged", "q_proj.weight")),
+    "data twice": (first(lambda tensor: tensor.int32_data.extend([0] * 1024)), ("q_proj.weight", "has its data twice")),
+    "data here and in another file": (
+        first(lambda tensor: setattr(tensor, "data_location", TensorProto.EXTERNAL)),
+        ("q_proj.weight", "has its data twice"),
+    ),
     "too few floats": (first(floats(5)), ("is damaged", "q_proj.weight")),
     "other dims": (first(dims(16, 64)), ()),
     "negative dims": (first(dims(-32, -32)), ()),

@@ -219,7 +219,7 @@ EXPLODING: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     "sizes": (far_output, "alone, in float64"),
     "layers": (spec_with(layers=10**9), "layers is 1000000000"),
     "pattern": (spec_with(layers=1000, layer_pattern=[{"encoding": {"name": "rope"}}] * 5000), "5000 layers"),
-    "number": (spec_with(hidden_size=10**400), "hidden_size is 1000"),
+    "number": (spec_with(hidden_size=10**400), "a whole number of 401 digits"),
 }
 
 

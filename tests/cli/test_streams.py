@@ -96,3 +96,13 @@ def test_a_file_does_not_take_the_number_of_a_closed_stdout(tmp_path: Path) -> N
     done = subprocess.run(["bash", "-c", words], cwd=tmp_path, env={**os.environ}, check=False, timeout=120)
     assert (tmp_path / "p.npz").exists(), done.returncode
     assert done.returncode == 2, "the file is there, what should have been printed is not"
+
+
+@pytest.mark.parametrize(
+    "arguments", ["inspect a.onnx", "inspect ../a.onnx", "verify /a.onnx", "export --encoding rope"]
+)
+def test_a_working_folder_that_was_removed_is_named(arguments: str, tmp_path: Path) -> None:
+    line = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -P -m posexport {arguments}"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "Error: the working folder is not there any more: change to one that is.\n"

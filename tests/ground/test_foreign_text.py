@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from posexport.errors import PosexportError, Reason, RequestError, plain, shown
+from posexport.errors import PosexportError, Reason, RequestError, plain, shown, unknown
+from posexport.files import read_toml
 from posexport.jsondata import DataError, parse_json
+from posexport.models import read_spec
 
 
 @pytest.mark.parametrize(
@@ -16,7 +20,9 @@ from posexport.jsondata import DataError, parse_json
         ("[" * 70 + "]" * 70, "nested deeper"),
         ('{"a": 1, "a": 2}', "a key stands in it twice"),
         ('{"b": {"a": 1, "a": 1}}', "a key stands in it twice"),
-        ("1" * 5000, "not JSON"),
+        ("1" * 5000, "a whole number of 5000 digits"),
+        ("-1" + "0" * 4000, "a whole number of 4002 digits"),
+        (f'{{"a": [{2**64}]}}', "a whole number of 20 digits"),
         ("", "not JSON"),
         (b"\xff\xfe", "not JSON"),
     ],
@@ -25,6 +31,7 @@ def test_json_is_read_within_limits(text: str | bytes, said: str) -> None:
     with pytest.raises(DataError, match=said):
         parse_json(text)
     assert parse_json("[" * 60 + "]" * 60) is not None
+    assert parse_json(f"[{2**64 - 1}, {-(2**63)}]") == [2**64 - 1, -(2**63)]
 
 
 NASTY = "\x1b]0;title\x07\x1b[2J\x9b31m\u202eabc\r\b\ud800"
@@ -51,3 +58,30 @@ def test_posexport_errors_are_sentences() -> None:
         pass
 
     assert str(Odd("a\x00b")) == "a\\x00b"
+
+
+def test_numbers_that_python_does_not_write_are_described() -> None:
+    assert shown(16**9000) == "a number of thousands of digits"
+    assert shown({"size": [16**9000]}) == "data with such a number"
+    assert str(unknown("form", shown(16**9000), ["a"])).startswith("unknown form")
+
+
+HUGE = {"hexadecimal": f"0x{'f' * 9000}", "octal": f"0o{'7' * 90}", "decimal": "1" * 5000, "65 bits": str(2**64)}
+
+
+@pytest.mark.parametrize("text", HUGE.values(), ids=HUGE)
+@pytest.mark.parametrize("place", ["size = {}", "sizes = [1, {}]", "[table]\nsize = {}", "a = {{b = [{{c = {}}}]}}"])
+def test_toml_holds_no_number_that_it_can_not_have(text: str, place: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(place.format(text))
+    with pytest.raises(RequestError, match=r"whole number of|is not TOML"):
+        read_toml(path, "config")
+    path.write_text(f"size = 0x{'f' * 15}\nleast = {-(2**63)}")
+    assert read_toml(path, "config") == {"size": 16**15 - 1, "least": -(2**63)}
+
+
+def test_a_field_that_gets_such_a_number_says_so() -> None:
+    for fields in ({"hidden_size": 16**9000}, {"layers": 16**9000}, {"dtype": 16**9000}, {"causal": 16**9000}):
+        data = {"encoding": {"name": "rope"}, "hidden_size": 64, "num_heads": 4, **fields}
+        with pytest.raises(RequestError, match="a number of thousands of digits"):
+            read_spec(data)

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import pytest
+import torch
 from checkpoint_files import LLAMA, llama_tensors, written
 from helpers import case, cli, exported, refused, tree
 from manifest_data import plan_manifest, read_manifest_data, write_manifest_data
@@ -26,6 +27,7 @@ from posexport.errors import MismatchError
 from posexport.export.exporter import export
 from posexport.files import sha256_of
 from posexport.models.checkpoints import read_checkpoint
+from posexport.models.weights import weight_shapes
 from posexport.runtimes import RUNTIMES
 
 MISSING = next((name for name, row in RUNTIMES.items() if row.missing() is not None), None)
@@ -284,6 +286,19 @@ def test_weights_that_are_not_the_originals_fail_though_the_manifest_agrees(llam
     sound = exported_from(llama, tmp_path / "b.onnx")
     code, (verdict,) = verdicts(sound, "--runtime", "ort-cpu", "--weights", file)
     assert (code, verdict["weights"]["text"]) == (0, "those of weights w.safetensors")
+
+
+def test_the_sign_of_a_zero_is_a_part_of_the_weights(tmp_path: Path) -> None:
+    from posexport.artifact.original import Original
+
+    spec = case("rope")
+    values = {name: torch.zeros(shape) for name, shape in weight_shapes(spec).items()}
+    save_file(values, tmp_path / "w.safetensors")
+    original = Original(weights=tmp_path / "w.safetensors")
+    assert original.mismatch(spec, values) is None
+    changed = {**values, "q_proj.weight": values["q_proj.weight"].clone()}
+    changed["q_proj.weight"][3, 5] = -0.0
+    assert "q_proj.weight has -0.0 where the original has 0.0" in str(original.mismatch(spec, changed))
 
 
 def test_the_reason_says_where_the_manifest_has_the_weights_from(llama: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from posexport import __version__, temporary
 from posexport.errors import system_error
-from posexport.files import write_json
+from posexport.files import renewed, write_json
 from posexport.jsondata import DataError, read_json
 
 FOLDER = ".posexport-tune"
@@ -80,7 +80,8 @@ class Store:
 def _read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
     """The fact in a file; None where it is not there or damaged: then it is measured anew."""
     try:
-        data = read_json(path)
+        with renewed():
+            data = read_json(path)
     except (OSError, DataError):
         return None
     whole = isinstance(data, dict) and data.get("key") == key and isinstance(data.get("fact"), dict)

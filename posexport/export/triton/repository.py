@@ -24,7 +24,7 @@ from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError
 from posexport.export.triton.config import read_config
 from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact
-from posexport.files import TEXT_LIMIT, HashingFile, open_file, read_bytes, write_folder
+from posexport.files import TEXT_LIMIT, HashingFile, open_file, read_bytes, renewed, write_folder
 from posexport.progress import Progress
 
 
@@ -94,7 +94,7 @@ class ModelVersion:
         others = sorted((name for name in versions if name != str(self.version)), key=int)
         if not path.is_file() or (self.force and not others):
             return
-        with suppress(RequestError):
+        with suppress(RequestError), renewed():
             if read_config(read_bytes(path, TEXT_LIMIT)) == config:
                 return
         advice = ": give another --name, or --force to replace it"

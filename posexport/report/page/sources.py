@@ -12,7 +12,7 @@ from posexport.artifact.paths import SUFFIXES, short_names
 from posexport.bench.result import Benchmark, ProjectBenchmark
 from posexport.bench.results import Result, Sweep, linked, source_files, tuning_in_manifest
 from posexport.bench.tune.result import Result as Tuning
-from posexport.errors import RequestError
+from posexport.errors import RequestError, shown
 from posexport.files import sha256_of
 from posexport.jsondata import DataError, clean, read_json, structure, writable
 from posexport.report.paths import check_paths, no_results
@@ -112,7 +112,7 @@ def _result(path: Path, name: str, data: Any) -> Any:
     kind = KINDS[name]
     try:
         if "kind" in data and data.get("version") != VERSION:
-            raise DataError(f"version is {data.get('version')!r}, this posexport reads {VERSION}")
+            raise DataError(f"version is {shown(data.get('version'))}, this posexport reads {VERSION}")
         return kind.read(clean(data)) if kind.read else structure(clean(data), kind.schema)
     except DataError as error:
         raise RequestError(f"{str(path)!r} is no sound result of {kind.command} ({error}): write it again.") from None

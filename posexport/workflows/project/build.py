@@ -12,6 +12,7 @@ from posexport.artifact.manifest import read_manifest
 from posexport.artifact.signing import SigningKey
 from posexport.errors import MismatchError, RequestError, located, system_error
 from posexport.export.request import write
+from posexport.files import renewed
 from posexport.jsondata import unstructure
 from posexport.progress import Progress
 from posexport.runtimes.tensorrt.api import can_build
@@ -88,14 +89,16 @@ def _outcome(product: Product, state: State, reason: str) -> Outcome:
     outcome = Outcome(file=str(product.path), artifact=product.entry.name, state=state, reason=reason)
     if state not in ("made", "up to date"):
         return outcome
-    manifest = read_manifest(product.path)
+    with renewed():
+        manifest = read_manifest(product.path)
     return attrs.evolve(outcome, sha256=None if manifest is None else manifest.sha256, size=product.bytes())
 
 
 def _not_signed(product: Product, key: SigningKey) -> str | None:
     """Why a file is not one that `key` signed, as a clause; None where it is."""
     try:
-        read_manifest(product.path, (key.trusted(),))
+        with renewed():
+            read_manifest(product.path, (key.trusted(),))
     except MismatchError as error:
         return error.reason.text
     return None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import attrs
 
 from posexport.bench.candidates import CANDIDATES
-from posexport.errors import RequestError, check_known, located, unknown
+from posexport.errors import RequestError, check_known, located, shown, unknown
 from posexport.files import read_toml
 from posexport.runtimes import runtime
 from posexport.runtimes.tensorrt.options import PlanOptions
@@ -231,7 +231,7 @@ def _entry(data: Mapping[str, Any], where: str, index: int) -> Entry:
 def _keys(data: Any, where: str, allowed: Sequence[str]) -> dict[str, Any]:
     """A table with `_` for `-` in its keys; RequestError for unknown ones."""
     if not isinstance(data, dict):
-        raise RequestError(f"{where} is {data!r}: it must be a table.")
+        raise RequestError(f"{where} is {shown(data)}: it must be a table.")
     values: dict[str, Any] = {}
     for key, value in data.items():
         name = key.replace("-", "_")
@@ -252,7 +252,7 @@ def _nested(kind: type[T], data: Any, where: str) -> T:
     values = _keys(data, where, [field.name for field in attrs.fields(kind)])  # type: ignore[arg-type]
     for name, value in values.items():
         if isinstance(value, list) and any(isinstance(item, str) and value.count(item) > 1 for item in value):
-            raise RequestError(f"{where}: {_key(name)} is {value!r}: it must be a list of different values.")
+            raise RequestError(f"{where}: {_key(name)} is {shown(value)}: it must be a list of different values.")
     if kind is Budget and "latency" in values:
         tables = values["latency"] if isinstance(values["latency"], list) else [values["latency"]]
         values["latency"] = tuple(_nested(Latency, table, f"{where}, latency") for table in tables)

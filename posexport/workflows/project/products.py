@@ -28,11 +28,11 @@ from posexport.artifact.manifest import (
 )
 from posexport.artifact.profiles import profiles_of
 from posexport.artifact.signing import SigningKey
-from posexport.errors import Reason, RequestError, check_known, located
+from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
 from posexport.export.support import default_opset
-from posexport.files import sha256_of
+from posexport.files import renewed, sha256_of
 from posexport.jsondata import unstructure
 from posexport.machine import versions
 from posexport.runtimes.tensorrt.options import PlanOptions
@@ -102,7 +102,7 @@ def request_of(project: Project, entry: Entry, form: str | None) -> Request:
     with located(where, lambda field: field.replace("_", "-") if field in EXPORT_OPTIONS else field):
         for name, value in (("config", config), ("preset", preset), ("from", given.get("from"))):
             if value is not None and not isinstance(value, str):
-                raise RequestError(f"{name} is {value!r}: it must be text.")
+                raise RequestError(f"{name} is {shown(value)}: it must be text.")
         for kind in (Spec, ExportOptions, CheckpointOptions):
             check_types(kind, given)
         request = read_request(config, preset, parameters or {}, given, project.root)
@@ -144,9 +144,10 @@ def out_of_date(product: Product) -> Reason | None:
 
     The code of a file that is not the one of its manifest is that of such a file in every verdict.
     """
-    if product.path.is_file() and not _is_own(product):
-        return changed(product.path)
-    text = _out_of_date(product)
+    with renewed():
+        if product.path.is_file() and not _is_own(product):
+            return changed(product.path)
+        text = _out_of_date(product)
     return None if text is None else Reason(OUT_OF_DATE, text)
 
 
@@ -176,7 +177,8 @@ def _out_of_date(product: Product) -> str | None:
 
 def stamp(product: Product, key: SigningKey | None = None) -> None:
     """Add to a file's manifest what the file was made from, and sign it with a `key`."""
-    manifest = read_manifest(product.path)
+    with renewed():
+        manifest = read_manifest(product.path)
     if manifest is None:
         raise RequestError(f"{str(product.path)!r} has no manifest: make it again with 'posexport build'.")
     write_manifest(product.path, attrs.evolve(manifest, request=product.made_from), key)

@@ -22,7 +22,7 @@ import attrs
 
 from posexport import __version__
 from posexport.errors import RequestError, system_error
-from posexport.files import json_bytes, staged, write_json
+from posexport.files import json_bytes, renewed, staged, write_json
 from posexport.jsondata import DataError, read_json, structure, unstructure
 from posexport.verify.matrix.table import REFUSED, Cell, Entry, Matrix, read
 from posexport.workflows.sweep.job_plan import Plan, Refused
@@ -80,7 +80,8 @@ class Folder:
             for job in plan.jobs
             if KINDS[job.kind].parts and (record := records.get(job.id)) is not None and record.result is not None
         ]
-        matrices, left_out = merged(results, plan.refused)
+        with renewed():
+            matrices, left_out = merged(results, plan.refused)
         with staged() as files:
             for target, matrix in matrices.items():
                 files.write(self.path / file_name(target), methodcaller("write", matrix.to_bytes()))
@@ -90,7 +91,8 @@ class Folder:
 
     def records(self) -> dict[str, Record]:
         """The jobs that have ended, by id. A job whose record or result is not whole runs again."""
-        records = filter(None, map(_read, sorted((self.path / _JOBS).glob("*.json"))))
+        with renewed():
+            records = [record for file in sorted((self.path / _JOBS).glob("*.json")) if (record := _read(file))]
         return {
             record.id: record for record in records if record.result is None or (self.path / record.result).is_file()
         }

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from posexport.errors import RequestError, check_known, located, unknown
+from posexport.errors import RequestError, check_known, located, shown, unknown
 from posexport.files import read_toml
 from posexport.jsondata import DataError, read_json
 from posexport.spec.fields import integer
@@ -156,7 +156,7 @@ def _stated(keys: Mapping[str, Any], kind: Kind, options: Options) -> dict[str, 
             continue
         value = _single(keys[key])
         if value not in (True, False, "true", "false"):
-            raise RequestError(f"{key} is {value!r}: it must be true or false.")
+            raise RequestError(f"{key} is {shown(value)}: it must be true or false.")
         if value in (True, "true") or option.secondary_opts:
             flags[key] = [str(value).lower()]
     return {**stated, **flags}
@@ -246,7 +246,7 @@ def _shown(path: Path, folder: Path) -> str:
 
 def _path(key: str, value: Any) -> Path:
     if not isinstance(value, str) or not value:
-        raise RequestError(f"{key} is {value!r}: it must be the path of a file.")
+        raise RequestError(f"{key} is {shown(value)}: it must be the path of a file.")
     return Path(value)
 
 
@@ -265,7 +265,7 @@ def _artifacts(keys: Mapping[str, Any], folder: Path) -> list[Path]:
         else:
             matches = [path]
         if not matches:
-            raise RequestError(f"artifact {value!r} matches no .onnx or .plan: give artifacts of posexport.")
+            raise RequestError(f"artifact {shown(value)} matches no .onnx or .plan: give artifacts of posexport.")
         for file in matches:
             if file.suffix not in (".onnx", ".plan"):
                 raise RequestError(f"artifact {str(file)!r} is neither .onnx nor .plan: give artifacts of posexport.")

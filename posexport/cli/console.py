@@ -56,7 +56,7 @@ def show_json(data: Any) -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """A table on stdout, folded where it is wider than the terminal, or than 160 characters elsewhere.
+    """A table on stdout, folded where it is wider than the terminal, or than 180 characters elsewhere.
 
     The columns that `right` names are right-aligned. Where it is too wide, empty columns are left out, and words and
     names are folded, never numbers. Not a table of rich, whose import would make `list` slow.
@@ -64,7 +64,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     table = [
         [[plain(line, _CELL, "") for line in cell.splitlines()] or [""] for cell in row] for row in (columns, *rows)
     ]
-    limit = 160
+    limit = 180
     if sys.stdout.isatty():
         import shutil
 

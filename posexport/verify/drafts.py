@@ -72,7 +72,10 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             most = reach.seq if reach.given else max(reach.seq, draft.seq)
             rows = _shorter(spec, draft.batch, draft.seq) if draft.batch > MANY else draft.seq
             past = min(draft.past, most, CACHED // (_per_token(spec) * draft.batch))
-            yield attrs.evolve(draft, seq=min(rows, most), past=max(past, 0), encoder=min(draft.encoder, most))
+            far = spec.ordered and draft.positions in ("far", "far row", "middle")  # keys are large there already
+            values = "normal" if far and draft.values in ("loud", "outlier", "peaks") else draft.values
+            sizes = {"seq": min(rows, most), "past": max(past, 0), "encoder": min(draft.encoder, most)}
+            yield attrs.evolve(draft, values=values, **sizes)
 
 
 def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -125,9 +128,9 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     # from the second number on a length belongs to another band, and is not tried where it costs too much
     for draft, least in (
         (Draft("65 on", 1, _band(rng, 65, 127), 0, 0, size(1025, 1700), "far", "right"), 65),
-        (Draft("129 on", 1, _band(rng, 129, 255), 0, 80, _band(rng, 257, 511), "middle", "left", "loud"), 129),
-        (Draft("257 on", 1, size(257, 400), 0, 0, _band(rng, 129, 255), "far row", "holes", "outlier"), 257),
-        (Draft("513 on", 1, _band(rng, 513, 800), 0, 3, _band(rng, 65, 127), "middle", "few holes"), 513),
+        (Draft("129 on", 1, _band(rng, 129, 255), 0, 80, _band(rng, 257, 511), "near", "left", "loud"), 129),
+        (Draft("257 on", 1, size(257, 400), 0, 0, _band(rng, 129, 255), "middle", "holes", "outlier"), 257),
+        (Draft("513 on", 1, _band(rng, 513, 800), 0, 3, _band(rng, 65, 127), "far row", "few holes"), 513),
         (Draft("1025 on", 1, size(1025, 1100), 0, 0, size(600, 1000), "far", "none", "quiet"), 1025),
         (Draft("power of two", 1, power, 0, 0, power, "shuffled", "none", "zeros"), power),
         (Draft("rows", many, _band(rng, 65, 127), 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 65),
@@ -154,14 +157,13 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     padding = itertools.cycle(("left", "holes", "both", "few holes", "right"))
     values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
     spare = itertools.cycle((3, 300, 0, 70, 1, 25))
-    rows = (("one row", 1, 180, 1000), ("several rows", size(2, 4), 140, 800), ("many rows", many, 100, 600))
+    rows = (("one", 1, 180, 1000), ("several", size(2, 4), 140, 800), ("many", many, 100, 600))
     tokens = (("step", 1, 1), ("chunk", 8, 48), ("wide chunk", 80, 180))
     for (who, batch, widest, longest), (what, few, more), about in itertools.product(rows, tokens, (16, 64, 256, 1000)):
-        name = f"{what} of {who} after {about}"
         seq = _band(rng, few, min(more, widest))
         past = min(_band(rng, round(0.75 * min(about, longest)), round(1.33 * min(about, longest))), late - 1)
         kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
-        yield Draft(name, batch, seq, past, next(spare), size(1, 64), *kinds, next(values))
+        yield Draft(f"{what} of {who}", batch, seq, past, next(spare), size(1, 64), *kinds, next(values))
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
     yield Draft("steps of rows alike", 4, 1, _band(rng, 33, 127), 5, 9, "alike")
     for power in POWERS:

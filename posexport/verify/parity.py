@@ -6,7 +6,7 @@ on the user's own inputs); and then
 
     max |got - reference|  <=  min(multiple * torch error + floor * rms(reference), ceiling * rms(reference))
 
-where the torch error is max |torch - reference| of torch eager in the artifact's dtype. The ceiling keeps a wrong torch
+or is no more than the smallest number of the dtype. The torch error is max |torch - reference| of torch eager in the artifact's dtype. The ceiling keeps a wrong torch
 result from excusing everything. Every verdict states all of these numbers.
 """
 
@@ -49,6 +49,10 @@ TOLERANCES = {
     "fp16": Tolerance(multiple=8.0, floor=2.0**-10, ceiling=0.06),
     "bf16": Tolerance(multiple=8.0, floor=2.0**-7, ceiling=0.5),
 }
+
+
+SMALLEST = {"fp32": 2.0**-126, "fp16": 2.0**-24, "bf16": 2.0**-126, "fp64": 0.0}
+"""What a runtime may take for zero: below it, fp32 and bf16 have no normal numbers, and fp16 has none at all."""
 
 
 def tolerance_at(dtype: str, rounding: float = 0.0) -> Tolerance:
@@ -130,7 +134,7 @@ def _compare(
     index = _first_index(errors == error)
     torch_error = float(np.abs(by_torch - exact).max())
     rms = float(np.sqrt(np.mean(exact[~beyond] ** 2)))
-    limit = tolerance.limit(torch_error, rms)
+    limit = max(tolerance.limit(torch_error, rms), SMALLEST[dtype])
     text = f"output {name!r} is off by {error:.3g} at {list(index)}, the limit is {limit:.3g}"
     return None if error <= limit else Reason(OVER_LIMIT, text), {
         "max_error": error,

@@ -69,7 +69,7 @@ def test_a_table_is_aligned_and_folded(capsys: pytest.CaptureFixture[str]) -> No
     title, empty, header, rule, *rows = capsys.readouterr().out.splitlines()
     assert (title, empty) == ("Title", "")
     assert header == " name   size   note"
-    assert rule == " " + "─" * 158, "160 columns, one of them empty on each side"
+    assert rule == " " + "─" * 178, "180 columns, one of them empty on each side"
     assert rows[0].startswith(" a         1   word word")
     assert rows[1].startswith(" bc            word")
     assert " ".join(row[15:] for row in rows[:2]).split() == words.split()

@@ -14,6 +14,10 @@ from typing import Any
 
 from posexport.temporary import ENDING_SIGNALS
 
+_ALARM = getattr(signal, "SIGALRM", None)  # Windows has none
+WAIT_SECONDS, MOST_WAITS = 0.02, 500
+"""How long, and how often, a signal waits for the end of an import: torch's takes seconds."""
+
 
 def open_streams() -> None:
     """Give stdin, stdout and stderr a file where they are closed, and let stdout take any character.
@@ -60,15 +64,16 @@ class Interrupts:
     `held` is to be set by the first line of a `finally` of the command's own frame: Python runs handlers at calls and
     jumps only, so there is no moment between the end of the work and that line.
 
-    Python raises KeyboardInterrupt wherever the main thread is. In the middle of another package's import, or in a
-    handler of its errors, it may become some other error, or be swallowed: torch, interrupted while it imports a part
-    of itself, then lacks an attribute. A signal that has another handler, or is ignored, as after `nohup`, is left
+    Python raises KeyboardInterrupt wherever the main thread is. In the middle of an import it may become some other
+    error, be swallowed, or end the process where a compiled module calls Python: so it waits until no import is under
+    way, though not for ever. A signal that has another handler, or is ignored, as after `nohup`, is left
     alone; so are all of them outside the main thread.
     """
 
     def __init__(self) -> None:
         self.received: list[int] = []
         self.held = False
+        self._waits = 0
         self._before: dict[int, Any] = {}
 
     def begin(self) -> None:
@@ -80,9 +85,13 @@ class Interrupts:
             if (handler := signal.getsignal(number)) in defaults:
                 self._before[number] = handler
                 signal.signal(number, self._note)
+        if _ALARM is not None and signal.getsignal(_ALARM) in defaults:
+            self._before[_ALARM] = signal.signal(_ALARM, self._again)
 
     def end(self) -> None:
         """Give the signals back."""
+        if _ALARM in self._before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -93,5 +102,25 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
-        if not self.held:
-            raise KeyboardInterrupt
+        self._interrupt(frame)
+
+    def _again(self, number: int, frame: FrameType | None) -> None:
+        self._waits += 1
+        self._interrupt(frame)
+
+    def _interrupt(self, frame: FrameType | None) -> None:
+        if self.held:
+            return
+        if _ALARM in self._before and self._waits < MOST_WAITS and _imports(frame):
+            signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
+            return
+        raise KeyboardInterrupt
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether a module is imported in this frame, or in one that called it."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

@@ -74,8 +74,8 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             past = min(draft.past, most, CACHED // (_per_token(spec) * draft.batch))
             far = spec.ordered and draft.positions in ("far", "far row", "middle")  # keys are large there already
             values = "normal" if far and draft.values in ("loud", "outlier", "peaks") else draft.values
-            sizes = {"seq": min(rows, most), "past": max(past, 0), "encoder": min(draft.encoder, most)}
-            yield attrs.evolve(draft, values=values, **sizes)
+            encoder = min(draft.encoder, most)
+            yield attrs.evolve(draft, seq=min(rows, most), past=max(past, 0), encoder=encoder, values=values)
 
 
 def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:

@@ -6,8 +6,9 @@ on the user's own inputs); and then
 
     max |got - reference|  <=  min(multiple * torch error + floor * rms(reference), ceiling * rms(reference))
 
-or is no more than the smallest number of the dtype. The torch error is max |torch - reference| of torch eager in the artifact's dtype. The ceiling keeps a wrong torch
-result from excusing everything. Every verdict states all of these numbers.
+or is no more than the smallest number of the dtype. The torch error is max |torch - reference| of torch eager in the
+artifact's dtype. The ceiling keeps a wrong torch result from excusing everything. Every verdict states all of these
+numbers.
 """
 
 from __future__ import annotations

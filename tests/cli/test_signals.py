@@ -300,3 +300,32 @@ def test_further_signals_while_the_first_is_handled(moment: str, tmp_path: Path,
     assert stderr.count("no file is half-written") == 1
     assert code == 128 + signal.SIGTERM
     assert place.left() == []
+
+
+INTERRUPTED_IMPORT = """
+import sys, time
+from posexport.cli.surroundings import Interrupts
+sys.path.insert(0, ".")
+interrupts = Interrupts()
+interrupts.begin()
+try:
+    import signalled_import
+    for _ in range(500):
+        time.sleep(0.01)
+    print("went on")
+except KeyboardInterrupt:
+    print(sys.modules["signalled_import"].whole, interrupts.received)
+"""
+
+
+def test_a_signal_waits_for_the_end_of_an_import(tmp_path: Path) -> None:
+    lines = (
+        "import os, signal",
+        "os.kill(os.getpid(), signal.SIGTERM)",
+        "[len('a') for _ in range(9)]",
+        "whole = True",
+    )
+    (tmp_path / "signalled_import.py").write_text("\n".join(lines))
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout, ended.stderr) == (f"True [{signal.SIGTERM:d}]\n", "")

@@ -157,7 +157,7 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     padding = itertools.cycle(("left", "holes", "both", "few holes", "right"))
     values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
     spare = itertools.cycle((3, 300, 0, 70, 1, 25))
-    rows = (("one", 1, 180, 1000), ("several", size(2, 4), 140, 800), ("many", many, 100, 600))
+    rows = (("one", 1, 180, 1000), ("several", size(2, 4), 140, 800), ("many", many, 100, 700))
     tokens = (("step", 1, 1), ("chunk", 8, 48), ("wide chunk", 80, 180))
     for (who, batch, widest, longest), (what, few, more), about in itertools.product(rows, tokens, (16, 64, 256, 1000)):
         seq = _band(rng, few, min(more, widest))

@@ -1,0 +1,131 @@
+"""Which corners every seed's inputs reach: bands of lengths, rows and caches, the block's own numbers, every token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from helpers import small_spec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posexport.spec.contract import bounds_of, graph_inputs
+from posexport.spec.spec import Spec
+from posexport.verify.cases import Case, make_cases
+from posexport.verify.coverage import not_shown, spread_cells
+from posexport.verify.reach import read_reach
+
+BANDS = ((65, 127), (129, 255), (257, 511), (513, 1023), (1025, 2047), (2049, 2300))
+"""Lengths between powers of two."""
+
+PASTS = ((8, 32), (33, 127), (129, 511), (513, 2047))
+"""Cached tokens between powers of two, about."""
+
+ROWS = ((1, 1), (2, 4), (5, 12))
+TOKENS = {"step": (1, 1), "chunk": (2, 64), "wide chunk": (65, 300)}
+
+
+def _made(spec: Spec, seed: int = 0) -> list[Case]:
+    return make_cases(spec, seed, bounds_of(graph_inputs(spec), {}))
+
+
+def _cached(each: Case) -> int:
+    return each.keys - each.sizes["seq"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_band_of_lengths_meets_one_row_and_several(seed: int) -> None:
+    sizes = [(each.sizes["batch"], each.sizes["seq"]) for each in _made(small_spec("rope"), seed)]
+    for low, high in BANDS:
+        assert any(batch == 1 and low <= seq <= high for batch, seq in sizes), (low, high)
+    for low, high in ((65, 127), (129, 255), (257, 511)):
+        assert any(batch > 1 and low <= seq <= high for batch, seq in sizes), (low, high)
+    assert any(batch >= 12 for batch, _ in sizes)
+
+
+@pytest.mark.parametrize("kind", ["concat", "shared"])
+def test_steps_and_chunks_of_any_rows_meet_each_band_of_cached_tokens(kind: str) -> None:
+    for seed in range(3):
+        cases = _made(small_spec("rope", kv_cache=kind, causal=True), seed)
+        for what, (few, more) in TOKENS.items():
+            for least, most in ROWS:
+                for low, high in PASTS:
+                    assert any(
+                        few <= each.sizes["seq"] <= more
+                        and least <= each.sizes["batch"] <= most
+                        and low <= _cached(each) <= high
+                        for each in cases
+                    ), (what, least, low)
+
+
+def test_far_positions_meet_long_rows_steps_and_chunks() -> None:
+    cases = _made(small_spec("rope", kv_cache="concat", causal=True))
+    far = [each for each in cases if each.farthest > 2**16]
+    assert {"step", "chunk", "wide chunk"} <= {each.name.split(" of ")[0] for each in far}
+    assert any(each.sizes["seq"] > 1024 for each in far)
+    assert any(_cached(each) > 1024 and each.sizes["seq"] == 1 for each in far)
+
+
+def test_shared_buffers_have_many_free_slots_and_some_are_zero() -> None:
+    cases = _made(small_spec("rope", kv_cache="shared", causal=True))
+    assert any(each.sizes["max_seq"] - each.keys > 64 and each.sizes["batch"] == 1 for each in cases)
+    behind = [
+        bool((np.asarray(each.arrays["past_key"])[:, :, each.keys :] == 0).all())
+        for each in cases
+        if each.sizes["max_seq"] > each.keys
+    ]
+    assert {True, False} == {*behind}
+
+
+def test_rows_may_be_alike() -> None:
+    spec = small_spec("rope3d", kv_cache="shared", causal=True)
+    alike = [each for each in _made(spec) if each.sizes["batch"] > 3 and each.name.startswith("steps of rows alike")]
+    assert alike
+    for each in alike:
+        positions = each.arrays["position_ids"]
+        assert (positions == positions[:1, :, :1]).all()  # in all rows and along all axes
+        assert len({*each.arrays["write_indices"].tolist()} - {0}) >= 1
+        assert (each.arrays["write_indices"] > 0).all()
+
+
+def _own_sizes() -> Iterator[tuple[Spec, int]]:
+    yield small_spec("swin", window_size=5), 25
+    yield small_spec("rope-dinov3", grid=(6, 6), prefix_tokens=1), 37
+    yield small_spec("learned", max_positions=700), 700
+    yield small_spec("rope", window=333, causal=True), 333
+    yield small_spec("t5", max_distance=140), 140
+
+
+@pytest.mark.parametrize(("spec", "size"), list(_own_sizes()))
+def test_the_blocks_own_numbers_are_lengths_too(spec: Spec, size: int) -> None:
+    assert any(each.sizes["seq"] == size for each in _made(spec))
+
+
+@given(side=st.integers(2, 300))
+def test_two_spread_cells_are_any_offset_apart(side: int) -> None:
+    cells = spread_cells(small_spec("swin", window_size=side))
+    assert cells is not None
+    assert cells.min() == 0
+    assert cells.max() == side - 1
+    for axis in range(2):  # cells are a product of the same places along each axis
+        places = np.unique(cells[:, axis])
+        assert len(places) ** 2 == len(cells)
+        assert {*range(side)} <= {int(b - a) for a in places for b in places}
+
+
+def test_each_token_of_a_small_vocabulary_is_read_and_a_large_one_is_inconclusive() -> None:
+    for size, read in ((3000, True), (50_000, False)):
+        spec = small_spec("rope", vocab_size=size)
+        cases = _made(spec)
+        ids = np.unique(np.concatenate([each.arrays["input_ids"].ravel() for each in cases]))
+        assert (len(ids) == size) == read
+        said = [text for text in not_shown(spec, cases) if "token ids" in text]
+        assert said == ([] if read else [f"{size - len(ids)} of {size} token ids were not read"])
+
+
+@pytest.mark.parametrize("asked", ["seq=1048577", "batch=4097", "batch=16777215", "seq=0", "rows=3", "seq=1,seq=2"])
+def test_a_reach_is_bounded(asked: str) -> None:
+    assert read_reach("seq=1048576,batch=4096") == {"seq": 2**20, "batch": 2**12}
+    with pytest.raises(ValueError):  # noqa: PT011
+        read_reach(asked)

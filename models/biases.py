@@ -193,6 +193,9 @@ class Sandwich(Encoding):
             yield f"dim is {self.dim}: sandwich pairs a sine with a cosine, so give an even one."
         yield from inexact(spec, self.theta)
 
+    def rounding(self, position: int, keys: int) -> float:
+        return self.dim * 2.0**-24  # sums of dim terms that nearly cancel between near keys
+
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         frequencies = angle_constant(spec, dtype, progression(self.dim, self.theta))
         return {"frequencies": frequencies, "rates": [spec.num_heads / (8.0 * h) for h in range(1, spec.num_heads + 1)]}

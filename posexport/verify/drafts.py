@@ -72,10 +72,11 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             most = reach.seq if reach.given else max(reach.seq, draft.seq)
             rows = _shorter(spec, draft.batch, draft.seq) if draft.batch > MANY else draft.seq
             past = min(draft.past, most, CACHED // (_per_token(spec) * draft.batch))
-            far = spec.ordered and draft.positions in ("far", "far row", "middle")  # keys are large there already
-            values = "normal" if far and draft.values in ("loud", "outlier", "peaks") else draft.values
-            encoder = min(draft.encoder, most)
-            yield attrs.evolve(draft, seq=min(rows, most), past=max(past, 0), encoder=encoder, values=values)
+            draft = attrs.evolve(draft, seq=min(rows, most), past=max(past, 0), encoder=min(draft.encoder, most))
+            if spec.ordered and draft.positions in ("far", "far row", "middle", "near"):  # keys are large there already
+                positions = draft.positions if past < LEAST else "consecutive"
+                draft = attrs.evolve(draft, positions=positions, values="normal")
+            yield draft
 
 
 def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:

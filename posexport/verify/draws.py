@@ -335,6 +335,7 @@ def _outlier(tokens: Tokens) -> Array:
 def _peaks(tokens: Tokens) -> Array:
     """Large where few or no queries may look, and single large numbers in a cache."""
     spec = tokens.spec
+    deep = spec.layers > (LOUD_LAYERS if spec.dtype == "fp32" else 1)
     if not tokens.cached:
         peak, hidden = HIDDEN_PEAK[spec.dtype], tokens.masked.copy()
         if spec.dtype == "fp32":
@@ -342,9 +343,9 @@ def _peaks(tokens: Tokens) -> Array:
             hidden[:, -1:] |= spec.causal
         else:
             hidden &= hidden.cumsum(1) == 1
-        peak = min(peak, LOUD_BELOW) if spec.layers > LOUD_LAYERS else peak
+        peak = min(peak, LOUD_BELOW) if deep else peak
         return np.where(tokens.each(hidden), peak, 1.0) * tokens.values
-    heavy = tokens.values * np.where(tokens.rng.random(tokens.values.shape) < 0.02, 8.0, 1.0)
+    heavy = tokens.values * np.where(tokens.rng.random(tokens.values.shape) < 0.02, LOUD_BELOW if deep else 8.0, 1.0)
     return np.where(tokens.each(tokens.masked), CACHED_PEAK * tokens.values, heavy)
 
 

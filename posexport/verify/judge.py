@@ -32,7 +32,15 @@ from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
 from posexport.verify.cases import Case
 from posexport.verify.coverage import not_shown, shown
-from posexport.verify.parity import TOLERANCES, compare, inconclusive_reason, judge, not_computed, tolerance_at
+from posexport.verify.parity import (
+    TOLERANCES,
+    compare,
+    inconclusive_reason,
+    judge,
+    not_computed,
+    set_aside,
+    tolerance_at,
+)
 from posexport.verify.property_runs import PropertyRuns
 from posexport.verify.result import (
     CONTRACT,
@@ -150,8 +158,11 @@ class ArtifactJob:
                 raise RequestError(f"{path!r}: {answer.failure.text}")  # the runtime can't open this plan
             return self._located(Verdict.of(path, name, FAILED, answer.failure, notes=notes), row)
         comparisons = self._comparisons(indices, reference, by_torch, answer)
+        unclear: tuple[str, ...] = ()
+        if not self.given:
+            comparisons, unclear = set_aside(comparisons, {case.name: self._tolerance(case) for case in self.cases})
         left_out = tuple(self._not_computed(indices, reference, by_torch, answer))
-        fields = {"notes": notes, "describe": answer.describe, "not_shown": left_out}
+        fields = {"notes": notes, "describe": answer.describe, "not_shown": (*unclear, *left_out)}
         verdict = judge(path, name, comparisons, len(indices), self.given, **fields)
         worst = verdict.worst
         case = None if worst is None else next(case for case in self.cases if case.name == worst.case)

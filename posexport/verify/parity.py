@@ -56,6 +56,11 @@ SMALLEST = {"fp32": 2.0**-126, "fp16": 2.0**-24, "bf16": 2.0**-126, "fp64": 0.0}
 """What a runtime may take for zero: below it, fp32 and bf16 have no normal numbers, and fp16 has none at all."""
 
 
+UNCLEAR = 4
+"""Torch's error is near the ceiling from this part of it on; and no more than this part of the comparisons of an output
+may be set aside for it."""
+
+
 def tolerance_at(dtype: str, rounding: float = 0.0) -> Tolerance:
     """The tolerance in `dtype` where terms of the encoding may differ by `rounding` from one runtime to another.
 
@@ -228,6 +233,38 @@ def inconclusive_reason(worst: Comparison, tolerance: Tolerance) -> str | None:
         f"{ceiling:.3g}: either rounding errors grow that much in this block or torch's own result is wrong, so these "
         "inputs say nothing about the runtime"
     )
+
+
+def set_aside(
+    comparisons: Sequence[Comparison], tolerances: Mapping[str, Tolerance]
+) -> tuple[list[Comparison], tuple[str, ...]]:
+    """The comparisons that say something, and what the others leave open, in clauses; `tolerances` are by case.
+
+    Where torch's own error is near the ceiling, rounding errors grow that much on these inputs, and a runtime that is
+    above the ceiling by no more than its share of them need not be wrong. Such comparisons count as failures all the
+    same where they are many: then it may be torch that is wrong.
+    """
+    unclear = [each for each in comparisons if each.state == FAILED and _is_unclear(each, tolerances[each.case])]
+    outputs = {
+        each.output
+        for each in unclear
+        if UNCLEAR * sum(other.output == each.output for other in unclear)
+        <= sum(other.output == each.output for other in comparisons)
+    }
+    aside = [each for each in unclear if each.output in outputs]
+    clauses = tuple(
+        f"torch itself is off by {each.torch_error:.2g} of {each.reference_rms:.2g} in {each.output!r} on {each.case}: "
+        "rounding errors hide what the runtime does there"
+        for each in aside[:3]
+    )
+    return [each for each in comparisons if each not in aside], clauses
+
+
+def _is_unclear(each: Comparison, tolerance: Tolerance) -> bool:
+    if each.torch_error is None or each.reference_rms is None or each.max_error is None:
+        return False
+    near = each.torch_error > tolerance.ceiling * each.reference_rms / UNCLEAR
+    return near and each.max_error <= tolerance.uncapped(each.torch_error, each.reference_rms)
 
 
 def worst_of(comparisons: Sequence[Comparison]) -> Comparison:

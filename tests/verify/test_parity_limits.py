@@ -19,7 +19,7 @@ from posexport.models.block import Streamed
 from posexport.report.verdicts import rows
 from posexport.verify import parity
 from posexport.verify.junit import to_junit
-from posexport.verify.parity import TOLERANCES, compare, judge, tolerance_at, worst_of
+from posexport.verify.parity import TOLERANCES, compare, judge, set_aside, tolerance_at, worst_of
 from posexport.verify.result import FAILED, PASSED, Comparison, Report, Tolerance
 
 Array = np.ndarray[Any, Any]
@@ -150,7 +150,10 @@ def test_zero_is_equal_to_zero_and_to_nothing_else() -> None:
     wrong = flat.copy()
     wrong[1, 1] = 1e-30
     found = one(wrong, flat, nought)
-    assert (found.state, found.severity) == (FAILED, math.inf)
+    assert found.state == FAILED
+    assert found.severity > 1e6
+    wrong[1, 1] = 2.0**-127  # no normal number: some runtimes take it for zero
+    assert one(wrong, flat, nought).state == PASSED
 
 
 def test_the_worst_is_a_failure_before_any_pass_and_then_the_nearest_to_one() -> None:
@@ -213,7 +216,12 @@ def test_limits_grow_only_where_runtimes_round_in_different_ways() -> None:
         for name in (*CASES, *MORE_CASES)
         if any(layer.encoding.rounding(10**6, 1000) for layer in case(name).distinct_layers())
     }
-    assert grown == {"rope-dynamic", "cope", "cope-gqa"}
+    assert grown == {
+        "rope-dynamic",
+        "cope",
+        "cope-gqa",
+        *(name for name in (*CASES, *MORE_CASES) if "sandwich" in name),
+    }
 
 
 @pytest.mark.parametrize("name", ["rope", "rope2d", "rope-mixed", "sinusoidal", "relative", "mrope-yarn"])
@@ -232,3 +240,33 @@ def test_the_reference_has_the_angles_of_fp32_at_far_positions(name: str) -> Non
     rms = float(reference["output"].square().mean().sqrt())
     assert float((eager["output"] - reference["output"]).abs().max()) < 1e-5 * rms
     assert float((exact["output"] - reference["output"]).abs().max()) > 1e-4 * rms
+
+
+def _compared(case: str, error: float, torch_error: float) -> Comparison:
+    limit = TOLERANCES["fp16"].limit(torch_error, 1.0)
+    state = PASSED if error <= limit else FAILED
+    return Comparison(
+        case=case, output="o", state=state, max_error=error, torch_error=torch_error, reference_rms=1.0, limit=limit
+    )
+
+
+@pytest.mark.parametrize(
+    ("errors", "left"),
+    [
+        ([(0.1, 0.03)], 0),  # rounding errors alone reach the ceiling
+        ([(0.1, 0.01)], 1),  # torch is exact enough: the runtime is wrong
+        ([(0.5, 0.03)], 1),  # far more than torch's share
+        ([(0.1, 0.03)] * 2, 0),
+        ([(0.1, 0.03)] * 3, 3),  # more than a quarter: torch may be wrong
+    ],
+)
+def test_inputs_on_which_torch_is_near_the_ceiling_are_set_aside_unless_they_are_many(
+    errors: list[tuple[float, float]], left: int
+) -> None:
+    sound = [_compared(f"sound {n}", 0.001, 0.001) for n in range(8 - len(errors))]
+    unclear = [_compared(f"unclear {n}", *pair) for n, pair in enumerate(errors)]
+    assert all(each.state == FAILED for each in unclear)
+    kept, clauses = set_aside([*sound, *unclear], {each.case: TOLERANCES["fp16"] for each in (*sound, *unclear)})
+    assert [each for each in kept if each.state == FAILED] == unclear[:left]
+    assert len(kept) == len(sound) + left
+    assert len(clauses) == len(errors) - left

@@ -73,8 +73,8 @@ def test_a_table_is_aligned_and_folded(capsys: pytest.CaptureFixture[str]) -> No
     assert rows[0].startswith(" a         1   word word")
     assert rows[1].startswith(" bc            word")
     assert " ".join(row[15:] for row in rows[:2]).split() == words.split()
-    assert rows[2] == " " * 9 + "100   " + "x" * 144
-    assert rows[3:] == [" " * 15 + "x" * 56, ""]
+    assert rows[2] == " " * 9 + "100   " + "x" * 164
+    assert rows[3:] == [" " * 15 + "x" * 36, ""]
 
 
 @pytest.mark.parametrize("columns", [40, 80, 100])

@@ -222,9 +222,9 @@ def test_a_number_beyond_floats_is_refused(tmp_path: Path) -> None:
     data = everything()["verify"]
     data["verdicts"][1]["worst"]["max_error"] = 10**400
     (tmp_path / "v.json").write_text(json.dumps(data))
-    refused(cli("report", tmp_path / "v.json"), "max_error is 1000", "not a finite number")
+    refused(cli("report", tmp_path / "v.json"), "a whole number of 401 digits")
     (tmp_path / "b.json").write_text(json.dumps(bench(rounds=10**400)))
-    refused(cli("report", tmp_path / "b.json"), "rounds is 1000", "not a finite number")
+    refused(cli("report", tmp_path / "b.json"), "a whole number of 401 digits")
 
 
 def test_only_torch_is_the_measure_of_a_matrix(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_both_reports_are_written_or_none(tmp_path: Path, bad: str) -> None:
 
 
 def test_one_file_does_not_hold_two_reports(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="name two files"):
+    with pytest.raises(RequestError, match="two files would be written"):
         write_reports(REPORT, tmp_path / "r", tmp_path / "." / "r")
     assert tree(tmp_path) == {}
 

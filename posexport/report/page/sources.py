@@ -95,8 +95,8 @@ def _readable(path: Path, read: Callable[[Path], T]) -> T:
         return read(path)
     except OSError as error:
         raise RequestError(f"{str(path)!r} can't be read ({error.strerror}): give a file that can.") from None
-    except DataError:
-        raise RequestError(f"{str(path)!r} is no whole JSON: write it again, or leave it out.") from None
+    except DataError as error:
+        raise RequestError(f"{str(path)!r} is no whole JSON ({error}): write it again, or leave it out.") from None
 
 
 def kind_of(data: Any) -> str | None:

@@ -9,7 +9,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,25 +40,23 @@ _inputs: dict[tuple[int, int], Path] | None = None
 """By device and number of the file, what the command under way reads: None where there is none."""
 
 
-@contextmanager
-def protected_inputs() -> Iterator[None]:
+def protected_inputs() -> AbstractContextManager[None]:
     """Refuse, as long as the block runs, to write over any file that it reads or that it gave to `protect`.
 
     Files are told by their identity, whatever names or links lead to them.
     """
-    global _inputs
-    before, _inputs = _inputs, {}
-    try:
-        yield
-    finally:
-        _inputs = before
+    return _with_inputs({})
+
+
+def renewed() -> AbstractContextManager[None]:
+    """What is read in the block may be written anew: state that a command keeps in files of its own."""
+    return _with_inputs(None)
 
 
 @contextmanager
-def renewed() -> Iterator[None]:
-    """What is read in the block may be written anew: state that a command keeps in files of its own."""
+def _with_inputs(inputs: dict[tuple[int, int], Path] | None) -> Iterator[None]:
     global _inputs
-    before, _inputs = _inputs, None
+    before, _inputs = _inputs, inputs
     try:
         yield
     finally:

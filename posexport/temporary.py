@@ -188,7 +188,8 @@ def registered() -> list[Temporary | Running]:
 
 def remove_since(before: Sequence[Temporary | Running]) -> None:
     """Remove what was made after `registered` gave `before`, processes first; to be called where no signal raises."""
-    made = [each for each in reversed(registered()) if each not in set(before)]
+    earlier = set(before)
+    made = [each for each in reversed(registered()) if each not in earlier]
     for each in sorted(made, key=lambda each: isinstance(each, Temporary)):
         each.remove()
 

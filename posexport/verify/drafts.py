@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import attrs
 import numpy as np
@@ -95,6 +96,11 @@ def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
                 yield attrs.evolve(draft, name=f"{draft.name} {number}", **kinds)
 
 
+def _size(rng: np.random.Generator, low: int, high: int) -> int:
+    """A size from `low` to `high`, each as likely."""
+    return int(rng.integers(low, high + 1))
+
+
 def _band(rng: np.random.Generator, low: int, high: int) -> int:
     """A size from `low` to `high`, each doubling as likely."""
     return int(low * (high / low) ** rng.random())
@@ -103,9 +109,7 @@ def _band(rng: np.random.Generator, low: int, high: int) -> int:
 def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Tokens without a cache, or few cached ones."""
 
-    def size(low: int, high: int) -> int:
-        return int(rng.integers(low, high + 1))
-
+    size = partial(_size, rng)
     many, several = max(size(6, 9), reach.batch), size(2, 3)
     negative = "negative" if spec.negative_positions else "near"
     power = int(rng.choice(POWERS[:-1]))
@@ -148,9 +152,7 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     if not spec.kv_cache:
         return
 
-    def size(low: int, high: int) -> int:
-        return int(rng.integers(low, high + 1))
-
+    size = partial(_size, rng)
     late, many = _late(spec, reach), max(size(6, 9), reach.batch)
     yield Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right", "zeros")
     # one row takes turns; several have a kind of positions and of padding each

@@ -8,9 +8,9 @@ import attrs
 import onnx
 
 from mutation.artifacts import Artifact
-from mutation.corners.family import Apply, Random, first_input, inputs_named, log_uniform
+from mutation.corners.family import Apply, Random, first_input, inputs_named, log_uniform, on_input
 from mutation.inputs import REACH, Aim, Arrays, Range
-from mutation.surgery import Change, Nodes, change_input, change_value
+from mutation.surgery import Change, Nodes, change_value
 
 ANY_ROWS: Range = (1, REACH.batch)
 ROWS: tuple[Range, ...] = ((1, 1), (2, 4), (5, REACH.batch))
@@ -87,17 +87,7 @@ def output_off(condition: Condition) -> Apply:
 
 def input_off(name: str, condition: Condition, changed: Change) -> Apply:
     """Readers of a graph input get what `changed` makes of it where a condition holds."""
-
-    def change(nodes: Nodes, value: str) -> str:
-        return nodes.op("Where", condition(nodes), changed(nodes, value), value)
-
-    def apply(model: onnx.ModelProto) -> bool:
-        if all(value.name != name for value in model.graph.input):
-            return False
-        change_input(model, name, change)
-        return True
-
-    return apply
+    return on_input(name, lambda nodes, value: nodes.op("Where", condition(nodes), changed(nodes, value), value))
 
 
 def mask_ignored(condition: Condition) -> Apply:

@@ -16,9 +16,9 @@ from unittest.mock import MagicMock
 import pytest
 from helpers import cli, refused
 
-from posexport.errors import RuntimeMissingError
+from posexport.errors import RequestError, RuntimeMissingError
 from posexport.runtimes.installation import install_command
-from posexport.workflows.sweep.ray import CONNECT_SECONDS, check_address, check_answers
+from posexport.workflows.sweep.ray import CONNECT_SECONDS, check_address, check_answers, connect
 
 BAD = ("foo", "head:", ":6379", "head:0", "head:65536", "head:port", "http://head:6379", "10.0.0.1:6379/x", "::1:63")
 JOB = ("sweep", "--job", "matrix encoding=none", "--ray")
@@ -114,6 +114,13 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "run here.\n"
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_a_cluster_of_its_own_where_ray_was_imported_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
+    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)
+    with pytest.raises(RequestError, match="in a process of its own"):
+        connect("local")
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -122,12 +123,18 @@ def connect(address: str) -> Any:
     """The module ray, connected to a cluster; RuntimeMissingError where there is no Ray or no cluster.
 
     For `local`, Ray starts one that only this user's processes reach: it listens on the loopback interface alone, and
-    takes requests only from who has its token.
+    takes requests only from who has its token. Ray reads the settings for this when it is imported: RequestError where
+    it was imported before.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # each job sets its GPUs; Ray warns otherwise
     own: dict[str, Any] = {}
     if address == "local":
+        if "ray" in sys.modules and os.environ.get(_ENABLE_CLUSTERS) != "0":
+            raise RequestError(
+                f"this process imported Ray before it could keep a cluster to this machine: set {_ENABLE_CLUSTERS}=0 "
+                "before that import, or start a sweep with --ray local in a process of its own."
+            )
         os.environ[_ENABLE_CLUSTERS] = "0"  # read when Ray is imported; else it replaces the loopback address
         if "RAY_AUTH_MODE" not in os.environ:
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))

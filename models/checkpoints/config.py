@@ -65,11 +65,12 @@ class Config:
         self._read.update(names)
         present = [name for name in names if name in self.data]
         values = {name: self.data[name] for name in present if self.data[name] is not None}
-        if any(value != next(iter(values.values())) for value in values.values()):
+        first, *others = values.values() or (None,)
+        if any(value != first for value in others):
             raise RequestError(
                 f"{self.where}: {' and '.join(values)} are names of one key and differ: drop one of them."
             )
-        return next(iter(values.values())) if values else None if present else default
+        return first if values else None if present else default
 
     def integer(self, *names: str, default: int, at_least: int = 1) -> int:
         """A whole number."""

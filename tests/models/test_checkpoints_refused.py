@@ -93,6 +93,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "it must be with rope_type, because transformers ignores type in it here",
     ),
     ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: it must be null or 1"),
+    ({"model_type": "llama", "rope_theta": float("nan")}, "rope_theta is NaN: it must be a number"),
     (
         {
             "model_type": "llama",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import attrs
@@ -68,7 +69,18 @@ def make_cases(
     tokens = _every_token(spec.vocab_size or 1, np.random.default_rng((seed, 2)))
     cases = [_case(draft, spec, rng, bounds, form, tokens) for draft in list(corners(spec, rng, reach))]
     drafts = itertools.islice(further(spec, others, reach), more)
-    return cases + [_case(draft, spec, others, bounds, form, tokens) for draft in drafts]
+    return _named_apart(cases + [_case(draft, spec, others, bounds, form, tokens) for draft in drafts])
+
+
+def _named_apart(cases: list[Case]) -> list[Case]:
+    """The cases, those whose sizes became alike within bounds with a number behind their name."""
+    seen: Counter[str] = Counter()
+    named = []
+    for case in cases:
+        seen[case.name] += 1
+        number = seen[case.name]
+        named.append(case if number == 1 else attrs.evolve(case, name=f"{case.name} ({number})"))
+    return named
 
 
 def _other_than(dim: str, size: int) -> int:

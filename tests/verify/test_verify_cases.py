@@ -89,6 +89,7 @@ def test_cases_stay_within_the_bounds_and_the_table(
             assert found.min() >= 0 or spec.negative_positions
             assert found.max() < (spec.encoding.position_limit() or FAR)
     assert _same(made, _cases(spec, seed, bounds))
+    assert len({each.name for each in made}) == len(made)
 
 
 def test_a_table_is_used_to_its_last_row() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -160,13 +160,13 @@ class ArtifactJob:
         comparisons = self._comparisons(indices, reference, by_torch, answer)
         unclear: tuple[str, ...] = ()
         if not self.given:
-            comparisons, unclear = set_aside(comparisons, {case.name: self._tolerance(case) for case in self.cases})
+            comparisons, unclear = set_aside(comparisons, self._tolerances)
         left_out = tuple(self._not_computed(indices, reference, by_torch, answer))
         fields = {"notes": notes, "describe": answer.describe, "not_shown": (*unclear, *left_out)}
         verdict = judge(path, name, comparisons, len(indices), self.given, **fields)
         worst = verdict.worst
         case = None if worst is None else next(case for case in self.cases if case.name == worst.case)
-        tolerance = TOLERANCES[self.artifact.spec.dtype] if case is None else self._tolerance(case)
+        tolerance = TOLERANCES[self.artifact.spec.dtype] if case is None else self._tolerances[case.name]
         cases, spec = [self.cases[index] for index in indices], self.artifact.spec
         verdict = attrs.evolve(verdict, tolerance=tolerance, reach=shown(cases))
         if verdict.state != NOT_RUN:
@@ -193,7 +193,7 @@ class ArtifactJob:
         for index, outputs in zip(indices, answer.outputs, strict=True):
             case, expected = self.cases[index], (reference.outputs[index], by_torch.outputs[index])
             comparisons += compare(
-                case.name, *expected, outputs, dtypes, self._tolerance(case), case.far_out, self.given
+                case.name, *expected, outputs, dtypes, self._tolerances[case.name], case.far_out, self.given
             )
         return comparisons
 
@@ -202,14 +202,16 @@ class ArtifactJob:
         for index, outputs in zip(indices if self.given else (), answer.outputs, strict=False):
             case, dtype = self.cases[index], self.artifact.spec.dtype
             expected = (reference.outputs[index], by_torch.outputs[index])
-            yield from not_computed(case.name, *expected, outputs, dtype, self._tolerance(case))
+            yield from not_computed(case.name, *expected, outputs, dtype, self._tolerances[case.name])
 
-    def _tolerance(self, case: Case) -> Tolerance:
-        """That of the dtype, wider where runtimes round terms of the encoding in different ways."""
-        spec = self.artifact.spec
-        rounding = max(layer.encoding.rounding(case.farthest, case.keys) for layer in spec.distinct_layers())
-        tolerance = tolerance_at(spec.dtype, rounding)
-        return attrs.evolve(tolerance, **self.overrides.tolerance)
+    @cached_property
+    def _tolerances(self) -> dict[str, Tolerance]:
+        """By case that of the dtype, wider where runtimes round terms of the encoding in different ways."""
+        spec, tolerances = self.artifact.spec, {}
+        for case in self.cases:
+            rounding = max(layer.encoding.rounding(case.farthest, case.keys) for layer in spec.distinct_layers())
+            tolerances[case.name] = attrs.evolve(tolerance_at(spec.dtype, rounding), **self.overrides.tolerance)
+        return tolerances
 
     def _located(
         self, verdict: Verdict, row: Runtime, case: Case | None = None, inconclusive: str | None = None

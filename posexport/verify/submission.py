@@ -47,7 +47,8 @@ def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
         options = {"streamed": True, **({} if job.original is None else {"original": job.original.to_options()})}
         of_reference = {"dtype": "fp64", "fp32_angles": products and spec.angles == "parity"}
         job.reference = job.pool.submit(row, source, arrays, options | of_reference)
-        job.by_torch = job.pool.submit(row, source, arrays, options)
+        job.run_torch = partial(job.pool.submit, row, source, options=options)
+        job.by_torch = job.run_torch(arrays)
     for name, row in job.runtimes.items():
         if artifact.required_runtime not in (None, name):
             if len(job.runtimes) < len(RUNTIMES):  # the runtime was named, so it gets a verdict

@@ -23,7 +23,7 @@ OFFSETS, FEW_TOKENS = 2**22, 1_500
 """Offsets of a grid up to which it is known which were tried, and tokens of a row in which they are looked for."""
 
 
-def shown(cases: Sequence[Case]) -> Shown | None:
+def reached(cases: Sequence[Case]) -> Shown | None:
     """What these cases reach; None for none."""
     if not cases:
         return None

@@ -31,7 +31,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
 from posexport.verify.cases import Case
-from posexport.verify.coverage import not_shown, shown
+from posexport.verify.coverage import not_shown, reached
 from posexport.verify.parity import (
     TOLERANCES,
     compare,
@@ -172,7 +172,7 @@ class ArtifactJob:
         case = None if worst is None else next(case for case in self.cases if case.name == worst.case)
         tolerance = TOLERANCES[self.artifact.spec.dtype] if case is None else self._tolerances[case.name]
         cases, spec = [self.cases[index] for index in indices], self.artifact.spec
-        verdict = attrs.evolve(verdict, tolerance=tolerance, reach=shown(cases))
+        verdict = attrs.evolve(verdict, tolerance=tolerance, reach=reached(cases))
         if verdict.state != NOT_RUN:
             verdict = attrs.evolve(verdict, not_shown=(*verdict.not_shown, *not_shown(spec, cases)))
         if verdict.state != FAILED or worst is None:

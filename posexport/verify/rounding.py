@@ -41,7 +41,8 @@ def last_bits_changed(arrays: Arrays, seed: int) -> Iterator[Arrays]:
 def _changed(array: Array, rng: np.random.Generator) -> Array:
     up = rng.random(array.shape, np.float32) < 0.5
     above, below = (np.nextafter(array, np.asarray(end, array.dtype)) for end in (np.inf, -np.inf))
-    return np.where(up, above, below)
+    changed: Array = np.where(up, above, below)
+    return changed
 
 
 def farther(reference: Arrays, one: Arrays, other: Arrays) -> Arrays:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
-from posexport.verify.coverage import distances, grid_offsets, not_shown, shown
+from posexport.verify.coverage import distances, grid_offsets, not_shown, reached
 from posexport.verify.draws import (
     CACHED_PEAK,
     FAR,
@@ -216,9 +216,9 @@ def test_reach_is_beyond_what_the_spec_names() -> None:
     assert default_reach(small_spec("rope", attention_chunk_size=3000, causal=True)).seq > 6000
     spec = small_spec("rope", kv_cache="concat", causal=True, window=9000)
     cases = made(spec)
-    reached = shown(cases)
-    assert reached is not None
-    assert reached.keys > 9000  # by a step over a long cache, which costs little
+    found = reached(cases)
+    assert found is not None
+    assert found.keys > 9000  # by a step over a long cache, which costs little
     assert max(each.sizes["seq"] for each in cases) < 7000
     assert not_shown(spec, cases) == ()
 

@@ -140,4 +140,5 @@ def test_the_page_is_of_the_committed_data_and_reaches_the_targets() -> None:
     assert data["score"]["failed_originals"] == []
     assert data["score"]["random"]["faults"] >= 500
     assert data["score"]["corner"]["faults"] >= 300
-    assert all(part["failed"] == [] for part in data.get("sound", []))
+    assert [part["specs"] for part in data["sound"]] == [500, 50]
+    assert all(part["failed"] == [] for part in data["sound"])

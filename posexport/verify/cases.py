@@ -26,6 +26,9 @@ from posexport.verify.reach import Reach, default_reach
 USUAL_POSITIONS = 2**16
 """Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""
 
+REPEATED = 0.05
+"""The part of the tokens that repeat the one before."""
+
 
 @attrs.frozen(kw_only=True)
 class Case:
@@ -144,8 +147,10 @@ def _every_token(vocab_size: int, rng: np.random.Generator) -> Iterator[int]:
 
 
 def _token_ids(rng: np.random.Generator, dims: tuple[int, ...], vocab_size: int, tokens: Iterator[int]) -> Array:
-    """The next tokens, and the first and the last of the vocabulary."""
-    ids: Array = np.fromiter(itertools.islice(tokens, math.prod(dims)), np.int64).reshape(dims)
+    """The next tokens, a few of them twice in a row, and the first and the last of the vocabulary."""
+    new = rng.random(math.prod(dims)) >= REPEATED
+    new[:1] = True
+    ids: Array = np.fromiter(itertools.islice(tokens, int(new.sum())), np.int64)[new.cumsum() - 1].reshape(dims)
     ids[-1, -1] = vocab_size - 1
     ids[0, 0] = 0 if ids.size > 1 else rng.choice((0, vocab_size - 1))
     return ids
@@ -175,7 +180,10 @@ def _sizes(
             past = past if batch == 1 else 0
         sizes["max_seq"] = within(_other_than("max_seq", past + seq + draft.spare), bounds["max_seq"])
         room = max(sizes["max_seq"] - seq, 0)
+        # some are almost as long as the longest, others anything below
         starts = [max(past - 4 * row, min(past, 1)) for row in range(batch)]
+        if draft.positions != "alike":
+            starts[1::2] = rng.integers(min(past, 1), past + 1, len(starts[1::2])).tolist()
         if batch > 3 and draft.positions != "alike":  # one that begins beside others that go on
             starts[1] = 0
         # any row may be the longest: one that is read for all shows

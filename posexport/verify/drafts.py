@@ -41,6 +41,12 @@ MANY = 24
 POWERS = (128, 256, 512, 1024)
 """Lengths that models are served with: each seed tries one but the last, and steps over a cache of each."""
 
+BANDS, FEW, STEPS = (4, 16, 64, 256, 1000), (2, 12, 128, 700), (1, 2, 3, 5, 9, 16, 28, 64, 110, 256, 450, 1000)
+"""Cached tokens, give or take a third, before chunks of many tokens, of two to seven, and before a single token."""
+
+LONG_BUFFER = 4_000
+"""Free slots of a shared cache in which few tokens are."""
+
 PAIR_ROWS, SWEEP_ROW, WHOLE = 1200, 256, 1200
 """Rows of the case of pairs, tokens in a row of the case that reads every row of a table, and cells of a grid or keys
 of a window up to which one row of tokens has them all."""
@@ -126,17 +132,19 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield Draft("far row", size(3, 5), size(30, 60), 9, 0, 4, "far row")
     yield Draft("loud", 2, size(20, 26), 11, 9, 10, "scattered", "holes", "loud")
     yield Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
-    yield Draft("negative", 2, size(20, 40), 9, 0, 20, negative, "both", "outlier")
+    yield Draft("negative", 3, size(20, 40), 9, 0, 20, negative, "both", "outlier")
+    yield Draft("still", 1 + spec.position_axes, size(30, 60), 12, 0, 20, "still", "holes")
+    yield from _short(spec, rng, many)
     if spec.padding_mask:
         yield Draft("no key", 1, size(3, 6), 4, 2, 4, "near", "all")
     yield Draft("long", 1, long, 0, 24, long, "consecutive", "few holes")
     # from the second number on a length belongs to another band, and is not tried where it costs too much
     for draft, least in (
-        (Draft("65 on", 1, _band(rng, 65, 127), 0, 0, size(1025, 1700), "far", "right"), 65),
+        (Draft("65 on", 1, _band(rng, 65, 127), 0, 0, size(1025, 1700), "far", "long left"), 65),
         (Draft("129 on", 1, _band(rng, 129, 255), 0, 80, _band(rng, 257, 511), "near", "left", "loud"), 129),
         (Draft("257 on", 1, size(257, 400), 0, 0, _band(rng, 129, 255), "middle", "holes", "outlier"), 257),
-        (Draft("513 on", 1, _band(rng, 513, 800), 0, 3, _band(rng, 65, 127), "far row", "few holes"), 513),
-        (Draft("1025 on", 1, size(1025, 1100), 0, 0, size(600, 1000), "far", "none", "quiet"), 1025),
+        (Draft("513 on", 1, _band(rng, 513, 800), 0, 3, _band(rng, 65, 127), "far row", "long right"), 513),
+        (Draft("1025 on", 1, size(1025, 1100), 0, 0, size(600, 1000), "far", "long left", "quiet"), 1025),
         (Draft("power of two", 1, power, 0, 0, power, "shuffled", "none", "zeros"), power),
         (Draft("rows", many, _band(rng, 65, 127), 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 65),
         (Draft("several rows", several, size(129, 200), 0, 90, size(140, 250), "alike", "mixed", "shifted"), 129),
@@ -145,6 +153,22 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         seq = _shorter(spec, draft.batch, draft.seq)
         if seq >= least or reach.given or draft.batch > 1:
             yield attrs.evolve(draft, seq=seq)
+
+
+def _short(spec: Spec, rng: np.random.Generator, many: int) -> Iterator[Draft]:
+    """Prompts of 2 to 64 tokens of one row and of many, and a crowd of rows."""
+    size = partial(_size, rng)
+    positions = itertools.cycle(("near", "consecutive", "still", "offset", "far"))
+    padding = itertools.cycle(("holes", "none", "left", "right"))
+    values = itertools.cycle(("zeros", "normal", "shifted", "normal"))
+    lengths = (2, 3, size(4, 7), size(8, 15), size(16, 33))
+    for seq in lengths:
+        kinds = (next(positions), next(padding), next(values))
+        yield Draft(f"{seq} tokens of one", 1, seq, 0, size(0, 20), size(2, 7), *kinds)
+    rows = (size(10, 16), size(10, 16), size(10, 16), size(10, 16), many)
+    for batch, seq in zip(rows, (2, size(3, 5), size(6, 12), size(13, 30), size(31, 64)), strict=True):
+        yield Draft("short rows", batch, seq, 0, size(0, 20), size(3, 30), "mixed", "mixed", next(values))
+    yield Draft("crowd", size(25, 40), size(1, 3), size(1, 30), 5, size(3, 9), "mixed", "mixed")
 
 
 def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -161,12 +185,25 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
     spare = itertools.cycle((3, 300, 0, 70, 1, 25))
     rows = (("one", 1, 180, 1000), ("several", size(2, 4), 140, 800), ("many", many, 100, 700))
-    tokens = (("step", 1, 1), ("chunk", 8, 48), ("wide chunk", 80, 180))
-    for (who, batch, widest, longest), (what, few, more), about in itertools.product(rows, tokens, (16, 64, 256, 1000)):
-        seq = _band(rng, few, min(more, widest))
-        past = min(_band(rng, round(0.75 * min(about, longest)), round(1.33 * min(about, longest))), late - 1)
-        kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
-        yield Draft(f"{what} of {who}", batch, seq, past, next(spare), size(1, 64), *kinds, next(values))
+    tokens = (
+        ("step", 1, 1, STEPS),
+        ("short chunk", 2, 7, FEW),
+        ("chunk", 8, 48, BANDS),
+        ("wide chunk", 80, 180, BANDS),
+    )
+    for (who, batch, widest, longest), (what, few, more, bands) in itertools.product(rows, tokens):
+        for about in bands:
+            seq = _band(rng, few, min(more, widest))
+            middle = min(about, longest)
+            past = min(_band(rng, round(0.75 * middle), max(round(1.33 * middle), 1)), late - 1)
+            kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
+            yield Draft(f"{what} of {who}", batch, seq, past, next(spare), size(1, 64), *kinds, next(values))
+    if spec.kv_cache == "shared":
+        free = max(reach.seq - 100, 0) if reach.given else min(LONG_BUFFER, CACHED // _per_token(spec))
+        for batch, seq, past in ((1, size(8, 30), 0), (1, 1, size(30, 100)), (3, 1, size(30, 100))):
+            yield Draft("long buffer", batch, seq, past, _band(rng, -(-free // 2), free), 1, "near")
+    if spec.negative_positions:
+        yield Draft("negative steps", 3, 1, size(33, 60), 2, 1, "negative", "mixed")
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
     yield Draft("steps of rows alike", 4, 1, _band(rng, 33, 127), 5, 9, "alike")
     for power in POWERS:

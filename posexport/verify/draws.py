@@ -86,8 +86,19 @@ def _far_row(rng: np.random.Generator, places: Array, limit: int) -> Array:
 
 
 def _negative(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """On both sides of zero."""
-    return places - rng.integers(1, places.shape[1] + 40, (len(places), 1))
+    """On both sides of zero, and in every second row consecutive up to far below it, each power of two as likely."""
+    below = rng.integers(1, places.shape[1] + 40, (len(places), 1))
+    below[1::2] = np.exp2(rng.uniform(7, np.log2(max(limit, 129)), below[1::2].shape)).astype(np.int64)
+    return np.asarray(places - np.minimum(below, limit - 1))
+
+
+def _still(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    """The same for all tokens of a row, 0 in the first; in every second row for four at a time."""
+    starts = rng.integers(0, max(min(NEAR, limit) - places.shape[1], 1), (len(places), 1))
+    starts[:1] = 0
+    steps = (places - places[:, :1]) // 4
+    steps[::2] = 0
+    return np.asarray((starts + steps) % limit)
 
 
 def _alike(rng: np.random.Generator, places: Array, limit: int) -> Array:
@@ -112,6 +123,7 @@ POSITIONS: Mapping[str, Positions] = {
     "far": _far,
     "far row": _far_row,
     "negative": _negative,
+    "still": _still,
     "alike": _alike,
     "every": _every,
 }
@@ -159,15 +171,22 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
         made = made[..., 0] if axes == 1 else made
     elif axes == 1:
         made = _along(kind, rng, places, limit, half)
-    elif kind in ("consecutive", "packed"):
+    elif kind in ("consecutive", "packed", "still"):
         width = min(limit, max(3, round((1.7 * places.shape[1]) ** 0.5)))
-        index = POSITIONS[kind](rng, places, min(limit**axes, 2**62))
+        index = POSITIONS["consecutive" if kind == "still" else kind](rng, places, min(limit**axes, 2**62))
         columns = [index % width, index // width, *(index // 2 + axis for axis in range(axes - 2))]
         made = np.stack([column % limit for column in columns], -1)
+        if kind == "still":  # one axis after the other, as that of time in a picture
+            for row, tokens in enumerate(made):
+                tokens[:, row % axes] = rng.integers(min(NEAR, limit))
     else:
-        sized = spec.position_limit() is not None  # then every cell of the grid
+        # single tokens differ along the axes by their end, several by where landmarks are
+        sized = spec.position_limit() is not None or places.shape[1] > 1
         limits = [limit if sized else max(limit // (1 + axis), 1) for axis in range(axes)]
-        made = np.stack([_along(kind, rng, places, end, half) for end in limits], -1)
+        columns = [_along(kind, rng, places, end, half) for end in limits]
+        if kind in ("far", "mixed"):
+            columns = [np.roll(column, 3 * axis, axis=1) for axis, column in enumerate(columns)]
+        made = np.stack(columns, -1)
     return (np.sort(made, 1) if spec.ordered else made).astype(np.int64)
 
 
@@ -202,10 +221,17 @@ def _middle_run(rng: np.random.Generator, length: int, cached: int) -> Array:
     return (index < first) | (index >= min(first + _run(rng, max(length // 2, 1)), length - 1))
 
 
+def _long_left(rng: np.random.Generator, length: int, cached: int) -> Array:
+    """More than half of a row, but for a few tokens."""
+    return np.arange(length) >= min(int(rng.integers(length // 2, max(length * 9 // 10, length // 2 + 1))), length - 1)
+
+
 PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
     "none": lambda rng, length, cached: np.ones(length, bool),
     "left": _left,
     "right": _right,
+    "long left": _long_left,
+    "long right": lambda rng, length, cached: _long_left(rng, length, cached)[::-1],
     "tail": lambda rng, length, cached: _left(rng, length, cached)[::-1],
     "both": lambda rng, length, cached: _left(rng, length, cached) | ~_left(rng, length, cached)[::-1],
     "middle": _middle_run,
@@ -252,7 +278,7 @@ HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 6.0, "bf16": 3.0}, 100.0
 """Factors on tokens and on cached keys that are masked: a mask of -100 lets them through. In half precision one such
 token in a row has less of it, since what a loud token itself sees is known to few digits."""
 
-OUTLIER, HALF_OUTLIER, DEEP_OUTLIER = 400.0, 50.0, 8.0
+OUTLIER, HALF_OUTLIER, DEEP_OUTLIER = 400.0, 200.0, 8.0
 """Factors on one feature, as hidden states of trained models have it: of all tokens where a norm comes first, else of
 one token in a row; there in half precision, whose logits would overflow; and in stacks without norms, where the next
 layer would get it."""
@@ -260,13 +286,18 @@ layer would get it."""
 SHIFT, HALF_SHIFT, SMALL_SHIFT = 100.0, 8.0, 0.5
 """What the kind "shifted" adds to hidden states: where a norm comes first, there in half precision, and elsewhere."""
 
+FEW_TOKENS = 8
+"""Tokens up to which a single row is zero throughout with the kind "zeros"."""
+
 QUIET = 1e-3
 """Factor on hidden_states of the kind "quiet"."""
 
 
 def loudness(spec: Spec) -> float:
-    """The factor of the kind "loud", by dtype and depth."""
-    return LOUD[spec.dtype] if spec.layers <= LOUD_LAYERS else min(LOUD[spec.dtype], LOUD_BELOW)
+    """The factor of the kind "loud", by dtype and depth; less where the scale alone makes logits larger than usual."""
+    larger = max(1.0, *(layer.scale * layer.head_dim**0.5 for layer in spec.distinct_layers()))
+    most: float = max(1.0, LOUD[spec.dtype] / larger**0.5)
+    return most if spec.layers <= LOUD_LAYERS else min(most, LOUD_BELOW)
 
 
 @attrs.frozen(kw_only=True)
@@ -298,10 +329,12 @@ def _quiet(tokens: Tokens) -> Array:
 
 
 def _zeros(tokens: Tokens) -> Array:
-    """Some tokens are zero, the first of the first row among them, and all that padding hides in a cache: caches begin
-    as zeros, and rows of a batch are filled up with them."""
+    """Some tokens are zero, the first of the first row among them, the whole last row of several or of a few tokens,
+    and all that padding hides in a cache: caches begin as zeros, and batches are filled up with them."""
     zero: Array = np.less(tokens.rng.random(tokens.masked.shape), 0.3)
     zero[0, :1] = True
+    if not tokens.cached:
+        zero[-1] |= len(zero) > 1 or zero.shape[1] <= FEW_TOKENS
     zero |= tokens.masked & tokens.cached
     return np.where(tokens.each(zero), 0.0, tokens.values)
 

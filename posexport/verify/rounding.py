@@ -18,7 +18,7 @@ from posexport.verify.result import OVER_LIMIT, Comparison
 DRAWS = 8
 """Further inputs on which torch's error is taken."""
 
-NEAR = 4.0
+NEAR = 8.0
 """Torch's error is taken again for errors up to this multiple of their limit."""
 
 _FLOATS = [NUMPY_DTYPES[name] for name in ("fp32", "fp16", "bf16")]

@@ -26,7 +26,8 @@ def find_artifacts(paths: Sequence[Path]) -> list[Path]:
         if not path.exists():
             raise RequestError(f"{str(path)!r} is not there: give artifacts of posexport, or a folder that holds some.")
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+            # a link to nothing and a pipe are there too: whoever reads them says that they are no artifacts
+            inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and not file.is_dir())
             if not inside:
                 raise RequestError(f"the folder {str(path)!r} holds no .onnx or .plan: give a folder with artifacts.")
         elif path.suffix in SUFFIXES:

@@ -42,7 +42,8 @@ POWERS = (128, 256, 512, 1024)
 """Lengths that models are served with: each seed tries one but the last, and steps over a cache of each."""
 
 BANDS, FEW, STEPS = (4, 16, 64, 256, 1000), (2, 12, 128, 700), (1, 2, 3, 5, 9, 16, 28, 64, 110, 256, 450, 1000)
-"""Cached tokens, give or take a third, before chunks of many tokens, of two to seven, and before a single token."""
+"""Cached tokens, from four on give or take a third: before chunks of many tokens, of two to seven, and before single
+tokens."""
 
 LONG_BUFFER = 4_000
 """Free slots of a shared cache in which few tokens are."""
@@ -134,7 +135,7 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
     yield Draft("negative", 3, size(20, 40), 9, 0, 20, negative, "both", "outlier")
     yield Draft("still", 1 + spec.position_axes, size(30, 60), 12, 0, 20, "still", "holes")
-    yield from _short(spec, rng, many)
+    yield from _short(rng, reach)
     if spec.padding_mask:
         yield Draft("no key", 1, size(3, 6), 4, 2, 4, "near", "all")
     yield Draft("long", 1, long, 0, 24, long, "consecutive", "few holes")
@@ -155,20 +156,20 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
             yield attrs.evolve(draft, seq=seq)
 
 
-def _short(spec: Spec, rng: np.random.Generator, many: int) -> Iterator[Draft]:
+def _short(rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Prompts of 2 to 64 tokens of one row and of many, and a crowd of rows."""
     size = partial(_size, rng)
     positions = itertools.cycle(("near", "consecutive", "still", "offset", "far"))
     padding = itertools.cycle(("holes", "none", "left", "right"))
     values = itertools.cycle(("zeros", "normal", "shifted", "normal"))
-    lengths = (2, 3, size(4, 7), size(8, 15), size(16, 33))
+    lengths = (2, 3, size(4, 5), 6, size(8, 11), size(12, 16), size(17, 24), size(25, 36))
     for seq in lengths:
         kinds = (next(positions), next(padding), next(values))
         yield Draft(f"{seq} tokens of one", 1, seq, 0, size(0, 20), size(2, 7), *kinds)
-    rows = (size(10, 16), size(10, 16), size(10, 16), size(10, 16), many)
-    for batch, seq in zip(rows, (2, size(3, 5), size(6, 12), size(13, 30), size(31, 64)), strict=True):
+    for seq in (*lengths, size(37, 64)):
+        batch = max(size(5, 9), reach.batch) if seq > 5 else max(size(10, 16), reach.batch)
         yield Draft("short rows", batch, seq, 0, size(0, 20), size(3, 30), "mixed", "mixed", next(values))
-    yield Draft("crowd", size(25, 40), size(1, 3), size(1, 30), 5, size(3, 9), "mixed", "mixed")
+    yield Draft("crowd", size(25, 40), size(2, 4), size(1, 30), 5, size(3, 9), "mixed", "mixed")
 
 
 def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -195,7 +196,8 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         for about in bands:
             seq = _band(rng, few, min(more, widest))
             middle = min(about, longest)
-            past = min(_band(rng, round(0.75 * middle), max(round(1.33 * middle), 1)), late - 1)
+            past = middle if middle < 4 else _band(rng, round(0.75 * middle), round(1.33 * middle))
+            past = min(past, late - 1)
             kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
             yield Draft(f"{what} of {who}", batch, seq, past, next(spare), size(1, 64), *kinds, next(values))
     if spec.kv_cache == "shared":

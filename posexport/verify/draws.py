@@ -294,10 +294,15 @@ QUIET = 1e-3
 
 
 def loudness(spec: Spec) -> float:
-    """The factor of the kind "loud", by dtype and depth; less where the scale alone makes logits larger than usual."""
-    larger = max(1.0, *(layer.scale * layer.head_dim**0.5 for layer in spec.distinct_layers()))
-    most: float = max(1.0, LOUD[spec.dtype] / larger**0.5)
-    return most if spec.layers <= LOUD_LAYERS else min(most, LOUD_BELOW)
+    """The factor of the kind "loud", by dtype, depth and scale."""
+    most = LOUD[spec.dtype] if spec.layers <= LOUD_LAYERS else min(LOUD[spec.dtype], LOUD_BELOW)
+    return _as_scaled(spec, most)
+
+
+def _as_scaled(spec: Spec, factor: float) -> float:
+    """A factor on hidden states, less where the scale alone makes logits larger than that of the usual 1 / sqrt(d)."""
+    larger = max(layer.scale * layer.head_dim**0.5 for layer in spec.distinct_layers())
+    return max(1.0, float(factor / max(1.0, larger) ** 0.5))
 
 
 @attrs.frozen(kw_only=True)
@@ -359,7 +364,7 @@ def _outlier(tokens: Tokens) -> Array:
         values[..., feature] = OUTLIER * large
     else:
         deep = spec.block == "attention" and spec.layers > 1
-        factor = DEEP_OUTLIER if deep else OUTLIER if spec.dtype == "fp32" else HALF_OUTLIER
+        factor = _as_scaled(spec, DEEP_OUTLIER) if deep else OUTLIER if spec.dtype == "fp32" else HALF_OUTLIER
         rows, places = np.arange(batch), rng.integers(0, seq, batch)
         values[rows, places, feature] = factor * large[rows, places]
     return values

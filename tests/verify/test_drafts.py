@@ -129,3 +129,74 @@ def test_a_reach_is_bounded(asked: str) -> None:
     assert read_reach("seq=1048576,batch=4096") == {"seq": 2**20, "batch": 2**12}
     with pytest.raises(ValueError):  # noqa: PT011
         read_reach(asked)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_prompts_and_caches_of_a_few_tokens_meet_one_row_and_many(seed: int) -> None:
+    plain = [(each.sizes["batch"], each.sizes["seq"]) for each in _made(small_spec("rope", causal=True), seed)]
+    for low, high in ((2, 2), (3, 3), (4, 5), (6, 7), (8, 12), (12, 17), (17, 25), (25, 37)):
+        for least, most in ((1, 1), (5, 20)):
+            assert any(least <= batch <= most and low <= seq <= high for batch, seq in plain), (low, least)
+    assert any(batch > 24 and seq > 1 for batch, seq in plain)
+    for kind in ("concat", "shared"):
+        cases = _made(small_spec("rope", kv_cache=kind, causal=True), seed)
+        sizes = [(each.sizes["batch"], each.sizes["seq"], _cached(each)) for each in cases]
+        for least, most in ROWS:
+            steps = {past for batch, seq, past in sizes if seq == 1 and least <= batch <= most}
+            assert {1, 2, 3} <= steps
+            assert steps & {*range(4, 8)}
+            assert steps & {*range(7, 14)}
+            short = {past for batch, seq, past in sizes if 2 <= seq <= 8 and least <= batch <= most}
+            assert all(any(low <= past <= high for past in short) for low, high in ((2, 2), (8, 17), (90, 180)))
+
+
+def test_rows_of_a_shared_buffer_are_far_apart_and_buffers_are_long() -> None:
+    cases = _made(small_spec("rope", kv_cache="shared", causal=True))
+    apart = [
+        each.arrays["write_indices"].max() - each.arrays["write_indices"][each.arrays["write_indices"] > 0].min()
+        for each in cases
+        if each.arrays["write_indices"].any()
+    ]
+    assert sum(gap > 200 for gap in apart) > 5
+    assert {1, 3} <= {each.sizes["batch"] for each in cases if each.sizes["max_seq"] > 2000 and each.keys < 200}
+
+
+def test_padding_is_long_too() -> None:
+    for more, width in (({}, 1000), ({"cross": True}, 1000), ({"kv_cache": "concat"}, 500)):
+        cases = _made(small_spec("t5", padding_mask=True, **more))
+        masks = [np.asarray(each.arrays["attention_mask"]) for each in cases]
+        assert any(mask.shape[1] >= width and (mask[:, : width // 2] == 0).all(1).any() for mask in masks), more
+
+
+def test_negative_positions_go_far_and_far_ones_to_the_end_of_each_axis() -> None:
+    cases = _made(small_spec("rope2d"))
+    positions = [each.arrays["position_ids"].reshape(-1, 2) for each in cases]
+    assert min(array.min() for array in positions) < -(2**9)
+    for axis in range(2):
+        assert max(array[:, axis].max() for array in positions) == 2**20 - 1
+    assert not any((array[:, 0] == array[:, 1]).all() for array in positions if len(array) > 40 and array.max() > 2**17)
+
+
+@pytest.mark.parametrize("name", ["rope", "rope2d", "mrope"])
+def test_axes_stand_still(name: str) -> None:
+    spec = small_spec(name, **({"head_dim": 8} if name == "mrope" else {}))
+    rows = [
+        row.reshape(len(row), -1)
+        for each in _made(spec)
+        if each.name.startswith("still")
+        for row in each.arrays["position_ids"]
+    ]
+    for axis in range(max(spec.position_axes, 1)):
+        assert any((row[:, axis] == row[0, axis]).all() for row in rows)
+        assert any((row[:, axis] != row[0, axis]).any() for row in rows)
+
+
+def test_whole_rows_are_zero() -> None:
+    hidden = [np.asarray(each.arrays["hidden_states"]) for each in _made(small_spec("rope"))]
+    assert any((states[-1] == 0).all() for states in hidden if len(states) == 1)
+    assert any((states[-1] == 0).all() and (states[0] != 0).any() for states in hidden if len(states) > 1)
+
+
+def test_tokens_repeat() -> None:
+    ids = [each.arrays["input_ids"] for each in _made(small_spec("rope", vocab_size=3000))]
+    assert any((row[1:] == row[:-1]).any() for array in ids for row in array)

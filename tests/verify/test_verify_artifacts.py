@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,18 @@ def test_the_same_file_named_twice_is_verified_once(tmp_path: Path) -> None:
     path = write(tmp_path, "none", case("none"))
     (tmp_path / "link.onnx").symlink_to(path)
     assert [file.name for file in find_artifacts([path, tmp_path, path])] == ["none.onnx"]
+
+
+def test_what_lies_in_a_folder_and_is_no_file_is_not_left_out(tmp_path: Path) -> None:
+    """A build that failed leaves a link to nothing, which must not pass."""
+    write(tmp_path, "none", case("none"))
+    (tmp_path / "lost.onnx").symlink_to("nothing.onnx")
+    os.mkfifo(tmp_path / "pipe.onnx")
+    (tmp_path / "folder.onnx").mkdir()
+    result = cli("verify", tmp_path, "--runtime", "torch", "--json")
+    data = json.loads(result.stdout)
+    assert (result.exit_code, [each["state"] for each in data["verdicts"]]) == (2, ["passed"])
+    assert [Path(each["artifact"]).name for each in data["unreadable"]] == ["lost.onnx", "pipe.onnx"]
 
 
 def test_a_link_to_itself_is_unreadable(tmp_path: Path) -> None:

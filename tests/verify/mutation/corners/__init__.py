@@ -1,4 +1,4 @@
-"""Corner mutants: graphs that are right but for one corner, in twelve classes of families."""
+"""Corner mutants: graphs that are right but for one corner, in thirteen classes of families."""
 
 from mutation.corners import (
     band,
@@ -9,6 +9,7 @@ from mutation.corners import (
     magnitude,
     own_size,
     padding,
+    plain,
     position,
     reserve,
     special,
@@ -16,7 +17,7 @@ from mutation.corners import (
 )
 from mutation.corners.family import CLASSES, FAMILIES, corner_mutant
 
-MODULES = (grid, padding, batch, chunk, length, position, magnitude, special, band, step, own_size, reserve)
+MODULES = (grid, padding, batch, chunk, length, position, magnitude, special, band, step, own_size, reserve, plain)
 """The modules whose families FAMILIES has."""
 
 __all__ = ["CLASSES", "FAMILIES", "MODULES", "corner_mutant"]

@@ -31,6 +31,7 @@ CLASSES = {
     "step": "steps and chunks over a band of cached tokens, of one row or several: outputs, masks, positions",
     "own_size": "the block's own sizes: a full window or grid, a whole table, as many keys as the window",
     "reserve": "zeros in caches, free slots of a buffer, means before a norm, softmax of long rows",
+    "plain": "prompts and caches of a few tokens, axes that stand still, rows of zeros, long padding, rows far behind",
 }
 """What each class holds."""
 

@@ -35,7 +35,8 @@ def find_artifacts(paths: Sequence[Path]) -> list[Path]:
         else:
             raise RequestError(f"{str(path)!r} is neither .onnx nor .plan nor a folder: give artifacts of posexport.")
         for file in inside:
-            artifacts.setdefault(os.path.realpath(file), file)
+            # a link has a name, and so a manifest, of its own
+            artifacts.setdefault(str(Path(os.path.realpath(file.parent), file.name)), file)
     return list(artifacts.values())
 
 

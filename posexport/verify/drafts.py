@@ -48,6 +48,9 @@ tokens."""
 LONG_BUFFER = 4_000
 """Free slots of a shared cache in which few tokens are."""
 
+WINDOWS, GRID_TOKENS = 64, 3_200
+"""Windows of a picture, each a row, and tokens of all of them together."""
+
 PAIR_ROWS, SWEEP_ROW, WHOLE = 1200, 256, 1200
 """Rows of the case of pairs, tokens in a row of the case that reads every row of a table, and cells of a grid or keys
 of a window up to which one row of tokens has them all."""
@@ -147,7 +150,8 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         (Draft("513 on", 1, _band(rng, 513, 800), 0, 3, _band(rng, 65, 127), "far row", "long right"), 513),
         (Draft("1025 on", 1, size(1025, 1100), 0, 0, size(600, 1000), "far", "long left", "quiet"), 1025),
         (Draft("power of two", 1, power, 0, 0, power, "shuffled", "none", "zeros"), power),
-        (Draft("rows", many, _band(rng, 65, 127), 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 65),
+        (Draft("rows", many, size(129, 160), 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 65),
+        (Draft("two long rows", 2, size(1025, 1100), 0, 7, size(1025, 1100), "mixed", "mixed"), 513),
         (Draft("several rows", several, size(129, 200), 0, 90, size(140, 250), "alike", "mixed", "shifted"), 129),
         (Draft("long rows", several + 1, size(401, 440), 0, 0, max(LONG, long // 2), "mixed", "mixed"), 257),
     ):
@@ -157,16 +161,16 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
 
 
 def _short(rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Prompts of 2 to 64 tokens of one row and of many, and a crowd of rows."""
+    """Prompts of 2 to 127 tokens of one row and of many, and a crowd of rows."""
     size = partial(_size, rng)
     positions = itertools.cycle(("near", "consecutive", "still", "offset", "far"))
     padding = itertools.cycle(("holes", "none", "left", "right"))
-    values = itertools.cycle(("zeros", "normal", "shifted", "normal"))
+    values = itertools.cycle(("zeros", "normal", "same", "normal", "shifted"))
     lengths = (2, 3, size(4, 5), 6, size(8, 11), size(12, 16), size(17, 24), size(25, 36))
     for seq in lengths:
         kinds = (next(positions), next(padding), next(values))
         yield Draft(f"{seq} tokens of one", 1, seq, 0, size(0, 20), size(2, 7), *kinds)
-    for seq in (*lengths, size(37, 64)):
+    for seq in (*lengths, size(37, 64), size(66, 127)):
         batch = max(size(5, 9), reach.batch) if seq > 5 else max(size(10, 16), reach.batch)
         yield Draft("short rows", batch, seq, 0, size(0, 20), size(3, 30), "mixed", "mixed", next(values))
     yield Draft("crowd", size(25, 40), size(2, 4), size(1, 30), 5, size(3, 9), "mixed", "mixed")
@@ -215,7 +219,7 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     yield Draft("late chunk", 1, size(2, 4), late - 4, 6, 1, "consecutive", "holes")
     yield Draft("late chunks", 3, size(5, 20), max(300, late - size(20, 900)), 0, 1, "scattered", "right")
     yield Draft("wide late chunk", 1, size(60, 130), max(300, late - size(130, 200)), 2, 1, "consecutive", "left")
-    yield Draft("long chunk", 2, size(200, 330), max(300, late - size(300, 1200)), 0, 1, "near", "both", "peaks")
+    yield Draft("long chunk", 4, size(200, 330), max(300, late - size(300, 1200)), 0, 1, "near", "both", "peaks")
     yield Draft("prompt", 2, _shorter(spec, 2, size(400, 900)), size(100, 600), 0, 1, "consecutive", "left")
 
 
@@ -231,7 +235,8 @@ def _tables(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     if rows is not None and axes > 1 and rows**axes <= WHOLE:
         cells = np.array(list(itertools.product(range(rows), repeat=axes)), np.int64)
         cells = np.concatenate((np.zeros((spec.prefix_tokens, axes), np.int64), cells))
-        yield Draft("whole grid", 2, len(cells), 0, 0, 1, At(cells[None]))
+        windows = max(2, min(WINDOWS, GRID_TOKENS // len(cells)))  # pictures have many
+        yield Draft("whole grid", windows, len(cells), 0, 0, 1, At(cells[None]))
     pairs = grid_offsets(spec) if axes > 1 else distances(spec, PAIR_ROWS, rng)
     if pairs is not None:
         yield Draft("pairs", len(pairs), 2, 0, 1, 2, At(pairs))

@@ -344,6 +344,11 @@ def _zeros(tokens: Tokens) -> Array:
     return np.where(tokens.each(zero), 0.0, tokens.values)
 
 
+def _same(tokens: Tokens) -> Array:
+    """All tokens of a row are alike, as in a test of whether an engine starts."""
+    return tokens.values if tokens.cached else np.repeat(tokens.values[:, :1], tokens.values.shape[1], 1)
+
+
 def _shifted(tokens: Tokens) -> Array:
     """Features whose mean is not 0, before a norm far larger than their deviation."""
     spec = tokens.spec
@@ -392,6 +397,7 @@ VALUES: Mapping[str, Callable[[Tokens], Array]] = {
     "loud": _loud,
     "quiet": _quiet,
     "zeros": _zeros,
+    "same": _same,
     "outlier": _outlier,
     "shifted": _shifted,
     "peaks": _peaks,

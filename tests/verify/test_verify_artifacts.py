@@ -170,10 +170,21 @@ def test_own_inputs_are_used_and_those_that_do_not_fit_are_told_by_artifact(tmp_
     assert result.stderr.count("\n") == 1
 
 
-def test_the_same_file_named_twice_is_verified_once(tmp_path: Path) -> None:
+def test_the_same_file_named_twice_is_verified_once_and_a_link_by_its_own_name(tmp_path: Path) -> None:
     path = write(tmp_path, "none", case("none"))
-    (tmp_path / "link.onnx").symlink_to(path)
     assert [file.name for file in find_artifacts([path, tmp_path, path])] == ["none.onnx"]
+    (tmp_path / "link.onnx").symlink_to(path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/again").symlink_to(tmp_path)
+    assert [file.name for file in find_artifacts([path, tmp_path, tmp_path / "folder/again"])] == [
+        "none.onnx",
+        "link.onnx",
+    ]
+    manifest = json.loads((tmp_path / "none.onnx.json").read_text())
+    (tmp_path / "link.onnx.json").write_text(json.dumps(manifest | {"sha256": "0" * 64}))
+    found = cli("verify", path, tmp_path / "link.onnx", "--runtime", "torch", "--json")
+    assert found.exit_code == 1
+    assert [each["state"] for each in json.loads(found.stdout)["verdicts"]] == ["passed", "failed"]
 
 
 def test_what_lies_in_a_folder_and_is_no_file_is_not_left_out(tmp_path: Path) -> None:

@@ -29,8 +29,10 @@ except ImportError:  # Windows: without locks nothing is known of other processe
 PREFIX = "posexport-"
 """How the names of folders in the system's folder for temporary files begin."""
 
-ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""The signals that end a process and let it clean up: Ctrl-C, a request to end, and a terminal that is closed."""
+_ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2")
+ENDING_SIGNALS = tuple(getattr(signal, name) for name in _ENDING if hasattr(signal, name))
+"""The signals that end a process and let it clean up: Ctrl-C, a request to end, a terminal that is closed, and those by
+which batch systems say that its time is over."""
 
 _RANDOM_BYTES = 8
 _LONGEST = 200  # bytes of a target's name: with what is added it must fit into the 255 of a file system

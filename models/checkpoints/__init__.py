@@ -77,7 +77,7 @@ def read_checkpoint(
         return Checkpoint(spec=spec, weights=None)
     if not path.is_dir():
         raise RequestError(
-            f"layer {layer} was given with {str(path)!r}, a file: give the folder that has its weights too."
+            f"{str(path)!r} is a file without weights: give the folder that has those of layer {layer} too."
         )
     weights_file(path)  # refused here too where only the config is read
     if not weights:

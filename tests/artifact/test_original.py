@@ -201,7 +201,7 @@ def test_a_weight_that_is_not_finite_is_named(llama: Path) -> None:
 def test_an_original_that_cannot_be_read_is_no_verdict(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="3 is none of them"):
         Original(checkpoint=llama, layer=3).check()
-    with pytest.raises(RequestError, match="a file: give the folder"):
+    with pytest.raises(RequestError, match="a file without weights: give the folder"):
         Original(checkpoint=llama / "config.json").check()
     (tmp_path / "x.safetensors").write_bytes(b"none")
     for path in (tmp_path / "x.safetensors", tmp_path / "y.safetensors"):

@@ -55,6 +55,10 @@ _BITS: dict[int, int] = {
     for number in map(onnx.TensorProto.DataType.Value, names.split())
 }
 """Bits of an element, by the dtypes of tensors that are read."""
+
+LARGEST_OPSET = 2**15
+"""An opset that ONNX will not reach: its numbers grow by two a year."""
+
 _SLACK = 2**20  # bytes that external data may have behind the last tensor
 
 
@@ -192,7 +196,8 @@ def read(path: Path, expected: str | None = None) -> tuple[onnx.ModelProto, str]
     except (google.protobuf.message.DecodeError, ValueError):
         raise RequestError(f"{str(path)!r} is not an ONNX file, or it is cut short: export it again.") from None
     check_texts(path, model)
-    if not model.graph.node or not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
+    opsets = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    if not model.graph.node or not opsets or not all(0 < version < LARGEST_OPSET for version in opsets):
         raise RequestError(f"{str(path)!r} holds no ONNX graph of a known opset: export it again.")
     check_graph(path, model)
     ends: dict[Path, int] = {}

@@ -208,6 +208,12 @@ EXPLODING: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     "1000 levels": (nested(1000, 1), "1000 deep"),
     "recursion": (calling_itself, "that calls itself"),
     "two of a name": (lambda model: model.functions.append(model.functions[0]), "holds two functions"),
+    "two values of a name": (
+        lambda model: model.graph.initializer.append(model.graph.initializer[0]),
+        "value .* twice",
+    ),
+    "opset -5": (lambda model: setattr(model.opset_import[0], "version", -5), "a known opset"),
+    "opset 2^62": (lambda model: setattr(model.opset_import[0], "version", 2**62), "a known opset"),
     "raw tensor": (tensor(dims=[2**40], data_type=1, raw_data=b"1234"), r"'more' is not \[1099511627776\]"),
     "int32 tensor": (tensor(dims=[2**40], data_type=6), "'more' is not"),
     "int4 tensor": (tensor(dims=[2**40], data_type=22, raw_data=b"1"), "'more' is not"),

@@ -262,8 +262,9 @@ class Cope(Encoding):
         return {"pos_emb": (spec.head_dim, self.npos_max)}
 
     def rounding(self, position: int, keys: int) -> float:
-        # places are sums up to npos_max with a rounding for each key, and rows of the table differ by more than 1
-        return float(keys**0.5 * min(keys, self.npos_max) * 2.0**-23)
+        # places are sums up to npos_max with a rounding for each key, in double precision in torch and in no other
+        # runtime; rows of the table differ by several times 1
+        return float(keys**0.5 * min(keys, self.npos_max) * 2.0**-21)
 
     def seeded(self, name: str, values: Tensor) -> Tensor:
         return values * float(values.shape[0] ** -0.5)

@@ -4,14 +4,14 @@ Options: `device` ("cpu" or "cuda"); `dtype`: the artifact's own, or "fp64" for 
 (the same rounded weights and inputs, everything else in double precision); `fp32_angles`: in fp64, angles are rounded
 as fp32 rounds them; `original`: take the weights of this original (posexport.artifact.original), of which the file must
 be an export, instead of the file's own; `streamed`: hold the weights of one layer at a time, read anew for each run, so
-that a stack needs no memory for all of them, and can't be timed; `compiled`: by torch.compile, for each shape anew as a
-deployment would.
+that a stack needs no memory for all of them, and can't be timed; `last_bits`: with `streamed`, weights whose last bits
+are changed, drawn from this seed; `compiled`: by torch.compile, for each shape anew as a deployment would.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,10 +84,13 @@ class StreamedRunner(_Runner):
         device: torch.device,
         original: Original | None = None,
         rounds_angles: bool = False,
+        last_bits: int | None = None,
     ) -> None:
         super().__init__(artifact.spec, dtype, device)
         self._angles = fp32_angles if rounds_angles else nullcontext
         weights = artifact.weights() if original is None else original.tensors(artifact.spec)
+        if last_bits is not None:
+            weights = _LastBitsChanged(weights, last_bits)
         with self._angles():
             self._block = Streamed(artifact.spec, weights, dtype, device)
 
@@ -104,6 +107,25 @@ class StreamedRunner(_Runner):
         raise RequestError("torch can't be timed while it reads weights layer by layer: drop the option streamed.")
 
 
+class _LastBitsChanged(Mapping[str, torch.Tensor]):
+    """Weights of which each is a neighbour of its own in its dtype, above or below; a zero stays."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], seed: int) -> None:
+        self._weights, self._generator = weights, torch.Generator().manual_seed(seed)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self._weights[name]
+        bits = tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+        steps = torch.randint(2, tensor.shape, generator=self._generator, dtype=bits.dtype) * 2 - 1
+        return torch.where(tensor == 0, tensor, (bits + steps).view(tensor.dtype))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
 def timed(call: Callable[[], object], device: torch.device) -> Callable[[], float]:
     """A call that runs `call` once without gradients and returns its seconds: by CUDA events on a GPU."""
     if device.type != "cuda":
@@ -117,7 +139,7 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
     Raises RequestError for any other file, for wrong options and for weights that memory has no room for,
     RuntimeMissingError where the GPU can't be used.
     """
-    allowed_options = ("device", "dtype", "fp32_angles", "original", "streamed", "compiled")
+    allowed_options = ("device", "dtype", "fp32_angles", "last_bits", "original", "streamed", "compiled")
     check_onnx_file("torch", path, options, allowed_options)
     for name, allowed in (("device", _DEVICES), ("dtype", tuple(TORCH_DTYPES))):
         if options.get(name) is not None:
@@ -137,7 +159,8 @@ def load(path: Path, options: Mapping[str, Any]) -> TorchRunner | StreamedRunner
 
         original = Original(**options["original"])
     if options.get("streamed"):
-        return StreamedRunner(artifact, dtype, device, original, bool(options.get("fp32_angles")))
+        rounds_angles = bool(options.get("fp32_angles"))
+        return StreamedRunner(artifact, dtype, device, original, rounds_angles, options.get("last_bits"))
     if original is not None:
         raise RequestError("torch takes an original's weights layer by layer alone: give the option streamed too.")
     needed, free = bytes_of(artifact.spec, name), available()

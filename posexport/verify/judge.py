@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -108,7 +108,7 @@ class ArtifactJob:
     given: bool = False
     original: Original | None = None
     property_runs: PropertyRuns | None = None
-    run_torch: Callable[[Sequence[Arrays]], Future[Answer]] | None = None
+    run_torch: Callable[[Sequence[Arrays], dict[str, Any]], Future[Answer]] | None = None
     reference: Future[Answer] | None = None
     by_torch: Future[Answer] | None = None
     torch_again: dict[int, Arrays] = attrs.field(factory=dict)
@@ -208,8 +208,8 @@ class ArtifactJob:
     def _torch_again(self, index: int, reference: Arrays, by_torch: Arrays) -> Arrays:
         """Torch's outputs on a case, each where rounding errors are the largest of several draws."""
         if index not in self.torch_again and self.run_torch is not None:
-            for arrays in last_bits_changed(self.cases[index].arrays, index):
-                answer = result(self.run_torch([arrays]))
+            for seed, arrays in enumerate(last_bits_changed(self.cases[index].arrays, index)):
+                answer = result(self.run_torch([arrays], {"last_bits": seed}))
                 if answer.failure is None:
                     by_torch = farther(reference, by_torch, answer.outputs[0])
             self.torch_again[index] = by_torch

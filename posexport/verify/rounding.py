@@ -1,4 +1,4 @@
-"""Torch's error on inputs that differ in their last bits: what rounding does, where one run of torch was exact by luck.
+"""Torch's error where inputs and weights differ in their last bits: what rounding does, if torch was exact by luck.
 
 Torch eager rounds once, so its error is one draw of what rounding errors can be. On few values it may be ten times
 smaller than that of the next draw, and a runtime that rounds in another order is then no worse for being above it.

@@ -41,14 +41,14 @@ def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
     """Submit the float64 reference, torch eager, and a run on each runtime that can take the artifact."""
     artifact, arrays = job.artifact, [case.arrays for case in job.cases]
     if artifact.contract_violation is None:
-        row, source = RUNTIMES[TORCH_WORKER], artifact.source.path
+        by_torch, source = RUNTIMES[TORCH_WORKER], artifact.source.path
         spec = artifact.spec
         products = any(layer.encoding.uses_fp32_products() for layer in spec.distinct_layers())
         options = {"streamed": True, **({} if job.original is None else {"original": job.original.to_options()})}
         of_reference = {"dtype": "fp64", "fp32_angles": products and spec.angles == "parity"}
-        job.reference = job.pool.submit(row, source, arrays, options | of_reference)
-        job.run_torch = partial(job.pool.submit, row, source, options=options)
-        job.by_torch = job.run_torch(arrays)
+        job.reference = job.pool.submit(by_torch, source, arrays, options | of_reference)
+        job.run_torch = lambda inputs, more: job.pool.submit(by_torch, source, inputs, options | more)
+        job.by_torch = job.run_torch(arrays, {})
     for name, row in job.runtimes.items():
         if artifact.required_runtime not in (None, name):
             if len(job.runtimes) < len(RUNTIMES):  # the runtime was named, so it gets a verdict

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -11,10 +13,13 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 from helpers import case
+from verify_helpers import write
 
+from posexport.runtimes import RUNTIMES
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer
 from posexport.runtimes.tensors import NUMPY_DTYPES
+from posexport.verify import judge, verify
 from posexport.verify.cases import Case
 from posexport.verify.judge import ArtifactJob
 from posexport.verify.result import FAILED, PASSED, VerifyOverrides
@@ -38,7 +43,7 @@ def judged(error: float, later: Sequence[float]) -> tuple[str, int]:
     errors = iter(later)
     runs: list[Arrays] = []
 
-    def run_torch(inputs: Sequence[Arrays]) -> Future[Answer]:
+    def run_torch(inputs: Sequence[Arrays], options: dict[str, Any]) -> Future[Answer]:
         runs.extend(inputs)
         future: Future[Answer] = Future()
         future.set_result(Answer(outputs=(off(next(errors)),)))
@@ -99,3 +104,24 @@ def test_a_result_that_is_not_finite_is_none() -> None:
     infinite = {"output": np.where(TRUTH > 1, np.inf, TRUTH)}
     assert farther(off(0), off(1e-3), infinite)["output"] is not infinite["output"]
     assert farther(off(0), off(1e-3), off(2e-3))["output"][1, 2, 3] == off(2e-3)["output"][1, 2, 3]
+
+
+def test_torch_runs_again_with_other_last_bits_of_inputs_and_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results: list[tuple[Arrays, Arrays]] = []
+
+    def keep(reference: Arrays, one: Arrays, other: Arrays) -> Arrays:
+        results.append((reference, other))
+        return one
+
+    monkeypatch.setattr(judge, "is_near", lambda comparison: comparison.case.startswith("packed"))
+    monkeypatch.setattr(judge, "farther", keep)
+    runtimes = {name: RUNTIMES[name] for name in ("ort-cpu", "onnx-reference")}
+    report = verify([write(tmp_path, "rope", case("rope", vocab_size=30))], runtimes=runtimes)
+    assert [verdict.state for verdict in report.verdicts] == [PASSED, PASSED]
+    assert len(results) == DRAWS  # once for both runtimes
+    made = [other["output"] for _, other in results]
+    for (reference, _), output in zip(results, made, strict=True):
+        assert 0 < abs(output - reference["output"]).max() < 1e-4
+    assert all((one != other).any() for one, other in pairwise(made))

@@ -278,10 +278,10 @@ HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 6.0, "bf16": 3.0}, 100.0
 """Factors on tokens and on cached keys that are masked: a mask of -100 lets them through. In half precision one such
 token in a row has less of it, since what a loud token itself sees is known to few digits."""
 
-OUTLIER, HALF_OUTLIER, DEEP_OUTLIER = 400.0, 200.0, 8.0
+OUTLIER, HALF_OUTLIER, HALF_NORMED, DEEP_OUTLIER = 400.0, 200.0, 50.0, 8.0
 """Factors on one feature, as hidden states of trained models have it: of all tokens where a norm comes first, else of
-one token in a row; there in half precision, whose logits would overflow; and in stacks without norms, where the next
-layer would get it."""
+one token in a row; there in half precision, in bare attention and where a norm comes later, whose squares would
+overflow; and in stacks without norms, where the next layer would get it."""
 
 SHIFT, HALF_SHIFT, SMALL_SHIFT = 100.0, 8.0, 0.5
 """What the kind "shifted" adds to hidden states: where a norm comes first, there in half precision, and elsewhere."""
@@ -369,7 +369,8 @@ def _outlier(tokens: Tokens) -> Array:
         values[..., feature] = OUTLIER * large
     else:
         deep = spec.block == "attention" and spec.layers > 1
-        factor = _as_scaled(spec, DEEP_OUTLIER) if deep else OUTLIER if spec.dtype == "fp32" else HALF_OUTLIER
+        half = HALF_OUTLIER if spec.block == "attention" else HALF_NORMED
+        factor = _as_scaled(spec, DEEP_OUTLIER) if deep else OUTLIER if spec.dtype == "fp32" else half
         rows, places = np.arange(batch), rng.integers(0, seq, batch)
         values[rows, places, feature] = factor * large[rows, places]
     return values

@@ -171,7 +171,7 @@ def _short(rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
         kinds = (next(positions), next(padding), next(values))
         yield Draft(f"{seq} tokens of one", 1, seq, 0, size(0, 20), size(2, 7), *kinds)
     for seq in (*lengths, size(37, 64), size(66, 127)):
-        batch = max(size(5, 9), reach.batch) if seq > 5 else max(size(10, 16), reach.batch)
+        batch = size(5, 9) if seq > 5 else max(size(10, 16), reach.batch)
         yield Draft("short rows", batch, seq, 0, size(0, 20), size(3, 30), "mixed", "mixed", next(values))
     yield Draft("crowd", size(25, 40), size(2, 4), size(1, 30), 5, size(3, 9), "mixed", "mixed")
 

@@ -281,7 +281,8 @@ token in a row has less of it, since what a loud token itself sees is known to f
 OUTLIER, HALF_OUTLIER, HALF_NORMED, DEEP_OUTLIER = 400.0, 200.0, 50.0, 8.0
 """Factors on one feature, as hidden states of trained models have it: of all tokens where a norm comes first, else of
 one token in a row; there in half precision, in bare attention and where a norm comes later, whose squares would
-overflow; and in stacks without norms, where the next layer would get it."""
+overflow; and in stacks without norms, where the next layer would get it, and where runtimes round terms of the encoding
+in different ways, which the feature would make larger."""
 
 SHIFT, HALF_SHIFT, SMALL_SHIFT = 100.0, 8.0, 0.5
 """What the kind "shifted" adds to hidden states: where a norm comes first, there in half precision, and elsewhere."""
@@ -369,6 +370,7 @@ def _outlier(tokens: Tokens) -> Array:
         values[..., feature] = OUTLIER * large
     else:
         deep = spec.block == "attention" and spec.layers > 1
+        deep |= any(layer.encoding.rounding(NEAR, NEAR) > 0 for layer in spec.distinct_layers())
         half = HALF_OUTLIER if spec.block == "attention" else HALF_NORMED
         factor = _as_scaled(spec, DEEP_OUTLIER) if deep else OUTLIER if spec.dtype == "fp32" else half
         rows, places = np.arange(batch), rng.integers(0, seq, batch)

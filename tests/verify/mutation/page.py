@@ -8,10 +8,9 @@ from typing import Any
 
 import attrs
 
-from mutation.corners import CLASSES, FAMILIES
+from mutation.corners import CLASSES
 from mutation.inputs import REACH
 from mutation.oracle import BROKEN, DOUBTFUL, EQUIVALENT, FAULT
-from mutation.random_faults import KINDS
 from mutation.scoring import Mutant, Score
 from mutation.sound_specs import Alarms
 
@@ -56,8 +55,6 @@ def score_data(score: Score, seed: int) -> Data:
         "random": counts(random),
         "corner": counts(corner),
         "classes": {name: counts(mutant for mutant in corner if mutant.group == name) for name in CLASSES},
-        "kinds": {name: counts(mutant for mutant in random if mutant.kind == name) for name in KINDS},
-        "families": {name: counts(mutant for mutant in corner if mutant.kind == name) for name in FAMILIES},
         "missed": [{name: getattr(mutant, name) for name in names} for mutant in missed(score)],
         "failed_originals": score.alarms,
     }
@@ -93,14 +90,6 @@ def figures(data: Mapping[str, Any]) -> list[str]:
         "### Corner mutants by class",
         "",
         *table(COLUMNS, [_row(CLASSES[name], row) for name, row in score["classes"].items()]),
-        "",
-        "### Random mutants by kind",
-        "",
-        *table(("kind", *COLUMNS[1:]), [_row(name, row) for name, row in score["kinds"].items() if row["made"]]),
-        "",
-        "### Corner mutants by family",
-        "",
-        *table(("family", *COLUMNS[1:]), [_row(name, row) for name, row in score["families"].items() if row["made"]]),
         "",
         "### Faults that passed",
         "",

@@ -270,9 +270,9 @@ LOUD = {"fp32": 6.0, "fp16": 2.0, "bf16": 1.5}
 precision has too few digits for logits of a hundred: torch eager itself would be far off."""
 
 LOUD_LAYERS, LOUD_BELOW = 3, 2.0
-"""Layers up to which that holds, and the most of it in deeper stacks. Without norms, a layer of sharp attention makes
-rounding errors some ten times larger: at 6, eight layers of bare attention in fp32 leave nothing to compare. At 2 they
-don't grow."""
+"""Layers up to which that holds, and the most of it in deeper stacks, or where runtimes round terms of the encoding in
+different ways. Without norms, a layer of sharp attention makes rounding errors some ten times larger: at 6, eight
+layers of bare attention in fp32 leave nothing to compare. At 2 they don't grow."""
 
 HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 6.0, "bf16": 3.0}, 100.0
 """Factors on tokens and on cached keys that are masked: a mask of -100 lets them through. In half precision one such
@@ -296,8 +296,14 @@ QUIET = 1e-3
 
 def loudness(spec: Spec) -> float:
     """The factor of the kind "loud", by dtype, depth and scale."""
-    most = LOUD[spec.dtype] if spec.layers <= LOUD_LAYERS else min(LOUD[spec.dtype], LOUD_BELOW)
+    plain = spec.layers <= LOUD_LAYERS and not _rounded_apart(spec)
+    most = LOUD[spec.dtype] if plain else min(LOUD[spec.dtype], LOUD_BELOW)
     return _as_scaled(spec, most)
+
+
+def _rounded_apart(spec: Spec) -> bool:
+    """Whether runtimes round terms of an encoding in different ways: large values make that larger."""
+    return any(layer.encoding.rounding(NEAR, NEAR) > 0 for layer in spec.distinct_layers())
 
 
 def _as_scaled(spec: Spec, factor: float) -> float:
@@ -370,7 +376,7 @@ def _outlier(tokens: Tokens) -> Array:
         values[..., feature] = OUTLIER * large
     else:
         deep = spec.block == "attention" and spec.layers > 1
-        deep |= any(layer.encoding.rounding(NEAR, NEAR) > 0 for layer in spec.distinct_layers())
+        deep |= _rounded_apart(spec)
         half = HALF_OUTLIER if spec.block == "attention" else HALF_NORMED
         factor = _as_scaled(spec, DEEP_OUTLIER) if deep else OUTLIER if spec.dtype == "fp32" else half
         rows, places = np.arange(batch), rng.integers(0, seq, batch)
@@ -381,7 +387,7 @@ def _outlier(tokens: Tokens) -> Array:
 def _peaks(tokens: Tokens) -> Array:
     """Large where few or no queries may look, and single large numbers in a cache."""
     spec = tokens.spec
-    deep = spec.layers > (LOUD_LAYERS if spec.dtype == "fp32" else 1)
+    deep = spec.layers > (LOUD_LAYERS if spec.dtype == "fp32" else 1) or _rounded_apart(spec)
     if not tokens.cached:
         peak, hidden = HIDDEN_PEAK[spec.dtype], tokens.masked.copy()
         if spec.dtype == "fp32":

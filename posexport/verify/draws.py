@@ -274,6 +274,9 @@ LOUD_LAYERS, LOUD_BELOW = 3, 2.0
 different ways. Without norms, a layer of sharp attention makes rounding errors some ten times larger: at 6, eight
 layers of bare attention in fp32 leave nothing to compare. At 2 they don't grow."""
 
+ROUNDED_APART = 1e-5
+"""From this part of values on, rounding of terms of the encoding counts for that, at near positions."""
+
 HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 6.0, "bf16": 3.0}, 100.0
 """Factors on tokens and on cached keys that are masked: a mask of -100 lets them through. In half precision one such
 token in a row has less of it, since what a loud token itself sees is known to few digits."""
@@ -302,8 +305,8 @@ def loudness(spec: Spec) -> float:
 
 
 def _rounded_apart(spec: Spec) -> bool:
-    """Whether runtimes round terms of an encoding in different ways: large values make that larger."""
-    return any(layer.encoding.rounding(NEAR, NEAR) > 0 for layer in spec.distinct_layers())
+    """Whether runtimes round terms of an encoding in ways that differ much: large values make that larger."""
+    return any(layer.encoding.rounding(NEAR, NEAR) > ROUNDED_APART for layer in spec.distinct_layers())
 
 
 def _as_scaled(spec: Spec, factor: float) -> float:

@@ -126,13 +126,13 @@ RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLik
 
 
 def check_graph(path: Path, model: onnx.ModelProto) -> None:
-    """RequestError for a graph that defines a value twice, or has too many nodes once its functions are inlined, or
+    """RequestError for a graph that defines a weight twice, or has too many nodes once its functions are inlined, or
     can't be."""
-    defined = Counter(tensor.name for tensor in model.graph.initializer)
-    defined.update(name for node in model.graph.node for name in node.output if name)
-    twice = next((name for name, times in defined.items() if times > 1), None)
+    weights = Counter(tensor.name for tensor in model.graph.initializer)
+    weights.update(name for node in model.graph.node for name in node.output if name in weights)
+    twice = next((name for name, times in weights.items() if times > 1), None)
     if twice is not None:
-        raise RequestError(f"{str(path)!r} defines the value {shown(twice)} twice: export it again.")
+        raise RequestError(f"{str(path)!r} defines the weight {shown(twice)} twice: export it again.")
     functions: dict[Function, onnx.FunctionProto] = {}
     for function in model.functions:
         key = (function.domain, function.name, function.overload)

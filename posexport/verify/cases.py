@@ -20,8 +20,9 @@ from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import TRACED_SIZES, Bounds, graph_inputs, resolved, within
 from posexport.spec.spec import Spec
 from posexport.verify.drafts import Draft, corners, further
-from posexport.verify.draws import VALUES, Array, Tokens, attention_mask, position_ids
+from posexport.verify.draws import Array, attention_mask, position_ids
 from posexport.verify.reach import Reach, default_reach
+from posexport.verify.values import VALUES, Tokens
 
 USUAL_POSITIONS = 2**16
 """Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""

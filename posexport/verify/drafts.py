@@ -1,4 +1,4 @@
-"""What each set of inputs is for: its sizes, and kinds of positions, padding and values (posexport.verify.draws).
+"""What each set of inputs is for: its sizes, and kinds of positions, padding and values.
 
 Graphs go wrong in corners: from one length on, between two, for one row or for many, in steps over a cache, far out.
 So each power of two bounds a band of lengths, and every band meets one row, several rows, tokens without a cache, steps
@@ -59,7 +59,7 @@ of a window up to which one row of tokens has them all."""
 @attrs.frozen
 class Draft:
     """A case where nothing bounds it: `past` tokens in a cache, `spare` places behind the last in a shared one,
-    `encoder` tokens of an encoder, and kinds of posexport.verify.draws. Fields that don't concern a spec play no part.
+    `encoder` tokens of an encoder, and kinds of draws.py and values.py. Fields that don't concern a spec play no part.
     """
 
     name: str

@@ -208,9 +208,9 @@ EXPLODING: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     "1000 levels": (nested(1000, 1), "1000 deep"),
     "recursion": (calling_itself, "that calls itself"),
     "two of a name": (lambda model: model.functions.append(model.functions[0]), "holds two functions"),
-    "two values of a name": (
+    "two weights of a name": (
         lambda model: model.graph.initializer.append(model.graph.initializer[0]),
-        "value .* twice",
+        "weight .* twice",
     ),
     "opset -5": (lambda model: setattr(model.opset_import[0], "version", -5), "a known opset"),
     "opset 2^62": (lambda model: setattr(model.opset_import[0], "version", 2**62), "a known opset"),

@@ -14,20 +14,9 @@ from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.coverage import distances, grid_offsets, not_shown, reached
-from posexport.verify.draws import (
-    CACHED_PEAK,
-    FAR,
-    FAR_EXACT,
-    PADDING,
-    POSITIONS,
-    QUIET,
-    VALUES,
-    Array,
-    Tokens,
-    attention_mask,
-    position_ids,
-)
+from posexport.verify.draws import FAR, FAR_EXACT, PADDING, POSITIONS, Array, attention_mask, position_ids
 from posexport.verify.reach import default_reach
+from posexport.verify.values import CACHED_PEAK, QUIET, VALUES, Tokens
 
 SEEDS = st.integers(0, 2**31)
 

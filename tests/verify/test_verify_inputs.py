@@ -60,7 +60,8 @@ def test_cases_follow_the_seed_and_the_bounds() -> None:
     first, again, other = made(spec), made(spec), made(spec, 1)
     for a, b, c in zip(first, again, other, strict=True):
         np.testing.assert_array_equal(a.arrays["hidden_states"], b.arrays["hidden_states"])
-        assert not np.array_equal(a.arrays["hidden_states"], c.arrays["hidden_states"])
+        shown = a.arrays["hidden_states"].any()  # the row of zeros is that of every seed
+        assert not shown or not np.array_equal(a.arrays["hidden_states"], c.arrays["hidden_states"])
     for each in made(spec, batch=(4, 4), seq=(5, 11)):
         assert each.arrays["hidden_states"].shape[0] == 4
         assert 5 <= each.arrays["hidden_states"].shape[1] <= 11

@@ -337,7 +337,7 @@ def test_the_references_are_computed_with_the_originals_weights(
         (("--prefix-tokens", "1", "--weights", "w.safetensors"), "--prefix-tokens was given without --from"),
         (("--from", "tiny", "--layer", "7"), "7 is none of them"),
         (("--from", "tiny", "--layer", "x"), "--layer is 'x'"),
-        (("--from", "tiny/config.json"), "a file: give the folder"),
+        (("--from", "tiny/config.json"), "a file without weights: give the folder"),
         (("--from", "nowhere"), "nowhere"),
         (("--weights", "w.safetensors"), "can't be read as .safetensors"),
     ],

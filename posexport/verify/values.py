@@ -1,0 +1,162 @@
+"""Magnitudes of hidden states and of cached keys and values, in kinds: the inputs that verify runs on have one each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import attrs
+import numpy as np
+
+from posexport.spec.spec import Spec
+from posexport.verify.draws import NEAR, Array
+
+LOUD = {"fp32": 6.0, "fp16": 2.0, "bf16": 1.5}
+"""Factor on hidden_states and cached keys of the kind "loud", its square on the logits: softmax is sharp. Half
+precision has too few digits for logits of a hundred: torch eager itself would be far off."""
+
+LOUD_LAYERS, LOUD_BELOW = 3, 2.0
+"""Layers up to which that holds, and the most of it in deeper stacks, or where runtimes round terms of the encoding in
+different ways. Without norms, a layer of sharp attention makes rounding errors some ten times larger: at 6, eight
+layers of bare attention in fp32 leave nothing to compare. At 2 they don't grow."""
+
+ROUNDED_APART = 1e-5
+"""From this part of values on, rounding of terms of the encoding counts for that, at near positions."""
+
+HIDDEN_PEAK, CACHED_PEAK = {"fp32": 40.0, "fp16": 6.0, "bf16": 3.0}, 100.0
+"""Factors on tokens and on cached keys that are masked: a mask of -100 lets them through. In half precision one such
+token in a row has less of it, since what a loud token itself sees is known to few digits."""
+
+OUTLIER, HALF_OUTLIER, HALF_NORMED, DEEP_OUTLIER = 400.0, 200.0, 50.0, 8.0
+"""Factors on one feature, as hidden states of trained models have it: of all tokens where a norm comes first, else of
+one token in a row; there in half precision, in bare attention and where a norm comes later, whose squares would
+overflow; and in stacks without norms, where the next layer would get it, and where runtimes round terms of the encoding
+in different ways, which the feature would make larger."""
+
+SHIFT, HALF_SHIFT, SMALL_SHIFT = 100.0, 8.0, 0.5
+"""What the kind "shifted" adds to hidden states: where a norm comes first, there in half precision, and elsewhere."""
+
+FEW_TOKENS = 8
+"""Tokens up to which a single row is zero throughout with the kind "zeros"."""
+
+QUIET = 1e-3
+"""Factor on hidden_states of the kind "quiet"."""
+
+
+def loudness(spec: Spec) -> float:
+    """The factor of the kind "loud", by dtype, depth and scale."""
+    plain = spec.layers <= LOUD_LAYERS and not _rounded_apart(spec)
+    most = LOUD[spec.dtype] if plain else min(LOUD[spec.dtype], LOUD_BELOW)
+    return _as_scaled(spec, most)
+
+
+def _rounded_apart(spec: Spec) -> bool:
+    """Whether runtimes round terms of an encoding in ways that differ much: large values make that larger."""
+    return any(layer.encoding.rounding(NEAR, NEAR) > ROUNDED_APART for layer in spec.distinct_layers())
+
+
+def _as_scaled(spec: Spec, factor: float) -> float:
+    """A factor on hidden states, less where the scale alone makes logits larger than that of the usual 1 / sqrt(d)."""
+    larger = max(layer.scale * layer.head_dim**0.5 for layer in spec.distinct_layers())
+    return max(1.0, float(factor / max(1.0, larger) ** 0.5))
+
+
+@attrs.frozen(kw_only=True)
+class Tokens:
+    """The values of one input before they are scaled, and what is known of its tokens.
+
+    `values` are unit normal, [batch, tokens, features] of hidden states or [batch, heads, slots, head_dim] of a cache.
+    `masked` bool [batch, tokens] says which of them padding hides.
+    """
+
+    values: Array
+    masked: Array
+    cached: bool
+    keys: bool
+    spec: Spec
+    rng: np.random.Generator
+
+    def each(self, tokens: Array) -> Array:
+        """bool [batch, tokens] in the shape that broadcasts over the values."""
+        return tokens[:, None, :, None] if self.cached else tokens[:, :, None]
+
+
+def _loud(tokens: Tokens) -> Array:
+    return tokens.values * (loudness(tokens.spec) if tokens.keys else 1.0)
+
+
+def _quiet(tokens: Tokens) -> Array:
+    return tokens.values * QUIET
+
+
+def _zeros(tokens: Tokens) -> Array:
+    """Some tokens are zero, the first of the first row among them, the whole last row of several or of a few tokens,
+    and all that padding hides in a cache: caches begin as zeros, and batches are filled up with them."""
+    zero: Array = np.less(tokens.rng.random(tokens.masked.shape), 0.3)
+    zero[0, :1] = True
+    if not tokens.cached:
+        zero[-1] |= len(zero) > 1 or zero.shape[1] <= FEW_TOKENS
+    zero |= tokens.masked & tokens.cached
+    return np.where(tokens.each(zero), 0.0, tokens.values)
+
+
+def _same(tokens: Tokens) -> Array:
+    """All tokens of a row are alike, as in a test of whether an engine starts."""
+    return tokens.values if tokens.cached else np.repeat(tokens.values[:, :1], tokens.values.shape[1], 1)
+
+
+def _shifted(tokens: Tokens) -> Array:
+    """Features whose mean is not 0, before a norm far larger than their deviation."""
+    spec = tokens.spec
+    if tokens.cached:
+        return tokens.values
+    normed = spec.block == "transformer" and spec.norm == "pre"
+    return tokens.values + ((SHIFT if spec.dtype == "fp32" else HALF_SHIFT) if normed else SMALL_SHIFT)
+
+
+def _outlier(tokens: Tokens) -> Array:
+    """One feature is far larger than the others."""
+    spec, values, rng = tokens.spec, tokens.values.copy(), tokens.rng
+    if tokens.cached:
+        return values
+    feature, (batch, seq) = int(rng.integers(values.shape[-1])), tokens.masked.shape
+    large = np.sign(values[..., feature]) * (2 + abs(values[..., feature]))
+    if spec.block == "transformer" and spec.norm == "pre":
+        values[..., feature] = OUTLIER * large
+    else:
+        deep = spec.block == "attention" and spec.layers > 1
+        deep |= _rounded_apart(spec)
+        half = HALF_OUTLIER if spec.block == "attention" else HALF_NORMED
+        factor = _as_scaled(spec, DEEP_OUTLIER) if deep else OUTLIER if spec.dtype == "fp32" else half
+        rows, places = np.arange(batch), rng.integers(0, seq, batch)
+        values[rows, places, feature] = factor * large[rows, places]
+    return values
+
+
+def _peaks(tokens: Tokens) -> Array:
+    """Large where few or no queries may look, and single large numbers in a cache."""
+    spec = tokens.spec
+    deep = spec.layers > (LOUD_LAYERS if spec.dtype == "fp32" else 1) or _rounded_apart(spec)
+    if not tokens.cached:
+        peak, hidden = HIDDEN_PEAK[spec.dtype], tokens.masked.copy()
+        if spec.dtype == "fp32":
+            hidden[:, :1] |= bool(spec.window or spec.attention_chunk_size)
+            hidden[:, -1:] |= spec.causal
+        else:
+            hidden &= hidden.cumsum(1) == 1
+        peak = min(peak, LOUD_BELOW) if deep else peak
+        return np.where(tokens.each(hidden), peak, 1.0) * tokens.values
+    heavy = tokens.values * np.where(tokens.rng.random(tokens.values.shape) < 0.02, LOUD_BELOW if deep else 8.0, 1.0)
+    return np.where(tokens.each(tokens.masked), CACHED_PEAK * tokens.values, heavy)
+
+
+VALUES: Mapping[str, Callable[[Tokens], Array]] = {
+    "normal": lambda tokens: tokens.values,
+    "loud": _loud,
+    "quiet": _quiet,
+    "zeros": _zeros,
+    "same": _same,
+    "outlier": _outlier,
+    "shifted": _shifted,
+    "peaks": _peaks,
+}
+"""Magnitudes of hidden states and of cached keys and values."""

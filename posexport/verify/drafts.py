@@ -207,7 +207,7 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     if spec.kv_cache == "shared":
         free = max(reach.seq - 100, 0) if reach.given else min(LONG_BUFFER, CACHED // _per_token(spec))
         for batch, seq, past in ((1, size(8, 30), 0), (1, 1, size(30, 100)), (3, 1, size(30, 100))):
-            yield Draft("long buffer", batch, seq, past, _band(rng, -(-free // 2), free), 1, "near")
+            yield Draft("long buffer", batch, seq, past, _band(rng, max(-(-free // 2), 1), max(free, 1)), 1, "near")
     if spec.negative_positions:
         yield Draft("negative steps", 3, 1, size(33, 60), 2, 1, "negative", "mixed")
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")

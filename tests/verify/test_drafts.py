@@ -14,7 +14,8 @@ from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.coverage import not_shown, spread_cells
-from posexport.verify.reach import read_reach
+from posexport.verify.drafts import corners
+from posexport.verify.reach import Reach, read_reach
 
 BANDS = ((65, 127), (129, 255), (257, 511), (513, 1023), (1025, 2047), (2049, 2300))
 """Lengths between powers of two."""
@@ -200,3 +201,12 @@ def test_whole_rows_are_zero() -> None:
 def test_tokens_repeat() -> None:
     ids = [each.arrays["input_ids"] for each in _made(small_spec("rope", vocab_size=3000))]
     assert any((row[1:] == row[:-1]).any() for array in ids for row in array)
+
+
+@pytest.mark.parametrize("kind", ["concat", "shared"])
+@given(seq=st.integers(1, 300), batch=st.integers(1, 12), seed=st.integers(0, 2**31))
+def test_any_reach_that_is_given_is_kept(kind: str, seq: int, batch: int, seed: int) -> None:
+    spec = small_spec("rope", kv_cache=kind, causal=True)
+    found = list(corners(spec, np.random.default_rng(seed), Reach(seq=seq, batch=batch, given=True)))
+    assert max(each.batch for each in found) >= batch
+    assert all(each.seq <= seq and each.past <= seq for each in found if isinstance(each.positions, str))

@@ -18,9 +18,10 @@ from mutation.corners.family import (
     log_uniform,
     on_input,
 )
+from mutation.corners.reserve import scaled_by_largest
 from mutation.corners.special import ANY_SIGN
 from mutation.inputs import Aim, Arrays, Range
-from mutation.surgery import Change, Nodes, change_value
+from mutation.surgery import Nodes
 
 
 def _few(random: Random, low: int, most: int) -> Range:
@@ -63,18 +64,6 @@ def _short_chunk(artifact: Artifact, random: Random) -> Fault | None:
     return Fault(text, apply, (aim_at(rows=rows, seq=(2, 6), past=past),))
 
 
-def _rows_off(condition: Change) -> Change:
-    """A value [rows, tokens, features], a tenth too large in the rows for which a condition [rows, 1, 1] holds."""
-    return lambda nodes, value: nodes.op(
-        "Where", condition(nodes, value), nodes.op("Mul", value, nodes.like(value, 1.1)), value
-    )
-
-
-def _apply_to_output(change: Change, model: onnx.ModelProto) -> bool:
-    change_value(model.graph, "output", change)
-    return True
-
-
 @family("plain", "outputs off where an axis stands still")
 def _still(artifact: Artifact, random: Random) -> Fault | None:
     """All positions of a row alike, along one axis where there are several: a picture has one time."""
@@ -83,11 +72,11 @@ def _still(artifact: Artifact, random: Random) -> Fault | None:
         return None
     axis = int(random.integers(axes))
 
-    def still(nodes: Nodes, value: str) -> str:
+    def still(nodes: Nodes) -> str:
         along = "position_ids" if axes > 1 else nodes.op("Unsqueeze", "position_ids", nodes.const([2]))
         along = nodes.op("Gather", along, nodes.const([axis]), axis=2)
         ends = [nodes.op(kind, along, nodes.const([1]), keepdims=1) for kind in ("ReduceMax", "ReduceMin")]
-        several = nodes.op("Greater", nodes.size(value, 1), nodes.const(3))
+        several = nodes.op("Greater", nodes.size(first_input(artifact), 1), nodes.const(3))
         return nodes.op("And", nodes.op("Equal", *ends), several)
 
     def stop(arrays: Arrays, random: Random) -> None:
@@ -95,7 +84,7 @@ def _still(artifact: Artifact, random: Random) -> Fault | None:
         positions.reshape(*positions.shape[:2], -1)[:, :, axis] = random.integers(0, 9)
 
     aim = Aim(batch=(1, 3), seq=(4, 60), edit=stop)
-    return Fault(f"axis {axis}", lambda model: _apply_to_output(_rows_off(still), model), (aim,))
+    return Fault(f"axis {axis}", output_off(still), (aim,))
 
 
 @family("plain", "rows of zeros give NaN")
@@ -105,14 +94,10 @@ def _zero_rows(artifact: Artifact, random: Random) -> Fault | None:
     if name != "hidden_states":
         return None
 
-    def scaled(nodes: Nodes, value: str) -> str:
-        largest = nodes.op("ReduceMax", nodes.op("Abs", value), nodes.const([1, 2]), keepdims=1)
-        return nodes.op("Mul", nodes.op("Div", value, largest), largest)
-
     def clear(arrays: Arrays, random: Random) -> None:
         arrays[name][random.integers(len(arrays[name]))] = 0
 
-    return Fault("a row", on_input(name, scaled), (Aim(batch=(1, 3), seq=(2, 20), edit=clear),))
+    return Fault("a row", on_input(name, scaled_by_largest([1, 2])), (Aim(batch=(1, 3), seq=(2, 20), edit=clear),))
 
 
 @family("plain", "long left padding ignored")

@@ -24,7 +24,7 @@ from mutation.inputs import Aim, Arrays
 from mutation.surgery import Change, Logits, Nodes, insert, sites
 
 
-def _scaled_by_largest(axes: list[int]) -> Change:
+def scaled_by_largest(axes: list[int]) -> Change:
     """Values divided by their largest along axes, and multiplied by it again, as a quantised cache is: 0 / 0 is NaN."""
 
     def change(nodes: Nodes, value: str) -> str:
@@ -48,7 +48,7 @@ def _zero_slots(artifact: Artifact, random: Random) -> Fault | None:
                 values[:, :, written:] = 0
 
     aim = Aim(batch=(1, 2), seq=(1, 8), past=(0, 0) if whole else (3, 30), spare=(2, 20), padding=("none",), edit=clear)
-    change = _scaled_by_largest([2, 3] if whole else [3])
+    change = scaled_by_largest([2, 3] if whole else [3])
     return Fault(f"{name}, {'all slots' if whole else 'each slot'}", on_input(name, change), (aim,))
 
 
@@ -68,7 +68,7 @@ def _zero_cached(artifact: Artifact, random: Random) -> Fault | None:
             arrays["attention_mask"][0, :count] = 0
 
     aim = Aim(batch=(2, 3), seq=(1, 4), past=(6, 30), padding=("none",), edit=clear)
-    return Fault(name, on_input(name, _scaled_by_largest([3])), (aim,))
+    return Fault(name, on_input(name, scaled_by_largest([3])), (aim,))
 
 
 def _free_slots(artifact: Artifact, nodes: Nodes) -> str:

@@ -41,9 +41,17 @@ MANY = 24
 POWERS = (128, 256, 512, 1024)
 """Lengths that models are served with: each seed tries one but the last, and steps over a cache of each."""
 
-BANDS, FEW, STEPS = (4, 16, 64, 256, 1000), (2, 12, 128, 700), (1, 2, 3, 5, 9, 16, 28, 64, 110, 256, 450, 1000)
-"""Cached tokens, from four on give or take a third: before chunks of many tokens, of two to seven, and before single
-tokens."""
+BANDS, STEPS = (4, 16, 64, 256, 1000), (1, 2, 3, 5, 9, 16, 28, 64, 110, 256, 450, 1000)
+"""Cached tokens, from four on give or take a third: before chunks that cost much, and before all others."""
+
+SHORT = ((2, 2), (3, 3), (4, 5), (6, 6), (8, 11), (12, 16), (17, 24), (25, 36), (37, 63), (64, 127))
+"""Lengths of prompts of few tokens, each from one number to another."""
+
+CROWD = (17, 40)
+"""Rows of the largest batches; fewer where each has many tokens."""
+
+CROWD_TOKENS, CROWD_CACHED = 1_000, 2**22
+"""Tokens of all rows of such a batch together, and numbers in its cache."""
 
 LONG_BUFFER = 4_000
 """Free slots of a shared cache in which few tokens are."""
@@ -91,7 +99,8 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
 
 
 def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Drafts without end: corners with other sizes, in no order, and with other kinds."""
+    """Drafts without end: corners in no order, with other sizes and kinds; half of them with rows and tokens of any
+    number."""
     drawn = {
         "positions": ("consecutive", "offset", "packed", "scattered", "near", "middle", "mixed"),
         "padding": ("none", "left", "right", "both", "middle", "holes", "mixed"),
@@ -102,6 +111,10 @@ def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         for at in rng.permutation(len(drafts)):
             draft = drafts[at]
             if isinstance(draft.positions, str) and draft.seq * draft.batch <= MOST:
+                if rng.random() < 0.5:
+                    batch = _band(rng, 1, max(CROWD[1], reach.batch))
+                    seq = _band(rng, 1, max(min(MOST // batch, reach.seq), 1))
+                    draft = attrs.evolve(draft, name="any size", batch=batch, seq=seq)
                 kinds = {name: str(rng.choice(known)) for name, known in drawn.items()}
                 yield attrs.evolve(draft, name=f"{draft.name} {number}", **kinds)
 
@@ -153,7 +166,8 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         (Draft("rows", many, size(129, 160), 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 65),
         (Draft("two long rows", 2, size(1025, 1100), 0, 7, size(1025, 1100), "mixed", "mixed"), 513),
         (Draft("several rows", several, size(129, 200), 0, 90, size(140, 250), "alike", "mixed", "shifted"), 129),
-        (Draft("long rows", several + 1, size(401, 440), 0, 0, max(LONG, long // 2), "mixed", "mixed"), 257),
+        (Draft("long rows", size(5, 7), size(257, 330), 0, 0, size(257, 330), "mixed", "mixed"), 257),
+        (Draft("longer rows", 3, size(513, 700), 0, 0, max(LONG, long // 2), "mixed", "mixed"), 513),
     ):
         seq = _shorter(spec, draft.batch, draft.seq)
         if seq >= least or reach.given or draft.batch > 1:
@@ -161,19 +175,17 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
 
 
 def _short(rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Prompts of 2 to 127 tokens of one row and of many, and a crowd of rows."""
+    """Prompts of 2 to 127 tokens of one row, of several and of a crowd."""
     size = partial(_size, rng)
     positions = itertools.cycle(("near", "consecutive", "still", "offset", "far"))
     padding = itertools.cycle(("holes", "none", "left", "right"))
     values = itertools.cycle(("zeros", "normal", "same", "normal", "shifted"))
-    lengths = (2, 3, size(4, 5), 6, size(8, 11), size(12, 16), size(17, 24), size(25, 36))
-    for seq in lengths:
-        kinds = (next(positions), next(padding), next(values))
-        yield Draft(f"{seq} tokens of one", 1, seq, 0, size(0, 20), size(2, 7), *kinds)
-    for seq in (*lengths, size(37, 64), size(66, 127)):
-        batch = size(5, 9) if seq > 5 else max(size(10, 16), reach.batch)
-        yield Draft("short rows", batch, seq, 0, size(0, 20), size(3, 30), "mixed", "mixed", next(values))
-    yield Draft("crowd", size(25, 40), size(2, 4), size(1, 30), 5, size(3, 9), "mixed", "mixed")
+    for low, high in SHORT:
+        for who, few, most in (("one", 1, 1), ("several", 3, 9), ("crowd", *CROWD)):
+            seq = size(low, high)
+            batch = max(min(size(few, most), CROWD_TOKENS // seq), reach.batch if most > 1 else 1)
+            kinds = (next(positions), next(padding)) if most == 1 else ("mixed", "mixed")
+            yield Draft(f"few tokens of {who}", batch, seq, 0, size(0, 20), size(2, 30), *kinds, next(values))
 
 
 def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -189,17 +201,19 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     padding = itertools.cycle(("left", "holes", "both", "few holes", "right"))
     values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
     spare = itertools.cycle((3, 300, 0, 70, 1, 25))
-    rows = (("one", 1, 180, 1000), ("several", size(2, 4), 140, 800), ("many", many, 100, 700))
-    tokens = (
-        ("step", 1, 1, STEPS),
-        ("short chunk", 2, 7, FEW),
-        ("chunk", 8, 48, BANDS),
-        ("wide chunk", 80, 180, BANDS),
+    crowd = max(size(*CROWD), reach.batch)
+    rows = (
+        ("one", 1, 180, 1000),
+        ("several", size(2, 4), 140, 800),
+        ("many", many, 100, 700),
+        ("crowd", crowd, 7, min(500, CROWD_CACHED // (_per_token(spec) * crowd))),
     )
-    for (who, batch, widest, longest), (what, few, more, bands) in itertools.product(rows, tokens):
-        for about in bands:
-            seq = _band(rng, few, min(more, widest))
-            middle = min(about, longest)
+    tokens = (("step", 1, 1), ("short chunk", 2, 7), ("chunk", 8, 55), ("wide chunk", 56, 180))
+    for (who, batch, widest, longest), (what, few, more) in itertools.product(rows, tokens):
+        more = min(more, widest)
+        bands = (STEPS if batch * more <= CROWD_TOKENS // 2 else BANDS) if few <= widest else ()
+        for middle in sorted({min(about, longest) for about in bands}):
+            seq = _band(rng, few, more)
             past = middle if middle < 4 else _band(rng, round(0.75 * middle), round(1.33 * middle))
             past = min(past, late - 1)
             kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")

@@ -146,6 +146,8 @@ def _peaks(tokens: Tokens) -> Array:
         peak = min(peak, LOUD_BELOW) if deep else peak
         return np.where(tokens.each(hidden), peak, 1.0) * tokens.values
     heavy = tokens.values * np.where(tokens.rng.random(tokens.values.shape) < 0.02, LOUD_BELOW if deep else 8.0, 1.0)
+    if heavy.size and not (deep or tokens.keys):  # no logit depends on it
+        heavy[tuple(tokens.rng.integers(heavy.shape))] = CACHED_PEAK
     return np.where(tokens.each(tokens.masked), CACHED_PEAK * tokens.values, heavy)
 
 

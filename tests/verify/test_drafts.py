@@ -24,7 +24,7 @@ PASTS = ((8, 32), (33, 127), (129, 511), (513, 2047))
 """Cached tokens between powers of two, about."""
 
 ROWS = ((1, 1), (2, 4), (5, 12))
-TOKENS = {"step": (1, 1), "chunk": (2, 64), "wide chunk": (65, 300)}
+TOKENS = {"step": (1, 1), "short chunk": (2, 7), "chunk": (8, 55), "wide chunk": (56, 300)}
 
 
 def _made(spec: Spec, seed: int = 0) -> list[Case]:
@@ -136,7 +136,7 @@ def test_a_reach_is_bounded(asked: str) -> None:
 def test_prompts_and_caches_of_a_few_tokens_meet_one_row_and_many(seed: int) -> None:
     plain = [(each.sizes["batch"], each.sizes["seq"]) for each in _made(small_spec("rope", causal=True), seed)]
     for low, high in ((2, 2), (3, 3), (4, 5), (6, 7), (8, 12), (12, 17), (17, 25), (25, 37)):
-        for least, most in ((1, 1), (5, 20)):
+        for least, most in ((1, 1), (3, 9), (17, 40)):
             assert any(least <= batch <= most and low <= seq <= high for batch, seq in plain), (low, least)
     assert any(batch > 24 and seq > 1 for batch, seq in plain)
     for kind in ("concat", "shared"):

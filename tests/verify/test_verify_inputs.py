@@ -50,7 +50,7 @@ def test_cases_cover_lengths_batches_and_positions(name: str) -> None:
     assert any(len(np.unique(row)) < len(row) for p in long for row in p)  # starting over
     if spec.encoding.axes > 1:
         for each in positions:
-            if (each[..., 0] != each[..., 1]).any():
+            if each.shape[1] > 3 and (each[..., 0] != each[..., 1]).any():
                 assert sorted(map(tuple, each[0])) != sorted(map(tuple, each[0][:, ::-1]))  # no grid that a swap keeps
         assert 1 <= sum((each[..., 0] == each[..., 1]).all() for each in positions) <= 3  # as tokens of a text have
 

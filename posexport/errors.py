@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -132,13 +133,40 @@ def located(where: str, spelled: Callable[[str], str] = str) -> Iterator[None]:
         raise kind(f"{where}: {text}") from None
 
 
+_ADVICE = {
+    "ENOSPC": "free some space, or give another folder",
+    "EDQUOT": "free some space of your quota, or give another folder",
+    "EFBIG": "raise the limit on the size of files, or give another folder",
+    "ENAMETOOLONG": "give a shorter name",
+    "EROFS": "give a folder that is not read-only",
+    "EACCES": "change its permissions, or give another",
+    "EPERM": "change its permissions, or give another",
+    "ENOTDIR": "a part of its path is a file, so give a folder that is one",
+    "ELOOP": "its links lead back to themselves, so give what they were to lead to",
+    "EMFILE": "raise the limit on open files (ulimit -n)",
+    "ENFILE": "close other programs, since the system has too many files open",
+    "EIO": "check the disk, or give another folder",
+    "ESTALE": "mount the network's file system again, or give another folder",
+    "EXDEV": "give another folder",
+    "EBUSY": "end what uses it, or give another",
+    "ETXTBSY": "end the program that it is, or give another",
+}
+"""What to do about an error of the system, by its name in `errno`, whichever file has it."""
+
+
+def advice_for(error: OSError, otherwise: str) -> str:
+    """What to do about an error of the system; `otherwise` where its number does not say."""
+    return _ADVICE.get(errno.errorcode.get(error.errno or 0, ""), otherwise)
+
+
 @contextmanager
 def system_error(problem: str, advice: str) -> Iterator[None]:
-    """Raise an OSError of the block as a RequestError: `problem`, the system's reason in brackets, and `advice`."""
+    """Raise an OSError of the block as a RequestError: `problem`, the system's reason in brackets, and what to do:
+    `advice`, where the number of the error does not say."""
     try:
         yield
     except OSError as error:
-        raise RequestError(f"{problem} ({error.strerror}): {advice}.") from None
+        raise RequestError(f"{problem} ({error.strerror or error}): {advice_for(error, advice)}.") from None
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str], similarity: float = 0.5) -> RequestError:

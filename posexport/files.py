@@ -31,6 +31,8 @@ MODEL_LIMIT = 2**31 - 1
 """The most bytes of an ONNX file: protobuf has no larger messages."""
 
 
+_ARTIFACTS = (".onnx", ".plan")
+
 _BESIDE = (".json", ".json.sig", ".data")
 """What the names of files that belong to an artifact have at the end: its manifest, the signature, its weights."""
 
@@ -69,7 +71,7 @@ def protect(path: Path) -> None:
     if _inputs is None:
         return
     files = [path]
-    if path.suffix in (".onnx", ".plan"):
+    if path.suffix in _ARTIFACTS:
         files += [path.with_name(path.name + ending) for ending in _BESIDE]
     for file in files:
         with suppress(OSError, ValueError):
@@ -144,7 +146,7 @@ def staged() -> Iterator[Staged]:
     """Files that appear together at the end of the block, or not at all where it raises or is interrupted."""
     files = Staged()
     try:
-        with system_error("can't write the output", "free some space or give another folder"):
+        with system_error("can't write the output", "give another name or folder"):
             yield files
             with uninterrupted():
                 for made, target in files.renames:
@@ -170,6 +172,9 @@ def check_target(target: Path) -> None:
     """RequestError where a file can't stand at `target`: a folder does, what a rename would take from the system, or a
     file that the command under way reads (`protected_inputs`)."""
     check_name(target)
+    problem = f"output {str(target)!r} can't be written"
+    with system_error(problem, "give another name"), suppress(FileNotFoundError, ValueError):
+        target.lstat()  # says what is wrong with the name, and with the folders in it
     if target.is_dir():
         raise RequestError(f"output {str(target)!r} is a folder: give the name of a file.")
     if (target.exists() and not target.is_file()) or os.path.realpath(target.parent) == "/dev":
@@ -194,12 +199,16 @@ def check_writable(target: Path) -> None:
 
 
 def check_output(target: Path, ending: str) -> None:
-    """RequestError unless a file of this ending, such as ".onnx", can be written at `target`."""
+    """RequestError unless a file of this ending, such as ".onnx", can be written at `target`, and a manifest beside."""
     if target.suffix != ending:
-        raise RequestError(f"output {str(target)!r} must end in {ending}: name it like {target.stem}{ending}.")
+        stem = target.stem.strip(".").removesuffix(ending)  # the whole name of ".onnx" is its stem
+        stem = "block" if stem in ("", ending[1:]) else stem
+        raise RequestError(f"output {str(target)!r} must end in {ending}: name it like {stem}{ending}.")
     if not target.parent.is_dir():
         raise RequestError(f"output folder {str(target.parent)!r} is not there: make it first, or give another.")
     check_writable(target)
+    if ending in _ARTIFACTS:
+        check_target(target.with_name(target.name + _BESIDE[0]))
 
 
 def open_file(path: Path, limit: int | None = None) -> io.BufferedReader:
@@ -338,10 +347,7 @@ def write_folder(target: Path, fill: Callable[[Path], None], beside: Mapping[Pat
     for path in list((_inputs or {}).values()):
         if target.resolve() in path.resolve().parents:
             raise RequestError(f"output {str(target)!r} holds {str(path)!r}, which this command reads: give another.")
-    with (
-        system_error(f"can't write the folder {str(target)!r}", "give another place, or free some space"),
-        ExitStack() as stack,
-    ):
+    with system_error(f"can't write the folder {str(target)!r}", "give another place"), ExitStack() as stack:
         aside = stack.enter_context(temporary.folder_beside(target))
         made = aside / "new"
         made.mkdir()

@@ -29,10 +29,14 @@ except ImportError:  # Windows: without locks nothing is known of other processe
 PREFIX = "posexport-"
 """How the names of folders in the system's folder for temporary files begin."""
 
-_ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2")
+_ENDING = (
+    *("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2"),
+    *("SIGALRM", "SIGVTALRM", "SIGPROF", "SIGPOLL", "SIGPWR", "SIGSTKFLT"),
+)
 ENDING_SIGNALS = tuple(getattr(signal, name) for name in _ENDING if hasattr(signal, name))
-"""The signals that end a process and let it clean up: Ctrl-C, a request to end, a terminal that is closed, and those by
-which batch systems say that its time is over."""
+"""The signals that end a process and let it clean up: Ctrl-C, a request to end, a terminal that is closed, those by
+which batch systems say that its time is over, and timers and other signals from outside whose default is to end it. Not
+those that ask for a core file."""
 
 _RANDOM_BYTES = 8
 _LONGEST = 200  # bytes of a target's name: with what is added it must fit into the 255 of a file system

@@ -21,7 +21,7 @@ import click
 from posexport import __version__
 from posexport.cli.console import fail, say
 from posexport.cli.surroundings import Interrupts, drop_output, open_streams
-from posexport.errors import FieldError, PosexportError, RequestError, check_known
+from posexport.errors import FieldError, PosexportError, RequestError, advice_for, check_known
 from posexport.temporary import registered, remove_since
 
 COMMANDS = {
@@ -246,7 +246,7 @@ def _writing() -> Iterator[None]:
         what = "a file, or stdout, can't be read or written"
         if error.filename is not None:
             what = f"{os.fsdecode(error.filename)!r} can't be read or written"
-        raise RequestError(f"{what} ({error.strerror or error}): give another, or free some space.") from None
+        raise RequestError(f"{what} ({error.strerror or error}): {advice_for(error, 'give another')}.") from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -74,6 +74,7 @@ class Interrupts:
         self.received: list[int] = []
         self.held = False
         self._waits = 0
+        self._waiting = False  # whether the next alarm is our own
         self._before: dict[int, Any] = {}
 
     def begin(self) -> None:
@@ -85,8 +86,6 @@ class Interrupts:
             if (handler := signal.getsignal(number)) in defaults:
                 self._before[number] = handler
                 signal.signal(number, self._note)
-        if _ALARM is not None and signal.getsignal(_ALARM) in defaults:
-            self._before[_ALARM] = signal.signal(_ALARM, self._again)
 
     def end(self) -> None:
         """Give the signals back."""
@@ -101,17 +100,17 @@ class Interrupts:
             signal.signal(number, signal.SIG_IGN)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
-        self._interrupt(frame)
-
-    def _again(self, number: int, frame: FrameType | None) -> None:
-        self._waits += 1
+        if number == _ALARM and self._waiting:
+            self._waiting, self._waits = False, self._waits + 1
+        else:
+            self.received.append(number)
         self._interrupt(frame)
 
     def _interrupt(self, frame: FrameType | None) -> None:
         if self.held:
             return
         if _ALARM in self._before and self._waits < MOST_WAITS and _imports(frame):
+            self._waiting = True
             signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
             return
         raise KeyboardInterrupt

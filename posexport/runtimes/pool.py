@@ -102,7 +102,7 @@ class Pool:
         from posexport.runtimes.tensors import load_arrays, save_arrays  # once the workers load their engines
 
         try:
-            with system_error(f"can't run engines, with files in {str(self.folder)!r}", "free some space"):
+            with system_error(f"can't run engines, with files in {str(self.folder)!r}", "set TMPDIR to another folder"):
                 folder.mkdir()
                 for path, arrays in zip(request["inputs"], inputs, strict=True):
                     save_arrays(Path(path), arrays)

@@ -20,6 +20,8 @@ import psutil
 import pytest
 from helpers import cli, tree
 
+from posexport.temporary import ENDING_SIGNALS
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
 SCRIPT = Path(__file__).parents[1] / "support" / "signalled.py"
@@ -139,6 +141,16 @@ def positions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_a_signal_while_a_file_is_written(moment: str, tmp_path: Path, positions: dict[str, bytes]) -> None:
     at = list(WRITING).index(moment)
     check(Place(tmp_path), WRITING[moment], SIGNALS[at % 4], POSITIONS, positions)
+
+
+@pytest.mark.parametrize("number", [number for number in ENDING_SIGNALS if number not in SIGNALS])
+def test_a_signal_from_outside_is_named(number: signal.Signals, tmp_path: Path) -> None:
+    """Timers too: their signals are no Ctrl-C, whoever sends them."""
+    place, (module, name, call, when) = Place(tmp_path), next(iter(WRITING.values()))
+    code, stderr = place.finish(place.run([SCRIPT, module, name, str(call), str(int(number)), when, "--", *POSITIONS]))
+    assert code == 128 + number
+    assert stderr.strip() == f"Error: ended by {number.name}: no file is half-written; those written before stay."
+    assert place.left() == []
 
 
 @pytest.mark.slow
@@ -318,14 +330,10 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_signal_waits_for_the_end_of_an_import(tmp_path: Path) -> None:
-    lines = (
-        "import os, signal",
-        "os.kill(os.getpid(), signal.SIGTERM)",
-        "[len('a') for _ in range(9)]",
-        "whole = True",
-    )
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGALRM])
+def test_a_signal_waits_for_the_end_of_an_import(number: signal.Signals, tmp_path: Path) -> None:
+    lines = ("import os", f"os.kill(os.getpid(), {number:d})", "[len('a') for _ in range(9)]", "whole = True")
     (tmp_path / "signalled_import.py").write_text("\n".join(lines))
     command = [sys.executable, "-c", INTERRUPTED_IMPORT]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.stdout, ended.stderr) == (f"True [{signal.SIGTERM:d}]\n", "")
+    assert (ended.stdout, ended.stderr) == (f"True [{number:d}]\n", "")

@@ -1,0 +1,90 @@
+"""What a message advises follows from the number of the system's error, wherever a file is written or read."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from posexport.errors import RequestError, advice_for, system_error
+from posexport.files import check_output, check_target, staged, write_folder
+
+ADVICE = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "quota",
+    errno.ENAMETOOLONG: "shorter name",
+    errno.EROFS: "read-only",
+    errno.EACCES: "permissions",
+    errno.EPERM: "permissions",
+    errno.ENOTDIR: "a part of its path is a file",
+    errno.ELOOP: "links",
+    errno.EFBIG: "limit on the size",
+    errno.EMFILE: "open files",
+    errno.EIO: "check the disk",
+}
+
+
+@pytest.mark.parametrize("number", ADVICE)
+def test_advice_fits_the_error(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted where a file is synced, as a full disk shows itself, and where a folder is filled."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    for write in (lambda: write_folder(tmp_path / "folder", fail), lambda: _write(tmp_path / "a.json")):
+        with pytest.raises(RequestError, match=ADVICE[number]) as raised:
+            write()
+        assert os.strerror(number) in str(raised.value)
+        assert number in (errno.ENOSPC, errno.EDQUOT) or "free some space" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _write(path: Path) -> None:
+    with staged() as files:
+        files.write(path, lambda file: file.write(b"{}"))
+
+
+def test_other_errors_have_the_callers_advice() -> None:
+    assert advice_for(OSError(errno.ENOENT, "not there"), "make it") == "make it"
+    assert advice_for(OSError("no number"), "make it") == "make it"
+    with pytest.raises(RequestError, match=r"no \(what a library says\): do this\."), system_error("no", "do this"):
+        raise OSError("what a library says")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("a" * 300 + ".onnx", "shorter name"), ("a" * 247 + ".onnx", "shorter name"), ("file/a.json", "part of its path")],
+)
+def test_a_name_that_no_file_can_have_is_refused_before_the_work(name: str, advice: str, tmp_path: Path) -> None:
+    """A manifest's name is longer than that of its artifact."""
+    (tmp_path / "file").write_text("")
+    path = tmp_path / name
+    with pytest.raises(RequestError, match=advice):
+        check_output(path, ".onnx") if path.suffix == ".onnx" else check_target(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_links_in_a_circle_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "a")
+    with pytest.raises(RequestError, match="links"):
+        check_target(tmp_path / "a" / "b.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "proposed"),
+    [
+        (".onnx", "block.onnx"),
+        (".plan", "plan.onnx"),
+        ("a.onnx.", "a.onnx"),
+        ("a.onnx.gz", "a.onnx"),
+        ("a.plan", "a.onnx"),
+        ("a", "a.onnx"),
+        ("..", "block.onnx"),
+    ],
+)
+def test_the_name_that_is_proposed_can_be_given(name: str, proposed: str) -> None:
+    with pytest.raises(RequestError, match=f"name it like {proposed}\\.$"):
+        check_output(Path(name), ".onnx")

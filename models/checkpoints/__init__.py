@@ -18,7 +18,15 @@ from posexport.errors import RequestError, check_known, unknown
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.checkpoints import decoders, encoders, fused, vision
 from posexport.models.checkpoints.architecture import Architecture, Weights
-from posexport.models.checkpoints.config import FILE, PARTS, Data, open_config, part_of
+from posexport.models.checkpoints.config import (
+    FILE,
+    PARTS,
+    Data,
+    ignored_tensors,
+    open_config,
+    part_of,
+    refuse_quantized,
+)
 from posexport.models.checkpoints.tensors import Tensors, weights_file
 from posexport.models.weights import TORCH_DTYPES, LazyWeights, weight_shapes
 from posexport.spec.spec import LAYER_FIELDS, Spec
@@ -58,7 +66,8 @@ def read_checkpoint(
     types, keys, options and tensors, and, with a layer, where there is no folder with weights.
     """
     where = str(path / FILE if path.is_dir() else path)
-    model_type, config = part_of(open_config(path), where)
+    data = open_config(path)
+    model_type, config = part_of(data, where)
     if model_type not in ARCHITECTURES:
         raise unknown(f"model_type in {where}", model_type, [*ARCHITECTURES, *PARTS], similarity=0.85)
     architecture = ARCHITECTURES[model_type]
@@ -68,6 +77,7 @@ def read_checkpoint(
     numbers = range(first, first + layers)
     described = [architecture.spec(config, number) for number in numbers]
     config.refuse_unread(model_type)
+    refuse_quantized(data, where, [architecture.paths(config, number) for number in numbers])
     for name in options:
         check_known("option with a checkpoint", name, OPTIONS)
         if name in described[0]:
@@ -76,9 +86,7 @@ def read_checkpoint(
     if layer is None:
         return Checkpoint(spec=spec, weights=None)
     if not path.is_dir():
-        raise RequestError(
-            f"{str(path)!r} is a file without weights: give the folder that has those of layer {layer} too."
-        )
+        raise RequestError(f"{str(path)!r} is a file without weights: give the folder that has the .safetensors too.")
     weights_file(path)  # refused here too where only the config is read
     if not weights:
         return Checkpoint(spec=spec, weights=None)
@@ -86,7 +94,9 @@ def read_checkpoint(
     modules = [tensors.path(architecture.paths(config, number)) for number in numbers]
 
     def read(index: int) -> Weights:
-        return architecture.weights(tensors, modules[index], read_spec(described[index]), config)
+        weights = architecture.weights(tensors, modules[index], read_spec(described[index]), config)
+        tensors.refuse_unread(modules[index], model_type, ignored_tensors(model_type))
+        return weights
 
     return Checkpoint(spec=spec, weights=_lazy(spec, read))
 

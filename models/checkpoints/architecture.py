@@ -54,18 +54,7 @@ def read_renamed(tensors: Tensors, path: str, spec: Spec, names: Mapping[str, st
         stem, ending = (stem, dot + kind) if kind in ("weight", "bias") else (name, "")
         if stem not in others and (stem in names or not name.startswith("encoding.")):
             weights[name] = tensors(f"{path}.{names.get(stem, stem)}{ending}", shape)
-    for stem in ATTENTION_PROJECTIONS:
-        if stem not in others and stem not in spec.bias:
-            refuse_bias(tensors, f"{path}.{names.get(stem, stem)}")
     return weights
-
-
-def refuse_bias(tensors: Tensors, module: str) -> None:
-    """RequestError for a bias that config.json doesn't mention."""
-    if f"{module}.bias" in tensors:
-        raise RequestError(
-            f"{str(tensors.folder)!r} holds {f'{module}.bias'!r}, by config.json that projection has no bias: fix one."
-        )
 
 
 @attrs.frozen
@@ -74,7 +63,7 @@ class Architecture:
 
     `layers` counts the layers, `spec` describes one as data for `read_spec`, `paths` lists the possible names of its
     attention module in a checkpoint, `weights` reads its tensors. Keys that don't affect attention are in
-    `ignored_keys.toml`.
+    `ignored_keys.toml`, as are tensors of the module that don't.
     """
 
     layers: Callable[[Config], int]

@@ -19,7 +19,6 @@ from posexport.models.checkpoints.architecture import (
     full_heads,
     grouped_heads,
     read_renamed,
-    refuse_bias,
     renamed,
     under,
     window,
@@ -54,7 +53,6 @@ def fused_reader(fused: str, output: str, split: Split) -> Reader:
         rows = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
         shapes = {"weight": (rows, spec.hidden_size), "bias": (rows,)}
         if "q_proj" not in spec.bias:
-            refuse_bias(tensors, f"{path}.{fused}")
             del shapes["bias"]
         weights = read_renamed(tensors, path, spec, {"o_proj": output}, *QKV)
         for kind, shape in shapes.items():

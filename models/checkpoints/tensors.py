@@ -6,7 +6,8 @@ A folder has `model.safetensors`, or shards and `model.safetensors.index.json`, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+
+_OTHER_PARTS = frozenset(("vision_tower", "vision_model", "vision_encoder", "visual", "audio_tower", "audio_model"))
+"""Names in the paths of modules that belong to another part of a model than its text."""
 
 
 def weights_file(folder: Path) -> str:
@@ -36,21 +41,49 @@ class Tensors:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._looked_up: set[str] = set()
+        self._in_shards: set[str] = set()  # also what the index does not list
+        if (folder / ADAPTER).exists():
+            raise RequestError(f"{str(folder)!r} holds {ADAPTER}, an adapter to the weights: merge it into them first.")
         if weights_file(folder) == SINGLE:
             with self._open(SINGLE) as file:
                 self._files: Mapping[str, str] = dict.fromkeys(file.keys(), SINGLE)
         else:
             self._files = self._index()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
     def path(self, candidates: Sequence[str]) -> str:
-        """The first of these modules that has tensors here."""
-        for path in candidates:
-            if any(name.startswith(f"{path}.") for name in self._files):
-                return path
-        raise RequestError(f"{str(self.folder)!r} has no tensor below {' or '.join(candidates)}: is a shard missing?")
+        """The one of these modules that has tensors here; RequestError where it is stored twice, under whatever
+        root."""
+        found = [path for path in candidates if any(name.startswith(f"{path}.") for name in self._files)]
+        if not found:
+            raise RequestError(
+                f"{str(self.folder)!r} has no tensor below {' or '.join(candidates)}: is a shard missing?"
+            )
+        path, inside = found[0], f".{candidates[0]}."
+        other_parts = _OTHER_PARTS.difference(path.split("."))
+        for name in self._files:
+            root, is_copy, _ = f".{name}".partition(inside)
+            again = is_copy and other_parts.isdisjoint(root.split("."))
+            if not name.startswith(f"{path}.") and (again or name.startswith(tuple(f"{other}." for other in found))):
+                raise RequestError(
+                    f"{str(self.folder)!r} holds {name!r} beside the tensors of the same layer below {path}: keep one "
+                    "of them, and merge adapters first."
+                )
+        return path
+
+    def refuse_unread(self, path: str, model_type: str, ignored: Collection[str]) -> None:
+        """RequestError for the first tensor of the module at `path` that was not looked up, unless its name in the
+        module is `ignored` (patterns): it would change what the module computes."""
+        for name in self._below(path):
+            if name not in self._looked_up and not any(fnmatchcase(name[len(path) + 1 :], one) for one in ignored):
+                raise RequestError(
+                    f"{str(self.folder)!r} holds {name!r}, which the attention of {model_type} does not have by "
+                    "config.json: fix config.json, give a checkpoint that is neither quantized nor has adapters, or "
+                    "drop the tensor if it means nothing."
+                )
+
+    def _below(self, path: str) -> Iterator[str]:
+        return (name for name in sorted({*self._files, *self._in_shards}) if name.startswith(f"{path}."))
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor of this shape, in float32 (float64 where it is stored so), every value finite."""
@@ -58,6 +91,7 @@ class Tensors:
 
         if name not in self._files:
             raise RequestError(f"{str(self.folder)!r} lacks the tensor {name!r} {list(shape)}: is a shard missing?")
+        self._looked_up.add(name)
         tensor, label = self._read(name), f"{str(self.folder)!r}: tensor {name!r}"
         if tuple(tensor.shape) != shape:
             raise RequestError(f"{label} has shape {list(tensor.shape)}, by config.json it must have {list(shape)}.")
@@ -66,6 +100,7 @@ class Tensors:
 
     def _read(self, name: str) -> Tensor:
         with self._open(self._files[name]) as file:
+            self._in_shards.update(file.keys())
             try:
                 tensor: Tensor = file.get_tensor(name)
             except Exception as error:  # safetensors raises errors of several classes

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from posexport.artifact.onnx_artifact import read_onnx
 from posexport.bench.tune.request import read_tune_request
+from posexport.errors import RequestError
 from posexport.files import sha256_of
 from posexport.models.checkpoints import read_checkpoint
 from posexport.models.weights import seeded_weights
@@ -52,7 +53,83 @@ def test_a_spoilt_tensor_is_named(spoil: Callable[[dict[str, Tensor]], Any], sai
 def test_a_bias_that_config_denies_is_refused(tmp_path: Path) -> None:
     written(tmp_path, **{**LLAMA, "attention_bias": False})
     save_file(llama_tensors(), tmp_path / "model.safetensors")
-    assert "holds 'model.layers.1.self_attn.q_proj.bias', by config.json that projection has no" in refusal(tmp_path, 1)
+    said = "holds 'model.layers.1.self_attn.k_proj.bias', which the attention of llama does not have by config.json"
+    assert said in refusal(tmp_path, 1)
+
+
+LAYER = "model.layers.1.self_attn"
+UNKNOWN = [
+    *(f"{LAYER}.{name}" for name in ("q_norm.weight", "q_proj.weight_scale", "q_proj.input_scale", "k_scale", "sinks")),
+    *(f"{LAYER}.{name}" for name in ("q_proj.lora_A.weight", "qkv_proj.weight", "bias", "rotary_emb.scale", "o_proj")),
+    *(f"{root}layers.1.self_attn.q_proj.weight" for root in ("", "model.model.", "language_model.model.", "module.")),
+    "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight",
+    "base_model.model.model.layers.1.self_attn.v_proj.base_layer.weight",
+]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.parametrize("where", ["file", "shard", "unlisted"])
+def test_a_tensor_of_the_attention_that_is_not_read_is_refused(name: str, where: str, tmp_path: Path) -> None:
+    """Whatever it is, it would change what that layer computes; another layer's is none of its concern."""
+    written(tmp_path, **LLAMA)
+    held = llama_tensors()
+    save_file({**held, name: torch.ones(32, 32)}, tmp_path / "model.safetensors")
+    if where != "file":
+        (tmp_path / "model.safetensors").rename(tmp_path / "one.safetensors")
+        listed = dict.fromkeys([*held, *([name] if where == "shard" else [])], "one.safetensors")
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    assert read_checkpoint(tmp_path, 0, 1, {}).weights is not None
+    if where == "unlisted" and not name.startswith(LAYER):
+        return
+    for sentence in (refusal(tmp_path, 1), refusal_of_weights(tmp_path, 0, 2)):
+        assert f"holds {name!r}" in sentence or "below layers.1.self_attn: keep one of them" in sentence
+
+
+def refusal_of_weights(folder: Path, first: int, layers: int) -> str:
+    """The sentence that a stack is refused with when its weights are looked up."""
+    with pytest.raises(RequestError) as caught:
+        dict(read_checkpoint(folder, first, layers, {}).weights or {})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{LAYER}.rotary_emb.inv_freq",
+        "model.layers.1.self_attn_norm.weight",
+        "model.layers.11.self_attn.q_norm.weight",
+        "vision_tower.vision_model.encoder.layers.1.self_attn.q_proj.weight",
+    ],
+)
+def test_a_tensor_that_does_not_affect_the_attention_is_passed_over(name: str, tmp_path: Path) -> None:
+    written(tmp_path, **LLAMA)
+    save_file({**llama_tensors(), name: torch.ones(2)}, tmp_path / "model.safetensors")
+    assert read_checkpoint(tmp_path, 1, 1, {}).weights is not None
+
+
+def test_an_adapter_in_the_folder_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, **LLAMA)
+    save_file(llama_tensors(), tmp_path / "model.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "an adapter to the weights: merge it into them first" in refusal(tmp_path, 1)
+
+
+KEPT = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+
+
+@pytest.mark.parametrize("layer", [None, 1])
+def test_quantized_weights_are_refused_unless_the_attention_is_not(layer: int | None, tmp_path: Path) -> None:
+    save_file(llama_tensors(), tmp_path / "model.safetensors")
+    for told in ({"quant_method": "fp8"}, {**KEPT, "modules_to_not_convert": ["lm_head"]}, "fp8", [1]):
+        written(tmp_path, **LLAMA, quantization_config=told)
+        assert "config.json: quantization_config is" in refusal(tmp_path, layer)
+    for told in (None, {}, KEPT):
+        written(tmp_path, **LLAMA, quantization_config=told)
+        read_checkpoint(tmp_path, layer, 1, {})
+    for at in ({}, {"quantization_config": {"quant_method": "fp8"}}):
+        inner = {} if at else {"quantization_config": {"quant_method": "fp8"}}
+        written(tmp_path, model_type="gemma3", text_config={"head_dim": 8, **inner}, **at)
+        assert "quantization_config is" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {"a": "../b"}}', '{"weight_map": {"a": 3}}'])

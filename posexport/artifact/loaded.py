@@ -18,6 +18,7 @@ from posexport.artifact.manifest import (
     changed,
     manifest_path,
     read_manifest_of,
+    released,
     tensors_of,
     values_of,
 )
@@ -205,11 +206,18 @@ def contradictions(manifest: Manifest, artifact: Artifact) -> str:
         "opset": (manifest.opset, artifact.opset),
         "domains": (manifest.domains, artifact.domains()),
     }
-    if isinstance(manifest, OnnxManifest):  # a plan has a target and a version of its own
+    origin = artifact.origin
+    if origin is not None:
+        pairs["weights"] = (manifest.weights, origin.weights)
+    if isinstance(manifest, OnnxManifest):  # a plan has a target, a version and tools of its own
         pairs |= {
             "target": (manifest.target or "portable", artifact.target),
             "version": (manifest.version, artifact.version),
         }
+        if origin is not None:
+            pairs["tools"] = (released(manifest.tools), origin.tools)
+    elif isinstance(manifest, PlanManifest):
+        pairs["onnx.version"] = (manifest.onnx.version, artifact.version)
     keys = [key for key, (written, actual) in pairs.items() if written != actual]
     return f"its {', '.join(keys)}" if keys else ""
 

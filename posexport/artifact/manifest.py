@@ -117,6 +117,19 @@ def checkpoint_weights(folder: Path, layer: int) -> WeightSource:
 
 
 @attrs.frozen(kw_only=True)
+class Origin:
+    """What an ONNX file's own metadata say of where its weights come from, and of the tools that made it."""
+
+    weights: WeightSource | None
+    tools: Mapping[str, str]
+
+
+def released(tools: Mapping[str, str]) -> dict[str, str]:
+    """Versions of packages without what names a build of them: `2.9.1` of `2.9.1+cpu`."""
+    return {name: version.partition("+")[0] for name, version in tools.items()}
+
+
+@attrs.frozen(kw_only=True)
 class Manifest:
     """What the manifests of ONNX files and of plans have in common.
 

@@ -20,17 +20,19 @@ import onnx
 from posexport.artifact import onnx_file
 from posexport.artifact.manifest import (
     OnnxManifest,
+    Origin,
     WeightSource,
     add_manifest,
     external_data,
     read_manifest_of,
+    released,
     tensors_of,
 )
 from posexport.artifact.profiles import profiles_of
 from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError, shown
 from posexport.files import sha256_of, staged
-from posexport.jsondata import parse_json
+from posexport.jsondata import parse_json, structure, unstructure
 from posexport.machine import size_text
 from posexport.models import read_spec
 from posexport.models.weights import LazyWeights, weight_shapes
@@ -48,6 +50,7 @@ TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
 """The packages whose versions decide the bytes of a file; manifests name them."""
 
 _METADATA = ("posexport.spec", "posexport.form", "posexport.version")
+_ORIGIN = "posexport.origin"
 _DTYPES = {1: "fp32", 10: "fp16", 16: "bf16", 7: "int64", 6: "int32", 11: "fp64", 9: "bool"}
 
 
@@ -55,8 +58,9 @@ _DTYPES = {1: "fp32", 10: "fp16", 16: "bf16", 7: "int64", 6: "int32", 11: "fp64"
 class Artifact:
     """An ONNX file of posexport's, read and checked; weights in external data stay on the disk until asked for.
 
-    `target` is "portable" where every target takes the file. `sha256` is that of the bytes that were read; the hashes
-    of external data are computed when they are first asked for.
+    `target` is "portable" where every target takes the file; `origin` is None where an earlier version wrote it.
+    `sha256` is that of the bytes that were read; the hashes of external data are computed when they are first asked
+    for.
     """
 
     path: Path
@@ -65,12 +69,18 @@ class Artifact:
     form: str
     target: str
     version: str
+    origin: Origin | None = None
     model: onnx.ModelProto
 
     @property
     def opset(self) -> int:
         """The opset of the default domain."""
         return int(next(entry.version for entry in self.model.opset_import if entry.domain in ("", "ai.onnx")))
+
+    @property
+    def weight_source(self) -> WeightSource | None:
+        """Where the weights come from, as far as the file itself says."""
+        return None if self.origin is None else self.origin.weights
 
     @functools.cached_property
     def external_sha256(self) -> dict[str, str]:
@@ -130,11 +140,16 @@ def write_onnx(
 ) -> OnnxManifest:
     """Write a model that `export` made, and its manifest, signed with a `key`; returns the manifest.
 
-    The manifest says where the `weights` come from, unless they are the caller's own. Weights of `external_from` bytes
+    The manifest says where the `weights` come from, unless they are the caller's own, and so do the model's metadata,
+    which are set here. Weights of `external_from` bytes
     or more in all go to `<file>.data`; such a file of an earlier artifact is removed where it is no longer needed and
     that artifact's manifest names it. RequestError where the folder can't be written; every file is then as it was.
     """
     spec = read_spec(json.loads(model.metadata_props["posexport.spec"]))
+    tools = {name: metadata.version(name) for name in TOOLS}
+    # without the names of builds: those of one version write the same bytes
+    origin = unstructure(Origin(weights=weights, tools=released(tools)))
+    model.metadata_props[_ORIGIN] = json.dumps(origin, separators=(",", ":"), sort_keys=True)
     data = onnx_file.data_path(path)
     before = external_data(path)
     graph = onnx_file.skeleton(model).graph
@@ -159,7 +174,7 @@ def write_onnx(
             outputs=tensors_of(_values(graph.output)),
             opset=model.opset_imports[""],
             domains=dict(sorted(model.opset_imports.items())),
-            tools={name: metadata.version(name) for name in TOOLS},
+            tools=tools,
             weights=weights,
         )
         manifest = add_manifest(files, path, manifest, key)
@@ -203,10 +218,13 @@ def read_onnx(path: Path, expected: str | None = None) -> Artifact:
         for key, value, known in (("form", form, FORMS), ("target", target, TARGETS)):
             if value not in known:
                 raise RequestError(f"its {key} is {shown(value)}, known are {', '.join(known)}.")
+        origin = structure(parse_json(properties[_ORIGIN]), Origin) if _ORIGIN in properties else None
     except (ValueError, RecursionError, RequestError) as error:
         raise RequestError(f"{str(path)!r} has metadata that can't be used: {str(error).rstrip('.')}.") from None
     version = properties["posexport.version"]
-    return Artifact(path=path, sha256=sha256, spec=spec, form=form, target=target, version=version, model=model)
+    return Artifact(
+        path=path, sha256=sha256, spec=spec, form=form, target=target, version=version, origin=origin, model=model
+    )
 
 
 def _dtype(number: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from posexport.artifact.manifest import MISMATCH, PlanManifest, changed, manifest_path, read_manifest_of
+from posexport.artifact.manifest import MISMATCH, MOMENTS, PlanManifest, changed, manifest_path, read_manifest_of
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import MismatchError, Reason, RequestError, system_error
 from posexport.files import check_name, sha256_of
@@ -26,7 +26,37 @@ def check_plan(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifest:
         sha256 = sha256_of(path)
     if manifest.sha256 != sha256:
         raise MismatchError(path, changed(path), _AGAIN, sha256=sha256, runtime=manifest.runtime.name)
+    if keys := contradictions(path, manifest):
+        reason = Reason(MISMATCH, f"its manifest {manifest_path(path).name} contradicts the plan or itself in {keys}")
+        raise MismatchError(path, reason, _AGAIN, sha256=sha256, runtime=manifest.runtime.name)
     return manifest
+
+
+def contradictions(path: Path, manifest: PlanManifest) -> str:
+    """The keys under which the manifest of a plan contradicts the file, or another key, as text; without its ONNX file.
+
+    A key that the manifest doesn't have contradicts nothing.
+    """
+    builder, shapes = manifest.runtime, {tensor.name: tensor.shape for tensor in manifest.inputs}
+    fixed = all(
+        size == dim
+        for name, moments in manifest.profiles.items()
+        for shape in moments.values()
+        for size, dim in zip(shape, shapes[name], strict=True)
+        if isinstance(dim, int)
+    )
+    rising = all(
+        sizes[0] <= sizes[1] <= sizes[2]
+        for moments in manifest.profiles.values()
+        for sizes in zip(*(moments[moment] for moment in MOMENTS), strict=True)
+    )
+    holds = {
+        f"tools.{builder.name}": manifest.tools.get(builder.name, builder.version) == builder.version,
+        "sizes.plan": manifest.sizes.get("plan") in (None, path.stat().st_size),
+        "profiles": fixed and rising,
+    }
+    keys = [key for key, fine in holds.items() if not fine]
+    return f"its {', '.join(keys)}" if keys else ""
 
 
 def plan_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifest:

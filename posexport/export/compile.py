@@ -76,7 +76,7 @@ def compile_plan(
             sha256=sha256,
             version=__version__,
             form=artifact.form,
-            weights=None if checked is None else checked.weights,
+            weights=artifact.weight_source if checked is None else checked.weights,
             spec=artifact.spec.to_dict(),
             inputs=tensors_of(artifact.inputs()),
             outputs=tensors_of(artifact.outputs()),

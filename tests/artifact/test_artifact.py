@@ -23,10 +23,11 @@ from helpers import cli, exported, inputs_for, refused, run_ort, small_spec, tre
 from posexport import __version__, files
 from posexport.artifact import onnx_artifact
 from posexport.artifact.loaded import manifest_mismatch
-from posexport.artifact.manifest import matches_manifest
+from posexport.artifact.manifest import WeightSource, matches_manifest
 from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.bench.shapes import load_for_bench
 from posexport.errors import RequestError
+from posexport.files import sha256_of
 from posexport.jsondata import unstructure
 from posexport.spec.contract import graph_inputs, graph_outputs
 
@@ -136,13 +137,16 @@ EDITS: dict[str, Any] = {
     "domains": lambda manifest: manifest["domains"].update({"com.microsoft": 1}),
     "target": lambda manifest: manifest.update(target="ort"),
     "version": lambda manifest: manifest.update(version="0.0.1"),
+    "weights": lambda manifest: manifest["weights"].update(seed=4),
+    "tools": lambda manifest: manifest["tools"].update(torch="1.0"),
 }
+SOURCE = WeightSource(source="random", seed=3)
 
 
 @pytest.mark.parametrize("name", EDITS)
 def test_a_manifest_that_was_edited_does_not_match(name: str, tmp_path: Path) -> None:
     path = tmp_path / "block.onnx"
-    manifest = unstructure(write_onnx(exported(SPEC), path))
+    manifest = unstructure(write_onnx(exported(SPEC), path, weights=SOURCE))
     assert mismatch(path) is None
     EDITS[name](manifest)
     (tmp_path / "block.onnx.json").write_text(json.dumps(manifest))
@@ -152,6 +156,59 @@ def test_a_manifest_that_was_edited_does_not_match(name: str, tmp_path: Path) ->
     told = cli("inspect", path, "--json")
     assert json.loads(told.stdout)["manifest"] == "does not match the file"
     assert told.stderr == f"Warning: {path}: {fault}.\n"
+
+
+OTHER_SOURCES: list[Any] = [
+    None,
+    {"source": "file", "file": "a.safetensors", "sha256": "0" * 64},
+    {"source": "checkpoint", "folder": "a", "config_sha256": "0" * 64, "layer": 0},
+    {"source": "random", "seed": 3, "layer": 0},
+]
+
+
+@pytest.mark.parametrize("source", OTHER_SOURCES)
+def test_weights_of_another_source_are_refused(source: Any, tmp_path: Path) -> None:
+    path = tmp_path / "block.onnx"
+    manifest = unstructure(write_onnx(exported(SPEC), path, weights=SOURCE))
+    manifest.pop("weights")
+    (tmp_path / "block.onnx.json").write_text(json.dumps({**manifest, **({"weights": source} if source else {})}))
+    assert mismatch(path) == "its manifest block.onnx.json contradicts the file in its weights"
+    assert cli("package", path, "--triton", "-o", tmp_path / "models").exit_code == 2
+    assert cli("verify", path, "--runtime", "ort-cpu").exit_code == 1
+
+
+def test_what_a_file_of_an_earlier_version_does_not_say_is_not_compared(tmp_path: Path) -> None:
+    path, data = tmp_path / "block.onnx", tmp_path / "block.onnx.json"
+    manifest = unstructure(write_onnx(exported(SPEC), path, weights=SOURCE))
+    model = onnx.load(path)
+    (origin,) = (entry for entry in model.metadata_props if entry.key == "posexport.origin")
+    model.metadata_props.remove(origin)
+    onnx.save(model, path)
+    data.write_text(json.dumps({**manifest, "sha256": sha256_of(path)}))
+    assert mismatch(path) is None
+    assert read_onnx(path).origin is None
+    for text in ("{", "[]", '{"weights": null}', '{"weights": {"source": "guess"}, "tools": {}}'):
+        origin.value = text
+        model.metadata_props.append(origin)
+        onnx.save(model, path)
+        with pytest.raises(RequestError, match="has metadata that can't be used"):
+            read_onnx(path)
+        del model.metadata_props[-1]
+
+
+def test_builds_of_one_version_of_a_tool_are_the_same_tool(tmp_path: Path) -> None:
+    path = tmp_path / "block.onnx"
+    manifest = unstructure(write_onnx(exported(SPEC), path, weights=SOURCE))
+    manifest["tools"]["torch"] = manifest["tools"]["torch"].partition("+")[0] + "+else"
+    (tmp_path / "block.onnx.json").write_text(json.dumps(manifest))
+    assert mismatch(path) is None
+
+
+def test_a_file_that_is_renamed_with_its_manifest_still_matches(tmp_path: Path) -> None:
+    write_onnx(exported(SPEC), tmp_path / "block.onnx", weights=SOURCE)
+    for ending in (".onnx", ".onnx.json"):
+        (tmp_path / f"block{ending}").rename(tmp_path / f"other{ending}")
+    assert mismatch(tmp_path / "other.onnx") is None
 
 
 def test_a_manifest_that_lacks_what_has_a_default_since_matches(tmp_path: Path) -> None:

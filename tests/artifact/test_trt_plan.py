@@ -49,6 +49,23 @@ def test_a_sound_plan_gives_its_manifest(tmp_path: Path) -> None:
     check_builder(plan, manifest, "tensorrt-rtx")
 
 
+PLAN_EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "tools.tensorrt-rtx": lambda manifest: manifest["tools"].update({"tensorrt-rtx": "9"}),
+    "sizes.plan": lambda manifest: manifest["sizes"].update(plan=1),
+    "profiles": lambda manifest: manifest["profiles"]["hidden_states"].update(opt=[5, 7, 256]),
+}
+
+
+@pytest.mark.parametrize("key", PLAN_EDITS)
+def test_a_manifest_that_contradicts_its_plan_or_itself_is_refused(key: str, tmp_path: Path) -> None:
+    plan = made(tmp_path)
+    manifest = read(plan)
+    PLAN_EDITS[key](manifest)
+    write(plan, manifest)
+    with pytest.raises(RequestError, match=f"block.plan.json contradicts the plan or itself in its {key}:"):
+        check_plan(plan)
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [

@@ -22,6 +22,7 @@ from posexport.bench.tune.result import Row
 from posexport.bench.tune.space import NARROW, Program, Request
 from posexport.errors import Reason, RequestError
 from posexport.export import exporter, support
+from posexport.jsondata import unstructure
 from posexport.machine import versions
 from posexport.processes import Worker, failure_of
 from posexport.progress import Progress
@@ -180,6 +181,7 @@ class Programs:
             "program": str(program),
             "spec": self._block.specs[program.dtype].to_dict(),
             "weights": self._block.source,
+            "origin": None if (origin := self._block.weight_source) is None else unstructure(origin),
             "fixed": self._block.fixed,
             "tools": versions(TOOLS),
         }
@@ -192,7 +194,8 @@ class Programs:
             model = self._model(program)
         except RequestError as error:
             return {"refused": str(error).rstrip(".")}
-        manifest = onnx_artifact.write_onnx(model, path)  # where this can't be done, the tuning can't go on
+        # where this can't be done, the tuning can't go on
+        manifest = onnx_artifact.write_onnx(model, path, weights=self._block.weight_source)
         self._made.add(path)
         data = [path, *(path.with_name(name) for name in manifest.external_data)]
         return {"sha256": content(manifest), "size": sum(file.stat().st_size for file in data)}

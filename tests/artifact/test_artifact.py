@@ -19,14 +19,15 @@ import onnx
 import pytest
 import torch
 from helpers import cli, exported, inputs_for, refused, run_ort, small_spec, tree, weights_for
+from manifest_data import plan_manifest, write_manifest_data
 
 from posexport import __version__, files
 from posexport.artifact import onnx_artifact
-from posexport.artifact.loaded import manifest_mismatch
+from posexport.artifact.loaded import load_artifact, manifest_mismatch
 from posexport.artifact.manifest import WeightSource, matches_manifest
 from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.bench.shapes import load_for_bench
-from posexport.errors import RequestError
+from posexport.errors import MismatchError, RequestError
 from posexport.files import sha256_of
 from posexport.jsondata import unstructure
 from posexport.spec.contract import graph_inputs, graph_outputs
@@ -202,6 +203,27 @@ def test_builds_of_one_version_of_a_tool_are_the_same_tool(tmp_path: Path) -> No
     manifest["tools"]["torch"] = manifest["tools"]["torch"].partition("+")[0] + "+else"
     (tmp_path / "block.onnx.json").write_text(json.dumps(manifest))
     assert mismatch(path) is None
+
+
+@pytest.mark.parametrize("key", ["weights", "onnx.version"])
+def test_a_plan_whose_manifest_says_other_things_of_its_onnx_file_is_refused(key: str, tmp_path: Path) -> None:
+    path, plan = tmp_path / "block.onnx", tmp_path / "block.plan"
+    source = unstructure(write_onnx(exported(SPEC), path, weights=SOURCE))
+    plan.write_bytes(b"code")
+    shared = {name: source[name] for name in source if name not in ("file", "sha256", "version", "tools")}
+    sizes = {"batch": 1, "seq": 7}
+    shapes = {each["name"]: [sizes.get(dim, dim) for dim in each["shape"]] for each in source["inputs"]}
+    profiles = {name: dict.fromkeys(("min", "opt", "max"), shape) for name, shape in shapes.items()}
+    manifest = plan_manifest(plan, path, profiles=profiles, **shared)
+    write_manifest_data(plan, manifest)
+    assert load_artifact(plan).plan is not None
+    if key == "weights":
+        manifest["weights"]["seed"] = 4
+    else:
+        manifest["onnx"]["version"] = "0.0.1"
+    write_manifest_data(plan, manifest)
+    with pytest.raises(MismatchError, match=f"block.plan.json contradicts block.onnx in its {key}:"):
+        load_artifact(plan)
 
 
 def test_a_file_that_is_renamed_with_its_manifest_still_matches(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_trouble_of_today_is_asked_about_again(tmp_path: Path, monkeypatch: pyte
 def test_a_file_that_cannot_be_written_is_no_refusal_of_the_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(model: ir.Model, path: Path) -> dict[str, Any]:
+    def full(model: ir.Model, path: Path, weights: object) -> dict[str, Any]:
         raise RequestError("can't write the output (No space left on device): free some space.")
 
     monkeypatch.setattr(Programs, "_model", lambda *args: None)

@@ -14,6 +14,9 @@ LOUD = {"fp32": 6.0, "fp16": 2.0, "bf16": 1.5}
 """Factor on hidden_states and cached keys of the kind "loud", its square on the logits: softmax is sharp. Half
 precision has too few digits for logits of a hundred: torch eager itself would be far off."""
 
+CAPPED = {"fp32": 32.0, "fp16": 24.0, "bf16": 8.0}
+"""The most of the factor on cached keys where logits are capped, so that they reach the cap."""
+
 LOUD_LAYERS, LOUD_BELOW = 3, 2.0
 """Layers up to which that holds, and the most of it in deeper stacks, or where runtimes round terms of the encoding in
 different ways. Without norms, a layer of sharp attention makes rounding errors some ten times larger: at 6, eight
@@ -81,7 +84,10 @@ class Tokens:
 
 
 def _loud(tokens: Tokens) -> Array:
-    return tokens.values * (loudness(tokens.spec) if tokens.keys else 1.0)
+    factor = loudness(tokens.spec) if tokens.keys else 1.0
+    if tokens.cached and tokens.keys and tokens.spec.softcap:  # a cap that logits don't reach changes nothing
+        factor = max(factor, min(tokens.spec.softcap / 2, CAPPED[tokens.spec.dtype]))
+    return tokens.values * factor
 
 
 def _quiet(tokens: Tokens) -> Array:

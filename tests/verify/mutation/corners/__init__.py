@@ -1,4 +1,4 @@
-"""Corner mutants: graphs that are right but for one corner, in thirteen classes of families."""
+"""Corner mutants: graphs that are right but for one corner, in fourteen classes of families."""
 
 from mutation.corners import (
     band,
@@ -7,6 +7,7 @@ from mutation.corners import (
     grid,
     length,
     magnitude,
+    other_spec,
     own_size,
     padding,
     plain,
@@ -17,7 +18,22 @@ from mutation.corners import (
 )
 from mutation.corners.family import CLASSES, FAMILIES, corner_mutant
 
-MODULES = (grid, padding, batch, chunk, length, position, magnitude, special, band, step, own_size, reserve, plain)
+MODULES = (
+    grid,
+    padding,
+    batch,
+    chunk,
+    length,
+    position,
+    magnitude,
+    special,
+    band,
+    step,
+    own_size,
+    reserve,
+    plain,
+    other_spec,
+)
 """The modules whose families FAMILIES has."""
 
 __all__ = ["CLASSES", "FAMILIES", "MODULES", "corner_mutant"]

@@ -15,11 +15,13 @@ import attrs
 import numpy as np
 
 from posexport.custom_ops.unsupported import fits_grouped_batch
+from posexport.errors import RequestError
+from posexport.machine import available, size_text
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import TRACED_SIZES, Bounds, graph_inputs, resolved, within
 from posexport.spec.spec import Spec
-from posexport.verify.drafts import Draft, corners, further
+from posexport.verify.drafts import Draft, corners, further, memory
 from posexport.verify.draws import Array, attention_mask, position_ids
 from posexport.verify.reach import Reach, default_reach
 from posexport.verify.values import VALUES, Tokens
@@ -66,14 +68,27 @@ def make_cases(
     `hidden_states`, cached keys and values are unit normal where their kind says nothing else, rounded to the graph's
     dtype; `input_ids` lie within the vocabulary. A shared cache holds what an earlier sequence left behind what is
     written, but in the form contrib: ONNX Runtime's GroupQueryAttention leaves zeros there and nothing else, and since
-    it takes several tokens after others for one row only, a chunk for a shared cache has batch 1 there.
+    it takes several tokens after others for one row only, a chunk for a shared cache has batch 1 there. RequestError
+    where the user gave a reach whose inputs don't fit into memory.
     """
     reach = reach or default_reach(spec)
     rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     tokens = _every_token(spec.vocab_size or 1, np.random.default_rng((seed, 2)))
-    cases = [_case(draft, spec, rng, bounds, form, tokens) for draft in list(corners(spec, rng, reach))]
-    drafts = itertools.islice(further(spec, others, reach), more)
-    return _named_apart(cases + [_case(draft, spec, others, bounds, form, tokens) for draft in drafts])
+    drafts = list(corners(spec, rng, reach))
+    if reach.given:
+        _check_memory(memory(spec, drafts, bounds["seq"][1] or reach.seq), reach)
+    cases = [_case(draft, spec, rng, bounds, form, tokens) for draft in drafts]
+    drawn = itertools.islice(further(spec, others, reach), more)
+    return _named_apart(cases + [_case(draft, spec, others, bounds, form, tokens) for draft in drawn])
+
+
+def _check_memory(needed: int, reach: Reach) -> None:
+    """RequestError where inputs of the reach that the user gave, with their logits, don't fit into memory."""
+    if needed > (free := available()):
+        raise RequestError(
+            f"--reach seq={reach.seq},batch={reach.batch} needs about {size_text(needed)} of memory for its inputs and "
+            f"their logits, and {size_text(free)} are free: give smaller numbers."
+        )
 
 
 def _named_apart(cases: list[Case]) -> list[Case]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import attrs
@@ -41,7 +41,7 @@ MANY = 24
 POWERS = (128, 256, 512, 1024)
 """Lengths that models are served with: each seed tries one but the last, and steps over a cache of each."""
 
-BANDS, STEPS = (4, 16, 64, 256, 1000), (1, 2, 3, 5, 9, 16, 28, 64, 110, 256, 450, 1000)
+BANDS, STEPS = (4, 16, 64, 256, 1000), (1, 2, 3, 5, 9, 16, 28, 50, 89, 158, 281, 500, 889, 1580)
 """Cached tokens, from four on give or take a third: before chunks that cost much, and before all others."""
 
 SHORT = ((2, 2), (3, 3), (4, 5), (6, 6), (8, 11), (12, 16), (17, 24), (25, 36), (37, 63), (64, 127))
@@ -98,6 +98,18 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             yield draft
 
 
+def memory(spec: Spec, drafts: Iterable[Draft], longest: int) -> int:
+    """About how many bytes the inputs of all drafts take together, and the largest logits in float64 beside them; no
+    row has more than `longest` tokens."""
+    inputs = logits = 0
+    for draft in drafts:
+        seq, past = min(draft.seq, longest), draft.past if spec.kv_cache else 0
+        inputs += 4 * draft.batch * (past * _per_token(spec) + seq * spec.hidden_size)
+        keys = draft.encoder if spec.cross else past + seq
+        logits = max(logits, 2 * 8 * draft.batch * spec.num_heads * seq * keys)
+    return inputs + logits
+
+
 def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Drafts without end: corners in no order, with other sizes and kinds; half of them with rows and tokens of any
     number."""
@@ -147,6 +159,7 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield Draft("packed", 1, size(38, 60), 0, 1, 17, "packed")
     yield Draft("far out", 1, size(40, 60), 33, 10, 3, "far")
     yield Draft("far row", size(3, 5), size(30, 60), 9, 0, 4, "far row")
+    yield Draft("massive", 2, size(3, 6), 11, 2, 10, "near", "none", "massive")
     yield Draft("loud", 2, size(20, 26), 11, 9, 10, "scattered", "holes", "loud")
     yield Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
     yield Draft("negative", 3, size(20, 40), 9, 0, 20, negative, "both", "outlier")
@@ -203,8 +216,8 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     spare = itertools.cycle((3, 300, 0, 70, 1, 25))
     crowd = max(size(*CROWD), reach.batch)
     rows = (
-        ("one", 1, 180, 1000),
-        ("several", size(2, 4), 140, 800),
+        ("one", 1, 180, 1580),
+        ("several", size(2, 4), 140, 889),
         ("many", many, 100, 700),
         ("crowd", crowd, 7, min(500, CROWD_CACHED // (_per_token(spec) * crowd))),
     )

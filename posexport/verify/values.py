@@ -14,8 +14,9 @@ LOUD = {"fp32": 6.0, "fp16": 2.0, "bf16": 1.5}
 """Factor on hidden_states and cached keys of the kind "loud", its square on the logits: softmax is sharp. Half
 precision has too few digits for logits of a hundred: torch eager itself would be far off."""
 
-CAPPED = {"fp32": 32.0, "fp16": 24.0, "bf16": 8.0}
-"""The most of the factor on cached keys where logits are capped, so that they reach the cap."""
+CACHED_LOUD = {"fp32": 32.0, "fp16": 24.0, "bf16": 8.0}
+"""That on cached keys where hidden states don't make logits large, since a norm comes first, or where these are capped:
+exp overflows at 88, and a cap that is not reached changes nothing."""
 
 LOUD_LAYERS, LOUD_BELOW = 3, 2.0
 """Layers up to which that holds, and the most of it in deeper stacks, or where runtimes round terms of the encoding in
@@ -35,6 +36,10 @@ one token in a row; there in half precision, in bare attention and where a norm 
 overflow; and in stacks without norms, where the next layer would get it, and where runtimes round terms of the encoding
 in different ways, which the feature would make larger."""
 
+MASSIVE = 8_000.0
+"""The one feature of the kind "massive": those of trained models reach 2,600 (Llama 2 7B) to 7,000 (Mixtral 8x7B), as
+Sun et al. 2024 measured (arXiv:2402.17762)."""
+
 SHIFT, HALF_SHIFT, SMALL_SHIFT = 100.0, 8.0, 0.5
 """What the kind "shifted" adds to hidden states: where a norm comes first, there in half precision, and elsewhere."""
 
@@ -47,9 +52,18 @@ QUIET = 1e-3
 
 def loudness(spec: Spec) -> float:
     """The factor of the kind "loud", by dtype, depth and scale."""
+    return loudest(spec, LOUD[spec.dtype])
+
+
+def loudest(spec: Spec, most: float) -> float:
+    """A factor of at most `most`, less where values so large would leave nothing to compare."""
     plain = spec.layers <= LOUD_LAYERS and not _rounded_apart(spec)
-    most = LOUD[spec.dtype] if plain else min(LOUD[spec.dtype], LOUD_BELOW)
-    return _as_scaled(spec, most)
+    return _as_scaled(spec, most if plain else min(most, LOUD_BELOW))
+
+
+def is_normed_first(spec: Spec) -> bool:
+    """Whether a norm comes before attention."""
+    return spec.block == "transformer" and spec.norm == "pre"
 
 
 def _rounded_apart(spec: Spec) -> bool:
@@ -84,9 +98,9 @@ class Tokens:
 
 
 def _loud(tokens: Tokens) -> Array:
-    factor = loudness(tokens.spec) if tokens.keys else 1.0
-    if tokens.cached and tokens.keys and tokens.spec.softcap:  # a cap that logits don't reach changes nothing
-        factor = max(factor, min(tokens.spec.softcap / 2, CAPPED[tokens.spec.dtype]))
+    spec, factor = tokens.spec, loudness(tokens.spec) if tokens.keys else 1.0
+    if tokens.cached and tokens.keys and (spec.softcap or is_normed_first(spec)):
+        factor = max(factor, loudest(spec, CACHED_LOUD[spec.dtype]))
     return tokens.values * factor
 
 
@@ -115,8 +129,8 @@ def _shifted(tokens: Tokens) -> Array:
     spec = tokens.spec
     if tokens.cached:
         return tokens.values
-    normed = spec.block == "transformer" and spec.norm == "pre"
-    return tokens.values + ((SHIFT if spec.dtype == "fp32" else HALF_SHIFT) if normed else SMALL_SHIFT)
+    normed = SHIFT if spec.dtype == "fp32" else HALF_SHIFT
+    return tokens.values + (normed if is_normed_first(spec) else SMALL_SHIFT)
 
 
 def _outlier(tokens: Tokens) -> Array:
@@ -126,7 +140,7 @@ def _outlier(tokens: Tokens) -> Array:
         return values
     feature, (batch, seq) = int(rng.integers(values.shape[-1])), tokens.masked.shape
     large = np.sign(values[..., feature]) * (2 + abs(values[..., feature]))
-    if spec.block == "transformer" and spec.norm == "pre":
+    if is_normed_first(spec):
         values[..., feature] = OUTLIER * large
     else:
         deep = spec.block == "attention" and spec.layers > 1
@@ -135,6 +149,15 @@ def _outlier(tokens: Tokens) -> Array:
         factor = _as_scaled(spec, DEEP_OUTLIER) if deep else OUTLIER if spec.dtype == "fp32" else half
         rows, places = np.arange(batch), rng.integers(0, seq, batch)
         values[rows, places, feature] = factor * large[rows, places]
+    return values
+
+
+def _massive(tokens: Tokens) -> Array:
+    """One feature of the first token is as large as in trained models, where a norm comes first."""
+    if tokens.cached or not is_normed_first(tokens.spec):
+        return tokens.values
+    values = tokens.values.copy()
+    values[:, 0, int(tokens.rng.integers(values.shape[-1]))] = MASSIVE
     return values
 
 
@@ -164,6 +187,7 @@ VALUES: Mapping[str, Callable[[Tokens], Array]] = {
     "zeros": _zeros,
     "same": _same,
     "outlier": _outlier,
+    "massive": _massive,
     "shifted": _shifted,
     "peaks": _peaks,
 }

@@ -10,6 +10,7 @@ from helpers import small_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from posexport.errors import RequestError
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
@@ -148,7 +149,9 @@ def test_prompts_and_caches_of_a_few_tokens_meet_one_row_and_many(seed: int) -> 
             assert steps & {*range(4, 8)}
             assert steps & {*range(7, 14)}
             short = {past for batch, seq, past in sizes if 2 <= seq <= 8 and least <= batch <= most}
-            assert all(any(low <= past <= high for past in short) for low, high in ((2, 2), (8, 17), (90, 180)))
+            assert all(
+                any(low <= past <= high for past in short) for low, high in ((2, 2), (8, 17), (67, 118), (118, 210))
+            )
 
 
 def test_rows_of_a_shared_buffer_are_far_apart_and_buffers_are_long() -> None:
@@ -210,3 +213,19 @@ def test_any_reach_that_is_given_is_kept(kind: str, seq: int, batch: int, seed: 
     found = list(corners(spec, np.random.default_rng(seed), Reach(seq=seq, batch=batch, given=True)))
     assert max(each.batch for each in found) >= batch
     assert all(each.seq <= seq and each.past <= seq for each in found if isinstance(each.positions, str))
+
+
+def test_a_reach_that_does_not_fit_into_memory_is_refused_before_inputs_are_made() -> None:
+    for more, sizes in (({"kv_cache": "concat"}, {"seq": 2**20}), ({}, {"seq": 2**20, "batch": 4096})):
+        spec = small_spec("rope", causal=True, **more)
+        with pytest.raises(RequestError, match=r"needs about .* GB of memory .* give smaller numbers"):
+            make_cases(spec, 0, bounds_of(graph_inputs(spec), {}), reach=Reach(given=True, **{"batch": 1, **sizes}))
+
+
+@pytest.mark.parametrize("cache", [None, "concat", "shared"])
+def test_more_cases_have_any_number_of_rows_and_tokens(cache: str | None) -> None:
+    spec = small_spec("rope", causal=True, kv_cache=cache)
+    cases = make_cases(spec, 0, bounds_of(graph_inputs(spec), {}), more=60)[-60:]
+    sizes = {(each.sizes["batch"], each.sizes["seq"]) for each in cases if each.name.startswith("any size")}
+    assert len(sizes) > 15
+    assert any(batch > 8 and seq > 8 for batch, seq in sizes)

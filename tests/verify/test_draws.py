@@ -113,6 +113,19 @@ def test_a_norm_makes_every_token_have_the_outlier() -> None:
     assert deep.max() > 5
 
 
+def test_behind_a_norm_cached_keys_are_loud_and_one_feature_is_massive() -> None:
+    """Exp overflows in a softmax without its maximum, a cap of 50 shows, and squares of 8,000 overflow in fp16."""
+    keys = np.random.default_rng(0).standard_normal((2, 4, 30, 8))
+    plain, masked = np.ones((2, 30, 32)), np.zeros((2, 30), bool)
+    for dtype, least in (("fp32", 30), ("fp16", 20), ("bf16", 7)):
+        for more in ({"block": "transformer"}, {"softcap": 50.0}):
+            spec = small_spec("rope", dtype=dtype, causal=True, kv_cache="concat", **more)
+            assert VALUES["loud"](_tokens(spec, keys, masked, cached=True)).std() > least
+    massive = VALUES["massive"](_tokens(small_spec("rope", block="transformer"), plain, masked))
+    assert (massive > 7_000).sum() == 2
+    assert (VALUES["massive"](_tokens(small_spec("rope"), plain, masked)) == plain).all()
+
+
 @pytest.mark.parametrize("name", ["swin", "swinv2", "rope-dinov3-small"])
 def test_every_cell_and_every_offset_of_a_small_grid_is_tried(name: str) -> None:
     small = {"rope-dinov3-small": small_spec("rope-dinov3", grid=[14, 14])}

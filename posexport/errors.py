@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -134,35 +135,40 @@ def located(where: str, spelled: Callable[[str], str] = str) -> Iterator[None]:
 
 
 _ADVICE = {
-    "ENOSPC": "free some space, or give another folder",
-    "EDQUOT": "free some space of your quota, or give another folder",
-    "EFBIG": "raise the limit on the size of files, or give another folder",
+    "ENOSPC": "free some space",
+    "EDQUOT": "free some space of your quota",
     "ENAMETOOLONG": "give a shorter name",
-    "EROFS": "give a folder that is not read-only",
-    "EACCES": "change its permissions, or give another",
-    "EPERM": "change its permissions, or give another",
-    "ENOTDIR": "a part of its path is a file, so give a folder that is one",
-    "ELOOP": "its links lead back to themselves, so give what they were to lead to",
+    "EACCES": "change its permissions",
+    "EPERM": "change its permissions",
+    "ENOTDIR": "a part of its path is a file and no folder: give another path",
+    "ELOOP": "its symbolic links form a circle: give the file itself",
     "EMFILE": "raise the limit on open files (ulimit -n)",
     "ENFILE": "close other programs, since the system has too many files open",
-    "EIO": "check the disk, or give another folder",
-    "ESTALE": "mount the network's file system again, or give another folder",
-    "EXDEV": "give another folder",
-    "EBUSY": "end what uses it, or give another",
-    "ETXTBSY": "end the program that it is, or give another",
+    "EIO": "check the disk",
+    "ESTALE": "mount the network's file system again",
+    "EBUSY": "close what uses it",
+    "ETXTBSY": "end the program that runs from it",
 }
 """What to do about an error of the system, by its name in `errno`, whichever file has it."""
 
+if os.name == "nt":
+    _ADVICE["EACCES"] = "close what uses it or change its permissions"  # a file that is open has this error there
+
+_ALONE = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")
+"""Those for which nothing else helps."""
+
 
 def advice_for(error: OSError, otherwise: str) -> str:
-    """What to do about an error of the system; `otherwise` where its number does not say."""
-    return _ADVICE.get(errno.errorcode.get(error.errno or 0, ""), otherwise)
+    """What to do about an error of the system: what its number says, or else `otherwise`."""
+    name = errno.errorcode.get(error.errno or 0, "")
+    known = _ADVICE.get(name)
+    return otherwise if known is None else known if name in _ALONE else f"{known}, or {otherwise}"
 
 
 @contextmanager
 def system_error(problem: str, advice: str) -> Iterator[None]:
-    """Raise an OSError of the block as a RequestError: `problem`, the system's reason in brackets, and what to do:
-    `advice`, where the number of the error does not say."""
+    """Raise an OSError of the block as a RequestError: `problem`, the system's reason in brackets, and what to do
+    by the number of the error or by `advice`."""
     try:
         yield
     except OSError as error:

@@ -32,7 +32,6 @@ MODEL_LIMIT = 2**31 - 1
 
 
 _ARTIFACTS = (".onnx", ".plan")
-
 _BESIDE = (".json", ".json.sig", ".data")
 """What the names of files that belong to an artifact have at the end: its manifest, the signature, its weights."""
 

@@ -164,7 +164,7 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in received[:1]:
+        for number in dict.fromkeys(received):
             signal.raise_signal(number)
 
 

@@ -18,15 +18,7 @@ from posexport.errors import RequestError, check_known, unknown
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.checkpoints import decoders, encoders, fused, vision
 from posexport.models.checkpoints.architecture import Architecture, Weights
-from posexport.models.checkpoints.config import (
-    FILE,
-    PARTS,
-    Data,
-    ignored_tensors,
-    open_config,
-    part_of,
-    refuse_quantized,
-)
+from posexport.models.checkpoints.config import FILE, PARTS, Data, ignored_tensors, open_config, part_of
 from posexport.models.checkpoints.tensors import Tensors, weights_file
 from posexport.models.weights import TORCH_DTYPES, LazyWeights, weight_shapes
 from posexport.spec.spec import LAYER_FIELDS, Spec
@@ -77,7 +69,6 @@ def read_checkpoint(
     numbers = range(first, first + layers)
     described = [architecture.spec(config, number) for number in numbers]
     config.refuse_unread(model_type)
-    refuse_quantized(data, where, [architecture.paths(config, number) for number in numbers])
     for name in options:
         check_known("option with a checkpoint", name, OPTIONS)
         if name in described[0]:

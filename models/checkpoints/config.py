@@ -9,8 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Collection, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -233,20 +232,3 @@ def part_of(data: Mapping[str, Any], where: str) -> tuple[str, Config]:
     repeated = {key for key in data if key in inner.data and data[key] == inner.data[key]}
     Config(data, where, known=outside | repeated).refuse_unread(model_type)
     return part.model_type, inner
-
-
-def refuse_quantized(data: Mapping[str, Any], where: str, modules: Sequence[Sequence[str]]) -> None:
-    """RequestError where a config.json says that weights are quantized, unless it says too that the `modules` are not;
-    each is given by its possible names."""
-    part = PARTS.get(str(data.get("model_type")))
-    for table in (data, data.get(part.table) if part else None):
-        quantized = table.get("quantization_config") if isinstance(table, dict) else None
-        if quantized is None or quantized == {}:
-            continue
-        kept = quantized.get("modules_to_not_convert") if isinstance(quantized, dict) else None
-        patterns = [str(pattern) for pattern in kept] if isinstance(kept, list) else []
-        if not all(any(fnmatchcase(name, one) for name in names for one in patterns) for names in modules):
-            raise RequestError(
-                f"{where}: quantization_config is {json.dumps(quantized)[:80]}, and a block has weights that are not "
-                "quantized: give the checkpoint that it was quantized from."
-            )

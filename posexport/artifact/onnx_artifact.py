@@ -140,10 +140,10 @@ def write_onnx(
 ) -> OnnxManifest:
     """Write a model that `export` made, and its manifest, signed with a `key`; returns the manifest.
 
-    The manifest says where the `weights` come from, unless they are the caller's own, and so do the model's metadata,
-    which are set here. Weights of `external_from` bytes
-    or more in all go to `<file>.data`; such a file of an earlier artifact is removed where it is no longer needed and
-    that artifact's manifest names it. RequestError where the folder can't be written; every file is then as it was.
+    The manifest and the model's metadata, which are set here, say where the `weights` come from, unless they are
+    the caller's own. Weights of `external_from` bytes or more in all go to `<file>.data`; such a file of an earlier
+    artifact is removed where it is no longer needed and that artifact's manifest names it. RequestError where the
+    folder can't be written; every file is then as it was.
     """
     spec = read_spec(json.loads(model.metadata_props["posexport.spec"]))
     tools = {name: metadata.version(name) for name in TOOLS}

@@ -26,13 +26,13 @@ def check_plan(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifest:
         sha256 = sha256_of(path)
     if manifest.sha256 != sha256:
         raise MismatchError(path, changed(path), _AGAIN, sha256=sha256, runtime=manifest.runtime.name)
-    if keys := contradictions(path, manifest):
+    if keys := plan_contradictions(path, manifest):
         reason = Reason(MISMATCH, f"its manifest {manifest_path(path).name} contradicts the plan or itself in {keys}")
         raise MismatchError(path, reason, _AGAIN, sha256=sha256, runtime=manifest.runtime.name)
     return manifest
 
 
-def contradictions(path: Path, manifest: PlanManifest) -> str:
+def plan_contradictions(path: Path, manifest: PlanManifest) -> str:
     """The keys under which the manifest of a plan contradicts the file, or another key, as text; without its ONNX file.
 
     A key that the manifest doesn't have contradicts nothing.

@@ -24,7 +24,7 @@ from posexport.spec.spec import Spec
 from posexport.verify.drafts import Draft, corners, further, memory
 from posexport.verify.draws import Array, attention_mask, position_ids
 from posexport.verify.reach import Reach, default_reach
-from posexport.verify.values import VALUES, Tokens
+from posexport.verify.values import VALUES, Tokens, is_normed_first
 
 USUAL_POSITIONS = 2**16
 """Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""
@@ -69,25 +69,26 @@ def make_cases(
     dtype; `input_ids` lie within the vocabulary. A shared cache holds what an earlier sequence left behind what is
     written, but in the form contrib: ONNX Runtime's GroupQueryAttention leaves zeros there and nothing else, and since
     it takes several tokens after others for one row only, a chunk for a shared cache has batch 1 there. RequestError
-    where the user gave a reach whose inputs don't fit into memory.
+    where the inputs don't fit into memory.
     """
     reach = reach or default_reach(spec)
     rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     tokens = _every_token(spec.vocab_size or 1, np.random.default_rng((seed, 2)))
     drafts = list(corners(spec, rng, reach))
-    if reach.given:
-        _check_memory(memory(spec, drafts, bounds["seq"][1] or reach.seq), reach)
-    cases = [_case(draft, spec, rng, bounds, form, tokens) for draft in drafts]
+    _check_memory(memory(spec, drafts, bounds), reach)
+    seen: set[object] = set()
+    cases = [case for draft in drafts for case in _case(draft, spec, rng, bounds, form, tokens, seen)]
     drawn = itertools.islice(further(spec, others, reach), more)
-    return _named_apart(cases + [_case(draft, spec, others, bounds, form, tokens) for draft in drawn])
+    cases += [case for draft in drawn for case in _case(draft, spec, others, bounds, form, tokens, set())]
+    return _named_apart(cases)
 
 
 def _check_memory(needed: int, reach: Reach) -> None:
-    """RequestError where inputs of the reach that the user gave, with their logits, don't fit into memory."""
+    """RequestError where inputs of this reach, with their logits, don't fit into memory."""
     if needed > (free := available()):
         raise RequestError(
-            f"--reach seq={reach.seq},batch={reach.batch} needs about {size_text(needed)} of memory for its inputs and "
-            f"their logits, and {size_text(free)} are free: give smaller numbers."
+            f"inputs with {reach.seq} keys need about {size_text(needed)} of memory, logits included, and "
+            f"{size_text(free)} are free: give a smaller --reach."
         )
 
 
@@ -108,9 +109,20 @@ def _other_than(dim: str, size: int) -> int:
 
 
 def _case(
-    draft: Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, form: str, token_ids: Iterator[int]
-) -> Case:
+    draft: Draft,
+    spec: Spec,
+    rng: np.random.Generator,
+    bounds: Bounds,
+    form: str,
+    token_ids: Iterator[int],
+    seen: set[object],
+) -> Iterator[Case]:
+    """The case of a draft; none where bounds make its sizes and kinds those of a case that was `seen` before."""
     sizes, before = _sizes(draft, spec, rng, bounds, form)
+    kinds = (draft.positions if isinstance(draft.positions, str) else draft.name, draft.padding, draft.values)
+    if (key := (*sizes.items(), *kinds)) in seen:
+        return
+    seen.add(key)
     shapes = graph_inputs(spec)
     lengths = before + sizes["seq"] if not spec.cross else np.full(sizes["batch"], sizes["encoder_seq"])
     width = sizes.get("max_seq", int(lengths.max()))
@@ -144,6 +156,7 @@ def _case(
                 values=rng.standard_normal(dims, np.float32),
                 masked=masked,
                 cached=cached,
+                normed=name == "hidden_states" and is_normed_first(spec),
                 spec=spec,
                 rng=rng,
                 keys=not name.startswith("past_value"),
@@ -153,7 +166,7 @@ def _case(
                 values = values * (np.arange(dims[2]) < before[:, None])[:, None, :, None]
             arrays[name] = values.astype(NUMPY_DTYPES[dtype])
     more = "".join(f" {dim}={size}" for dim, size in sizes.items() if dim not in ("batch", "seq"))
-    return Case(name=f"{draft.name} [{sizes['batch']}, {sizes['seq']}]{more}", arrays=arrays, sizes=sizes)
+    yield Case(name=f"{draft.name} [{sizes['batch']}, {sizes['seq']}]{more}", arrays=arrays, sizes=sizes)
 
 
 def _every_token(vocab_size: int, rng: np.random.Generator) -> Iterator[int]:

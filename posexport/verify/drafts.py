@@ -16,6 +16,7 @@ from functools import partial
 import attrs
 import numpy as np
 
+from posexport.spec.contract import Bounds, within
 from posexport.spec.spec import Spec
 from posexport.verify.coverage import distances, grid_offsets, spread_cells
 from posexport.verify.draws import At
@@ -50,8 +51,11 @@ SHORT = ((2, 2), (3, 3), (4, 5), (6, 6), (8, 11), (12, 16), (17, 24), (25, 36), 
 CROWD = (17, 40)
 """Rows of the largest batches; fewer where each has many tokens."""
 
-CROWD_TOKENS, CROWD_CACHED = 1_000, 2**22
-"""Tokens of all rows of such a batch together, and numbers in its cache."""
+CROWD_TOKENS = 1_000
+"""Tokens of all rows of such a batch together."""
+
+USUAL_CACHED = 2**23
+"""Numbers in a cache, of all rows together, but for the few cases that go to the end of the reach."""
 
 LONG_BUFFER = 4_000
 """Free slots of a shared cache in which few tokens are."""
@@ -98,15 +102,21 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             yield draft
 
 
-def memory(spec: Spec, drafts: Iterable[Draft], longest: int) -> int:
-    """About how many bytes the inputs of all drafts take together, and the largest logits in float64 beside them; no
-    row has more than `longest` tokens."""
+def memory(spec: Spec, drafts: Iterable[Draft], bounds: Bounds) -> int:
+    """About how many bytes the inputs of all drafts take together within `bounds`, and the largest logits in float64
+    beside them."""
     inputs = logits = 0
     for draft in drafts:
-        seq, past = min(draft.seq, longest), draft.past if spec.kv_cache else 0
-        inputs += 4 * draft.batch * (past * _per_token(spec) + seq * spec.hidden_size)
-        keys = draft.encoder if spec.cross else past + seq
-        logits = max(logits, 2 * 8 * draft.batch * spec.num_heads * seq * keys)
+        batch, seq = within(draft.batch, bounds["batch"]), within(draft.seq, bounds["seq"])
+        encoder = within(draft.encoder, bounds["encoder_seq"]) if spec.cross else 0
+        past, slots = 0, 0
+        if spec.kv_cache == "concat":
+            past = slots = within(draft.past, bounds["past_seq"])
+        elif spec.kv_cache == "shared":
+            slots = within(draft.past + seq + draft.spare, bounds["max_seq"])
+            past = min(draft.past, slots)
+        inputs += 4 * batch * (slots * _per_token(spec) + (seq + encoder) * spec.hidden_size)
+        logits = max(logits, 2 * 8 * batch * spec.num_heads * seq * (encoder or past + seq))
     return inputs + logits
 
 
@@ -126,7 +136,8 @@ def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
                 if rng.random() < 0.5:
                     batch = _band(rng, 1, max(CROWD[1], reach.batch))
                     seq = _band(rng, 1, max(min(MOST // batch, reach.seq), 1))
-                    draft = attrs.evolve(draft, name="any size", batch=batch, seq=seq)
+                    past = min(draft.past, USUAL_CACHED // (_per_token(spec) * batch))
+                    draft = attrs.evolve(draft, name="any size", batch=batch, seq=seq, past=past)
                 kinds = {name: str(rng.choice(known)) for name, known in drawn.items()}
                 yield attrs.evolve(draft, name=f"{draft.name} {number}", **kinds)
 
@@ -196,7 +207,8 @@ def _short(rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     for low, high in SHORT:
         for who, few, most in (("one", 1, 1), ("several", 3, 9), ("crowd", *CROWD)):
             seq = size(low, high)
-            batch = max(min(size(few, most), CROWD_TOKENS // seq), reach.batch if most > 1 else 1)
+            batch = min(size(few, most), CROWD_TOKENS // seq)
+            batch = max(batch, reach.batch) if who == "crowd" else batch
             kinds = (next(positions), next(padding)) if most == 1 else ("mixed", "mixed")
             yield Draft(f"few tokens of {who}", batch, seq, 0, size(0, 20), size(2, 30), *kinds, next(values))
 
@@ -207,23 +219,22 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         return
 
     size = partial(_size, rng)
-    late, many = _late(spec, reach), max(size(6, 9), reach.batch)
+    late, many, crowd = _late(spec, reach), size(6, 9), max(size(*CROWD), reach.batch)
     yield Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right", "zeros")
     # one row takes turns; several have a kind of positions and of padding each
     positions = itertools.cycle(("middle", "far"))
     padding = itertools.cycle(("left", "holes", "both", "few holes", "right"))
     values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
     spare = itertools.cycle((3, 300, 0, 70, 1, 25))
-    crowd = max(size(*CROWD), reach.batch)
     rows = (
         ("one", 1, 180, 1580),
         ("several", size(2, 4), 140, 889),
         ("many", many, 100, 700),
-        ("crowd", crowd, 7, min(500, CROWD_CACHED // (_per_token(spec) * crowd))),
+        ("crowd", crowd, 7, 500),
     )
     tokens = (("step", 1, 1), ("short chunk", 2, 7), ("chunk", 8, 55), ("wide chunk", 56, 180))
     for (who, batch, widest, longest), (what, few, more) in itertools.product(rows, tokens):
-        more = min(more, widest)
+        more, longest = min(more, widest), min(longest, USUAL_CACHED // (_per_token(spec) * batch))
         bands = (STEPS if batch * more <= CROWD_TOKENS // 2 else BANDS) if few <= widest else ()
         for middle in sorted({min(about, longest) for about in bands}):
             seq = _band(rng, few, more)

@@ -15,8 +15,8 @@ LOUD = {"fp32": 6.0, "fp16": 2.0, "bf16": 1.5}
 precision has too few digits for logits of a hundred: torch eager itself would be far off."""
 
 CACHED_LOUD = {"fp32": 32.0, "fp16": 24.0, "bf16": 8.0}
-"""That on cached keys where hidden states don't make logits large, since a norm comes first, or where these are capped:
-exp overflows at 88, and a cap that is not reached changes nothing."""
+"""Factor of the kind "loud" on cached keys alone, where a norm comes before attention or logits are capped: hidden
+states can't make logits large there, exp overflows at 88, and a cap that is not reached changes nothing."""
 
 LOUD_LAYERS, LOUD_BELOW = 3, 2.0
 """Layers up to which that holds, and the most of it in deeper stacks, or where runtimes round terms of the encoding in
@@ -55,10 +55,10 @@ def loudness(spec: Spec) -> float:
     return loudest(spec, LOUD[spec.dtype])
 
 
-def loudest(spec: Spec, most: float) -> float:
+def loudest(spec: Spec, most: float, *, keys_alone: bool = False) -> float:
     """A factor of at most `most`, less where values so large would leave nothing to compare."""
     plain = spec.layers <= LOUD_LAYERS and not _rounded_apart(spec)
-    return _as_scaled(spec, most if plain else min(most, LOUD_BELOW))
+    return _as_scaled(spec, most if plain else min(most, LOUD_BELOW), keys_alone)
 
 
 def is_normed_first(spec: Spec) -> bool:
@@ -71,10 +71,11 @@ def _rounded_apart(spec: Spec) -> bool:
     return any(layer.encoding.rounding(NEAR, NEAR) > ROUNDED_APART for layer in spec.distinct_layers())
 
 
-def _as_scaled(spec: Spec, factor: float) -> float:
-    """A factor on hidden states, less where the scale alone makes logits larger than that of the usual 1 / sqrt(d)."""
-    larger = max(layer.scale * layer.head_dim**0.5 for layer in spec.distinct_layers())
-    return max(1.0, float(factor / max(1.0, larger) ** 0.5))
+def _as_scaled(spec: Spec, factor: float, keys_alone: bool = False) -> float:
+    """A factor on hidden states, of which queries and keys are made, or on `keys_alone`; less where the scale makes
+    logits larger than the usual 1 / sqrt(d) does."""
+    larger = max(1.0, max(layer.scale * layer.head_dim**0.5 for layer in spec.distinct_layers()))
+    return max(1.0, float(factor / (larger if keys_alone else larger**0.5)))
 
 
 @attrs.frozen(kw_only=True)
@@ -82,12 +83,13 @@ class Tokens:
     """The values of one input before they are scaled, and what is known of its tokens.
 
     `values` are unit normal, [batch, tokens, features] of hidden states or [batch, heads, slots, head_dim] of a cache.
-    `masked` bool [batch, tokens] says which of them padding hides.
+    `masked` bool [batch, tokens] says which of them padding hides, `normed` whether a norm comes first.
     """
 
     values: Array
     masked: Array
     cached: bool
+    normed: bool
     keys: bool
     spec: Spec
     rng: np.random.Generator
@@ -100,7 +102,7 @@ class Tokens:
 def _loud(tokens: Tokens) -> Array:
     spec, factor = tokens.spec, loudness(tokens.spec) if tokens.keys else 1.0
     if tokens.cached and tokens.keys and (spec.softcap or is_normed_first(spec)):
-        factor = max(factor, loudest(spec, CACHED_LOUD[spec.dtype]))
+        factor = max(factor, loudest(spec, CACHED_LOUD[spec.dtype], keys_alone=True))
     return tokens.values * factor
 
 
@@ -130,7 +132,7 @@ def _shifted(tokens: Tokens) -> Array:
     if tokens.cached:
         return tokens.values
     normed = SHIFT if spec.dtype == "fp32" else HALF_SHIFT
-    return tokens.values + (normed if is_normed_first(spec) else SMALL_SHIFT)
+    return tokens.values + (normed if tokens.normed else SMALL_SHIFT)
 
 
 def _outlier(tokens: Tokens) -> Array:
@@ -140,7 +142,7 @@ def _outlier(tokens: Tokens) -> Array:
         return values
     feature, (batch, seq) = int(rng.integers(values.shape[-1])), tokens.masked.shape
     large = np.sign(values[..., feature]) * (2 + abs(values[..., feature]))
-    if is_normed_first(spec):
+    if tokens.normed:
         values[..., feature] = OUTLIER * large
     else:
         deep = spec.block == "attention" and spec.layers > 1
@@ -154,7 +156,7 @@ def _outlier(tokens: Tokens) -> Array:
 
 def _massive(tokens: Tokens) -> Array:
     """One feature of the first token is as large as in trained models, where a norm comes first."""
-    if tokens.cached or not is_normed_first(tokens.spec):
+    if not tokens.normed:
         return tokens.values
     values = tokens.values.copy()
     values[:, 0, int(tokens.rng.integers(values.shape[-1]))] = MASSIVE

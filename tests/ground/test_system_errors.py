@@ -15,12 +15,10 @@ ADVICE = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "quota",
     errno.ENAMETOOLONG: "shorter name",
-    errno.EROFS: "read-only",
     errno.EACCES: "permissions",
     errno.EPERM: "permissions",
-    errno.ENOTDIR: "a part of its path is a file",
+    errno.ENOTDIR: "a part of its path is a file and no folder",
     errno.ELOOP: "links",
-    errno.EFBIG: "limit on the size",
     errno.EMFILE: "open files",
     errno.EIO: "check the disk",
 }

@@ -114,22 +114,22 @@ def test_an_adapter_in_the_folder_is_refused(tmp_path: Path) -> None:
     assert "an adapter to the weights: merge it into them first" in refusal(tmp_path, 1)
 
 
-KEPT = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
-
-
-@pytest.mark.parametrize("layer", [None, 1])
-def test_quantized_weights_are_refused_unless_the_attention_is_not(layer: int | None, tmp_path: Path) -> None:
-    save_file(llama_tensors(), tmp_path / "model.safetensors")
-    for told in ({"quant_method": "fp8"}, {**KEPT, "modules_to_not_convert": ["lm_head"]}, "fp8", [1]):
-        written(tmp_path, **LLAMA, quantization_config=told)
-        assert "config.json: quantization_config is" in refusal(tmp_path, layer)
-    for told in (None, {}, KEPT):
-        written(tmp_path, **LLAMA, quantization_config=told)
-        read_checkpoint(tmp_path, layer, 1, {})
-    for at in ({}, {"quantization_config": {"quant_method": "fp8"}}):
-        inner = {} if at else {"quantization_config": {"quant_method": "fp8"}}
-        written(tmp_path, model_type="gemma3", text_config={"head_dim": 8, **inner}, **at)
-        assert "quantization_config is" in refusal(tmp_path)
+@pytest.mark.parametrize("scale", ["weight_scale", "weight_scale_inv", "SCB", None])
+def test_quantized_tensors_are_refused_whatever_config_says_and_plain_ones_are_not(
+    scale: str | None, tmp_path: Path
+) -> None:
+    """A config.json may speak of experts alone, so the tensors decide."""
+    written(tmp_path, **LLAMA, quantization_config={"quant_method": "fp8"})
+    held = llama_tensors()
+    save_file(held, tmp_path / "model.safetensors")
+    assert read_checkpoint(tmp_path, 1, 1, {}).weights is not None
+    name = f"{LAYER}.q_proj.weight"
+    if scale is None:
+        held[name] = held[name].to(torch.float8_e4m3fn)
+    else:
+        held[f"{LAYER}.q_proj.{scale}"] = torch.ones(1)
+    save_file(held, tmp_path / "model.safetensors")
+    assert "quantized" in refusal(tmp_path, 1)
 
 
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {"a": "../b"}}', '{"weight_map": {"a": 3}}'])

@@ -15,8 +15,8 @@ from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.coverage import not_shown, spread_cells
-from posexport.verify.drafts import corners
-from posexport.verify.reach import Reach, read_reach
+from posexport.verify.drafts import corners, memory
+from posexport.verify.reach import Reach, default_reach, read_reach
 
 BANDS = ((65, 127), (129, 255), (257, 511), (513, 1023), (1025, 2047), (2049, 2300))
 """Lengths between powers of two."""
@@ -218,7 +218,7 @@ def test_any_reach_that_is_given_is_kept(kind: str, seq: int, batch: int, seed: 
 def test_a_reach_that_does_not_fit_into_memory_is_refused_before_inputs_are_made() -> None:
     for more, sizes in (({"kv_cache": "concat"}, {"seq": 2**20}), ({}, {"seq": 2**20, "batch": 4096})):
         spec = small_spec("rope", causal=True, **more)
-        with pytest.raises(RequestError, match=r"needs about .* GB of memory .* give smaller numbers"):
+        with pytest.raises(RequestError, match=r"need about .* GB of memory, .* give a smaller --reach"):
             make_cases(spec, 0, bounds_of(graph_inputs(spec), {}), reach=Reach(given=True, **{"batch": 1, **sizes}))
 
 
@@ -229,3 +229,22 @@ def test_more_cases_have_any_number_of_rows_and_tokens(cache: str | None) -> Non
     sizes = {(each.sizes["batch"], each.sizes["seq"]) for each in cases if each.name.startswith("any size")}
     assert len(sizes) > 15
     assert any(batch > 8 and seq > 8 for batch, seq in sizes)
+
+
+def test_a_batch_that_is_asked_for_leaves_smaller_ones() -> None:
+    spec = small_spec("rope", causal=True, kv_cache="concat")
+    cases = make_cases(spec, 0, bounds_of(graph_inputs(spec), {}), reach=Reach(seq=300, batch=64, given=True))
+    sizes = {(each.sizes["batch"], each.sizes["seq"] > 1) for each in cases}
+    for several in (True, False):
+        assert {1, 64} < {batch for batch, tokens in sizes if tokens == several}
+        assert any(2 < batch < 10 for batch, tokens in sizes if tokens == several)
+
+
+def test_inputs_of_large_stacks_stay_small_and_those_that_bounds_make_alike_come_once() -> None:
+    large = small_spec("rope", causal=True, kv_cache="concat", hidden_size=4096, num_heads=32, layers=32)
+    bounds = bounds_of(graph_inputs(large), {})
+    drafts = list(corners(large, np.random.default_rng(0), default_reach(large)))
+    assert memory(large, drafts, bounds) < 18e9
+    spec = small_spec("rope", causal=True, kv_cache="concat")
+    fixed = {**bounds, "batch": (1, 1), "seq": (1, 1), "past_seq": (12, 12), "total_seq": (13, 13)}
+    assert len(make_cases(spec, 0, fixed)) < len(make_cases(spec, 0, bounds)) / 3

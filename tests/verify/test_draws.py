@@ -16,7 +16,7 @@ from posexport.verify.cases import Case, make_cases
 from posexport.verify.coverage import distances, grid_offsets, not_shown, reached
 from posexport.verify.draws import FAR, FAR_EXACT, PADDING, POSITIONS, Array, attention_mask, position_ids
 from posexport.verify.reach import default_reach
-from posexport.verify.values import CACHED_PEAK, QUIET, VALUES, Tokens
+from posexport.verify.values import CACHED_PEAK, QUIET, VALUES, Tokens, is_normed_first
 
 SEEDS = st.integers(0, 2**31)
 
@@ -81,7 +81,10 @@ def test_slots_behind_the_last_key_are_marked_in_every_way() -> None:
 
 
 def _tokens(spec: Spec, values: Array, masked: Array, cached: bool = False) -> Tokens:
-    return Tokens(values=values, masked=masked, cached=cached, keys=True, spec=spec, rng=np.random.default_rng(3))
+    normed = is_normed_first(spec) and not cached
+    return Tokens(
+        values=values, masked=masked, cached=cached, normed=normed, keys=True, spec=spec, rng=np.random.default_rng(3)
+    )
 
 
 def test_values_have_the_magnitudes_of_their_kind() -> None:

@@ -38,7 +38,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 SIZES = ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "layers", "vocab_size", "intermediate_size")
-"""Numbers without which the weights have other shapes."""
+"""Numbers that change the shapes of weights."""
 
 TRIES = 12
 

@@ -245,6 +245,9 @@ class RopeDinov3(Rotary):
     def position_limit(self) -> int | None:
         return None if self.grid is None else min(self.grid)
 
+    def position_limits(self) -> tuple[int, ...] | None:
+        return None if self.grid is None else tuple(int(size) for size in self.grid[::-1])
+
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         half = inverse_frequencies(spec.head_dim // 2, self.theta, dtype)
         return {"frequencies": placed("yx", (half, half))}

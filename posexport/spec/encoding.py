@@ -122,8 +122,13 @@ class Encoding:
         return None
 
     def position_limit(self) -> int | None:
-        """The number of positions for which it is defined; None where any position is."""
+        """The number of positions for which it is defined along every axis; None where any position is."""
         return None
+
+    def position_limits(self) -> tuple[int, ...] | None:
+        """The same by axis, in the order of `position_ids`: a grid may be wider than high."""
+        limit = self.position_limit()
+        return None if limit is None else (limit,) * max(self.axes, 1)
 
     def position_edges(self) -> tuple[int, ...]:
         """Positions from which on it is computed in another way, such as a trained length."""

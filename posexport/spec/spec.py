@@ -7,6 +7,7 @@ needs the table of encodings.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -231,14 +232,20 @@ class Spec:
         return [self.layer(index) for index in range(min(len(self.layer_pattern), self.layers) or 1)]
 
     def position_limit(self) -> int | None:
-        """The number of positions for which every layer is defined, or None where any position is."""
+        """The number of positions for which every layer is defined along every axis, or None where any position is."""
         limits = [layer.encoding.position_limit() for layer in self.distinct_layers()]
         return min((limit for limit in limits if limit is not None), default=None)
 
+    def position_limits(self) -> tuple[int, ...] | None:
+        """The same for each axis: a grid may be wider than high."""
+        limits = [layer.encoding.position_limits() for layer in self.distinct_layers()]
+        known = [sizes for sizes in limits if sizes is not None]
+        return tuple(min(sizes) for sizes in zip(*known, strict=True)) if known else None
+
     def token_limit(self) -> int | None:
         """The largest number of tokens with distinct positions within the limit; None where there is no limit."""
-        limit = self.position_limit()
-        return None if limit is None else limit ** max(self.position_axes, 1)
+        limits = self.position_limits()
+        return None if limits is None else math.prod(limits)
 
     def saturation_distance(self) -> int:
         """The distance from which every layer treats all pairs of tokens alike, by window, chunk or encoding, or 0."""

@@ -57,7 +57,7 @@ def _tables(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
     positions = [case.arrays["position_ids"] for case in cases if "position_ids" in case.arrays]
     if not positions:
         return
-    rows, axes = spec.position_limit(), spec.position_axes
+    rows, axes, sides = spec.position_limit(), spec.position_axes, spec.position_limits()
     if axes == 1 and rows is not None and any(layer.encoding.at_input for layer in spec.distinct_layers()):
         read = len(np.unique(np.concatenate([array.ravel() for array in positions])))
         if read < rows:
@@ -68,24 +68,24 @@ def _tables(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
             distance = layer.encoding.saturation_distance()
             if distance is not None and farthest < distance:
                 yield f"no two tokens were {distance} positions apart, from where on distances are alike"
-    if axes > 1 and rows is not None:
-        left = _untried_offsets(positions, rows)
+    if axes > 1 and sides is not None:
+        left = _untried_offsets(positions, np.array(sides))
         if left:
-            yield f"{left} of {(2 * rows - 1) ** axes} offsets of the grid were not tried"
+            yield f"{left} of {math.prod(2 * side - 1 for side in sides)} offsets of the grid were not tried"
 
 
-def _untried_offsets(positions: Sequence[Array], side: int) -> int:
+def _untried_offsets(positions: Sequence[Array], sides: Array) -> int:
     """How many differences of two cells of a grid no row has; those of the first tokens are counted first."""
-    axes = positions[0].shape[-1]
-    tried = np.zeros((2 * side - 1,) * axes, bool) if (2 * side - 1) ** axes <= OFFSETS else None
-    if tried is None:
-        return int((2 * side - 1) ** axes)
+    count = math.prod((2 * sides - 1).tolist())
+    if count > OFFSETS:
+        return count
+    tried = np.zeros(2 * sides - 1, bool)
     for first in (64, FEW_TOKENS):
         for array in positions:
             cells = array[:, :first].astype(np.int64)
             if array.shape[1] <= FEW_TOKENS and not tried.all():
-                differences = cells[:, :, None] - cells[:, None] + side - 1
-                tried[tuple(differences.reshape(-1, axes).T)] = True
+                differences = cells[:, :, None] - cells[:, None] + sides - 1
+                tried[tuple(differences.reshape(-1, len(sides)).T)] = True
     return int(tried.size - tried.sum())
 
 
@@ -98,14 +98,14 @@ def _span(case: Case) -> int:
 
 def grid_offsets(spec: Spec) -> Array | None:
     """Two cells for every offset of a grid with a size and few cells, int64 [rows, 2, axes]: each cell is in one."""
-    side, axes = spec.position_limit(), spec.position_axes
-    if side is None or axes < 2 or (2 * side - 1) ** axes > 2 * GRID:
+    sides, axes = spec.position_limits(), spec.position_axes
+    if sides is None or axes < 2 or math.prod(2 * side - 1 for side in sides) > 2 * GRID:
         return None
-    cells = np.array(list(product(range(side), repeat=axes)), np.int64)
-    offsets = np.array(list(product(range(1 - side, side), repeat=axes)), np.int64)
+    cells = np.array(list(product(*map(range, sides))), np.int64)
+    offsets = np.array(list(product(*(range(1 - side, side) for side in sides))), np.int64)
     offsets = offsets[len(offsets) // 2 :]  # the other half is the same pair the other way round
     first = np.maximum(-offsets, 0)
-    room = side - 1 - np.abs(offsets)
+    room = np.array(sides) - 1 - np.abs(offsets)
     first = first + np.arange(len(offsets))[:, None] % (room + 1)  # pairs begin all over the grid
     pairs = np.stack((first, first + offsets), 1)
     touched = {tuple(cell) for cell in pairs.reshape(-1, axes).tolist()}
@@ -119,12 +119,14 @@ def spread_cells(spec: Spec) -> Array | None:
     Along each axis they are the first ones, the last one and every k-th with k about the root of the side: any distance
     is one between two of them. None where they are more than FEW_TOKENS.
     """
-    side, axes = spec.position_limit(), spec.position_axes
-    if side is None or axes < 2:
+    sides, axes = spec.position_limits(), spec.position_axes
+    if sides is None or axes < 2:
         return None
-    step = math.isqrt(side - 1) + 1
-    places = sorted({*range(step), *range(step - 1, side, step), side - 1})
-    return None if len(places) ** axes > FEW_TOKENS else np.array(list(product(places, repeat=axes)), np.int64)
+    places = []
+    for side in sides:
+        step = math.isqrt(side - 1) + 1
+        places.append(sorted({*range(step), *range(step - 1, side, step), side - 1}))
+    return None if math.prod(map(len, places)) > FEW_TOKENS else np.array(list(product(*places)), np.int64)
 
 
 def distances(spec: Spec, most: int, rng: np.random.Generator) -> Array | None:

@@ -270,8 +270,9 @@ def _tables(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         yield Draft("every row", max(1, _shorter(spec, 1, -(-rows // seq) * seq) // seq), seq, 0, 0, 1, "every")
         if rows <= reach.seq:
             yield Draft("whole table", 1, _shorter(spec, 1, rows), 0, 0, 1, "every")
-    if rows is not None and axes > 1 and rows**axes <= WHOLE:
-        cells = np.array(list(itertools.product(range(rows), repeat=axes)), np.int64)
+    sides = spec.position_limits()
+    if sides is not None and axes > 1 and math.prod(sides) <= WHOLE:
+        cells = np.array(list(itertools.product(*map(range, sides))), np.int64)
         cells = np.concatenate((np.zeros((spec.prefix_tokens, axes), np.int64), cells))
         windows = max(2, min(WINDOWS, GRID_TOKENS // len(cells)))  # pictures have many
         yield Draft("whole grid", windows, len(cells), 0, 0, 1, At(cells[None]))

@@ -6,6 +6,7 @@ kinds meet in one set of inputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -163,6 +164,7 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
     apart, but for "alike", where tokens are as far along every axis, as those of a text are.
     """
     axes, limit, half = spec.position_axes, position_end(spec), spec.dtype != "fp32"
+    limits = spec.position_limits() or (limit,) * axes
     if kind == "mixed" and spec.ordered:  # keys grow with their position: a few far ones would hide all others
         kind = "consecutive"
     if isinstance(kind, At):
@@ -173,18 +175,18 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
     elif axes == 1:
         made = _along(kind, rng, places, limit, half)
     elif kind in ("consecutive", "packed", "still"):
-        width = min(limit, max(3, round((1.7 * places.shape[1]) ** 0.5)))
-        index = POSITIONS["consecutive" if kind == "still" else kind](rng, places, min(limit**axes, 2**62))
+        width = min(limits[0], max(3, round((1.7 * places.shape[1]) ** 0.5)))
+        index = POSITIONS["consecutive" if kind == "still" else kind](rng, places, min(math.prod(limits), 2**62))
         columns = [index % width, index // width, *(index // 2 + axis for axis in range(axes - 2))]
-        made = np.stack([column % limit for column in columns], -1)
+        made = np.stack([column % end for column, end in zip(columns, limits, strict=True)], -1)
         if kind == "still":  # one axis after the other, as that of time in a picture
             for row, tokens in enumerate(made):
-                tokens[:, row % axes] = rng.integers(min(NEAR, limit))
+                tokens[:, row % axes] = rng.integers(min(NEAR, limits[row % axes]))
     else:
         # single tokens differ along the axes by their end, several by where landmarks are
         sized = spec.position_limit() is not None or places.shape[1] > 1
-        limits = [limit if sized else max(limit // (1 + axis), 1) for axis in range(axes)]
-        columns = [_along(kind, rng, places, end, half) for end in limits]
+        ends = [end if sized else max(end // (1 + axis), 1) for axis, end in enumerate(limits)]
+        columns = [_along(kind, rng, places, end, half) for end in ends]
         if kind in ("far", "mixed"):
             columns = [np.roll(column, axis, axis=1) for axis, column in enumerate(columns)]
         made = np.stack(columns, -1)

@@ -49,12 +49,16 @@ def fit_inputs(
             _check_shape(name, arrays[name], shape, expected[name][0], bounds, sizes)
             ready[name] = _converted(name, arrays[name], dtype, notes)
         _check_sums(sizes)
-        for name, rows, holder in (
-            ("position_ids", spec.position_limit(), "the table has"),
-            ("input_ids", spec.vocab_size, "the vocabulary has"),
+        limits = spec.position_limits() or ()
+        for name, holder, rows, along in (
+            *(("position_ids", "the table has", size, axis) for axis, size in enumerate(limits)),
+            ("input_ids", "the vocabulary has", spec.vocab_size, None),
         ):
-            if name in ready and rows is not None and not ((ready[name] >= 0) & (ready[name] < rows)).all():
-                span = f"{ready[name].min()} to {ready[name].max()}"
+            if name not in ready or rows is None:
+                continue
+            numbers = ready[name] if along is None or len(limits) == 1 else ready[name][..., along]
+            if not ((numbers >= 0) & (numbers < rows)).all():
+                span = f"{numbers.min()} to {numbers.max()}"
                 raise RequestError(f"{name!r} reaches from {span}, {holder} rows 0 to {rows - 1}.")
         if "attention_mask" in ready and not np.isin(ready["attention_mask"], (0, 1)).all():
             raise RequestError("'attention_mask' holds other numbers than 0 and 1: write 1 where a key may be seen.")

@@ -248,3 +248,18 @@ def test_inputs_of_large_stacks_stay_small_and_those_that_bounds_make_alike_come
     spec = small_spec("rope", causal=True, kv_cache="concat")
     fixed = {**bounds, "batch": (1, 1), "seq": (1, 1), "past_seq": (12, 12), "total_seq": (13, 13)}
     assert len(make_cases(spec, 0, fixed)) < len(make_cases(spec, 0, bounds)) / 3
+
+
+@pytest.mark.parametrize("grid", [(10, 20), (7, 3), (40, 25)])
+def test_grids_that_are_not_square_are_seen_whole(grid: tuple[int, int]) -> None:
+    """Positions are (x, y): columns first."""
+    spec = small_spec("rope-dinov3", grid=grid, prefix_tokens=1)
+    rows, columns = grid
+    cases = _made(spec)
+    positions = np.concatenate([each.arrays["position_ids"].reshape(-1, 2) for each in cases])
+    assert positions.max(0).tolist() == [columns - 1, rows - 1]
+    assert positions.min() == 0
+    assert not_shown(spec, cases) == ()
+    assert any(each.sizes["seq"] == rows * columns + 1 for each in cases)
+    one = [each for each in cases if each.sizes["seq"] == 1]
+    assert not_shown(spec, one) != ()

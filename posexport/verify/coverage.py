@@ -76,7 +76,7 @@ def _tables(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:
 
 def _untried_offsets(positions: Sequence[Array], sides: Array) -> int:
     """How many differences of two cells of a grid no row has; those of the first tokens are counted first."""
-    count = math.prod((2 * sides - 1).tolist())
+    count = int(np.prod(2 * sides - 1))
     if count > OFFSETS:
         return count
     tried = np.zeros(2 * sides - 1, bool)

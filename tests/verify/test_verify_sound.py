@@ -61,3 +61,16 @@ def test_sound_artifacts_pass_whatever_the_seed(folder: Path, seed: int) -> None
     assert len(report.verdicts) == len(artifacts) * len(ENGINES)
     unrun = {(each.artifact, each.runtime) for each in report.verdicts if each.state != PASSED}
     assert unrun == {(path, name) for path, one in artifacts.items() for name in ENGINES if not _takes(one, name)}
+
+
+@pytest.mark.parametrize(("factor", "length", "heads"), [(4, 2048, 1), (8, 512, 2)])
+def test_frequencies_of_wide_heads_that_are_powers_at_run_time_are_no_fault(
+    factor: int, length: int, heads: int, tmp_path: Path
+) -> None:
+    """With 4 pairs, the second one turns so slowly that nothing shows; with 64 pairs it does."""
+    scaled = {"scaling": "dynamic", "factor": factor, "original_max_position_embeddings": length}
+    spec = case("rope", layout="half", hidden_size=128 * heads, num_heads=heads, causal=True, **scaled)
+    spec = attrs.evolve(spec, kv_cache="concat")
+    write_onnx(export(spec, weights_for(spec)), tmp_path / "wide.onnx")
+    report = verify([tmp_path / "wide.onnx"], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]})
+    assert [verdict.state for verdict in report.verdicts] == [PASSED]

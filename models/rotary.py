@@ -129,9 +129,9 @@ class Rope(Rotary):
         return ("norms", "permutation", "finite") if scaling_of(self).by_length else self.base_properties
 
     def rounding(self, position: int, keys: int) -> float:
-        # powers that are computed at run time are off by three units in their last place and more; beyond 2^20 such
-        # angles mean nothing, and a wide limit would hide that
-        return min(position, 2**20) * 2.0**-20 if self.scaling == "dynamic" else 0.0
+        # powers that are computed at run time are off by three units in their last place and more; beyond 2^16 such
+        # angles mean little, and a wider limit would hide everything
+        return min(position, 2**16) * 2.0**-20 if self.scaling == "dynamic" else 0.0
 
     def position_edges(self) -> tuple[int, ...]:
         length = self.original_max_position_embeddings

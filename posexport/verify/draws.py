@@ -21,6 +21,9 @@ FAR, FAR_EXACT = 2**20, 2**24
 """Positions go up to here where no table ends earlier: as far as models are made to reach today, and as far as
 `--angles exact` is exact."""
 
+FAR_ROUNDED, ROUGH = 2**16, 2.0**-4
+"""And up to here where the runtimes' angles differ by ROUGH and more beyond: nothing could be told from rounding."""
+
 NEAR, MIDDLE = 2_000, 64_000
 """Bounds of the kinds "near" (positions below the first) and "middle" (positions between the two)."""
 
@@ -30,7 +33,12 @@ LANDMARKS = (0, 1, 255, 256, 2047, 65_535, FAR - 1)
 
 def position_end(spec: Spec) -> int:
     """The number of positions along an axis that inputs may have."""
-    return spec.position_limit() or (FAR_EXACT if spec.angles == "exact" else FAR)
+    far = spec.position_limit() or (FAR_EXACT if spec.angles == "exact" else FAR)
+    return (
+        min(far, FAR_ROUNDED)
+        if any(each.encoding.rounding(FAR, 1) >= ROUGH for each in spec.distinct_layers())
+        else far
+    )
 
 
 Positions = Callable[[np.random.Generator, Array, int], Array]

@@ -47,8 +47,8 @@ class Learned(Encoding):
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         return {"weight": (self.max_positions, spec.hidden_size)}
 
-    def position_limit(self) -> int | None:
-        return self.max_positions
+    def position_limits(self) -> tuple[int, ...] | None:
+        return (self.max_positions,)
 
     def embed(self, state: State, x_BSD: Tensor, positions: Tensor) -> Tensor:
         from torch.nn.functional import embedding  # one Gather in ONNX; indexing would give a GatherND of six nodes

@@ -242,9 +242,6 @@ class RopeDinov3(Rotary):
     def properties(self, spec: Spec) -> tuple[str, ...]:
         return self.base_properties if self.grid is None else (*self.base_properties, "prefix")
 
-    def position_limit(self) -> int | None:
-        return None if self.grid is None else min(self.grid)
-
     def position_limits(self) -> tuple[int, ...] | None:
         return None if self.grid is None else tuple(int(size) for size in self.grid[::-1])
 

@@ -247,8 +247,8 @@ class Swin(Encoding):
     no_cache_reason = ON_A_GRID
     window_size: int = fields.integer(7, "columns and rows of a window", at_most=1024)
 
-    def position_limit(self) -> int | None:
-        return self.window_size
+    def position_limits(self) -> tuple[int, ...] | None:
+        return (self.window_size, self.window_size)
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
         return {"relative_position_bias_table": ((2 * self.window_size - 1) ** 2, spec.num_heads)}

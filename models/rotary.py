@@ -181,8 +181,8 @@ class XPos(Rotary):
             yield "qk_norm_type l2 was given with xpos, whose decay such a norm removes: drop one of them."
         yield from inexact(spec, self.theta)
 
-    def position_limit(self) -> int | None:
-        return 6 * self.scale_base  # beyond, the scaled keys of a cache overflow fp16
+    def position_limits(self) -> tuple[int, ...] | None:
+        return (6 * self.scale_base,)  # beyond, the scaled keys of a cache overflow fp16
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         import torch

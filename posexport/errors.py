@@ -140,7 +140,7 @@ _ADVICE = {
     "ENAMETOOLONG": "give a shorter name",
     "EACCES": "change its permissions",
     "EPERM": "change its permissions",
-    "ENOTDIR": "a part of its path is a file and no folder: give another path",
+    "ENOTDIR": "give a path whose parts are folders",
     "ELOOP": "its symbolic links form a circle: give the file itself",
     "EMFILE": "raise the limit on open files (ulimit -n)",
     "ENFILE": "close other programs, since the system has too many files open",
@@ -154,7 +154,7 @@ _ADVICE = {
 if os.name == "nt":
     _ADVICE["EACCES"] = "close what uses it or change its permissions"  # a file that is open has this error there
 
-_ALONE = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")
+_ALONE = ("ENAMETOOLONG", "ELOOP")
 """Those for which nothing else helps."""
 
 

@@ -58,8 +58,7 @@ def read_checkpoint(
     types, keys, options and tensors, and, with a layer, where there is no folder with weights.
     """
     where = str(path / FILE if path.is_dir() else path)
-    data = open_config(path)
-    model_type, config = part_of(data, where)
+    model_type, config = part_of(open_config(path), where)
     if model_type not in ARCHITECTURES:
         raise unknown(f"model_type in {where}", model_type, [*ARCHITECTURES, *PARTS], similarity=0.85)
     architecture = ARCHITECTURES[model_type]

@@ -121,14 +121,15 @@ class Encoding:
         """The distance from which on all pairs of tokens are treated alike; None where there is no such distance."""
         return None
 
-    def position_limit(self) -> int | None:
-        """The number of positions for which it is defined along every axis; None where any position is."""
+    def position_limits(self) -> tuple[int, ...] | None:
+        """The number of positions for which it is defined along each axis, in the order of `position_ids`; None where
+        any position is."""
         return None
 
-    def position_limits(self) -> tuple[int, ...] | None:
-        """The same by axis, in the order of `position_ids`: a grid may be wider than high."""
-        limit = self.position_limit()
-        return None if limit is None else (limit,) * max(self.axes, 1)
+    def position_limit(self) -> int | None:
+        """The same along every axis."""
+        limits = self.position_limits()
+        return None if limits is None else min(limits)
 
     def position_edges(self) -> tuple[int, ...]:
         """Positions from which on it is computed in another way, such as a trained length."""

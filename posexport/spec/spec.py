@@ -233,8 +233,8 @@ class Spec:
 
     def position_limit(self) -> int | None:
         """The number of positions for which every layer is defined along every axis, or None where any position is."""
-        limits = [layer.encoding.position_limit() for layer in self.distinct_layers()]
-        return min((limit for limit in limits if limit is not None), default=None)
+        limits = self.position_limits()
+        return None if limits is None else min(limits)
 
     def position_limits(self) -> tuple[int, ...] | None:
         """The same for each axis: a grid may be wider than high."""
@@ -243,9 +243,10 @@ class Spec:
         return tuple(min(sizes) for sizes in zip(*known, strict=True)) if known else None
 
     def token_limit(self) -> int | None:
-        """The largest number of tokens with distinct positions within the limit; None where there is no limit."""
+        """The largest number of tokens with distinct positions within the limit, and those without a position before
+        them; None where there is no limit."""
         limits = self.position_limits()
-        return None if limits is None else math.prod(limits)
+        return None if limits is None else math.prod(limits) + self.prefix_tokens
 
     def saturation_distance(self) -> int:
         """The distance from which every layer treats all pairs of tokens alike, by window, chunk or encoding, or 0."""

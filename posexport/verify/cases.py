@@ -24,7 +24,7 @@ from posexport.spec.spec import Spec
 from posexport.verify.drafts import Draft, corners, further, memory
 from posexport.verify.draws import Array, attention_mask, position_ids
 from posexport.verify.reach import Reach, default_reach
-from posexport.verify.values import VALUES, Tokens, is_normed_first
+from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first
 
 USUAL_POSITIONS = 2**16
 """Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""
@@ -137,6 +137,8 @@ def _case(
         new = np.take_along_axis(mask, places, 1) == 0
         places = np.take_along_axis(np.maximum(mask.cumsum(1) - 1, 0), places, 1)
     arrays: Arrays = {}
+    loud = range(spec.layers) if spec.layers <= LOUD_LAYERS else (int(rng.integers(spec.layers)),)
+    alone = {f"past_{what}{suffix}" for what in ("key", "value") for suffix in ("", *(f".{layer}" for layer in loud))}
     for name, (shape, dtype) in shapes.items():
         dims = tuple(resolved(dim, sizes) for dim in shape)
         if name == "position_ids":
@@ -160,6 +162,7 @@ def _case(
                 spec=spec,
                 rng=rng,
                 keys=not name.startswith("past_value"),
+                alone=name in alone,
             )
             values = VALUES[draft.values](tokens)
             if spec.kv_cache == "shared" and form == "contrib" and cached:

@@ -26,12 +26,15 @@ from posexport.verify.reach import Reach
 WORK = 3e10
 """Multiply-adds that a case may take: longer and larger ones become shorter, down to LEAST tokens in a row."""
 
+ENCODED = 5e9
+"""The same for the tokens of an encoder under a step or a chunk: there are many such cases."""
+
 LEAST, LONG = 26, 600
 """Tokens that a case and the longest row have whatever they cost."""
 
-LOGITS, CACHED = 160_000_000, 2**27
-"""Logits of the longest row, and numbers in the longest cache, where no reach was asked for: each takes eight bytes,
-several times."""
+LOGITS, CACHED, ALL_CACHED = 160_000_000, 2**27, 100_000_000
+"""Logits of the longest row, and numbers in the longest cache and in all others together, where no reach was asked for:
+each takes eight bytes, several times."""
 
 MOST = 1_400
 """Tokens that a further case may have, so that many of them can be asked for."""
@@ -88,7 +91,7 @@ class Draft:
 def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
-    for draft in itertools.chain(_lengths(spec, rng, reach), _cached(spec, rng, reach), _tables(spec, rng, reach)):
+    for draft in itertools.chain(_lengths(spec, rng, reach), _over_keys(spec, rng, reach), _tables(spec, rng, reach)):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft
         else:
@@ -97,7 +100,7 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             past = min(draft.past, most, CACHED // (_per_token(spec) * draft.batch))
             draft = attrs.evolve(draft, seq=min(rows, most), past=max(past, 0), encoder=min(draft.encoder, most))
             if spec.ordered and draft.positions in ("far", "far row", "middle", "near"):  # keys are large there already
-                positions = draft.positions if past < LEAST else "consecutive"
+                positions = draft.positions if max(past, draft.spare) < LEAST else "consecutive"
                 draft = attrs.evolve(draft, positions=positions, values="normal")
             yield draft
 
@@ -213,11 +216,34 @@ def _short(rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
             yield Draft(f"few tokens of {who}", batch, seq, 0, size(0, 20), size(2, 30), *kinds, next(values))
 
 
-def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Steps, chunks and prompts over a cache."""
-    if not spec.kv_cache:
-        return
+def _over_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Steps, chunks and prompts over keys that are there before: those of a cache, or of an encoder."""
+    if spec.kv_cache:
+        drafts = _cached(spec, rng, reach)
+        yield from drafts if reach.given else _held_together(spec, list(drafts))
+    elif spec.cross:
+        for draft in _cached(spec, rng, reach):
+            keys = max(draft.past, 1)
+            while keys > LEAST and work(spec, {"batch": draft.batch, "seq": 1, "encoder_seq": keys}) > ENCODED:
+                keys = int(keys * 0.8)
+            yield attrs.evolve(draft, past=0, spare=0, encoder=keys)
 
+
+def _held_together(spec: Spec, drafts: list[Draft]) -> Iterator[Draft]:
+    """The drafts, with fewer cached tokens and free slots in the largest of them where all but the latest step together
+    would have more than ALL_CACHED numbers in their caches."""
+    rows = [draft.batch * _per_token(spec) for draft in drafts]
+    slots = [draft.past + draft.spare * (spec.kv_cache == "shared") for draft in drafts]
+    most = ALL_CACHED
+    while sum(min(row * count, most) for row, count in zip(rows, slots, strict=True)) > ALL_CACHED:
+        most = int(most * 0.9)
+    for draft, row in zip(drafts, rows, strict=True):
+        fits = most // row
+        few = attrs.evolve(draft, past=min(draft.past, fits), spare=min(draft.spare, fits))
+        yield draft if draft.name == "late step" else few
+
+
+def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     size = partial(_size, rng)
     late, many, crowd = _late(spec, reach), size(6, 9), max(size(*CROWD), reach.batch)
     yield Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right", "zeros")
@@ -289,6 +315,8 @@ def _tables(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             yield Draft(f"{keys} tokens", 1, _shorter(spec, 1, keys), 0, 0, keys, "offset")
             if spec.kv_cache:
                 yield Draft(f"all {keys} keys", 2, 1, keys - 1, 1, 1, "near")
+        if keys > 1 and spec.kv_cache:  # queries on both sides of where the oldest keys go out of sight
+            yield Draft(f"past {keys} keys", 1, 4, keys - 2, 2, 1, "near", values="oldest")
     for edge in spec.position_edges():
         for last in (edge - 1, edge):
             places = np.maximum(np.arange(last - 3, last + 1), 0)

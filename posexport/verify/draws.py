@@ -172,6 +172,8 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
     apart, but for "alike", where tokens are as far along every axis, as those of a text are.
     """
     axes, limit, half = spec.position_axes, position_end(spec), spec.dtype != "fp32"
+    if spec.ordered and half and places.max() > limit // 3:  # too few digits for the keys that are large so far out
+        limit //= 3
     limits = spec.position_limits() or (limit,) * axes
     if kind == "mixed" and spec.ordered:  # keys grow with their position: a few far ones would hide all others
         kind = "consecutive"
@@ -190,15 +192,30 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
         if kind == "still":  # one axis after the other, as that of time in a picture
             for row, tokens in enumerate(made):
                 tokens[:, row % axes] = rng.integers(min(NEAR, limits[row % axes]))
+        elif spec.position_limits() is None:
+            made = _with_text(rng, made, index)
     else:
         # single tokens differ along the axes by their end, several by where landmarks are
         sized = spec.position_limit() is not None or places.shape[1] > 1
         ends = [end if sized else max(end // (1 + axis), 1) for axis, end in enumerate(limits)]
         columns = [_along(kind, rng, places, end, half) for end in ends]
+        text = columns[0]
         if kind in ("far", "mixed"):
             columns = [np.roll(column, axis, axis=1) for axis, column in enumerate(columns)]
         made = np.stack(columns, -1)
+        if spec.position_limits() is None:
+            made = _with_text(rng, made, text)
     return (np.sort(made, 1) if spec.ordered else made).astype(np.int64)
+
+
+def _with_text(rng: np.random.Generator, made: Array, text: Array) -> Array:
+    """Positions [batch, seq, axes], of which some rows are `text` [batch, seq] along every axis, and some are so before
+    and behind a picture."""
+    batch, seq = text.shape
+    begin, way = rng.integers(0, seq, (batch, 1)), rng.integers(0, 3, (batch, 1))
+    end = begin + rng.integers(1, seq + 1, (batch, 1))
+    outside = (np.arange(seq) < begin) | (np.arange(seq) >= end)
+    return np.where(((way == 0) | ((way == 1) & outside))[..., None], text[..., None], made)
 
 
 def _along(kind: str, rng: np.random.Generator, places: Array, limit: int, half: bool) -> Array:

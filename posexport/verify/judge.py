@@ -78,6 +78,7 @@ class MismatchedJob:
     runtimes: Mapping[str, Runtime]
     error: MismatchError
     memory: int = 0
+    held: int = 0
 
     def verdicts(self) -> list[Verdict]:
         """One for each runtime that was asked for; of a plan, for its builder alone where all were."""
@@ -121,6 +122,11 @@ class ArtifactJob:
     def path(self) -> Path:
         """The file that is verified."""
         return self.artifact.path
+
+    @property
+    def held(self) -> int:
+        """About how many bytes inputs and outputs take: a cache is one of both, in float64 and twice in the dtype."""
+        return 5 * sum(array.nbytes for case in self.cases for array in case.arrays.values())
 
     def verdicts(self) -> list[Verdict]:
         """Wait for the runs, and judge them; RequestError where the artifact can't be read."""

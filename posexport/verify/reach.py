@@ -31,9 +31,7 @@ def default_reach(spec: Spec) -> Reach:
     asked = [SEQ, spec.saturation_distance() + 24]
     asked += [2 * layer.attention_chunk_size + 24 for layer in spec.distinct_layers() if layer.attention_chunk_size]
     limit = spec.position_limit()
-    if spec.ordered and limit is not None:  # keys that grow with their position would hide all others
-        return Reach(seq=min(max(asked), limit // 3))
-    return Reach(seq=max(asked))
+    return Reach(seq=min(max(asked), limit) if spec.ordered and limit is not None else max(asked))
 
 
 def reach_of(spec: Spec, sizes: Mapping[str, int]) -> Reach:

@@ -16,7 +16,8 @@ precision has too few digits for logits of a hundred: torch eager itself would b
 
 CACHED_LOUD = {"fp32": 32.0, "fp16": 24.0, "bf16": 8.0}
 """Factor of the kind "loud" on cached keys alone, where a norm comes before attention or logits are capped: hidden
-states can't make logits large there, exp overflows at 88, and a cap that is not reached changes nothing."""
+states can't make logits large there, exp overflows at 88, and a cap that is not reached changes nothing. In deep stacks
+one layer has it, another in each case."""
 
 LOUD_LAYERS, LOUD_BELOW = 3, 2.0
 """Layers up to which that holds, and the most of it in deeper stacks, or where runtimes round terms of the encoding in
@@ -46,6 +47,9 @@ SHIFT, HALF_SHIFT, SMALL_SHIFT = 100.0, 8.0, 0.5
 FEW_TOKENS = 8
 """Tokens up to which a single row is zero throughout with the kind "zeros"."""
 
+OLDEST = 4
+"""Tokens of a cache that the kind "oldest" is about."""
+
 QUIET = 1e-3
 """Factor on hidden_states of the kind "quiet"."""
 
@@ -57,7 +61,7 @@ def loudness(spec: Spec) -> float:
 
 def loudest(spec: Spec, most: float, *, keys_alone: bool = False) -> float:
     """A factor of at most `most`, less where values so large would leave nothing to compare."""
-    plain = spec.layers <= LOUD_LAYERS and not _rounded_apart(spec)
+    plain = keys_alone or (spec.layers <= LOUD_LAYERS and not _rounded_apart(spec))
     return _as_scaled(spec, most if plain else min(most, LOUD_BELOW), keys_alone)
 
 
@@ -83,7 +87,8 @@ class Tokens:
     """The values of one input before they are scaled, and what is known of its tokens.
 
     `values` are unit normal, [batch, tokens, features] of hidden states or [batch, heads, slots, head_dim] of a cache.
-    `masked` bool [batch, tokens] says which of them padding hides, `normed` whether a norm comes first.
+    `masked` bool [batch, tokens] says which of them padding hides, `normed` whether a norm comes first, `alone` whether
+    this cache may be louder than those of other layers.
     """
 
     values: Array
@@ -91,6 +96,7 @@ class Tokens:
     cached: bool
     normed: bool
     keys: bool
+    alone: bool
     spec: Spec
     rng: np.random.Generator
 
@@ -101,7 +107,7 @@ class Tokens:
 
 def _loud(tokens: Tokens) -> Array:
     spec, factor = tokens.spec, loudness(tokens.spec) if tokens.keys else 1.0
-    if tokens.cached and tokens.keys and (spec.softcap or is_normed_first(spec)):
+    if tokens.alone and tokens.keys and (spec.softcap or is_normed_first(spec)):
         factor = max(factor, loudest(spec, CACHED_LOUD[spec.dtype], keys_alone=True))
     return tokens.values * factor
 
@@ -182,6 +188,14 @@ def _peaks(tokens: Tokens) -> Array:
     return np.where(tokens.each(tokens.masked), CACHED_PEAK * tokens.values, heavy)
 
 
+def _oldest(tokens: Tokens) -> Array:
+    """Values of the first cached tokens so large that one key among thousands shows."""
+    if not tokens.cached or tokens.keys:
+        return tokens.values
+    first = np.arange(tokens.values.shape[2]) < OLDEST
+    return np.where(first[:, None], CACHED_PEAK, 1.0) * tokens.values
+
+
 VALUES: Mapping[str, Callable[[Tokens], Array]] = {
     "normal": lambda tokens: tokens.values,
     "loud": _loud,
@@ -192,5 +206,6 @@ VALUES: Mapping[str, Callable[[Tokens], Array]] = {
     "massive": _massive,
     "shifted": _shifted,
     "peaks": _peaks,
+    "oldest": _oldest,
 }
 """Magnitudes of hidden states and of cached keys and values."""

@@ -27,6 +27,9 @@ TIME_LIMIT = 300.0
 MAX_QUEUED = 8
 """Artifacts whose runs are submitted before the first of them is judged."""
 
+HELD = 2**31
+"""Bytes of inputs and outputs beyond which only one artifact has runs under way."""
+
 Advance = Callable[[str, int], object]
 """Called after the verdicts on an artifact, with its file's name and the number of artifacts."""
 
@@ -105,7 +108,10 @@ def verify(
                     property_runs=PropertyRuns.of(artifact, seed) if tried else None,
                 )
                 needed = max((eligibility.weight_bytes(artifact, row) for row in job.runtimes.values()), default=0)
-                while queue and eligibility.memory_shortfall(needed, sum(waiting.memory for waiting in queue)):
+                while queue and (
+                    eligibility.memory_shortfall(needed, sum(waiting.memory for waiting in queue))
+                    or job.held + sum(waiting.held for waiting in queue) > HELD
+                ):
                     judge_first()
                 submission.submit(job, missing)
                 queue.append(job)

@@ -17,7 +17,7 @@ ADVICE = {
     errno.ENAMETOOLONG: "shorter name",
     errno.EACCES: "permissions",
     errno.EPERM: "permissions",
-    errno.ENOTDIR: "a part of its path is a file and no folder",
+    errno.ENOTDIR: "give a path whose parts are folders",
     errno.ELOOP: "links",
     errno.EMFILE: "open files",
     errno.EIO: "check the disk",
@@ -54,7 +54,11 @@ def test_other_errors_have_the_callers_advice() -> None:
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [("a" * 300 + ".onnx", "shorter name"), ("a" * 247 + ".onnx", "shorter name"), ("file/a.json", "part of its path")],
+    [
+        ("a" * 300 + ".onnx", "shorter name"),
+        ("a" * 247 + ".onnx", "shorter name"),
+        ("file/a.json", "parts are folders"),
+    ],
 )
 def test_a_name_that_no_file_can_have_is_refused_before_the_work(name: str, advice: str, tmp_path: Path) -> None:
     """A manifest's name is longer than that of its artifact."""

@@ -83,7 +83,14 @@ def test_slots_behind_the_last_key_are_marked_in_every_way() -> None:
 def _tokens(spec: Spec, values: Array, masked: Array, cached: bool = False) -> Tokens:
     normed = is_normed_first(spec) and not cached
     return Tokens(
-        values=values, masked=masked, cached=cached, normed=normed, keys=True, spec=spec, rng=np.random.default_rng(3)
+        values=values,
+        masked=masked,
+        cached=cached,
+        normed=normed,
+        keys=True,
+        alone=cached,
+        spec=spec,
+        rng=np.random.default_rng(3),
     )
 
 

@@ -58,7 +58,7 @@ def _scaling(random: Random) -> Parameters:
     if kind in ("dynamic", "yarn", "longrope", "llama3"):
         made["original_max_position_embeddings"] = _number(random, 64, 4096)
     if kind == "longrope":
-        pairs = 4  # of heads of 8
+        pairs = int(_one(random, 4, 4, 8, 16, 32, 64))  # those that don't fit the heads are drawn again
         made["short_factor"] = [round(float(value), 2) for value in random.uniform(1, 2, pairs)]
         made["long_factor"] = [round(float(value), 2) for value in random.uniform(1, 16, pairs)]
     if kind == "llama3":
@@ -98,7 +98,12 @@ PARAMETERS: dict[str, Callable[[Random], Parameters]] = {
     "alibi": lambda random: _one(random, {}, {"slopes": [1, 0.5, 0.1, 2]}),
     "xpos": lambda random: {"layout": _one(random, "interleaved", "half"), "scale_base": _number(random, 64, 1024)},
     "mrope": lambda random: _one(
-        random, {}, {"mrope_section": [1, 2, 1]}, {"mrope_interleaved": True, "mrope_section": [2, 1, 1]}
+        random,
+        {},
+        {"mrope_section": [1, 2, 1]},
+        {"mrope_interleaved": True, "mrope_section": [2, 1, 1]},
+        {"head_dim": 64, "mrope_section": [8, 12, 12], "layout": "half"},
+        {"head_dim": 128, "mrope_interleaved": True, "mrope_section": [24, 20, 20], "layout": "half"},
     ),
     "rope3d": lambda random: {
         "head_dim": int(_one(random, 12, 24)),
@@ -147,6 +152,7 @@ def _fields(random: Random) -> Parameters:
         "padding_mask": bool(random.integers(2)),
         "num_kv_heads": int(_one(random, 4, 4, 2, 1)),
         "bias": bool(random.random() < 0.3),
+        **rarely(0.4, {"head_dim": int(_one(random, 16, 32, 64, 128))}),
         **rarely(0.2, {"window": _number(random, 1, 1500)}),
         **rarely(0.15, {"attention_chunk_size": _number(random, 1, 1500)}),
         **rarely(0.15, {"cross": True}),

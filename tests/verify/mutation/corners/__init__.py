@@ -13,6 +13,7 @@ from mutation.corners import (
     plain,
     position,
     reserve,
+    served,
     special,
     step,
 )
@@ -33,6 +34,7 @@ MODULES = (
     reserve,
     plain,
     other_spec,
+    served,
 )
 """The modules whose families FAMILIES has."""
 

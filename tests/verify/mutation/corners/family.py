@@ -32,6 +32,7 @@ CLASSES = {
     "own_size": "the block's own sizes: a full window or grid, a whole table, as many keys as the window",
     "reserve": "zeros in caches, free slots of a buffer, means before a norm, softmax of long rows",
     "plain": "prompts and caches of a few tokens, axes that stand still, rows of zeros, long padding, rows far behind",
+    "served": "steps over an encoder, texts on several axes, large logits behind a norm, the oldest key of a window",
     "other_spec": "graphs of another block with these weights: another window, theta, layout, cap, norm, factor",
 }
 """What each class holds."""

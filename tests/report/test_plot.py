@@ -260,6 +260,16 @@ def test_settings_that_matplotlib_can_not_use_are_told_in_a_sentence(variable: s
     assert says in last and "check MPLBACKEND, MATPLOTLIBRC and MPLCONFIGDIR" in last
 
 
+def test_a_matrix_says_what_keeps_it_from_drawing_before_it_measures(tmp_path: Path) -> None:
+    options = ["--encoding", "rope", "--form", "native", "--dtype", "fp32", "--mode", "prefill", "--runtime", "torch"]
+    command = [sys.executable, "-m", "posexport", "matrix", *options, "-o", str(tmp_path / "m")]
+    environment = {**os.environ, "MPLBACKEND": "bogus"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "matplotlib, which draws, can't start" in ended.stderr
+    assert not (tmp_path / "m").exists()
+
+
 def test_one_module_imports_matplotlib() -> None:
     """It says in a sentence why matplotlib can't start; elsewhere that would be a traceback."""
     folder = Path(posexport.__file__).parent

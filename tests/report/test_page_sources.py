@@ -147,7 +147,7 @@ def test_a_wide_table_of_few_verdicts_is_refused(tmp_path: Path) -> None:
 
 def test_thousands_of_artifacts_are_found_by_name_and_hash() -> None:
     """As many as a page shows; comparing each with each other would take hours."""
-    about = {"source": "verify.json", "runtime": "ort-cpu", "state": "passed"}
+    about: dict[str, Any] = {"source": "verify.json", "runtime": "ort-cpu", "state": "passed"}
     hashed = [Mention(file=f"{at}.onnx", sha256=f"{at:064x}", **about) for at in range(40_000)]
     twins = [Mention(file="twin.onnx", sha256=f"f{at:063x}", **about) for at in range(9_000)]
     named = [Mention(file=f"{at}.onnx", sha256="", **about) for at in range(1_000)]

@@ -205,9 +205,22 @@ def check_output(target: Path, ending: str) -> None:
         raise RequestError(f"output {str(target)!r} must end in {ending}: name it like {stem}{ending}.")
     if not target.parent.is_dir():
         raise RequestError(f"output folder {str(target.parent)!r} is not there: make it first, or give another.")
+    if ending in _ARTIFACTS:
+        check_companions(target)
     check_writable(target)
     if ending in _ARTIFACTS:
         check_target(target.with_name(target.name + _BESIDE[0]))
+
+
+def check_companions(target: Path) -> None:
+    """RequestError where what belongs to the artifact `target` would have too long a name for its file system, whether
+    its folder is there yet or not: checked before the work."""
+    longest = target.name + max(_BESIDE, key=len)
+    with system_error(f"output {str(target)!r} can't have {longest!r} beside it", "give another name"):
+        folder = next(folder for folder in target.absolute().parents if folder.is_dir())
+        for path in (target.with_name(longest), folder / longest):
+            with suppress(FileNotFoundError, NotADirectoryError, ValueError):  # which `check_target` tells
+                path.lstat()
 
 
 def open_file(path: Path, limit: int | None = None) -> io.BufferedReader:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import attrs
 
 from posexport.artifact.signing import SigningKey, TrustedKey, check_signature, signature_path, untrusted
-from posexport.errors import Reason, RequestError
+from posexport.errors import Reason, RequestError, shown
 from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, renewed, sha256_of, staged
 from posexport.jsondata import OMITTED, DataError, parse_json, structure, unstructure
 from posexport.models import read_spec
@@ -30,6 +30,9 @@ Profiles = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 MISMATCH = "manifest"
 """The code of the failure of an artifact that is not what its manifest says."""
+
+BUILDERS = ("tensorrt", "tensorrt-rtx")
+"""The runtimes that build plans, by name (posexport.runtimes.tensorrt.api has them)."""
 
 M = TypeVar("M", bound="Manifest")
 
@@ -55,6 +58,11 @@ def _spec(instance: object, field: attrs.Attribute[Any], value: Mapping[str, Any
         read_spec(value)
     except RequestError as error:
         raise ValueError(f"has a spec that can't be used: {str(error).rstrip('.')}") from None
+
+
+def _builder(instance: object, field: attrs.Attribute[str], value: str) -> None:
+    if value not in BUILDERS:
+        raise ValueError(f"has the builder {shown(value)}, not one of {', '.join(BUILDERS)}")
 
 
 def _some(instance: object, field: attrs.Attribute[Any], value: tuple[Tensor, ...]) -> None:
@@ -184,7 +192,7 @@ class PlanSource:
 class Builder:
     """The runtime that built a plan, and alone can open it."""
 
-    name: str
+    name: str = attrs.field(validator=_builder)
     version: str
 
 

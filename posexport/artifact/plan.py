@@ -5,13 +5,23 @@ A plan is code that the engine runs: without a manifest `<file>.plan.json` that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from posexport.artifact.manifest import MISMATCH, MOMENTS, PlanManifest, changed, manifest_path, read_manifest_of
+from posexport.artifact.manifest import (
+    BUILDERS,
+    MISMATCH,
+    MOMENTS,
+    PlanManifest,
+    Profiles,
+    changed,
+    manifest_path,
+    read_manifest_of,
+)
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import MismatchError, Reason, RequestError, system_error
 from posexport.files import check_name, sha256_of
+from posexport.spec.contract import SUMS, Shape
 
 _AGAIN = "build it again with 'posexport compile'"
 
@@ -35,28 +45,33 @@ def check_plan(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifest:
 def plan_contradictions(path: Path, manifest: PlanManifest) -> str:
     """The keys under which the manifest of a plan contradicts the file, or another key, as text; without its ONNX file.
 
-    A key that the manifest doesn't have contradicts nothing.
+    A key that the manifest doesn't have contradicts nothing; `tools` that lack the builder are not those of its build.
     """
-    builder, shapes = manifest.runtime, {tensor.name: tensor.shape for tensor in manifest.inputs}
-    fixed = all(
-        size == dim
-        for name, moments in manifest.profiles.items()
-        for shape in moments.values()
-        for size, dim in zip(shape, shapes[name], strict=True)
-        if isinstance(dim, int)
-    )
-    rising = all(
-        sizes[0] <= sizes[1] <= sizes[2]
-        for moments in manifest.profiles.values()
-        for sizes in zip(*(moments[moment] for moment in MOMENTS), strict=True)
-    )
+    builder = manifest.runtime
+    built_by = {name: version for name, version in manifest.tools.items() if name in BUILDERS}
     holds = {
-        f"tools.{builder.name}": manifest.tools.get(builder.name, builder.version) == builder.version,
+        f"tools.{builder.name}": not manifest.tools or built_by == {builder.name: builder.version},
         "sizes.plan": manifest.sizes.get("plan") in (None, path.stat().st_size),
-        "profiles": fixed and rising,
+        "external_data": not manifest.external_data,
+        "profiles": _are_sound(manifest.profiles, {tensor.name: tensor.shape for tensor in manifest.inputs}),
     }
     keys = [key for key, fine in holds.items() if not fine]
     return f"its {', '.join(keys)}" if keys else ""
+
+
+def _are_sound(profiles: Profiles, shapes: Mapping[str, Shape]) -> bool:
+    """Whether sizes rise, fixed dimensions have their size, one name has one range, and a sum is that of its parts."""
+    ranges: dict[str, set[tuple[int, ...]]] = {}
+    for name, shape in shapes.items():
+        for dim, *sizes in zip(shape, *(profiles[name][moment] for moment in MOMENTS), strict=True):
+            if sizes != sorted(sizes) or (isinstance(dim, int) and set(sizes) != {dim}):
+                return False
+            if isinstance(dim, str):
+                ranges.setdefault(dim, set()).add(tuple(sizes))
+    for total, parts in SUMS.items():
+        if {total, *parts} <= set(ranges):
+            ranges[total].add(tuple(map(sum, zip(*(min(ranges[part]) for part in parts), strict=True))))
+    return all(len(spans) == 1 for spans in ranges.values())
 
 
 def plan_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifest:

@@ -5,6 +5,7 @@ A result belongs to the artifact with its sha256 where both have one, else to th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import PurePath
@@ -92,19 +93,59 @@ class Evidence:
     def artifacts(self) -> list[ArtifactSummary]:
         """The artifacts of the page, its own files first."""
         mentions = sorted(self.mentions, key=lambda mention: not mention.sha256)  # a hash tells more than a name
-        artifacts = list(self.shown.items())
+        known = _Artifacts(self.shown)
         for mention in mentions:
-            about = mention.file, mention.sha256
-            if not self.is_stale(*about) and not any(same(*artifact, *about) for artifact in artifacts):
-                artifacts.append((PurePath(mention.file).name, mention.sha256))
-        names = [PurePath(name).name for name, _ in artifacts]
+            if not self.is_stale(mention.file, mention.sha256) and not known.of(mention.file, mention.sha256):
+                known.add(PurePath(mention.file).name, mention.sha256)
+        about: dict[int, list[Mention]] = {}
+        others: dict[str, dict[tuple[str, bool], dict[str, Mention]]] = {}
+        for mention in mentions:
+            for number in known.of(mention.file, mention.sha256):
+                about.setdefault(number, []).append(mention)
+            if mention.sha256:
+                by_source = others.setdefault(PurePath(mention.file).name, {})
+                by_source.setdefault((mention.source, mention.timing), {}).setdefault(mention.sha256, mention)
+        names = [PurePath(name).name for name, _ in known.artifacts]
+        counted = Counter(names)
         summaries = []
-        for (name, sha256), bare in zip(artifacts, names, strict=True):
-            about_it = tuple(mention for mention in mentions if same(name, sha256, mention.file, mention.sha256))
-            stale = tuple(m for m in mentions if m not in about_it and PurePath(m.file).name == bare)
-            title = f"{name} ({sha256[:8]})" if name not in self.shown and names.count(bare) > 1 else name
-            summaries.append(ArtifactSummary(name=title, mentions=about_it, stale=stale))
+        for number, ((name, sha256), bare) in enumerate(zip(known.artifacts, names, strict=True)):
+            # one mention of each result, whatever the number of its artifacts
+            found = (
+                next((m for other, m in each.items() if other != sha256), None)
+                for each in others.get(bare, {}).values()
+            )
+            stale = tuple(mention for mention in found if mention is not None) if sha256 else ()
+            title = f"{name} ({sha256[:8]})" if name not in self.shown and counted[bare] > 1 else name
+            summaries.append(ArtifactSummary(name=title, mentions=tuple(about.get(number, ())), stale=stale))
         return summaries
+
+
+class _Artifacts:
+    """Artifacts by number, found by sha256 and by name without looking at all of them: there may be thousands."""
+
+    def __init__(self, shown: Mapping[str, str]) -> None:
+        self.artifacts: list[tuple[str, str]] = []
+        self._by_hash: dict[str, list[int]] = {}
+        self._by_name: dict[str, list[int]] = {}
+        self._without_hash: dict[str, list[int]] = {}
+        for name, sha256 in shown.items():
+            self.add(name, sha256)
+
+    def add(self, name: str, sha256: str) -> None:
+        bare, number = PurePath(name).name, len(self.artifacts)
+        self.artifacts.append((name, sha256))
+        self._by_name.setdefault(bare, []).append(number)
+        if sha256:
+            self._by_hash.setdefault(sha256, []).append(number)
+        else:
+            self._without_hash.setdefault(bare, []).append(number)
+
+    def of(self, file: str, sha256: str) -> list[int]:
+        """The numbers of those that are `same`."""
+        bare = PurePath(file).name
+        if not sha256:
+            return self._by_name.get(bare, [])
+        return [*self._by_hash.get(sha256, ()), *self._without_hash.get(bare, ())]
 
 
 def _mentions(source: str, data: object) -> Iterator[Mention]:

@@ -65,6 +65,8 @@ def matrix(
         from posexport.verify.matrix.schedule import Selection, columns_here, settle
         from posexport.verify.matrix.table import read
 
+        if picture:
+            import posexport.report.matrix_picture  # noqa: F401  (hours before it draws, it says what keeps it from that)
         chosen = Selection(**names)
         file = folder / "matrix.json"
         with renewed():

@@ -7,15 +7,14 @@ colour-blind too (Okabe and Ito, 2008), and lines differ by their dashes as well
 from __future__ import annotations
 
 import io
+import os
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import matplotlib.style
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from posexport.report.artists import Figure, FigureCanvasAgg, matplotlib_style, rc_context
 
 FORMATS: dict[str, dict[str, Any]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 """The formats of a file by suffix, with the metadata to leave out: versions and times."""
@@ -45,6 +44,7 @@ _STYLE = {
     "legend.fontsize": 8,
     "svg.hashsalt": "posexport",
 }
+_DATE = "SOURCE_DATE_EPOCH"  # matplotlib reads it for the date of a draft that it drops, and fails where it is none
 _GENERATED = re.compile(r"[\w.]*_\d+|[a-z][0-9a-f]{10}")
 _SVG, _HREF = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 
@@ -52,7 +52,7 @@ _SVG, _HREF = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}hre
 @contextmanager
 def figure(width: float, height: float, **options: Any) -> Iterator[Figure]:
     """A white figure of so many inches; draw and encode it inside the context."""
-    with matplotlib.style.context(["default", _STYLE]):
+    with matplotlib_style.context(["default", _STYLE]):
         made = Figure(figsize=(width, height), facecolor="white", **options)
         FigureCanvasAgg(made)
         yield made
@@ -61,8 +61,20 @@ def figure(width: float, height: float, **options: Any) -> Iterator[Figure]:
 def encode(made: Figure, suffix: str, dpi: int = DPI, **metadata: str) -> bytes:
     """The figure as a file in the format of `suffix`, one of FORMATS."""
     file = io.BytesIO()
-    made.savefig(file, format=suffix[1:], dpi=dpi, metadata={**FORMATS[suffix], **metadata})
+    with _without(_DATE):
+        made.savefig(file, format=suffix[1:], dpi=dpi, metadata={**FORMATS[suffix], **metadata})
     return file.getvalue()
+
+
+@contextmanager
+def _without(variable: str) -> Iterator[None]:
+    """An environment without this variable."""
+    value = os.environ.pop(variable, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[variable] = value
 
 
 def inline(made: Figure, name: str, description: str) -> str:
@@ -70,7 +82,7 @@ def inline(made: Figure, name: str, description: str) -> str:
 
     Screen readers read the name and the description. An artist's gid becomes its class.
     """
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
+    with rc_context({"svg.fonttype": "none"}):
         root = ElementTree.fromstring(encode(made, ".svg"))
     drawn = _plain(root, {f"#{element.get('id')}": element for element in root.iter()})
     label = f"{name}. {description}"

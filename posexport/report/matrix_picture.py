@@ -7,9 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
-
+from posexport.report.artists import Axes, Rectangle
 from posexport.report.drawing import encode, figure
 from posexport.report.text import MARKS
 from posexport.verify.matrix.table import BUILD, REFUSED, Cell, Entry, Matrix, State, idle, judged

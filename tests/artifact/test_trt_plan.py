@@ -17,6 +17,7 @@ from manifest_data import plan_manifest
 from manifest_data import read_manifest_data as read
 from manifest_data import write_manifest_data as write
 
+from posexport.artifact.manifest import BUILDERS
 from posexport.artifact.plan import check_builder, check_plan, onnx_of
 from posexport.errors import RequestError, RuntimeMissingError
 from posexport.files import sha256_of
@@ -35,7 +36,8 @@ def made(folder: Path) -> Path:
     data.write_bytes(b"weights")
     external_data = {data.name: sha256_of(data)}
     source = {"file": onnx.name, "sha256": sha256_of(onnx), "version": "0.1.0", "external_data": external_data}
-    write(plan, plan_manifest(plan, onnx, onnx=source))
+    tools = {"onnx": "1.19.0", "tensorrt-rtx": "1.2.3"}
+    write(plan, plan_manifest(plan, onnx, onnx=source, tools=tools))
     return plan
 
 
@@ -51,6 +53,8 @@ def test_a_sound_plan_gives_its_manifest(tmp_path: Path) -> None:
 
 PLAN_EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "tools.tensorrt-rtx": lambda manifest: manifest["tools"].update({"tensorrt-rtx": "9"}),
+    "tools.tensorrt": lambda manifest: manifest["runtime"].update(name="tensorrt"),  # with the tools of tensorrt-rtx
+    "external_data": lambda manifest: manifest.update(external_data={"zz": "0"}),
     "sizes.plan": lambda manifest: manifest["sizes"].update(plan=1),
     "profiles": lambda manifest: manifest["profiles"]["hidden_states"].update(opt=[5, 7, 256]),
 }
@@ -64,6 +68,69 @@ def test_a_manifest_that_contradicts_its_plan_or_itself_is_refused(key: str, tmp
     write(plan, manifest)
     with pytest.raises(RequestError, match=f"block.plan.json contradicts the plan or itself in its {key}:"):
         check_plan(plan)
+
+
+def over_caches(manifest: dict[str, Any]) -> None:
+    """Inputs that share dimensions, one of them the sum of two others."""
+    shapes = {"hidden_states": ["batch", "seq", 256], "past_key": ["batch", 4, "past_seq", 64]}
+    shapes["attention_mask"] = ["batch", "total_seq"]
+    manifest["inputs"] = [{"name": name, "shape": shape, "dtype": "fp32"} for name, shape in shapes.items()]
+    moments = {"min": (1, 1, 0, 1), "opt": (1, 7, 5, 12), "max": (2, 9, 8, 17)}
+    sizes = {
+        key: dict(zip(("batch", "seq", "past_seq", "total_seq"), row, strict=True)) for key, row in moments.items()
+    }
+    manifest["profiles"] = {
+        name: {moment: [sizes[moment].get(str(dim), dim) for dim in shape] for moment in moments}
+        for name, shape in shapes.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("hidden_states", [3, 9, 256]), ("past_key", [2, 4, 7, 64]), ("attention_mask", [2, 16])]
+)
+def test_profiles_that_disagree_on_a_shared_dimension_are_refused(name: str, shape: list[int], tmp_path: Path) -> None:
+    plan = made(tmp_path)
+    manifest = read(plan)
+    over_caches(manifest)
+    write(plan, manifest)
+    check_plan(plan)
+    manifest["profiles"][name]["max"] = shape
+    write(plan, manifest)
+    with pytest.raises(RequestError, match="contradicts the plan or itself in its profiles:"):
+        check_plan(plan)
+
+
+@pytest.mark.parametrize("command", ["verify", "package --triton"])
+def test_a_plan_under_the_name_of_another_builder_is_neither_verified_nor_packaged(
+    command: str, tmp_path: Path
+) -> None:
+    plan = made(tmp_path)
+    manifest = read(plan)
+    manifest["runtime"]["name"] = "tensorrt"
+    write(plan, manifest)
+    verifies = command == "verify"
+    result = cli(*command.split(), plan, *(["--json"] if verifies else ["-o", tmp_path / "models"]))
+    assert result.exit_code == (1 if verifies else 2), result.output
+    assert "contradicts the plan or itself in its tools.tensorrt" in " ".join(result.output.split())
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize("name", ["ort-cpu", "TensorRT", "\x1b[31m", ""])
+@pytest.mark.parametrize("command", ["verify", "package --triton"])
+def test_a_plan_of_no_builder_is_refused(command: str, name: str, tmp_path: Path) -> None:
+    plan = made(tmp_path)
+    manifest = read(plan)
+    manifest["runtime"]["name"] = name
+    write(plan, manifest)
+    result = cli(*command.split(), plan)
+    assert result.exit_code == 2, result.output
+    told = " ".join(result.output.split())
+    assert f"runtime has the builder {name!r}, not one of tensorrt, tensorrt-rtx" in told, told
+    assert "\x1b" not in told and "build the plan again with 'posexport compile'" in told
+
+
+def test_manifests_know_the_builders_that_exist() -> None:
+    assert set(BUILDERS) == set(api.BUILDERS)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from posexport.errors import RequestError, advice_for, system_error
-from posexport.files import check_output, check_target, staged, write_folder
+from posexport.files import check_companions, check_output, check_target, staged, write_folder
 
 ADVICE = {
     errno.ENOSPC: "free some space",
@@ -67,6 +67,21 @@ def test_a_name_that_no_file_can_have_is_refused_before_the_work(name: str, advi
     with pytest.raises(RequestError, match=advice):
         check_output(path, ".onnx") if path.suffix == ".onnx" else check_target(path)
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("ending", [".onnx", ".plan"])
+def test_the_longest_name_is_one_whose_signature_fits_beside_it(ending: str, tmp_path: Path) -> None:
+    longest = os.pathconf(tmp_path, "PC_NAME_MAX") - len(f"{ending}.json.sig")
+    for folder in (tmp_path, tmp_path / "not" / "there"):
+        check_companions(folder / f"{'a' * longest}{ending}")
+        with pytest.raises(RequestError, match=r"json\.sig' beside it \(File name too long\): give a shorter name\.$"):
+            check_companions(folder / f"{'a' * (longest + 1)}{ending}")
+    check_output(tmp_path / f"{'a' * longest}{ending}", ending)
+    with pytest.raises(RequestError, match="give a shorter name"):
+        check_output(tmp_path / f"{'a' * (longest + 1)}{ending}", ending)
+    with pytest.raises(RequestError, match="give a shorter name"):  # the whole path, whichever folders are there
+        check_companions(tmp_path.joinpath(*["b" * 200] * 25, f"a{ending}"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_links_in_a_circle_are_named(tmp_path: Path) -> None:

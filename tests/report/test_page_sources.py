@@ -12,6 +12,8 @@ from helpers import cli, refused, tree
 from manifest_data import onnx_manifest, write_manifest_data
 from page_helpers import bench, everything, write_all
 
+from posexport.bench.evidence import Evidence, Mention
+from posexport.report.page import limits
 from posexport.report.page.sources import KINDS, read_sources
 
 
@@ -91,6 +93,68 @@ def test_damaged_results_are_refused_by_name_and_place(
     (file,) = write_all(tmp_path, {kind: damaged(kind, path, value)})
     refused(cli("report", file, "-o", tmp_path / "r.html"), str(file), said)
     assert list(tree(tmp_path)) == [file.name]
+
+
+TOO_MUCH: list[tuple[str, str, str]] = [
+    ("plot", "rows.0", "charts"),
+    ("plot", "rows.0.0.lines", "lines"),
+    ("plot", "rows.0.0.marks", "lines"),
+    ("plot", "rows.0.0.lines", "points"),
+    ("plot", "rows.0.0.absent", "rows"),
+    ("angles", "rows", "rows"),
+    ("angles", "rows", "points"),
+    ("bench", "shapes", "shapes"),
+    ("bench", "shapes.0.results", "timings"),
+    ("bench-contrib", "gate.changes", "rows"),
+    ("tune", "candidates", "rows"),
+    ("verify", "verdicts", "rows"),
+    ("verify", "unreadable", "rows"),
+]
+"""A kind, a list of it that grows, and what there is then too much of."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "name"), TOO_MUCH, ids=[f"{kind}-{path}-{name}" for kind, path, name in TOO_MUCH]
+)
+def test_more_than_a_page_can_show_is_refused_when_it_is_read(
+    kind: str, path: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items: Any = everything()[kind]
+    for part in path.split("."):
+        items = items[int(part) if part.isdecimal() else part]
+    few = damaged(kind, path, [items[0]] * 200)
+    (file,) = write_all(tmp_path, {kind: few})
+    read_sources([file])
+    monkeypatch.setitem(limits.MOST, name, 199)
+    said = f"'{file}' is too large for a page (it has "
+    refused(cli("report", file, "-o", tmp_path / "r.html"), said, f" {name}, and at most 199 of one file are shown")
+    assert list(tree(tmp_path)) == [file.name]
+
+
+def test_a_small_file_of_many_lines_is_refused_at_once(tmp_path: Path) -> None:
+    lines = [{"label": "a", "x": [0, 1], "y": [0, 1]}] * 20_000
+    (file,) = write_all(tmp_path, {"plot": damaged("plot", "rows.0.0.lines", lines)})
+    refused(cli("report", file, "-o", tmp_path / "r.html"), "it has 20,001 lines, and at most 5,000")
+
+
+def test_a_wide_table_of_few_verdicts_is_refused(tmp_path: Path) -> None:
+    """A row for each artifact, a column for each runtime: 1,001 verdicts are a million cells."""
+    verdict = everything()["verify"]["verdicts"][0]
+    many = [{**verdict, "artifact": f"{at}.onnx", "runtime": f"engine {at}"} for at in range(1001)]
+    (file,) = write_all(tmp_path, {"verify": damaged("verify", "verdicts", many)})
+    refused(cli("report", file, "-o", tmp_path / "r.html"), "it has 1,002,001 cells, and at most 1,000,000")
+
+
+def test_thousands_of_artifacts_are_found_by_name_and_hash() -> None:
+    """As many as a page shows; comparing each with each other would take hours."""
+    about: dict[str, Any] = {"source": "verify.json", "runtime": "ort-cpu", "state": "passed"}
+    hashed = [Mention(file=f"{at}.onnx", sha256=f"{at:064x}", **about) for at in range(40_000)]
+    twins = [Mention(file="twin.onnx", sha256=f"f{at:063x}", **about) for at in range(9_000)]
+    named = [Mention(file=f"{at}.onnx", sha256="", **about) for at in range(1_000)]
+    found = Evidence((*named, *hashed, *twins), {}).artifacts()
+    assert len(found) == 49_000
+    assert [len(summary.mentions) for summary in found[999:1001]] == [2, 1]
+    assert [len(summary.stale) for summary in found[39_999:40_001]] == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import struct
+import subprocess
 import sys
 import xml.dom.minidom
 from collections.abc import Callable
@@ -18,9 +21,11 @@ from helpers import cli, refused, small_spec, tree
 from oracle_rotations import progression, sinusoid_table
 from oracles import visible
 
+import posexport
 from posexport.models import ENCODINGS
 from posexport.report.plots.kinds import KINDS, chosen_heads, panels
 from posexport.report.plots.panels import WHAT, Chart, Image
+from posexport.report.plots.picture import draw
 from posexport.runtimes import RUNTIMES
 from posexport.verify.probe import ProbeTarget
 
@@ -225,6 +230,55 @@ def test_an_svg_is_drawn_without_dates(tmp_path: Path) -> None:
     assert root is not None
     assert root.tagName == "svg"
     assert not root.getElementsByTagName("dc:date")
+
+
+@pytest.mark.parametrize("value", ["", "abc", "9" * 20, "0"])
+def test_no_variable_changes_an_svg(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """matplotlib reads the variable for a date: a text is none, and a number may be too large."""
+    rows = [drawn("decay", "rope", seq=8)]
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    usual = draw(rows, ".svg")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", value)
+    assert draw(rows, ".svg") == usual
+    assert os.environ["SOURCE_DATE_EPOCH"] == value
+
+
+@pytest.mark.parametrize(
+    ("variable", "says"),
+    [("MPLBACKEND", "'bogus' is not a valid value"), ("MATPLOTLIBRC", "decode"), ("MPLCONFIGDIR", "decode")],
+)
+def test_settings_that_matplotlib_can_not_use_are_told_in_a_sentence(variable: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "stylelib").mkdir()
+    for name in ("matplotlibrc", "stylelib/own.mplstyle"):
+        (tmp_path / name).write_bytes(b"\xff\xfe")
+    value = "bogus" if variable == "MPLBACKEND" else str(tmp_path)
+    code = "from posexport.report.drawing import figure"
+    environment = {**os.environ, variable: value}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    last = ended.stderr.splitlines()[-1]
+    assert "RequestError: matplotlib, which draws, can't start (" in last, ended.stderr
+    assert says in last and "check MPLBACKEND, MATPLOTLIBRC and MPLCONFIGDIR" in last
+
+
+def test_a_matrix_says_what_keeps_it_from_drawing_before_it_measures(tmp_path: Path) -> None:
+    options = ["--encoding", "rope", "--form", "native", "--dtype", "fp32", "--mode", "prefill", "--runtime", "torch"]
+    command = [sys.executable, "-m", "posexport", "matrix", *options, "-o", str(tmp_path / "m")]
+    environment = {**os.environ, "MPLBACKEND": "bogus"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "matplotlib, which draws, can't start" in ended.stderr
+    assert not (tmp_path / "m").exists()
+
+
+def test_one_module_imports_matplotlib() -> None:
+    """It says in a sentence why matplotlib can't start; elsewhere that would be a traceback."""
+    folder = Path(posexport.__file__).parent
+    importers = {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.py")
+        if re.search(r"^\s*(from|import) matplotlib", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert importers == {"report/artists.py"}
 
 
 def test_json_holds_the_numbers_that_are_drawn(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers import cli, refused
 
 from posexport.cli import main
 from posexport.errors import RequestError
@@ -231,3 +232,15 @@ def test_a_profile_that_the_graph_does_not_take_is_refused_before_anything_is_ma
         products(project)
     assert PROFILES[profile] in str(refusal.value)
     assert refusal.value.args[0].count("--profile") >= 1
+
+
+@pytest.mark.parametrize(("more", "letters"), [("", 242), ("forms = ['native', 'contrib']", 234), ("", 300)])
+@pytest.mark.parametrize("command", ["build --check", "build", "verify"])
+def test_a_name_that_no_file_beside_it_can_have_is_refused_before_the_work(
+    command: str, more: str, letters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An artifact's signature, NAME.onnx.json.sig, has the longest name; the folder is not there yet."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "posexport.toml").write_text(f"{ONE.replace('one', 'n' * letters)}{more}\n")
+    refused(cli(*command.split()), "posexport.toml, artifact 'nn", "json.sig' beside it", "give a shorter name")
+    assert [file.name for file in tmp_path.iterdir()] == ["posexport.toml"]

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import attrs
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from posexport.report.artists import Axes, FixedLocator, FuncFormatter, Line2D, NullLocator, Patch
 from posexport.report.drawing import ALTERNATIVE, BEST, BOUND, FAINT, GROUND, INK, OURS, figure, inline
 from posexport.report.plots.panels import Chart
 from posexport.report.plots.picture import draw_chart

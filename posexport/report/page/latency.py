@@ -169,6 +169,7 @@ def _figure(first: Row, row: Row) -> str:
 
 def _bars(compared: Comparison, folded: bool) -> Figure | Table:
     timed = sorted((row for row in compared.rows if row.timed), key=lambda row: row.median)
+    best = next(iter(compared.ranked), None)
     title = f"{_title(compared)}: {compared.scenario} ({_sizes(compared)})"
     title = "⚠ busy machine: " * any(row.benchmark.busy for row in timed) + title
     if not timed:
@@ -181,10 +182,10 @@ def _bars(compared: Comparison, folded: bool) -> Figure | Table:
         rows = [row for row in timed if row.source == source]
         bound = next((row.median for row in rows if row.role == LOWER_BOUND), None)
         shown = [row for row in rows if row.role != LOWER_BOUND] or ([] if several else rows)
-        bars = tuple(_bar(compared, row, with_file=not several) for row in shown)
+        bars = tuple(_bar(compared, row, row is best, with_file=not several) for row in shown)
         groups += [Bars(name=source if several else "", bars=bars, bound=bound)] if bars else []
     if not groups:
-        groups = [Bars(name="", bars=tuple(_bar(compared, row, with_file=True) for row in timed))]
+        groups = [Bars(name="", bars=tuple(_bar(compared, row, row is best, with_file=True) for row in timed))]
     bounds = dict.fromkeys(seconds(group.bound) for group in groups if group.bound is not None)
     note = f"Lower bound (dashed): {listed(list(bounds))}." if bounds else "No lower bound was timed."
     note += " Each file ran by itself, so files are compared by × torch, not by times." * several
@@ -192,8 +193,8 @@ def _bars(compared: Comparison, folded: bool) -> Figure | Table:
     return Figure(title=title, svg=svg, note=note, folded=f"Bars of {title}" if folded else "")
 
 
-def _bar(compared: Comparison, row: Row, with_file: bool) -> Bar:
-    ratio, best = row.ratio(TORCH), row in compared.ranked[:1]
+def _bar(compared: Comparison, row: Row, best: bool, with_file: bool) -> Bar:
+    ratio = row.ratio(TORCH)
     return Bar(
         name="★ " * best + _name(compared, row, with_file),
         text=seconds(row.median) + (f" · {times(ratio.median)} torch" if ratio and row.role != TORCH else ""),

@@ -15,6 +15,7 @@ from posexport.bench.tune.result import Result as Tuning
 from posexport.errors import RequestError, shown
 from posexport.files import sha256_of
 from posexport.jsondata import DataError, clean, read_json, structure, writable
+from posexport.report.page.limits import beyond
 from posexport.report.paths import check_paths, no_results
 from posexport.report.plots.panels import Plot, plot_from
 from posexport.verify.matrix.table import Matrix, matrix_from
@@ -113,6 +114,9 @@ def _result(path: Path, name: str, data: Any) -> Any:
     try:
         if "kind" in data and data.get("version") != VERSION:
             raise DataError(f"version is {shown(data.get('version'))}, this posexport reads {VERSION}")
-        return kind.read(clean(data)) if kind.read else structure(clean(data), kind.schema)
+        result = kind.read(clean(data)) if kind.read else structure(clean(data), kind.schema)
     except DataError as error:
         raise RequestError(f"{str(path)!r} is no sound result of {kind.command} ({error}): write it again.") from None
+    if (problem := beyond(result)) is not None:
+        raise RequestError(f"{str(path)!r} is too large for a page ({problem}): leave it out, or split it.")
+    return result

@@ -8,13 +8,15 @@ import textwrap
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import ScaledTranslation
 
+from posexport.report.artists import (
+    Axes,
+    ConstrainedLayoutEngine,
+    ListedColormap,
+    MaxNLocator,
+    Patch,
+    ScaledTranslation,
+)
 from posexport.report.drawing import COLOURS, DASHES, FAINT, GRID, INK, MARKERS, encode, figure
 from posexport.report.plots.panels import Chart, Image, Panel
 

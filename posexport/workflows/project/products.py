@@ -32,7 +32,7 @@ from posexport.errors import Reason, RequestError, check_known, located, shown
 from posexport.export.block_options import CheckpointOptions
 from posexport.export.request import ExportOptions, Request, read_request
 from posexport.export.support import default_opset
-from posexport.files import renewed, sha256_of
+from posexport.files import check_companions, renewed, sha256_of
 from posexport.jsondata import unstructure
 from posexport.machine import versions
 from posexport.runtimes.tensorrt.options import PlanOptions
@@ -83,6 +83,8 @@ def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
             continue
         for form in entry.all_forms:
             path = project.root / project.folder / f"{entry.stem(form)}.onnx"
+            with located(f"{project.file}, artifact {entry.name!r}"):
+                check_companions(path)
             request = request_of(project, entry, form)
             source = made_from(request)
             files.append(Product(entry=entry, form=form, path=path, made_from=source))

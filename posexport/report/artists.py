@@ -1,0 +1,33 @@
+"""What drawings use of matplotlib. Only this module imports it (a test keeps it so).
+
+matplotlib reads variables and files of a person when it is imported: MPLBACKEND, matplotlibrc, styles. Where one of
+them can't be used, importing this module raises RequestError.
+"""
+
+from __future__ import annotations
+
+from posexport.errors import RequestError
+
+try:
+    from matplotlib import rc_context
+    from matplotlib import style as matplotlib_style
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch, Rectangle
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+    from matplotlib.transforms import ScaledTranslation
+except Exception as error:
+    raise RequestError(
+        f"matplotlib, which draws, can't start ({' '.join(str(error).split())[:100]}): check MPLBACKEND, MATPLOTLIBRC "
+        "and MPLCONFIGDIR, and the files matplotlibrc and *.mplstyle that it finds through them or here."
+    ) from None
+
+__all__ = [
+    "Axes", "ConstrainedLayoutEngine", "Figure", "FigureCanvasAgg", "FixedLocator", "FuncFormatter", "Line2D",
+    "ListedColormap", "MaxNLocator", "NullLocator", "Patch", "Rectangle", "ScaledTranslation", "matplotlib_style",
+    "rc_context",
+]  # fmt: skip

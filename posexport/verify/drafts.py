@@ -51,6 +51,9 @@ BANDS, STEPS = (4, 16, 64, 256, 1000), (1, 2, 3, 5, 9, 16, 28, 50, 89, 158, 281,
 SHORT = ((2, 2), (3, 3), (4, 5), (6, 6), (8, 11), (12, 16), (17, 24), (25, 36), (37, 63), (64, 127))
 """Lengths of prompts of few tokens, each from one number to another."""
 
+TEXTS = ((130, 250), (260, 500), (520, 700))
+"""And of texts on several axes."""
+
 CROWD = (17, 40)
 """Rows of the largest batches; fewer where each has many tokens."""
 
@@ -179,6 +182,9 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield Draft("negative", 3, size(20, 40), 9, 0, 20, negative, "both", "outlier")
     yield Draft("still", 1 + spec.position_axes, size(30, 60), 12, 0, 20, "still", "holes")
     yield from _short(rng, reach)
+    if spec.position_axes > 1 and spec.position_limits() is None:
+        for low, high in (*SHORT, *TEXTS):
+            yield Draft("text", 1, _shorter(spec, 1, size(low, high)), 0, size(0, 20), 2, "text", "holes")
     if spec.padding_mask:
         yield Draft("no key", 1, size(3, 6), 4, 2, 4, "near", "all")
     yield Draft("long", 1, long, 0, 24, long, "consecutive", "few holes")

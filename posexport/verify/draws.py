@@ -158,6 +158,10 @@ has far positions or those between. In half precision none has: a bias of far ke
 padding hides a token from itself."""
 
 
+TEXTS = ("consecutive", "offset", "far", "middle", "scattered")
+"""Kinds of the positions of a text, which stands as far along every axis."""
+
+
 @attrs.frozen
 class At:
     """Positions that are given: [rows, tokens, axes], repeated over the rows and tokens that there are."""
@@ -184,6 +188,9 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
         made = made[..., 0] if axes == 1 else made
     elif axes == 1:
         made = _along(kind, rng, places, limit, half)
+    elif kind == "text":
+        text = _along(str(rng.choice(TEXTS)), rng, places, limit, half)
+        made = np.repeat(text[..., None], axes, -1)
     elif kind in ("consecutive", "packed", "still"):
         width = min(limits[0], max(3, round((1.7 * places.shape[1]) ** 0.5)))
         index = POSITIONS["consecutive" if kind == "still" else kind](rng, places, min(math.prod(limits), 2**62))

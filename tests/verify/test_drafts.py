@@ -178,7 +178,8 @@ def test_negative_positions_go_far_and_far_ones_to_the_end_of_each_axis() -> Non
     assert min(array.min() for array in positions) < -(2**9)
     for axis in range(2):
         assert max(array[:, axis].max() for array in positions) == 2**20 - 1
-    assert not any((array[:, 0] == array[:, 1]).all() for array in positions if len(array) > 40 and array.max() > 2**17)
+    far = [array for array in positions if len(array) > 40 and array.max() > 2**17]
+    assert any((array[:, 0] != array[:, 1]).all() for array in far)
 
 
 @pytest.mark.parametrize("name", ["rope", "rope2d", "mrope"])
@@ -244,7 +245,7 @@ def test_inputs_of_large_stacks_stay_small_and_those_that_bounds_make_alike_come
     large = small_spec("rope", causal=True, kv_cache="concat", hidden_size=4096, num_heads=32, layers=32)
     bounds = bounds_of(graph_inputs(large), {})
     drafts = list(corners(large, np.random.default_rng(0), default_reach(large)))
-    assert memory(large, drafts, bounds) < 18e9
+    assert memory(large, drafts, bounds) < 9e9
     spec = small_spec("rope", causal=True, kv_cache="concat")
     fixed = {**bounds, "batch": (1, 1), "seq": (1, 1), "past_seq": (12, 12), "total_seq": (13, 13)}
     assert len(make_cases(spec, 0, fixed)) < len(make_cases(spec, 0, bounds)) / 3

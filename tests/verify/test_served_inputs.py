@@ -1,0 +1,173 @@
+"""Inputs of every seed as models are served: steps over an encoder, texts on several axes, loud keys in any layer, the
+oldest keys of a window, long caches of an encoding whose keys grow; and how much memory they take."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from helpers import small_spec
+from mutants import find
+from mutation.surgery import Nodes, change_input, insert
+from verify_helpers import plant, write
+
+from posexport.runtimes import RUNTIMES
+from posexport.spec.contract import bounds_of, graph_inputs
+from posexport.spec.spec import Spec
+from posexport.verify import submission, verify
+from posexport.verify.cases import Case, make_cases
+from posexport.verify.drafts import ALL_CACHED, corners
+from posexport.verify.judge import ArtifactJob
+from posexport.verify.reach import default_reach
+from posexport.verify.result import FAILED, PASSED
+
+PRENORM = {"block": "transformer", "norm_type": "rmsnorm", "mlp": "swiglu", "intermediate_size": 48}
+DECODER = {"causal": True, "kv_cache": "concat"}
+
+
+def _made(spec: Spec, seed: int = 0) -> list[Case]:
+    return make_cases(spec, seed, bounds_of(graph_inputs(spec), {}))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_and_chunks_of_any_rows_meet_encoders_of_each_length(seed: int) -> None:
+    cases = _made(small_spec("none", cross=True, padding_mask=True), seed)
+    sizes = {(each.sizes["batch"], each.sizes["seq"], each.sizes["encoder_seq"]) for each in cases}
+    for rows in ((1, 1), (2, 4), (6, 9)):
+        for tokens in ((1, 1), (2, 7)):
+            for keys in ((8, 32), (33, 127), (129, 511)):
+                assert any(
+                    all(low <= size <= high for size, (low, high) in zip(one, (rows, tokens, keys), strict=True))
+                    for one in sizes
+                ), (rows, tokens, keys)
+    assert {1, 4} <= {batch for batch, seq, keys in sizes if seq == 1 and keys > 1200}
+
+
+@pytest.mark.parametrize("cache", [None, "concat"])
+def test_texts_stand_as_far_along_every_axis(cache: str | None) -> None:
+    cases = _made(small_spec("mrope", head_dim=16, causal=True, kv_cache=cache))
+    rows = [
+        (each.sizes["batch"], row, each.keys > each.sizes["seq"])
+        for each in cases
+        for row in each.arrays["position_ids"]
+        if (row == row[:, :1]).all()
+    ]
+    alone = [row for batch, row, _ in rows if batch == 1]
+    assert len(alone) > 10
+    assert any(len(row) > 20 and row.max() > 2**17 for row in alone)  # far
+    assert any(len(row) > 60 and (np.diff(row[:, 0]) == 1).all() for row in alone)  # a prompt
+    assert cache is None or sum(step and len(row) == 1 for _, row, step in rows) > 5
+    several = [row for each in cases for row in each.arrays["position_ids"] if len(row) > 6]
+    text = [(row == row[:, :1]).all(1) for row in several]
+    assert any(row[0] and row[-1] and not row.all() for row in text)  # a picture within a text
+    assert any(not row[1:].any() for row in text)
+
+
+def test_grids_with_a_size_hold_no_text() -> None:
+    spec = small_spec("rope-dinov3", grid=(6, 9))
+    assert all(each.arrays["position_ids"].max(initial=0) < 9 for each in _made(spec))
+
+
+@pytest.mark.parametrize("layers", [1, 3, 6])
+def test_keys_behind_a_norm_are_loud_in_any_layer_of_a_stack(layers: int) -> None:
+    """Of a deep one in one layer at a time, since rounding errors of sharp layers multiply."""
+    spec = small_spec("rope", layers=layers, **PRENORM, **DECODER)
+    loud = []
+    for each in _made(spec):
+        caches = [values for name, values in each.arrays.items() if name.startswith("past_key") and values.size > 400]
+        loud.append([number for number, values in enumerate(caches) if values.std() > 20])
+    assert {number for numbers in loud for number in numbers} == {*range(layers)}
+    assert max(map(len, loud)) == (layers if layers <= 3 else 1)
+
+
+@pytest.mark.parametrize("cache", ["concat", "shared"])
+def test_the_oldest_keys_of_a_window_have_large_values(cache: str) -> None:
+    spec = small_spec("rope", window=1500, causal=True, kv_cache=cache)
+    (each,) = (each for each in _made(spec) if each.name.startswith("past 1500 keys"))
+    values = np.abs(each.arrays["past_value"]).mean((0, 1, 3))
+    assert (values[:4] > 30).all()
+    assert values[4:].max() < 3
+    first = each.keys - each.sizes["seq"]
+    assert first < 1500 <= each.keys - 1  # queries on both sides of it
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_keys_that_grow_are_cached_as_far_as_others(dtype: str) -> None:
+    """In half precision at positions where they are not yet large."""
+    cases = _made(small_spec("xpos", dtype=dtype, **DECODER))
+    assert max(each.keys for each in cases) == 2200
+    assert max(each.farthest for each in cases) == 3071
+    long = [each.farthest for each in cases if each.keys > 1100]
+    assert dtype == "fp32" or max(long) < 1100
+
+
+def test_caches_of_a_wide_stack_stay_small_together() -> None:
+    spec = small_spec("rope", hidden_size=1024, num_heads=16, layers=8, **DECODER)
+    drafts = list(corners(spec, np.random.default_rng(0), default_reach(spec)))
+    latest = max(drafts, key=lambda draft: draft.past)
+    assert latest.name == "late step"
+    numbers = sum(2 * 8 * 1024 * draft.batch * draft.past for draft in drafts if draft is not latest)
+    assert ALL_CACHED / 2 < numbers < 1.2 * ALL_CACHED
+    small = small_spec("rope", **DECODER)
+    assert max(draft.past for draft in corners(small, np.random.default_rng(0), default_reach(small))) == 2199
+
+
+def test_an_artifact_that_was_judged_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waiting for the collector of garbage: its inputs and outputs may take a gigabyte."""
+    write(tmp_path, "one", small_spec("rope"))
+    jobs: list[weakref.ref[ArtifactJob]] = []
+    submit = submission.submit
+
+    def watched(job: ArtifactJob, *options: object) -> None:
+        jobs.append(weakref.ref(job))
+        submit(job, *options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(submission, "submit", watched)
+    gc.disable()
+    try:
+        report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 20})
+        assert [job() for job in jobs] == [None]
+    finally:
+        gc.enable()
+    assert [verdict.state for verdict in report.verdicts] == [PASSED]
+
+
+def _clipped_logits(model: onnx.ModelProto) -> None:
+    holder, index, node = find(model, "Softmax", nth=2)
+    nodes = Nodes()
+    node.input[0] = nodes.op("Min", node.input[0], nodes.like(node.input[0], 30.0))
+    insert(holder, index, nodes)
+
+
+def _text_table_ends(model: onnx.ModelProto) -> None:
+    def change(nodes: Nodes, value: str) -> str:
+        ends = [nodes.op(kind, value, nodes.const([2]), keepdims=1) for kind in ("ReduceMax", "ReduceMin")]
+        return nodes.op("Where", nodes.op("Equal", *ends), nodes.op("Min", value, nodes.const(4095)), value)
+
+    change_input(model, "position_ids", change)
+
+
+def _encoder_cut_in_steps(model: onnx.ModelProto) -> None:
+    def change(nodes: Nodes, value: str) -> str:
+        step = nodes.op("LessOrEqual", nodes.size("hidden_states", 1), nodes.const(4))
+        first = nodes.op("Less", nodes.column(nodes.size(value, 1), 2, 1), nodes.const(512))
+        shown = nodes.op("Or", first, nodes.op("Not", step))
+        return nodes.op("Where", shown, value, nodes.const(0))
+
+    change_input(model, "attention_mask", change)
+
+
+def test_faults_that_only_such_inputs_show_are_caught(tmp_path: Path) -> None:
+    plant(tmp_path, "logits", small_spec("rope", layers=5, **PRENORM, **DECODER), _clipped_logits)
+    plant(tmp_path, "text", small_spec("mrope", head_dim=16, **DECODER), _text_table_ends)
+    plant(tmp_path, "encoder", small_spec("none", cross=True, padding_mask=True), _encoder_cut_in_steps)
+    report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]})
+    assert {Path(verdict.artifact).stem: verdict.state for verdict in report.verdicts} == {
+        "logits": FAILED,
+        "text": FAILED,
+        "encoder": FAILED,
+    }

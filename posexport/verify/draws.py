@@ -158,7 +158,7 @@ has far positions or those between. In half precision none has: a bias of far ke
 padding hides a token from itself."""
 
 
-TEXTS = ("consecutive", "offset", "far", "middle", "scattered")
+TEXTS = ("consecutive", "far", "offset", "middle", "consecutive", "far", "scattered")
 """Kinds of the positions of a text, which stands as far along every axis."""
 
 

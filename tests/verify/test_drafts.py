@@ -179,7 +179,7 @@ def test_negative_positions_go_far_and_far_ones_to_the_end_of_each_axis() -> Non
     for axis in range(2):
         assert max(array[:, axis].max() for array in positions) == 2**20 - 1
     far = [array for array in positions if len(array) > 40 and array.max() > 2**17]
-    assert any((array[:, 0] != array[:, 1]).all() for array in far)
+    assert any((array[:, 0] != array[:, 1]).mean() > 0.5 for array in far)
 
 
 @pytest.mark.parametrize("name", ["rope", "rope2d", "mrope"])

@@ -131,6 +131,12 @@ def test_help_states_the_default_profile(kind: str | None) -> None:
     assert dims == {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)} - {"total_seq"}
 
 
+def test_the_default_profile_of_a_grid_holds_its_tokens_and_those_before_them() -> None:
+    spec = small_spec("rope-dinov3", grid=[14, 10], prefix_tokens=5)
+    shapes = {name: shape for name, (shape, _) in graph_inputs(spec).items()}
+    assert profiles_of(shapes, seq_limit=spec.token_limit())["hidden_states"]["max"][1] == 145
+
+
 def test_ranges_of_a_profile() -> None:
     shapes = cached("concat")
     profiles = profiles_of(shapes, ["seq=1:2:3"])

@@ -11,6 +11,7 @@ temperature  q_i (1 + attn_scale log(1 + floor((p_i + 1) / floor_scale))), which
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,9 @@ class Temperature(Encoding):
 
     def position_edges(self) -> tuple[int, ...]:
         return (self.floor_scale - 1, 3 * self.floor_scale - 1)
+
+    def query_factor(self, position: int) -> float:
+        return 1 + self.attn_scale * math.log1p((position + 1) // self.floor_scale)
 
     def problems(self, spec: Spec) -> Iterator[str]:
         if spec.qk_norm_type == "l2":

@@ -166,6 +166,7 @@ class Kerple(Encoding):
     summary = "trained logarithm or power of the distance per head"
     source = "Chi et al. 2022, arXiv:2205.09921, section 4"
     base_properties = ("shift", "permutation", "prefix", "finite")
+    steep = True
     kernel: str = fields.choice("log", ("log", "power"), "-r1 log(1 + r2 d), or -r1 d^r2")
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:

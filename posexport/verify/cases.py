@@ -130,7 +130,10 @@ def _case(
     if spec.padding_mask:
         mask = attention_mask(draft.padding, rng, lengths, before, width)
     places = before[:, None] + np.arange(sizes["seq"])
-    if spec.dtype != "fp32" and draft.positions in ("far", "middle") and not spec.cross:
+    apart = draft.positions in ("far", "middle", "text")
+    if any(kind.encoding.steep for kind in spec.distinct_layers()):
+        apart |= draft.positions not in ("consecutive", "offset", "alike", "still")
+    if spec.dtype != "fp32" and apart and not spec.cross:
         np.put_along_axis(mask, places, 1, 1)  # biases of far keys overflow, so each query sees its own key
     new = np.zeros((sizes["batch"], sizes["seq"]), bool)
     if not spec.cross:  # a token's place is counted as pipelines do, padding left out

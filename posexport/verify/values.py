@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from posexport.spec.spec import Spec
-from posexport.verify.draws import NEAR, Array
+from posexport.verify.draws import FAR, NEAR, Array
 
 LOUD = {"fp32": 6.0, "fp16": 2.0, "bf16": 1.5}
 """Factor on hidden_states and cached keys of the kind "loud", its square on the logits: softmax is sharp. Half
@@ -153,7 +153,8 @@ def _outlier(tokens: Tokens) -> Array:
     else:
         deep = spec.block == "attention" and spec.layers > 1
         deep |= _rounded_apart(spec)
-        half = HALF_OUTLIER if spec.block == "attention" else HALF_NORMED
+        growth = max(layer.encoding.query_factor(FAR) for layer in spec.distinct_layers())
+        half = (HALF_OUTLIER if spec.block == "attention" else HALF_NORMED) / growth**0.5
         factor = _as_scaled(spec, DEEP_OUTLIER) if deep else OUTLIER if spec.dtype == "fp32" else half
         rows, places = np.arange(batch), rng.integers(0, seq, batch)
         values[rows, places, feature] = factor * large[rows, places]

@@ -171,3 +171,24 @@ def test_faults_that_only_such_inputs_show_are_caught(tmp_path: Path) -> None:
         "text": FAILED,
         "encoder": FAILED,
     }
+
+
+def test_in_half_precision_a_query_far_from_others_sees_itself() -> None:
+    """Biases of far keys leave its range, and a query that padding hides would see nothing else."""
+    texts = [each for each in _made(small_spec("alibi2d", padding_mask=True, dtype="fp16")) if each.name[:4] == "text"]
+    assert texts
+    assert all((each.arrays["attention_mask"] == 1).all() for each in texts)
+    steep = _made(small_spec("kerple", padding_mask=True, dtype="fp16"))
+    hidden = [each for each in steep if (each.arrays["attention_mask"] == 0).any()]
+    assert len(hidden) > 5
+    steps = [np.abs(np.diff(each.arrays["position_ids"])).max(initial=0) for each in hidden]
+    assert max(steps) < 20
+
+
+def test_one_large_feature_leaves_room_for_queries_that_grow() -> None:
+    """In half precision products of such a query and a key would pass 65,504."""
+    largest = {}
+    for floor_scale in (15, 8192):
+        spec = small_spec("temperature", floor_scale=floor_scale, attn_scale=0.3, dtype="fp16")
+        largest[floor_scale] = max(float(np.abs(each.arrays["hidden_states"]).max()) for each in _made(spec))
+    assert 200 < largest[15] < 0.8 * largest[8192]

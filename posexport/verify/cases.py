@@ -130,10 +130,7 @@ def _case(
     if spec.padding_mask:
         mask = attention_mask(draft.padding, rng, lengths, before, width)
     places = before[:, None] + np.arange(sizes["seq"])
-    apart = draft.positions in ("far", "middle", "text")
-    if any(kind.encoding.steep for kind in spec.distinct_layers()):
-        apart |= draft.positions not in ("consecutive", "offset", "alike", "still")
-    if spec.dtype != "fp32" and apart and not spec.cross:
+    if spec.dtype != "fp32" and not spec.cross and _is_far_apart(spec, draft.positions):
         np.put_along_axis(mask, places, 1, 1)  # biases of far keys overflow, so each query sees its own key
     new = np.zeros((sizes["batch"], sizes["seq"]), bool)
     if not spec.cross:  # a token's place is counted as pipelines do, padding left out
@@ -141,7 +138,7 @@ def _case(
         places = np.take_along_axis(np.maximum(mask.cumsum(1) - 1, 0), places, 1)
     arrays: Arrays = {}
     loud = range(spec.layers) if spec.layers <= LOUD_LAYERS else (int(rng.integers(spec.layers)),)
-    alone = {f"past_{what}{suffix}" for what in ("key", "value") for suffix in ("", *(f".{layer}" for layer in loud))}
+    alone = {"past_key", *(f"past_key.{layer}" for layer in loud)}
     for name, (shape, dtype) in shapes.items():
         dims = tuple(resolved(dim, sizes) for dim in shape)
         if name == "position_ids":
@@ -173,6 +170,13 @@ def _case(
             arrays[name] = values.astype(NUMPY_DTYPES[dtype])
     more = "".join(f" {dim}={size}" for dim, size in sizes.items() if dim not in ("batch", "seq"))
     yield Case(name=f"{draft.name} [{sizes['batch']}, {sizes['seq']}]{more}", arrays=arrays, sizes=sizes)
+
+
+def _is_far_apart(spec: Spec, positions: object) -> bool:
+    """Whether the biases of keys at positions of this kind may leave the range of half precision."""
+    if any(kind.encoding.steep for kind in spec.distinct_layers()):
+        return positions not in ("consecutive", "offset", "alike", "still")
+    return positions in ("far", "middle", "text")
 
 
 def _every_token(vocab_size: int, rng: np.random.Generator) -> Iterator[int]:

@@ -250,6 +250,7 @@ def _held_together(spec: Spec, drafts: list[Draft]) -> Iterator[Draft]:
 
 
 def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """The same where all keys are those of a cache."""
     size = partial(_size, rng)
     late, many, crowd = _late(spec, reach), size(6, 9), max(size(*CROWD), reach.batch)
     yield Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right", "zeros")

@@ -34,11 +34,8 @@ LANDMARKS = (0, 1, 255, 256, 2047, 65_535, FAR - 1)
 def position_end(spec: Spec) -> int:
     """The number of positions along an axis that inputs may have."""
     far = spec.position_limit() or (FAR_EXACT if spec.angles == "exact" else FAR)
-    return (
-        min(far, FAR_ROUNDED)
-        if any(each.encoding.rounding(FAR, 1) >= ROUGH for each in spec.distinct_layers())
-        else far
-    )
+    rough = any(each.encoding.rounding(FAR, 1) >= ROUGH for each in spec.distinct_layers())
+    return min(far, FAR_ROUNDED) if rough else far
 
 
 Positions = Callable[[np.random.Generator, Array, int], Array]
@@ -178,7 +175,8 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
     axes, limit, half = spec.position_axes, position_end(spec), spec.dtype != "fp32"
     if spec.ordered and half and places.max() > limit // 3:  # too few digits for the keys that are large so far out
         limit //= 3
-    limits = spec.position_limits() or (limit,) * axes
+    known = spec.position_limits()
+    limits = known or (limit,) * axes
     if kind == "mixed" and spec.ordered:  # keys grow with their position: a few far ones would hide all others
         kind = "consecutive"
     if isinstance(kind, At):
@@ -199,18 +197,18 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
         if kind == "still":  # one axis after the other, as that of time in a picture
             for row, tokens in enumerate(made):
                 tokens[:, row % axes] = rng.integers(min(NEAR, limits[row % axes]))
-        elif spec.position_limits() is None:
+        elif known is None:
             made = _with_text(rng, made, index)
     else:
         # single tokens differ along the axes by their end, several by where landmarks are
-        sized = spec.position_limit() is not None or places.shape[1] > 1
+        sized = known is not None or places.shape[1] > 1
         ends = [end if sized else max(end // (1 + axis), 1) for axis, end in enumerate(limits)]
         columns = [_along(kind, rng, places, end, half) for end in ends]
         text = columns[0]
         if kind in ("far", "mixed"):
             columns = [np.roll(column, axis, axis=1) for axis, column in enumerate(columns)]
         made = np.stack(columns, -1)
-        if spec.position_limits() is None:
+        if known is None:
             made = _with_text(rng, made, text)
     return (np.sort(made, 1) if spec.ordered else made).astype(np.int64)
 

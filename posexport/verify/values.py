@@ -55,14 +55,10 @@ QUIET = 1e-3
 
 
 def loudness(spec: Spec) -> float:
-    """The factor of the kind "loud", by dtype, depth and scale."""
-    return loudest(spec, LOUD[spec.dtype])
-
-
-def loudest(spec: Spec, most: float, *, keys_alone: bool = False) -> float:
-    """A factor of at most `most`, less where values so large would leave nothing to compare."""
-    plain = keys_alone or (spec.layers <= LOUD_LAYERS and not _rounded_apart(spec))
-    return _as_scaled(spec, most if plain else min(most, LOUD_BELOW), keys_alone)
+    """The factor of the kind "loud", by dtype, depth and scale; less where values so large would leave nothing to
+    compare."""
+    most, plain = LOUD[spec.dtype], spec.layers <= LOUD_LAYERS and not _rounded_apart(spec)
+    return _as_scaled(spec, most if plain else min(most, LOUD_BELOW))
 
 
 def is_normed_first(spec: Spec) -> bool:
@@ -88,7 +84,7 @@ class Tokens:
 
     `values` are unit normal, [batch, tokens, features] of hidden states or [batch, heads, slots, head_dim] of a cache.
     `masked` bool [batch, tokens] says which of them padding hides, `normed` whether a norm comes first, `alone` whether
-    this cache may be louder than those of other layers.
+    these are cached keys that may be louder than those of other layers.
     """
 
     values: Array
@@ -107,8 +103,8 @@ class Tokens:
 
 def _loud(tokens: Tokens) -> Array:
     spec, factor = tokens.spec, loudness(tokens.spec) if tokens.keys else 1.0
-    if tokens.alone and tokens.keys and (spec.softcap or is_normed_first(spec)):
-        factor = max(factor, loudest(spec, CACHED_LOUD[spec.dtype], keys_alone=True))
+    if tokens.alone and (spec.softcap or is_normed_first(spec)):
+        factor = max(factor, _as_scaled(spec, CACHED_LOUD[spec.dtype], keys_alone=True))
     return tokens.values * factor
 
 

@@ -11,8 +11,10 @@ import numpy as np
 import onnx
 import pytest
 from helpers import small_spec
-from mutants import find
-from mutation.surgery import Nodes, change_input, insert
+from mutants import Mutate
+from mutation.corners.family import Apply
+from mutation.corners.served import logits_clipped, text_ends
+from mutation.surgery import Nodes, change_input
 from verify_helpers import plant, write
 
 from posexport.runtimes import RUNTIMES
@@ -136,19 +138,11 @@ def test_an_artifact_that_was_judged_is_let_go(tmp_path: Path, monkeypatch: pyte
     assert [verdict.state for verdict in report.verdicts] == [PASSED]
 
 
-def _clipped_logits(model: onnx.ModelProto) -> None:
-    holder, index, node = find(model, "Softmax", nth=2)
-    nodes = Nodes()
-    node.input[0] = nodes.op("Min", node.input[0], nodes.like(node.input[0], 30.0))
-    insert(holder, index, nodes)
+def _applied(apply: Apply) -> Mutate:
+    def mutate(model: onnx.ModelProto) -> None:
+        assert apply(model)
 
-
-def _text_table_ends(model: onnx.ModelProto) -> None:
-    def change(nodes: Nodes, value: str) -> str:
-        ends = [nodes.op(kind, value, nodes.const([2]), keepdims=1) for kind in ("ReduceMax", "ReduceMin")]
-        return nodes.op("Where", nodes.op("Equal", *ends), nodes.op("Min", value, nodes.const(4095)), value)
-
-    change_input(model, "position_ids", change)
+    return mutate
 
 
 def _encoder_cut_in_steps(model: onnx.ModelProto) -> None:
@@ -162,8 +156,8 @@ def _encoder_cut_in_steps(model: onnx.ModelProto) -> None:
 
 
 def test_faults_that_only_such_inputs_show_are_caught(tmp_path: Path) -> None:
-    plant(tmp_path, "logits", small_spec("rope", layers=5, **PRENORM, **DECODER), _clipped_logits)
-    plant(tmp_path, "text", small_spec("mrope", head_dim=16, **DECODER), _text_table_ends)
+    plant(tmp_path, "logits", small_spec("rope", layers=5, **PRENORM, **DECODER), _applied(logits_clipped(30.0, 0.5)))
+    plant(tmp_path, "text", small_spec("mrope", head_dim=16, **DECODER), _applied(text_ends(4095)))
     plant(tmp_path, "encoder", small_spec("none", cross=True, padding_mask=True), _encoder_cut_in_steps)
     report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]})
     assert {Path(verdict.artifact).stem: verdict.state for verdict in report.verdicts} == {

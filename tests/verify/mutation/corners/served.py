@@ -7,7 +7,17 @@ import onnx
 
 from mutation.artifacts import Artifact
 from mutation.corners.bands import draw_band, output_off, within
-from mutation.corners.family import Fault, Random, family, first_input, is_cached, log_uniform, on_input, on_visibility
+from mutation.corners.family import (
+    Apply,
+    Fault,
+    Random,
+    family,
+    first_input,
+    is_cached,
+    log_uniform,
+    on_input,
+    on_visibility,
+)
 from mutation.inputs import REACH, Aim, Arrays
 from mutation.surgery import Logits, Nodes, insert, sites
 
@@ -29,18 +39,23 @@ def _encoder_step(artifact: Artifact, random: Random) -> Fault | None:
     return Fault(f"{rows[0]} to {rows[1]} rows, {seq[0]} tokens, encoder {encoder}", output_off(condition), (aim,))
 
 
-@family("served", "positions of a text end")
-def _text_positions(artifact: Artifact, random: Random) -> Fault | None:
-    """Positions are clipped, or start over, for tokens that are as far along every axis."""
-    spec = artifact.spec
-    if spec.position_axes < 2 or spec.position_limit() is not None:
-        return None
-    end, wraps = log_uniform(random, 300, 30_000), bool(random.integers(2))
+def text_ends(end: int, wraps: bool = False) -> Apply:
+    """Positions are clipped at `end`, or start over there, for tokens that are as far along every axis."""
 
     def change(nodes: Nodes, value: str) -> str:
         ends = [nodes.op(kind, value, nodes.const([2]), keepdims=1) for kind in ("ReduceMax", "ReduceMin")]
         changed = nodes.op("Mod", value, nodes.const(end)) if wraps else nodes.op("Min", value, nodes.const(end))
         return nodes.op("Where", nodes.op("Equal", *ends), changed, value)
+
+    return on_input("position_ids", change)
+
+
+@family("served", "positions of a text end")
+def _text_positions(artifact: Artifact, random: Random) -> Fault | None:
+    spec = artifact.spec
+    if spec.position_axes < 2 or spec.position_limit() is not None:
+        return None
+    end, wraps = log_uniform(random, 300, 30_000), bool(random.integers(2))
 
     def text(arrays: Arrays, random: Random) -> None:
         positions = arrays["position_ids"]
@@ -48,15 +63,11 @@ def _text_positions(artifact: Artifact, random: Random) -> Fault | None:
         positions += random.permuted(range(positions.shape[1]))[:, None]
 
     aim = Aim(batch=(1, 1), seq=(20, 60), edit=text)
-    return Fault(f"{'start over at' if wraps else 'end at'} {end}", on_input("position_ids", change), (aim,))
+    return Fault(f"{'start over at' if wraps else 'end at'} {end}", text_ends(end, wraps), (aim,))
 
 
-@family("served", "large logits clipped behind a norm")
-def _logits_clipped(artifact: Artifact, random: Random) -> Fault | None:
-    spec = artifact.spec
-    if not is_cached(artifact) or spec.block != "transformer" or spec.norm != "pre" or spec.softcap:
-        return None
-    most, which = float(random.uniform(15, 60)), random.random()
+def logits_clipped(most: float, which: float) -> Apply:
+    """Logits are at most `most` in the layer that lies at this part of the stack, from 0 to below 1."""
 
     def apply(model: onnx.ModelProto) -> bool:
         found = list(sites(model, "Softmax"))
@@ -67,12 +78,23 @@ def _logits_clipped(artifact: Artifact, random: Random) -> Fault | None:
             insert(holder, index, nodes)
         return bool(found)
 
+    return apply
+
+
+@family("served", "large logits clipped behind a norm")
+def _logits_clipped(artifact: Artifact, random: Random) -> Fault | None:
+    spec = artifact.spec
+    if not is_cached(artifact) or spec.block != "transformer" or spec.norm != "pre" or spec.softcap:
+        return None
+    most, which = float(random.uniform(15, 60)), random.random()
+
     def loud(arrays: Arrays, random: Random) -> None:
         for name, values in arrays.items():
             if name.startswith("past_key"):
                 values *= 24
 
-    return Fault(f"at {most:.0f}", apply, (Aim(batch=(1, 1), seq=(1, 4), past=(20, 60), padding=("none",), edit=loud),))
+    aim = Aim(batch=(1, 1), seq=(1, 4), past=(20, 60), padding=("none",), edit=loud)
+    return Fault(f"at {most:.0f}", logits_clipped(most, which), (aim,))
 
 
 @family("served", "oldest key of a window")

@@ -69,6 +69,11 @@ def t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> list
     return by_distance[::-1] + later
 
 
+def slopes_of(given: tuple[float, ...] | None, spec: Spec) -> list[float]:
+    """The slopes of all heads: those that were given, or the authors'."""
+    return [*(given or alibi_slopes(spec.num_heads))]
+
+
 def wrong_slopes(name: str, slopes: tuple[float, ...] | None, spec: Spec) -> Iterator[str]:
     """The problem of slopes whose number differs from that of the heads."""
     if slopes is not None and len(slopes) != spec.num_heads:
@@ -94,8 +99,11 @@ class Alibi(Encoding):
             yield "slopes_ahead was given with causal: no query sees a key ahead of it, so drop it."
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
-        constants = {"slopes": [*(self.slopes or alibi_slopes(spec.num_heads))]}
+        constants = {"slopes": slopes_of(self.slopes, spec)}
         return constants if self.slopes_ahead is None else {**constants, "slopes_ahead": [*self.slopes_ahead]}
+
+    def steepness(self, spec: Spec) -> float:
+        return max(map(abs, (*slopes_of(self.slopes, spec), *(self.slopes_ahead or ()))))
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         ahead = None if self.slopes_ahead is None else state["slopes_ahead"]
@@ -120,7 +128,10 @@ class Alibi2d(Encoding):
         yield from wrong_slopes("slopes", self.slopes, spec)
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
-        return {"slopes": [*(self.slopes or alibi_slopes(spec.num_heads))]}
+        return {"slopes": slopes_of(self.slopes, spec)}
+
+    def steepness(self, spec: Spec) -> float:
+        return max(map(abs, slopes_of(self.slopes, spec)))
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         return custom_ops.grid_bias(q_positions, k_positions, state["slopes"], self.distance == "euclidean")
@@ -166,7 +177,6 @@ class Kerple(Encoding):
     summary = "trained logarithm or power of the distance per head"
     source = "Chi et al. 2022, arXiv:2205.09921, section 4"
     base_properties = ("shift", "permutation", "prefix", "finite")
-    steep = True
     kernel: str = fields.choice("log", ("log", "power"), "-r1 log(1 + r2 d), or -r1 d^r2")
 
     def weights(self, spec: Spec) -> Mapping[str, tuple[int, ...]]:
@@ -174,6 +184,9 @@ class Kerple(Encoding):
 
     def seeded(self, name: str, values: Tensor) -> Tensor:
         return values.abs()
+
+    def steepness(self, spec: Spec) -> float:
+        return 1.0  # of a power of the distance; r1 and r2 are trained
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         return custom_ops.kerple_bias(q_positions, k_positions, state["r1"], state["r2"], self.kernel == "power")

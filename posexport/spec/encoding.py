@@ -79,8 +79,6 @@ class Encoding:
     """Whether `prefix_tokens` can exempt the first tokens from it."""
     ordered: ClassVar[bool] = False
     """Whether positions must not decrease along the sequence."""
-    steep: ClassVar[bool] = False
-    """Whether its bias may leave the range of half precision within a few thousand positions."""
     negative_positions: ClassVar[bool] = True
     """Whether positions may be negative, where any position is allowed."""
     no_cache_reason: ClassVar[str | None] = None
@@ -117,6 +115,10 @@ class Encoding:
     def rounding(self, position: int, keys: int) -> float:
         """How far fp32 results of its own may lie apart from one runtime to another, as a part of their size, for
         positions up to `position` and so many keys: 0 where runtimes compute them with the same operations."""
+        return 0.0
+
+    def steepness(self, spec: Spec) -> float:
+        """What its bias may change by from one position to the next, where that can matter in half precision."""
         return 0.0
 
     def query_factor(self, position: int) -> float:

@@ -22,7 +22,7 @@ from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import TRACED_SIZES, Bounds, graph_inputs, resolved, within
 from posexport.spec.spec import Spec
 from posexport.verify.drafts import Draft, corners, further, memory
-from posexport.verify.draws import Array, attention_mask, position_ids
+from posexport.verify.draws import Array, attention_mask, is_far_apart, position_ids
 from posexport.verify.reach import Reach, default_reach
 from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first
 
@@ -130,8 +130,8 @@ def _case(
     if spec.padding_mask:
         mask = attention_mask(draft.padding, rng, lengths, before, width)
     places = before[:, None] + np.arange(sizes["seq"])
-    if spec.dtype != "fp32" and not spec.cross and _is_far_apart(spec, draft.positions):
-        np.put_along_axis(mask, places, 1, 1)  # biases of far keys overflow, so each query sees its own key
+    if spec.dtype != "fp32" and not spec.cross and is_far_apart(spec, draft.positions, width):
+        np.put_along_axis(mask, places, 1, 1)  # so each query sees its own key
     new = np.zeros((sizes["batch"], sizes["seq"]), bool)
     if not spec.cross:  # a token's place is counted as pipelines do, padding left out
         new = np.take_along_axis(mask, places, 1) == 0
@@ -170,13 +170,6 @@ def _case(
             arrays[name] = values.astype(NUMPY_DTYPES[dtype])
     more = "".join(f" {dim}={size}" for dim, size in sizes.items() if dim not in ("batch", "seq"))
     yield Case(name=f"{draft.name} [{sizes['batch']}, {sizes['seq']}]{more}", arrays=arrays, sizes=sizes)
-
-
-def _is_far_apart(spec: Spec, positions: object) -> bool:
-    """Whether the biases of keys at positions of this kind may leave the range of half precision."""
-    if any(kind.encoding.steep for kind in spec.distinct_layers()):
-        return positions not in ("consecutive", "offset", "alike", "still")
-    return positions in ("far", "middle", "text")
 
 
 def _every_token(vocab_size: int, rng: np.random.Generator) -> Iterator[int]:

@@ -48,17 +48,22 @@ POWERS = (128, 256, 512, 1024)
 BANDS, STEPS = (4, 16, 64, 256, 1000), (1, 2, 3, 5, 9, 16, 28, 50, 89, 158, 281, 500, 889, 1580)
 """Cached tokens, from four on give or take a third: before chunks that cost much, and before all others."""
 
-SHORT = ((2, 2), (3, 3), (4, 5), (6, 6), (8, 11), (12, 16), (17, 24), (25, 36), (37, 63), (64, 127))
+SHORT = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 6), (8, 11), (12, 16), (17, 24), (25, 36), (37, 63), (64, 127))
 """Lengths of prompts of few tokens, each from one number to another."""
 
 TEXTS = ((130, 250), (260, 500), (520, 700))
 """And of texts on several axes."""
 
-CROWD = (17, 40)
-"""Rows of the largest batches; fewer where each has many tokens."""
+ROWS = {"one": (1, 1), "several": (2, 5), "many": (6, 9), "dozen": (10, 16), "crowd": (17, 40)}
+"""Rows of a batch, from one number to another; fewer where each has many tokens."""
 
-CROWD_TOKENS = 1_000
-"""Tokens of all rows of such a batch together."""
+CROWD = ROWS["crowd"]
+
+CROWD_TOKENS = 900
+"""Tokens of all rows of the largest batches together."""
+
+FEW = 12
+"""Tokens below which both of the largest kinds of batch are tried with each length, since they cost little."""
 
 USUAL_CACHED = 2**23
 """Numbers in a cache, of all rows together, but for the few cases that go to the end of the reach."""
@@ -153,6 +158,27 @@ def _size(rng: np.random.Generator, low: int, high: int) -> int:
     return int(rng.integers(low, high + 1))
 
 
+def _each(rng: np.random.Generator, low: int, high: int) -> Iterator[int]:
+    """Sizes from `low` to `high` without end, each once before one comes again; about a third are powers of two."""
+    sizes = list(range(low, high + 1))
+    powers = itertools.cycle(size for size in sizes if size & (size - 1) == 0)
+    while True:
+        for number, size in enumerate(rng.permutation(sizes).tolist()):
+            yield size
+            if number % 2 == 0:
+                yield next(powers)
+
+
+def _rows(rng: np.random.Generator, reach: Reach) -> dict[str, Iterator[int]]:
+    """Numbers of rows by kind of batch, each of them in turn; every second of the largest is the reach that was asked
+    for."""
+    rows = {who: _each(rng, *bounds) for who, bounds in ROWS.items()}
+    if reach.batch >= CROWD[0]:
+        asked = itertools.repeat(reach.batch)
+        rows["crowd"] = itertools.chain.from_iterable(zip(asked, rows["crowd"], strict=False))
+    return rows
+
+
 def _band(rng: np.random.Generator, low: int, high: int) -> int:
     """A size from `low` to `high`, each doubling as likely."""
     return int(low * (high / low) ** rng.random())
@@ -171,7 +197,8 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield Draft("consecutive", 3, size(14, 18), 13, 0, 640, "consecutive", "left")
     yield Draft("one token", 1, 1, 0, 8, 8, "far")
     yield Draft("first token", 1, 1, 0, 3, 1, "near", values="peaks")
-    yield Draft("single tokens", max(size(12, 20), reach.batch), 1, 0, 2, 2, "near", "mixed")
+    for rows in (4, 8, 16, max(32, reach.batch)):
+        yield Draft("single tokens", rows, 1, 0, 2, size(2, 30), "near", "mixed")
     yield Draft("scattered", 2, size(20, 30), 6, 3, 30, "scattered", "last row")
     yield Draft("packed", 1, size(38, 60), 0, 1, 17, "packed")
     yield Draft("far out", 1, size(40, 60), 33, 10, 3, "far")
@@ -196,11 +223,11 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         (Draft("513 on", 1, _band(rng, 513, 800), 0, 3, _band(rng, 65, 127), "far row", "long right"), 513),
         (Draft("1025 on", 1, size(1025, 1100), 0, 0, size(600, 1000), "far", "long left", "quiet"), 1025),
         (Draft("power of two", 1, power, 0, 0, power, "shuffled", "none", "zeros"), power),
-        (Draft("rows", many, size(129, 160), 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 65),
-        (Draft("two long rows", 2, size(1025, 1100), 0, 7, size(1025, 1100), "mixed", "mixed"), 513),
+        (Draft("rows", many, size(129, 145), 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 65),
+        (Draft("two long rows", 2, size(1025, 1050), 0, 7, size(1025, 1100), "mixed", "mixed"), 513),
         (Draft("several rows", several, size(129, 200), 0, 90, size(140, 250), "alike", "mixed", "shifted"), 129),
-        (Draft("long rows", size(5, 7), size(257, 330), 0, 0, size(257, 330), "mixed", "mixed"), 257),
-        (Draft("longer rows", 3, size(513, 700), 0, 0, max(LONG, long // 2), "mixed", "mixed"), 513),
+        (Draft("long rows", size(5, 7), size(257, 290), 0, 0, size(257, 330), "mixed", "mixed"), 257),
+        (Draft("longer rows", 3, size(513, 600), 0, 0, max(LONG, long // 2), "mixed", "mixed"), 513),
     ):
         seq = _shorter(spec, draft.batch, draft.seq)
         if seq >= least or reach.given or draft.batch > 1:
@@ -213,12 +240,14 @@ def _short(rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     positions = itertools.cycle(("near", "consecutive", "still", "offset", "far"))
     padding = itertools.cycle(("holes", "none", "left", "right"))
     values = itertools.cycle(("zeros", "normal", "same", "normal", "shifted"))
+    rows = _rows(rng, reach) | {"several": _each(rng, ROWS["several"][0], ROWS["many"][1])}
+    large = ["dozen", "crowd"]
+    by_turns = itertools.cycle(rng.permutation(large).tolist())
     for low, high in SHORT:
-        for who, few, most in (("one", 1, 1), ("several", 3, 9), ("crowd", *CROWD)):
-            seq = size(low, high)
-            batch = min(size(few, most), CROWD_TOKENS // seq)
-            batch = max(batch, reach.batch) if who == "crowd" else batch
-            kinds = (next(positions), next(padding)) if most == 1 else ("mixed", "mixed")
+        for who in ("one", "several", *(large if low < FEW else (next(by_turns),))):
+            seq, batch = size(low, high), next(rows[who])
+            batch = min(batch, max(CROWD_TOKENS // seq, reach.batch))
+            kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
             yield Draft(f"few tokens of {who}", batch, seq, 0, size(0, 20), size(2, 30), *kinds, next(values))
 
 
@@ -252,25 +281,21 @@ def _held_together(spec: Spec, drafts: list[Draft]) -> Iterator[Draft]:
 def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The same where all keys are those of a cache."""
     size = partial(_size, rng)
-    late, many, crowd = _late(spec, reach), size(6, 9), max(size(*CROWD), reach.batch)
+    late, rows = _late(spec, reach), _rows(rng, reach)
     yield Draft("prefill", 3, size(14, 18), 0, 3, 1, "consecutive", "right", "zeros")
     # one row takes turns; several have a kind of positions and of padding each
     positions = itertools.cycle(("middle", "far"))
     padding = itertools.cycle(("left", "holes", "both", "few holes", "right"))
     values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
     spare = itertools.cycle((3, 300, 0, 70, 1, 25))
-    rows = (
-        ("one", 1, 180, 1580),
-        ("several", size(2, 4), 140, 889),
-        ("many", many, 100, 700),
-        ("crowd", crowd, 7, 500),
-    )
+    most = {"one": (180, 1580), "several": (140, 889), "many": (100, 700), "dozen": (40, 281), "crowd": (7, 500)}
     tokens = (("step", 1, 1), ("short chunk", 2, 7), ("chunk", 8, 55), ("wide chunk", 56, 180))
-    for (who, batch, widest, longest), (what, few, more) in itertools.product(rows, tokens):
-        more, longest = min(more, widest), min(longest, USUAL_CACHED // (_per_token(spec) * batch))
-        bands = (STEPS if batch * more <= CROWD_TOKENS // 2 else BANDS) if few <= widest else ()
+    for (who, (widest, longest)), (what, few, more) in itertools.product(most.items(), tokens):
+        largest, more = max(ROWS[who][1], reach.batch if who == "crowd" else 1), min(more, widest)
+        longest = min(longest, USUAL_CACHED // (_per_token(spec) * largest))
+        bands = (STEPS if largest * more <= CROWD_TOKENS // 2 else BANDS) if few <= widest else ()
         for middle in sorted({min(about, longest) for about in bands}):
-            seq = _band(rng, few, more)
+            seq, batch = _band(rng, few, more), next(rows[who])
             past = middle if middle < 4 else _band(rng, round(0.75 * middle), round(1.33 * middle))
             past = min(past, late - 1)
             kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")

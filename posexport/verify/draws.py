@@ -7,7 +7,7 @@ kinds meet in one set of inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -152,7 +152,14 @@ MIXED = (
 )
 """The kinds that the rows of one batch have by turns with the kind "mixed": of any two rows that follow each other, one
 has far positions or those between. In half precision none has: a bias of far keys overflows there, which matters where
-padding hides a token from itself."""
+padding hides a token from itself; and where biases are steep, rows have those of CLOSE alone."""
+
+CLOSE = ("consecutive", "offset", "packed", "shuffled", "alike", "still")
+"""Kinds with which the tokens of a row are no farther apart than there are places in it."""
+
+STEEP, FAINT = 0.6, 300.0
+"""From this slope per position on a bias is steep. Where such a bias is larger than FAINT, half precision has too few
+digits for what a query sees that sees such keys alone."""
 
 
 TEXTS = ("consecutive", "far", "offset", "middle", "consecutive", "far", "scattered")
@@ -166,6 +173,20 @@ class At:
     positions: Array
 
 
+def is_far_apart(spec: Spec, kind: object, width: int) -> bool:
+    """Whether half precision may have too few digits for biases of keys in rows of `width` places, with positions of
+    this kind."""
+    if kind in ("far", "middle", "text") or (kind == "far row" and spec.position_axes > 1):
+        return True
+    return _steepness(spec) * (width if kind in (*CLOSE, "mixed") else NEAR) > FAINT
+
+
+def _steepness(spec: Spec) -> float:
+    """What a steep bias may change by from one position to the next; 0 where none is steep."""
+    most = max(layer.encoding.steepness(layer) for layer in spec.distinct_layers())
+    return most if most > STEEP else 0.0
+
+
 def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: Spec) -> Array:
     """int64 [batch, seq], or [batch, seq, axes], for tokens with these places [batch, seq] in their rows.
 
@@ -173,6 +194,7 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
     apart, but for "alike", where tokens are as far along every axis, as those of a text are.
     """
     axes, limit, half = spec.position_axes, position_end(spec), spec.dtype != "fp32"
+    mixed = [kind for kind in MIXED[::2] if kind in CLOSE or not _steepness(spec)] if half else MIXED
     if spec.ordered and half and places.max() > limit // 3:  # too few digits for the keys that are large so far out
         limit //= 3
     known = spec.position_limits()
@@ -185,9 +207,9 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
         made = kind.positions[np.arange(batch)[:, None] % rows, np.arange(seq) % tokens]
         made = made[..., 0] if axes == 1 else made
     elif axes == 1:
-        made = _along(kind, rng, places, limit, half)
+        made = _along(kind, rng, places, limit, mixed)
     elif kind == "text":
-        text = _along(str(rng.choice(TEXTS)), rng, places, limit, half)
+        text = _along(str(rng.choice(TEXTS)), rng, places, limit, mixed)
         made = np.repeat(text[..., None], axes, -1)
     elif kind in ("consecutive", "packed", "still"):
         width = min(limits[0], max(3, round((1.7 * places.shape[1]) ** 0.5)))
@@ -203,7 +225,7 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
         # single tokens differ along the axes by their end, several by where landmarks are
         sized = known is not None or places.shape[1] > 1
         ends = [end if sized else max(end // (1 + axis), 1) for axis, end in enumerate(limits)]
-        columns = [_along(kind, rng, places, end, half) for end in ends]
+        columns = [_along(kind, rng, places, end, mixed) for end in ends]
         text = columns[0]
         if kind in ("far", "mixed"):
             columns = [np.roll(column, axis, axis=1) for axis, column in enumerate(columns)]
@@ -223,13 +245,12 @@ def _with_text(rng: np.random.Generator, made: Array, text: Array) -> Array:
     return np.where(((way == 0) | ((way == 1) & outside))[..., None], text[..., None], made)
 
 
-def _along(kind: str, rng: np.random.Generator, places: Array, limit: int, half: bool) -> Array:
+def _along(kind: str, rng: np.random.Generator, places: Array, limit: int, mixed: Sequence[str]) -> Array:
     if kind != "mixed":
         return POSITIONS[kind](rng, places, limit)
-    kinds = MIXED[::2] if half else MIXED
-    first = int(rng.integers(len(kinds)))
+    first = int(rng.integers(len(mixed)))
     rows = (
-        POSITIONS[kinds[(first + row) % len(kinds)]](rng, places[row : row + 1], limit) for row in range(len(places))
+        POSITIONS[mixed[(first + row) % len(mixed)]](rng, places[row : row + 1], limit) for row in range(len(places))
     )
     return np.concatenate(list(rows))
 

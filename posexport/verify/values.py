@@ -137,8 +137,8 @@ def _shifted(tokens: Tokens) -> Array:
     return tokens.values + (normed if tokens.normed else SMALL_SHIFT)
 
 
-def _outlier(tokens: Tokens) -> Array:
-    """One feature is far larger than the others."""
+def _outlier(tokens: Tokens, few: bool = False) -> Array:
+    """One feature is far larger than the others; of `few` tokens in any encoding."""
     spec, values, rng = tokens.spec, tokens.values.copy(), tokens.rng
     if tokens.cached:
         return values
@@ -148,22 +148,29 @@ def _outlier(tokens: Tokens) -> Array:
         values[..., feature] = OUTLIER * large
     else:
         deep = spec.block == "attention" and spec.layers > 1
-        deep |= _rounded_apart(spec)
+        deep |= _rounded_apart(spec) and not few
         growth = max(layer.encoding.query_factor(FAR) for layer in spec.distinct_layers())
         half = (HALF_OUTLIER if spec.block == "attention" else HALF_NORMED) / growth**0.5
         factor = _as_scaled(spec, DEEP_OUTLIER) if deep else OUTLIER if spec.dtype == "fp32" else half
         rows, places = np.arange(batch), rng.integers(0, seq, batch)
-        values[rows, places, feature] = factor * large[rows, places]
+        values[rows, places, feature] = factor * _signs(rng, batch) * abs(large[rows, places])
     return values
 
 
 def _massive(tokens: Tokens) -> Array:
-    """One feature of the first token is as large as in trained models, where a norm comes first."""
+    """One feature of the first token is as large as in trained models, where a norm comes first; elsewhere that of an
+    outlier in a layer alone, also where runtimes round terms of the encoding in different ways: with few tokens they
+    differ little."""
     if not tokens.normed:
-        return tokens.values
+        return _outlier(tokens, few=True)
     values = tokens.values.copy()
-    values[:, 0, int(tokens.rng.integers(values.shape[-1]))] = MASSIVE
+    values[:, 0, int(tokens.rng.integers(values.shape[-1]))] = MASSIVE * _signs(tokens.rng, len(values))
     return values
+
+
+def _signs(rng: np.random.Generator, count: int) -> Array:
+    """1 and -1 by turns."""
+    return np.where((np.arange(count) + rng.integers(2)) % 2, 1.0, -1.0)
 
 
 def _peaks(tokens: Tokens) -> Array:

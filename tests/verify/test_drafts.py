@@ -24,7 +24,7 @@ BANDS = ((65, 127), (129, 255), (257, 511), (513, 1023), (1025, 2047), (2049, 23
 PASTS = ((8, 32), (33, 127), (129, 511), (513, 2047))
 """Cached tokens between powers of two, about."""
 
-ROWS = ((1, 1), (2, 4), (5, 12))
+ROWS = ((1, 1), (2, 5), (6, 9))
 TOKENS = {"step": (1, 1), "short chunk": (2, 7), "chunk": (8, 55), "wide chunk": (56, 300)}
 
 
@@ -137,7 +137,7 @@ def test_a_reach_is_bounded(asked: str) -> None:
 def test_prompts_and_caches_of_a_few_tokens_meet_one_row_and_many(seed: int) -> None:
     plain = [(each.sizes["batch"], each.sizes["seq"]) for each in _made(small_spec("rope", causal=True), seed)]
     for low, high in ((2, 2), (3, 3), (4, 5), (6, 7), (8, 12), (12, 17), (17, 25), (25, 37)):
-        for least, most in ((1, 1), (3, 9), (17, 40)):
+        for least, most in ((1, 1), (2, 9), *([(10, 16), (17, 40)] if high < 12 else [(10, 40)])):
             assert any(least <= batch <= most and low <= seq <= high for batch, seq in plain), (low, least)
     assert any(batch > 24 and seq > 1 for batch, seq in plain)
     for kind in ("concat", "shared"):
@@ -152,6 +152,28 @@ def test_prompts_and_caches_of_a_few_tokens_meet_one_row_and_many(seed: int) -> 
             assert all(
                 any(low <= past <= high for past in short) for low, high in ((2, 2), (8, 17), (67, 118), (118, 210))
             )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("more", [{}, {"causal": True, "kv_cache": "concat"}, {"cross": True}])
+def test_no_size_of_a_batch_is_left_out(more: dict[str, object], seed: int) -> None:
+    encoding = "none" if "cross" in more else "rope"
+    sizes = [(each.sizes["batch"], each.sizes["seq"]) for each in _made(small_spec(encoding, **more), seed)]
+    shown = {batch for batch, _ in sizes}
+    assert {*range(1, 17)} <= shown if more else len({*range(1, 17)} & shown) >= 12
+    assert len({*range(17, 41)} & shown) > (12 if more else 4)
+    assert {4, 8, 16, 32} <= {batch for batch, seq in sizes if seq == 1}
+    assert {2, 4, 8, 16, 32} <= {batch for batch, seq in sizes if seq > 1}
+
+
+def test_a_batch_that_is_asked_for_is_in_steps_and_in_prompts() -> None:
+    spec = small_spec("rope", causal=True, kv_cache="concat")
+    reach = Reach(seq=300, batch=64, given=True)
+    cases = make_cases(spec, 0, bounds_of(graph_inputs(spec), {}), reach=reach)
+    sizes = [(each.sizes["batch"], each.sizes["seq"], _cached(each)) for each in cases]
+    assert sum(batch == 64 and seq == 1 and past > 0 for batch, seq, past in sizes) > 3
+    assert any(batch == 64 and seq > 20 and past == 0 for batch, seq, past in sizes)
+    assert any(17 <= batch <= 40 for batch, _, _ in sizes)
 
 
 def test_rows_of_a_shared_buffer_are_far_apart_and_buffers_are_long() -> None:

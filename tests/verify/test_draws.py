@@ -119,8 +119,10 @@ def test_a_norm_makes_every_token_have_the_outlier() -> None:
     normed = VALUES["outlier"](_tokens(small_spec("rope", block="transformer"), plain, masked))
     bare = VALUES["outlier"](_tokens(small_spec("rope"), plain, masked))
     deep = VALUES["outlier"](_tokens(small_spec("rope", layers=2), plain, masked))
-    assert [(values > 100).any(-1).sum() for values in (normed, bare, deep)] == [18, 2, 0]
-    assert deep.max() > 5
+    assert [(abs(values) > 100).any(-1).sum() for values in (normed, bare, deep)] == [18, 2, 0]
+    assert bare.min() < -100  # of either sign
+    assert bare.max() > 100
+    assert abs(deep).max() > 5
 
 
 def test_behind_a_norm_cached_keys_are_loud_and_one_feature_is_massive() -> None:
@@ -132,8 +134,10 @@ def test_behind_a_norm_cached_keys_are_loud_and_one_feature_is_massive() -> None
             spec = small_spec("rope", dtype=dtype, causal=True, kv_cache="concat", **more)
             assert VALUES["loud"](_tokens(spec, keys, masked, cached=True)).std() > least
     massive = VALUES["massive"](_tokens(small_spec("rope", block="transformer"), plain, masked))
-    assert (massive > 7_000).sum() == 2
-    assert (VALUES["massive"](_tokens(small_spec("rope"), plain, masked)) == plain).all()
+    assert (massive > 7_000).sum() == (massive < -7_000).sum() == 1
+    for bare in (small_spec("rope"), small_spec("cope", causal=True)):  # whose terms runtimes round in different ways
+        assert (abs(VALUES["massive"](_tokens(bare, plain, masked))) > 400).sum() == 2
+    assert abs(VALUES["outlier"](_tokens(small_spec("cope", causal=True), plain, masked))).max() < 100
 
 
 @pytest.mark.parametrize("name", ["swin", "swinv2", "rope-dinov3-small"])

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from helpers import small_spec
 from mutants import Mutate
+from mutation.corners.batch import rows_turned_around
 from mutation.corners.family import Apply
 from mutation.corners.served import logits_clipped, text_ends
 from mutation.surgery import Nodes, change_input
@@ -157,11 +158,13 @@ def _encoder_cut_in_steps(model: onnx.ModelProto) -> None:
 
 def test_faults_that_only_such_inputs_show_are_caught(tmp_path: Path) -> None:
     plant(tmp_path, "logits", small_spec("rope", layers=5, **PRENORM, **DECODER), _applied(logits_clipped(30.0, 0.5)))
+    plant(tmp_path, "cope", small_spec("cope", **PRENORM, **DECODER), _applied(logits_clipped(30.0, 0.5)))
     plant(tmp_path, "text", small_spec("mrope", head_dim=16, **DECODER), _applied(text_ends(4095)))
     plant(tmp_path, "encoder", small_spec("none", cross=True, padding_mask=True), _encoder_cut_in_steps)
     report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]})
     assert {Path(verdict.artifact).stem: verdict.state for verdict in report.verdicts} == {
         "logits": FAILED,
+        "cope": FAILED,
         "text": FAILED,
         "encoder": FAILED,
     }
@@ -176,7 +179,37 @@ def test_in_half_precision_a_query_far_from_others_sees_itself() -> None:
     hidden = [each for each in steep if (each.arrays["attention_mask"] == 0).any()]
     assert len(hidden) > 5
     steps = [np.abs(np.diff(each.arrays["position_ids"])).max(initial=0) for each in hidden]
-    assert max(steps) < 20
+    assert max(steps) < 300
+
+
+@pytest.mark.parametrize(("encoding", "slope"), [("alibi", 2.0), ("alibi2d", 2.0), ("alibi", None), ("alibi2d", None)])
+def test_in_half_precision_padding_leaves_no_query_with_far_keys_of_a_steep_bias(
+    encoding: str, slope: float | None
+) -> None:
+    slopes = None if slope is None else (1.0, 0.5, 0.1, slope)
+    spec = small_spec(encoding, slopes=slopes, padding_mask=True, num_heads=4, num_kv_heads=4, dtype="fp16")
+    hidden = 0
+    for each in _made(spec):
+        mask, positions = each.arrays["attention_mask"] == 1, each.arrays["position_ids"].astype(np.float64)
+        for row, places in zip(mask, positions.reshape(*mask.shape, -1), strict=True):
+            if not row.all() and row.any():
+                hidden += 1
+                far = np.abs(places[~row][:, None] - places[row]).max(-1).max()
+                assert (slope or 0.25) * far < (700 if slope is None else 310), each.name
+    assert hidden > 20
+
+
+def test_rows_in_another_order_are_caught_in_batches_of_any_size(tmp_path: Path) -> None:
+    cross = small_spec("none", cross=True, padding_mask=True)
+    for name, spec, low, high, steps in (
+        ("dozen", small_spec("rope", **DECODER, padding_mask=True), 10, 16, False),
+        ("steps", small_spec("rope", causal=True, kv_cache="shared"), 16, 16, True),
+        ("encoder", cross, 32, 32, True),
+        ("prompt", small_spec("t5"), 10, 16, True),
+    ):
+        plant(tmp_path, name, spec, _applied(rows_turned_around("hidden_states", low, high, steps)))
+    report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]})
+    assert [verdict.state for verdict in report.verdicts] == [FAILED] * 4
 
 
 def test_one_large_feature_leaves_room_for_queries_that_grow() -> None:

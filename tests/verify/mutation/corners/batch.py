@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutation.artifacts import Artifact
-from mutation.corners.family import Fault, Random, family, inputs_named, log_uniform, on_input, on_visibility
+from mutation.corners.family import Apply, Fault, Random, family, inputs_named, log_uniform, on_input, on_visibility
 from mutation.inputs import Aim, Arrays
 from mutation.surgery import Logits, Nodes
 
@@ -66,6 +66,31 @@ def _causal_batch(artifact: Artifact, random: Random) -> Fault | None:
 
     aim = Aim(batch=(batch, 8), seq=(seq, seq + 20), past=(0, 20))
     return Fault(f"batch {batch}, {seq} tokens", on_visibility(False, lost), (aim,))
+
+
+def rows_turned_around(name: str, low: int, high: int, steps: bool) -> Apply:
+    """The rows of an input [batch, seq, ...] in reverse order in batches of `low` to `high` rows, in `steps` alone."""
+
+    def change(nodes: Nodes, value: str) -> str:
+        count, rows = nodes.size(value, 0), nodes.steps(nodes.size(value, 0))
+        turned = nodes.op("Sub", nodes.op("Sub", count, nodes.const(1)), rows)
+        least = nodes.op("GreaterOrEqual", count, nodes.const(low))
+        wrong = nodes.op("And", least, nodes.op("LessOrEqual", count, nodes.const(high)))
+        if steps:
+            wrong = nodes.op("And", wrong, nodes.op("Equal", nodes.size(value, 1), nodes.const(1)))
+        return nodes.op("Gather", value, nodes.op("Where", wrong, turned, rows), axis=0)
+
+    return on_input(name, change)
+
+
+@family("batch", "rows in another order in batches of some sizes")
+def _rows_turned_around(artifact: Artifact, random: Random) -> Fault | None:
+    name = inputs_named(artifact, "hidden_states", "input_ids")[0]
+    low, steps = log_uniform(random, 2, 25), bool(random.integers(2))
+    high = int(1.6 * low)
+    aim = Aim(batch=(low, high), seq=(1, 1) if steps else (2, 12), past=(0, 40), encoder=(2, 30))
+    what = f"{name} of {low} to {high} rows{' in steps' if steps else ''}"
+    return Fault(what, rows_turned_around(name, low, high, steps), (aim,))
 
 
 @family("batch", "first key hidden in a batch")

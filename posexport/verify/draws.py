@@ -155,7 +155,7 @@ has far positions or those between. In half precision none has: a bias of far ke
 padding hides a token from itself; and where biases are steep, rows have those of CLOSE alone."""
 
 CLOSE = ("consecutive", "offset", "packed", "shuffled", "alike", "still")
-"""Kinds with which the tokens of a row are no farther apart than there are places in it."""
+"""Kinds with which the tokens of a row are near each other along an axis."""
 
 STEEP, FAINT = 0.6, 300.0
 """From this slope per position on a bias is steep. Where such a bias is larger than FAINT, half precision has too few
@@ -178,7 +178,13 @@ def is_far_apart(spec: Spec, kind: object, width: int) -> bool:
     this kind."""
     if kind in ("far", "middle", "text") or (kind == "far row" and spec.position_axes > 1):
         return True
-    return _steepness(spec) * (width if kind in (*CLOSE, "mixed") else NEAR) > FAINT
+    return _steepness(spec) * (width if kind in (*_close(spec), "mixed") else NEAR) > FAINT
+
+
+def _close(spec: Spec) -> list[str]:
+    """Kinds with which the tokens of a row are no farther apart than there are places in it: where each axis begins at
+    an offset of its own, a text is not near a picture."""
+    return [kind for kind in CLOSE if kind != "offset" or spec.position_axes == 1]
 
 
 def _steepness(spec: Spec) -> float:
@@ -194,7 +200,7 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
     apart, but for "alike", where tokens are as far along every axis, as those of a text are.
     """
     axes, limit, half = spec.position_axes, position_end(spec), spec.dtype != "fp32"
-    mixed = [kind for kind in MIXED[::2] if kind in CLOSE or not _steepness(spec)] if half else MIXED
+    mixed = [kind for kind in MIXED[::2] if kind in _close(spec) or not _steepness(spec)] if half else MIXED
     if spec.ordered and half and places.max() > limit // 3:  # too few digits for the keys that are large so far out
         limit //= 3
     known = spec.position_limits()

@@ -159,6 +159,20 @@ def staged() -> Iterator[Staged]:
             made.remove()
 
 
+def real_path(path: Path) -> Path:
+    """Where the symbolic links of a path lead. One that leads to itself stays, and is refused when it is opened;
+    `Path.resolve` raises RuntimeError for it before Python 3.13."""
+    return Path(os.path.realpath(path))
+
+
+def is_there(path: Path) -> bool:
+    """Whether a path leads to anything; RequestError where the system can't tell, as of links that form a circle."""
+    with system_error(f"can't read {str(path)!r}", "give another"), suppress(FileNotFoundError, NotADirectoryError):
+        path.stat()
+        return True
+    return False
+
+
 def check_name(path: Path) -> None:
     """RequestError for a path that is not UTF-8: manifests can't name it, and engines can't open it."""
     try:
@@ -185,7 +199,7 @@ def check_target(target: Path) -> None:
 
 def _place(target: Path) -> Path:
     """The name that a file gets: links to its folder are followed, one in its own place gives way."""
-    return target.parent.resolve() / target.name
+    return real_path(target.parent) / target.name
 
 
 def check_writable(target: Path) -> None:
@@ -357,7 +371,7 @@ def write_folder(target: Path, fill: Callable[[Path], None], beside: Mapping[Pat
     for path in beside or {}:
         check_target(path)
     for path in list((_inputs or {}).values()):
-        if target.resolve() in path.resolve().parents:
+        if real_path(target) in real_path(path).parents:
             raise RequestError(f"output {str(target)!r} holds {str(path)!r}, which this command reads: give another.")
     with system_error(f"can't write the folder {str(target)!r}", "give another place"), ExitStack() as stack:
         aside = stack.enter_context(temporary.folder_beside(target))

@@ -15,7 +15,7 @@ import attrs
 
 from posexport.artifact.signing import SigningKey, TrustedKey, check_signature, signature_path, untrusted
 from posexport.errors import Reason, RequestError, shown
-from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, renewed, sha256_of, staged
+from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, real_path, renewed, sha256_of, staged
 from posexport.jsondata import OMITTED, DataError, parse_json, structure, unstructure
 from posexport.models import read_spec
 from posexport.spec.contract import Values, smallest
@@ -120,7 +120,7 @@ def file_weights(path: Path) -> WeightSource:
 
 def checkpoint_weights(folder: Path, layer: int) -> WeightSource:
     """The weights of a checkpoint in a folder, from `layer` on."""
-    name, config = folder.resolve().name, sha256_of(folder / "config.json")
+    name, config = real_path(folder).name, sha256_of(folder / "config.json")
     return WeightSource(source="checkpoint", folder=name, config_sha256=config, layer=layer)
 
 

@@ -21,7 +21,7 @@ import onnx.numpy_helper
 from posexport.artifact.manifest import changed
 from posexport.artifact.onnx_limits import check_graph, check_size, check_texts, nodes_within
 from posexport.errors import MismatchError, RequestError, shown, system_error
-from posexport.files import MODEL_LIMIT, HashingFile, Staged, check_name, open_file, read_bytes
+from posexport.files import MODEL_LIMIT, HashingFile, Staged, check_name, open_file, read_bytes, real_path
 from posexport.machine import size_text
 
 if TYPE_CHECKING:
@@ -267,9 +267,9 @@ def _check_external(path: Path, tensor: onnx.TensorProto) -> tuple[Path, int, in
     """The other file of the same folder in which a tensor lies, where it ends there, and its length."""
     entry = external(tensor)
     location = entry.get("location", "")
-    home = path.parent.resolve()
+    home = real_path(path.parent)
     bare = location and "\0" not in location and Path(location).name == location
-    if not bare or (home / location).resolve().parent != home:
+    if not bare or real_path(home / location).parent != home:
         raise RequestError(
             f"{str(path)!r} keeps {shown(tensor.name)} in {shown(location)}, outside its own folder: export it again."
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport.errors import Reason, RequestError
+from posexport.files import real_path
 from posexport.models.checkpoints import Checkpoint, read_checkpoint
 from posexport.models.weights import Shapes, read_weights, stored_shapes, weight_shapes
 from posexport.spec import fields
@@ -62,7 +63,7 @@ class Original:
     def __str__(self) -> str:
         if self.checkpoint is None:
             return f"weights {self.weights.name}" if self.weights is not None else "nothing"
-        return f"checkpoint {self.checkpoint.resolve().name}, layer {self.layer}"
+        return f"checkpoint {real_path(self.checkpoint).name}, layer {self.layer}"
 
     def check(self) -> None:
         """RequestError where the original can't be read, whatever it is compared with."""

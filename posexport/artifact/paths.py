@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from posexport.errors import RequestError, system_error
-from posexport.files import MODEL_LIMIT, open_file
+from posexport.files import MODEL_LIMIT, is_there, open_file
 
 SUFFIXES = (".onnx", ".plan")
 
@@ -23,7 +23,7 @@ def find_artifacts(paths: Sequence[Path]) -> list[Path]:
     """The artifacts that `paths` name, all those under a folder, each once; RequestError where there are none."""
     artifacts: dict[str, Path] = {}
     for path in paths:
-        if not path.exists():
+        if not is_there(path):
             raise RequestError(f"{str(path)!r} is not there: give artifacts of posexport, or a folder that holds some.")
         if path.is_dir():
             # a link to nothing and a pipe are there too: whoever reads them says that they are no artifacts
@@ -45,7 +45,7 @@ def check_artifact(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise RequestError(f"{str(path)!r} is neither .onnx nor .plan: give an artifact of posexport.")
     if not path.is_file():
-        problem = "no file" if path.exists() else "not there"
+        problem = "no file" if is_there(path) else "not there"
         raise RequestError(f"{str(path)!r} is {problem}: make it with 'posexport {_MAKERS[path.suffix]}'.")
     if path.suffix == ".onnx":
         check_onnx(path)

@@ -20,7 +20,7 @@ from posexport.artifact.manifest import (
 )
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import MismatchError, Reason, RequestError, system_error
-from posexport.files import check_name, sha256_of
+from posexport.files import check_name, is_there, sha256_of
 from posexport.spec.contract import SUMS, Shape
 
 _AGAIN = "build it again with 'posexport compile'"
@@ -81,7 +81,8 @@ def plan_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifes
     """
     check_name(path)
     if not path.is_file():
-        raise RequestError(f"{str(path)!r} is not there: build it with 'posexport compile'.")
+        problem = "no file" if is_there(path) else "not there"
+        raise RequestError(f"{str(path)!r} is {problem}: build it with 'posexport compile'.")
     manifest = read_manifest_of(PlanManifest, path, trusted)
     if manifest is None:
         raise RequestError(

@@ -15,7 +15,7 @@ import attrs
 from posexport.bench import statistics
 from posexport.bench.shapes import Sizes
 from posexport.errors import RequestError, shown
-from posexport.files import check_writable
+from posexport.files import check_writable, real_path
 from posexport.jsondata import OMITTED, DataError, read_json, structure, unstructure
 
 KIND, VERSION = "bench", 1
@@ -269,11 +269,11 @@ def check_place(path: Path, baseline: Path | None = None) -> None:
     """Before minutes of timing: RequestError where `path` can't be written, or is an artifact's or the `baseline`."""
     if path.is_dir() or not path.parent.is_dir():
         raise RequestError(f"--save is {str(path)!r}: give the name of a file in a folder that is there.")
-    real = path.resolve()
+    real = real_path(path)
     of = real.with_suffix("") if real.suffix == ".json" else real  # whose manifest it would be
     if real.suffix in _ARTIFACT or (of.suffix in _ARTIFACT and of.is_file()):
         raise RequestError(f"--save is {str(path)!r}, a file of an artifact: give the result a name of its own.")
-    if baseline is not None and real == baseline.resolve():
+    if baseline is not None and real == real_path(baseline):
         raise RequestError(f"--save and --baseline are both {str(path)!r}: save the new result under another name.")
     check_writable(path)
 

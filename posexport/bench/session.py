@@ -23,6 +23,7 @@ from posexport.bench.result import FAILED, METHOD, NOT_RUN, TIMED, Timing
 from posexport.bench.rounds import PAUSE, TimingProcesses
 from posexport.bench.shapes import Sizes
 from posexport.bench.worker import LONG_RUN_SECONDS
+from posexport.files import real_path
 from posexport.processes import KILLED, LIMITED, MEMORY, REFUSED
 from posexport.progress import Progress
 from posexport.runtimes import TENSORRT
@@ -140,7 +141,7 @@ class BenchSession:
         if path is None:
             return
         request = {"runtime_name": candidate.runtime.name, "role": candidate.role, "options": options}
-        reply = self._ask(name, None, "open", path=str(path.resolve()), threads=threads, **request)
+        reply = self._ask(name, None, "open", path=str(real_path(path)), threads=threads, **request)
         if reply is not None:
             self._loaded[name].append(reply)
 
@@ -150,7 +151,7 @@ class BenchSession:
             return artifact.source.path
         if candidate.role not in ALTERNATIVES:
             return artifact.path
-        made = self._made("torch-onnx", candidate.name, source=str(self._artifact.source.path.resolve()))
+        made = self._made("torch-onnx", candidate.name, source=str(real_path(self._artifact.source.path)))
         if made is None or candidate.role == "torch-onnx":
             return made
         return self._made("ort-optimizer", candidate.name, source=str(made), spec=self._artifact.spec.to_dict())

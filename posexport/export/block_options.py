@@ -10,7 +10,7 @@ import attrs
 
 from posexport.errors import FieldError, RequestError, unknown
 from posexport.export.layer_pattern import check_layers_follow, check_reach, read_parts, read_pattern
-from posexport.files import read_toml
+from posexport.files import is_there, read_toml
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.checkpoints import OPTIONS as CHECKPOINT_FIELDS
 from posexport.models.checkpoints import Checkpoint, read_checkpoint
@@ -42,7 +42,7 @@ class BlockOptions:
                 "both weights and seed were given: weights come from a file or from a seed, so drop one."
             )
         if self.weights is not None and not Path(self.weights).is_file():
-            wrong = "no file" if Path(self.weights).exists() else "not there"
+            wrong = "no file" if is_there(Path(self.weights)) else "not there"
             raise RequestError(f"weights {self.weights!r} can't be read, they are {wrong}: give a .safetensors file.")
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from posexport.artifact.paths import SUFFIXES, check_artifact
 from posexport.errors import RequestError
+from posexport.files import is_there
 
 
 def check_paths(paths: Sequence[Path]) -> None:
     """RequestError where a path is missing, no file of a kind that a report takes, or where a folder holds none."""
     for path in paths:
-        if not path.exists():
+        if not is_there(path):
             raise RequestError(f"{str(path)!r} is not there: give result files, artifacts or a folder of them.")
         if path.suffix in SUFFIXES and not path.is_dir():
             check_artifact(path)

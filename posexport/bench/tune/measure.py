@@ -12,6 +12,7 @@ from posexport.bench.rounds import TimingProcesses
 from posexport.bench.tune.halving import Round
 from posexport.bench.tune.programs import Programs
 from posexport.bench.tune.result import Row
+from posexport.files import real_path
 from posexport.machine import SAME
 
 BURST, WARMUP = 3, 2
@@ -85,7 +86,7 @@ class CandidateTimer:
                 programs.progress(f"loading {name}")
                 row = self.candidates[name]
                 prepared, options = programs.prepared[row.program], self._options(row)
-                path = str(programs.path(row.program).resolve())
+                path = str(real_path(programs.path(row.program)))
                 if processes.ask(name, "open", runtime_name=request.runtime, options=options, path=path, threads=None):
                     asked: dict[str, Any] = {"spec": prepared.spec, "seed": request.seed, **prepared.sizes}
                     ready = processes.ask(name, "shape", warmup=WARMUP, **asked)

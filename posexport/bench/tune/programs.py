@@ -22,6 +22,7 @@ from posexport.bench.tune.result import Row
 from posexport.bench.tune.space import NARROW, Program, Request
 from posexport.errors import Reason, RequestError
 from posexport.export import exporter, support
+from posexport.files import real_path
 from posexport.jsondata import unstructure
 from posexport.machine import versions
 from posexport.processes import Worker, failure_of
@@ -140,7 +141,7 @@ class Programs:
 
     def ask(self, program: Program, do: str, **fields: Any) -> dict[str, Any]:
         """The child process's answer about a program, or {error, code}."""
-        reply = self._worker.ask({"do": do, "path": str(self.path(program).resolve()), **fields}, LIMIT)
+        reply = self._worker.ask({"do": do, "path": str(real_path(self.path(program))), **fields}, LIMIT)
         reason = failure_of(reply)
         if reason is not None:
             return {"error": reason.text, "code": reason.code}

@@ -21,7 +21,7 @@ from posexport.export.block_options import (
     takes_weights,
     weights_of,
 )
-from posexport.files import check_output
+from posexport.files import check_output, real_path
 from posexport.progress import Progress, silent
 from posexport.spec.fields import text
 from posexport.spec.spec import DTYPES, Spec
@@ -150,8 +150,8 @@ def _check_files(output: Path, ending: str, runtime: str, save: Path | None) -> 
         raise RequestError(f"output {str(output)!r} must end in {ending} for {runtime}: name it like x{ending}.")
     if save is not None and save.suffix != ".json":
         raise RequestError(f"--save {str(save)!r} must end in .json: name it like tune.json.")
-    manifests = {Path(f"{output.with_suffix(suffix)}.json").resolve() for suffix in (ending, ".onnx")}
-    if save is not None and save.resolve() in manifests:
+    manifests = {real_path(Path(f"{output.with_suffix(suffix)}.json")) for suffix in (ending, ".onnx")}
+    if save is not None and real_path(save) in manifests:
         raise RequestError(f"--save {str(save)!r} is the manifest of the output: name it otherwise, like tune.json.")
     for path in (output, *([] if save is None else [save])):
         check_output(path, path.suffix)

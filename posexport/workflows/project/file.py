@@ -16,7 +16,7 @@ import attrs
 
 from posexport.bench.candidates import CANDIDATES
 from posexport.errors import RequestError, check_known, located, shown, unknown
-from posexport.files import read_toml
+from posexport.files import is_there, read_toml, real_path
 from posexport.runtimes import runtime
 from posexport.runtimes.tensorrt.options import PlanOptions
 from posexport.spec.fields import check_types, choice, text
@@ -135,6 +135,7 @@ def find_project(named: str | None, allow_outside: bool = False) -> Project:
     where artifacts would be written outside the folder of the file.
     """
     project = _find(named)
+    is_there(project.root / project.folder)
     if not allow_outside:
         _check_inside(project)
     return project
@@ -142,7 +143,7 @@ def find_project(named: str | None, allow_outside: bool = False) -> Project:
 
 def _check_inside(project: Project) -> None:
     """RequestError where the project's folder, all links followed, lies outside the folder of its file."""
-    root, folder = (Path(os.path.realpath(path)) for path in (project.root, project.root / project.folder))
+    root, folder = (real_path(path) for path in (project.root, project.root / project.folder))
     if not folder.is_relative_to(root):
         raise RequestError(
             f"{project.file}: folder is {project.folder!r}, which leads to {str(folder)!r}, outside the project: name "
@@ -156,7 +157,7 @@ def _find(named: str | None) -> Project:
         if (table := _table(path)) is None:
             raise RequestError(
                 f"{str(path)!r} has no [tool.posexport]: describe the project's artifacts there."
-                if path.exists()
+                if is_there(path)
                 else f"project {str(path)!r} is not there: give a pyproject.toml or a posexport.toml."
             )
         return read_project(path, table)
@@ -179,7 +180,7 @@ def _find(named: str | None) -> Project:
 
 def _table(path: Path) -> dict[str, Any] | None:
     """The project's table in a file, or None where the file isn't there or has none."""
-    if not path.exists():
+    if not is_there(path):
         return None
     data: Any = read_toml(path, "project")
     if path.name == "pyproject.toml":

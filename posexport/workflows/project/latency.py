@@ -17,6 +17,7 @@ from posexport.bench.regression import timings_of_artifact
 from posexport.bench.result import FINE, INCONCLUSIVE, NOT_RUN, SLOWER, TIMED, Benchmark, LimitResult, Timing
 from posexport.bench.statistics import CONFIDENCE, ENOUGH_PROCESSES
 from posexport.errors import RequestError
+from posexport.files import real_path
 from posexport.runtimes import RUNTIMES
 from posexport.workflows.project.file import Project
 from posexport.workflows.project.limits import Latency
@@ -65,7 +66,7 @@ def baseline_of(project: Project, product: Product, saved: Path | None) -> Path 
         return None
     path = project.root / given
     path = path if given.endswith(".json") else path / result_name(product)
-    if saved is not None and saved.resolve() == path.resolve():
+    if saved is not None and real_path(saved) == real_path(path):
         if path.exists():
             raise RequestError(
                 f"--save and the baseline of artifact {product.entry.name!r} are both {str(path)!r}: save the new "

@@ -13,7 +13,7 @@ import attrs
 
 from posexport.artifact.manifest import PlanManifest, external_data, read_manifest_of
 from posexport.errors import RequestError, system_error
-from posexport.files import HashingFile, open_file, sha256_of
+from posexport.files import HashingFile, is_there, open_file, real_path, sha256_of
 from posexport.workflows.sweep.jobs import File
 
 CHUNK = 64 * 2**20
@@ -30,7 +30,8 @@ class Hashes:
         """One file; RequestError where it can't be read."""
         if path not in self._known:
             if not path.is_file():
-                raise RequestError(f"{str(path)!r} is not there: give the path of a file.")
+                problem = "no file" if is_there(path) else "not there"
+                raise RequestError(f"{str(path)!r} is {problem}: give the path of a file.")
             with system_error(f"{str(path)!r} can't be read", "give another file"):
                 now = path.stat()
                 self._known[path] = File(
@@ -96,7 +97,7 @@ def stage_files(files: Iterable[File], into: Path) -> None:
         if now.st_size != file.size or now.st_mtime_ns != file.changed:
             raise _changed(file)
         try:
-            os.link(file.path.resolve(), into / file.name)  # a relative symbolic link would lead nowhere
+            os.link(real_path(file.path), into / file.name)  # a relative symbolic link would lead nowhere
         except OSError:
             shutil.copyfile(file.path, into / file.name)
 

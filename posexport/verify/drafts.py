@@ -197,7 +197,7 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield Draft("consecutive", 3, size(14, 18), 13, 0, 640, "consecutive", "left")
     yield Draft("one token", 1, 1, 0, 8, 8, "far")
     yield Draft("first token", 1, 1, 0, 3, 1, "near", values="peaks")
-    for rows in (4, 8, 16, max(32, reach.batch)):
+    for rows in (2, 4, 8, 12, 16, 24, max(32, reach.batch)):
         yield Draft("single tokens", rows, 1, 0, 2, size(2, 30), "near", "mixed")
     yield Draft("scattered", 2, size(20, 30), 6, 3, 30, "scattered", "last row")
     yield Draft("packed", 1, size(38, 60), 0, 1, 17, "packed")

@@ -22,13 +22,14 @@ Range = tuple[int, int]
 @attrs.frozen
 class Reach:
     """The largest sizes and positions of inputs: keys with a cache or from an encoder, tokens of several rows without a
-    cache, and of one row."""
+    cache, and of one row; rows, and rows of a few tokens each."""
 
     keys: int = 2150
     tokens: int = 1100
     row: int = 2100
     chunk: int = 300
     batch: int = 8
+    crowd: int = 40
     position: int = 2**20 - 1
     exact_position: int = 2**24 - 1
 
@@ -80,7 +81,7 @@ def draw(spec: Spec, aim: Aim, random: np.random.Generator) -> Arrays:
         low, high = min(bounds[0], most), min(bounds[1], most)
         return int(random.integers(low, max(low, high) + 1))
 
-    batch = size(aim.batch, REACH.batch)
+    batch = size(aim.batch, REACH.crowd)
     cached = spec.kv_cache is not None
     seq = size(aim.seq, REACH.row if batch == 1 else REACH.tokens)
     past = size(aim.past, REACH.keys - 1) if cached else 0

@@ -66,7 +66,8 @@ class Interrupts:
 
     Python raises KeyboardInterrupt wherever the main thread is. In the middle of an import it may become some other
     error, be swallowed, or end the process where a compiled module calls Python: so it waits until no import is under
-    way, though not for ever. A signal that has another handler, or is ignored, as after `nohup`, is left
+    way, though not for ever. Where an object is freed, Python prints and drops it: there it is raised again a moment
+    later, without a word. A signal that has another handler, or is ignored, as after `nohup`, is left
     alone; so are all of them outside the main thread.
     """
 
@@ -76,6 +77,7 @@ class Interrupts:
         self._waits = 0
         self._waiting = False  # whether the next alarm is our own
         self._before: dict[int, Any] = {}
+        self._hook = sys.unraisablehook
 
     def begin(self) -> None:
         """Take the signals whose handlers are Python's own."""
@@ -86,6 +88,7 @@ class Interrupts:
             if (handler := signal.getsignal(number)) in defaults:
                 self._before[number] = handler
                 signal.signal(number, self._note)
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._dropped
 
     def end(self) -> None:
         """Give the signals back."""
@@ -93,6 +96,8 @@ class Interrupts:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if sys.unraisablehook == self._dropped:
+            sys.unraisablehook = self._hook
 
     def ignore(self) -> None:
         """Let no signal change how the process ends: at its very end Python would give it back to the system."""
@@ -109,11 +114,22 @@ class Interrupts:
     def _interrupt(self, frame: FrameType | None) -> None:
         if self.held:
             return
-        if _ALARM in self._before and self._waits < MOST_WAITS and _imports(frame):
-            self._waiting = True
-            signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
-            return
-        raise KeyboardInterrupt
+        if not (_imports(frame) and self._again()):
+            raise KeyboardInterrupt
+
+    def _again(self) -> bool:
+        """Interrupt a moment later; False where that can't be, or was so too often."""
+        if _ALARM not in self._before or self._waits >= MOST_WAITS:
+            return False
+        self._waiting = True
+        signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
+        return True
+
+    def _dropped(self, given: sys.UnraisableHookArgs) -> None:
+        if not (self.received and issubclass(given.exc_type, KeyboardInterrupt)):
+            self._hook(given)
+        elif not self.held:
+            self._again()
 
 
 def _imports(frame: FrameType | None) -> bool:

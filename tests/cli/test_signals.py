@@ -337,3 +337,39 @@ def test_a_signal_waits_for_the_end_of_an_import(number: signal.Signals, tmp_pat
     command = [sys.executable, "-c", INTERRUPTED_IMPORT]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.stdout, ended.stderr) == (f"True [{number:d}]\n", "")
+
+
+DROPPED = """
+import os, signal, time
+from posexport.cli.surroundings import Interrupts
+
+class Freed:
+    def __del__(self):
+        if freed:
+            raise ValueError("an error of another kind")
+        os.kill(os.getpid(), {number})
+        [len("a") for _ in range(9)]
+
+freed = []
+interrupts = Interrupts()
+interrupts.begin()
+try:
+    Freed()
+    freed.append(True)
+    Freed()
+    for _ in range(500):
+        time.sleep(0.01)
+    print("went on")
+except KeyboardInterrupt:
+    interrupts.held = True
+    print(freed, interrupts.received)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+def test_a_signal_that_comes_while_an_object_is_freed_is_not_lost(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", DROPPED.format(number=int(number))]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stdout == f"[True] [{number:d}]\n"
+    assert "KeyboardInterrupt" not in ended.stderr
+    assert "an error of another kind" in ended.stderr

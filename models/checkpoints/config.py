@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import attrs
 
 from posexport.errors import RequestError
-from posexport.files import TEXT_LIMIT, read_bytes
-from posexport.jsondata import whole_number
+from posexport.jsondata import read_json
 from posexport.spec.fields import LARGEST
 
 T = TypeVar("T")
@@ -173,19 +172,19 @@ def open_config(path: Path) -> dict[str, Any]:
     """The data of a config.json, from the file or its folder; RequestError where it can't be read or is no table."""
     file = path / FILE if path.is_dir() else path
     try:
-        data = json.loads(read_bytes(file, TEXT_LIMIT).decode(), parse_int=whole_number)
+        data = read_json(file)
     except OSError as error:
         raise RequestError(
             f"{str(file)!r} can't be read ({error.strerror}): nothing is downloaded, so give the local folder of a "
             "checkpoint, or its config.json."
         ) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         if file.suffix != ".json":
             raise RequestError(
                 f"{str(file)!r} is no config.json: give the checkpoint's folder, or its config.json for the shape "
                 "alone."
             ) from None
-        raise RequestError(f"{str(file)!r} is not JSON ({error}): give a config.json of Hugging Face.") from None
+        raise RequestError(f"{str(file)!r} can't be used ({error}): give a config.json of Hugging Face.") from None
     if not isinstance(data, dict):
         raise RequestError(f"{str(file)!r} holds no table: give a config.json of Hugging Face.")
     return data

@@ -5,14 +5,14 @@ A folder has `model.safetensors`, or shards and `model.safetensors.index.json`, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posexport.errors import RequestError
-from posexport.files import TEXT_LIMIT, check_regular, read_bytes
+from posexport.files import check_regular
+from posexport.jsondata import read_json
 from posexport.models.weights import check_values
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ class Tensors:
 
     def _index(self) -> Mapping[str, str]:
         try:
-            files = json.loads(read_bytes(self.folder / INDEX, TEXT_LIMIT))["weight_map"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            files = read_json(self.folder / INDEX)["weight_map"]
+        except (OSError, ValueError, KeyError, TypeError):
             files = None
         # shards are beside the index: a path with folders could lead anywhere
         if not isinstance(files, dict) or not all(isinstance(at, str) and Path(at).name == at for at in files.values()):

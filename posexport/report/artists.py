@@ -6,7 +6,11 @@ them can't be used, importing this module raises RequestError.
 
 from __future__ import annotations
 
+import logging
+
 from posexport.errors import RequestError
+
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns where its cache can't be written, and goes on
 
 try:
     from matplotlib import rc_context

@@ -40,6 +40,17 @@ def programs(store: Store, runtime: str = "ort-cpu") -> Programs:
     return programs
 
 
+@pytest.mark.parametrize("target", ["../planted", "there", "/dev/full"])
+def test_no_file_of_the_cache_is_written_through_a_link(target: str, tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    folder.mkdir()
+    (folder / "there").write_text("x")
+    (folder / ".gitignore").symlink_to(target)
+    Store(tmp_path).get({"sha": "a"}, lambda: {"value": 1})
+    assert not (tmp_path / "planted").exists()
+    assert (folder / "there").read_text() == "x"
+
+
 def test_what_else_is_in_the_folder_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files/mine").write_text("x")

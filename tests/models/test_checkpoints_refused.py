@@ -179,7 +179,12 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         sentence = refusal(tmp_path / name)
         assert f"{name}' is no config.json: give the checkpoint's folder, or its config.json" in sentence
-    for content, said in ((b"{", "is not JSON"), (b"\xff\xfe", "is not JSON"), (b"[1]", "holds no table")):
+    for content, said in (
+        (b"{", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[1]", "holds no table"),
+        (b'{"model_type": "llama", "rope_theta": 1e4, "rope_theta": 500.0}', "a key stands in it twice"),
+    ):
         (tmp_path / "config.json").write_bytes(content)
         assert said in refusal(tmp_path)
 

@@ -287,6 +287,24 @@ def test_only_what_was_judged_is_final(tmp_path: Path) -> None:
         assert {record.label for record in folder.records().values() if record.final} == {"passed", "judged"}
 
 
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "link to nothing", "device"])
+def test_only_a_file_is_the_lock(kind: str, tmp_path: Path) -> None:
+    lock, other = tmp_path / "sweep/.state/lock", tmp_path / "other"
+    lock.parent.mkdir(parents=True)
+    if kind == "link":
+        other.write_text("x")
+    match kind:
+        case "pipe":
+            os.mkfifo(lock)
+        case "folder":
+            lock.mkdir()
+        case _:
+            lock.symlink_to("/dev/zero" if kind == "device" else other)
+    with pytest.raises(RequestError, match="no file that can be locked: remove it"), Folder(tmp_path / "sweep").hold():
+        pass
+    assert other.exists() == (kind == "link")
+
+
 def test_one_sweep_at_a_time(tmp_path: Path) -> None:
     with (
         Folder(tmp_path).hold(),

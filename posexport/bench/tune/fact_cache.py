@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,8 @@ class Store:
         self._files: temporary.Temporary | None = None
         with self._writing():
             self._folder.mkdir(parents=True, exist_ok=True)
-            ignore = self._folder / ".gitignore"
-            if not ignore.exists():
-                ignore.write_text("*\n")
+            with suppress(FileExistsError), (self._folder / ".gitignore").open("x") as ignore:  # follows no link
+                ignore.write("*\n")
 
     def _writing(self) -> AbstractContextManager[None]:
         return system_error(f"can't write to the cache {str(self._folder)!r}", "give another folder with --cache")

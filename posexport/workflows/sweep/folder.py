@@ -13,10 +13,12 @@ The record of a job is written last: where there is one, its other files are the
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import methodcaller
 from pathlib import Path
+from typing import IO
 
 import attrs
 
@@ -49,7 +51,7 @@ class Folder:
 
         with system_error(f"output {str(self.path)!r} can't be made or written", "give another folder"):
             (self.path / _JOBS).mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".state" / "lock").open("ab")
+            lock = self._lock()
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,6 +60,17 @@ class Folder:
                     f"another sweep is at work in {str(self.path)!r}: wait for it, or give another -o."
                 ) from None
             yield
+
+    def _lock(self) -> IO[bytes]:
+        """The lock's file, made if need be. Where something else has its name, a pipe or a link, nothing is opened."""
+        path = self.path / ".state" / "lock"
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with suppress(OSError):
+            lock = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+            if stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
+                return lock
+            lock.close()
+        raise RequestError(f"{str(path)!r} is no file that can be locked: remove it, or give another -o.")
 
     def write_state(self, plan: Plan, records: Mapping[str, Record], notes: Sequence[str] = ()) -> None:
         """Write sweep.json: every job with its state and the file that has its result."""

@@ -141,8 +141,7 @@ def _compare(
     torch_error = float(np.abs(by_torch - exact).max())
     rms = float(np.sqrt(np.mean(exact[~beyond] ** 2)))
     limit = max(tolerance.limit(torch_error, rms), SMALLEST[dtype])
-    text = f"output {name!r} is off by {error:.3g} at {list(index)}, the limit is {limit:.3g}"
-    return None if error <= limit else Reason(OVER_LIMIT, text), {
+    return None if error <= limit else Reason(OVER_LIMIT, over_limit(name, error, index, limit)), {
         "max_error": error,
         "rms_error": float(np.sqrt(np.mean(errors[~beyond] ** 2))),
         "torch_error": torch_error,
@@ -152,6 +151,11 @@ def _compare(
         "got": float(actual[index]),
         "reference": float(exact[index]),
     }
+
+
+def over_limit(name: str, error: float, index: Sequence[int], limit: float) -> str:
+    """That an output is off, where, and what its limit is."""
+    return f"output {name!r} is off by {error:.3g} at {list(index)}, the limit is {limit:.3g}"
 
 
 def _beyond(reference: Array, torch_output: Array, output: Array, tolerance: Tolerance) -> Array:
@@ -244,7 +248,7 @@ def set_aside(
     above the ceiling by no more than its share of them need not be wrong. Such comparisons count as failures all the
     same where they are many: then it may be torch that is wrong.
     """
-    unclear = [each for each in comparisons if each.state == FAILED and _is_unclear(each, tolerances[each.case])]
+    unclear = [each for each in comparisons if each.state == FAILED and is_unclear(each, tolerances[each.case])]
     outputs = {
         each.output
         for each in unclear
@@ -260,7 +264,8 @@ def set_aside(
     return [each for each in comparisons if each not in aside], clauses
 
 
-def _is_unclear(each: Comparison, tolerance: Tolerance) -> bool:
+def is_unclear(each: Comparison, tolerance: Tolerance) -> bool:
+    """Whether an output that is over the ceiling may be so by rounding, since torch's own error is near it."""
     if each.torch_error is None or each.reference_rms is None or each.max_error is None:
         return False
     near = each.torch_error > tolerance.ceiling * each.reference_rms / UNCLEAR

@@ -1,22 +1,25 @@
-"""Torch's error where inputs and weights differ in their last bits: what rounding does, if torch was exact by luck.
+"""Errors where inputs and weights differ in their last bits: what rounding does, if one draw of it was luck.
 
 Torch eager rounds once, so its error is one draw of what rounding errors can be. On few values it may be ten times
-smaller than that of the next draw, and a runtime that rounds in another order is then no worse for being above it.
+smaller than that of the next draw, and a runtime that rounds in another order is then no worse for being above it. The
+runtime may have bad luck too; the error of a wrong graph is there in every draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
+import attrs
 import numpy as np
 
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.verify.draws import Array
-from posexport.verify.result import OVER_LIMIT, Comparison
+from posexport.verify.parity import over_limit
+from posexport.verify.result import FAILED, OVER_LIMIT, Comparison, Tolerance
 
 DRAWS = 8
-"""Further inputs on which torch's error is taken."""
+"""Copies of a case on which errors are taken again."""
 
 NEAR = 8.0
 """Torch's error is taken again for errors up to this multiple of their limit."""
@@ -45,11 +48,58 @@ def _changed(array: Array, rng: np.random.Generator) -> Array:
     return changed
 
 
-def farther(reference: Arrays, one: Arrays, other: Arrays) -> Arrays:
-    """Of each output of the reference, the one of torch's two results that is farther from it and finite."""
-    return {name: max(one[name], other[name], key=lambda array: _error(array, reference[name])) for name in reference}
+@attrs.frozen
+class Draws:
+    """Several of torch's results on one case: of each output the one that is farthest from the reference and finite,
+    and the errors of each token (the largest along the last axis; infinite where one is not finite) in all of them."""
+
+    outputs: Arrays
+    errors: Mapping[str, tuple[Array, ...]]
+
+    @classmethod
+    def of(cls, reference: Arrays, outputs: Arrays) -> Draws:
+        """One result."""
+        return cls(outputs, {name: (_errors(outputs[name], reference[name]),) for name in reference})
+
+    def with_another(self, reference: Arrays, outputs: Arrays) -> Draws:
+        """These and one more."""
+        farthest, errors = {}, {}
+        for name, before in self.errors.items():
+            more = _errors(outputs[name], reference[name])
+            farther = max(map(_largest, before)) < _largest(more)
+            farthest[name] = outputs[name] if farther else self.outputs[name]
+            errors[name] = (*before, more)
+        return Draws(farthest, errors)
 
 
-def _error(array: Array, reference: Array) -> float:
-    errors = np.abs(array.astype(np.float64) - reference)
-    return float(errors.max()) if errors.size and np.isfinite(errors).all() else -1.0
+def _against_its_token(each: Comparison, draws: Draws, tolerance: Tolerance) -> Comparison:
+    if each.max_error is None or each.reference_rms is None or each.index is None:
+        return each
+    torch_error = float(np.median([errors[each.index[:-1]] for errors in draws.errors[each.output]]))
+    limit = tolerance.limit(torch_error, each.reference_rms)
+    reason = over_limit(each.output, each.max_error, each.index, limit)
+    return attrs.evolve(each, torch_error=torch_error, limit=limit, reason=reason)
+
+
+def _errors(array: Array, reference: Array) -> Array:
+    errors = np.abs(array.astype(np.float64) - reference).max(-1, initial=0.0)
+    return np.where(np.isfinite(errors), errors, np.inf)
+
+
+def _largest(errors: Array) -> float:
+    """The largest error, -1 where one is infinite."""
+    largest = float(errors.max(initial=0.0))
+    return largest if np.isfinite(largest) else -1.0
+
+
+def middles(tries: Sequence[Sequence[Comparison]], draws: Draws, tolerance: Tolerance) -> list[Comparison]:
+    """A runtime's comparisons on a case, the first of `tries`; for outputs that failed, of those on its copies too, the
+    one with the middle error. Where that is over its limit, torch's middle error on the same token is what counts: luck
+    differs, but what makes the errors of a token large is the same."""
+    found = []
+    for once, *more in zip(*tries, strict=True):
+        usual = once
+        if once.state == FAILED:
+            usual = sorted((once, *more), key=lambda each: each.severity)[len(tries) // 2]
+        found.append(usual if usual.state != FAILED else _against_its_token(usual, draws, tolerance))
+    return found

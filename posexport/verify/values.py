@@ -33,9 +33,13 @@ token in a row has less of it, since what a loud token itself sees is known to f
 
 OUTLIER, HALF_OUTLIER, HALF_NORMED, DEEP_OUTLIER = 400.0, 200.0, 50.0, 8.0
 """Factors on one feature, as hidden states of trained models have it: of all tokens where a norm comes first, else of
-one token in a row; there in half precision, in bare attention and where a norm comes later, whose squares would
-overflow; and in stacks without norms, where the next layer would get it, and where runtimes round terms of the encoding
-in different ways, which the feature would make larger."""
+one token in a row; there in half precision, in bare attention over short rows, and over others, or where a norm comes
+later, whose squares would overflow; and in stacks without norms, where the next layer would get it, and where runtimes
+round terms of the encoding in different ways, which the feature would make larger."""
+
+LONG_ROW = 128
+"""Tokens from which on some keys of a row have logits so near each other that half precision can't tell them apart,
+where a feature makes all of them large."""
 
 MASSIVE = 8_000.0
 """The one feature of the kind "massive": those of trained models reach 2,600 (Llama 2 7B) to 7,000 (Mixtral 8x7B), as
@@ -150,7 +154,7 @@ def _outlier(tokens: Tokens, few: bool = False) -> Array:
         deep = spec.block == "attention" and spec.layers > 1
         deep |= _rounded_apart(spec) and not few
         growth = max(layer.encoding.query_factor(FAR) for layer in spec.distinct_layers())
-        half = (HALF_OUTLIER if spec.block == "attention" else HALF_NORMED) / growth**0.5
+        half = (HALF_OUTLIER if spec.block == "attention" and seq < LONG_ROW else HALF_NORMED) / growth**0.5
         factor = _as_scaled(spec, DEEP_OUTLIER) if deep else OUTLIER if spec.dtype == "fp32" else half
         rows, places = np.arange(batch), rng.integers(0, seq, batch)
         values[rows, places, feature] = factor * _signs(rng, batch) * abs(large[rows, places])

@@ -110,7 +110,7 @@ def test_inputs_stay_within_reach() -> None:
     for name in ("llama", "none-cross", "rope-shared", "swin", "rope-exact"):
         spec = make_spec(**ARTIFACTS[name][0])
         arrays = draw(spec, wide, random)
-        assert len(next(iter(arrays.values()))) <= REACH.batch
+        assert len(next(iter(arrays.values()))) <= REACH.crowd
         keys = arrays["past_key"].shape[2] if "past_key" in arrays else 0
         assert keys <= REACH.keys + 5
         if "position_ids" in arrays:

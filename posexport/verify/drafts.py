@@ -209,7 +209,7 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield Draft("massive", 2, size(3, 6), 11, 2, 10, "near", "none", "massive")
     yield Draft("loud", 2, size(20, 26), 11, 9, 10, "scattered", "holes", "loud")
     yield Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
-    yield Draft("negative", 3, size(20, 40), 9, 0, 20, negative, "both", "outlier")
+    yield Draft("negative", 4, size(20, 40), 9, 0, 20, negative, "both", "outlier")
     yield Draft("still", 1 + spec.position_axes, size(30, 60), 12, 0, 20, "still", "holes")
     yield from _short(rng, reach)
     if spec.position_axes > 1 and spec.position_limits() is None:
@@ -312,7 +312,7 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         for batch, seq, past in ((1, size(8, 30), 0), (1, 1, size(30, 100)), (3, 1, size(30, 100))):
             yield Draft("long buffer", batch, seq, past, _band(rng, max(-(-free // 2), 1), max(free, 1)), 1, "near")
     if spec.negative_positions:
-        yield Draft("negative steps", 3, 1, size(33, 60), 2, 1, "negative", "mixed")
+        yield Draft("negative steps", 4, 1, size(33, 60), 2, 1, "negative", "mixed")
     yield Draft("step", 3, 1, size(18, 40), 7, 1, "consecutive", "left")
     yield Draft("steps of rows alike", 4, 1, _band(rng, 33, 127), 5, 9, "alike")
     for power, more in zip(POWERS, itertools.cycle(rng.permutation((-1, 0, 1)).tolist()), strict=False):

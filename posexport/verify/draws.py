@@ -93,9 +93,11 @@ def _far_row(rng: np.random.Generator, places: Array, limit: int) -> Array:
 
 
 def _negative(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """On both sides of zero, and in every second row consecutive up to far below it, each power of two as likely."""
+    """On both sides of zero, and in every second row consecutive below it: by turns near the limit, and anywhere up to
+    it, each power of two as likely."""
     below = rng.integers(1, places.shape[1] + 40, (len(places), 1))
-    below[1::2] = np.exp2(rng.uniform(7, np.log2(max(limit, 129)), below[1::2].shape)).astype(np.int64)
+    below[1::4] = rng.integers(limit // 4, max(limit, 2), below[1::4].shape)
+    below[3::4] = np.exp2(rng.uniform(7, np.log2(max(limit, 129)), below[3::4].shape)).astype(np.int64)
     return np.asarray(places - np.minimum(below, limit - 1))
 
 

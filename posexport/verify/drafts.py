@@ -29,6 +29,9 @@ WORK = 3e10
 SERVED = 2e9
 """And for a batch as large as servers make it, of more than 4,096 tokens."""
 
+ROWS_WORK = 1.5e9
+"""The same for batches of four rows and more: blocks whose hidden size is some 600 or more get fewer rows."""
+
 ENCODED = 5e9
 """The same for the tokens of an encoder under a step or a chunk: there are many such cases."""
 
@@ -191,7 +194,7 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     """Tokens without a cache, or few cached ones."""
 
     size = partial(_size, rng)
-    many, several = max(size(10, 16), reach.batch), size(2, 3)
+    many, several = max(_fewer(spec, size(10, 16), 129, 10), reach.batch), size(2, 3)
     negative = "negative" if spec.negative_positions else "near"
     power = int(rng.choice(POWERS[:-1]))
     long = _long(spec, reach)
@@ -211,7 +214,7 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield Draft("middle", 3, size(30, 60), 20, 0, 50, "middle", "middle", "quiet")
     yield Draft("negative", 4, size(20, 40), 9, 0, 20, negative, "both", "outlier")
     yield Draft("still", 1 + spec.position_axes, size(30, 60), 12, 0, 20, "still", "holes")
-    yield from _short(rng, reach)
+    yield from _short(spec, rng, reach)
     if spec.position_axes > 1 and spec.position_limits() is None:
         for low, high in (*SHORT, *TEXTS):
             yield Draft("text", 1, _shorter(spec, 1, size(low, high)), 0, size(0, 20), 2, "text", "holes")
@@ -230,7 +233,7 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         (Draft("rows", many, 129, 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 65),
         (Draft("two long rows", 2, size(1025, 1050), 0, 7, size(1025, 1100), "mixed", "mixed"), 513),
         (Draft("several rows", several, 255, 0, 90, size(140, 250), "alike", "mixed", "shifted"), 129),
-        (Draft("long rows", size(5, 7), 257, 0, 0, size(257, 330), "mixed", "mixed"), 257),
+        (Draft("long rows", _fewer(spec, size(5, 7), 257, 4), 257, 0, 0, size(257, 330), "mixed", "mixed"), 257),
         (Draft("longer rows", 3, 513, 0, 0, max(LONG, long // 2), "mixed", "mixed"), 513),
     ):
         seq = _shorter(spec, draft.batch, draft.seq)
@@ -241,7 +244,7 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         yield pictures
 
 
-def _short(rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+def _short(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Prompts of 2 to 127 tokens of one row, of several and of a crowd."""
     size = partial(_size, rng)
     positions = itertools.cycle(("near", "consecutive", "still", "offset", "far"))
@@ -254,6 +257,8 @@ def _short(rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
         for who in ("one", "several", *(large if low < FEW else (next(by_turns),))):
             seq, batch = size(low, high), next(rows[who])
             batch = min(batch, max(CROWD_TOKENS // seq, reach.batch))
+            if seq >= FEW:
+                batch = max(_fewer(spec, batch, seq, ROWS["many"][0]), min(batch, reach.batch))
             kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
             yield Draft(f"few tokens of {who}", batch, seq, 0, size(0, 20), size(2, 30), *kinds, next(values))
 
@@ -360,6 +365,11 @@ def _tables(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         for last in (edge - 1, edge):
             places = np.maximum(np.arange(last - 3, last + 1), 0)
             yield Draft(f"position {last}", 1, 4, 0, 2, 3, At(places[None, :, None]))
+
+
+def _fewer(spec: Spec, batch: int, seq: int, least: int) -> int:
+    """The largest number of rows up to `batch` that have so many tokens each within ROWS_WORK; at least `least`."""
+    return min(batch, max(least, int(ROWS_WORK / work(spec, {"batch": 1, "seq": seq}))))
 
 
 def _shorter(spec: Spec, batch: int, seq: int) -> int:

@@ -46,6 +46,23 @@ def test_each_band_of_lengths_meets_one_row_and_several(seed: int) -> None:
     assert any(batch >= 12 for batch, _ in sizes)
 
 
+def test_large_blocks_get_fewer_rows_of_many_tokens_but_as_many_of_few() -> None:
+    reach = Reach(seq=2_200)
+    few, large = (
+        list(corners(small_spec("rope", hidden_size=hidden, num_heads=hidden // 32), np.random.default_rng(0), reach))
+        for hidden in (64, 1024)
+    )
+    few = [draft for draft in few if draft.name != "pictures"]
+    for small, big in zip(few, large, strict=True):
+        if (small.name == "few tokens of crowd" and small.seq < 12) or small.batch < 4:
+            assert big.batch == small.batch
+        assert big.batch <= small.batch
+    rows = {draft.name: (small.batch, draft.batch) for small, draft in zip(few, large, strict=True)}
+    assert rows["rows"][0] >= 10 and rows["rows"][1] == 10
+    assert rows["long rows"][0] >= 5 and rows["long rows"][1] == 4
+    assert all(draft.batch >= 6 for draft in large if draft.name in ("few tokens of dozen", "few tokens of crowd"))
+
+
 @pytest.mark.parametrize("kind", ["concat", "shared"])
 def test_steps_and_chunks_of_any_rows_meet_each_band_of_cached_tokens(kind: str) -> None:
     for seed in range(3):

@@ -167,7 +167,8 @@ def real_path(path: Path) -> Path:
 
 def is_there(path: Path) -> bool:
     """Whether a path leads to anything; RequestError where the system can't tell, as of links that form a circle."""
-    with system_error(f"can't read {str(path)!r}", "give another"), suppress(FileNotFoundError, NotADirectoryError):
+    nothing = (FileNotFoundError, NotADirectoryError, ValueError)  # a NUL, or half of a surrogate pair, names nothing
+    with system_error(f"can't read {str(path)!r}", "give another"), suppress(*nothing):
         path.stat()
         return True
     return False

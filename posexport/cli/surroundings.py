@@ -126,10 +126,9 @@ class Interrupts:
         return True
 
     def _dropped(self, given: sys.UnraisableHookArgs) -> None:
-        if not (self.received and issubclass(given.exc_type, KeyboardInterrupt)):
+        ours = self.received and issubclass(given.exc_type, KeyboardInterrupt)
+        if not ours or (not self.held and not self._again()):
             self._hook(given)
-        elif not self.held:
-            self._again()
 
 
 def _imports(frame: FrameType | None) -> bool:

@@ -10,8 +10,9 @@ import logging
 
 from posexport.errors import RequestError
 
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns where its cache can't be written, and goes on
-
+_LOGGER = logging.getLogger("matplotlib")
+_LEVEL = _LOGGER.level
+_LOGGER.setLevel(logging.ERROR)  # it warns where its cache can't be written, and goes on
 try:
     from matplotlib import rc_context
     from matplotlib import style as matplotlib_style
@@ -29,6 +30,8 @@ except Exception as error:
         f"matplotlib, which draws, can't start ({' '.join(str(error).split())[:100]}): check MPLBACKEND, MATPLOTLIBRC "
         "and MPLCONFIGDIR, and the files matplotlibrc and *.mplstyle that it finds through them or here."
     ) from None
+finally:
+    _LOGGER.setLevel(_LEVEL)
 
 __all__ = [
     "Axes", "ConstrainedLayoutEngine", "Figure", "FigureCanvasAgg", "FixedLocator", "FuncFormatter", "Line2D",

@@ -21,7 +21,8 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.spec.contract import TRACED_SIZES, Bounds, graph_inputs, resolved, within
 from posexport.spec.spec import Spec
-from posexport.verify.drafts import Draft, corners, further, memory
+from posexport.verify.draft import Draft, memory
+from posexport.verify.drafts import corners, further
 from posexport.verify.draws import Array, attention_mask, is_far_apart, position_ids
 from posexport.verify.reach import Reach, default_reach
 from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first

@@ -10,33 +10,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import attrs
 import numpy as np
 
-from posexport.spec.contract import Bounds, within
 from posexport.spec.spec import Spec
 from posexport.verify.coverage import distances, grid_offsets, spread_cells
+from posexport.verify.draft import LEAST, ROWS_WORK, Draft, fewer, per_token, shorter, shrunk
 from posexport.verify.draws import At
 from posexport.verify.eligibility import work
 from posexport.verify.reach import Reach
 
-WORK = 3e10
-"""Multiply-adds that a case may take: longer and larger ones become shorter, down to LEAST tokens in a row."""
+ENCODED = 5e9
+"""Multiply-adds that the tokens of an encoder under a step or a chunk may take: there are many such cases."""
 
 SERVED = 2e9
-"""And for a batch as large as servers make it, of more than 4,096 tokens."""
+"""Multiply-adds of the batch of pictures that servers make, of more than 4,096 tokens: above, it is left out."""
 
-ROWS_WORK = 1.5e9
-"""The same for batches of four rows and more: blocks whose hidden size is some 600 or more get fewer rows."""
-
-ENCODED = 5e9
-"""The same for the tokens of an encoder under a step or a chunk: there are many such cases."""
-
-LEAST, LONG = 26, 600
-"""Tokens that a case and the longest row have whatever they cost."""
+LONG = 600
+"""Tokens that the longest row has whatever they cost."""
 
 LOGITS, CACHED, ALL_CACHED = 160_000_000, 2**27, 100_000_000
 """Logits of the longest row, and numbers in the longest cache and in all others together, where no reach was asked for:
@@ -85,23 +79,6 @@ PAIR_ROWS, SWEEP_ROW, WHOLE = 1200, 256, 1200
 of a window up to which one row of tokens has them all."""
 
 
-@attrs.frozen
-class Draft:
-    """A case where nothing bounds it: `past` tokens in a cache, `spare` places behind the last in a shared one,
-    `encoder` tokens of an encoder, and kinds of draws.py and values.py. Fields that don't concern a spec play no part.
-    """
-
-    name: str
-    batch: int
-    seq: int
-    past: int
-    spare: int
-    encoder: int
-    positions: str | At
-    padding: str = "none"
-    values: str = "normal"
-
-
 def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
@@ -110,31 +87,13 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             yield draft
         else:
             most = reach.seq if reach.given else max(reach.seq, draft.seq)
-            rows = _shorter(spec, draft.batch, draft.seq) if draft.batch > MANY else draft.seq
-            past = min(draft.past, most, CACHED // (_per_token(spec) * draft.batch))
+            rows = shorter(spec, draft.batch, draft.seq) if draft.batch > MANY else draft.seq
+            past = min(draft.past, most, CACHED // (per_token(spec) * draft.batch))
             draft = attrs.evolve(draft, seq=min(rows, most), past=max(past, 0), encoder=min(draft.encoder, most))
             if spec.ordered and draft.positions in ("far", "far row", "middle", "near"):  # keys are large there already
                 positions = draft.positions if max(past, draft.spare) < LEAST else "consecutive"
                 draft = attrs.evolve(draft, positions=positions, values="normal")
             yield draft
-
-
-def memory(spec: Spec, drafts: Iterable[Draft], bounds: Bounds) -> int:
-    """About how many bytes the inputs of all drafts take together within `bounds`, and the largest logits in float64
-    beside them."""
-    inputs = logits = 0
-    for draft in drafts:
-        batch, seq = within(draft.batch, bounds["batch"]), within(draft.seq, bounds["seq"])
-        encoder = within(draft.encoder, bounds["encoder_seq"]) if spec.cross else 0
-        past, slots = 0, 0
-        if spec.kv_cache == "concat":
-            past = slots = within(draft.past, bounds["past_seq"])
-        elif spec.kv_cache == "shared":
-            slots = within(draft.past + seq + draft.spare, bounds["max_seq"])
-            past = min(draft.past, slots)
-        inputs += 4 * batch * (slots * _per_token(spec) + (seq + encoder) * spec.hidden_size)
-        logits = max(logits, 2 * 8 * batch * spec.num_heads * seq * (encoder or past + seq))
-    return inputs + logits
 
 
 def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -153,7 +112,7 @@ def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
                 if rng.random() < 0.5:
                     batch = _band(rng, 1, max(CROWD[1], reach.batch))
                     seq = _band(rng, 1, max(min(MOST // batch, reach.seq), 1))
-                    past = min(draft.past, USUAL_CACHED // (_per_token(spec) * batch))
+                    past = min(draft.past, USUAL_CACHED // (per_token(spec) * batch))
                     draft = attrs.evolve(draft, name="any size", batch=batch, seq=seq, past=past)
                 kinds = {name: str(rng.choice(known)) for name, known in drawn.items()}
                 yield attrs.evolve(draft, name=f"{draft.name} {number}", **kinds)
@@ -165,7 +124,8 @@ def _size(rng: np.random.Generator, low: int, high: int) -> int:
 
 
 def _each(rng: np.random.Generator, low: int, high: int) -> Iterator[int]:
-    """Sizes from `low` to `high` without end, each once before one comes again; about a third are powers of two."""
+    """Sizes from `low` to `high` without end, in random orders of all of them; behind every second one comes a power of
+    two."""
     sizes = list(range(low, high + 1))
     powers = itertools.cycle(size for size in sizes if size & (size - 1) == 0)
     while True:
@@ -194,7 +154,6 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     """Tokens without a cache, or few cached ones."""
 
     size = partial(_size, rng)
-    many, several = max(_fewer(spec, size(10, 16), 129, 10), reach.batch), size(2, 3)
     negative = "negative" if spec.negative_positions else "near"
     power = int(rng.choice(POWERS[:-1]))
     long = _long(spec, reach)
@@ -217,12 +176,11 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     yield from _short(spec, rng, reach)
     if spec.position_axes > 1 and spec.position_limits() is None:
         for low, high in (*SHORT, *TEXTS):
-            yield Draft("text", 1, _shorter(spec, 1, size(low, high)), 0, size(0, 20), 2, "text", "holes")
+            yield Draft("text", 1, shorter(spec, 1, size(low, high)), 0, size(0, 20), 2, "text", "holes")
     if spec.padding_mask:
         yield Draft("no key", 1, size(3, 6), 4, 2, 4, "near", "all")
     yield Draft("long", 1, long, 0, 24, long, "consecutive", "few holes")
-    # from the second number on a length belongs to another band, and is not tried where it costs too much; blocks of
-    # tokens leave a remainder of one, or one too few, in rows of 129, 255, 257 and 513
+    # from the second number on a length belongs to another band, and is not tried where it costs too much
     for draft, least in (
         (Draft("65 on", 1, _band(rng, 65, 127), 0, 0, size(1025, 1700), "far", "long left"), 65),
         (Draft("129 on", 1, _band(rng, 129, 255), 0, 80, _band(rng, 257, 511), "near", "left", "loud"), 129),
@@ -230,22 +188,45 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         (Draft("513 on", 1, _band(rng, 513, 800), 0, 3, _band(rng, 65, 127), "far row", "long right"), 513),
         (Draft("1025 on", 1, size(1025, 1100), 0, 0, size(600, 1000), "far", "long left", "quiet"), 1025),
         (Draft("power of two", 1, power, 0, 0, power, "shuffled", "none", "zeros"), power),
-        (Draft("rows", many, 129, 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 65),
-        (Draft("two long rows", 2, size(1025, 1050), 0, 7, size(1025, 1100), "mixed", "mixed"), 513),
-        (Draft("several rows", several, 255, 0, 90, size(140, 250), "alike", "mixed", "shifted"), 129),
-        (Draft("long rows", _fewer(spec, size(5, 7), 257, 4), 257, 0, 0, size(257, 330), "mixed", "mixed"), 257),
-        (Draft("longer rows", 3, 513, 0, 0, max(LONG, long // 2), "mixed", "mixed"), 513),
     ):
-        seq = _shorter(spec, draft.batch, draft.seq)
-        if seq >= least or reach.given or draft.batch > 1:
+        seq = shorter(spec, 1, draft.seq)
+        if seq >= least or reach.given:
             yield attrs.evolve(draft, seq=seq)
+    yield from _long_rows(spec, rng, reach)
+
+
+def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Batches of more than a hundred tokens in each row: lengths that leave one token over in blocks of any power of
+    two, or lack one, and any length in between; one of the two, drawn, where both cost much."""
+    size = partial(_size, rng)
+    dozen, several, half = size(*ROWS["dozen"]), size(2, 3), max(LONG, _long(spec, reach) // 2)
+    for draft, few, between in (
+        (Draft("rows", dozen, 129, 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 10, (130, 254)),
+        (Draft("several rows", several, 255, 0, 90, size(140, 250), "alike", "mixed", "shifted"), 2, (130, 511)),
+        (Draft("long rows", size(5, 7), 257, 0, 0, size(257, 330), "mixed", "mixed"), 4, (258, 511)),
+        (Draft("longer rows", 3, 513, 0, 0, half, "mixed", "mixed"), 3, (514, 1023)),
+    ):
+        seq, first = _band(rng, *between), rng.random() < 0.5
+        both = [
+            attrs.evolve(draft, batch=fewer(spec, draft.batch, draft.seq, few)),
+            attrs.evolve(draft, name=f"{draft.name} of any length", batch=fewer(spec, draft.batch, seq, 2), seq=seq),
+        ]
+        costs_little = work(spec, {"batch": draft.batch, "seq": seq}) <= ROWS_WORK
+        for each in both if costs_little else both[first : first + 1]:
+            batch = max(each.batch, reach.batch) if draft.name == "rows" else each.batch
+            seq = shorter(spec, batch, each.seq)
+            if seq < each.seq == draft.seq:
+                seq = 2 ** ((seq - 1).bit_length() - 1) + 1
+            yield attrs.evolve(each, batch=batch, seq=seq)
+    two = Draft("two long rows", 2, size(1025, 1050), 0, 7, size(1025, 1100), "mixed", "mixed")
+    yield attrs.evolve(two, seq=shorter(spec, 2, two.seq))
     pictures = Draft("pictures", size(21, 24), size(197, 210), 0, 0, size(197, 210), "mixed", "mixed")
     if work(spec, {"batch": pictures.batch, "seq": pictures.seq, "encoder_seq": pictures.seq}) < SERVED:
         yield pictures
 
 
 def _short(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Prompts of 2 to 127 tokens of one row, of several and of a crowd."""
+    """Prompts of 1 to 127 tokens of one row, of 2 to 9, and of 10 to 16 or 17 to 40."""
     size = partial(_size, rng)
     positions = itertools.cycle(("near", "consecutive", "still", "offset", "far"))
     padding = itertools.cycle(("holes", "none", "left", "right"))
@@ -258,7 +239,7 @@ def _short(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft
             seq, batch = size(low, high), next(rows[who])
             batch = min(batch, max(CROWD_TOKENS // seq, reach.batch))
             if seq >= FEW:
-                batch = max(_fewer(spec, batch, seq, ROWS["many"][0]), min(batch, reach.batch))
+                batch = max(fewer(spec, batch, seq, ROWS["many"][0]), min(batch, reach.batch))
             kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
             yield Draft(f"few tokens of {who}", batch, seq, 0, size(0, 20), size(2, 30), *kinds, next(values))
 
@@ -270,16 +251,18 @@ def _over_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[D
         yield from drafts if reach.given else _held_together(spec, list(drafts))
     elif spec.cross:
         for draft in _cached(spec, rng, reach):
-            keys = max(draft.past, 1)
-            while keys > LEAST and work(spec, {"batch": draft.batch, "seq": 1, "encoder_seq": keys}) > ENCODED:
-                keys = int(keys * 0.8)
+            keys = shrunk(max(draft.past, 1), partial(_encoder_work, spec, draft.batch), ENCODED)
             yield attrs.evolve(draft, past=0, spare=0, encoder=keys)
+
+
+def _encoder_work(spec: Spec, batch: int, keys: int) -> float:
+    return work(spec, {"batch": batch, "seq": 1, "encoder_seq": keys})
 
 
 def _held_together(spec: Spec, drafts: list[Draft]) -> Iterator[Draft]:
     """The drafts, with fewer cached tokens and free slots in the largest of them where all but the latest step together
     would have more than ALL_CACHED numbers in their caches."""
-    rows = [draft.batch * _per_token(spec) for draft in drafts]
+    rows = [draft.batch * per_token(spec) for draft in drafts]
     slots = [draft.past + draft.spare * (spec.kv_cache == "shared") for draft in drafts]
     most = ALL_CACHED
     while sum(min(row * count, most) for row, count in zip(rows, slots, strict=True)) > ALL_CACHED:
@@ -304,7 +287,7 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     tokens = (("step", 1, 1), ("short chunk", 2, 7), ("chunk", 8, 55), ("wide chunk", 56, 180))
     for (who, (widest, longest)), (what, few, more) in itertools.product(most.items(), tokens):
         largest, more = max(ROWS[who][1], reach.batch if who == "crowd" else 1), min(more, widest)
-        longest = min(longest, USUAL_CACHED // (_per_token(spec) * largest))
+        longest = min(longest, USUAL_CACHED // (per_token(spec) * largest))
         bands = (STEPS if largest * more <= CROWD_TOKENS // 2 else BANDS) if few <= widest else ()
         for middle in sorted({min(about, longest) for about in bands}):
             seq, batch = _band(rng, few, more), next(rows[who])
@@ -313,7 +296,7 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
             yield Draft(f"{what} of {who}", batch, seq, past, next(spare), size(1, 64), *kinds, next(values))
     if spec.kv_cache == "shared":
-        free = max(reach.seq - 100, 0) if reach.given else min(LONG_BUFFER, CACHED // _per_token(spec))
+        free = max(reach.seq - 100, 0) if reach.given else min(LONG_BUFFER, CACHED // per_token(spec))
         for batch, seq, past in ((1, size(8, 30), 0), (1, 1, size(30, 100)), (3, 1, size(30, 100))):
             yield Draft("long buffer", batch, seq, past, _band(rng, max(-(-free // 2), 1), max(free, 1)), 1, "near")
     if spec.negative_positions:
@@ -328,7 +311,7 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     yield Draft("late chunks", 3, size(5, 20), max(300, late - size(20, 900)), 0, 1, "scattered", "right")
     yield Draft("wide late chunk", 1, size(60, 130), max(300, late - size(130, 200)), 2, 1, "consecutive", "left")
     yield Draft("long chunk", 4, size(200, 330), max(300, late - size(300, 1200)), 0, 1, "near", "both", "peaks")
-    yield Draft("prompt", 2, _shorter(spec, 2, size(400, 900)), size(100, 600), 0, 1, "consecutive", "left")
+    yield Draft("prompt", 2, shorter(spec, 2, size(400, 900)), size(100, 600), 0, 1, "consecutive", "left")
 
 
 def _tables(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -337,9 +320,9 @@ def _tables(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     rows, axes = spec.position_limit(), spec.position_axes
     if rows is not None and axes == 1:
         seq = min(rows, SWEEP_ROW)
-        yield Draft("every row", max(1, _shorter(spec, 1, -(-rows // seq) * seq) // seq), seq, 0, 0, 1, "every")
+        yield Draft("every row", max(1, shorter(spec, 1, -(-rows // seq) * seq) // seq), seq, 0, 0, 1, "every")
         if rows <= reach.seq:
-            yield Draft("whole table", 1, _shorter(spec, 1, rows), 0, 0, 1, "every")
+            yield Draft("whole table", 1, shorter(spec, 1, rows), 0, 0, 1, "every")
     sides = spec.position_limits()
     if sides is not None and axes > 1 and math.prod(sides) <= WHOLE:
         cells = np.array(list(itertools.product(*map(range, sides))), np.int64)
@@ -350,13 +333,13 @@ def _tables(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     if pairs is not None:
         yield Draft("pairs", len(pairs), 2, 0, 1, 2, At(pairs))
     elif (spread := spread_cells(spec)) is not None:
-        yield Draft("spread cells", 1, _shorter(spec, 1, len(spread)), 0, 1, 2, At(spread[None]))
+        yield Draft("spread cells", 1, shorter(spec, 1, len(spread)), 0, 1, 2, At(spread[None]))
     own = [
         (kind.window, kind.attention_chunk_size, kind.encoding.saturation_distance()) for kind in spec.distinct_layers()
     ]
     for keys in sorted({size or 0 for sizes in own for size in sizes}):
         if 1 < keys <= WHOLE:
-            yield Draft(f"{keys} tokens", 1, _shorter(spec, 1, keys), 0, 0, keys, "offset")
+            yield Draft(f"{keys} tokens", 1, shorter(spec, 1, keys), 0, 0, keys, "offset")
             if spec.kv_cache:
                 yield Draft(f"all {keys} keys", 2, 1, keys - 1, 1, 1, "near")
         if keys > 1 and spec.kv_cache:  # queries on both sides of where the oldest keys go out of sight
@@ -367,31 +350,14 @@ def _tables(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
             yield Draft(f"position {last}", 1, 4, 0, 2, 3, At(places[None, :, None]))
 
 
-def _fewer(spec: Spec, batch: int, seq: int, least: int) -> int:
-    """The largest number of rows up to `batch` that have so many tokens each within ROWS_WORK; at least `least`."""
-    return min(batch, max(least, int(ROWS_WORK / work(spec, {"batch": 1, "seq": seq}))))
-
-
-def _shorter(spec: Spec, batch: int, seq: int) -> int:
-    """The largest number of tokens up to `seq` that a case of so many rows may have within WORK; at least LEAST."""
-    while seq > LEAST and work(spec, {"batch": batch, "seq": seq}) > WORK:
-        seq = max(LEAST, int(seq * 0.8))
-    return seq
-
-
 def _long(spec: Spec, reach: Reach) -> int:
     """Tokens of the longest row."""
     if reach.given:
         return reach.seq
     seq = min(reach.seq, math.isqrt(LOGITS // spec.num_heads))
-    return max(min(reach.seq, LONG), _shorter(spec, 1, seq))
+    return max(min(reach.seq, LONG), shorter(spec, 1, seq))
 
 
 def _late(spec: Spec, reach: Reach) -> int:
     """Keys of the longest cache."""
-    return reach.seq if reach.given else max(LONG, min(reach.seq, CACHED // _per_token(spec)))
-
-
-def _per_token(spec: Spec) -> int:
-    """Numbers in a cache for each token."""
-    return 2 * spec.layers * spec.num_kv_heads * spec.head_dim
+    return reach.seq if reach.given else max(LONG, min(reach.seq, CACHED // per_token(spec)))

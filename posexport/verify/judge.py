@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
@@ -55,7 +56,7 @@ from posexport.verify.result import (
     Verdict,
     VerifyOverrides,
 )
-from posexport.verify.rounding import Draws, is_near, last_bits_changed, middles
+from posexport.verify.rounding import Draws, is_near, last_bits_changed, medians
 
 if TYPE_CHECKING:
     from posexport.artifact.loaded import LoadedArtifact
@@ -69,6 +70,10 @@ whatever cause, is one: an ordinary error on a file that was read is none."""
 
 ALIKE = 16
 """Tokens of a row are alike where they differ by fewer floors of the tolerance than this."""
+
+
+COPIES_BYTES = 2**30
+"""About how many bytes copies of a case, and the outputs on them, may take at once."""
 
 
 @attrs.frozen(kw_only=True)
@@ -90,6 +95,16 @@ class MismatchedJob:
         return [Verdict.of(str(self.path), name, FAILED, error.reason, **known) for name in names]
 
 
+@attrs.frozen
+class Run:
+    """A run of a file on one runtime under way: of the cases with these indices, with these options."""
+
+    answer: Future[Answer]
+    indices: list[int]
+    path: Path
+    options: Mapping[str, Any]
+
+
 @attrs.define(kw_only=True)
 class ArtifactJob:
     """One artifact with its runs under way.
@@ -98,7 +113,7 @@ class ArtifactJob:
     `original` is what the file was found to be an export of: the references have its weights. `run_torch`, `reference`
     and `by_torch` are None where the graph breaks its contract: it then fails everywhere without a run. `torch_again`
     has torch's outputs on the cases where its error was taken again (posexport.verify.rounding).
-    `runs` have the indices of the cases that a runtime gets, `memory` is about how many bytes all runs may take.
+    `memory` is about how many bytes all `runs` may take.
     """
 
     artifact: LoadedArtifact
@@ -114,7 +129,7 @@ class ArtifactJob:
     reference: Future[Answer] | None = None
     by_torch: Future[Answer] | None = None
     torch_again: dict[int, Draws] = attrs.field(factory=dict)
-    runs: dict[str, tuple[Future[Answer], list[int]]] = attrs.field(factory=dict)
+    runs: dict[str, Run] = attrs.field(factory=dict)
     skipped: dict[str, Reason] = attrs.field(factory=dict)
     memory: int = 0
     graphs: Graphs | str | None = None  # the artifact's and a fresh export's, once they are needed
@@ -160,8 +175,8 @@ class ArtifactJob:
                 state: State = NOT_RUN if answer.failure.code in NO_REFERENCE else FAILED
                 reason = Reason(REFERENCE_FAILED, f"{who} could not be computed: {answer.failure}")
                 return Verdict.of(path, name, state, reason, notes=self.notes)
-        future, indices = self.runs[name]
-        answer, notes = result(future), self._notes(row, indices, reference)
+        indices, answer = self.runs[name].indices, result(self.runs[name].answer)
+        notes = self._notes(row, indices, reference)
         if answer.failure is not None:
             if answer.failure.code in NOTHING_SHOWN:
                 return Verdict.of(path, name, NOT_RUN, answer.failure, notes=notes)
@@ -203,11 +218,11 @@ class ArtifactJob:
     ) -> list[Comparison]:
         comparisons = []
         for index, outputs in zip(indices, answer.outputs, strict=True):
-            expected, by_torch_once = reference.outputs[index], by_torch.outputs[index]
-            found = self._compared(index, expected, by_torch_once, outputs)
-            if any(map(is_near, found)):
-                found = self._compared_again(row, index, expected, by_torch_once, outputs, found)
-            comparisons += found
+            expected, by_torch_first = reference.outputs[index], by_torch.outputs[index]
+            first = self._compared(index, expected, by_torch_first, outputs)
+            if any(map(is_near, first)):
+                first = self._compared_again(row, index, expected, by_torch_first, outputs, first)
+            comparisons += first
         return comparisons
 
     def _compared(self, index: int, reference: Arrays, by_torch: Arrays, outputs: Arrays) -> list[Comparison]:
@@ -216,19 +231,36 @@ class ArtifactJob:
         return compare(case.name, reference, by_torch, outputs, dtypes, tolerance, case.far_out, self.given)
 
     def _compared_again(
-        self, row: Runtime, index: int, reference: Arrays, by_torch: Arrays, outputs: Arrays, once: list[Comparison]
+        self, row: Runtime, index: int, reference: Arrays, by_torch: Arrays, outputs: Arrays, first: list[Comparison]
     ) -> list[Comparison]:
         """Comparisons of a case against the largest of several of torch's errors, where they are near the limit. Where
-        torch is then near its ceiling, luck is taken from the runtime too."""
+        torch is then near its ceiling, the runtime is run on the copies too, and its median error is judged."""
         case, draws = self.cases[index], self._torch_again(index, reference, by_torch)
         tolerance = self._tolerances[case.name]
-        by_torch = by_torch | {each.output: draws.outputs[each.output] for each in once if is_near(each)}
-        found = self._compared(index, reference, by_torch, outputs)
-        if self.given or not any(each.state == FAILED and is_unclear(each, tolerance) for each in found):
-            return found
-        copies = [self._run(row, arrays, self.path) for arrays in last_bits_changed(case.arrays, index)]
-        tries = [self._compared(index, reference, by_torch, copy) for copy in copies if not isinstance(copy, str)]
-        return middles([found, *tries], draws, tolerance)
+        by_torch = by_torch | {each.output: draws.outputs[each.output] for each in first if is_near(each)}
+        comparisons = self._compared(index, reference, by_torch, outputs)
+        if self.given or not any(each.state == FAILED and is_unclear(each, tolerance) for each in comparisons):
+            return comparisons
+        copies = self._on_copies(row, index)
+        if copies is None:
+            return comparisons
+        tries = [comparisons, *(self._compared(index, reference, by_torch, copy) for copy in copies)]
+        return medians(tries, draws, tolerance)
+
+    def _on_copies(self, row: Runtime, index: int) -> list[Arrays] | None:
+        """A runtime's outputs on copies of a case that differ in their last bits; None where it fails on one.
+
+        As many copies go into one request as memory has room for, since TensorRT builds an engine for each.
+        """
+        run, arrays = self.runs[row.name], self.cases[index].arrays
+        together = max(1, COPIES_BYTES // (2 * sum(array.nbytes for array in arrays.values())))
+        copies, outputs = last_bits_changed(arrays, index), list[Arrays]()
+        while inputs := list(itertools.islice(copies, together)):
+            answer = result(self.pool.submit(row, run.path, inputs, run.options))
+            if answer.failure is not None:
+                return None
+            outputs += answer.outputs
+        return outputs
 
     def _torch_again(self, index: int, reference: Arrays, by_torch: Arrays) -> Draws:
         """Torch's results on a case and on copies of it that differ in their last bits."""
@@ -293,7 +325,9 @@ class ArtifactJob:
             return attrs.evolve(verdict, where=text)
 
     def _run(self, row: Runtime, arrays: Arrays, path: Path) -> Arrays | str:
-        answer = result(self.pool.submit(row, path, [arrays]))
+        """The outputs of another graph on a case, with the options of the artifact's own run, or why there are none."""
+        options = self.runs[row.name].options if row.name in self.runs else {}
+        answer = result(self.pool.submit(row, path, [arrays], options))
         return answer.outputs[0] if answer.failure is None else answer.failure.text
 
 

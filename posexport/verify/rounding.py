@@ -15,7 +15,7 @@ import numpy as np
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.verify.draws import Array
-from posexport.verify.parity import over_limit
+from posexport.verify.parity import is_unclear, over_limit
 from posexport.verify.result import FAILED, OVER_LIMIT, Comparison, Tolerance
 
 DRAWS = 8
@@ -35,7 +35,7 @@ def is_near(each: Comparison) -> bool:
 
 
 def last_bits_changed(arrays: Arrays, seed: int) -> Iterator[Arrays]:
-    """DRAWS copies of a case's inputs, each float of them the next one of its dtype, up or down."""
+    """DRAWS copies of a case's inputs, each float of them the next one of its dtype, up or down; zeros stay."""
     rng = np.random.default_rng(seed)
     for _ in range(DRAWS):
         yield {name: _changed(array, rng) if array.dtype in _FLOATS else array for name, array in arrays.items()}
@@ -44,7 +44,7 @@ def last_bits_changed(arrays: Arrays, seed: int) -> Iterator[Arrays]:
 def _changed(array: Array, rng: np.random.Generator) -> Array:
     up = rng.random(array.shape, np.float32) < 0.5
     above, below = (np.nextafter(array, np.asarray(end, array.dtype)) for end in (np.inf, -np.inf))
-    changed: Array = np.where(up, above, below)
+    changed: Array = np.where(array == 0, array, np.where(up, above, below))
     return changed
 
 
@@ -72,10 +72,12 @@ class Draws:
         return Draws(farthest, errors)
 
 
-def _against_its_token(each: Comparison, draws: Draws, tolerance: Tolerance) -> Comparison:
+def _judged_by_its_token(each: Comparison, draws: Draws, tolerance: Tolerance) -> Comparison:
+    """A failed comparison with the median of torch's errors (of the finite ones) on the token where the error is."""
     if each.max_error is None or each.reference_rms is None or each.index is None:
         return each
-    torch_error = float(np.median([errors[each.index[:-1]] for errors in draws.errors[each.output]]))
+    by_torch = np.array([errors[each.index[:-1]] for errors in draws.errors[each.output]])
+    torch_error = float(np.median(by_torch[np.isfinite(by_torch)]))
     limit = tolerance.limit(torch_error, each.reference_rms)
     reason = over_limit(each.output, each.max_error, each.index, limit)
     return attrs.evolve(each, torch_error=torch_error, limit=limit, reason=reason)
@@ -92,14 +94,16 @@ def _largest(errors: Array) -> float:
     return largest if np.isfinite(largest) else -1.0
 
 
-def middles(tries: Sequence[Sequence[Comparison]], draws: Draws, tolerance: Tolerance) -> list[Comparison]:
-    """A runtime's comparisons on a case, the first of `tries`; for outputs that failed, of those on its copies too, the
-    one with the middle error. Where that is over its limit, torch's middle error on the same token is what counts: luck
-    differs, but what makes the errors of a token large is the same."""
-    found = []
-    for once, *more in zip(*tries, strict=True):
-        usual = once
-        if once.state == FAILED:
-            usual = sorted((once, *more), key=lambda each: each.severity)[len(tries) // 2]
-        found.append(usual if usual.state != FAILED else _against_its_token(usual, draws, tolerance))
-    return found
+def medians(tries: Sequence[Sequence[Comparison]], draws: Draws, tolerance: Tolerance) -> list[Comparison]:
+    """The first of `tries` (a runtime's comparisons on a case, then on its copies), but for outputs that are over the
+    ceiling and may be so by rounding (posexport.verify.parity.is_unclear): of them, the try with the median error. If
+    it is over its limit too, its limit is that of torch's median error on the same token, since what makes rounding
+    errors of a token large makes them large in every draw."""
+    comparisons = []
+    for first, *others in zip(*tries, strict=True):
+        if first.state == FAILED and is_unclear(first, tolerance):
+            median = sorted((first, *others), key=lambda each: each.severity)[len(tries) // 2]
+            comparisons.append(median if median.state != FAILED else _judged_by_its_token(median, draws, tolerance))
+        else:
+            comparisons.append(first)
+    return comparisons

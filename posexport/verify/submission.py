@@ -15,7 +15,7 @@ from posexport.runtimes import RUNTIMES, TENSORRT, TORCH, TORCH_WORKER, Runtime
 from posexport.runtimes.pool import result
 from posexport.verify import eligibility
 from posexport.verify.cases import Case, make_cases
-from posexport.verify.judge import ArtifactJob
+from posexport.verify.judge import ArtifactJob, Run
 from posexport.verify.reach import reach_of
 from posexport.verify.user_inputs import fit_inputs
 
@@ -58,8 +58,8 @@ def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
             continue
         needed = eligibility.weight_bytes(artifact, row)
         if eligibility.memory_shortfall(needed, job.memory):  # not beside its other runs, but perhaps after them
-            for future, _ in job.runs.values():
-                result(future)
+            for run in job.runs.values():
+                result(run.answer)
             job.memory = 0
         indices = [
             index for index, case in enumerate(job.cases) if eligibility.is_affordable(artifact.spec, case.sizes, row)
@@ -73,7 +73,7 @@ def submit(job: ArtifactJob, missing: Mapping[str, Reason | None]) -> None:
         if reason is not None:
             job.skipped[name] = reason
         elif name == TORCH_WORKER and job.by_torch is not None:
-            job.runs[name] = (job.by_torch, indices)
+            job.runs[name] = Run(job.by_torch, indices, artifact.source.path, options)
         elif artifact.contract_violation is None:
             _submit_runs(job, row, indices)
             job.memory += needed
@@ -85,7 +85,8 @@ def _submit_runs(job: ArtifactJob, row: Runtime, indices: list[int]) -> None:
     sizes = [job.cases[index].sizes for index in indices] + ([] if tried is None else tried.sizes())
     options = run_options(artifact, row, sizes)
     arrays = [job.cases[index].arrays for index in indices]
-    job.runs[row.name] = (job.pool.submit(row, artifact.path, arrays, options), indices)
+    answer = job.pool.submit(row, artifact.path, arrays, options)
+    job.runs[row.name] = Run(answer, indices, artifact.path, options)
     if tried is not None:
         affordable = eligibility.is_affordable(artifact.spec, {"batch": 1, "seq": tried.tokens()}, row)
         tried.submit(row.name, partial(job.pool.submit, row, artifact.path, options=options) if affordable else None)

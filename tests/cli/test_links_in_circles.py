@@ -124,6 +124,7 @@ def test_where_a_path_leads(here: Path) -> None:
     assert real_path(link) == real_path(here) / "l"
     assert is_there(here / "a.onnx")
     assert not is_there(here / "nothing") and not is_there(here / "a.onnx" / "b")
+    assert not is_there(Path("a\0b")) and not is_there(Path("\ud800"))
     for path in (link, link / "b"):
         with pytest.raises(RequestError, match="circle"):
             is_there(path)

@@ -366,6 +366,15 @@ except KeyboardInterrupt:
 """
 
 
+def test_a_signal_that_is_lost_where_an_object_is_freed_is_reported() -> None:
+    """The alarm that would bring it again belongs to somebody else."""
+    code = DROPPED.replace("interrupts = ", "signal.signal(signal.SIGALRM, lambda *args: None)\ninterrupts = ")
+    command = [sys.executable, "-c", code.format(number=int(signal.SIGINT))]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stdout == "went on\n"
+    assert "KeyboardInterrupt" in ended.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
 def test_a_signal_that_comes_while_an_object_is_freed_is_not_lost(number: signal.Signals) -> None:
     command = [sys.executable, "-c", DROPPED.format(number=int(number))]

@@ -260,6 +260,14 @@ def test_settings_that_matplotlib_can_not_use_are_told_in_a_sentence(variable: s
     assert says in last and "check MPLBACKEND, MATPLOTLIBRC and MPLCONFIGDIR" in last
 
 
+def test_matplotlib_warns_of_no_cache_and_its_logger_is_left_as_it_was(tmp_path: Path) -> None:
+    code = "import logging, posexport.report.artists; print(logging.getLogger('matplotlib').level)"
+    (tmp_path / "file").write_text("")
+    environment = {**os.environ, "MPLCONFIGDIR": str(tmp_path / "file/folder")}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0\n", "")
+
+
 def test_a_matrix_says_what_keeps_it_from_drawing_before_it_measures(tmp_path: Path) -> None:
     options = ["--encoding", "rope", "--form", "native", "--dtype", "fp32", "--mode", "prefill", "--runtime", "torch"]
     command = [sys.executable, "-m", "posexport", "matrix", *options, "-o", str(tmp_path / "m")]

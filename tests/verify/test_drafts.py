@@ -15,7 +15,8 @@ from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.coverage import not_shown, spread_cells
-from posexport.verify.drafts import corners, memory
+from posexport.verify.draft import memory
+from posexport.verify.drafts import corners
 from posexport.verify.reach import Reach, default_reach, read_reach
 
 BANDS = ((65, 127), (129, 255), (257, 511), (513, 1023), (1025, 2047), (2049, 2300))

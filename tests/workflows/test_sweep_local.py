@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -300,9 +301,20 @@ def test_only_a_file_is_the_lock(kind: str, tmp_path: Path) -> None:
             lock.mkdir()
         case _:
             lock.symlink_to("/dev/zero" if kind == "device" else other)
-    with pytest.raises(RequestError, match="no file that can be locked: remove it"), Folder(tmp_path / "sweep").hold():
+    with pytest.raises(RequestError, match="not a regular file, so no lock"), Folder(tmp_path / "sweep").hold():
         pass
     assert other.exists() == (kind == "link")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EMFILE])
+def test_why_there_is_no_lock_is_said(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    folder = Folder(tmp_path / "sweep")
+    monkeypatch.setattr("posexport.workflows.sweep.folder.os.open", fails)
+    with pytest.raises(RequestError, match=os.strerror(number)), folder.hold():
+        pass
 
 
 def test_one_sweep_at_a_time(tmp_path: Path) -> None:

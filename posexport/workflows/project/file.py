@@ -135,7 +135,7 @@ def find_project(named: str | None, allow_outside: bool = False) -> Project:
     where artifacts would be written outside the folder of the file.
     """
     project = _find(named)
-    is_there(project.root / project.folder)
+    is_there(project.root / project.folder)  # RequestError for links in a circle
     if not allow_outside:
         _check_inside(project)
     return project

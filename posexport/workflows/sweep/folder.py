@@ -12,10 +12,11 @@ The record of a job is written last: where there is one, its other files are the
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
 from typing import IO
@@ -65,12 +66,16 @@ class Folder:
         """The lock's file, made if need be. Where something else has its name, a pipe or a link, nothing is opened."""
         path = self.path / ".state" / "lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with suppress(OSError):
+        try:
             lock = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a link, a folder, a socket
+                raise
+        else:
             if stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
                 return lock
             lock.close()
-        raise RequestError(f"{str(path)!r} is no file that can be locked: remove it, or give another -o.")
+        raise RequestError(f"{str(path)!r} is not a regular file, so no lock: remove it, or give another -o.")
 
     def write_state(self, plan: Plan, records: Mapping[str, Record], notes: Sequence[str] = ()) -> None:
         """Write sweep.json: every job with its state and the file that has its result."""

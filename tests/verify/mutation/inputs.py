@@ -22,7 +22,7 @@ Range = tuple[int, int]
 @attrs.frozen
 class Reach:
     """The largest sizes and positions of inputs: keys with a cache or from an encoder, tokens of several rows without a
-    cache, and of one row; rows, and rows of a few tokens each."""
+    cache, and of one row; rows, and rows where a fault is one of large batches."""
 
     keys: int = 2150
     tokens: int = 1100

@@ -1,0 +1,78 @@
+"""A set of inputs before it is drawn, and how large it may be: what it costs to run, and memory it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import attrs
+
+from posexport.spec.contract import Bounds, within
+from posexport.spec.spec import Spec
+from posexport.verify.draws import At
+from posexport.verify.eligibility import work
+
+WORK = 3e10
+"""Multiply-adds that a case may take: longer and larger ones become shorter."""
+
+ROWS_WORK = 1.5e9
+"""Multiply-adds that a batch of many rows may take: blocks whose hidden size is some 600 or more get fewer rows."""
+
+LEAST = 26
+"""Tokens that a case has whatever they cost."""
+
+
+@attrs.frozen
+class Draft:
+    """A case where nothing bounds it: `past` tokens in a cache, `spare` places behind the last in a shared one,
+    `encoder` tokens of an encoder, and kinds of draws.py and values.py. Fields that don't concern a spec play no part.
+    """
+
+    name: str
+    batch: int
+    seq: int
+    past: int
+    spare: int
+    encoder: int
+    positions: str | At
+    padding: str = "none"
+    values: str = "normal"
+
+
+def memory(spec: Spec, drafts: Iterable[Draft], bounds: Bounds) -> int:
+    """About how many bytes the inputs of all drafts take together within `bounds`, and the largest logits in float64
+    beside them."""
+    inputs = logits = 0
+    for draft in drafts:
+        batch, seq = within(draft.batch, bounds["batch"]), within(draft.seq, bounds["seq"])
+        encoder = within(draft.encoder, bounds["encoder_seq"]) if spec.cross else 0
+        past, slots = 0, 0
+        if spec.kv_cache == "concat":
+            past = slots = within(draft.past, bounds["past_seq"])
+        elif spec.kv_cache == "shared":
+            slots = within(draft.past + seq + draft.spare, bounds["max_seq"])
+            past = min(draft.past, slots)
+        inputs += 4 * batch * (slots * per_token(spec) + (seq + encoder) * spec.hidden_size)
+        logits = max(logits, 2 * 8 * batch * spec.num_heads * seq * (encoder or past + seq))
+    return inputs + logits
+
+
+def per_token(spec: Spec) -> int:
+    """Numbers in a cache for each token."""
+    return 2 * spec.layers * spec.num_kv_heads * spec.head_dim
+
+
+def shorter(spec: Spec, batch: int, seq: int) -> int:
+    """The tokens, or fewer, that each of so many rows may have within WORK; at least LEAST."""
+    return shrunk(seq, lambda tokens: work(spec, {"batch": batch, "seq": tokens}), WORK)
+
+
+def fewer(spec: Spec, batch: int, seq: int, least: int) -> int:
+    """The rows, or fewer, that may have so many tokens each within ROWS_WORK; at least `least`."""
+    return min(batch, max(least, int(ROWS_WORK / work(spec, {"batch": 1, "seq": seq}))))
+
+
+def shrunk(size: int, cost: Callable[[int], float], most: float) -> int:
+    """The size, or a smaller one that costs no more than `most`; at least LEAST, or the size."""
+    while size > LEAST and cost(size) > most:
+        size = max(LEAST, int(size * 0.8))
+    return size

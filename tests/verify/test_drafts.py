@@ -15,7 +15,7 @@ from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.coverage import not_shown, spread_cells
-from posexport.verify.draft import memory
+from posexport.verify.draft import Draft, memory
 from posexport.verify.drafts import corners
 from posexport.verify.reach import Reach, default_reach, read_reach
 
@@ -47,21 +47,42 @@ def test_each_band_of_lengths_meets_one_row_and_several(seed: int) -> None:
     assert any(batch >= 12 for batch, _ in sizes)
 
 
-def test_large_blocks_get_fewer_rows_of_many_tokens_but_as_many_of_few() -> None:
-    reach = Reach(seq=2_200)
-    few, large = (
-        list(corners(small_spec("rope", hidden_size=hidden, num_heads=hidden // 32), np.random.default_rng(0), reach))
-        for hidden in (64, 1024)
+def _drafts(hidden_size: int, seed: int) -> list[Draft]:
+    spec = small_spec("rope", hidden_size=hidden_size, num_heads=hidden_size // 32)
+    return list(corners(spec, np.random.default_rng(seed), Reach(seq=2_200)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_large_blocks_get_fewer_rows_of_many_tokens_but_as_many_of_few(seed: int) -> None:
+    small, large = (
+        [draft for draft in _drafts(hidden, seed) if draft.name.startswith("few tokens")] for hidden in (64, 1024)
     )
-    few = [draft for draft in few if draft.name != "pictures"]
-    for small, big in zip(few, large, strict=True):
-        if (small.name == "few tokens of crowd" and small.seq < 12) or small.batch < 4:
-            assert big.batch == small.batch
-        assert big.batch <= small.batch
-    rows = {draft.name: (small.batch, draft.batch) for small, draft in zip(few, large, strict=True)}
-    assert rows["rows"][0] >= 10 and rows["rows"][1] == 10
-    assert rows["long rows"][0] >= 5 and rows["long rows"][1] == 4
-    assert all(draft.batch >= 6 for draft in large if draft.name in ("few tokens of dozen", "few tokens of crowd"))
+    for many, few in zip(small, large, strict=True):
+        assert many.seq == few.seq
+        assert few.batch == many.batch if many.seq < 12 or many.batch < 6 else 6 <= few.batch <= many.batch
+    assert sum(draft.batch for draft in large) < sum(draft.batch for draft in small)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_of_more_than_a_hundred_tokens_leave_one_over_and_have_any_length(seed: int) -> None:
+    names = ("rows", "several rows", "long rows", "longer rows")
+    small = {draft.name: draft for draft in _drafts(64, seed)}
+    assert [small[name].seq for name in names] == [129, 255, 257, 513]
+    for name, (low, high) in zip(names, ((130, 254), (130, 511), (258, 511), (514, 1023)), strict=True):
+        other = small[f"{name} of any length"]
+        assert low <= other.seq <= high
+        assert other.batch == small[name].batch > 1
+    large = {draft.name: draft for draft in _drafts(1024, seed)}
+    for name, least in zip(names, (10, 2, 4, 3), strict=True):  # one of the two where both cost much
+        assert (name in large) != (f"{name} of any length" in large)
+        assert name not in large or large[name].batch == least
+
+
+@pytest.mark.parametrize("hidden_size", [2048, 4096])
+def test_rows_that_cost_too_much_leave_one_token_over_too(hidden_size: int) -> None:
+    drafts = [draft for seed in range(4) for draft in _drafts(hidden_size, seed)]
+    shortened = {draft.seq for draft in drafts if draft.name in ("rows", "long rows", "longer rows")}
+    assert shortened <= {17, 33, 65, 129, 257, 513}
 
 
 @pytest.mark.parametrize("kind", ["concat", "shared"])

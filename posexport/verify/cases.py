@@ -60,6 +60,16 @@ class Case:
         return self.farthest >= USUAL_POSITIONS
 
 
+@attrs.define
+class _Turns:
+    """What cases take turns in: ids of tokens, and the layer of a deep stack whose cached keys are loud; and the sizes
+    and kinds of those that were `seen`."""
+
+    token_ids: Iterator[int]
+    loud_layers: Iterator[int]
+    seen: set[object] = attrs.field(factory=set)
+
+
 def make_cases(
     spec: Spec, seed: int, bounds: Bounds, form: str = "decomposed", *, reach: Reach | None = None, more: int = 0
 ) -> list[Case]:
@@ -74,13 +84,13 @@ def make_cases(
     """
     reach = reach or default_reach(spec)
     rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
-    tokens = _every_token(spec.vocab_size or 1, np.random.default_rng((seed, 2)))
+    turns = _Turns(_every(spec.vocab_size or 1, seed, 2), _every(spec.layers, seed, 3))
     drafts = list(corners(spec, rng, reach))
     _check_memory(memory(spec, drafts, bounds), reach)
-    seen: set[object] = set()
-    cases = [case for draft in drafts for case in _case(draft, spec, rng, bounds, form, tokens, seen)]
-    drawn = itertools.islice(further(spec, others, reach), more)
-    cases += [case for draft in drawn for case in _case(draft, spec, others, bounds, form, tokens, set())]
+    cases = [case for draft in drafts for case in _case(draft, spec, rng, bounds, form, turns)]
+    for draft in itertools.islice(further(spec, others, reach), more):
+        turns.seen.clear()
+        cases += _case(draft, spec, others, bounds, form, turns)
     return _named_apart(cases)
 
 
@@ -110,20 +120,14 @@ def _other_than(dim: str, size: int) -> int:
 
 
 def _case(
-    draft: Draft,
-    spec: Spec,
-    rng: np.random.Generator,
-    bounds: Bounds,
-    form: str,
-    token_ids: Iterator[int],
-    seen: set[object],
+    draft: Draft, spec: Spec, rng: np.random.Generator, bounds: Bounds, form: str, turns: _Turns
 ) -> Iterator[Case]:
-    """The case of a draft; none where bounds make its sizes and kinds those of a case that was `seen` before."""
+    """The case of a draft; none where bounds make its sizes and kinds those of a case that was seen before."""
     sizes, before = _sizes(draft, spec, rng, bounds, form)
     kinds = (draft.positions if isinstance(draft.positions, str) else draft.name, draft.padding, draft.values)
-    if (key := (*sizes.items(), *kinds)) in seen:
+    if (key := (*sizes.items(), int(before.max()), *kinds)) in turns.seen:
         return
-    seen.add(key)
+    turns.seen.add(key)
     shapes = graph_inputs(spec)
     lengths = before + sizes["seq"] if not spec.cross else np.full(sizes["batch"], sizes["encoder_seq"])
     width = sizes.get("max_seq", int(lengths.max()))
@@ -138,7 +142,9 @@ def _case(
         new = np.take_along_axis(mask, places, 1) == 0
         places = np.take_along_axis(np.maximum(mask.cumsum(1) - 1, 0), places, 1)
     arrays: Arrays = {}
-    loud = range(spec.layers) if spec.layers <= LOUD_LAYERS else (int(rng.integers(spec.layers)),)
+    loud = range(spec.layers)
+    if draft.values == "loud" and spec.layers > LOUD_LAYERS:
+        loud = range(layer := next(turns.loud_layers), layer + 1)
     alone = {"past_key", *(f"past_key.{layer}" for layer in loud)}
     for name, (shape, dtype) in shapes.items():
         dims = tuple(resolved(dim, sizes) for dim in shape)
@@ -149,7 +155,7 @@ def _case(
         elif name == "write_indices":
             arrays[name] = before
         elif name == "input_ids" and spec.vocab_size is not None:
-            arrays[name] = _token_ids(rng, dims, spec.vocab_size, token_ids)
+            arrays[name] = _token_ids(rng, dims, spec.vocab_size, turns.token_ids)
         else:
             cached = name.startswith("past_")
             masked = mask[:, : dims[2]] == 0 if cached else mask == 0 if name.startswith("encoder") else new
@@ -173,10 +179,11 @@ def _case(
     yield Case(name=f"{draft.name} [{sizes['batch']}, {sizes['seq']}]{more}", arrays=arrays, sizes=sizes)
 
 
-def _every_token(vocab_size: int, rng: np.random.Generator) -> Iterator[int]:
-    """Ids of tokens without end, each of the vocabulary before one comes again."""
+def _every(count: int, *seed: int) -> Iterator[int]:
+    """Numbers below `count` without end, each of them before one comes again."""
+    rng = np.random.default_rng(seed)
     while True:
-        yield from rng.permutation(vocab_size).tolist()
+        yield from rng.permutation(count).tolist()
 
 
 def _token_ids(rng: np.random.Generator, dims: tuple[int, ...], vocab_size: int, tokens: Iterator[int]) -> Array:

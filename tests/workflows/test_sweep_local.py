@@ -306,13 +306,18 @@ def test_only_a_file_is_the_lock(kind: str, tmp_path: Path) -> None:
     assert other.exists() == (kind == "link")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EMFILE])
-def test_why_there_is_no_lock_is_said(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("function", "number"),
+    [("os.open", errno.ENOSPC), ("os.open", errno.EACCES), ("os.open", errno.EMFILE), ("fcntl.flock", errno.ENOLCK)],
+)
+def test_why_there_is_no_lock_is_said(
+    function: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*args: object) -> int:
         raise OSError(number, os.strerror(number))
 
     folder = Folder(tmp_path / "sweep")
-    monkeypatch.setattr("posexport.workflows.sweep.folder.os.open", fails)
+    monkeypatch.setattr(function, fails)
     with pytest.raises(RequestError, match=os.strerror(number)), folder.hold():
         pass
 

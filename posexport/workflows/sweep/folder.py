@@ -54,12 +54,12 @@ class Folder:
             (self.path / _JOBS).mkdir(parents=True, exist_ok=True)
             lock = self._lock()
         with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise RequestError(
-                    f"another sweep is at work in {str(self.path)!r}: wait for it, or give another -o."
-                ) from None
+            with system_error(f"{str(self.path)!r} can't be locked", "give another folder"):
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    text = f"another sweep is at work in {str(self.path)!r}: wait for it, or give another -o."
+                    raise RequestError(text) from None
             yield
 
     def _lock(self) -> IO[bytes]:

@@ -345,9 +345,26 @@ def _tables(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         if keys > 1 and spec.kv_cache:  # queries on both sides of where the oldest keys go out of sight
             yield Draft(f"past {keys} keys", 1, 4, keys - 2, 2, 1, "near", values="oldest")
     for edge in spec.position_edges():
-        for last in (edge - 1, edge):
-            places = np.maximum(np.arange(last - 3, last + 1), 0)
-            yield Draft(f"position {last}", 1, 4, 0, 2, 3, At(places[None, :, None]))
+        yield from _around(spec, edge, edge + _size(rng, 0, edge))
+
+
+def _around(spec: Spec, edge: int, farther: int) -> Iterator[Draft]:
+    """Few tokens up to both sides of a position from which on an encoding is another, and tokens of which one is beyond
+    it: the first or any other, of the first row or another, along one axis or all."""
+    for name, tokens in (
+        (f"position {edge - 1}", [range(edge - 4, edge)]),
+        (f"position {edge}", [range(edge - 3, edge + 1)]),
+        (f"back from position {farther}", [(farther, 0, 1, 2)]),
+        (f"row with position {farther}", [(0, farther, 1, 2), (0, 1, 2, 3)]),
+        (f"second row with position {farther}", [(1, 2, 0, 3), (0, 1, farther, 3), (0, 1, 2, 3)]),
+    ):
+        places = np.maximum(np.array(tokens, np.int64), 0)[:, :, None].repeat(spec.position_axes, 2)
+        for past in (0, 30) if spec.kv_cache else (0,):
+            yield Draft(name, len(tokens), 4, past, 2, 3, At(places))
+    for axis in range(spec.position_axes if spec.position_axes > 1 else 0):
+        places = np.arange(4)[None, :, None].repeat(spec.position_axes, 2)
+        places[0, 1, axis] = farther
+        yield Draft(f"axis with position {farther}", 1, 4, 0, 2, 3, At(places))
 
 
 def _long(spec: Spec, reach: Reach) -> int:

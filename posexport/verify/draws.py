@@ -77,13 +77,14 @@ def _middle(rng: np.random.Generator, places: Array, limit: int) -> Array:
 
 
 def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
-    """Anywhere up to the limit, each power of two as likely, landmarks as there is room, and the last position."""
+    """Anywhere up to the limit, each power of two as likely, landmarks as there is room, and the last position, in no
+    order."""
     seq = places.shape[1]
     positions = np.asarray(np.exp2(rng.uniform(0, np.log2(limit), places.shape)).astype(np.int64) - 1)
     known = [place for place in LANDMARKS if place < limit][-seq:]
     positions[:, : len(known)] = known
     positions[:, -1] = limit - 1
-    return np.asarray(positions)
+    return np.asarray(rng.permuted(positions, axis=1))
 
 
 def _far_row(rng: np.random.Generator, places: Array, limit: int) -> Array:

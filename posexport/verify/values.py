@@ -33,9 +33,14 @@ token in a row has less of it, since what a loud token itself sees is known to f
 
 OUTLIER, HALF_OUTLIER, HALF_NORMED, DEEP_OUTLIER = 400.0, 200.0, 50.0, 8.0
 """Factors on one feature, as hidden states of trained models have it: of all tokens where a norm comes first, else of
-one token in a row; there in half precision, in bare attention over short rows, and over others, or where a norm comes
-later, whose squares would overflow; and in stacks without norms, where the next layer would get it, and where runtimes
-round terms of the encoding in different ways, which the feature would make larger."""
+one token in a row, and in fp32 of all in every second row; there in half precision, in bare attention over short rows,
+and over others, or where a norm comes later, whose squares would overflow; and in stacks without norms, where the next
+layer would get it, and where runtimes round terms of the encoding in different ways, which the feature would make
+larger: there in one token of a row alone."""
+
+NARROW = 0.1
+"""The ratio sqrt(head_dim) / hidden_size beyond which a feature has less of it in half precision: where so few features
+share a projection, logits would overflow."""
 
 LONG_ROW = 128
 """Tokens from which on some keys of a row have logits so near each other that half precision can't tell them apart,
@@ -146,19 +151,34 @@ def _outlier(tokens: Tokens, few: bool = False) -> Array:
     spec, values, rng = tokens.spec, tokens.values.copy(), tokens.rng
     if tokens.cached:
         return values
-    feature, (batch, seq) = int(rng.integers(values.shape[-1])), tokens.masked.shape
-    large = np.sign(values[..., feature]) * (2 + abs(values[..., feature]))
+    batch, seq = tokens.masked.shape
+    rounded, deep = _rounded_apart(spec), spec.block == "attention" and spec.layers > 1
     if tokens.normed:
-        values[..., feature] = OUTLIER * large
+        factor = OUTLIER
+    elif deep or (rounded and not few):
+        factor = _as_scaled(spec, DEEP_OUTLIER)
     else:
-        deep = spec.block == "attention" and spec.layers > 1
-        deep |= _rounded_apart(spec) and not few
-        growth = max(layer.encoding.query_factor(FAR) for layer in spec.distinct_layers())
-        half = (HALF_OUTLIER if spec.block == "attention" and seq < LONG_ROW else HALF_NORMED) / growth**0.5
-        factor = _as_scaled(spec, DEEP_OUTLIER) if deep else OUTLIER if spec.dtype == "fp32" else half
-        rows, places = np.arange(batch), rng.integers(0, seq, batch)
-        values[rows, places, feature] = factor * _signs(rng, batch) * abs(large[rows, places])
+        factor = OUTLIER if spec.dtype == "fp32" else _half_outlier(spec, seq)
+    has, whole = np.zeros((batch, seq), bool), np.zeros(batch, bool)
+    has[np.arange(batch), rng.integers(0, seq, batch)] = True
+    if tokens.normed:
+        whole[:] = True
+    elif spec.dtype == "fp32" and not (deep or rounded):
+        whole[int(rng.integers(2)) * (batch > 1) :: 2] = True
+    feature = rng.integers(values.shape[-1], size=(batch, 1, 1))
+    usual = np.take_along_axis(values, feature, 2)
+    signs = np.where(whole[:, None, None], np.sign(usual), _signs(rng, batch)[:, None, None])
+    large = factor * signs * (2 + abs(usual))
+    np.put_along_axis(values, feature, np.where((has | whole[:, None])[..., None], large, usual), 2)
     return values
+
+
+def _half_outlier(spec: Spec, seq: int) -> float:
+    """The factor on one feature in half precision, in rows of so many tokens."""
+    growth = max(layer.encoding.query_factor(FAR) for layer in spec.distinct_layers())
+    growth *= max(1.0, spec.head_dim**0.5 / spec.hidden_size / NARROW)
+    most = HALF_OUTLIER if spec.block == "attention" and seq < LONG_ROW else HALF_NORMED
+    return float(most / growth**0.5)
 
 
 def _massive(tokens: Tokens) -> Array:

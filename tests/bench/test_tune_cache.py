@@ -44,7 +44,7 @@ def test_no_file_of_the_cache_is_written_through_a_link(tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     folder.mkdir()
     (folder / ".gitignore").symlink_to("../planted")
-    Store(tmp_path).get({"sha": "a"}, lambda: {"value": 1})
+    Store(tmp_path).get({"what": "identify", "sha256": "a"}, lambda: {"identity": "1"})
     assert not (tmp_path / "planted").exists()
 
 
@@ -57,8 +57,10 @@ def test_what_else_is_in_the_folder_stays_as_it_is(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [FOLDER, "files"]
     assert (tmp_path / "files/mine").read_text() == "x"
     assert [path.name for path in (tmp_path / FOLDER).iterdir()] == [".gitignore"]
-    store.get({"sha": "a"}, lambda: {"value": 1})
-    assert Store(tmp_path / FOLDER).get({"sha": "a"}, lambda: {"value": 2}) == {"value": 1}
+    store.get({"what": "identify", "sha256": "a"}, lambda: {"identity": "1"})
+    assert Store(tmp_path / FOLDER).get({"what": "identify", "sha256": "a"}, lambda: {"identity": "2"}) == {
+        "identity": "1"
+    }
 
 
 def test_two_tunings_in_one_folder_keep_their_programs(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from posexport.bench.scenarios import Scenario
 from posexport.bench.tune.fact_cache import Store
+from posexport.bench.tune.facts import fits
 from posexport.bench.tune.ranking import METHOD, merit, planned, unknown
 from posexport.bench.tune.result import Row
 from posexport.bench.tune.space import Limits, Program, Request, options_of, other_opsets, programs
@@ -75,25 +76,70 @@ def test_facts_are_found_once_and_again_after_what_they_depend_on_changed(tmp_pa
 
     def find() -> dict[str, Any]:
         asked.append(1)
-        return {"value": len(asked)}
+        return {"identity": str(len(asked))}
 
     store = Store(tmp_path / "cache")
-    assert [store.get({"sha": "a"}, find)["value"] for _ in range(2)] == [1, 1]
-    assert store.get({"sha": "b"}, find)["value"] == 2
+    assert [store.get({"what": "identify", "sha256": "a"}, find)["identity"] for _ in range(2)] == ["1", "1"]
+    assert store.get({"what": "identify", "sha256": "b"}, find)["identity"] == "2"
     assert store.reused == 0
     later = Store(tmp_path / "cache")
-    assert (later.get({"sha": "a"}, find)["value"], later.reused) == (1, 1)
-    assert Store(tmp_path / "cache", resume=False).get({"sha": "a"}, find)["value"] == 3
+    assert (later.get({"what": "identify", "sha256": "a"}, find)["identity"], later.reused) == ("1", 1)
+    assert Store(tmp_path / "cache", resume=False).get({"what": "identify", "sha256": "a"}, find)["identity"] == "3"
     assert (tmp_path / "cache/.posexport-tune/.gitignore").read_text() == "*\n"
 
 
 def test_a_damaged_or_foreign_fact_is_found_anew(tmp_path: Path) -> None:
-    Store(tmp_path).get({"sha": "a"}, lambda: {"value": 1})
+    Store(tmp_path).get({"what": "identify", "sha256": "a"}, lambda: {"identity": "1"})
     (file,) = tmp_path.glob(".posexport-tune/*.json")
     whole = json.loads(file.read_bytes())
-    for text in ("", "[]", "{", json.dumps({**whole, "key": {"sha": "b"}}), json.dumps({**whole, "fact": 3})):
+    others: list[dict[str, Any]] = [
+        {"key": {"what": "identify", "sha256": "b"}},
+        {"fact": 3},
+        {"fact": {}},
+        {"fact": {"identity": "3"}},  # whole, but not what was measured
+        {"sha256": None},
+    ]
+    for text in ("", "[]", "{", *(json.dumps({**whole, **other}) for other in others)):
         file.write_text(text)
-        assert Store(tmp_path).get({"sha": "a"}, lambda: {"value": 2}) == {"value": 2}
+        assert Store(tmp_path).get({"what": "identify", "sha256": "a"}, lambda: {"identity": "2"}) == {"identity": "2"}
+
+
+SHA = "0" * 64
+FACTS: dict[str, dict[str, Any]] = {
+    "export": {"sha256": SHA, "size": 5},
+    "fit": {"sizes": {"batch": 1}, "profile": ["seq=1..8"], "spec": {}},
+    "identify": {"identity": SHA},
+    "verify": {"state": "passed", "reason": None},
+    "rounds": {
+        **{"rounds": [{"a": 0.1}, {"a": 0.2}], "failed": {}, "memory": {"a": 5}},
+        **{"runs": 9, "turn": 2, "machine_load": 0.1, "seconds": 1.5},
+    },
+    "kernels": {
+        "kernels": {
+            **{"count": 3, "fused_attention": True, "attention_kernels": 1, "attention_layers": 1, "host_steps": 0},
+            "rows": [],
+        },
+        **{"memory": {"scratch": 5, "weights": None}, "size": 7, "version": "1"},
+    },
+}
+
+
+@pytest.mark.parametrize("what", FACTS)
+def test_a_fact_of_another_kind_is_found_anew(what: str) -> None:
+    key, whole = {"what": what, "rounds": 2, "entries": [["a", SHA]]}, FACTS[what]
+    assert fits(key, whole)
+    assert not fits(key, {})
+    assert not fits({**key, "what": "another"}, whole)
+    for name in whole:
+        assert not fits(key, {other: value for other, value in whole.items() if other != name})
+        assert not fits(key, {**whole, name: object()})
+    assert fits(key, {"refused": "too long"}) == (what == "fit")
+
+
+@pytest.mark.parametrize("rounds", [[], [{"a": 0.1}], [{"a": 0.1}, {"b": 0.1}], [{}, {}], [{"a": "x"}, {"a": 1}]])
+def test_rounds_of_other_candidates_are_timed_anew(rounds: list[dict[str, Any]]) -> None:
+    key = {"what": "rounds", "rounds": 2, "entries": [["a", SHA]]}
+    assert not fits(key, {**FACTS["rounds"], "rounds": rounds})
 
 
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -119,7 +119,9 @@ def test_a_norm_makes_every_token_have_the_outlier() -> None:
     normed = VALUES["outlier"](_tokens(small_spec("rope", block="transformer"), plain, masked))
     bare = VALUES["outlier"](_tokens(small_spec("rope"), plain, masked))
     deep = VALUES["outlier"](_tokens(small_spec("rope", layers=2), plain, masked))
-    assert [(abs(values) > 100).any(-1).sum() for values in (normed, bare, deep)] == [18, 2, 0]
+    half = VALUES["outlier"](_tokens(small_spec("rope", dtype="fp16"), plain, masked))
+    large = [(abs(values) > 100).any(-1).sum() for values in (normed, bare, half, deep)]
+    assert large == [18, 1 + 9, 2, 0]  # bare in fp32: of one token in a row, and of all in the other
     assert bare.min() < -100  # of either sign
     assert bare.max() > 100
     assert abs(deep).max() > 5
@@ -201,6 +203,18 @@ def test_both_sides_of_a_trained_length_are_tried(name: str) -> None:
     ends = {int(each.arrays["position_ids"].max()) for each in made(spec)}
     for edge in spec.position_edges():
         assert {edge - 1, edge} <= ends
+
+
+@pytest.mark.parametrize("name", ["rope-dynamic", "rope-longrope", "temperature"])
+def test_the_farthest_token_may_be_any(name: str) -> None:
+    spec = case(name)
+    (edge, *_) = spec.position_edges()
+    beyond = [each.arrays["position_ids"] >= edge for each in made(spec)]
+    one = [rows[0] for rows in beyond if len(rows) == 1 and rows.any()]
+    several = [rows.any(1) for rows in beyond if len(rows) > 1]
+    for place in (0, -1):
+        assert any(not row[place] for row in one)
+        assert any(rows.any() and not rows[place] for rows in several)
 
 
 def test_exact_angles_are_tried_as_far_as_they_are_exact() -> None:

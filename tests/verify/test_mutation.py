@@ -21,6 +21,7 @@ from mutation.sound_specs import draw_specs
 from mutation.surgery import copy_of
 
 from posexport.models import ENCODINGS
+from posexport.spec.spec import Spec
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 
@@ -41,6 +42,19 @@ def test_artifacts_have_every_encoding_and_drawn_specs_too() -> None:
     assert {drawn.spec.encoding.name for drawn in draw_specs(len(ENCODINGS), 3)} == set(ENCODINGS)
     assert len(KINDS) == 20
     assert {kind for kind, _ in FAMILIES.values()} == set(CLASSES)
+
+
+def test_sound_specs_have_every_field_and_parameter() -> None:
+    """What is not drawn is never shown to be free of false alarms."""
+    specs = [drawn.spec for drawn in draw_specs(600 * len(ENCODINGS), 0)]
+    of_spec = {field.name for field in attrs.fields(Spec)}
+    constant = {name for name in of_spec if len({repr(getattr(spec, name)) for spec in specs}) == 1}
+    for encoding, kind in ENCODINGS.items():
+        drawn = [spec.encoding for spec in specs if spec.encoding.name == encoding]
+        for field in attrs.fields(kind):
+            if len({repr(getattr(each, field.name)) for each in drawn}) == 1:
+                constant.add(f"{encoding}.{field.name}")
+    assert not constant
 
 
 def test_the_original_is_equivalent_to_itself_and_to_other_names(artifact: Artifact, oracle: Oracle) -> None:

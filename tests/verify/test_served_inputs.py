@@ -14,6 +14,8 @@ from helpers import small_spec
 from mutants import Mutate
 from mutation.corners.batch import rows_turned_around
 from mutation.corners.family import Apply
+from mutation.corners.magnitude import masked_with
+from mutation.corners.position import length_of
 from mutation.corners.served import logits_clipped, text_ends
 from mutation.surgery import Nodes, change_input
 from verify_helpers import plant, write
@@ -168,6 +170,43 @@ def test_faults_that_only_such_inputs_show_are_caught(tmp_path: Path) -> None:
         "text": FAILED,
         "encoder": FAILED,
     }
+
+
+LONGROPE = {
+    **{"scaling": "longrope", "factor": 4.0, "original_max_position_embeddings": 256, "head_dim": 16},
+    **{"short_factor": (1.0,) * 8, "long_factor": (2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)},
+}
+
+
+def test_a_trained_length_that_some_tokens_decide_is_caught(tmp_path: Path) -> None:
+    rope, cached = small_spec("rope", causal=True, **LONGROPE), small_spec("rope", **LONGROPE, **DECODER)
+    parts = [("first token", cached, 1, 0), ("last token", rope, 1, -1), ("last token over keys", cached, 1, -1)]
+    parts += [("first row", cached, 0, 0), ("last row", rope, 0, -1)]
+    parts += [(f"axis {at}", small_spec("mrope", **LONGROPE), 2, at) for at in range(3)]
+    for name, spec, axis, at in parts:
+        plant(tmp_path, name, spec, _applied(length_of(axis, at)))
+    write(tmp_path, "sound", small_spec("mrope", **LONGROPE, **DECODER))
+    report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]})
+    states = {Path(verdict.artifact).stem: verdict.state for verdict in report.verdicts}
+    assert states == {"sound": PASSED, **dict.fromkeys((name for name, *_ in parts), FAILED)}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_mask_that_large_logits_pass_is_caught(tmp_path: Path, seed: int) -> None:
+    """GPT-2 masked with -10,000; one feature of 400 makes logits beyond it."""
+    plant(tmp_path, "causal", small_spec("rope", hidden_size=64, causal=True), _applied(masked_with(-1e4)))
+    plant(tmp_path, "chunk", small_spec("rope", attention_chunk_size=9, padding_mask=True), _applied(masked_with(-1e4)))
+    report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, seed=seed)
+    assert [verdict.state for verdict in report.verdicts] == [FAILED] * 2
+
+
+def test_half_precision_has_room_for_a_feature_of_a_block_with_few() -> None:
+    """Products of narrow blocks would pass 65,504."""
+    largest = {}
+    for hidden_size in (2, 64):
+        spec = small_spec("rope", hidden_size=hidden_size, num_heads=1, num_kv_heads=1, dtype="fp16", **DECODER)
+        largest[hidden_size] = max(float(np.abs(each.arrays["hidden_states"]).max()) for each in _made(spec))
+    assert 100 < largest[2] < 0.7 * largest[64]
 
 
 def test_in_half_precision_a_query_far_from_others_sees_itself() -> None:

@@ -1,8 +1,9 @@
 """The facts that tunings have measured, in a folder: an interrupted tuning goes on from there, a repeated one is quick.
 
 A fact is kept under the hash of everything that it depends on (bytes of files, options, sizes, versions, the machine),
-in `<hash>.json`; whatever changes makes another hash. The programs themselves lie in a folder of each tuning's own,
-while it runs. All of it is in `.posexport-tune`, inside the folder that was given: what else is there stays as it is.
+in `<hash>.json` with a hash of its own; whatever changes makes another hash. The programs themselves lie in a folder of
+each tuning's own, while it runs. All of it is in `.posexport-tune`, inside the folder that was given: what else is
+there stays as it is.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from posexport import __version__, temporary
+from posexport.bench.tune.facts import fits
 from posexport.errors import system_error
 from posexport.files import renewed, write_json
 from posexport.jsondata import DataError, read_json
 
 FOLDER = ".posexport-tune"
-_VERSION = 2
+_VERSION = 3
 """Of what is kept: facts of another one are not read."""
 
 
@@ -65,7 +67,7 @@ class Store:
             if fact is None:
                 fact = find()
                 if keep(fact):
-                    write_json(path, {"key": json.loads(text), "fact": fact})
+                    write_json(path, {"key": json.loads(text), "fact": fact, "sha256": _sha256(fact)})
             self._facts[path] = fact
         return self._facts[path]
 
@@ -83,5 +85,11 @@ def _read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
             data = read_json(path)
     except (OSError, DataError):
         return None
-    whole = isinstance(data, dict) and data.get("key") == key and isinstance(data.get("fact"), dict)
-    return dict(data["fact"]) if whole else None
+    if not isinstance(data, dict) or data.get("key") != key:
+        return None
+    fact = data.get("fact")
+    return fact if data.get("sha256") == _sha256(fact) and fits(key, fact) else None
+
+
+def _sha256(fact: Any) -> str:
+    return hashlib.sha256(json.dumps(fact, sort_keys=True).encode()).hexdigest()

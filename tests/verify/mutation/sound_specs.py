@@ -50,17 +50,28 @@ def _number(random: Random, low: float, high: float) -> int:
     return round(float(np.exp(random.uniform(np.log(low), np.log(high)))))
 
 
+def _some(random: Random, share: float, values: Parameters) -> Parameters:
+    """These values, each drawn for itself with this probability."""
+    return {name: value for name, value in values.items() if random.random() < share}
+
+
+def _floats(random: Random, count: int, low: float, high: float) -> list[float]:
+    return [round(float(value), 2) for value in random.uniform(low, high, count)]
+
+
 def _scaling(random: Random) -> Parameters:
-    kind = _one(random, None, None, "linear", "ntk", "dynamic", "yarn", "longrope", "llama3", "proportional")
-    if kind is None:
-        return {}
+    kind = _one(random, "linear", "ntk", "dynamic", "yarn", "yarn", "longrope", "longrope", "llama3", "proportional")
     made: Parameters = {"scaling": kind, "factor": round(float(random.uniform(1.1, 16)), 2)}
     if kind in ("dynamic", "yarn", "longrope", "llama3"):
         made["original_max_position_embeddings"] = _number(random, 64, 4096)
+    if kind in ("yarn", "longrope"):
+        made |= _some(random, 0.3, {"attention_factor": round(float(random.uniform(0.8, 1.5)), 2)})
+    if kind == "yarn":
+        made |= _some(random, 0.3, {"beta_fast": 24.0, "beta_slow": 2.0, "truncate": False})
+        made |= _one(random, {}, {"mscale": 0.707, "mscale_all_dim": 1.0}, {"mscale": 1.2})
     if kind == "longrope":
         pairs = int(_one(random, 4, 4, 8, 16, 32, 64))  # those that don't fit the heads are drawn again
-        made["short_factor"] = [round(float(value), 2) for value in random.uniform(1, 2, pairs)]
-        made["long_factor"] = [round(float(value), 2) for value in random.uniform(1, 16, pairs)]
+        made |= {"short_factor": _floats(random, pairs, 1, 2), "long_factor": _floats(random, pairs, 1, 16)}
     if kind == "llama3":
         made |= {"low_freq_factor": 1.0, "high_freq_factor": float(_one(random, 2, 4))}
     if kind == "proportional":
@@ -87,43 +98,64 @@ PARAMETERS: dict[str, Callable[[Random], Parameters]] = {
     "rope": lambda random: {
         "theta": _theta(random),
         "layout": _one(random, "interleaved", "half"),
-        **_one(random, {}, {}, {"rotary_dim": int(_one(random, 4, 6))}, _scaling(random), _scaling(random)),
+        **_one(random, {}, {}, {}, {"rotary_dim": int(_one(random, 4, 6))}, *[_scaling(random)] * 4),
     },
     "rope2d": lambda random: {
         "theta": _theta(random),
         "layout": _one(random, "interleaved", "half", "half-head"),
         "order": _one(random, "xy", "yx"),
         "spacing": _one(random, "each", "alternate"),
+        **_some(random, 0.3, {"theta_y": _theta(random), "factor": 1.75}),
     },
-    "alibi": lambda random: _one(random, {}, {"slopes": [1, 0.5, 0.1, 2]}),
-    "xpos": lambda random: {"layout": _one(random, "interleaved", "half"), "scale_base": _number(random, 64, 1024)},
-    "mrope": lambda random: _one(
-        random,
-        {},
-        {"mrope_section": [1, 2, 1]},
-        {"mrope_interleaved": True, "mrope_section": [2, 1, 1]},
-        {"head_dim": 64, "mrope_section": [8, 12, 12], "layout": "half"},
-        {"head_dim": 128, "mrope_interleaved": True, "mrope_section": [24, 20, 20], "layout": "half"},
+    "alibi": lambda random: _some(
+        random, 0.4, {"slopes": _floats(random, 4, 0.01, 2), "slopes_ahead": _floats(random, 4, 0.01, 2)}
     ),
+    "xpos": lambda random: {
+        "layout": _one(random, "interleaved", "half"),
+        "scale_base": _number(random, 64, 1024),
+        **_some(random, 0.3, {"gamma": 0.6, "theta": _theta(random)}),
+    },
+    "mrope": lambda random: {
+        **_one(
+            random,
+            {},
+            {"mrope_section": [1, 2, 1]},
+            {"mrope_interleaved": True, "mrope_section": [2, 1, 1]},
+            {"rotary_dim": 6, "mrope_section": [1, 1, 1]},
+            {"head_dim": 64, "mrope_section": [8, 12, 12], "layout": "half"},
+            {"head_dim": 128, "mrope_interleaved": True, "mrope_section": [24, 20, 20], "layout": "half"},
+        ),
+        **_one(random, {}, _scaling(random)),
+        **_some(random, 0.3, {"layout": "interleaved", "theta": _theta(random)}),
+    },
     "rope3d": lambda random: {
         "head_dim": int(_one(random, 12, 24)),
         "theta": _theta(random),
         "layout": _one(random, "interleaved", "half", "half-head"),
         "order": _one(random, "xyt", "xty", "yxt", "ytx", "txy", "tyx"),
+        **_some(random, 0.3, {"theta_t": _theta(random), "theta_y": _theta(random), "split": [4, 2, 6]}),
     },
     "rope-mixed": lambda random: {"layout": _one(random, "interleaved", "half")},
-    "rope-dinov3": lambda random: _one(
-        random, {}, {"grid": [int(random.integers(2, 40)), int(random.integers(2, 40))]}
+    "rope-dinov3": lambda random: _some(
+        random, 0.5, {"grid": [int(random.integers(2, 40)), int(random.integers(2, 40))], "theta": _theta(random)}
     ),
     "rope-vjepa2": lambda random: {"head_dim": int(_one(random, 8, 14, 24)), "theta": _theta(random)},
-    "alibi2d": lambda random: {"distance": _one(random, "euclidean", "manhattan")},
+    "alibi2d": lambda random: {
+        "distance": _one(random, "euclidean", "manhattan"),
+        **_some(random, 0.4, {"slopes": _floats(random, 4, 0.01, 2)}),
+    },
     "kerple": lambda random: {"kernel": _one(random, "log", "power")},
     "sandwich": lambda random: {"dim": int(_one(random, 32, 128)), "theta": _theta(random)},
     "fire": lambda random: {"init_L": float(_number(random, 4, 600)), "mlp_width": int(_one(random, 8, 32))},
-    "shaw": lambda random: {"max_distance": _number(random, 2, 300), "relative_values": bool(random.integers(2))},
+    "shaw": lambda random: {
+        "max_distance": _number(random, 2, 300),
+        "relative_values": bool(random.integers(2)),
+        **_some(random, 0.3, {"max_distance_ahead": _number(random, 2, 300)}),
+    },
     "deberta": lambda random: {
         "max_relative_positions": _number(random, 40, 512),
         "pos_att_type": _one(random, "c2p|p2c", "c2p", "p2c"),
+        "pos_bias": bool(random.integers(2)),
         **_one(random, {}, {"position_buckets": int(_one(random, 8, 16, 32))}),
     },
     "cope": lambda random: {"npos_max": _number(random, 2, 128)},
@@ -133,9 +165,13 @@ PARAMETERS: dict[str, Callable[[Random], Parameters]] = {
         {"window_size": int(random.integers(2, 13))},
         {"window_size": int(random.integers(4, 13)), "pretrained_window_size": 4},
     ),
-    "temperature": lambda random: {"floor_scale": _number(random, 1, 9000), "attn_scale": 0.3},
+    "temperature": lambda random: {"floor_scale": _number(random, 1, 9000), "attn_scale": _one(random, 0.1, 0.3)},
 }
 """Parameters of each encoding, drawn."""
+
+
+PATTERNS = ("{encoding}:window=37,{encoding}", "{encoding},none", "{encoding}:attention_chunk_size=50,{encoding}")
+"""Layers of a stack that differ."""
 
 
 def _fields(random: Random) -> Parameters:
@@ -144,24 +180,28 @@ def _fields(random: Random) -> Parameters:
     def rarely(share: float, values: Parameters) -> Parameters:
         return values if random.random() < share else {}
 
-    cache = _one(random, None, None, "concat", "concat", "shared")
-    return {
-        "dtype": _one(random, "fp32", "fp32", "fp16"),
+    layers, cross = int(_one(random, 1, 2, 3)), random.random() < 0.1
+    heads = int(_one(random, 4, 4, 4, 4, 4, 1, 2, 8))
+    sees_own = {
         "causal": bool(random.integers(2)),
-        "kv_cache": cache,
-        "padding_mask": bool(random.integers(2)),
-        "num_kv_heads": int(_one(random, 4, 4, 2, 1)),
-        "bias": bool(random.random() < 0.3),
-        **rarely(0.4, {"head_dim": int(_one(random, 16, 32, 64, 128))}),
+        "kv_cache": _one(random, None, None, "concat", "concat", "shared"),
         **rarely(0.2, {"window": _number(random, 1, 1500)}),
         **rarely(0.15, {"attention_chunk_size": _number(random, 1, 1500)}),
-        **rarely(0.15, {"cross": True}),
+        **rarely(0.15, {"vocab_size": int(random.integers(1, 200)), "scale_embedding": bool(random.integers(2))}),
+    }
+    return {
+        **({"cross": True} if cross else sees_own),
+        "dtype": _one(random, "fp32", "fp32", "fp16"),
+        "padding_mask": bool(random.integers(2)),
+        "num_heads": heads,
+        "num_kv_heads": max(1, heads // int(_one(random, 1, 1, 2, 4))),
+        "bias": bool(random.random() < 0.3),
+        **rarely(0.4, {"head_dim": int(_one(random, 16, 32, 64, 128))}),
         **rarely(0.15, {"angles": "exact"}),
         **rarely(0.15, {"qk_norm": True, "qk_norm_type": _one(random, "rms", "l2")}),
         **rarely(0.15, {"softcap": float(_one(random, 1.5, 20, 50))}),
         **rarely(0.15, {"sinks": True}),
         **rarely(0.1, {"prefix_tokens": int(random.integers(1, 6))}),
-        **rarely(0.15, {"vocab_size": int(random.integers(1, 200)), "scale_embedding": bool(random.integers(2))}),
         **rarely(
             0.25,
             {
@@ -170,9 +210,14 @@ def _fields(random: Random) -> Parameters:
                 "norm_type": _one(random, "layernorm", "rmsnorm"),
                 "mlp": _one(random, "gelu", "swiglu"),
                 "intermediate_size": 48,
-                "layers": int(_one(random, 1, 2, 3)),
+                "layers": layers,
+                **rarely(0.2, {"norm_eps": 1e-3}),
             },
         ),
+        **rarely(0.05, {"layers": layers}),
+        **rarely(0.1, {"scale": _one(random, 0.1, 0.25, 1.0)}),
+        **rarely(0.2, {"hidden_size": int(_one(random, 8, 16, 64, 128))}),
+        **rarely(0.1, {"pattern": _one(random, *PATTERNS), "layers": 2}),
     }
 
 
@@ -180,6 +225,8 @@ def draw_spec(random: Random, encoding: str) -> Drawn:
     """A spec with an encoding; what contradicts itself, or has no operator in a form, is drawn again."""
     while True:
         arguments = {"encoding": encoding, **_fields(random), **PARAMETERS[encoding](random)}
+        if "pattern" in arguments:
+            arguments["pattern"] = arguments["pattern"].format(encoding=encoding)
         form, target = _one(random, "decomposed", "function", "native", "contrib"), _one(random, "portable", "ort")
         opset = int(_one(random, 18, 20, 22)) if form == "decomposed" and random.random() < 0.3 else None
         try:

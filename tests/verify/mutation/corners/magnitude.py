@@ -161,9 +161,8 @@ def _overflow(artifact: Artifact, random: Random) -> Fault | None:
     return Fault(f"above {limit}", _on_projection(random, change), _loud(artifact))
 
 
-@family("magnitude", "mask not low enough")
-def _shallow_mask(artifact: Artifact, random: Random) -> Fault | None:
-    low = float(-log_uniform(random, 18, 120))
+def masked_with(low: float) -> Apply:
+    """What no query may see has this logit."""
 
     def apply(model: onnx.ModelProto) -> bool:
         places = mask_sites(model)
@@ -174,9 +173,19 @@ def _shallow_mask(artifact: Artifact, random: Random) -> Fault | None:
                 read_constant(site.holder, site.index, 2, np.full_like(old, low))
         return bool(places)
 
+    return apply
+
+
+@family("magnitude", "mask not low enough")
+def _shallow_mask(artifact: Artifact, random: Random) -> Fault | None:
+    half, large = artifact.spec.dtype == "fp16", random.random() < 0.3
+    low = -1e4 if large and not half else float(-log_uniform(random, 18, 120))
+
     shape = Aim(batch=(1, 2), seq=(6, 16), past=(2, 12), encoder=(6, 16), padding=("left", "right", "holes"))
-    factor = 6.0 if artifact.spec.dtype == "fp16" else 12.0
-    return Fault(f"{low:g}", apply, (shape, attrs.evolve(shape, magnitude=factor)))
+    loud = (
+        attrs.evolve(shape, edit=loud_feature) if low == -1e4 else attrs.evolve(shape, magnitude=6.0 if half else 12.0)
+    )
+    return Fault(f"{low:g}", masked_with(low), (shape, loud))
 
 
 @family("magnitude", "quiet values lost")

@@ -7,9 +7,9 @@ import onnx
 from onnx import TensorProto
 
 from mutation.artifacts import Artifact
-from mutation.corners.family import Fault, Random, family, is_cached, is_free, log_uniform, on_input
+from mutation.corners.family import Apply, Fault, Random, family, is_cached, is_free, log_uniform, on_input
 from mutation.inputs import Aim, Arrays, Range, position_reach
-from mutation.surgery import Nodes, change_constants
+from mutation.surgery import Nodes, change_constants, insert, sites
 
 
 def far_aims(artifact: Artifact, low: int, seq: Range = (2, 12)) -> tuple[Aim, ...]:
@@ -175,6 +175,38 @@ def _trained_length(artifact: Artifact, random: Random) -> Fault | None:
 
     aims = (Aim(batch=(1, 1), seq=(1, 12), past=(0, 6), edit=edge), *far_aims(artifact, trained))
     return Fault(f"{trained} {off:+d}", apply, aims)
+
+
+def length_of(axis: int, at: int) -> Apply:
+    """The largest position is that of a part: of the row, the token or the axis of positions `at`."""
+
+    def apply(model: onnx.ModelProto) -> bool:
+        found = [site for site in sites(model, "ReduceMax") if "position" in site[2].input[0]]
+        for holder, index, node in reversed(found):
+            nodes = Nodes()
+            node.input[0] = nodes.op("Gather", node.input[0], nodes.const([at]), axis=axis)
+            insert(holder, index, nodes)
+        return bool(found)
+
+    return apply
+
+
+@family("position", "length of some tokens")
+def _some_length(artifact: Artifact, random: Random) -> Fault | None:
+    """The largest position decides whether a trained length is passed: that of one token of each row, or of one row."""
+    trained = getattr(artifact.spec.encoding, "original_max_position_embeddings", None)
+    if trained is None or getattr(artifact.spec.encoding, "scaling", None) not in ("dynamic", "longrope"):
+        return None
+    axis, at = int(random.integers(2)), int(random.choice([0, -1]))
+
+    def one_beyond(arrays: Arrays, random: Random) -> None:
+        positions = arrays["position_ids"]
+        positions %= trained
+        row, token = (int(random.integers(size)) for size in positions.shape[:2])
+        positions[row, token] = trained + int(random.integers(trained))
+
+    aims = (Aim(batch=(1, 3), seq=(2, 40), past=(0, 20), positions=("gaps", "consecutive"), edit=one_beyond),)
+    return Fault(f"{('row', 'token')[axis]} {at}", length_of(axis, at), aims)
 
 
 @family("position", "trained length compared wrongly")

@@ -28,7 +28,7 @@ Clock = Callable[[], float]
 MINUTE = 60.0
 _STARTED = "posexport.cli.started"  # the key in click's context of the time at which the command began
 
-_CELL = 400  # characters of a cell of a table, or of a name of a fact
+_CELL, _LINE = 400, 2_000  # characters of a name of a fact or a step, and of a line in a cell of a table
 
 _CONTROLS = re.compile("[\x80-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What json leaves as it is and terminals obey: further control characters, marks of direction, halves of pairs."""
@@ -62,7 +62,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     names are folded, never numbers. Not a table of rich, whose import would make `list` slow.
     """
     table = [
-        [[plain(line, _CELL, "") for line in cell.splitlines()] or [""] for cell in row] for row in (columns, *rows)
+        [[plain(line, _LINE, "") for line in cell.splitlines()] or [""] for cell in row] for row in (columns, *rows)
     ]
     limit = 180
     if sys.stdout.isatty():

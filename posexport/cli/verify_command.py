@@ -89,7 +89,7 @@ def verify(
     report = unreadable_report(files, settings.seed) if files else None
     reports = {name: _report_path(name, text) for name, text in (("junit", junit), ("markdown", markdown))}
     if report is None:
-        with console.steps("loading torch", total=len(files) or None) as progress:
+        with console.steps("starting", total=len(files) or None) as progress:
 
             def advance(name: str, total: int) -> None:
                 progress.update(f"verified {name}", advance=1, total=total)
@@ -99,7 +99,13 @@ def verify(
                 from posexport.workflows.project.verify import verify_project
 
                 report = verify_project(
-                    project, settings, runtimes=asked, required=required, trusted=trusted, advance=advance
+                    project,
+                    settings,
+                    runtimes=asked,
+                    required=required,
+                    trusted=trusted,
+                    advance=advance,
+                    step=progress,
                 )
             else:
                 from posexport.verify.verifier import verify as verify_files
@@ -113,6 +119,7 @@ def verify(
                     original=original,
                     trusted=trusted,
                     advance=advance,
+                    step=progress,
                     **attrs.asdict(settings),
                 )
     code = report.exit_code(required)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from posexport.spec.contract import Bounds, within
 from posexport.spec.spec import Spec
 from posexport.verify.draws import Array
 from posexport.verify.reach import Shown
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 GRID = 2_000
 """Offsets of a grid up to which each is tried by two tokens of their own."""
+
+MOST_OF = 0.9
+"""Part of the reach from which on inputs count as having it."""
 
 OFFSETS, FEW_TOKENS = 2**22, 1_500
 """Offsets of a grid up to which it is known which were tried, and tokens of a row in which they are looked for."""
@@ -37,6 +41,21 @@ def reached(cases: Sequence[Case]) -> Shown | None:
 def not_shown(spec: Spec, cases: Sequence[Case]) -> tuple[str, ...]:
     """What of a block's own numbers these cases did not reach, one clause each."""
     return tuple(dict.fromkeys([*_windows(spec, cases), *_tables(spec, cases)])) if cases else ()
+
+
+def too_costly(spec: Spec, cases: Sequence[Case], reach: int, bounds: Bounds) -> tuple[str, ...]:
+    """Which lengths end well before `reach` since longer ones cost much, though a graph's bounds allow them; in
+    clauses."""
+    slots = bounds.get("max_seq", (1, None))
+    wanted = [("prompt", [case.sizes["seq"] for case in cases], within(within(reach, bounds["seq"]), slots))]
+    if spec.cross:
+        lengths = [case.sizes["encoder_seq"] for case in cases]
+        wanted.append(("sequence of an encoder", lengths, within(reach, bounds["encoder_seq"])))
+    return tuple(
+        f"no {what} was longer than {max(lengths)} tokens, since longer ones take long: give --reach seq={reach}"
+        for what, lengths, most in wanted
+        if max(lengths, default=most) < MOST_OF * most
+    )
 
 
 def _windows(spec: Spec, cases: Sequence[Case]) -> Iterator[str]:

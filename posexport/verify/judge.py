@@ -27,7 +27,8 @@ from posexport.processes import (
     STOPPED,
     TIMED_OUT,
 )
-from posexport.runtimes import RUNTIMES, TORCH_WORKER, Runtime
+from posexport.progress import Progress, silent
+from posexport.runtimes import RUNTIMES, TENSORRT, TORCH_WORKER, Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
@@ -86,11 +87,17 @@ class MismatchedJob:
     memory: int = 0
     held: int = 0
 
-    def verdicts(self) -> list[Verdict]:
-        """One for each runtime that was asked for; of a plan, for its builder alone where all were."""
+    def verdicts(self, step: Progress = silent) -> list[Verdict]:
+        """One for each runtime that was asked for; where all were, of a plan for its builder alone, or for those that
+        could be it."""
         error = self.error
-        every = len(self.runtimes) == len(RUNTIMES) and error.runtime is not None
-        names = [name for name in self.runtimes if not every or name == error.runtime] or list(self.runtimes)
+        could = [
+            name
+            for name, row in self.runtimes.items()
+            if name == error.runtime or (error.runtime is None and row.module == TENSORRT)
+        ]
+        every = len(self.runtimes) == len(RUNTIMES) and self.path.suffix == ".plan"
+        names = could if every else list(self.runtimes)
         known = {"sha256": error.sha256, **of_mismatch(error.reason)}
         return [Verdict.of(str(self.path), name, FAILED, error.reason, **known) for name in names]
 
@@ -113,7 +120,7 @@ class ArtifactJob:
     `original` is what the file was found to be an export of: the references have its weights. `run_torch`, `reference`
     and `by_torch` are None where the graph breaks its contract: it then fails everywhere without a run. `torch_again`
     has torch's outputs on the cases where its error was taken again (posexport.verify.rounding).
-    `memory` is about how many bytes all `runs` may take.
+    `too_costly` says what the cases don't reach, `memory` is about how many bytes all `runs` may take.
     """
 
     artifact: LoadedArtifact
@@ -122,6 +129,7 @@ class ArtifactJob:
     overrides: VerifyOverrides
     cases: list[Case]
     notes: tuple[str, ...]
+    too_costly: tuple[str, ...] = ()
     given: bool = False
     original: Original | None = None
     property_runs: PropertyRuns | None = None
@@ -144,15 +152,15 @@ class ArtifactJob:
         """About how many bytes inputs and outputs take: a cache is one of both, in float64 and twice in the dtype."""
         return 5 * sum(array.nbytes for case in self.cases for array in case.arrays.values())
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self, step: Progress = silent) -> list[Verdict]:
         """Wait for the runs, and judge them; RequestError where the artifact can't be read."""
         artifact = self.artifact
         failing = artifact.contract_violation is not None
-        verdicts = [
-            self._verdict(row)
-            for name, row in self.runtimes.items()
-            if name in self.runs or name in self.skipped or (failing and artifact.required_runtime in (None, name))
-        ]
+        verdicts = []
+        for name, row in self.runtimes.items():
+            if name in self.runs or name in self.skipped or (failing and artifact.required_runtime in (None, name)):
+                step(f"running {self.path.name} on {name}")
+                verdicts.append(self._verdict(row))
         if self.property_runs is not None:
             verdicts += self.property_runs.verdicts(str(artifact.path))
         weights, signature = artifact.weights, artifact.signature
@@ -196,7 +204,8 @@ class ArtifactJob:
         cases, spec = [self.cases[index] for index in indices], self.artifact.spec
         verdict = attrs.evolve(verdict, tolerance=tolerance, reach=reached(cases))
         if verdict.state != NOT_RUN:
-            verdict = attrs.evolve(verdict, not_shown=(*verdict.not_shown, *not_shown(spec, cases)))
+            beyond = (*not_shown(spec, cases), *self.too_costly)
+            verdict = attrs.evolve(verdict, not_shown=(*verdict.not_shown, *beyond))
         if verdict.state != FAILED or worst is None:
             return verdict
         inconclusive = inconclusive_reason(worst, tolerance)

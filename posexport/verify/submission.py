@@ -15,8 +15,9 @@ from posexport.runtimes import RUNTIMES, TENSORRT, TORCH, TORCH_WORKER, Runtime
 from posexport.runtimes.pool import result
 from posexport.verify import eligibility
 from posexport.verify.cases import Case, make_cases
+from posexport.verify.coverage import too_costly
 from posexport.verify.judge import ArtifactJob, Run
-from posexport.verify.reach import reach_of
+from posexport.verify.reach import SEQ, reach_of
 from posexport.verify.user_inputs import fit_inputs
 
 if TYPE_CHECKING:
@@ -92,19 +93,29 @@ def _submit_runs(job: ArtifactJob, row: Runtime, indices: list[int]) -> None:
         tried.submit(row.name, partial(job.pool.submit, row, artifact.path, options=options) if affordable else None)
 
 
+@attrs.frozen
+class Drawn:
+    """The cases of an artifact, notes on them, and what they don't show since it costs too much, in clauses."""
+
+    cases: list[Case]
+    notes: tuple[str, ...] = ()
+    too_costly: tuple[str, ...] = ()
+
+
 def draw_cases(
     artifact: LoadedArtifact, inputs: Path | None, arrays: Arrays | None, seed: int, sizes: Mapping[str, int], more: int
-) -> tuple[list[Case], tuple[str, ...]]:
-    """The cases of an artifact, and notes on them; none where its graph breaks the contract, so that it fails unrun."""
+) -> Drawn:
+    """The cases of an artifact; none where its graph breaks the contract, so that it fails unrun."""
     if artifact.contract_violation is not None:
-        return [], ()
-    form = artifact.source.form
+        return Drawn([])
+    form, spec, bounds = artifact.source.form, artifact.spec, artifact.bounds
     if inputs is None or arrays is None:
-        reach = reach_of(artifact.spec, sizes)
-        return make_cases(artifact.spec, seed, artifact.bounds, form, reach=reach, more=more), ()
+        reach = reach_of(spec, sizes)
+        cases = make_cases(spec, seed, bounds, form, reach=reach, more=more)
+        return Drawn(cases, too_costly=() if reach.given else too_costly(spec, cases, min(reach.seq, SEQ), bounds))
     with located(repr(str(artifact.path))):
-        case, notes = fit_inputs(inputs, arrays, artifact.spec, artifact.inputs, artifact.bounds, form)
-    return [case], notes
+        case, notes = fit_inputs(inputs, arrays, spec, artifact.inputs, bounds, form)
+    return Drawn([case], notes)
 
 
 def run_options(artifact: LoadedArtifact, row: Runtime, sizes: Sequence[Mapping[str, int]]) -> dict[str, Any]:

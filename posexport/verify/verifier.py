@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from posexport.artifact.paths import find_artifacts
 from posexport.errors import MismatchError, PosexportError
+from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES, TORCH_WORKER, Runtime
 from posexport.runtimes.pool import Pool
 from posexport.verify.result import Report, Unreadable, Verdict, VerifyOverrides
@@ -49,6 +50,7 @@ def verify(
     original: Original | None = None,
     trusted: Sequence[TrustedKey] = (),
     advance: Advance = lambda name, total: None,
+    step: Progress = silent,
 ) -> Report:
     """Verify the artifacts that `paths` name (files, or folders of them) on each of `runtimes`.
 
@@ -57,8 +59,8 @@ def verify(
     `inputs` is a .npz file of the user; without it cases are made from `seed`. With `properties`, those of the encoding
     are tried too, on each runtime that runs. `reach` and `cases` say how far and how many inputs go, and with `strict`
     an inconclusive verdict is no pass (posexport.verify.result.VerifyOptions). `overrides` are settings of single
-    artifacts. Raises RequestError where `paths` name no artifact, or where `inputs` or the original can't be read;
-    inputs that don't fit an artifact make it unreadable.
+    artifacts; `step` is told what is done next. Raises RequestError where `paths` name no artifact, or where `inputs` or
+    the original can't be read; inputs that don't fit an artifact make it unreadable.
     """
     if original is not None:
         original.check()
@@ -83,26 +85,28 @@ def verify(
         def judge_first() -> None:
             job = queue.popleft()
             try:
-                verdicts.extend(job.verdicts())
+                verdicts.extend(job.verdicts(step))
             except PosexportError as error:
                 unreadable.append(Unreadable(str(job.path), str(error)))
             advance(job.path.name, len(files))
 
         for file in files:
             settings = (overrides or {}).get(file, VerifyOverrides())
+            step(f"drawing inputs for {file.name}")
             try:
                 artifact = load_artifact(file, trusted)
                 if original is not None:
                     artifact = submission.held_against(artifact, original)
-                drawn, notes = submission.draw_cases(artifact, inputs, arrays, seed, reach or {}, cases)
+                drawn = submission.draw_cases(artifact, inputs, arrays, seed, reach or {}, cases)
                 tried = properties and artifact.contract_violation is None
                 job = ArtifactJob(
                     artifact=artifact,
                     pool=pool,
                     runtimes=settings.among(runtimes),
                     overrides=settings,
-                    cases=drawn,
-                    notes=notes,
+                    cases=drawn.cases,
+                    notes=drawn.notes,
+                    too_costly=drawn.too_costly,
                     given=inputs is not None,
                     original=original,
                     property_runs=PropertyRuns.of(artifact, seed) if tried else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import attrs
 import numpy as np
 import pytest
 from helpers import small_spec
@@ -14,7 +15,7 @@ from posexport.errors import RequestError
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
-from posexport.verify.coverage import not_shown, spread_cells
+from posexport.verify.coverage import not_shown, spread_cells, too_costly
 from posexport.verify.draft import Draft, memory
 from posexport.verify.drafts import corners
 from posexport.verify.reach import Reach, default_reach, read_reach
@@ -76,6 +77,23 @@ def test_rows_of_more_than_a_hundred_tokens_leave_one_over_and_have_any_length(s
     for name, least in zip(names, (10, 2, 4, 3), strict=True):  # one of the two where both cost much
         assert (name in large) != (f"{name} of any length" in large)
         assert name not in large or large[name].batch == least
+
+
+def test_prompts_that_end_early_for_their_cost_are_said() -> None:
+    bounds = bounds_of(graph_inputs(small_spec("rope")), {})
+    for spec, text in (
+        (small_spec("rope"), None),
+        (small_spec("rope", hidden_size=2048, num_heads=32), "no prompt was longer than"),
+        (small_spec("none", hidden_size=2048, num_heads=32, cross=True), "no prompt was longer than"),
+    ):
+        cases = [
+            Case(name=draft.name, arrays={}, sizes={"batch": 1, "seq": draft.seq, "encoder_seq": draft.encoder})
+            for draft in corners(spec, np.random.default_rng(0), default_reach(spec))
+        ]
+        clauses = too_costly(spec, cases, 2_200, {**bounds, "encoder_seq": (1, None)})
+        assert clauses[:1] == () if text is None else (clauses[0].startswith(text) and "--reach seq=2200" in clauses[0])
+        fixed = {"seq": (300, 300), "encoder_seq": (300, 300)}
+        assert too_costly(spec, [attrs.evolve(cases[0], sizes=dict.fromkeys(fixed, 300))], 2_200, fixed) == ()
 
 
 @pytest.mark.parametrize("hidden_size", [2048, 4096])

@@ -15,6 +15,7 @@ import attrs
 from posexport.artifact.manifest import PlanKernels, PlanManifest, read_manifest_of
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import RequestError
+from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.tensorrt.api import can_build
 from posexport.verify.result import (
@@ -44,6 +45,7 @@ def verify_project(
     required: Sequence[str],
     advance: Advance,
     trusted: Sequence[TrustedKey] = (),
+    step: Progress = silent,
 ) -> Report:
     """The report on a project's files; parity on `runtimes` (none: those that it states) and the `required` ones.
 
@@ -66,6 +68,7 @@ def verify_project(
             overrides=overrides,
             trusted=trusted,
             advance=advance,
+            step=step,
             **attrs.asdict(options),
         )
     verdicts = (*chain(*checked.values()), *report.verdicts, *without_parity(files, overrides, checked, report))

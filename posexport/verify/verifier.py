@@ -59,8 +59,8 @@ def verify(
     `inputs` is a .npz file of the user; without it cases are made from `seed`. With `properties`, those of the encoding
     are tried too, on each runtime that runs. `reach` and `cases` say how far and how many inputs go, and with `strict`
     an inconclusive verdict is no pass (posexport.verify.result.VerifyOptions). `overrides` are settings of single
-    artifacts; `step` is told what is done next. Raises RequestError where `paths` name no artifact, or where `inputs` or
-    the original can't be read; inputs that don't fit an artifact make it unreadable.
+    artifacts; `step` is told what is done next. Raises RequestError where `paths` name no artifact, or where `inputs`
+    or the original can't be read; inputs that don't fit an artifact make it unreadable.
     """
     if original is not None:
         original.check()

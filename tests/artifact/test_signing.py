@@ -218,6 +218,8 @@ def test_a_plan_is_checked_before_it_is_opened(tmp_path: Path, keys: dict[str, P
         result = cli(command, plan, "--trust", keys["builder.pub"])
         assert result.exit_code == (1 if command == "verify" else 2), result.output
         assert "trusted key" in " ".join(result.output.split())
+    verdicts = json.loads(cli("verify", plan, "--trust", keys["builder.pub"], "--json").stdout)["verdicts"]
+    assert [verdict["runtime"] for verdict in verdicts] == ["tensorrt", "tensorrt-rtx"]  # nothing else opens plans
 
 
 def test_verify_fails_what_is_not_signed_in_its_report(signed: Path, keys: dict[str, Path]) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import attrs
 import click
 import pytest
 from click.testing import CliRunner
+from helpers import small_spec
+from verify_helpers import write
 
 from posexport.cli import console
+from posexport.runtimes import RUNTIMES
+from posexport.verify import verify
 
 
 @attrs.define
@@ -81,6 +86,13 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert captured.out == ""
     assert "timing [1] (1 of 2 done)" in captured.err
     assert "still running" not in captured.err
+
+
+def test_verify_says_what_it_runs_next(tmp_path: Path) -> None:
+    steps: list[str] = []
+    write(tmp_path, "rope", small_spec("rope"))
+    verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 9}, step=steps.append)
+    assert steps == ["drawing inputs for rope.onnx", "running rope.onnx on ort-cpu"]
 
 
 def test_nothing_is_left_running_after_an_error() -> None:

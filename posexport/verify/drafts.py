@@ -364,7 +364,7 @@ def _around(spec: Spec, edge: int, farther: int) -> Iterator[Draft]:
     for axis in range(spec.position_axes if spec.position_axes > 1 else 0):
         places = np.arange(4)[None, :, None].repeat(spec.position_axes, 2)
         places[0, 1, axis] = farther
-        yield Draft(f"axis with position {farther}", 1, 4, 0, 2, 3, At(places))
+        yield Draft(f"axis {axis} with position {farther}", 1, 4, 0, 2, 3, At(places))
 
 
 def _long(spec: Spec, reach: Reach) -> int:

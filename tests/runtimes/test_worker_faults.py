@@ -49,7 +49,7 @@ ANSWERS = {
 
 OUTPUTS = {
     "text": "is <U1: tensors are numbers or booleans",
-    "shape": "has shape [2, 8, 1], it must be",
+    "shape": "has shape [2, 9, 1], it must be [2, 9, 32]",
     "nan": "values not finite",
     "nothing": "is missing: the runtime gave none",
     "two": "output 'more' is not one of the block's",

@@ -137,8 +137,9 @@ def test_behind_a_norm_cached_keys_are_loud_and_one_feature_is_massive() -> None
             assert VALUES["loud"](_tokens(spec, keys, masked, cached=True)).std() > least
     massive = VALUES["massive"](_tokens(small_spec("rope", block="transformer"), plain, masked))
     assert (massive > 7_000).sum() == (massive < -7_000).sum() == 1
-    for bare in (small_spec("rope"), small_spec("cope", causal=True)):  # whose terms runtimes round in different ways
-        assert (abs(VALUES["massive"](_tokens(bare, plain, masked))) > 400).sum() == 2
+    # of one row each token has it, but where runtimes round terms of the encoding in different ways
+    for bare, count in ((small_spec("rope"), 1 + 30), (small_spec("cope", causal=True), 2)):
+        assert (abs(VALUES["massive"](_tokens(bare, plain, masked))) > 400).sum() == count
     assert abs(VALUES["outlier"](_tokens(small_spec("cope", causal=True), plain, masked))).max() < 100
 
 

@@ -186,7 +186,7 @@ def test_a_trained_length_that_some_tokens_decide_is_caught(tmp_path: Path) -> N
     for name, spec, axis, at in parts:
         plant(tmp_path, name, spec, _applied(length_of(axis, at)))
     write(tmp_path, "sound", small_spec("mrope", **LONGROPE, **DECODER))
-    report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]})
+    report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 40})
     states = {Path(verdict.artifact).stem: verdict.state for verdict in report.verdicts}
     assert states == {"sound": PASSED, **dict.fromkeys((name for name, *_ in parts), FAILED)}
 
@@ -196,7 +196,7 @@ def test_a_mask_that_large_logits_pass_is_caught(tmp_path: Path, seed: int) -> N
     """GPT-2 masked with -10,000; one feature of 400 makes logits beyond it."""
     plant(tmp_path, "causal", small_spec("rope", hidden_size=64, causal=True), _applied(masked_with(-1e4)))
     plant(tmp_path, "chunk", small_spec("rope", attention_chunk_size=9, padding_mask=True), _applied(masked_with(-1e4)))
-    report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, seed=seed)
+    report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, seed=seed, reach={"seq": 60})
     assert [verdict.state for verdict in report.verdicts] == [FAILED] * 2
 
 

@@ -25,7 +25,7 @@ from posexport.verify.draft import Draft, memory
 from posexport.verify.drafts import corners, further
 from posexport.verify.draws import Array, attention_mask, is_far_apart, position_ids
 from posexport.verify.reach import Reach, default_reach
-from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first
+from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first, usual_size
 
 USUAL_POSITIONS = 2**16
 """Cases whose positions all lie below are within the usual range; verdicts state their worst error separately."""
@@ -76,11 +76,12 @@ def make_cases(
     """The cases for an artifact of `spec` in `form` whose dimensions lie within `bounds`; the same for the same seed.
 
     `reach` says how far they go (default: default_reach of the spec), `more` how many further ones are drawn.
-    `hidden_states`, cached keys and values are unit normal where their kind says nothing else, rounded to the graph's
-    dtype; `input_ids` lie within the vocabulary. A shared cache holds what an earlier sequence left behind what is
-    written, but in the form contrib: ONNX Runtime's GroupQueryAttention leaves zeros there and nothing else, and since
-    it takes several tokens after others for one row only, a chunk for a shared cache has batch 1 there. RequestError
-    where the inputs don't fit into memory.
+    `hidden_states`, cached keys and values are unit normal where their kind says nothing else and logits don't become
+    large in half precision (posexport.verify.values.usual_size), rounded to the graph's dtype; `input_ids` lie within
+    the vocabulary. A shared cache holds what an earlier sequence left behind what is written, but in the form contrib:
+    ONNX Runtime's GroupQueryAttention leaves zeros there and nothing else, and since it takes several tokens after
+    others for one row only, a chunk for a shared cache has batch 1 there. RequestError where the inputs don't fit into
+    memory.
     """
     reach = reach or default_reach(spec)
     rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
@@ -161,8 +162,9 @@ def _case(
             masked = mask[:, : dims[2]] == 0 if cached else mask == 0 if name.startswith("encoder") else new
             if cached and spec.kv_cache == "shared":
                 masked = masked | (np.arange(dims[2]) >= before[:, None])
+            size = 1.0 if name.startswith("past_value") else usual_size(spec)
             tokens = Tokens(
-                values=rng.standard_normal(dims, np.float32),
+                values=rng.standard_normal(dims, np.float32) * np.float32(size),
                 masked=masked,
                 cached=cached,
                 normed=name == "hidden_states" and is_normed_first(spec),

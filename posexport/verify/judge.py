@@ -243,7 +243,8 @@ class ArtifactJob:
         self, row: Runtime, index: int, reference: Arrays, by_torch: Arrays, outputs: Arrays, first: list[Comparison]
     ) -> list[Comparison]:
         """Comparisons of a case against the largest of several of torch's errors, where they are near the limit. Where
-        torch is then near its ceiling, the runtime is run on the copies too, and its median error is judged."""
+        torch is then near its ceiling, the runtime is run on the copies too, and the median error of each token is
+        judged."""
         case, draws = self.cases[index], self._torch_again(index, reference, by_torch)
         tolerance = self._tolerances[case.name]
         by_torch = by_torch | {each.output: draws.outputs[each.output] for each in first if is_near(each)}
@@ -253,8 +254,7 @@ class ArtifactJob:
         copies = self._on_copies(row, index)
         if copies is None:
             return comparisons
-        tries = [comparisons, *(self._compared(index, reference, by_torch, copy) for copy in copies)]
-        return medians(tries, draws, tolerance)
+        return medians(comparisons, reference, [outputs, *copies], draws, tolerance)
 
     def _on_copies(self, row: Runtime, index: int) -> list[Arrays] | None:
         """A runtime's outputs on copies of a case that differ in their last bits; None where it fails on one.

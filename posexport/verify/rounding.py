@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 import numpy as np
 
+from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
 from posexport.verify.draws import Array
-from posexport.verify.parity import is_unclear, over_limit
+from posexport.verify.parity import UNCLEAR, is_unclear, over_limit
 from posexport.verify.result import FAILED, OVER_LIMIT, Comparison, Tolerance
 
 DRAWS = 8
@@ -23,6 +24,9 @@ DRAWS = 8
 
 NEAR = 8.0
 """Torch's error is taken again for errors up to this multiple of their limit."""
+
+_LARGEST = 1e30
+"""The error of a number that is not finite."""
 
 _FLOATS = [NUMPY_DTYPES[name] for name in ("fp32", "fp16", "bf16")]
 
@@ -72,17 +76,6 @@ class Draws:
         return Draws(farthest, errors)
 
 
-def _judged_by_its_token(each: Comparison, draws: Draws, tolerance: Tolerance) -> Comparison:
-    """A failed comparison with the median of torch's errors (of the finite ones) on the token where the error is."""
-    if each.max_error is None or each.reference_rms is None or each.index is None:
-        return each
-    by_torch = np.array([errors[each.index[:-1]] for errors in draws.errors[each.output]])
-    torch_error = float(np.median(by_torch[np.isfinite(by_torch)]))
-    limit = tolerance.limit(torch_error, each.reference_rms)
-    reason = over_limit(each.output, each.max_error, each.index, limit)
-    return attrs.evolve(each, torch_error=torch_error, limit=limit, reason=reason)
-
-
 def _errors(array: Array, reference: Array) -> Array:
     errors = np.abs(array.astype(np.float64) - reference).max(-1, initial=0.0)
     return np.where(np.isfinite(errors), errors, np.inf)
@@ -94,16 +87,57 @@ def _largest(errors: Array) -> float:
     return largest if np.isfinite(largest) else -1.0
 
 
-def medians(tries: Sequence[Sequence[Comparison]], draws: Draws, tolerance: Tolerance) -> list[Comparison]:
-    """The first of `tries` (a runtime's comparisons on a case, then on its copies), but for outputs that are over the
-    ceiling and may be so by rounding (posexport.verify.parity.is_unclear): of them, the try with the median error. If
-    it is over its limit too, its limit is that of torch's median error on the same token, since what makes rounding
-    errors of a token large makes them large in every draw."""
-    comparisons = []
-    for first, *others in zip(*tries, strict=True):
-        if first.state == FAILED and is_unclear(first, tolerance):
-            median = sorted((first, *others), key=lambda each: each.severity)[len(tries) // 2]
-            comparisons.append(median if median.state != FAILED else _judged_by_its_token(median, draws, tolerance))
-        else:
-            comparisons.append(first)
-    return comparisons
+def medians(
+    comparisons: Sequence[Comparison], reference: Arrays, runs: Sequence[Arrays], draws: Draws, tolerance: Tolerance
+) -> list[Comparison]:
+    """A runtime's comparisons on a case, but for outputs that are over the ceiling and may be so by rounding
+    (posexport.verify.parity.is_unclear): they are judged again by all `runs`, on the case and on its copies."""
+    return [
+        _median(each, reference[each.output], [run.get(each.output) for run in runs], draws, tolerance)
+        if each.state == FAILED and is_unclear(each, tolerance)
+        else each
+        for each in comparisons
+    ]
+
+
+def _median(
+    first: Comparison, reference: Array, outputs: Sequence[Array | None], draws: Draws, tolerance: Tolerance
+) -> Comparison:
+    """One output by the median error of each token. The token that counts is the one with the largest among those that
+    torch's errors on the same token (their upper quartile, of the finite ones) don't excuse, if there is one, since
+    what makes rounding errors of a token large makes them large in many draws of both."""
+    if (
+        first.reference_rms is None
+        or first.limit is None
+        or any(array is None or array.shape != reference.shape for array in outputs)
+    ):
+        return first
+    arrays = [np.asarray(array) for array in outputs]
+    errors = np.array([np.minimum(_errors(array, reference), _LARGEST).ravel() for array in arrays])
+    by_torch = np.array([each.ravel() for each in draws.errors[first.output]])
+    median, rms = np.median(errors, axis=0), first.reference_rms
+    of_torch = np.nanquantile(np.where(np.isfinite(by_torch), by_torch, np.nan), 0.75, axis=0)
+    over = median > first.limit
+    excused = over & (of_torch > tolerance.ceiling * rms / UNCLEAR)
+    excused[excused] = median[excused] <= [tolerance.uncapped(float(each), rms) for each in of_torch[excused]]
+    counts = next(where for where in (over & ~excused, over, median >= 0) if where.any())
+    token = int(np.argmax(np.where(counts, median, -1.0)))
+    place = tuple(map(int, np.unravel_index(token, reference.shape[:-1])))
+    run = arrays[int(np.argsort(errors[:, token])[len(arrays) // 2])]
+    index = (*place, int(np.argmax(np.abs(run[place].astype(np.float64) - reference[place]))))
+    error, torch_error = float(median[token]), float(of_torch[token])
+    limit = tolerance.limit(torch_error, rms) if over.any() else first.limit
+    return Comparison.of(
+        first.case,
+        first.output,
+        Reason(OVER_LIMIT, over_limit(first.output, error, index, limit)) if over.any() else None,
+        far_out=first.far_out,
+        max_error=error,
+        rms_error=first.rms_error,
+        torch_error=torch_error,
+        limit=limit,
+        reference_rms=rms,
+        index=index,
+        got=float(run[index]),
+        reference=float(reference[index]),
+    )

@@ -59,6 +59,10 @@ FEW_TOKENS = 8
 OLDEST = 4
 """Tokens of a cache that the kind "oldest" is about."""
 
+HALF_LOGITS = 8.0
+"""Standard deviation of logits in half precision, with seeded weights, beyond which hidden states and cached keys get
+smaller: digits of half precision are too few for the weights of softmax then."""
+
 QUIET = 1e-3
 """Factor on hidden_states of the kind "quiet"."""
 
@@ -68,6 +72,17 @@ def loudness(spec: Spec) -> float:
     compare."""
     most, plain = LOUD[spec.dtype], spec.layers <= LOUD_LAYERS and not _rounded_apart(spec)
     return _as_scaled(spec, most if plain else min(most, LOUD_BELOW))
+
+
+def usual_size(spec: Spec) -> float:
+    """The standard deviation of hidden states and cached keys: 1, or less in half precision where a scale, or a factor
+    that grows with the position, makes logits large."""
+    if spec.dtype == "fp32":
+        return 1.0
+    logits = max(
+        layer.scale * layer.head_dim**0.5 / 3 * layer.encoding.query_factor(FAR) for layer in spec.distinct_layers()
+    )
+    return float(min(1.0, (HALF_LOGITS / logits) ** 0.5))
 
 
 def is_normed_first(spec: Spec) -> bool:
@@ -158,7 +173,7 @@ def _outlier(tokens: Tokens, few: bool = False) -> Array:
     elif deep or (rounded and not few):
         factor = _as_scaled(spec, DEEP_OUTLIER)
     else:
-        factor = OUTLIER if spec.dtype == "fp32" else _half_outlier(spec, seq)
+        factor = _as_scaled(spec, OUTLIER if spec.dtype == "fp32" else _half_outlier(spec, seq))
     has, whole = np.zeros((batch, seq), bool), np.zeros(batch, bool)
     has[np.arange(batch), rng.integers(0, seq, batch)] = True
     if tokens.normed:

@@ -200,6 +200,28 @@ def test_a_mask_that_large_logits_pass_is_caught(tmp_path: Path, seed: int) -> N
     assert [verdict.state for verdict in report.verdicts] == [FAILED] * 2
 
 
+@pytest.mark.parametrize("more", [{"scale": 20.0}, {"scale": 50.0, "sinks": True, "kv_cache": "concat"}])
+def test_large_logits_in_half_precision_are_no_fault(tmp_path: Path, more: dict[str, object]) -> None:
+    """Which of two keys wins may hang on the last bit; inputs leave room for the scale."""
+    spec = small_spec("rope", causal=True, dtype="fp16", hidden_size=32, num_heads=4, num_kv_heads=4, **more)
+    report = verify([write(tmp_path, "sound", spec)], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 600})
+    assert [verdict.state for verdict in report.verdicts] == [PASSED]
+
+
+def test_hidden_states_are_unit_normal_but_for_large_scales_in_half_precision() -> None:
+    for more, size in (
+        ({}, 1.0),
+        ({"scale": 50.0}, 1.0),
+        ({"dtype": "fp16"}, 1.0),
+        ({"dtype": "fp16", "scale": 50.0}, 0.4),
+    ):
+        spec = small_spec("rope", **more, **DECODER)
+        plain = [each.arrays for each in _made(spec) if each.name.startswith("scattered")]
+        for name, expected in (("hidden_states", size), ("past_key", size), ("past_value", 1.0)):
+            values = np.concatenate([arrays[name].astype(np.float64).ravel() for arrays in plain])
+            assert expected * 0.8 < values.std() < expected * 1.2, (name, more)
+
+
 def test_half_precision_has_room_for_a_feature_of_a_block_with_few() -> None:
     """Products of narrow blocks would pass 65,504."""
     largest = {}

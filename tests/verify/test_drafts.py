@@ -77,6 +77,8 @@ def test_rows_of_more_than_a_hundred_tokens_leave_one_over_and_have_any_length(s
     for name, least in zip(names, (10, 2, 4, 3), strict=True):  # one of the two where both cost much
         assert (name in large) != (f"{name} of any length" in large)
         assert name not in large or large[name].batch == least
+    assert ("two long rows" in large) == ("longer rows" in large)
+    assert "two long rows" in small
 
 
 def test_prompts_that_end_early_for_their_cost_are_said() -> None:

@@ -11,6 +11,7 @@ A class must be importable at run time: names in its annotations can't come from
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 import re
@@ -81,6 +82,11 @@ def parse_json(text: bytes | str) -> Any:
         raise DataError("it is not JSON") from None
     _check_depth(data)
     return data
+
+
+def json_sha256(data: Any) -> str:
+    """The sha256 of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def whole_number(text: str) -> int:

@@ -192,19 +192,19 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
         seq = shorter(spec, 1, draft.seq)
         if seq >= least or reach.given:
             yield attrs.evolve(draft, seq=seq)
-    yield from _long_rows(spec, rng, reach)
+    yield from _long_rows(spec, rng, reach, max(LONG, long // 2))
 
 
-def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach, encoder: int) -> Iterator[Draft]:
     """Batches of more than a hundred tokens in each row: lengths that leave one token over in blocks of any power of
     two, or lack one, and any length in between; one of the two, drawn, where both cost much."""
     size = partial(_size, rng)
-    dozen, several, half = size(*ROWS["dozen"]), size(2, 3), max(LONG, _long(spec, reach) // 2)
+    dozen, several, names = size(*ROWS["dozen"]), size(2, 3), set()
     for draft, few, between in (
         (Draft("rows", dozen, 129, 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 10, (130, 254)),
         (Draft("several rows", several, 255, 0, 90, size(140, 250), "alike", "mixed", "shifted"), 2, (130, 511)),
         (Draft("long rows", size(5, 7), 257, 0, 0, size(257, 330), "mixed", "mixed"), 4, (258, 511)),
-        (Draft("longer rows", 3, 513, 0, 0, half, "mixed", "mixed"), 3, (514, 1023)),
+        (Draft("longer rows", 3, 513, 0, 0, encoder, "mixed", "mixed"), 3, (514, 1023)),
     ):
         seq, first = _band(rng, *between), rng.random() < 0.5
         both = [
@@ -217,9 +217,10 @@ def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[D
             seq = shorter(spec, batch, each.seq)
             if seq < each.seq == draft.seq:
                 seq = 2 ** ((seq - 1).bit_length() - 1) + 1
+            names.add(each.name)
             yield attrs.evolve(each, batch=batch, seq=seq)
     two = Draft("two long rows", 2, size(1025, 1050), 0, 7, size(1025, 1100), "mixed", "mixed")
-    if costs_little or not first:  # else the last one was about as long
+    if "longer rows" in names:  # those of any length are about as long as these two
         yield attrs.evolve(two, seq=shorter(spec, 2, two.seq))
     pictures = Draft("pictures", size(21, 24), size(197, 210), 0, 0, size(197, 210), "mixed", "mixed")
     if work(spec, {"batch": pictures.batch, "seq": pictures.seq, "encoder_seq": pictures.seq}) < SERVED:

@@ -28,9 +28,10 @@ from posexport.processes import (
     TIMED_OUT,
 )
 from posexport.progress import Progress, silent
-from posexport.runtimes import RUNTIMES, TENSORRT, TORCH_WORKER, Runtime
+from posexport.runtimes import RUNTIMES, TORCH_WORKER, Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
+from posexport.runtimes.tensorrt.api import BUILDERS
 from posexport.verify import eligibility
 from posexport.verify.cases import Case
 from posexport.verify.coverage import not_shown, reached
@@ -91,13 +92,9 @@ class MismatchedJob:
         """One for each runtime that was asked for; where all were, of a plan for its builder alone, or for those that
         could be it."""
         error = self.error
-        could = [
-            name
-            for name, row in self.runtimes.items()
-            if name == error.runtime or (error.runtime is None and row.module == TENSORRT)
-        ]
-        every = len(self.runtimes) == len(RUNTIMES) and self.path.suffix == ".plan"
-        names = could if every else list(self.runtimes)
+        names = list(self.runtimes)
+        if len(names) == len(RUNTIMES) and self.path.suffix == ".plan":
+            names = list(BUILDERS) if error.runtime is None else [error.runtime]
         known = {"sha256": error.sha256, **of_mismatch(error.reason)}
         return [Verdict.of(str(self.path), name, FAILED, error.reason, **known) for name in names]
 

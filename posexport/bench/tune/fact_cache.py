@@ -8,7 +8,6 @@ there stays as it is.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -19,7 +18,7 @@ from posexport import __version__, temporary
 from posexport.bench.tune.facts import fits
 from posexport.errors import system_error
 from posexport.files import renewed, write_json
-from posexport.jsondata import DataError, read_json
+from posexport.jsondata import DataError, json_sha256, read_json
 
 FOLDER = ".posexport-tune"
 _VERSION = 3
@@ -59,15 +58,15 @@ class Store:
     ) -> dict[str, Any]:
         """The fact of `key` (plain data) and posexport's version; `find` is called where it isn't known, and what it
         gives is kept where `keep` says that it will be so next time too."""
-        text = json.dumps({"version": _VERSION, "posexport": __version__, **key}, sort_keys=True, separators=(",", ":"))
-        path = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        whole = json.loads(json.dumps({"version": _VERSION, "posexport": __version__, **key}))  # as it is read again
+        path = self._folder / f"{json_sha256(whole)[:32]}.json"
         if path not in self._facts:
-            fact = _read(path, json.loads(text)) if self._resume else None
+            fact = _read(path, whole) if self._resume else None
             self.reused += fact is not None
             if fact is None:
                 fact = find()
                 if keep(fact):
-                    write_json(path, {"key": json.loads(text), "fact": fact, "sha256": _sha256(fact)})
+                    write_json(path, {"key": whole, "fact": fact, "sha256": json_sha256(fact)})
             self._facts[path] = fact
         return self._facts[path]
 
@@ -88,8 +87,4 @@ def _read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(data, dict) or data.get("key") != key:
         return None
     fact = data.get("fact")
-    return fact if data.get("sha256") == _sha256(fact) and fits(key, fact) else None
-
-
-def _sha256(fact: Any) -> str:
-    return hashlib.sha256(json.dumps(fact, sort_keys=True).encode()).hexdigest()
+    return fact if data.get("sha256") == json_sha256(fact) and fits(key, fact) else None

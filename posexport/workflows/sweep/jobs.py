@@ -6,8 +6,6 @@ id on every machine and every day: a finished job is recognised by its id, and a
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
@@ -17,6 +15,7 @@ from typing import Any, Literal
 import attrs
 
 from posexport import __version__
+from posexport.jsondata import json_sha256
 
 State = Literal["passed", "failed", "not run", "lost"]
 
@@ -77,7 +76,7 @@ class Job:
             "needs": attrs.asdict(self.needs),
             "files": {file.name: file.sha256 for file in self.files},
         }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+        return json_sha256(parts)[:16]
 
     def values_of(self, option: str) -> Iterator[str]:
         """The values that its arguments give an option such as `--runtime`."""

@@ -14,7 +14,7 @@ from posexport.verify.eligibility import work
 WORK = 3e10
 """Multiply-adds that a case may take: longer and larger ones become shorter."""
 
-ROWS_WORK = 1.5e9
+ROWS_WORK = 1.2e9
 """Multiply-adds that a batch of many rows may take: blocks whose hidden size is some 600 or more get fewer rows."""
 
 LEAST = 26

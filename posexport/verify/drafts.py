@@ -197,21 +197,22 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
 
 def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach, encoder: int) -> Iterator[Draft]:
     """Batches of more than a hundred tokens in each row: lengths that leave one token over in blocks of any power of
-    two, or lack one, and any length in between; one of the two, drawn, where both cost much."""
+    two, or lack one, and any length in between; where they cost much, one of the two, drawn, and the shorter half of
+    those in between."""
     size = partial(_size, rng)
     dozen, several, names = size(*ROWS["dozen"]), size(2, 3), set()
-    for draft, few, between in (
-        (Draft("rows", dozen, 129, 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 10, (130, 254)),
+    for draft, few, (low, high) in (
+        (Draft("rows", dozen, 129, 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 8, (130, 254)),
         (Draft("several rows", several, 255, 0, 90, size(140, 250), "alike", "mixed", "shifted"), 2, (130, 511)),
-        (Draft("long rows", size(5, 7), 257, 0, 0, size(257, 330), "mixed", "mixed"), 4, (258, 511)),
-        (Draft("longer rows", 3, 513, 0, 0, encoder, "mixed", "mixed"), 3, (514, 1023)),
+        (Draft("long rows", size(5, 7), 257, 0, 0, size(257, 330), "mixed", "mixed"), 3, (258, 511)),
+        (Draft("longer rows", 3, 513, 0, 0, encoder, "mixed", "mixed"), 2, (514, 1023)),
     ):
-        seq, first = _band(rng, *between), rng.random() < 0.5
+        costs_little = work(spec, {"batch": draft.batch, "seq": high}) <= ROWS_WORK
+        seq, first = _band(rng, low, high if costs_little else (low + high) // 2), rng.random() < 0.5
         both = [
             attrs.evolve(draft, batch=fewer(spec, draft.batch, draft.seq, few)),
             attrs.evolve(draft, name=f"{draft.name} of any length", batch=fewer(spec, draft.batch, seq, 2), seq=seq),
         ]
-        costs_little = work(spec, {"batch": draft.batch, "seq": seq}) <= ROWS_WORK
         for each in both if costs_little else both[first : first + 1]:
             batch = max(each.batch, reach.batch) if draft.name == "rows" else each.batch
             seq = shorter(spec, batch, each.seq)

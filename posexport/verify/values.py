@@ -59,9 +59,9 @@ FEW_TOKENS = 8
 OLDEST = 4
 """Tokens of a cache that the kind "oldest" is about."""
 
-HALF_LOGITS = 8.0
-"""Standard deviation of logits in half precision, with seeded weights, beyond which hidden states and cached keys get
-smaller: digits of half precision are too few for the weights of softmax then."""
+HALF_ROOM = 24.0
+"""How many times larger than usual logits may be in half precision before hidden states and cached keys get smaller:
+its digits are too few for the weights of softmax then."""
 
 QUIET = 1e-3
 """Factor on hidden_states of the kind "quiet"."""
@@ -75,14 +75,8 @@ def loudness(spec: Spec) -> float:
 
 
 def usual_size(spec: Spec) -> float:
-    """The standard deviation of hidden states and cached keys: 1, or less in half precision where a scale, or a factor
-    that grows with the position, makes logits large."""
-    if spec.dtype == "fp32":
-        return 1.0
-    logits = max(
-        layer.scale * layer.head_dim**0.5 / 3 * layer.encoding.query_factor(FAR) for layer in spec.distinct_layers()
-    )
-    return float(min(1.0, (HALF_LOGITS / logits) ** 0.5))
+    """The standard deviation of hidden states and cached keys: 1, or less in half precision where logits are large."""
+    return 1.0 if spec.dtype == "fp32" else float(min(1.0, (HALF_ROOM / _logits(spec)) ** 0.5))
 
 
 def is_normed_first(spec: Spec) -> bool:
@@ -95,10 +89,20 @@ def _rounded_apart(spec: Spec) -> bool:
     return any(layer.encoding.rounding(NEAR, NEAR) > ROUNDED_APART for layer in spec.distinct_layers())
 
 
+def _logits(spec: Spec) -> float:
+    """How many times larger logits are than with the usual scale of 1 / sqrt(head_dim), in half precision far out: some
+    encodings multiply queries by a factor that grows with the position."""
+    farthest = 0 if spec.dtype == "fp32" else FAR
+    return max(
+        float(layer.scale * layer.head_dim**0.5 * layer.encoding.query_factor(farthest))
+        for layer in spec.distinct_layers()
+    )
+
+
 def _as_scaled(spec: Spec, factor: float, keys_alone: bool = False) -> float:
-    """A factor on hidden states, of which queries and keys are made, or on `keys_alone`; less where the scale makes
-    logits larger than the usual 1 / sqrt(d) does."""
-    larger = max(1.0, max(layer.scale * layer.head_dim**0.5 for layer in spec.distinct_layers()))
+    """A factor on hidden states, of which queries and keys are made, or on `keys_alone`; less where logits are large
+    without it."""
+    larger = max(1.0, _logits(spec))
     return max(1.0, float(factor / (larger if keys_alone else larger**0.5)))
 
 
@@ -190,10 +194,8 @@ def _outlier(tokens: Tokens, few: bool = False) -> Array:
 
 def _half_outlier(spec: Spec, seq: int) -> float:
     """The factor on one feature in half precision, in rows of so many tokens."""
-    growth = max(layer.encoding.query_factor(FAR) for layer in spec.distinct_layers())
-    growth *= max(1.0, spec.head_dim**0.5 / spec.hidden_size / NARROW)
-    most = HALF_OUTLIER if spec.block == "attention" and seq < LONG_ROW else HALF_NORMED
-    return float(most / growth**0.5)
+    narrow = max(1.0, spec.head_dim**0.5 / spec.hidden_size / NARROW)
+    return float((HALF_OUTLIER if spec.block == "attention" and seq < LONG_ROW else HALF_NORMED) / narrow**0.5)
 
 
 def _massive(tokens: Tokens) -> Array:

@@ -45,7 +45,7 @@ def check_artifact(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise RequestError(f"{str(path)!r} is neither .onnx nor .plan: give an artifact of posexport.")
     if not path.is_file():
-        problem = "no file" if is_there(path) else "not there"
+        problem = "no regular file" if is_there(path) else "not there"
         raise RequestError(f"{str(path)!r} is {problem}: make it with 'posexport {_MAKERS[path.suffix]}'.")
     if path.suffix == ".onnx":
         check_onnx(path)

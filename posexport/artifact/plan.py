@@ -81,7 +81,7 @@ def plan_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifes
     """
     check_name(path)
     if not path.is_file():
-        problem = "no file" if is_there(path) else "not there"
+        problem = "no regular file" if is_there(path) else "not there"
         raise RequestError(f"{str(path)!r} is {problem}: build it with 'posexport compile'.")
     manifest = read_manifest_of(PlanManifest, path, trusted)
     if manifest is None:

@@ -13,6 +13,7 @@ from posexport.models import ENCODINGS
 from posexport.models.scaling import NEEDED, SCALINGS
 from posexport.models.scaling import parameters as scaling_parameters
 from posexport.runtimes import RUNTIMES
+from posexport.runtimes.tensorrt.api import BUILDERS, can_build
 from posexport.spec.forms import FORMS, TARGETS
 
 
@@ -51,8 +52,15 @@ def list(presets: bool, as_json: bool) -> None:
     console.show_table(
         "Runtimes",
         ("name", "summary", "here"),
-        [(name, row["summary"], row["missing"] or "there") for name, row in tables["runtimes"].items()],
+        [(name, row["summary"], _here(name, row["missing"])) for name, row in tables["runtimes"].items()],
     )
+
+
+def _here(name: str, missing: str | None) -> str:
+    """Whether a runtime is there, why it isn't, and whether it builds plans all the same."""
+    if missing is None:
+        return "there"
+    return f"builds plans, runs none: {missing}" if name in BUILDERS and can_build(name) is None else missing
 
 
 def _show_presets(as_json: bool) -> None:

@@ -42,7 +42,7 @@ class BlockOptions:
                 "both weights and seed were given: weights come from a file or from a seed, so drop one."
             )
         if self.weights is not None and not Path(self.weights).is_file():
-            wrong = "no file" if is_there(Path(self.weights)) else "not there"
+            wrong = "no regular file" if is_there(Path(self.weights)) else "not there"
             raise RequestError(f"weights {self.weights!r} can't be read, they are {wrong}: give a .safetensors file.")
 
 

@@ -64,7 +64,7 @@ def test_not_there(tmp_path: Path) -> None:
     refused(cli("inspect", tmp_path / "block.plan"), "block.plan")
     refused(cli("inspect", tmp_path / "block.txt"), "neither .onnx nor .plan")
     (tmp_path / "folder.onnx").mkdir()
-    refused(cli("inspect", tmp_path / "folder.onnx"), "is no file", "folder.onnx")
+    refused(cli("inspect", tmp_path / "folder.onnx"), "is no regular file", "folder.onnx")
     refused(cli("inspect"), "FILE")
 
 

@@ -14,6 +14,7 @@ from posexport.artifact.onnx_artifact import read_onnx
 from posexport.files import sha256_of
 from posexport.models import ENCODINGS, read_encoding
 from posexport.runtimes import RUNTIMES
+from posexport.runtimes.tensorrt.api import BUILDERS, can_build
 from posexport.spec.forms import FORMS, TARGETS
 
 SMALL = ("--hidden-size", "32", "--num-heads", "4")
@@ -141,6 +142,8 @@ def test_list() -> None:
         assert name in result.stdout
     assert "theta=10000.0" in result.stdout
     assert "arXiv:2104.09864" in result.stdout
+    only_builds = [name for name in BUILDERS if can_build(name) is None and RUNTIMES[name].missing() is not None]
+    assert result.stdout.count("builds plans, runs none") == len(only_builds)
 
 
 def test_list_for_machines() -> None:

@@ -30,7 +30,7 @@ class Hashes:
         """One file; RequestError where it can't be read."""
         if path not in self._known:
             if not path.is_file():
-                problem = "no file" if is_there(path) else "not there"
+                problem = "no regular file" if is_there(path) else "not there"
                 raise RequestError(f"{str(path)!r} is {problem}: give the path of a file.")
             with system_error(f"{str(path)!r} can't be read", "give another file"):
                 now = path.stat()

@@ -320,8 +320,8 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise RequestError(f"{what} {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
     except UnicodeDecodeError:
         raise RequestError(f"{what} {str(path)!r} is not TOML, whose text is UTF-8: save it as UTF-8.") from None
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{what} {str(path)!r} is not TOML ({error}): fix it.") from None
+    except (ValueError, RecursionError) as error:  # of many digits, with advice for programmers behind a semicolon
+        raise RequestError(f"{what} {str(path)!r} is not TOML ({str(error).partition(';')[0]}): fix it.") from None
     if (wrong := _wrong_value(table)) is not None:
         raise RequestError(f"{what} {str(path)!r} holds {wrong}, which nothing takes: fix it.")
     return table

@@ -17,10 +17,10 @@ import attrs
 import numpy as np
 
 from posexport.spec.spec import Spec
-from posexport.verify.coverage import distances, grid_offsets, spread_cells
 from posexport.verify.draft import LEAST, ROWS_WORK, Draft, fewer, per_token, shorter, shrunk
 from posexport.verify.draws import At
 from posexport.verify.eligibility import work
+from posexport.verify.own_numbers import own_numbers
 from posexport.verify.reach import Reach
 
 ENCODED = 5e9
@@ -71,18 +71,19 @@ USUAL_CACHED = 2**23
 LONG_BUFFER = 4_000
 """Free slots of a shared cache in which few tokens are."""
 
-WINDOWS, GRID_TOKENS = 64, 3_200
-"""Windows of a picture, each a row, and tokens of all of them together."""
-
-PAIR_ROWS, SWEEP_ROW, WHOLE = 1200, 256, 1200
-"""Rows of the case of pairs, tokens in a row of the case that reads every row of a table, and cells of a grid or keys
-of a window up to which one row of tokens has them all."""
+ALIKE_WORK = 4e9
+"""Multiply-adds of a prompt whose tokens are nearly alike, up to which there is one for each band of lengths."""
 
 
 def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
-    for draft in itertools.chain(_lengths(spec, rng, reach), _over_keys(spec, rng, reach), _tables(spec, rng, reach)):
+    for draft in itertools.chain(
+        _lengths(spec, rng, reach),
+        _over_keys(spec, rng, reach),
+        own_numbers(spec, rng, reach),
+        _hiding(spec, rng, reach),
+    ):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft
         else:
@@ -197,24 +198,32 @@ def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
 
 def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach, encoder: int) -> Iterator[Draft]:
     """Batches of more than a hundred tokens in each row: lengths that leave one token over in blocks of any power of
-    two, or lack one, and any length in between; where they cost much, one of the two, drawn, and the shorter half of
-    those in between."""
+    two, or lack one, and any length in between; where they cost much, three batches of them, of few rows."""
     size = partial(_size, rng)
     dozen, several, names = size(*ROWS["dozen"]), size(2, 3), set()
-    for draft, few, (low, high) in (
-        (Draft("rows", dozen, 129, 0, 5, size(300, 400), "mixed", "mixed", "peaks"), 8, (130, 254)),
-        (Draft("several rows", several, 255, 0, 90, size(140, 250), "alike", "mixed", "shifted"), 2, (130, 511)),
-        (Draft("long rows", size(5, 7), 257, 0, 0, size(257, 330), "mixed", "mixed"), 3, (258, 511)),
-        (Draft("longer rows", 3, 513, 0, 0, encoder, "mixed", "mixed"), 2, (514, 1023)),
+    # draft, other lengths; where it costs much: those lengths, the fewest rows of the draft's and of those, if any
+    for draft, (low, high), highest, least, least_other in (
+        (Draft("rows", dozen, 129, 0, 5, size(300, 400), "mixed", "mixed", "peaks"), (130, 254), 192, 6, 2),
+        (
+            Draft("several rows", several, 255, 0, 90, size(140, 250), "alike", "mixed", "shifted"),
+            (130, 511),
+            511,
+            0,
+            0,
+        ),
+        (Draft("long rows", size(5, 7), 257, 0, 0, size(257, 330), "mixed", "mixed"), (258, 511), 511, 0, 4),
+        (Draft("longer rows", 3, 513, 0, 0, encoder, "mixed", "mixed"), (514, 1023), 704, 2, 2),
     ):
         costs_little = work(spec, {"batch": draft.batch, "seq": high}) <= ROWS_WORK
-        seq, first = _band(rng, low, high if costs_little else (low + high) // 2), rng.random() < 0.5
-        both = [
-            attrs.evolve(draft, batch=fewer(spec, draft.batch, draft.seq, few)),
-            attrs.evolve(draft, name=f"{draft.name} of any length", batch=fewer(spec, draft.batch, seq, 2), seq=seq),
-        ]
-        for each in both if costs_little else both[first : first + 1]:
-            batch = max(each.batch, reach.batch) if draft.name == "rows" else each.batch
+        seq, first = _band(rng, low, high if costs_little else highest), rng.random() < 0.5
+        other = attrs.evolve(draft, name=f"{draft.name} of any length", seq=seq)
+        tried = [(draft, least), (other, least_other)]
+        if not costs_little:
+            tried = [each for each in tried if each[1]][-1 if first else 0 :][:1]
+        for each, rows in tried:
+            batch = each.batch if costs_little else fewer(spec, each.batch, each.seq, rows)
+            if draft.name == "rows":
+                batch = max(batch, reach.batch)
             seq = shorter(spec, batch, each.seq)
             if seq < each.seq == draft.seq:
                 seq = 2 ** ((seq - 1).bit_length() - 1) + 1
@@ -317,57 +326,23 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     yield Draft("prompt", 2, shorter(spec, 2, size(400, 900)), size(100, 600), 0, 1, "consecutive", "left")
 
 
-def _tables(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Every row of a table of positions, every offset of a grid, every distance that differs from others, and the
-    positions from which on angles or factors change."""
-    rows, axes = spec.position_limit(), spec.position_axes
-    if rows is not None and axes == 1:
-        seq = min(rows, SWEEP_ROW)
-        yield Draft("every row", max(1, shorter(spec, 1, -(-rows // seq) * seq) // seq), seq, 0, 0, 1, "every")
-        if rows <= reach.seq:
-            yield Draft("whole table", 1, shorter(spec, 1, rows), 0, 0, 1, "every")
-    sides = spec.position_limits()
-    if sides is not None and axes > 1 and math.prod(sides) <= WHOLE:
-        cells = np.array(list(itertools.product(*map(range, sides))), np.int64)
-        cells = np.concatenate((np.zeros((spec.prefix_tokens, axes), np.int64), cells))
-        windows = max(2, min(WINDOWS, GRID_TOKENS // len(cells)))  # pictures have many
-        yield Draft("whole grid", windows, len(cells), 0, 0, 1, At(cells[None]))
-    pairs = grid_offsets(spec) if axes > 1 else distances(spec, PAIR_ROWS, rng)
-    if pairs is not None:
-        yield Draft("pairs", len(pairs), 2, 0, 1, 2, At(pairs))
-    elif (spread := spread_cells(spec)) is not None:
-        yield Draft("spread cells", 1, shorter(spec, 1, len(spread)), 0, 1, 2, At(spread[None]))
-    own = [
-        (kind.window, kind.attention_chunk_size, kind.encoding.saturation_distance()) for kind in spec.distinct_layers()
+def _hiding(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Prompts of more than a hundred tokens, nearly alike but for those that masks hide; one of them, drawn, and no
+    batch, where they cost much."""
+    rng = rng.spawn(1)[0]
+    if not (spec.causal or spec.padding_mask or spec.window or spec.attention_chunk_size):
+        return
+    drafts = [
+        Draft("hiding", 1, _band(rng, *band), 0, 3, 60, "near", "few holes", "alike")
+        for band in ((130, 250), (260, 500), (520, 1000), (1030, 2040))
     ]
-    for keys in sorted({size or 0 for sizes in own for size in sizes}):
-        if 1 < keys <= WHOLE:
-            yield Draft(f"{keys} tokens", 1, shorter(spec, 1, keys), 0, 0, keys, "offset")
-            if spec.kv_cache:
-                yield Draft(f"all {keys} keys", 2, 1, keys - 1, 1, 1, "near")
-        if keys > 1 and spec.kv_cache:  # queries on both sides of where the oldest keys go out of sight
-            yield Draft(f"past {keys} keys", 1, 4, keys - 2, 2, 1, "near", values="oldest")
-    for edge in spec.position_edges():
-        yield from _around(spec, edge, edge + _size(rng, 0, edge))
-
-
-def _around(spec: Spec, edge: int, farther: int) -> Iterator[Draft]:
-    """Few tokens up to both sides of a position from which on an encoding is another, and tokens of which one is beyond
-    it: the first or any other, of the first row or another, along one axis or all."""
-    for name, tokens in (
-        (f"position {edge - 1}", [range(edge - 4, edge)]),
-        (f"position {edge}", [range(edge - 3, edge + 1)]),
-        (f"back from position {farther}", [(farther, 0, 1, 2)]),
-        (f"row with position {farther}", [(0, farther, 1, 2), (0, 1, 2, 3)]),
-        (f"second row with position {farther}", [(1, 2, 0, 3), (0, 1, farther, 3), (0, 1, 2, 3)]),
-    ):
-        places = np.maximum(np.array(tokens, np.int64), 0)[:, :, None].repeat(spec.position_axes, 2)
-        for past in (0, 30) if spec.kv_cache else (0,):
-            yield Draft(name, len(tokens), 4, past, 2, 3, At(places))
-    for axis in range(spec.position_axes if spec.position_axes > 1 else 0):
-        places = np.arange(4)[None, :, None].repeat(spec.position_axes, 2)
-        places[0, 1, axis] = farther
-        yield Draft(f"axis {axis} with position {farther}", 1, 4, 0, 2, 3, At(places))
+    if work(spec, {"batch": 1, "seq": drafts[-1].seq}) > ALIKE_WORK:
+        drafts = [drafts[int(rng.integers(3))]]
+    else:
+        rows, seq = _size(rng, 2, 5), _band(rng, 130, 500)
+        drafts.append(Draft("hiding", rows, seq, _band(rng, 20, 200), 3, 60, "near", "mixed", "alike"))
+    for draft in drafts:
+        yield attrs.evolve(draft, seq=shorter(spec, draft.batch, draft.seq))
 
 
 def _long(spec: Spec, reach: Reach) -> int:

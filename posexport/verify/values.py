@@ -38,9 +38,9 @@ and over others, or where a norm comes later, whose squares would overflow; and 
 layer would get it, and where runtimes round terms of the encoding in different ways, which the feature would make
 larger: there in one token of a row alone."""
 
-NARROW = 0.1
-"""The ratio sqrt(head_dim) / hidden_size beyond which a feature has less of it in half precision: where so few features
-share a projection, logits would overflow."""
+NARROW, FEW_FEATURES = 0.1, 16
+"""The ratio sqrt(head_dim) / hidden_size beyond which, and the hidden size below which, a feature has less of it in
+half precision: where so few features share a projection, logits would overflow."""
 
 LONG_ROW = 128
 """Tokens from which on some keys of a row have logits so near each other that half precision can't tell them apart,
@@ -52,6 +52,9 @@ Sun et al. 2024 measured (arXiv:2402.17762)."""
 
 SHIFT, HALF_SHIFT, SMALL_SHIFT = 100.0, 8.0, 0.5
 """What the kind "shifted" adds to hidden states: where a norm comes first, there in half precision, and elsewhere."""
+
+NEARLY_ALIKE, LAST = 0.1, 16
+"""What tokens of the kind "alike" differ by, and how many at the end of a causal row differ like any others."""
 
 FEW_TOKENS = 8
 """Tokens up to which a single row is zero throughout with the kind "zeros"."""
@@ -156,6 +159,18 @@ def _same(tokens: Tokens) -> Array:
     return tokens.values if tokens.cached else np.repeat(tokens.values[:, :1], tokens.values.shape[1], 1)
 
 
+def _alike(tokens: Tokens) -> Array:
+    """All tokens of a row are nearly alike, but for those that few queries or none may see: one key that is seen by
+    mistake among thousands shows, also where a norm makes all tokens equally large."""
+    spec, values = tokens.spec, tokens.values
+    few = tokens.masked.copy()
+    if not tokens.cached:
+        few[:, :1] |= bool(spec.window or spec.attention_chunk_size)
+        few[:, -LAST:] |= spec.causal
+    first = values[:, :, :1] if tokens.cached else values[:, :1]
+    return np.where(tokens.each(few), values, first + NEARLY_ALIKE * values)
+
+
 def _shifted(tokens: Tokens) -> Array:
     """Features whose mean is not 0, before a norm far larger than their deviation."""
     spec = tokens.spec
@@ -194,7 +209,7 @@ def _outlier(tokens: Tokens, few: bool = False) -> Array:
 
 def _half_outlier(spec: Spec, seq: int) -> float:
     """The factor on one feature in half precision, in rows of so many tokens."""
-    narrow = max(1.0, spec.head_dim**0.5 / spec.hidden_size / NARROW)
+    narrow = max(1.0, max(spec.head_dim**0.5 / NARROW, FEW_FEATURES) / spec.hidden_size)
     return float((HALF_OUTLIER if spec.block == "attention" and seq < LONG_ROW else HALF_NORMED) / narrow**0.5)
 
 
@@ -247,6 +262,7 @@ VALUES: Mapping[str, Callable[[Tokens], Array]] = {
     "quiet": _quiet,
     "zeros": _zeros,
     "same": _same,
+    "alike": _alike,
     "outlier": _outlier,
     "massive": _massive,
     "shifted": _shifted,

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from helpers import small_spec
 from mutants import Mutate
+from mutation.corners.band import next_key_in_the_last_block
 from mutation.corners.batch import rows_turned_around
 from mutation.corners.family import Apply
 from mutation.corners.magnitude import masked_with
@@ -170,6 +171,34 @@ def test_faults_that_only_such_inputs_show_are_caught(tmp_path: Path) -> None:
         "text": FAILED,
         "encoder": FAILED,
     }
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_next_key_of_a_long_sharp_prompt_is_caught(tmp_path: Path, seed: int) -> None:
+    """In half precision behind a norm: no token is louder than others, and one key among a thousand rarely weighs."""
+    spec = small_spec("t5", scale=1.0, head_dim=64, num_heads=2, num_kv_heads=2, causal=True, dtype="fp16", **PRENORM)
+    plant(tmp_path, "block", spec, _applied(next_key_in_the_last_block(512, 1000)))
+    write(tmp_path, "sound", spec)
+    report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, seed=seed)
+    assert [verdict.state for verdict in report.verdicts] == [FAILED, PASSED]
+
+
+def test_prompts_are_alike_but_for_what_masks_hide() -> None:
+    spec = small_spec("rope", causal=True, padding_mask=True)
+    hiding = [each for each in _made(spec) if each.name.startswith("hiding")]
+    assert [len(each.arrays["attention_mask"]) == 1 for each in hiding] == [True] * 4 + [False]
+    assert sorted(len(f"{each.sizes['seq']:b}") for each in hiding[:4])[-1] == 11
+    for each in hiding:
+        seen = each.arrays["attention_mask"] == 1
+        seen[:, -16:] = False
+        for row, shown in zip(each.arrays["hidden_states"], seen, strict=True):
+            assert row[shown].std(0).max() < 0.2
+            assert 0.8 < row[~shown].std(0).mean() < 1.2
+    wide = small_spec("rope", causal=True, hidden_size=1024, num_heads=16)
+    (one,) = (draft for draft in corners(wide, np.random.default_rng(0), default_reach(wide)) if draft.name == "hiding")
+    assert 130 <= one.seq <= 1000
+    free = small_spec("rope")
+    assert not [each for each in _made(free) if each.name.startswith("hiding")]
 
 
 LONGROPE = {

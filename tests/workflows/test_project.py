@@ -127,6 +127,7 @@ WRONG = {
     "a table that is none": (ONE + "budget = 'none'", "must be a table"),
     "set that is no table": (ONE + "set = 'theta=1'", "set must be a table"),
     "no TOML": ("folder = ", "is not TOML"),
+    "a number of 5,000 digits": ("layers = " + "9" * 5000, "value has 5000 digits): fix it"),
     "a folder above": ("folder = 'a/../../x'\n" + ONE, "outside the project: name one inside it"),
     "a folder elsewhere": ("folder = '/tmp'\n" + ONE, "outside the project: name one inside it"),
     "a NUL in the folder": ("folder = 'a\\u0000b'\n".replace("'", '"') + ONE, "'a\\x00b' with a NUL"),

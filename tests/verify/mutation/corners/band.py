@@ -20,7 +20,17 @@ from mutation.corners.bands import (
     sizes_within,
     within,
 )
-from mutation.corners.family import Fault, Random, family, is_cached, is_free, is_padded, log_uniform, on_visibility
+from mutation.corners.family import (
+    Apply,
+    Fault,
+    Random,
+    family,
+    is_cached,
+    is_free,
+    is_padded,
+    log_uniform,
+    on_visibility,
+)
 from mutation.inputs import REACH, Aim, Range
 from mutation.surgery import Logits, Nodes
 
@@ -72,6 +82,28 @@ def _causal(artifact: Artifact, random: Random) -> Fault | None:
         return nodes.all_of(*parts)
 
     return Fault(_text(band), on_visibility(False, lost), (_aim(band),))
+
+
+def next_key_in_the_last_block(size: int, low: int) -> Apply:
+    """Queries behind the last whole block of so many tokens see the next key, in prompts of `low` tokens and more."""
+
+    def seen(at: Logits) -> str:
+        nodes = at.nodes
+        whole = nodes.op("Mul", nodes.op("Div", at.seq, nodes.const(size)), nodes.const(size))
+        behind = nodes.op("GreaterOrEqual", at.query(), nodes.op("Add", nodes.op("Sub", at.keys, at.seq), whole))
+        long = nodes.op("GreaterOrEqual", at.seq, nodes.const(low))
+        return nodes.all_of(long, behind, nodes.op("Equal", at.distance(), nodes.const(-1)))
+
+    return on_visibility(False, seen)
+
+
+@family("band", "the next key seen behind the last whole block")
+def _next_key(artifact: Artifact, random: Random) -> Fault | None:
+    if not artifact.spec.causal:
+        return None
+    size, low = 2 ** int(random.integers(5, 10)), log_uniform(random, 130, 1100)
+    apply = next_key_in_the_last_block(size, low)
+    return Fault(f"{size}, from {low} tokens on", apply, (aim_at(rows=(1, 2), seq=(low, min(2 * low, REACH.row))),))
 
 
 @family("band", "padding ignored between two lengths")

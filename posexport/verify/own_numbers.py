@@ -1,0 +1,76 @@
+"""Sets of inputs at the numbers of a block itself: every row of its table, every offset of its grid, its windows, and
+the positions from which on its encoding is another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from posexport.spec.spec import Spec
+from posexport.verify.coverage import distances, grid_offsets, spread_cells
+from posexport.verify.draft import Draft, shorter
+from posexport.verify.draws import At
+from posexport.verify.reach import Reach
+
+WINDOWS, GRID_TOKENS = 64, 3_200
+"""Windows of a picture, each a row, and tokens of all of them together."""
+
+PAIR_ROWS, SWEEP_ROW, WHOLE = 1200, 256, 1200
+"""Rows of the case of pairs, tokens in a row of the case that reads every row of a table, and cells of a grid or keys
+of a window up to which one row of tokens has them all."""
+
+
+def own_numbers(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Every row of a table of positions, every offset of a grid, every distance that differs from others, and the
+    positions from which on angles or factors change."""
+    rows, axes = spec.position_limit(), spec.position_axes
+    if rows is not None and axes == 1:
+        seq = min(rows, SWEEP_ROW)
+        yield Draft("every row", max(1, shorter(spec, 1, -(-rows // seq) * seq) // seq), seq, 0, 0, 1, "every")
+        if rows <= reach.seq:
+            yield Draft("whole table", 1, shorter(spec, 1, rows), 0, 0, 1, "every")
+    sides = spec.position_limits()
+    if sides is not None and axes > 1 and math.prod(sides) <= WHOLE:
+        cells = np.array(list(itertools.product(*map(range, sides))), np.int64)
+        cells = np.concatenate((np.zeros((spec.prefix_tokens, axes), np.int64), cells))
+        windows = max(2, min(WINDOWS, GRID_TOKENS // len(cells)))  # pictures have many
+        yield Draft("whole grid", windows, len(cells), 0, 0, 1, At(cells[None]))
+    pairs = grid_offsets(spec) if axes > 1 else distances(spec, PAIR_ROWS, rng)
+    if pairs is not None:
+        yield Draft("pairs", len(pairs), 2, 0, 1, 2, At(pairs))
+    elif (spread := spread_cells(spec)) is not None:
+        yield Draft("spread cells", 1, shorter(spec, 1, len(spread)), 0, 1, 2, At(spread[None]))
+    own = [
+        (kind.window, kind.attention_chunk_size, kind.encoding.saturation_distance()) for kind in spec.distinct_layers()
+    ]
+    for keys in sorted({size or 0 for sizes in own for size in sizes}):
+        if 1 < keys <= WHOLE:
+            yield Draft(f"{keys} tokens", 1, shorter(spec, 1, keys), 0, 0, keys, "offset")
+            if spec.kv_cache:
+                yield Draft(f"all {keys} keys", 2, 1, keys - 1, 1, 1, "near")
+        if keys > 1 and spec.kv_cache:  # queries on both sides of where the oldest keys go out of sight
+            yield Draft(f"past {keys} keys", 1, 4, keys - 2, 2, 1, "near", values="oldest")
+    for edge in spec.position_edges():
+        yield from _around(spec, edge, edge + int(rng.integers(edge + 1)))
+
+
+def _around(spec: Spec, edge: int, farther: int) -> Iterator[Draft]:
+    """Few tokens up to both sides of a position from which on an encoding is another, and tokens of which one is beyond
+    it: the first or any other, of the first row or another, along one axis or all."""
+    for name, tokens in (
+        (f"position {edge - 1}", [range(edge - 4, edge)]),
+        (f"position {edge}", [range(edge - 3, edge + 1)]),
+        (f"back from position {farther}", [(farther, 0, 1, 2)]),
+        (f"row with position {farther}", [(0, farther, 1, 2), (0, 1, 2, 3)]),
+        (f"second row with position {farther}", [(1, 2, 0, 3), (0, 1, farther, 3), (0, 1, 2, 3)]),
+    ):
+        places = np.maximum(np.array(tokens, np.int64), 0)[:, :, None].repeat(spec.position_axes, 2)
+        for past in (0, 30) if spec.kv_cache else (0,):
+            yield Draft(name, len(tokens), 4, past, 2, 3, At(places))
+    for axis in range(spec.position_axes if spec.position_axes > 1 else 0):
+        places = np.arange(4)[None, :, None].repeat(spec.position_axes, 2)
+        places[0, 1, axis] = farther
+        yield Draft(f"axis {axis} with position {farther}", 1, 4, 0, 2, 3, At(places))

@@ -157,7 +157,7 @@ def _bounds(draw: Any, spec: Spec) -> Bounds:
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 def test_cases_stay_within_the_bounds(data: st.DataObject) -> None:
     spec = SPECS[data.draw(st.sampled_from(list(SPECS)))]
     bounds = _bounds(data.draw, spec)

@@ -28,6 +28,14 @@ make_environment() {
     unset PYTHONDONTWRITEBYTECODE
 }
 
+# Tests hand gigabytes from process to process in files that live for seconds: in memory, where there is room for files.
+keep_temporary_files_in_memory() {
+    local free
+    if [ -n "${TMPDIR-}" ] || [ ! -w /dev/shm ] || grep -q ' /dev/shm .*noexec' /proc/mounts; then return; fi
+    free=$(df --output=avail --block-size=1M /dev/shm | tail -n 1)
+    if [ "$free" -ge 8000 ]; then export TMPDIR=/dev/shm; fi
+}
+
 # A Chromium for the browser tests: one of the system, else from npm into .venv, else (as root) from apt. Without any
 # of them those tests are "not run". What is missing is looked for once: delete .venv/chromium to try again.
 find_chromium() {

@@ -143,6 +143,7 @@ def _case(
         new = np.take_along_axis(mask, places, 1) == 0
         places = np.take_along_axis(np.maximum(mask.cumsum(1) - 1, 0), places, 1)
     arrays: Arrays = {}
+    usual = usual_size(spec)
     loud = range(spec.layers)
     if draft.values == "loud" and spec.layers > LOUD_LAYERS:
         loud = range(layer := next(turns.loud_layers), layer + 1)
@@ -162,7 +163,7 @@ def _case(
             masked = mask[:, : dims[2]] == 0 if cached else mask == 0 if name.startswith("encoder") else new
             if cached and spec.kv_cache == "shared":
                 masked = masked | (np.arange(dims[2]) >= before[:, None])
-            size = 1.0 if name.startswith("past_value") else usual_size(spec)
+            size = 1.0 if name.startswith("past_value") else usual
             tokens = Tokens(
                 values=rng.standard_normal(dims, np.float32) * np.float32(size),
                 masked=masked,

@@ -78,12 +78,8 @@ ALIKE_WORK = 4e9
 def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
-    for draft in itertools.chain(
-        _lengths(spec, rng, reach),
-        _over_keys(spec, rng, reach),
-        own_numbers(spec, rng, reach),
-        _hiding(spec, rng, reach),
-    ):
+    groups = (_lengths, _over_keys, own_numbers, _hiding)
+    for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in groups):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft
         else:

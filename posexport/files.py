@@ -14,16 +14,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from posexport import temporary
-from posexport.errors import RequestError, shown, system_error
+from posexport.errors import RequestError, system_error
 from posexport.temporary import Temporary, uninterrupted
 
 TEXT_LIMIT = 64 * 2**20
 """The most bytes of a file of JSON that are read: manifests, results, config.json, the index of a checkpoint."""
-
-TOML_LIMIT = 2**20
-"""The most bytes of a file of TOML, which people write by hand, that are read."""
-
-_DEEPEST_KEY = 64  # parts of a key of TOML
 
 _HOLLOW_FROM = 2**30  # bytes from which a file is asked whether it stores them
 
@@ -174,6 +169,13 @@ def is_there(path: Path) -> bool:
     return False
 
 
+def not_a_file(path: Path) -> str | None:
+    """Why a path is not that of a regular file, as the end of "it is ..."; None for one that is."""
+    if path.is_file():
+        return None
+    return "no regular file" if is_there(path) else "not there"
+
+
 def check_name(path: Path) -> None:
     """RequestError for a path that is not UTF-8: manifests can't name it, and engines can't open it."""
     try:
@@ -305,43 +307,6 @@ def read_bytes(path: Path, limit: int) -> bytes:
 def check_regular(path: Path, limit: int | None = None) -> None:
     """OSError as in `open_file`, for a file that a library opens by its path."""
     open_file(path, limit).close()
-
-
-def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The table in a TOML file, which `what` names in words; RequestError where there is none."""
-    import tomllib
-
-    try:
-        text = read_bytes(path, TOML_LIMIT).decode()
-        if any(line.partition("=")[0].count(".") > _DEEPEST_KEY for line in text.splitlines()):
-            raise ValueError(f"a key has more than {_DEEPEST_KEY} parts")  # for which tomllib takes minutes
-        table = tomllib.loads(text)
-    except OSError as error:
-        raise RequestError(f"{what} {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
-    except UnicodeDecodeError:
-        raise RequestError(f"{what} {str(path)!r} is not TOML, whose text is UTF-8: save it as UTF-8.") from None
-    except (ValueError, RecursionError) as error:  # of many digits, with advice for programmers behind a semicolon
-        raise RequestError(f"{what} {str(path)!r} is not TOML ({str(error).partition(';')[0]}): fix it.") from None
-    if (wrong := _wrong_value(table)) is not None:
-        raise RequestError(f"{what} {str(path)!r} holds {wrong}, which nothing takes: fix it.")
-    return table
-
-
-def _wrong_value(data: Any) -> str | None:
-    """The first text with a NUL in tables and lists, keys included, which no name of a file can have; or the first
-    whole number of more than the 64 bits that TOML has. In words."""
-    waiting = [data]
-    while waiting:
-        match waiting.pop():
-            case str() as text if "\0" in text:
-                return f"the text {shown(text)} with a NUL"
-            case int() as number if not -(2**63) <= number < 2**63:
-                return f"a whole number of {number.bit_length():,} bits"
-            case dict() as table:
-                waiting += [*table.values(), *table]
-            case list() as items:
-                waiting += items
-    return None
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:

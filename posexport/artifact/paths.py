@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from posexport.errors import RequestError, system_error
-from posexport.files import MODEL_LIMIT, is_there, open_file
+from posexport.files import MODEL_LIMIT, is_there, not_a_file, open_file
 
 SUFFIXES = (".onnx", ".plan")
 
@@ -44,8 +44,7 @@ def check_artifact(path: Path) -> None:
     """RequestError unless `path` is a file that may be an artifact: its suffix is one's, and an ONNX file is whole."""
     if path.suffix not in SUFFIXES:
         raise RequestError(f"{str(path)!r} is neither .onnx nor .plan: give an artifact of posexport.")
-    if not path.is_file():
-        problem = "no regular file" if is_there(path) else "not there"
+    if problem := not_a_file(path):
         raise RequestError(f"{str(path)!r} is {problem}: make it with 'posexport {_MAKERS[path.suffix]}'.")
     if path.suffix == ".onnx":
         check_onnx(path)

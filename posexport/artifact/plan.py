@@ -20,7 +20,7 @@ from posexport.artifact.manifest import (
 )
 from posexport.artifact.signing import TrustedKey
 from posexport.errors import MismatchError, Reason, RequestError, system_error
-from posexport.files import check_name, is_there, sha256_of
+from posexport.files import check_name, not_a_file, sha256_of
 from posexport.spec.contract import SUMS, Shape
 
 _AGAIN = "build it again with 'posexport compile'"
@@ -80,8 +80,7 @@ def plan_manifest(path: Path, trusted: Sequence[TrustedKey] = ()) -> PlanManifes
     With `trusted` keys, MismatchError unless one of them signed it.
     """
     check_name(path)
-    if not path.is_file():
-        problem = "no regular file" if is_there(path) else "not there"
+    if problem := not_a_file(path):
         raise RequestError(f"{str(path)!r} is {problem}: build it with 'posexport compile'.")
     manifest = read_manifest_of(PlanManifest, path, trusted)
     if manifest is None:

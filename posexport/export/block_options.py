@@ -10,7 +10,7 @@ import attrs
 
 from posexport.errors import FieldError, RequestError, unknown
 from posexport.export.layer_pattern import check_layers_follow, check_reach, read_parts, read_pattern
-from posexport.files import is_there, read_toml
+from posexport.files import not_a_file
 from posexport.models import ENCODINGS, read_spec
 from posexport.models.checkpoints import OPTIONS as CHECKPOINT_FIELDS
 from posexport.models.checkpoints import Checkpoint, read_checkpoint
@@ -18,6 +18,7 @@ from posexport.progress import Progress, silent
 from posexport.spec.fields import integer, text
 from posexport.spec.presets import read_preset
 from posexport.spec.spec import Spec
+from posexport.spec.toml_file import read_toml
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,8 +42,7 @@ class BlockOptions:
             raise RequestError(
                 "both weights and seed were given: weights come from a file or from a seed, so drop one."
             )
-        if self.weights is not None and not Path(self.weights).is_file():
-            wrong = "no regular file" if is_there(Path(self.weights)) else "not there"
+        if self.weights is not None and (wrong := not_a_file(Path(self.weights))):
             raise RequestError(f"weights {self.weights!r} can't be read, they are {wrong}: give a .safetensors file.")
 
 

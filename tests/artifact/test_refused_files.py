@@ -9,7 +9,7 @@ import pytest
 
 from posexport.artifact import onnx_file
 from posexport.errors import RequestError
-from posexport.files import read_toml
+from posexport.spec.toml_file import read_toml
 
 
 @pytest.mark.parametrize("operator", ["RandomUniform", "RandomNormalLike", "Bernoulli"])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from posexport.errors import PosexportError, Reason, RequestError, plain, shown, unknown
-from posexport.files import read_toml
 from posexport.jsondata import DataError, parse_json
 from posexport.models import read_spec
+from posexport.spec.toml_file import read_toml
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ import attrs
 
 from posexport.bench.candidates import CANDIDATES
 from posexport.errors import RequestError, check_known, located, shown, unknown
-from posexport.files import is_there, read_toml, real_path
+from posexport.files import is_there, real_path
 from posexport.runtimes import runtime
 from posexport.runtimes.tensorrt.options import PlanOptions
 from posexport.spec.fields import check_types, choice, text
 from posexport.spec.forms import FORMS
 from posexport.spec.spec import Spec
+from posexport.spec.toml_file import read_toml
 from posexport.workflows.project.limits import Budget, Latency, Tolerances, names, percent
 
 T = TypeVar("T")

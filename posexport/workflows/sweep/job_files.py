@@ -13,7 +13,7 @@ import attrs
 
 from posexport.artifact.manifest import PlanManifest, external_data, read_manifest_of
 from posexport.errors import RequestError, system_error
-from posexport.files import HashingFile, is_there, open_file, real_path, sha256_of
+from posexport.files import HashingFile, not_a_file, open_file, real_path, sha256_of
 from posexport.workflows.sweep.jobs import File
 
 CHUNK = 64 * 2**20
@@ -29,8 +29,7 @@ class Hashes:
     def file(self, path: Path) -> File:
         """One file; RequestError where it can't be read."""
         if path not in self._known:
-            if not path.is_file():
-                problem = "no regular file" if is_there(path) else "not there"
+            if problem := not_a_file(path):
                 raise RequestError(f"{str(path)!r} is {problem}: give the path of a file.")
             with system_error(f"{str(path)!r} can't be read", "give another file"):
                 now = path.stat()

@@ -18,9 +18,9 @@ from typing import Any
 import attrs
 
 from posexport.errors import RequestError, check_known, located, shown, unknown
-from posexport.files import read_toml
 from posexport.jsondata import DataError, read_json
 from posexport.spec.fields import integer
+from posexport.spec.toml_file import read_toml
 from posexport.workflows.sweep.job_files import Hashes
 from posexport.workflows.sweep.jobs import File, Job, JobResources
 from posexport.workflows.sweep.kinds import CONFIG_EXCLUDES, KINDS, NAMES, Kind, Options

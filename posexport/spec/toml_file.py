@@ -1,0 +1,49 @@
+"""TOML files: projects, sweeps and configs, which people write by hand."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from posexport.errors import RequestError, shown
+from posexport.files import read_bytes
+
+_LIMIT = 2**20  # bytes of a file
+
+_DEEPEST_KEY = 64  # parts of a key
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The table in a TOML file, which `what` names in words; RequestError where there is none."""
+    try:
+        text = read_bytes(path, _LIMIT).decode()
+        if any(line.partition("=")[0].count(".") > _DEEPEST_KEY for line in text.splitlines()):
+            raise ValueError(f"a key has more than {_DEEPEST_KEY} parts")  # for which tomllib takes minutes
+        table = tomllib.loads(text)
+    except OSError as error:
+        raise RequestError(f"{what} {str(path)!r} can't be read ({error.strerror}): give a TOML file.") from None
+    except UnicodeDecodeError:
+        raise RequestError(f"{what} {str(path)!r} is not TOML, whose text is UTF-8: save it as UTF-8.") from None
+    except (ValueError, RecursionError) as error:  # of many digits, with advice for programmers behind a semicolon
+        raise RequestError(f"{what} {str(path)!r} is not TOML ({str(error).partition(';')[0]}): fix it.") from None
+    if (wrong := _wrong_value(table)) is not None:
+        raise RequestError(f"{what} {str(path)!r} holds {wrong}, which nothing takes: fix it.")
+    return table
+
+
+def _wrong_value(data: Any) -> str | None:
+    """The first text with a NUL in tables and lists, keys included, which no name of a file can have; or the first
+    whole number of more than the 64 bits that TOML has. In words."""
+    waiting = [data]
+    while waiting:
+        match waiting.pop():
+            case str() as text if "\0" in text:
+                return f"the text {shown(text)} with a NUL"
+            case int() as number if not -(2**63) <= number < 2**63:
+                return f"a whole number of {number.bit_length():,} bits"
+            case dict() as table:
+                waiting += [*table.values(), *table]
+            case list() as items:
+                waiting += items
+    return None

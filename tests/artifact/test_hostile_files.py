@@ -29,6 +29,8 @@ from posexport.errors import RequestError
 from posexport.files import TEXT_LIMIT, check_regular, open_file, read_bytes, sha256_of
 from posexport.verify.user_inputs import read_arrays
 
+pytestmark = pytest.mark.few_inputs
+
 HUGE = 2**40
 
 

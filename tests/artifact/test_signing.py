@@ -27,6 +27,8 @@ from posexport.files import sha256_of
 from posexport.jsondata import structure
 from posexport.workflows.sweep.job_files import Hashes
 
+pytestmark = pytest.mark.few_inputs
+
 PEM, PKCS8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
 PUBLIC = serialization.PublicFormat.SubjectPublicKeyInfo
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")

@@ -25,6 +25,8 @@ from posexport.jsondata import unstructure
 from posexport.runtimes import RUNTIMES, gpu_missing
 from posexport.runtimes.tensorrt import api, engine
 
+pytestmark = pytest.mark.few_inputs
+
 no_gpu = pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU here")
 
 

@@ -25,6 +25,8 @@ from posexport.errors import RequestError
 from posexport.export import export
 from posexport.models.weights import seeded_weights
 
+pytestmark = pytest.mark.few_inputs
+
 
 @pytest.fixture(scope="module")
 def block(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -14,6 +14,8 @@ from helpers import cli, refused
 
 from posexport.cli import COMMANDS, main
 
+pytestmark = pytest.mark.few_inputs
+
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_option_of_one_value_is_given_once(name: str) -> None:

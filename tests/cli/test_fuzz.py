@@ -40,6 +40,7 @@ RESULTS = (Path(__file__).parents[2] / "docs" / "results" / "angles.json").read_
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="paths and signals of POSIX"),
     pytest.mark.filterwarnings("default"),
+    pytest.mark.few_inputs,
 ]
 
 

@@ -22,6 +22,8 @@ from posexport.errors import RequestError
 from posexport.files import open_file, protect, protected_inputs, renewed, staged, write_folder, write_json
 from posexport.models.weights import weight_shapes
 
+pytestmark = pytest.mark.few_inputs
+
 RUN = ("--runtime", "ort-cpu", "--reach", "seq=9")
 BLOCK = ("--encoding", "rope", "--hidden-size", "64", "--num-heads", "4")
 PROJECT = '[[artifact]]\nname = "block"\nencoding = "rope"\nhidden-size = 64\nnum-heads = 4\n'

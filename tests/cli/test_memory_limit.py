@@ -16,7 +16,10 @@ from posexport.cli import main, memory_limit
 from posexport.machine import Limit
 from posexport.verify.judge import NO_REFERENCE
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's"),
+    pytest.mark.few_inputs,
+]
 MB = 2**20
 SMALL_BLOCK = ("--hidden-size", "8", "--num-heads", "2")
 SMALL = Limit(300 * MB, "ulimit -v")

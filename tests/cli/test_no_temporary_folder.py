@@ -13,6 +13,8 @@ from helpers import cli
 from posexport import temporary
 from posexport.errors import RequestError
 
+pytestmark = pytest.mark.few_inputs
+
 BLOCK = ("--encoding", "rope", "--hidden-size", "8", "--num-heads", "2")
 SAID = ("No usable temporary directory found in ['/no/such/folder']", "set TMPDIR to a folder with free space.")
 COMMANDS: dict[str, tuple[str, ...]] = {

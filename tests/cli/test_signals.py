@@ -22,7 +22,7 @@ from helpers import cli, tree
 
 from posexport.temporary import ENDING_SIGNALS
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+pytestmark = [pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX"), pytest.mark.few_inputs]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "signalled.py"
 HERE = (Path(__file__).parents[2] / "docs" / "results" / "angles.json").read_bytes()

@@ -17,6 +17,8 @@ from posexport.runtimes import RUNTIMES
 from posexport.verify import verify
 from posexport.verify.result import FAILED, PASSED, Verdict
 
+pytestmark = pytest.mark.few_inputs
+
 SPECS = {
     "grown": small_spec("alibi", kv_cache="concat", padding_mask=True, causal=True),
     "shared": small_spec("rope", kv_cache="shared", padding_mask=True, causal=True),

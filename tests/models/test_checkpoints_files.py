@@ -22,6 +22,8 @@ from posexport.models.checkpoints import read_checkpoint
 from posexport.models.weights import seeded_weights
 from posexport.spec.spec import DTYPES
 
+pytestmark = pytest.mark.few_inputs
+
 Q = "model.layers.1.self_attn.q_proj.weight"
 SPOILT: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
     (lambda held: held.pop(Q), f"lacks the tensor {Q!r} [32, 32]"),

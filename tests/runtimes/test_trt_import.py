@@ -27,6 +27,8 @@ from posexport.spec.spec import DTYPES, Spec
 from posexport.verify import verify
 from posexport.verify.result import FAILED, NOT_RUN, PASSED, Report, Verdict
 
+pytestmark = pytest.mark.few_inputs
+
 IMPORT = "tensorrt-import"
 ROWS = {name: RUNTIMES[name] for name in ("ort-cpu", IMPORT)}
 SOME = ["none", "sinusoidal", "relative", "t5", "rope", "rope2d", "alibi", "deberta"]

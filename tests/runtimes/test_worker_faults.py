@@ -58,7 +58,7 @@ OUTPUTS = {
 }
 """Outputs that are no outputs of the block."""
 
-pytestmark = pytest.mark.usefixtures("real_processes")
+pytestmark = [pytest.mark.usefixtures("real_processes"), pytest.mark.few_inputs]
 
 
 def wrong(how: str, **options: Any) -> Runtime:

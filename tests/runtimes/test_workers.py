@@ -31,7 +31,7 @@ from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
 INPUTS = {"x": np.arange(6.0).reshape(2, 3), "half": np.ones((1, 0), ml_dtypes.bfloat16), "a/b": np.array(3)}
 
-pytestmark = pytest.mark.usefixtures("real_processes")
+pytestmark = [pytest.mark.usefixtures("real_processes"), pytest.mark.few_inputs]
 
 
 def faulty(how: str) -> Runtime:

@@ -27,6 +27,8 @@ from posexport.spec.presets import preset_names, read_preset
 from posexport.spec.spec import Spec
 from posexport.verify import verify
 
+pytestmark = pytest.mark.few_inputs
+
 NAMES = preset_names()
 FAST = ("gemma-3-4b", "llama-4-scout", "phi-3-mini-128k")
 BOUND = 1e-4

@@ -15,6 +15,8 @@ from posexport.verify.parity import TOLERANCES, compare, judge
 from posexport.verify.result import FAILED, NOT_RUN, PASSED, Comparison, Verdict
 from posexport.verify.verifier import verify
 
+pytestmark = pytest.mark.few_inputs
+
 Array = np.ndarray[Any, Any]
 TRUTH = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
 TOKENS = 9

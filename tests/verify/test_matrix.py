@@ -22,6 +22,8 @@ from posexport.verify.matrix.schedule import Column, Selection, settle, spec_has
 from posexport.verify.matrix.table import BUILD, COLUMNS, MODES, Cell, Entry, Key, Matrix, read
 from posexport.verify.result import Comparison, Verdict
 
+pytestmark = pytest.mark.few_inputs
+
 ALIBI = Entry(encoding="alibi", form="decomposed", dtype="fp32", mode="prefill")
 HERE = {name: Column(version="1", builder="tensorrt-rtx") for name in COLUMNS}
 AWAY = Column(missing="no GPU: there is none")

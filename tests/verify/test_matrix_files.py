@@ -26,6 +26,8 @@ from posexport.verify.matrix.schedule import Column, Selection, columns_here, se
 from posexport.verify.matrix.table import BUILD, COLUMNS, Cell, Entry, Matrix, idle, judged, read, summary, totals
 from posexport.verify.parity import TOLERANCES
 
+pytestmark = pytest.mark.few_inputs
+
 DOCS = Path(__file__).parents[2] / "docs" / "results" / "matrix"
 SAMPLE = {"encoding": ("t5",), "form": ("native", "contrib"), "dtype": ("fp16",), "mode": ("prefill",)}
 """What is measured again to see whether docs/results/matrix is current, on `SAMPLED`."""

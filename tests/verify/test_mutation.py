@@ -23,6 +23,8 @@ from mutation.surgery import copy_of
 from posexport.models import ENCODINGS
 from posexport.spec.spec import Spec
 
+pytestmark = pytest.mark.few_inputs
+
 RESULTS = Path(__file__).parents[2] / "docs/results"
 
 

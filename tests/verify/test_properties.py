@@ -20,6 +20,8 @@ from posexport.verify import verify
 from posexport.verify.properties import PROPERTIES, TOLERANCES, Probe, make_probe, promised
 from posexport.verify.result import PARITY
 
+pytestmark = pytest.mark.few_inputs
+
 Run = Callable[[dict[str, Any]], dict[str, Any]]
 
 

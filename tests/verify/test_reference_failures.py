@@ -15,6 +15,8 @@ from posexport.runtimes import RUNTIMES
 from posexport.verify import verify
 from posexport.verify.result import FAILED, NOT_RUN
 
+pytestmark = pytest.mark.few_inputs
+
 ENDINGS = ("KILLED", "CRASHED", "EXITED", "TIMED_OUT", "MEMORY", "LIMITED", "STOPPED")
 """The codes that say how the process ended, or what it lacked: nothing of the artifact."""
 

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from helpers import case, cli, refused, tree
+from helpers import case, cli, exported, refused, tree
 from mutants import initializer
 from verify_helpers import plant, write
 
+from posexport.artifact.onnx_artifact import write_onnx
 from posexport.runtimes import RUNTIMES
+
+pytestmark = pytest.mark.few_inputs
 
 MISSING = next((name for name, row in RUNTIMES.items() if row.missing() is not None), None)
 
@@ -85,7 +88,7 @@ def test_an_unreadable_artifact_is_exit_2_and_the_others_are_told(tmp_path: Path
 
 @pytest.mark.skipif(MISSING is None, reason="every runtime is there")
 def test_nothing_run_or_a_required_runtime_not_run_is_exit_3(tmp_path: Path) -> None:
-    path = write(tmp_path, "none", case("none"))
+    write_onnx(exported(case("none"), seq=9), path := tmp_path / "none.onnx")
     assert MISSING is not None
     alone = cli("verify", path, "--runtime", MISSING)
     assert alone.exit_code == 3

@@ -6,10 +6,13 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 from helpers import case, cli, refused
 from verify_helpers import write
 
 from posexport.artifact.paths import find_artifacts
+
+pytestmark = pytest.mark.few_inputs
 
 
 def test_the_same_file_named_twice_is_verified_once_and_a_link_by_its_own_name(tmp_path: Path) -> None:

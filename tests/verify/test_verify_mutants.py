@@ -15,6 +15,8 @@ from posexport.runtimes import RUNTIMES
 from posexport.verify import verify
 from posexport.verify.result import FAILED, PASSED, Verdict
 
+pytestmark = pytest.mark.few_inputs
+
 
 @attrs.frozen
 class Fault:

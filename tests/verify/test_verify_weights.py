@@ -30,6 +30,8 @@ from posexport.models.checkpoints import read_checkpoint
 from posexport.models.weights import weight_shapes
 from posexport.runtimes import RUNTIMES
 
+pytestmark = pytest.mark.few_inputs
+
 MISSING = next((name for name, row in RUNTIMES.items() if row.missing() is not None), None)
 
 

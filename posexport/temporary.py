@@ -246,7 +246,7 @@ def _remove_leftover(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):
+    with suppress(OSError, RecursionError):  # folders a thousand deep are none that we made
         if not path.is_dir() or path.is_symlink():
             path.unlink(missing_ok=True)
             return

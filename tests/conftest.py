@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -47,6 +48,19 @@ def traced_anew() -> Iterator[None]:
 def real_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers start as the product starts them, for tests of just that."""
     monkeypatch.setattr(processes, "subprocess", subprocess)
+
+
+@pytest.fixture
+def deep_folder(tmp_path: Path) -> Iterator[Path]:
+    """1,500 folders in each other, more than Python nests calls: pytest can't remove them itself."""
+    here = Path.cwd()
+    os.chdir(tmp_path)
+    for _ in range(1501):
+        Path("d").mkdir()
+        os.chdir("d")
+    os.chdir(here)
+    yield tmp_path / "d"
+    subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from posexport.artifact.folders import files_below
 from posexport.errors import RequestError, system_error
 from posexport.files import MODEL_LIMIT, is_there, not_a_file, open_file
 
@@ -27,7 +28,7 @@ def find_artifacts(paths: Sequence[Path]) -> list[Path]:
             raise RequestError(f"{str(path)!r} is not there: give artifacts of posexport, or a folder that holds some.")
         if path.is_dir():
             # a link to nothing and a pipe are there too: whoever reads them says that they are no artifacts
-            inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and not file.is_dir())
+            inside = [file for file in files_below(path) if file.suffix in SUFFIXES]
             if not inside:
                 raise RequestError(f"the folder {str(path)!r} holds no .onnx or .plan: give a folder with artifacts.")
         elif path.suffix in SUFFIXES:

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
+from posexport.artifact.folders import files_below
 from posexport.artifact.manifest import manifest_path, read_manifest
 from posexport.artifact.paths import SUFFIXES
 from posexport.bench.result import Benchmark, ProjectBenchmark
@@ -149,7 +150,7 @@ def source_files(paths: Sequence[Path]) -> dict[Path, bool]:
     """Every result and artifact once, and whether it was named itself rather than found in a folder."""
     files: dict[str, tuple[Path, bool]] = {}
     for path in paths:
-        inside = [file for file in sorted(path.rglob("*")) if _is_source(file, path)] if path.is_dir() else [path]
+        inside = [file for file in files_below(path) if _is_source(file, path)] if path.is_dir() else [path]
         old = _superseded(inside) if path.is_dir() else set()
         for file in inside:
             if file not in old:

@@ -16,6 +16,7 @@ from manifest_data import onnx_manifest, plan_manifest, write_manifest_data
 from posexport.cli.sweep_command import _options_of as options_of
 from posexport.errors import RequestError
 from posexport.verify.matrix.table import Entry
+from posexport.workflows.sweep import job_plan
 from posexport.workflows.sweep.job_plan import JobTable, Plan, plan, read_tables, read_text
 from posexport.workflows.sweep.jobs import JobResources
 from posexport.workflows.sweep.kinds import KINDS
@@ -213,6 +214,26 @@ def test_requests_that_are_no_sweep(tmp_path: Path) -> None:
     refused(cli("sweep", "--job", "matrix", "--workers", 0, *out), "workers is '0': it must be a whole number from 1")
     refused(cli("sweep", "--job", "matrix", "--workers", 1, "--ray", "auto", *out), "give one.")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_of_too_many_jobs_is_refused_before_they_are_listed(tmp_path: Path) -> None:
+    artifact(tmp_path)
+    many = {"scenario": [f"prefill:{n}" for n in range(1, 5000)], "shape": [f"batch=1,seq={n}" for n in range(1, 5000)]}
+    with pytest.raises(RequestError, match="it asks for 24,990,001 jobs, and a sweep has 100,000 at most"):
+        planned(tmp_path, kind="bench", artifact="a.onnx", **many)
+
+
+def test_jobs_of_all_tables_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = [JobTable({"kind": "matrix", "encoding": name, "form": "native"}) for name in ("rope", "swin", "t5")]
+    made = plan(tables, options_of)
+    count = len(made.jobs) + len(made.refused)
+    for most, fits in ((count, True), (count - 1, False)):
+        monkeypatch.setattr(job_plan, "MOST_JOBS", most)
+        if fits:
+            assert len(plan(tables, options_of).jobs) == len(made.jobs)
+            continue
+        with pytest.raises(RequestError, match="those of other tables included"):
+            plan(tables, options_of)
 
 
 def test_an_error_names_its_job(tmp_path: Path) -> None:

@@ -8,15 +8,17 @@ gpu, gpus    the type of GPU that it needs ("H100"), and how many
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from glob import glob, has_magic
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from posexport.artifact.folders import files_below
+from posexport.artifact.paths import SUFFIXES
 from posexport.errors import RequestError, check_known, located, shown, unknown
 from posexport.jsondata import DataError, read_json
 from posexport.spec.fields import integer
@@ -24,8 +26,12 @@ from posexport.spec.toml_file import read_toml
 from posexport.workflows.sweep.job_files import Hashes
 from posexport.workflows.sweep.jobs import File, Job, JobResources
 from posexport.workflows.sweep.kinds import CONFIG_EXCLUDES, KINDS, NAMES, Kind, Options
+from posexport.workflows.sweep.patterns import is_pattern, matching
 
 RESOURCES = ("cpus", "gpu", "gpus")  # keys that every kind of job takes
+
+MOST_JOBS = 100_000
+"""Combinations that all tables of a sweep ask for together: their list takes 60 MB."""
 
 
 @attrs.frozen
@@ -92,21 +98,25 @@ def read_text(text: str) -> JobTable:
 
 
 def plan(tables: Sequence[JobTable], commands: Callable[[str], Options]) -> Plan:
-    """The jobs of tables; `commands` gives the options of a command by its name. RequestError names the table."""
+    """The jobs of tables; `commands` gives the options of a command by its name. RequestError names the table, and is
+    raised where they ask for more than MOST_JOBS combinations."""
     jobs: dict[str, Job] = {}
     refused: list[Refused] = []
-    hashes = Hashes()
+    hashes, made = Hashes(), 0
     for table in tables:
         with located(table.place, lambda field: field.replace("_", "-")):
-            for job in _jobs(table, commands, hashes, refused):
+            for job in _jobs(table, commands, hashes, refused, MOST_JOBS - made - len(refused)):
                 jobs.setdefault(job.id, job)
+                made += 1
     if not jobs:
         raise RequestError("the sweep has no job that can run: its forms refuse every combination.")
     return Plan(list(jobs.values()), refused)
 
 
-def _jobs(table: JobTable, commands: Callable[[str], Options], hashes: Hashes, refused: list[Refused]) -> Iterator[Job]:
-    """The jobs of a table; the combinations that are none are added to `refused`."""
+def _jobs(
+    table: JobTable, commands: Callable[[str], Options], hashes: Hashes, refused: list[Refused], most: int
+) -> Iterator[Job]:
+    """The jobs of a table; the combinations that are none are added to `refused`. RequestError for more than `most`."""
     keys = table.keys
     name = keys.get("kind")
     if not isinstance(name, str) or not name:
@@ -123,6 +133,11 @@ def _jobs(table: JobTable, commands: Callable[[str], Options], hashes: Hashes, r
     stated = _stated(keys, kind, options)
     files = _files(keys, kind, table.folder, hashes)
     artifacts: Sequence[Path | None] = _artifacts(keys, table.folder) if kind.artifact else (None,)
+    if (asked := len(artifacts) * math.prod(map(len, axes.values()))) > most:
+        raise RequestError(
+            f"it asks for {asked:,} jobs, and a sweep has {MOST_JOBS:,} at most, those of other tables included: "
+            "name fewer values, or split the sweep."
+        )
     paths = {key: [str(file.path)] for key, file in files.items()}
     names = {key: [file.name] for key, file in files.items()}
     for path, values in product(artifacts, product(*axes.values())):
@@ -258,16 +273,15 @@ def _artifacts(keys: Mapping[str, Any], folder: Path) -> list[Path]:
     for value in _list(keys["artifact"]):
         path = folder / _path("artifact", value)
         if path.is_dir():
-            matches = [file for file in sorted(path.rglob("*")) if file.suffix in (".onnx", ".plan")]
-        elif has_magic(str(value)) and not path.exists():
-            names = sorted(glob(str(value), root_dir=folder, recursive=True))  # noqa: PTH207 (it may be absolute)
-            matches = [file for file in map(folder.joinpath, names) if file.is_file()]
+            matches = [file for file in files_below(path) if file.suffix in SUFFIXES]
+        elif is_pattern(str(value)) and not path.exists():
+            matches = matching(folder, str(value))
         else:
             matches = [path]
         if not matches:
             raise RequestError(f"artifact {shown(value)} matches no .onnx or .plan: give artifacts of posexport.")
         for file in matches:
-            if file.suffix not in (".onnx", ".plan"):
+            if file.suffix not in SUFFIXES:
                 raise RequestError(f"artifact {str(file)!r} is neither .onnx nor .plan: give artifacts of posexport.")
             artifacts.setdefault(file)
     return list(artifacts)

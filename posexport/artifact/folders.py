@@ -1,0 +1,52 @@
+"""What folders hold, at any depth and by any links, within limits."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from posexport.errors import RequestError
+
+MOST_ENTRIES = 1_000_000
+"""The most files and folders in a folder that is searched."""
+
+
+@attrs.frozen
+class Entries:
+    """What a folder holds: names of folders, and of all that is none. A link to a folder is one of `folders`."""
+
+    place: Path
+    folders: list[str]
+    files: list[str]
+
+
+def walk(folder: Path, enters: Callable[[Path], bool] = lambda folder: True) -> Iterator[Entries]:
+    """A folder and those below it, however deep, that `enters` takes; what links lead to is not entered, nor what
+    can't be read. RequestError where they hold more than MOST_ENTRIES."""
+    waiting, left = [folder], MOST_ENTRIES
+    while waiting:
+        place = waiting.pop()
+        entries, inside = Entries(place, [], []), []
+        with suppress(OSError), os.scandir(place) as found:
+            for entry in itertools.islice(found, left + 1):
+                left -= 1
+                below = place / entry.name
+                (entries.folders if below.is_dir() else entries.files).append(entry.name)
+                if entry.is_dir(follow_symlinks=False) and enters(below):
+                    inside.append(below)
+        if left < 0:
+            raise RequestError(
+                f"{str(folder)!r} holds more than {MOST_ENTRIES:,} files and folders: name one nearer to the files."
+            )
+        waiting += reversed(inside)
+        yield entries
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All in a folder and below that is no folder, sorted; as in `walk`."""
+    return sorted(entries.place / name for entries in walk(folder) for name in entries.files)

@@ -1,0 +1,57 @@
+"""Files by patterns such as `models/**/*.onnx`, whose `**` is any number of folders. Hidden names have to be given."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from fnmatch import filter as matching_names
+from glob import has_magic
+from pathlib import Path
+
+from posexport.artifact.folders import walk
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a path has `*`, `?` or a set of characters in brackets."""
+    return has_magic(text)
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """The files that a pattern names, relative to the folder: sorted, each once. `**` enters no folder by a link, as
+    links may form circles. RequestError where there are too many (posexport.artifact.folders.walk)."""
+    parts, places = Path(pattern).parts, {folder}
+    for part in (*parts, *(["*"] if parts[-1:] == ("**",) else [])):
+        places = _each_once(_next(places, part))
+    return sorted(place for place in places if place.is_file())
+
+
+def _each_once(places: Iterable[Path]) -> set[Path]:
+    """Those that are there, each folder by one of its names: links in circles give it any number of them."""
+    found: dict[object, Path] = {}
+    for place in sorted(set(places)):
+        with suppress(OSError, ValueError):  # a link that leads to itself; a name with a NUL
+            status = place.stat()
+            found.setdefault((status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else place, place)
+    return set(found.values())
+
+
+def _next(places: set[Path], part: str) -> Iterator[Path]:
+    """What one part of a pattern names in some folders."""
+    if part == "**":
+        yield from _folders(places)
+    elif has_magic(part):
+        for place in places:
+            names = next((entries.folders + entries.files for entries in walk(place)), [])
+            yield from (place / name for name in matching_names(names, part) if part[0] == "." or name[0] != ".")
+    else:
+        yield from (place / part for place in places)
+
+
+def _folders(places: set[Path]) -> Iterator[Path]:
+    """The folders and all that they hold, each once."""
+    entered: set[Path] = set()
+    for place in sorted(places):
+        for entries in walk(place, lambda folder: folder.name[:1] != "." and folder not in entered):
+            entered.add(entries.place)
+            yield entries.place

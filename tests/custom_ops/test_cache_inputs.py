@@ -29,6 +29,7 @@ from posexport.spec.contract import (
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.draws import FAR
+from posexport.verify.reach import Reach
 from posexport.verify.submission import run_options
 from posexport.verify.user_inputs import fit_inputs
 
@@ -157,11 +158,12 @@ def _bounds(draw: Any, spec: Spec) -> Bounds:
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_cases_stay_within_the_bounds(data: st.DataObject) -> None:
     spec = SPECS[data.draw(st.sampled_from(list(SPECS)))]
     bounds = _bounds(data.draw, spec)
-    found = make_cases(spec, 3, bounds, data.draw(st.sampled_from(["decomposed", "contrib"])))
+    form = data.draw(st.sampled_from(["decomposed", "contrib"]))
+    found = make_cases(spec, 3, bounds, form, reach=Reach(seq=data.draw(st.sampled_from([40, 150, 600]))))
     for each in found:
         assert set(each.sizes) == set(bounds)
         for dim, (low, high) in bounds.items():

@@ -78,7 +78,7 @@ ALIKE_WORK = 4e9
 def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
-    groups = (_lengths, _over_keys, own_numbers, _hiding)
+    groups = (_lengths, _over_keys, own_numbers, _hiding, _alone)
     for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in groups):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft
@@ -339,6 +339,14 @@ def _hiding(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
         drafts.append(Draft("hiding", rows, seq, _band(rng, 20, 200), 3, 60, "near", "mixed", "alike"))
     for draft in drafts:
         yield attrs.evolve(draft, seq=shorter(spec, draft.batch, draft.seq))
+
+
+def _alone(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Rows of a few tokens whose large query sees nothing but its own key: that logit may lie below those of a mask."""
+    if spec.causal:
+        yield Draft("alone", 4, 4, 0, 2, 4, "near", "none", "massive")
+    if spec.padding_mask:
+        yield Draft("alone", 8, 4, 0, 2, 4, "near", "one", "massive")
 
 
 def _long(spec: Spec, reach: Reach) -> int:

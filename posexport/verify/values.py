@@ -181,7 +181,8 @@ def _shifted(tokens: Tokens) -> Array:
 
 
 def _outlier(tokens: Tokens, few: bool = False) -> Array:
-    """One feature is far larger than the others; of `few` tokens in any encoding."""
+    """One feature is far larger than the others; of `few` tokens in any encoding, and then of the first one: if it sees
+    itself alone, its logit may lie far below that of a mask."""
     spec, values, rng = tokens.spec, tokens.values.copy(), tokens.rng
     if tokens.cached:
         return values
@@ -194,7 +195,7 @@ def _outlier(tokens: Tokens, few: bool = False) -> Array:
     else:
         factor = _as_scaled(spec, OUTLIER if spec.dtype == "fp32" else _half_outlier(spec, seq))
     has, whole = np.zeros((batch, seq), bool), np.zeros(batch, bool)
-    has[np.arange(batch), rng.integers(0, seq, batch)] = True
+    has[np.arange(batch), rng.integers(0, seq, batch) * (not few)] = True
     if tokens.normed:
         whole[:] = True
     elif spec.dtype == "fp32" and not (deep or rounded):

@@ -231,6 +231,17 @@ def test_a_mask_that_large_logits_pass_is_caught(tmp_path: Path, seed: int) -> N
     assert [verdict.state for verdict in report.verdicts] == [FAILED] * 2
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_mask_that_a_key_alone_passes_is_caught(tmp_path: Path, seed: int) -> None:
+    """In half precision a mask of -100 shows where a query sees its own key alone, and that logit is far below it."""
+    causal = small_spec("rope", hidden_size=64, dtype="fp16", **DECODER)
+    padded = small_spec("t5", hidden_size=64, dtype="fp16", padding_mask=True)
+    for name, spec in (("causal", causal), ("padded", padded)):
+        plant(tmp_path, name, spec, _applied(masked_with(-100.0)))
+    report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, seed=seed, reach={"seq": 60})
+    assert [verdict.state for verdict in report.verdicts] == [FAILED] * 2
+
+
 @pytest.mark.parametrize("more", [{"scale": 20.0}, {"scale": 50.0, "sinks": True, "kv_cache": "concat"}])
 def test_large_logits_in_half_precision_are_no_fault(tmp_path: Path, more: dict[str, object]) -> None:
     """Which of two keys wins may hang on the last bit; inputs leave room for the scale."""

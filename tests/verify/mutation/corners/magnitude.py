@@ -34,6 +34,13 @@ def loud_feature(arrays: Arrays, random: Random) -> None:
             values[..., random.integers(values.shape[-1])] *= 400
 
 
+def loud_first(arrays: Arrays, random: Random) -> None:
+    """One feature of the first token is 400 times larger."""
+    for name, values in arrays.items():
+        if name in ("hidden_states", "encoder_hidden_states"):
+            values[:, 0, random.integers(values.shape[-1])] *= 400
+
+
 def _loud(artifact: Artifact) -> tuple[Aim, ...]:
     shape = Aim(batch=(1, 2), seq=(4, 16), past=(0, 12), encoder=(4, 16), padding=("none",))
     half = artifact.spec.dtype == "fp16"
@@ -185,7 +192,8 @@ def _shallow_mask(artifact: Artifact, random: Random) -> Fault | None:
     loud = (
         attrs.evolve(shape, edit=loud_feature) if low == -1e4 else attrs.evolve(shape, magnitude=6.0 if half else 12.0)
     )
-    return Fault(f"{low:g}", masked_with(low), (shape, loud))
+    first = attrs.evolve(shape, past=(0, 0), padding=("none",), edit=loud_first)
+    return Fault(f"{low:g}", masked_with(low), (shape, loud, first))
 
 
 @family("magnitude", "quiet values lost")

@@ -33,7 +33,7 @@ from posexport.bench.result import (
     Timing,
     differing,
 )
-from posexport.bench.statistics import ENOUGH_PROCESSES, Trimmed, log_mean, student
+from posexport.bench.statistics import ENOUGH_PROCESSES, Trimmed, exponential, log_mean, student
 from posexport.errors import RequestError
 from posexport.machine import differences
 
@@ -178,7 +178,7 @@ def _change_since(before: Timing, shape: Shape, references: Sequence[str], limit
     means = {name: [log_mean(run.processes[name]) for run in (before, now)] for name in shared}
     reference = min(shared, key=lambda name: sum(mean.variance for mean in means[name]))
     old, new = means[reference]
-    change = attrs.evolve(change, reference=reference, before=math.exp(old.middle), now=math.exp(new.middle))
+    change = attrs.evolve(change, reference=reference, before=exponential(old.middle), now=exponential(new.middle))
     counts = [len(run.processes[reference]) for run in (before, now)]
     if min(counts) < ENOUGH_PROCESSES:
         why = f"it needs {ENOUGH_PROCESSES} processes of each, there are {counts[0]} and {counts[1]}"
@@ -193,7 +193,7 @@ def _change_to_previous(timing: Timing, shape: Shape, limit: float) -> Change:
     if timing.state != TIMED or not ratios:
         return attrs.evolve(change, reason=timing.reason or "the earlier artifact was not timed")
     mean = log_mean(ratios)
-    change = attrs.evolve(change, reference="the earlier artifact", before=1.0, now=math.exp(mean.middle))
+    change = attrs.evolve(change, reference="the earlier artifact", before=1.0, now=exponential(mean.middle))
     if len(ratios) < ENOUGH_PROCESSES:
         why = f"it needs {ENOUGH_PROCESSES} processes, there are {len(ratios)}"
         return attrs.evolve(change, state=INCONCLUSIVE, reason=why, more=True)
@@ -208,10 +208,10 @@ def _judged(change: Change, before: Trimmed, now: Trimmed, limit: float, drift: 
     if variance:
         spread = sum(mean.variance**2 / mean.freedom for mean in (now, before))
         reach = student(CONFIDENCE, round(variance**2 / spread, 1) if spread else math.inf) * math.sqrt(variance)
-    low, high = math.exp(middle - reach), math.exp(middle + reach)
+    low, high = exponential(middle - reach), exponential(middle + reach)
     state: Judgement = SLOWER if low > 1 + limit else FINE if high <= 1 + limit else INCONCLUSIVE
     more = now.variance > _MIN_SHARE * variance
-    return attrs.evolve(change, state=state, change=math.exp(middle), low=low, high=high, more=more)
+    return attrs.evolve(change, state=state, change=exponential(middle), low=low, high=high, more=more)
 
 
 def unsteadiness(result: Benchmark) -> float:

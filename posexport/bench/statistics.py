@@ -53,6 +53,11 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     return float(np.quantile(_finite(values), fraction))
 
 
+def exponential(logarithm: float) -> float:
+    """exp within 10^-87 and 10^87: what is beyond is no ratio of times, and may be no float either."""
+    return math.exp(min(max(logarithm, -200.0), 200.0))
+
+
 def summarize(values: Sequence[float]) -> Summary:
     """Median, p10, p90 and p99 of a series."""
     median, p10, p90, p99 = (quantile(values, fraction) for fraction in (0.5, 0.1, 0.9, 0.99))
@@ -92,7 +97,7 @@ def ratio_of_processes(
         return whole, medians
     mean = log_mean(medians)
     reach = student(confidence, mean.freedom) * math.sqrt(mean.variance)
-    low, high = math.exp(mean.middle - reach), math.exp(mean.middle + reach)
+    low, high = exponential(mean.middle - reach), exponential(mean.middle + reach)
     median = min(max(whole.median, low), high)  # it lies between them in all but the oddest series
     return Ratio(median=median, low=low, high=high, confidence=confidence), medians
 

@@ -231,6 +231,14 @@ def test_another_machine_or_form_is_noted() -> None:
     assert regression.compare(result(STEADY), result(STEADY), 0.05).notes == ()
 
 
+@pytest.mark.parametrize("parts", [(1e-300, 1e99, 1e-300), (5e-324,) * 3, (1e99,) * 3, (1e-308, 1.0, 1e99)])
+def test_ratios_that_no_times_have_overflow_nothing(parts: Sequence[float]) -> None:
+    for new, old in ((result(STEADY), result(parts)), (result(parts), result(STEADY)), (result(parts), result(parts))):
+        change = only(regression.compare(new, old, 0.05))
+        assert change.state in ("fine", "slower", "inconclusive")
+        assert change.low is None or 0 < change.low <= change.high < 1e100
+
+
 @pytest.mark.parametrize(("factor", "state"), [(1.0, "fine"), (1.3, "slower")])
 def test_an_earlier_artifact_in_the_same_rounds(factor: float, state: str) -> None:
     found = result(STEADY)

@@ -136,6 +136,13 @@ def test_a_fact_of_another_kind_is_found_anew(what: str) -> None:
     assert fits(key, {"refused": "too long"}) == (what == "fit")
 
 
+@pytest.mark.parametrize("wrong", [{"rounds": [{"a": time}, {"a": 0.2}]} for time in (0.0, -1.0, 1e-320, 1e99)])
+def test_times_that_no_call_takes_are_timed_anew(wrong: dict[str, Any]) -> None:
+    key = {"what": "rounds", "rounds": 2, "entries": [["a", SHA]]}
+    assert not fits(key, {**FACTS["rounds"], **wrong})
+    assert not fits(key, {**FACTS["rounds"], "machine_load": 1e99})
+
+
 @pytest.mark.parametrize("rounds", [[], [{"a": 0.1}], [{"a": 0.1}, {"b": 0.1}], [{}, {}], [{"a": "x"}, {"a": 1}]])
 def test_rounds_of_other_candidates_are_timed_anew(rounds: list[dict[str, Any]]) -> None:
     key = {"what": "rounds", "rounds": 2, "entries": [["a", SHA]]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from posexport.spec.forms import FORMS
 from posexport.spec.spec import DTYPES
 from posexport.verify.matrix import run, worker
 from posexport.verify.matrix.schedule import Column, Selection, settle, spec_hash
-from posexport.verify.matrix.table import BUILD, COLUMNS, MODES, Cell, Entry, Key, Matrix, read
+from posexport.verify.matrix.table import BUILD, COLUMNS, MODES, Cell, Entry, Key, Matrix, cpu_facts, read
 from posexport.verify.result import Comparison, Verdict
 
 pytestmark = pytest.mark.few_inputs
@@ -164,13 +165,31 @@ def test_nothing_run_of_what_was_asked_is_exit_3(monkeypatch: pytest.MonkeyPatch
     assert result.exit_code == 3, result.output
 
 
-@pytest.mark.parametrize("damage", [{"error": "abc"}, {"kernels": 1.5}, {"reason": 3}, {"fused": "yes"}])
-def test_a_cell_of_wrong_values_is_no_matrix(damage: dict[str, Any], tmp_path: Path) -> None:
-    matrix = Matrix()
-    matrix.put([passed(ALIBI, "ort-cpu", **damage)])
-    matrix.write(tmp_path / "matrix.json")
+DAMAGE: dict[str, tuple[str, str, Any]] = {
+    "text for a number": ("cells", "error", "abc"),
+    "half a kernel": ("cells", "kernels", 1.5),
+    "a number for text": ("cells", "reason", 3),
+    "text for a truth": ("cells", "fused", "yes"),
+    "an error below 0": ("cells", "error", -1.0),
+    "a ratio below 0": ("cells", "ratio", -5.0),
+    "a number for a list": ("cpus", "instruction_sets", 5),
+    "text for cores": ("cpus", "cores", "two"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_file_of_wrong_values_is_no_matrix(how: str, tmp_path: Path) -> None:
+    matrix, path = Matrix(), tmp_path / "matrix.json"
+    matrix.put([passed(ALIBI, "ort-cpu")])
+    matrix.put_cpus([cpu_facts()])
+    matrix.write(path)
+    assert read(path).to_dict() == matrix.to_dict()
+    part, name, value = DAMAGE[how]
+    data = json.loads(path.read_text())
+    data[part][0][name] = value
+    path.write_text(json.dumps(data))
     with pytest.raises(RequestError, match="is no matrix"):
-        read(tmp_path / "matrix.json")
+        read(path)
 
 
 def test_not_here_is_not_run_with_the_reason_and_never_asked_for() -> None:

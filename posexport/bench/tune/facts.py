@@ -60,6 +60,9 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 }
 
 
+_SHORTEST, _LONGEST = 1e-9, 1e9  # seconds of a call
+
+
 def fits(key: Mapping[str, Any], fact: Any) -> bool:
     """Whether this is a fact of the kind that the key's `what` names, of the candidates and rounds that it names."""
     for kind in _KINDS.get(key.get("what", ""), ()):
@@ -73,4 +76,9 @@ def fits(key: Mapping[str, Any], fact: Any) -> bool:
 
 def _are_those_of(key: Mapping[str, Any], fact: Mapping[str, Any]) -> bool:
     names = {str(entry[0]) for entry in key["entries"]}
-    return len(fact["rounds"]) == key["rounds"] and all({*timed} == names for timed in fact["rounds"])
+    return (
+        len(fact["rounds"]) == key["rounds"]
+        and all({*timed} == names for timed in fact["rounds"])
+        and all(_SHORTEST <= seconds <= _LONGEST for timed in fact["rounds"] for seconds in timed.values())
+        and 0 <= fact["machine_load"] <= 1
+    )

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict
 
 import attrs
 
@@ -95,6 +95,9 @@ class Entry:
             return str(error).rstrip(".")
 
 
+_NOT_NEGATIVE = attrs.validators.optional(attrs.validators.ge(0))
+
+
 @attrs.frozen(kw_only=True)
 class Cell:
     """An entry in one column: a state, and for any state but "passed" its reason.
@@ -108,11 +111,11 @@ class Cell:
     column: str
     state: State
     reason: str | None = None
-    error: float | None = None
-    eager: float | None = None
-    ratio: float | None = None
-    cases: int | None = None
-    kernels: int | None = None
+    error: float | None = attrs.field(default=None, validator=_NOT_NEGATIVE)
+    eager: float | None = attrs.field(default=None, validator=_NOT_NEGATIVE)
+    ratio: float | None = attrs.field(default=None, validator=_NOT_NEGATIVE)
+    cases: int | None = attrs.field(default=None, validator=_NOT_NEGATIVE)
+    kernels: int | None = attrs.field(default=None, validator=_NOT_NEGATIVE)
     fused: bool | None = None
     spec: str | None = None
     version: str | None = None
@@ -236,11 +239,19 @@ def read(path: Path) -> Matrix:
         ) from None
 
 
+class _Cpu(TypedDict, total=False):
+    cpu: str | None
+    vendor: str | None
+    cores: int | None
+    instruction_sets: list[str] | None
+    architecture: str | None
+
+
 @attrs.frozen(kw_only=True)
 class _File:
     target: str
     made_by: Mapping[str, str]
-    cpus: list[Mapping[str, Any]] = attrs.field(factory=list)
+    cpus: list[_Cpu] = attrs.field(factory=list)
     cells: tuple[Cell, ...]
 
 
@@ -251,7 +262,7 @@ def matrix_from(data: Any) -> Matrix:
         raise DataError("it has no list of cells")
     known = [{**row, "entry": row} for row in rows if all(_is_known(row, axis) for axis in AXES)]
     file = structure({**data, "cells": known}, _File)
-    matrix = Matrix(target=file.target, made_by=file.made_by, cpus=file.cpus)
+    matrix = Matrix(target=file.target, made_by=file.made_by, cpus=data.get("cpus", []))  # lists stay lists
     matrix.put(file.cells)
     return matrix
 

@@ -325,7 +325,6 @@ def _cached(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
 def _hiding(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """Prompts of more than a hundred tokens, nearly alike but for those that masks hide; one of them, drawn, and no
     batch, where they cost much."""
-    rng = rng.spawn(1)[0]
     if not (spec.causal or spec.padding_mask or spec.window or spec.attention_chunk_size):
         return
     drafts = [

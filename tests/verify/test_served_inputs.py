@@ -194,7 +194,7 @@ def test_prompts_are_alike_but_for_what_masks_hide() -> None:
         seen = each.arrays["attention_mask"] == 1
         seen[:, -16:] = False
         for row, shown in zip(each.arrays["hidden_states"], seen, strict=True):
-            assert row[shown].std(0).max() < 0.2
+            assert shown.sum() < 2 or row[shown].std(0).max() < 0.2
             assert 0.8 < row[~shown].std(0).mean() < 1.2
     wide = small_spec("rope", causal=True, hidden_size=1024, num_heads=16)
     (one,) = (draft for draft in corners(wide, np.random.default_rng(0), default_reach(wide)) if draft.name == "hiding")

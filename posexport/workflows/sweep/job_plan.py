@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from glob import has_magic
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from posexport.spec.toml_file import read_toml
 from posexport.workflows.sweep.job_files import Hashes
 from posexport.workflows.sweep.jobs import File, Job, JobResources
 from posexport.workflows.sweep.kinds import CONFIG_EXCLUDES, KINDS, NAMES, Kind, Options
-from posexport.workflows.sweep.patterns import is_pattern, matching
+from posexport.workflows.sweep.patterns import matching
 
 RESOURCES = ("cpus", "gpu", "gpus")  # keys that every kind of job takes
 
@@ -274,7 +275,7 @@ def _artifacts(keys: Mapping[str, Any], folder: Path) -> list[Path]:
         path = folder / _path("artifact", value)
         if path.is_dir():
             matches = [file for file in files_below(path) if file.suffix in SUFFIXES]
-        elif is_pattern(str(value)) and not path.exists():
+        elif has_magic(str(value)) and not path.exists():
             matches = matching(folder, str(value))
         else:
             matches = [path]

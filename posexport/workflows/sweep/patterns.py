@@ -12,11 +12,6 @@ from pathlib import Path
 from posexport.artifact.folders import walk
 
 
-def is_pattern(text: str) -> bool:
-    """Whether a path has `*`, `?` or a set of characters in brackets."""
-    return has_magic(text)
-
-
 def matching(folder: Path, pattern: str) -> list[Path]:
     """The files that a pattern names, relative to the folder: sorted, each once. `**` enters no folder by a link, as
     links may form circles. RequestError where there are too many (posexport.artifact.folders.walk)."""
@@ -42,8 +37,9 @@ def _next(places: set[Path], part: str) -> Iterator[Path]:
         yield from _folders(places)
     elif has_magic(part):
         for place in places:
-            names = next((entries.folders + entries.files for entries in walk(place)), [])
-            yield from (place / name for name in matching_names(names, part) if part[0] == "." or name[0] != ".")
+            entries = next(walk(place))
+            names = matching_names(entries.folders + entries.files, part)
+            yield from (place / name for name in names if part[0] == "." or name[0] != ".")
     else:
         yield from (place / part for place in places)
 
@@ -52,6 +48,8 @@ def _folders(places: set[Path]) -> Iterator[Path]:
     """The folders and all that they hold, each once."""
     entered: set[Path] = set()
     for place in sorted(places):
+        if place in entered:  # from a folder above it
+            continue
         for entries in walk(place, lambda folder: folder.name[:1] != "." and folder not in entered):
             entered.add(entries.place)
             yield entries.place

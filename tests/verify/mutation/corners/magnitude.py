@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 import numpy as np
 import onnx
@@ -27,18 +29,14 @@ def _quiet(artifact: Artifact) -> tuple[Aim, ...]:
     return (attrs.evolve(shape, magnitude=1e-3), attrs.evolve(shape, edit=zero_rows))
 
 
-def loud_feature(arrays: Arrays, random: Random) -> None:
-    """One feature is 400 times larger."""
+def loud_feature(arrays: Arrays, random: Random, tokens: slice = slice(None)) -> None:
+    """One feature is 400 times larger, of these tokens."""
     for name, values in arrays.items():
         if name in ("hidden_states", "encoder_hidden_states"):
-            values[..., random.integers(values.shape[-1])] *= 400
+            values[:, tokens, random.integers(values.shape[-1])] *= 400
 
 
-def loud_first(arrays: Arrays, random: Random) -> None:
-    """One feature of the first token is 400 times larger."""
-    for name, values in arrays.items():
-        if name in ("hidden_states", "encoder_hidden_states"):
-            values[:, 0, random.integers(values.shape[-1])] *= 400
+loud_first = partial(loud_feature, tokens=slice(1))
 
 
 def _loud(artifact: Artifact) -> tuple[Aim, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from posexport.artifact.folders import files_below
+from posexport.artifact.folders import walk
 from posexport.artifact.paths import SUFFIXES, check_artifact
 from posexport.errors import RequestError
 from posexport.files import is_there
@@ -20,8 +20,8 @@ def check_paths(paths: Sequence[Path]) -> None:
             check_artifact(path)
         elif not path.is_dir() and path.suffix != ".json":
             raise RequestError(f"{str(path)!r} is neither .json nor .onnx nor .plan nor a folder: give one of these.")
-    files = (file for path in paths for file in (files_below(path) if path.is_dir() else [path]))
-    if not any(file.suffix in (".json", *SUFFIXES) for file in files):
+    below = (name for path in paths if path.is_dir() for entries in walk(path) for name in entries.files)
+    if all(path.is_dir() for path in paths) and not any(Path(name).suffix in (".json", *SUFFIXES) for name in below):
         raise no_results(paths)
 
 

@@ -33,13 +33,13 @@ def fit_inputs(
     float32, which is rounded: a note says so, and the float64 reference gets the same rounded values. Raises
     RequestError for anything else, NaN included.
     """
+    for name in arrays:
+        check_known(f"array in inputs {str(path)!r}", name, inputs)
     for name in inputs:
         if name not in arrays:
             raise RequestError(
                 f"inputs {str(path)!r} lack {name!r} {list(inputs[name][0])}: they have {', '.join(arrays) or 'none'}."
             )
-    for name in arrays:
-        check_known(f"array in inputs {str(path)!r}", name, inputs)
     expected = graph_inputs(spec)
     sizes: dict[str, tuple[str, int]] = {}
     notes: list[str] = []
@@ -72,6 +72,8 @@ def read_arrays(path: Path) -> dict[str, Array]:
     try:
         with open_file(path) as raw, np.load(raw, allow_pickle=False) as file:  # numpy would leave its own open
             if not isinstance(file, np.lib.npyio.NpzFile) or file.zip is None:
+                raise ValueError
+            if len(set(file.files)) < len(file.files):  # each reader takes another one of two
                 raise ValueError
             _check_unpacked(path, raw, file.zip)
             arrays = {name: file[name] for name in file.files}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,7 @@ def test_bfloat16_comes_back_from_a_file_by_its_bits(tmp_path: Path) -> None:
 ROPE, TABLE, TOKENS = case("rope"), small_spec("learned", max_positions=8), small_spec("none", vocab_size=9)
 BAD: dict[str, tuple[Spec, dict[str, Array], str]] = {
     "missing": (ROPE, {"hidden_states": hidden()}, "lack 'position_ids'"),
+    "many": (ROPE, {f"array{number}": hidden() for number in range(99)}, "'array0'"),
     "extra": (TOKENS, {"input_ids": positions(), "ids": positions()}, "'ids'"),
     "rank": (ROPE, {"hidden_states": hidden()[0], "position_ids": positions()}, "has shape [3, 32]"),
     "width": (ROPE, {"hidden_states": hidden()[..., 1:], "position_ids": positions()}, "has shape [2, 3, 31]"),
@@ -147,6 +150,7 @@ def test_inputs_that_do_not_fit_are_refused_in_one_sentence(name: str) -> None:
     assert "batch.npz" in sentence
     assert said in sentence, sentence
     assert sentence.endswith(".")
+    assert len(sentence) < 500
 
 
 @pytest.mark.parametrize("content", [b"", b"words", b"PK\x03\x04 cut short"])
@@ -158,5 +162,14 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path: Path, content: bytes) -> Non
 
 def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     np.savez(tmp_path / "batch.npz", hidden_states=np.array([{}, None], object))
+    with pytest.raises(RequestError, match="plain arrays"):
+        read_arrays(tmp_path / "batch.npz")
+
+
+@pytest.mark.parametrize("second", ["input_ids.npy", "input_ids"])
+def test_an_array_that_is_there_twice_is_refused(tmp_path: Path, second: str) -> None:
+    np.savez(tmp_path / "batch.npz", input_ids=positions())
+    with zipfile.ZipFile(tmp_path / "batch.npz", "a") as archive, warnings.catch_warnings(action="ignore"):
+        archive.writestr(second, archive.read("input_ids.npy"))
     with pytest.raises(RequestError, match="plain arrays"):
         read_arrays(tmp_path / "batch.npz")

@@ -40,7 +40,7 @@ CHILD = "posexport.workflows.sweep.child"
 
 _LONGEST = 400  # characters of a reason
 _SLOWER = "slower"  # the state of a change in a gate
-_ERROR = ".error.json"  # the command writes its error into this file; hidden, so it is no output
+_WAIT_SECONDS = 3600.0  # for a process at a time: the system itself takes no timeout of more than 24 days
 
 
 @attrs.frozen(kw_only=True)
@@ -111,7 +111,7 @@ class JobRunner:
         return attrs.evolve(outcome, where=socket.gethostname())
 
     def _execute(self, command: JobCommand, folder: Path) -> _End:
-        error_file = folder / _ERROR
+        error_file = folder.with_name("error.json")  # apart from the inputs, which may be links to a person's files
         with self._guard:
             if self._stopped:
                 return _End(code=-signal.SIGTERM)
@@ -133,7 +133,7 @@ class JobRunner:
             )
             self._processes.add(process)
         try:
-            stdout, stderr = process.communicate(timeout=command.time_limit)
+            stdout, stderr = _output(process, command.time_limit)
             last_line = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "")
             return _End(
                 code=process.returncode,
@@ -160,6 +160,17 @@ class JobRunner:
             self._stopped = True
             for process in self._processes:
                 _end_group(process)
+
+
+def _output(process: subprocess.Popen[str], time_limit: float) -> tuple[str, str]:
+    """What a process wrote to stdout and stderr until its end; subprocess.TimeoutExpired after the time limit."""
+    until = time.monotonic() + time_limit
+    while True:
+        try:
+            return process.communicate(timeout=max(0.0, min(_WAIT_SECONDS, until - time.monotonic())))
+        except subprocess.TimeoutExpired:  # nothing that was read is lost
+            if time.monotonic() >= until:
+                raise
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:

@@ -89,8 +89,7 @@ class Artifact:
 
     def external_files(self) -> list[str]:
         """The names of the files of external data, sorted."""
-        places = {onnx_file.external(tensor).get("location", "") for tensor in self.model.graph.initializer}
-        return sorted(places - {""})
+        return onnx_file.external_files(self.model)
 
     def inputs(self) -> dict[str, tuple[Shape, str]]:
         """The graph's inputs: name to (shape, dtype), a dimension by name where it is dynamic."""

@@ -290,6 +290,12 @@ def external(tensor: onnx.TensorProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in tensor.external_data}
 
 
+def external_files(model: onnx.ModelProto) -> list[str]:
+    """The names of the files that hold external data of a model, sorted."""
+    outside = (tensor for tensor in _tensors(model) if tensor.data_location == onnx.TensorProto.EXTERNAL)
+    return sorted({external(tensor).get("location", "") for tensor in outside})
+
+
 def tensor_of(path: Path, tensor: onnx.TensorProto) -> torch.Tensor:
     """An initializer of a file that `read` gave, as a torch tensor of the file's own dtype in memory of its own."""
     import torch

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import onnx
 import pytest
+from helpers import cli, exported, small_spec
 
 from posexport.artifact import onnx_file
+from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.errors import RequestError
 from posexport.spec.toml_file import read_toml
 
@@ -29,3 +31,13 @@ def test_a_key_of_toml_with_thousands_of_parts_is_refused_at_once(tmp_path: Path
         path.write_text(text)
         with pytest.raises(RequestError, match="more than 64 parts"):
             read_toml(path, "the file")
+
+
+def test_where_external_data_would_be_says_nothing_of_a_tensor_that_holds_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    write_onnx(exported(small_spec("rope")), path)
+    model = onnx.load(path)
+    model.graph.initializer[0].external_data.add(key="location", value="../elsewhere")
+    path.write_bytes(model.SerializeToString())
+    assert read_onnx(path).external_files() == []
+    assert cli("inspect", path).exit_code == 0

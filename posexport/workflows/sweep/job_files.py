@@ -6,12 +6,12 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import attrs
 
-from posexport.artifact.manifest import PlanManifest, external_data, read_manifest_of
+from posexport.artifact.manifest import PlanManifest, read_manifest, read_manifest_of
 from posexport.errors import RequestError, system_error
 from posexport.files import HashingFile, not_a_file, open_file, real_path, sha256_of
 from posexport.workflows.sweep.jobs import File
@@ -45,9 +45,11 @@ class Hashes:
 
 def _companions(path: Path) -> Iterator[Path]:
     """The files beside an artifact that belong to it. The command itself reports a manifest that it can't read."""
-    for file in map(
-        path.with_name, (f"{path.name}.data", f"{path.name}.json", f"{path.name}.json.sig", *external_data(path))
-    ):
+    home = real_path(path.parent)
+    for file in map(path.with_name, (f"{path.name}.data", *_weight_files(path))):
+        if file.is_file() and real_path(file).parent == home:  # weights that a link takes from elsewhere are refused
+            yield file
+    for file in map(path.with_name, (f"{path.name}.json", f"{path.name}.json.sig")):
         if file.is_file():
             yield file
     if path.suffix == ".plan":
@@ -57,6 +59,18 @@ def _companions(path: Path) -> Iterator[Path]:
             if source is not None and source.is_file() and source.suffix == ".onnx":
                 yield source
                 yield from _companions(source)
+
+
+def _weight_files(path: Path) -> Collection[str]:
+    """The names of the files of weights: those in the manifest or, of an ONNX file without one, those in its graph."""
+    with contextlib.suppress(RequestError):
+        if (manifest := read_manifest(path)) is not None:
+            return manifest.external_data
+        if path.suffix == ".onnx":
+            from posexport.artifact import onnx_file  # onnx takes long to import, and most artifacts have a manifest
+
+            return onnx_file.external_files(onnx_file.read(path)[0])
+    return ()
 
 
 def chunks(file: File) -> Iterator[bytes]:

@@ -19,14 +19,14 @@ from typing import Any, Final, Literal, TypedDict
 import attrs
 
 from posexport import __version__
-from posexport.errors import RequestError
+from posexport.errors import RequestError, shown
 from posexport.export import support
 from posexport.files import staged
-from posexport.jsondata import DataError, read_json, structure
+from posexport.jsondata import DataError, clean, read_json, structure
 from posexport.machine import machine
 from posexport.models import ENCODINGS, read_spec
 from posexport.runtimes import RUNTIMES
-from posexport.spec.forms import FORMS
+from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.spec import DTYPES, Spec
 from posexport.verify.result import FAILED, NOT_RUN, PASSED
 
@@ -227,16 +227,15 @@ def totals(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
     return table
 
 
-def read(path: Path) -> Matrix:
-    """The matrix in a file; cells of unknown names are left out. RequestError where it holds none."""
+def read(path: Path, advice: str = "give another folder, or --no-resume to write it anew") -> Matrix:
+    """The matrix in a file; cells of unknown names are left out, and characters that no text of ours has replaced.
+    RequestError where it holds none, which ends with `advice`."""
     try:
-        return matrix_from(read_json(path))
+        return matrix_from(clean(read_json(path)))
     except OSError as error:
-        raise RequestError(f"{str(path)!r} can't be read ({error.strerror}): give another folder.") from None
+        raise RequestError(f"{str(path)!r} can't be read ({error.strerror}): {advice}.") from None
     except DataError as error:
-        raise RequestError(
-            f"{str(path)!r} is no matrix of posexport ({error}): give another folder, or --no-resume to write it anew."
-        ) from None
+        raise RequestError(f"{str(path)!r} is no matrix of posexport ({error}): {advice}.") from None
 
 
 class _Cpu(TypedDict, total=False):
@@ -247,9 +246,15 @@ class _Cpu(TypedDict, total=False):
     architecture: str | None
 
 
+def _known_target(instance: object, field: attrs.Attribute[str], value: str) -> None:
+    """A target's name, which becomes part of a file's."""
+    if value not in TARGETS:
+        raise ValueError(f"has the target {shown(value, 40)}, not one of {', '.join(TARGETS)}")
+
+
 @attrs.frozen(kw_only=True)
 class _File:
-    target: str
+    target: str = attrs.field(validator=_known_target)
     made_by: Mapping[str, str]
     cpus: list[_Cpu] = attrs.field(factory=list)
     cells: tuple[Cell, ...]

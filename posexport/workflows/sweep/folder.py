@@ -123,8 +123,7 @@ class Folder:
         """Write the outcome of a job: its files, its result, and last its record."""
         if outcome.state == "lost":
             raise ValueError("a lost attempt is no outcome of a job")
-        place = _PARTS if KINDS[job.kind].parts else "results"
-        result = None if outcome.result is None else f"{place}/{job.kind}-{job.id}.json"
+        result = None if outcome.result is None else _result_name(job.kind, job.id)
         record = Record(
             id=job.id,
             label=job.label,
@@ -165,7 +164,14 @@ def _read(path: Path) -> Record | None:
         record = structure(data, Record)
     except (OSError, DataError):
         return None
-    return record if data.get("version") == VERSION and record.id == path.stem else None
+    names = (None, *(_result_name(kind, path.stem) for kind in KINDS))  # no other file is a result of it
+    sound = data.get("version") == VERSION and record.id == path.stem and record.result in names
+    return record if sound else None
+
+
+def _result_name(kind: str, id: str) -> str:
+    """The name of a job's result in the folder of a sweep."""
+    return f"{_PARTS if KINDS[kind].parts else 'results'}/{kind}-{id}.json"
 
 
 def merged(results: Iterable[Path], refused: Iterable[Refused]) -> tuple[dict[str, Matrix], int]:
@@ -178,7 +184,7 @@ def merged(results: Iterable[Path], refused: Iterable[Refused]) -> tuple[dict[st
     matrices: dict[str, Matrix] = {}
     left_out = 0
     for path in results:
-        part = read(path)
+        part = read(path, "remove it, so that its job runs again")
         whole = matrices.setdefault(part.target, Matrix(target=part.target, made_by=part.made_by))
         if not whole.same_makers(part):
             left_out += 1

@@ -28,7 +28,7 @@ from typing import Any
 import attrs
 
 from posexport import __version__, temporary
-from posexport.errors import PosexportError, RequestError, RuntimeMissingError
+from posexport.errors import PosexportError, RequestError, RuntimeMissingError, plain
 from posexport.runtimes.installation import install_command
 from posexport.workflows.sweep.job_files import chunks, write_chunks
 from posexport.workflows.sweep.jobs import FAILED, LOST, File, Job, JobResources, Outcome
@@ -222,7 +222,7 @@ class Cluster:
                 self._unsent.append((job, Outcome(state=FAILED, reason=str(error).rstrip("."))))
                 return
             name: str | None = None
-            options: dict[str, Any] = {"max_retries": 0, "name": f"posexport {job.label}"}
+            options: dict[str, Any] = {"max_retries": 0, "name": plain(f"posexport {job.label}")}
             if job.needs.alone:
                 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

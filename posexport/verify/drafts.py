@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import attrs
@@ -51,6 +51,9 @@ BANDS, STEPS = (4, 16, 64, 256, 1000), (1, 2, 3, 5, 9, 16, 28, 50, 89, 158, 281,
 SHORT = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 6), (8, 11), (12, 16), (17, 24), (25, 36), (37, 63), (64, 127))
 """Lengths of prompts of few tokens, each from one number to another."""
 
+FIRST_LENGTH, LENGTHS, LENGTH_WORK = 64, 4, 6e8
+"""Tokens from which on each doubling has so many lengths of one row, and multiply-adds that each may take."""
+
 TEXTS = ((130, 250), (260, 500), (520, 700))
 """And of texts on several axes."""
 
@@ -78,7 +81,7 @@ ALIKE_WORK = 4e9
 def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """The drafts that every seed has, with sizes drawn from `rng`; within the reach that the user gave, but for tables
     and single positions, which are tried whole all the same."""
-    groups = (_lengths, _over_keys, own_numbers, _hiding, _alone)
+    groups = (_lengths, _between, _over_keys, own_numbers, _hiding, _alone)
     for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in groups):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft
@@ -145,6 +148,14 @@ def _rows(rng: np.random.Generator, reach: Reach) -> dict[str, Iterator[int]]:
 def _band(rng: np.random.Generator, low: int, high: int) -> int:
     """A size from `low` to `high`, each doubling as likely."""
     return int(low * (high / low) ** rng.random())
+
+
+def _one_of_each(rng: np.random.Generator, edges: Sequence[float]) -> list[int]:
+    """A size between each two edges, in any order."""
+    wholes = itertools.pairwise(map(int, edges))
+    sizes = [_size(rng, low, max(low, high - 1)) for low, high in wholes]
+    order: list[int] = rng.permutation(sizes).tolist()
+    return order
 
 
 def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -243,13 +254,25 @@ def _short(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft
     large = ["dozen", "crowd"]
     by_turns = itertools.cycle(rng.permutation(large).tolist())
     for low, high in SHORT:
-        for who in ("one", "several", *(large if low < FEW else (next(by_turns),))):
-            seq, batch = size(low, high), next(rows[who])
+        kinds_of_rows = ("one", "several", *(large if low < FEW else (next(by_turns),)))
+        edges = np.linspace(low, high + 1, len(kinds_of_rows) + 1).tolist()
+        for who, seq in zip(kinds_of_rows, _one_of_each(rng, edges), strict=True):
+            batch = next(rows[who])
             batch = min(batch, max(CROWD_TOKENS // seq, reach.batch))
             if seq >= FEW:
                 batch = max(fewer(spec, batch, seq, ROWS["many"][0]), min(batch, reach.batch))
             kinds = (next(positions), next(padding)) if batch == 1 else ("mixed", "mixed")
             yield Draft(f"few tokens of {who}", batch, seq, 0, size(0, 20), size(2, 30), *kinds, next(values))
+
+
+def _between(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
+    """Prompts of one row whose lengths lie close together, so that a band of lengths has one of them."""
+    kinds = itertools.cycle(itertools.product(("near", "consecutive", "far"), ("left", "holes", "right", "both")))
+    last = max(_long(spec, reach), FIRST_LENGTH)
+    edges = np.geomspace(FIRST_LENGTH, last, 1 + round(LENGTHS * math.log2(last / FIRST_LENGTH)))
+    for seq in sorted(_one_of_each(rng, edges.tolist())):
+        if work(spec, {"batch": 1, "seq": seq}) <= LENGTH_WORK:
+            yield Draft("length between", 1, seq, 0, 0, _size(rng, 2, 60), *next(kinds))
 
 
 def _over_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:

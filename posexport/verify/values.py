@@ -38,9 +38,11 @@ and over others, or where a norm comes later, whose squares would overflow; and 
 layer would get it, and where runtimes round terms of the encoding in different ways, which the feature would make
 larger: there in one token of a row alone."""
 
-NARROW, FEW_FEATURES = 0.1, 16
+NARROW, FEW_FEATURES = 0.1, 150
 """The ratio sqrt(head_dim) / hidden_size beyond which, and the hidden size below which, a feature has less of it in
-half precision: where so few features share a projection, logits would overflow."""
+half precision: where so few features share a projection, logits would overflow. They are about its square over the
+hidden size times products of normal numbers; of these, one in a million reaches 10, and the factor 200 makes a feature
+of 1,000 at most: 10 * 1,000^2 / 150 is about 65,504."""
 
 LONG_ROW = 128
 """Tokens from which on some keys of a row have logits so near each other that half precision can't tell them apart,
@@ -210,8 +212,9 @@ def _outlier(tokens: Tokens, few: bool = False) -> Array:
 
 def _half_outlier(spec: Spec, seq: int) -> float:
     """The factor on one feature in half precision, in rows of so many tokens."""
-    narrow = max(1.0, max(spec.head_dim**0.5 / NARROW, FEW_FEATURES) / spec.hidden_size)
-    return float((HALF_OUTLIER if spec.block == "attention" and seq < LONG_ROW else HALF_NORMED) / narrow**0.5)
+    usual = HALF_OUTLIER if spec.block == "attention" and seq < LONG_ROW else HALF_NORMED
+    wide, few = (max(1.0, size / spec.hidden_size) ** 0.5 for size in (spec.head_dim**0.5 / NARROW, FEW_FEATURES))
+    return float(min(usual / wide, HALF_OUTLIER / few))
 
 
 def _massive(tokens: Tokens) -> Array:

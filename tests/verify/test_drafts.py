@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import attrs
@@ -46,6 +47,16 @@ def test_each_band_of_lengths_meets_one_row_and_several(seed: int) -> None:
     for low, high in ((65, 127), (129, 255), (257, 511)):
         assert any(batch > 1 and low <= seq <= high for batch, seq in sizes), (low, high)
     assert any(batch >= 12 for batch, _ in sizes)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_band_of_lengths_whose_end_is_half_more_than_its_beginning_is_left_out(seed: int) -> None:
+    for hidden, last in ((64, 2_200), (768, 200)):
+        lengths = sorted({draft.seq for draft in _drafts(hidden, seed) if 16 <= draft.seq <= last})
+        gaps = [(low + 1, high - 1) for low, high in itertools.pairwise(lengths)]
+        assert all(high < 1.5 * low for low, high in gaps), gaps
+        alone = sorted({draft.seq for draft in _drafts(hidden, seed) if draft.batch == 1 and 64 <= draft.seq <= last})
+        assert all(high < 1.5 * low for low, high in itertools.pairwise(alone)), alone
 
 
 def _drafts(hidden_size: int, seed: int) -> list[Draft]:

@@ -43,7 +43,7 @@ def _is_limited_grid(artifact: Artifact) -> bool:
 
 
 def _tokens(random: Random) -> Range:
-    return draw_band(random, 65, REACH.row)
+    return draw_band(random, 17, REACH.row, least=1.5)
 
 
 def _aim(band: Range) -> Aim:

@@ -20,10 +20,10 @@ Condition = Callable[[Nodes], str]
 """A scalar of the main graph."""
 
 
-def draw_band(random: Random, low: int, high: int, *, most: float = 2.5, width: int = 0) -> Range:
-    """A band within [low, high] whose end is 1.9 to `most` times its beginning, and `width` more than it at least."""
-    first = log_uniform(random, low, min(high / 1.95, high - width))
-    last = max(round(first * random.uniform(1.9, most)), first + width)
+def draw_band(random: Random, low: int, high: int, *, least: float = 1.9, most: float = 2.5, width: int = 0) -> Range:
+    """A band within [low, high] whose end is `least` to `most` times its beginning, and `width` more at least."""
+    first = log_uniform(random, low, min(high / (least + 0.05), high - width))
+    last = max(round(first * random.uniform(least, most)), first + width)
     return first, min(last, high)
 
 

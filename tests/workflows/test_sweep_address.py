@@ -143,7 +143,7 @@ from posexport.temporary import registered, remove_since
 from posexport.workflows.sweep.ray import connect
 before = registered()
 try:
-    ray = connect("local")
+    ray, _ = connect("local")
     assert ray.get(ray.remote(lambda: 1).remote()) == 1
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     sockets = [socket for process in processes for socket in process.net_connections("inet")]

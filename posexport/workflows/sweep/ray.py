@@ -21,6 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from typing import Any
 import attrs
 
 from posexport import __version__, temporary
-from posexport.errors import PosexportError, RequestError, RuntimeMissingError, plain
+from posexport.errors import PosexportError, RequestError, RuntimeMissingError, plain, system_error
 from posexport.runtimes.installation import install_command
 from posexport.workflows.sweep.job_files import chunks, write_chunks
 from posexport.workflows.sweep.jobs import FAILED, LOST, File, Job, JobResources, Outcome
@@ -42,6 +43,7 @@ _ADDRESS = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]
 MAX_QUEUED = 2
 """Tasks that wait in Ray for each that can run: enough that no machine is idle, and few enough to cost little."""
 
+_SIGTERM_SECONDS = 0.02  # between two looks at who handles SIGTERM while Ray starts
 _LOOK_SECONDS = 1.0  # between two looks at which machines there are
 _TYPE = "accelerator_type:"
 _TINY = 0.001  # of a resource that only names a property of a machine
@@ -49,8 +51,9 @@ _TINY = 0.001  # of a resource that only names a property of a machine
 _ENABLE_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable for clusters of several machines; 0 on any system gives one that listens on the loopback interface."""
 
-_LONGEST_FOLDER = 40
-"""Bytes of the path of a folder for Ray's files: a socket in it may have 107, and Ray adds up to 67."""
+_LONGEST_FOLDER, _SHORT_PARENT = 40, Path("/tmp")
+"""Bytes of the path of a folder for Ray's files: a socket in it may have 107, and Ray adds up to 67. Where the usual
+folder for temporary files has a longer one, they lie here."""
 
 Resources = Mapping[str, float]
 SentFile = tuple[str, str, Sequence[Any]]
@@ -119,8 +122,9 @@ def no_cluster(where: str, why: str) -> RuntimeMissingError:
     )
 
 
-def connect(address: str) -> Any:
-    """The module ray, connected to a cluster; RuntimeMissingError where there is no Ray or no cluster.
+def connect(address: str) -> tuple[Any, temporary.Running]:
+    """The module ray, connected to a cluster, and what ends the connection if the command is interrupted;
+    RuntimeMissingError where there is no Ray or no cluster.
 
     For `local`, Ray starts one that only this user's processes reach: it listens on the loopback interface alone, and
     takes requests only from who has its token. Ray reads the settings for this when it is imported: RequestError where
@@ -139,9 +143,7 @@ def connect(address: str) -> Any:
         if "RAY_AUTH_MODE" not in os.environ:
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
         own = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
-        folder = temporary.folder().path  # removed when the command ends, after Ray
-        if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
-            own["_temp_dir"] = str(folder)
+        own["_temp_dir"] = str(_folder())
     try:
         import ray
     except ImportError:
@@ -151,22 +153,69 @@ def connect(address: str) -> Any:
         ) from None
     logging.getLogger("ray").setLevel(logging.ERROR)
     check_answers(address)
-    on_sigterm = signal.getsignal(signal.SIGTERM)
+    threads = ThreadPoolExecutor(max_workers=1)
+
+    def end() -> None:
+        ray.shutdown()
+        threads.shutdown()
+
+    connection = temporary.Running(end)
     try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="posexport", **own)
+        with _files_in(own.get("_temp_dir")):
+            _initialize(ray, threads, {"address": address, "log_to_driver": False, "configure_logging": False, **own})
     except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
         raise no_cluster(repr(address), " ".join(str(error).split())[:200].rstrip(".")) from None
+    return ray, connection
+
+
+@contextmanager
+def _files_in(folder: str | None) -> Iterator[None]:
+    """Processes that start meanwhile have their temporary files in a folder: those that Ray kills leave some."""
+    before = os.environ.get("TMPDIR")
+    if folder is not None:
+        os.environ["TMPDIR"] = folder
+    try:
+        yield
     finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end this process without its clean-up
-    return ray
+        if before is not None:
+            os.environ["TMPDIR"] = before
+        else:
+            os.environ.pop("TMPDIR", None)
+
+
+def _initialize(ray: Any, threads: ThreadPoolExecutor, options: Mapping[str, Any]) -> None:
+    """Start or find the cluster in a thread of its own, while signals that end this process wait.
+
+    A start that is interrupted midway leaves processes behind or crashes at exit. In the main thread Ray would give
+    SIGTERM a handler that ends the process without its clean-up, and its C++ code gives it one in any thread, which is
+    replaced at once. The thread must live as long as the cluster: Linux ends Ray's processes with it.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    with temporary.uninterrupted():
+        on_sigterm = signal.getsignal(signal.SIGTERM)
+        future = threads.submit(ray.init, namespace="posexport", **options)
+        ended = False
+        while not ended:
+            ended = bool(wait((future,), timeout=_SIGTERM_SECONDS).done)
+            if in_main_thread:
+                signal.signal(signal.SIGTERM, on_sigterm)
+        future.result()
+
+
+def _folder() -> Path:
+    """A folder for the files of Ray and of the processes that it starts; removed when the command ends, after Ray."""
+    parent = temporary.usual_parent()
+    if len(os.fsencode(parent / temporary.PREFIX)) + 16 > _LONGEST_FOLDER:
+        parent = _SHORT_PARENT
+    with system_error(f"Ray's files can't be written to {str(parent)!r}", "set TMPDIR to a folder with a short path"):
+        return temporary.folder(parent).path
 
 
 class Cluster:
     """All machines of the cluster at an address, those included that join later."""
 
     def __init__(self, address: str, jobs: Sequence[Job], time_limit: float = 3600.0) -> None:
-        self._ray = connect(address)
+        self._ray, self._connection = connect(address)
         self._time_limit = time_limit
         self._task = self._ray.remote(task)
         self._running: dict[Any, tuple[Job, str | None]] = {}
@@ -294,7 +343,7 @@ class Cluster:
     def close(self) -> None:
         for reference in self._running:
             self._ray.cancel(reference, force=True)
-        self._ray.shutdown()
+        self._connection.remove()
 
 
 def _takes(node: Resources, needs: JobResources) -> dict[str, float] | None:

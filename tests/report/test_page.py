@@ -12,6 +12,7 @@ from page_helpers import DOCS, Reader, bench, everything, html_of, write_all
 
 from posexport.report.page.markdown import to_markdown
 from posexport.report.page.page import FOLDER, make_page, to_html
+from posexport.spec.forms import TARGETS
 
 EVIL = "<script>alert(1)</script><img src=x onerror=\"alert('2')\"> | `a` *b* &amp; \x00\x1b\ud800"
 
@@ -78,7 +79,7 @@ def evil(data: Any) -> Any:
     """The data with every text that isn't of a table replaced by markup and characters that no page can hold."""
     known = {"bench", "tune", "verify", "passed", "failed", "not run", "refused", "timed", "won", "raced", "dropped",
              "slower", "chart", "linear", "log", "parity", "exact", "fastest",
-             "unsupported", "ort-cpu", "torch", "lower_bound", "image"}  # fmt: skip
+             "unsupported", "ort-cpu", "torch", "lower_bound", "image", *TARGETS}  # fmt: skip
     if isinstance(data, str):
         return data if data in known else EVIL
     if isinstance(data, list):

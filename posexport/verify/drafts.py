@@ -51,7 +51,7 @@ BANDS, STEPS = (4, 16, 64, 256, 1000), (1, 2, 3, 5, 9, 16, 28, 50, 89, 158, 281,
 SHORT = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 6), (8, 11), (12, 16), (17, 24), (25, 36), (37, 63), (64, 127))
 """Lengths of prompts of few tokens, each from one number to another."""
 
-FIRST_LENGTH, LENGTHS, LENGTH_WORK = 64, 4, 6e8
+FIRST_LENGTH, LENGTHS, LENGTH_WORK = 64, 4, 4.5e8
 """Tokens from which on each doubling has so many lengths of one row, and multiply-adds that each may take."""
 
 TEXTS = ((130, 250), (260, 500), (520, 700))
@@ -207,7 +207,7 @@ def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach, encoder: int)
     """Batches of more than a hundred tokens in each row: lengths that leave one token over in blocks of any power of
     two, or lack one, and any length in between; where they cost much, three batches of them, of few rows."""
     size = partial(_size, rng)
-    dozen, several, names = size(*ROWS["dozen"]), size(2, 3), set()
+    dozen, several = size(*ROWS["dozen"]), size(2, 3)
     # draft, other lengths; where it costs much: those lengths, the fewest rows of the draft's and of those, if any
     for draft, (low, high), highest, least, least_other in (
         (Draft("rows", dozen, 129, 0, 5, size(300, 400), "mixed", "mixed", "peaks"), (130, 254), 192, 6, 2),
@@ -234,11 +234,10 @@ def _long_rows(spec: Spec, rng: np.random.Generator, reach: Reach, encoder: int)
             seq = shorter(spec, batch, each.seq)
             if seq < each.seq == draft.seq:
                 seq = 2 ** ((seq - 1).bit_length() - 1) + 1
-            names.add(each.name)
             yield attrs.evolve(each, batch=batch, seq=seq)
     two = Draft("two long rows", 2, size(1025, 1050), 0, 7, size(1025, 1100), "mixed", "mixed")
-    if "longer rows" in names:  # those of any length are about as long as these two
-        yield attrs.evolve(two, seq=shorter(spec, 2, two.seq))
+    if work(spec, {"batch": 2, "seq": two.seq}) <= ROWS_WORK:
+        yield two
     pictures = Draft("pictures", size(21, 24), size(197, 210), 0, 0, size(197, 210), "mixed", "mixed")
     if work(spec, {"batch": pictures.batch, "seq": pictures.seq, "encoder_seq": pictures.seq}) < SERVED:
         yield pictures

@@ -51,7 +51,7 @@ def test_each_band_of_lengths_meets_one_row_and_several(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_no_band_of_lengths_whose_end_is_half_more_than_its_beginning_is_left_out(seed: int) -> None:
-    for hidden, last in ((64, 2_200), (768, 200)):
+    for hidden, last in ((64, 2_200), (768, 150)):
         lengths = sorted({draft.seq for draft in _drafts(hidden, seed) if 16 <= draft.seq <= last})
         gaps = [(low + 1, high - 1) for low, high in itertools.pairwise(lengths)]
         assert all(high < 1.5 * low for low, high in gaps), gaps
@@ -90,8 +90,8 @@ def test_rows_of_more_than_a_hundred_tokens_leave_one_over_and_have_any_length(s
         assert name not in large or large[name].batch == least
     assert large["long rows of any length"].batch == 4
     assert not {"long rows", "several rows", "several rows of any length"} & large.keys()
-    assert ("two long rows" in large) == ("longer rows" in large)
     assert "two long rows" in small
+    assert "two long rows" not in large
 
 
 def test_prompts_that_end_early_for_their_cost_are_said() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 import types
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import psutil
 import pytest
 from helpers import cli, refused
 
@@ -21,6 +25,7 @@ from posexport.runtimes.installation import install_command
 from posexport.workflows.sweep.ray import CONNECT_SECONDS, check_address, check_answers, connect
 
 BAD = ("foo", "head:", ":6379", "head:0", "head:65536", "head:port", "http://head:6379", "10.0.0.1:6379/x", "::1:63")
+SIGNALLED = Path(__file__).parents[1] / "support" / "signalled.py"
 JOB = ("sweep", "--job", "matrix encoding=none", "--ray")
 
 
@@ -164,3 +169,49 @@ def test_a_cluster_of_this_machine_alone_listens_on_the_loopback_interface_and_l
         addresses = {ipaddress.ip_address(text.removeprefix("::ffff:")) for text in done.stdout.split()}
         assert addresses and all(address.is_loopback for address in addresses), done.stdout
         assert list(Path(short).glob("posexport-*")) == []
+
+
+STARTING = {
+    "a process of Ray is there": ("ray._private.services", "start_raylet", "after"),
+    "Ray connects": ("ray._private.worker", "connect", "before"),
+    "Ray is connected": ("ray._private.worker", "connect", "after"),
+    "the machines are read": ("posexport.workflows.sweep.ray", "Cluster._look", "before"),
+}
+"""Moments of a start: a function, and when the signal comes."""
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session that live."""
+    found = []
+    for process in psutil.process_iter(["pid", "status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(process.pid) == leader and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("moment", STARTING)
+def test_a_signal_while_ray_starts_leaves_no_process_and_no_file(moment: str, number: int, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    module, name, when = STARTING[moment]
+    # Ray reads these when it is imported, which is early here
+    own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64}
+    command = [sys.executable, SIGNALLED, module, name, "1", str(int(number)), when, "--", *JOB, "local"]
+    with tempfile.TemporaryDirectory(prefix="r") as short:
+        sweep = subprocess.Popen(
+            [*command, "-o", tmp_path / "out"],
+            env={**os.environ, **own, "TMPDIR": short},
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        _, said = sweep.communicate(timeout=120)
+        assert sweep.returncode == 128 + number, said
+        assert said.splitlines()[-1].startswith("Error: "), said
+        assert list(Path(short).iterdir()) == []
+        until = time.monotonic() + 20
+        while (left := _session(sweep.pid)) and time.monotonic() < until:
+            time.sleep(0.2)
+        assert left == []

@@ -39,6 +39,9 @@ which batch systems say that its time is over, and timers and other signals from
 those that ask for a core file."""
 
 _RANDOM_BYTES = 8
+FOLDER_NAME_LENGTH = len(PREFIX) + 2 * _RANDOM_BYTES
+"""Characters of the name that a folder gets by default."""
+
 _LONGEST = 200  # bytes of a target's name: with what is added it must fit into the 255 of a file system
 _NAME = re.compile(rf".+[0-9a-f]{{{2 * _RANDOM_BYTES}}}(\.tmp)?", re.DOTALL)
 

@@ -51,8 +51,9 @@ BANDS, STEPS = (4, 16, 64, 256, 1000), (1, 2, 3, 5, 9, 16, 28, 50, 89, 158, 281,
 SHORT = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 6), (8, 11), (12, 16), (17, 24), (25, 36), (37, 63), (64, 127))
 """Lengths of prompts of few tokens, each from one number to another."""
 
-FIRST_LENGTH, LENGTHS, LENGTH_WORK = 64, 4, 4.5e8
-"""Tokens from which on each doubling has so many lengths of one row, and multiply-adds that each may take."""
+FIRST_LENGTH, LENGTHS, LENGTH_WORK, LENGTH_GAP = 64, 4, 4.5e8, 1.5
+"""Tokens from which on each doubling has so many lengths of one row, multiply-adds that each may take, and the ratio of
+the longest row to the last of them from which on there is one more halfway, of twice as many."""
 
 TEXTS = ((130, 250), (260, 500), (520, 700))
 """And of texts on several axes."""
@@ -151,11 +152,9 @@ def _band(rng: np.random.Generator, low: int, high: int) -> int:
 
 
 def _one_of_each(rng: np.random.Generator, edges: Sequence[float]) -> list[int]:
-    """A size between each two edges, in any order."""
+    """A size between each two edges, in their order."""
     wholes = itertools.pairwise(map(int, edges))
-    sizes = [_size(rng, low, max(low, high - 1)) for low, high in wholes]
-    order: list[int] = rng.permutation(sizes).tolist()
-    return order
+    return [_size(rng, low, max(low, high - 1)) for low, high in wholes]
 
 
 def _lengths(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -255,7 +254,8 @@ def _short(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft
     for low, high in SHORT:
         kinds_of_rows = ("one", "several", *(large if low < FEW else (next(by_turns),)))
         edges = np.linspace(low, high + 1, len(kinds_of_rows) + 1).tolist()
-        for who, seq in zip(kinds_of_rows, _one_of_each(rng, edges), strict=True):
+        sizes = rng.permutation(_one_of_each(rng, edges)).tolist()
+        for who, seq in zip(kinds_of_rows, sizes, strict=True):
             batch = next(rows[who])
             batch = min(batch, max(CROWD_TOKENS // seq, reach.batch))
             if seq >= FEW:
@@ -269,9 +269,13 @@ def _between(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Dra
     kinds = itertools.cycle(itertools.product(("near", "consecutive", "far"), ("left", "holes", "right", "both")))
     last = max(_long(spec, reach), FIRST_LENGTH)
     edges = np.geomspace(FIRST_LENGTH, last, 1 + round(LENGTHS * math.log2(last / FIRST_LENGTH)))
-    for seq in sorted(_one_of_each(rng, edges.tolist())):
-        if work(spec, {"batch": 1, "seq": seq}) <= LENGTH_WORK:
-            yield Draft("length between", 1, seq, 0, 0, _size(rng, 2, 60), *next(kinds))
+    each = {seq: work(spec, {"batch": 1, "seq": seq}) for seq in _one_of_each(rng, edges.tolist())}
+    lengths = [seq for seq, cost in each.items() if cost <= LENGTH_WORK]
+    if lengths and last >= LENGTH_GAP * lengths[-1]:
+        halfway = math.isqrt(lengths[-1] * last)
+        lengths += [halfway] * (work(spec, {"batch": 1, "seq": halfway}) <= 2 * LENGTH_WORK)
+    for seq in lengths:
+        yield Draft("length between", 1, seq, 0, 0, _size(rng, 2, 60), *next(kinds))
 
 
 def _over_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:

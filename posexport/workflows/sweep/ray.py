@@ -164,6 +164,7 @@ def connect(address: str) -> tuple[Any, temporary.Running]:
         with _files_in(own.get("_temp_dir")):
             _initialize(ray, threads, {"address": address, "log_to_driver": False, "configure_logging": False, **own})
     except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
+        connection.remove()
         raise no_cluster(repr(address), " ".join(str(error).split())[:200].rstrip(".")) from None
     return ray, connection
 
@@ -205,7 +206,7 @@ def _initialize(ray: Any, threads: ThreadPoolExecutor, options: Mapping[str, Any
 def _folder() -> Path:
     """A folder for the files of Ray and of the processes that it starts; removed when the command ends, after Ray."""
     parent = temporary.usual_parent()
-    if len(os.fsencode(parent / temporary.PREFIX)) + 16 > _LONGEST_FOLDER:
+    if len(os.fsencode(parent)) + 1 + temporary.FOLDER_NAME_LENGTH > _LONGEST_FOLDER:
         parent = _SHORT_PARENT
     with system_error(f"Ray's files can't be written to {str(parent)!r}", "set TMPDIR to a folder with a short path"):
         return temporary.folder(parent).path

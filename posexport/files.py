@@ -160,6 +160,19 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def make_folders(path: Path) -> None:
+    """Make a folder and those above it, as `Path.mkdir(parents=True)` does, which calls itself for each of them."""
+    missing: list[Path] = []
+    for folder in (path, *path.parents):
+        try:
+            folder.mkdir(exist_ok=True)
+            break
+        except FileNotFoundError:
+            missing.append(folder)
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+
+
 def is_there(path: Path) -> bool:
     """Whether a path leads to anything; RequestError where the system can't tell, as of links that form a circle."""
     nothing = (FileNotFoundError, NotADirectoryError, ValueError)  # a NUL, or half of a surrogate pair, names nothing

@@ -48,7 +48,11 @@ class Rotary:
     def read(self, config: Config, head_dim: int) -> Data:
         """Parameters that `rope` and `mrope` share, without `layout`."""
         trained = config.optional_integer(_LENGTH, default=self.trained_length)
-        return self.of(config, self.table(config), head_dim, trained)
+        table = self.table(config)
+        parameters = self.of(config, table, head_dim, trained)
+        if parameters.get("scaling") == "yarn" and table.data.get("truncate", True) is None:
+            parameters["truncate"] = False  # for transformers null is false, unlike a missing key
+        return parameters
 
     def table(self, config: Config) -> Config:
         """`rope_parameters`, or `rope_scaling` of older versions."""
@@ -137,6 +141,8 @@ def rope_by_kind(
         ):
             raise config.wrong("rope_scaling", "with rope_type, because transformers ignores type in it here")
         parameters[kind] = rotary.of(config, table if scaled else new, head_dim)
+        if parameters[kind].get("truncate") is False:
+            raise table.wrong("truncate", "true or left out, because transformers ignores it here")
     return {"name": "rope", "layout": "half", **parameters[SLIDING if slides else FULL]}
 
 

@@ -5,8 +5,11 @@ A folder has `model.safetensors`, or shards and `model.safetensors.index.json`, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +45,6 @@ class Tensors:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._looked_up: set[str] = set()
-        self._in_shards: set[str] = set()  # also what the index does not list
         if (folder / ADAPTER).exists():
             raise RequestError(f"{str(folder)!r} holds {ADAPTER}, an adapter to the weights: merge it into them first.")
         if weights_file(folder) == SINGLE:
@@ -73,7 +75,15 @@ class Tensors:
 
     def refuse_unread(self, path: str, model_type: str, ignored: Collection[str]) -> None:
         """RequestError for the first tensor of the module at `path` that was not looked up, unless its name in the
-        module is `ignored` (patterns): it would change what the module computes."""
+        module is `ignored` (patterns): it would change what the module computes. So would one that stands in another
+        shard too: transformers takes the last of them, whatever the index says."""
+        for file, names in self._held.items():
+            for name in self._looked_up.intersection(names):
+                if self._files[name] != file:
+                    raise RequestError(
+                        f"{str(self.folder)!r} holds {name!r} both in {self._files[name]} and in {file}: keep one of "
+                        "them."
+                    )
         for name in self._below(path):
             if name not in self._looked_up and not any(fnmatchcase(name[len(path) + 1 :], one) for one in ignored):
                 raise RequestError(
@@ -82,8 +92,18 @@ class Tensors:
                     "drop the tensor if it means nothing."
                 )
 
+    @cached_property
+    def _held(self) -> Mapping[str, Sequence[str]]:
+        """The names in each file, whatever the index lists; shards that can't be read, as of other layers, left out."""
+        held = {}
+        for file in sorted({*self._files.values()}):
+            with suppress(RequestError), self._open(file) as opened:
+                held[file] = opened.keys()
+        return held
+
     def _below(self, path: str) -> Iterator[str]:
-        return (name for name in sorted({*self._files, *self._in_shards}) if name.startswith(f"{path}."))
+        names = {*self._files, *itertools.chain.from_iterable(self._held.values())}
+        return (name for name in sorted(names) if name.startswith(f"{path}."))
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor of this shape, in float32 (float64 where it is stored so), every value finite."""
@@ -100,7 +120,6 @@ class Tensors:
 
     def _read(self, name: str) -> Tensor:
         with self._open(self._files[name]) as file:
-            self._in_shards.update(file.keys())
             try:
                 tensor: Tensor = file.get_tensor(name)
             except Exception as error:  # safetensors raises errors of several classes

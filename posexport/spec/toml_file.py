@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,18 @@ _LIMIT = 2**20  # bytes of a file
 
 _DEEPEST_KEY = 64  # parts of a key
 
+_PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?)"""
+_LONG_TEXT = r'''"""(?s:[^\\]|\\.)*?(?:"{3,5}|\\?\Z)''' + "|" + r"""'''(?s:.)*?(?:'{3,5}|\Z)"""
+_PARTS = re.compile(rf"{_LONG_TEXT}|#.*|(?P<key>{_PART}(?:[ \t]*\.[ \t]*{_PART})*)")
+"""Texts of several lines, comments, and what may be a key: parts with dots between them. Nothing it begins with fails
+later, so that one pass over a text is enough."""
+
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The table in a TOML file, which `what` names in words; RequestError where there is none."""
     try:
         text = read_bytes(path, _LIMIT).decode()
-        if any(line.partition("=")[0].count(".") > _DEEPEST_KEY for line in text.splitlines()):
+        if any(len(re.findall(_PART, key)) > _DEEPEST_KEY for key in _keys(text)):
             raise ValueError(f"a key has more than {_DEEPEST_KEY} parts")  # for which tomllib takes minutes
         table = tomllib.loads(text)
     except OSError as error:
@@ -30,6 +38,11 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     if (wrong := _wrong_value(table)) is not None:
         raise RequestError(f"{what} {str(path)!r} holds {wrong}, which nothing takes: fix it.")
     return table
+
+
+def _keys(text: str) -> Iterator[str]:
+    """What may be keys in the text of a file, those without enough dots left out."""
+    return (match["key"] for match in _PARTS.finditer(text) if match["key"] and match["key"].count(".") >= _DEEPEST_KEY)
 
 
 def _wrong_value(data: Any) -> str | None:

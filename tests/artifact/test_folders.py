@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from posexport import temporary
 from posexport.artifact import folders
 from posexport.artifact.folders import files_below, walk
 from posexport.errors import RequestError
+from posexport.files import make_folders
 from posexport.workflows.sweep.patterns import matching
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links and depths of POSIX")
@@ -52,6 +54,22 @@ def test_too_many_entries_are_refused(most: int, tmp_path: Path, monkeypatch: py
         return
     with pytest.raises(RequestError, match="holds more than 5 files and folders: name one nearer"):
         files_below(tmp_path)
+
+
+def test_folders_are_made_however_many_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    deep = Path(*["d"] * 1_900)
+    try:
+        make_folders(deep)
+        make_folders(deep)
+        assert deep.is_dir()
+        (tmp_path / "file").touch()
+        with pytest.raises(FileExistsError):
+            make_folders(Path("file"))
+        with pytest.raises(NotADirectoryError):
+            make_folders(Path("file/below"))
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)
 
 
 def test_commands_search_folders_a_thousand_deep(deep_folder: Path) -> None:

@@ -26,11 +26,46 @@ def test_a_graph_whose_results_differ_from_run_to_run_is_refused(operator: str, 
 
 
 def test_a_key_of_toml_with_thousands_of_parts_is_refused_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "deep.toml"
-    for text in ("a" + ".a" * 200_000 + " = 1", "[a" + ".a" * 100_000 + "]"):
+    path, key = tmp_path / "deep.toml", ".a" * 200_000
+    for text in (
+        f"a{key} = 1",
+        f"[a{key}]",
+        f'"="{key} = 1',
+        f"['='{key}]",
+        f"set = {{a{key} = 1}}",
+        f"set = {{b = 1, 'a'{key.replace('.', ' . ')} = 1}}",
+        f'b = "\\\\"  # it\'s\n"\\"=#"{key} = 1',
+        f'set = {{b = """ " """, a{key} = 1}}',
+        f'set = {{b = """ \\"""""", a{key} = 1}}',
+        f"set = {{b = ''' \" ''''', a{key} = 1}}",
+    ):
         path.write_text(text)
         with pytest.raises(RequestError, match="more than 64 parts"):
             read_toml(path, "the file")
+
+
+def test_texts_and_comments_with_many_dots_are_no_keys(tmp_path: Path) -> None:
+    path, dots = tmp_path / "dots.toml", "a." * 100
+    quotes = ("'{}'", '"# {}"', '"""\n"{}\n"""""', "'''{}\n{}'''''")
+    path.write_text(
+        f"# {dots}\nd = {[0.5] * 500}\n"
+        + "".join(f"{'abcd'[at]}1 = {quote.format(dots, dots)} # {dots}\n" for at, quote in enumerate(quotes))
+    )
+    assert read_toml(path, "the file") == {
+        "d": [0.5] * 500,
+        "a1": dots,
+        "b1": f"# {dots}",
+        "c1": f'"{dots}\n""',
+        "d1": f"{dots}\n{dots}''",
+    }
+
+
+@pytest.mark.parametrize("text", ['"""', '"\\"', "'''", '."', ". ", '"\\', '"""\\"', "a\t", "a.\t"])
+def test_toml_without_an_end_is_refused_at_once(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(f"a = {text * 150_000}")
+    with pytest.raises(RequestError, match="is not TOML"):
+        read_toml(path, "the file")
 
 
 def test_where_external_data_would_be_says_nothing_of_a_tensor_that_holds_its_own(tmp_path: Path) -> None:

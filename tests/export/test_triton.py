@@ -192,6 +192,7 @@ def test_what_triton_cannot_serve_is_refused(made: Path, plan: Path, tmp_path: P
         (("--max-batch-size", "-1"), "--max-batch-size is '-1'"),
         (("-o", "no/such/folder"), "'no/such' is not there"),
         (("-o", "taken"), "'taken' is a file"),
+        (("-o", "\udcff"), "/1' has a name that is not UTF-8"),
     ],
 )
 def test_bad_options_are_refused(
@@ -201,6 +202,15 @@ def test_bad_options_are_refused(
     Path("taken").write_text("")
     refused(cli("package", made / "function.onnx", "--triton", *options), said)
     assert set(tree(tmp_path)) == {"taken"}
+
+
+def test_only_numbers_are_versions(made: Path, tmp_path: Path) -> None:
+    for name in ("²", "1st"):
+        (tmp_path / "model" / name).mkdir(parents=True)
+    (tmp_path / "model" / "config.pbtxt").write_text("")
+    again = ("package", made / "function.onnx", "--triton", "-o", tmp_path, "--name", "model")
+    refused(cli(*again), "differs from the configuration of this version: give another --name, or --force")
+    assert cli(*again, "--force").exit_code == 0
 
 
 def test_bad_files_are_refused(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,7 @@ CASES: dict[str, Case] = {
     "llama-linear": scaled("linear", factor=4.0),
     "llama-dynamic": scaled("dynamic", factor=4.0),
     "llama-yarn": scaled("yarn", factor=4.0, original_max_position_embeddings=4),
+    "llama-yarn-truncate-null": scaled("yarn", factor=4.0, original_max_position_embeddings=512, truncate=None),
     "llama-longrope": scaled(
         "longrope", short_factor=[1.0 + i for i in range(8)], long_factor=[2.0 + i for i in range(8)], factor=4.0
     ),

@@ -58,7 +58,7 @@ class Drawer:
         if kind in ("linear", "dynamic", "yarn", "llama3"):
             table["factor"] = self.one(1.0, 2, 2.5, 8.0)
         if kind in ("yarn", "longrope", "llama3"):
-            table |= self.keys({"original_max_position_embeddings": (4, 16, 64)}, 0.6)
+            table |= self.keys({"original_max_position_embeddings": (4, 16, 64, 2048)}, 0.6)
         if kind == "yarn" and "su" not in kinds:  # Phi-3's yarn is longrope
             table |= self.keys(
                 {
@@ -67,7 +67,7 @@ class Drawer:
                     "beta_slow": (1, 0.5, 2, 0, None),
                     "mscale": (0.7, 1.0, 0, None),
                     "mscale_all_dim": (0.5, 1.0, 0, None),
-                    "truncate": (True, False),
+                    "truncate": (True, False, None),
                 }
             )
             table |= {"factor": None} if self.chance(0.1) else {}

@@ -109,6 +109,19 @@ def test_a_tensor_that_does_not_affect_the_attention_is_passed_over(name: str, t
     assert read_checkpoint(tmp_path, 1, 1, {}).weights is not None
 
 
+@pytest.mark.parametrize("listed", ["a.safetensors", "b.safetensors"])
+def test_a_tensor_in_two_shards_is_refused(listed: str, tmp_path: Path) -> None:
+    """transformers reads every shard whole and keeps the last, whatever the index says."""
+    written(tmp_path, **LLAMA)
+    held, name = llama_tensors(), f"{LAYER}.q_proj.weight"
+    save_file(held, tmp_path / "a.safetensors")
+    save_file({name: 2 * held[name], "lm_head.weight": torch.ones(2)}, tmp_path / "b.safetensors")
+    files = {**dict.fromkeys(held, "a.safetensors"), "lm_head.weight": "b.safetensors", name: listed}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert read_checkpoint(tmp_path, 0, 1, {}).weights is not None  # its own layer alone
+    assert f"holds {name!r} both in {listed} and in " in refusal(tmp_path, 1)
+
+
 def test_an_adapter_in_the_folder_is_refused(tmp_path: Path) -> None:
     written(tmp_path, **LLAMA)
     save_file(llama_tensors(), tmp_path / "model.safetensors")

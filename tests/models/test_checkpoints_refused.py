@@ -66,6 +66,7 @@ def test_what_stands_around_a_table_again_is_no_other_key(tmp_path: Path) -> Non
     assert read_checkpoint(written(tmp_path, **data), None, 1, {}).spec.head_dim == 8
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "lama"}, "did you mean 'llama'?"),
     ({"model_type": "llama", "hiden_size": 64}, "llama: did you mean 'hidden_size'? If not, drop the key if it means"),
@@ -76,6 +77,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "hidden_size": None}, "hidden_size is null: it must be a whole number from 1"),
     ({"model_type": "llama", "num_attention_heads": 3}, "3 heads don't divide a width of 4096"),
     ({"model_type": "llama", "attention_bias": 1}, "attention_bias is 1: it must be true or false"),
+    (
+        {"model_type": "gemma3_text", "rope_parameters": {"full_attention": {**YARN, "truncate": False}}},
+        "full_attention.truncate is false: it must be true or left out",
+    ),
+    (
+        {"model_type": "modernbert", "rope_scaling": {**YARN, "truncate": False}},
+        "rope_scaling.truncate is false: it must be true or left out",
+    ),
     ({"model_type": "llama", "rope_parameters": 5}, "rope_parameters is 5: it must be a table"),
     ({"model_type": "llama", "rope_theta": float("inf")}, "rope_theta is Infinity: it must be a number"),
     ({"model_type": "llama", "rope_theta": 10**400}, "a whole number of 401 digits"),

@@ -34,6 +34,7 @@ REFUSALS = {
     r"with 0 no query sees a key": "transformers computes a mean over all keys there: no model means that",
     r"sliding_attention without use_sliding_window": "transformers finds no window for the mask and raises",
     r"with rope_type, because transformers ignores type": "which of the two was meant is not known",
+    r"truncate is false: it must be true or left out": "transformers ignores it in a table of a kind of layers",
     r"factor is 0?\.\d+: a scaling extends": "transformers warns that it must be 1 or more",
     r"features that turn: it needs 4": "transformers divides by zero",
     r"(short|long)_factor has \d+ numbers": "transformers warns, and its shapes don't fit",

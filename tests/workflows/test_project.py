@@ -121,6 +121,10 @@ WRONG = {
     "kernels in quotes": (ONE + "compile = {}\nbudget = {kernels = '8'}", "without quotes"),
     "an empty profile": (ONE + "compile = {profile = ['']}", "compile: profile is ['']: it must be a list of texts"),
     "a profile twice": (ONE + "compile = {profile = ['seq=8', 'seq=8']}", "must be a list of different values"),
+    "thousands of profiles, and one twice": (
+        ONE + f"compile = {{profile = {[*map(str, range(50_000)), '0']}}}",
+        "must be a list of different values",
+    ),
     "a GPU twice": (ONE + "compile = {compute-capability = ['8.9', '8.9']}", "compute-capability is ['8.9', '8.9']"),
     "true in quotes": (ONE + "compile = {tf32 = 'true'}", "tf32 is 'true': it must be true or false, without quotes"),
     "a latency without a scenario": (ONE + "budget = {latency = {of-torch = 1}}", "latency: it has no scenario"),

@@ -17,7 +17,7 @@ from typing import Any
 from posexport import __version__, temporary
 from posexport.bench.tune.facts import fits
 from posexport.errors import system_error
-from posexport.files import renewed, write_json
+from posexport.files import make_folders, renewed, write_json
 from posexport.jsondata import DataError, json_sha256, read_json
 
 FOLDER = ".posexport-tune"
@@ -35,7 +35,7 @@ class Store:
         self._facts: dict[Path, dict[str, Any]] = {}  # of this tuning
         self._files: temporary.Temporary | None = None
         with self._writing():
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folders(self._folder)
             with suppress(FileExistsError), (self._folder / ".gitignore").open("x") as ignore:  # follows no link
                 ignore.write("*\n")
 

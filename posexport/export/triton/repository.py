@@ -24,7 +24,7 @@ from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError
 from posexport.export.triton.config import read_config
 from posexport.export.triton.served_artifact import BACKENDS, ServedArtifact
-from posexport.files import TEXT_LIMIT, HashingFile, open_file, read_bytes, renewed, write_folder
+from posexport.files import TEXT_LIMIT, HashingFile, check_name, open_file, read_bytes, renewed, write_folder
 from posexport.progress import Progress
 
 
@@ -48,7 +48,8 @@ class ModelVersion:
         return self.home / str(self.version)
 
     def check(self) -> None:
-        """RequestError where something is in the way of the model's folder or of this version."""
+        """RequestError where something is in the way of the model's folder or of this version, or it can't be named."""
+        check_name(self.folder)
         if not self.repository.parent.is_dir():
             raise RequestError(
                 f"the folder {str(self.repository.parent)!r} is not there: make it first, or give another."
@@ -90,8 +91,9 @@ class ModelVersion:
     def _check_config(self, config: Any) -> None:
         """RequestError where another configuration is there, unless `force` is set and no other version uses it."""
         path = self.home / "config.pbtxt"
-        versions = [folder.name for folder in self.home.glob("*") if folder.name.isdigit() and folder.is_dir()]
-        others = sorted((name for name in versions if name != str(self.version)), key=int)
+        numbers = [folder for folder in self.home.glob("*") if folder.name.isascii() and folder.name.isdecimal()]
+        versions = {folder.name for folder in numbers if folder.is_dir()}
+        others = sorted(versions - {str(self.version)}, key=int)
         if not path.is_file() or (self.force and not others):
             return
         with suppress(RequestError), renewed():

@@ -27,7 +27,7 @@ from posexport.bench.result import (
     read_benchmark,
 )
 from posexport.errors import RequestError
-from posexport.files import write_json
+from posexport.files import make_folders, write_json
 from posexport.progress import Progress, Warn
 from posexport.workflows.project import latency
 from posexport.workflows.project.file import Project
@@ -84,7 +84,7 @@ def bench_project(
         if reason is None
     }
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
     for place in filter(None, targets.values()):
         check_place(place)
     results = []

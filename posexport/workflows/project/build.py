@@ -12,7 +12,7 @@ from posexport.artifact.manifest import read_manifest
 from posexport.artifact.signing import SigningKey
 from posexport.errors import MismatchError, RequestError, located, system_error
 from posexport.export.request import write
-from posexport.files import renewed
+from posexport.files import make_folders, renewed
 from posexport.jsondata import unstructure
 from posexport.progress import Progress
 from posexport.runtimes.tensorrt.api import can_build
@@ -110,7 +110,7 @@ def _make(project: Project, product: Product, reason: str, progress: Progress, k
         return _outcome(product, "not run", f"{product.plan.runtime} can't build a plan here, {missing}")
     folder = product.path.parent
     with system_error(f"the folder {str(folder)!r} of the project can't be made", "name another"):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
     with located(repr(str(product.path))):
         if product.plan:
             progress(f"loading {product.plan.runtime}")

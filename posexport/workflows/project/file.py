@@ -253,7 +253,8 @@ def _key(name: str) -> str:
 def _nested(kind: type[T], data: Any, where: str) -> T:
     values = _keys(data, where, [field.name for field in attrs.fields(kind)])  # type: ignore[arg-type]
     for name, value in values.items():
-        if isinstance(value, list) and any(isinstance(item, str) and value.count(item) > 1 for item in value):
+        texts = [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+        if len(set(texts)) < len(texts):
             raise RequestError(f"{where}: {_key(name)} is {shown(value)}: it must be a list of different values.")
     if kind is Budget and "latency" in values:
         tables = values["latency"] if isinstance(values["latency"], list) else [values["latency"]]

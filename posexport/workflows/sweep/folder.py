@@ -25,7 +25,7 @@ import attrs
 
 from posexport import __version__
 from posexport.errors import RequestError, system_error
-from posexport.files import json_bytes, renewed, staged, write_json
+from posexport.files import json_bytes, make_folders, renewed, staged, write_json
 from posexport.jsondata import DataError, read_json, structure, unstructure
 from posexport.verify.matrix.table import REFUSED, Cell, Entry, Matrix, read
 from posexport.workflows.sweep.job_plan import Plan, Refused
@@ -51,7 +51,7 @@ class Folder:
         import fcntl
 
         with system_error(f"output {str(self.path)!r} can't be made or written", "give another folder"):
-            (self.path / _JOBS).mkdir(parents=True, exist_ok=True)
+            make_folders(self.path / _JOBS)
             lock = self._lock()
         with lock:
             with system_error(f"{str(self.path)!r} can't be locked", "give another folder"):
@@ -142,7 +142,7 @@ class Folder:
         with staged() as files:
             for name, content in contents.items():
                 path = self.path / name
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folders(path.parent)
                 files.write(path, methodcaller("write", content))
         return record
 

@@ -92,6 +92,13 @@ def gptj(config: Config, layer: int) -> Data:
     return {**size, **causal(config), "encoding": encoding}
 
 
+def _alibi(config: Config, **parameters: object) -> Data:
+    """ALiBi of a decoder. Biases in transformers grow with the position of the key, whatever that of the query: this is
+    ALiBi only where no query sees later keys."""
+    config.must("is_causal", True)
+    return {"name": "alibi", **parameters}
+
+
 def falcon(config: Config, layer: int) -> Data:
     size = full_heads(config, 4544, 71, ("hidden_size", "n_embed"))
     grouped = config.flag("new_decoder_architecture", default=False)
@@ -106,13 +113,13 @@ def falcon(config: Config, layer: int) -> Data:
         **causal(config),
         "num_kv_heads": (kv_heads if grouped else 1 if one else None) or size["num_heads"],
         "bias": config.flag("bias", default=False),
-        "encoding": {"name": "alibi", "slopes": slopes} if config.flag("alibi", default=False) else rotary,
+        "encoding": _alibi(config, slopes=slopes) if config.flag("alibi", default=False) else rotary,
     }
 
 
 def bloom(config: Config, layer: int) -> Data:
     size = full_heads(config, 64, 8, ("hidden_size", "n_embed"), ("n_head", "num_attention_heads"))
-    return {**size, **causal(config), "bias": True, "encoding": {"name": "alibi"}}
+    return {**size, **causal(config), "bias": True, "encoding": _alibi(config)}
 
 
 def mpt(config: Config, layer: int) -> Data:
@@ -124,7 +131,7 @@ def mpt(config: Config, layer: int) -> Data:
         attention.must(key, False)
     attention.must("clip_qkv", None)
     scale = attention.optional_number("softmax_scale")
-    return {**size, **causal(config), "scale": scale, "encoding": {"name": "alibi"}}
+    return {**size, **causal(config), "scale": scale, "encoding": _alibi(config)}
 
 
 QUERY_KEY_VALUE = fused_reader("query_key_value", "dense", groups)

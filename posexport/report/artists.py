@@ -7,34 +7,46 @@ them can't be used, importing this module raises RequestError.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from posexport.errors import RequestError
 
 _LOGGER = logging.getLogger("matplotlib")
-_LEVEL = _LOGGER.level
-_LOGGER.setLevel(logging.ERROR)  # it warns where its cache can't be written, and goes on
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """matplotlib logs no warnings: it goes on where its cache can't be written or a text stands nowhere."""
+    level = _LOGGER.level
+    _LOGGER.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        _LOGGER.setLevel(level)
+
+
 try:
-    from matplotlib import rc_context
-    from matplotlib import style as matplotlib_style
-    from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch, Rectangle
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-    from matplotlib.transforms import ScaledTranslation
+    with quiet():
+        from matplotlib import rc_context
+        from matplotlib import style as matplotlib_style
+        from matplotlib.axes import Axes
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.colors import ListedColormap
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch, Rectangle
+        from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+        from matplotlib.transforms import ScaledTranslation
 except Exception as error:
     raise RequestError(
         f"matplotlib, which draws, can't start ({' '.join(str(error).split())[:100]}): check MPLBACKEND, MATPLOTLIBRC "
         "and MPLCONFIGDIR, and the files matplotlibrc and *.mplstyle that it finds through them or here."
     ) from None
-finally:
-    _LOGGER.setLevel(_LEVEL)
 
 __all__ = [
     "Axes", "ConstrainedLayoutEngine", "Figure", "FigureCanvasAgg", "FixedLocator", "FuncFormatter", "Line2D",
     "ListedColormap", "MaxNLocator", "NullLocator", "Patch", "Rectangle", "ScaledTranslation", "matplotlib_style",
-    "rc_context",
+    "quiet", "rc_context",
 ]  # fmt: skip

@@ -9,12 +9,13 @@ from __future__ import annotations
 import io
 import os
 import re
+import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from posexport.report.artists import Figure, FigureCanvasAgg, matplotlib_style, rc_context
+from posexport.report.artists import Figure, FigureCanvasAgg, matplotlib_style, quiet, rc_context
 
 FORMATS: dict[str, dict[str, Any]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 """The formats of a file by suffix, with the metadata to leave out: versions and times."""
@@ -51,11 +52,22 @@ _SVG, _HREF = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}hre
 
 @contextmanager
 def figure(width: float, height: float, **options: Any) -> Iterator[Figure]:
-    """A white figure of so many inches; draw and encode it inside the context."""
-    with matplotlib_style.context(["default", _STYLE]):
+    """A white figure of so many inches; draw and encode it inside the context, which keeps warnings from stderr.
+
+    They tell of odd labels and numbers, such as letters that the font lacks or values that no logarithm has: the
+    picture is drawn without these.
+    """
+    with matplotlib_style.context(["default", _STYLE]), warnings.catch_warnings(), quiet():
+        warnings.simplefilter("ignore")
         made = Figure(figsize=(width, height), facecolor="white", **options)
         FigureCanvasAgg(made)
         yield made
+
+
+def plain(text: str, most: int = 80) -> str:
+    """Text on one line of at most so many letters, which matplotlib doesn't take for mathematics."""
+    text = " ".join(text.split())
+    return (text if len(text) <= most else f"{text[: most - 1]}…").replace("$", r"\$")
 
 
 def encode(made: Figure, suffix: str, dpi: int = DPI, **metadata: str) -> bytes:

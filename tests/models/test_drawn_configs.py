@@ -35,6 +35,7 @@ REFUSALS = {
     r"sliding_attention without use_sliding_window": "transformers finds no window for the mask and raises",
     r"with rope_type, because transformers ignores type": "which of the two was meant is not known",
     r"truncate is false: it must be true or left out": "transformers ignores it in a table of a kind of layers",
+    r"is_causal is false: it must be true, because": "transformers' ALiBi is none where later keys are seen",
     r"factor is 0?\.\d+: a scaling extends": "transformers warns that it must be 1 or more",
     r"features that turn: it needs 4": "transformers divides by zero",
     r"(short|long)_factor has \d+ numbers": "transformers warns, and its shapes don't fit",

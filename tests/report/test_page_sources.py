@@ -81,7 +81,7 @@ DAMAGE: list[tuple[str, str, Any, str]] = [
     ("matrix", "cells.0.fused", "yes", "cells[0].fused is 'yes', not true or false"),
     ("angles", "rows.0.errors", [1.0], "has a row of rope without one error for each position"),
     ("plot", "rows.0.0.lines.0.y", [1.0], "[0].lines[0] ('parity, torch') has not one number for each x"),
-    ("plot", "rows.0.0.scales", ["sideways", "log"], "[0] scales has 'sideways', not linear, log or a number above 0"),
+    ("plot", "rows.0.0.scales", ["sideways", "log"], "[0] scales has 'sideways', not linear, log or a number from"),
     ("plot", "rows.0.0.lines.0.look", "red", "[0].lines[0].look"),
 ]  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from posexport.report.artists import Axes, FixedLocator, FuncFormatter, Line2D, NullLocator, Patch
-from posexport.report.drawing import ALTERNATIVE, BEST, BOUND, FAINT, GROUND, INK, OURS, figure, inline
+from posexport.report.drawing import ALTERNATIVE, BEST, BOUND, FAINT, GROUND, INK, OURS, figure, inline, plain
 from posexport.report.plots.panels import Chart
 from posexport.report.plots.picture import draw_chart
 
@@ -94,18 +94,11 @@ def _write(axes: Axes, x: float, y: float, text: str, **style: str) -> None:
     axes.text(x, y, plain(text), **style)  # type: ignore[arg-type]
 
 
-def plain(text: str, most: int = 80) -> str:
-    """Text on one line of at most so many letters, which matplotlib doesn't take for mathematics."""
-    text = " ".join(text.split())
-    return (text if len(text) <= most else f"{text[: most - 1]}…").replace("$", r"\$")
-
-
 def draw_lines(chart: Chart, show: Callable[[float], str], sizes: Sequence[float] = ()) -> str:
     """A chart of lines; `show` writes the values of y for those who hear them, `sizes` are ticks of x."""
-    lines = tuple(attrs.evolve(line, label=plain(line.label)) for line in chart.lines)
     with figure(WIDTH * 0.75, 3.6, layout="constrained") as drawn:
         axes = drawn.add_subplot()
-        draw_chart(axes, attrs.evolve(chart, lines=lines))
+        draw_chart(axes, chart)
         axes.set_xlabel(plain(chart.x, 40))
         axes.set_ylabel(plain(chart.y, 40))
         if sizes:

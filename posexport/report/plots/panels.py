@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
+from posexport.errors import shown
 from posexport.jsondata import structure
 
 WHAT = {
@@ -83,7 +84,7 @@ class Mark:
 
     label: str
     at: float
-    end: str
+    end: Literal["left", "right"]
 
 
 @attrs.frozen(kw_only=True)
@@ -97,8 +98,8 @@ class Absent:
 
 def _check_scales(_: object, field: attrs.Attribute[Any], scales: tuple[str | float, ...]) -> None:
     for scale in scales:
-        if scale not in ("linear", "log") and (isinstance(scale, str) or scale <= 0):
-            raise ValueError(f"{field.name} has {scale!r}, not linear, log or a number above 0")
+        if scale not in ("linear", "log") and (isinstance(scale, str) or not 1e-30 <= scale <= 1e30):
+            raise ValueError(f"{field.name} has {shown(scale, 40)}, not linear, log or a number from 1e-30 to 1e30")
 
 
 @attrs.frozen(kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from posexport.report.artists import (
     Patch,
     ScaledTranslation,
 )
-from posexport.report.drawing import COLOURS, DASHES, FAINT, GRID, INK, MARKERS, encode, figure
+from posexport.report.drawing import COLOURS, DASHES, FAINT, GRID, INK, MARKERS, encode, figure, plain
 from posexport.report.plots.panels import Chart, Image, Panel
 
 WIDTH, HEIGHT, SQUARE = 4.9, 3.5, 3.9
@@ -25,6 +26,8 @@ WIDTH, HEIGHT, SQUARE = 4.9, 3.5, 3.9
 
 _LETTERS_PER_INCH = 13.8
 _HIDDEN = "#d9d9d9"
+_THICKER = 10  # steps of line widths at most
+_LEAST = 1e-100  # what is nearer to 0 is drawn as 0: matplotlib's ticks can't tell it from 0
 
 
 def draw(rows: list[list[Panel]], suffix: str) -> bytes:
@@ -54,11 +57,11 @@ def _title(axes: Axes, panel: Panel, letters: int) -> None:
     legend then."""
     only = panel.lines[0].label if isinstance(panel, Chart) and len(panel.lines) == 1 else ""
     note = "\n".join(textwrap.fill(line, letters) for line in ", ".join(filter(None, (panel.note, only))).split("\n"))
-    axes.set_title(panel.title, loc="left", weight="bold", color=INK, pad=8 + 11 * (note.count("\n") + 1))
+    axes.set_title(plain(panel.title), loc="left", weight="bold", color=INK, pad=8 + 11 * (note.count("\n") + 1))
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
-    axes.annotate(note, (0, 1), (0, 5), color=FAINT, **place)
-    axes.set_xlabel(panel.x)
-    axes.set_ylabel(panel.y)
+    axes.annotate(note.replace("$", r"\$"), (0, 1), (0, 5), color=FAINT, **place)
+    axes.set_xlabel(plain(panel.x))
+    axes.set_ylabel(plain(panel.y))
 
 
 def _draw_image(axes: Axes, panel: Image) -> None:
@@ -74,7 +77,7 @@ def _draw_image(axes: Axes, panel: Image) -> None:
     else:
         shown = axes.imshow(values, **common, **_scale(values))
         bar = axes.figure.colorbar(shown, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
-        bar.set_label(panel.value)
+        bar.set_label(plain(panel.value))
         bar.outline.set_linewidth(0.5)
         named = {"hidden key": _HIDDEN} if np.isnan(values).any() else {}
     patches = [Patch(facecolor=colour, edgecolor=FAINT, linewidth=0.5, label=name) for name, colour in named.items()]
@@ -96,25 +99,27 @@ def _scale(values: Any) -> dict[str, Any]:
 def draw_chart(axes: Axes, panel: Chart) -> None:
     """Lines, marks, axes and a legend; the title and the names of the axes are left to the caller."""
     looks = [line.look or (index, index) for index, line in enumerate(panel.lines)]
+    highest = max(looks, default=(0, 0))[0]
+    drawn = []
     for line, (colour, dash) in zip(panel.lines, looks, strict=True):
-        style: dict[str, Any] = {"color": COLOURS[colour % len(COLOURS)], "label": line.label}
-        wider = max(looks)[0] - colour if panel.together else 0  # so that lines that fall together all show
+        style: dict[str, Any] = {"color": COLOURS[colour % len(COLOURS)]}
+        wider = min(highest - colour, _THICKER) if panel.together else 0  # so that lines that fall together all show
         if panel.dots:
             style |= {"marker": MARKERS[colour % len(MARKERS)], "markersize": 3 + 1.8 * wider, "linewidth": 0}
         else:
             style |= {"linestyle": DASHES[dash % len(DASHES)], "linewidth": 1.3 + 0.9 * wider}
             style |= {"marker": MARKERS[colour % len(MARKERS)], "markersize": 4} if len(line.x) == 1 else {}
-        axes.plot(line.x, np.array(line.y, dtype=float), **style)
+        drawn += axes.plot(_numbers(line.x), _numbers(line.y), **style)
     for name, scale in zip("xy", panel.scales, strict=True):
-        if isinstance(scale, str):
+        if not isinstance(scale, str):
+            _from_zero(axes, name, float(scale))
+        elif math.isfinite(getattr(axes.dataLim, f"minpos{name}")):  # else no number has a logarithm
             getattr(axes, f"set_{name}scale")(scale)
-        else:
-            _from_zero(axes, name, scale)
-    for mark in panel.marks:
-        axes.axhline(mark.at, color=INK, linewidth=0.9, linestyle=(0, (1, 1.5)))
+    for mark, at in zip(panel.marks, _numbers([mark.at for mark in panel.marks]), strict=True):
+        axes.axhline(at, color=INK, linewidth=0.9, linestyle=(0, (1, 1.5)))
         x, shift = (0.0, 3) if mark.end == "left" else (1.0, -3)
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        axes.annotate(mark.label, (x, mark.at), (shift, 3), ha=mark.end, fontsize=8, color=INK, **place)
+        axes.annotate(plain(mark.label), (x, at), (shift, 3), ha=mark.end, fontsize=8, color=INK, **place)
     axes.grid(color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -122,7 +127,15 @@ def draw_chart(axes: Axes, panel: Chart) -> None:
     if len(panel.lines) > 1:
         columns = len({dash for _, dash in looks})
         legend: dict[str, Any] = {"loc": "upper left"} if panel.rising else {**_below(axes), "ncols": min(columns, 4)}
-        axes.legend(handlelength=2.8, **legend)
+        labels = [plain(line.label) for line in panel.lines]
+        shown = [f" {label}" if label.startswith("_") else label for label in labels]  # else matplotlib leaves it out
+        axes.legend(drawn, shown, handlelength=2.8, **legend)
+
+
+def _numbers(values: Sequence[float | None]) -> Any:
+    """Values as an array, NaN where there is none."""
+    numbers = np.array(values, dtype=float)
+    return np.where(abs(numbers) < _LEAST, 0.0, numbers)
 
 
 def _below(axes: Axes) -> dict[str, Any]:
@@ -134,7 +147,8 @@ def _below(axes: Axes) -> dict[str, Any]:
 def _from_zero(axes: Axes, name: str, start: float) -> None:
     """A logarithmic axis with 0 on it, linear up to `start`, and room between its ticks."""
     getattr(axes, f"set_{name}scale")("symlog", linthresh=start, linscale=0.6)
-    highest = getattr(axes.dataLim, f"{name}1")
-    getattr(axes, f"set_{name}lim")(-0.2 * start, 2 * highest)
+    lowest, highest = (getattr(axes.dataLim, f"{name}{end}") for end in "01")  # inf and -inf where nothing is drawn
+    lowest, highest = min(lowest, -0.1 * start), max(highest, start)
+    getattr(axes, f"set_{name}lim")(2 * lowest, 2 * highest)
     ticks = 10.0 ** np.arange(round(math.log10(start)), math.log10(highest), 2)
     getattr(axes, f"set_{name}ticks")([0, *ticks])

@@ -6,7 +6,6 @@ initializers. No path, host or time is written: the same command gives the same 
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 from collections.abc import Iterable
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
-import onnx
 
 from posexport.artifact import onnx_file
+from posexport.artifact.graph_file import GraphFile, read_graph, values_of_infos
 from posexport.artifact.manifest import (
     OnnxManifest,
     Origin,
@@ -31,12 +30,12 @@ from posexport.artifact.manifest import (
 from posexport.artifact.profiles import profiles_of
 from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError, shown
-from posexport.files import sha256_of, staged
+from posexport.files import staged
 from posexport.jsondata import parse_json, structure, unstructure
 from posexport.machine import size_text
 from posexport.models import read_spec
 from posexport.models.weights import LazyWeights, weight_shapes
-from posexport.spec.contract import Shape, bounds_of, graph_inputs
+from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.forms import FORMS, TARGETS
 from posexport.spec.spec import Spec
 
@@ -51,53 +50,25 @@ TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
 
 _METADATA = ("posexport.spec", "posexport.form", "posexport.version")
 _ORIGIN = "posexport.origin"
-_DTYPES = {1: "fp32", 10: "fp16", 16: "bf16", 7: "int64", 6: "int32", 11: "fp64", 9: "bool"}
 
 
 @attrs.frozen(kw_only=True)
-class Artifact:
+class Artifact(GraphFile):
     """An ONNX file of posexport's, read and checked; weights in external data stay on the disk until asked for.
 
     `target` is "portable" where every target takes the file; `origin` is None where an earlier version wrote it.
-    `sha256` is that of the bytes that were read; the hashes of external data are computed when they are first asked
-    for.
     """
 
-    path: Path
-    sha256: str
     spec: Spec
     form: str
     target: str
     version: str
     origin: Origin | None = None
-    model: onnx.ModelProto
-
-    @property
-    def opset(self) -> int:
-        """The opset of the default domain."""
-        return int(next(entry.version for entry in self.model.opset_import if entry.domain in ("", "ai.onnx")))
 
     @property
     def weight_source(self) -> WeightSource | None:
         """Where the weights come from, as far as the file itself says."""
         return None if self.origin is None else self.origin.weights
-
-    @functools.cached_property
-    def external_sha256(self) -> dict[str, str]:
-        """The sha256 of each file of external data, by name."""
-        return {name: sha256_of(self.path.with_name(name)) for name in self.external_files()}
-
-    def external_files(self) -> list[str]:
-        """The names of the files of external data, sorted."""
-        return onnx_file.external_files(self.model)
-
-    def inputs(self) -> dict[str, tuple[Shape, str]]:
-        """The graph's inputs: name to (shape, dtype), a dimension by name where it is dynamic."""
-        return _values(self.model.graph.input)
-
-    def outputs(self) -> dict[str, tuple[Shape, str]]:
-        """The graph's outputs, as `inputs` gives its inputs."""
-        return _values(self.model.graph.output)
 
     def profiles(self, requests: Iterable[str] = ()) -> dict[str, dict[str, list[int]]]:
         """{input: {min, opt, max}} of a plan of this file; raises what `profiles_of` raises of the requests."""
@@ -106,10 +77,6 @@ class Artifact:
         fixed = {dim: low for dim, (low, high) in bounds.items() if low == high}
         shapes = {name: shape for name, (shape, _) in inputs.items()}
         return profiles_of(shapes, requests, self.spec.token_limit(), fixed)
-
-    def domains(self) -> dict[str, int]:
-        """The version of each operator domain, sorted by name."""
-        return dict(sorted((entry.domain, entry.version) for entry in self.model.opset_import))
 
     def weights(self) -> LazyWeights:
         """The weights by public name in the file's dtype, read on demand; RequestError for one missing or misshapen."""
@@ -169,8 +136,8 @@ def write_onnx(
             form=model.metadata_props["posexport.form"],
             target=model.metadata_props.get("posexport.target"),
             spec=spec.to_dict(),
-            inputs=tensors_of(_values(graph.input)),
-            outputs=tensors_of(_values(graph.output)),
+            inputs=tensors_of(values_of_infos(graph.input)),
+            outputs=tensors_of(values_of_infos(graph.output)),
             opset=model.opset_imports[""],
             domains=dict(sorted(model.opset_imports.items())),
             tools=tools,
@@ -200,8 +167,8 @@ def read_onnx(path: Path, expected: str | None = None) -> Artifact:
 
     MismatchError, before anything is parsed, where its bytes don't have the `expected` sha256 of its manifest.
     """
-    model, sha256 = onnx_file.read(path, expected)
-    properties = {entry.key: entry.value for entry in model.metadata_props}
+    graph = read_graph(path, expected)
+    properties = graph.metadata()
     lacking = [key for key in _METADATA if key not in properties]
     if lacking:
         raise RequestError(
@@ -222,20 +189,12 @@ def read_onnx(path: Path, expected: str | None = None) -> Artifact:
         raise RequestError(f"{str(path)!r} has metadata that can't be used: {str(error).rstrip('.')}.") from None
     version = properties["posexport.version"]
     return Artifact(
-        path=path, sha256=sha256, spec=spec, form=form, target=target, version=version, origin=origin, model=model
+        path=path,
+        sha256=graph.sha256,
+        spec=spec,
+        form=form,
+        target=target,
+        version=version,
+        origin=origin,
+        model=graph.model,
     )
-
-
-def _dtype(number: int) -> str:
-    """posexport's name of an element type, onnx's where posexport has none, `type 99` where onnx has none either."""
-    known = onnx.TensorProto.DataType
-    return _DTYPES.get(number) or (known.Name(number) if number in known.values() else f"type {number}")
-
-
-def _values(infos: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[Shape, str]]:
-    values: dict[str, tuple[Shape, str]] = {}
-    for info in infos:
-        tensor = info.type.tensor_type
-        shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
-        values[info.name] = (shape, _dtype(tensor.elem_type))
-    return values

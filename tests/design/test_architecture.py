@@ -69,6 +69,8 @@ ROOMS = (
     r"posexport\.models",
     r"posexport\.artifact",
     r"posexport\.runtimes",
+    r"posexport\.graphs",
+    r"posexport\.rewrite",
     r"posexport\.export",
     r"posexport\.verify",
     r"posexport\.bench",

@@ -1,0 +1,88 @@
+"""Any ONNX file, whoever wrote it: its graph, read and checked, with the weights left on the disk."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
+import onnx
+
+from posexport.artifact import onnx_file
+from posexport.files import sha256_of
+from posexport.spec.contract import Shape
+
+_DTYPES = {1: "fp32", 10: "fp16", 16: "bf16", 7: "int64", 6: "int32", 11: "fp64", 9: "bool"}
+
+
+@attrs.frozen(kw_only=True)
+class GraphFile:
+    """An ONNX file, read and checked; weights in external data stay on the disk until asked for.
+
+    `sha256` is that of the bytes that were read; the hashes of external data are computed when they are first asked
+    for.
+    """
+
+    path: Path
+    sha256: str
+    model: onnx.ModelProto
+
+    @property
+    def opset(self) -> int:
+        """The opset of the default domain."""
+        return int(next(entry.version for entry in self.model.opset_import if entry.domain in ("", "ai.onnx")))
+
+    @functools.cached_property
+    def external_sha256(self) -> dict[str, str]:
+        """The sha256 of each file of external data, by name."""
+        return {name: sha256_of(self.path.with_name(name)) for name in self.external_files()}
+
+    def external_files(self) -> list[str]:
+        """The names of the files of external data, sorted."""
+        return onnx_file.external_files(self.model)
+
+    def inputs(self) -> dict[str, tuple[Shape, str]]:
+        """The graph's inputs: name to (shape, dtype), a dimension by name where it is dynamic.
+
+        Weights that old files list among the inputs are left out.
+        """
+        weights = {tensor.name for tensor in self.model.graph.initializer}
+        return values_of_infos(info for info in self.model.graph.input if info.name not in weights)
+
+    def outputs(self) -> dict[str, tuple[Shape, str]]:
+        """The graph's outputs, as `inputs` gives its inputs."""
+        return values_of_infos(self.model.graph.output)
+
+    def domains(self) -> dict[str, int]:
+        """The version of each operator domain, sorted by name."""
+        return dict(sorted((entry.domain, entry.version) for entry in self.model.opset_import))
+
+    def metadata(self) -> dict[str, str]:
+        """The metadata of the file, by key."""
+        return {entry.key: entry.value for entry in self.model.metadata_props}
+
+
+def read_graph(path: Path, expected: str | None = None) -> GraphFile:
+    """Read any ONNX file; RequestError where it is damaged, or asks for more than it may.
+
+    MismatchError, before anything is parsed, where its bytes don't have the `expected` sha256 of its manifest.
+    """
+    model, sha256 = onnx_file.read(path, expected)
+    return GraphFile(path=path, sha256=sha256, model=model)
+
+
+def _dtype(number: int) -> str:
+    """posexport's name of an element type, onnx's where posexport has none, `type 99` where onnx has none either."""
+    known = onnx.TensorProto.DataType
+    return _DTYPES.get(number) or (known.Name(number) if number in known.values() else f"type {number}")
+
+
+def values_of_infos(infos: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[Shape, str]]:
+    """Inputs or outputs of a graph: name to (shape, dtype), a dimension by name where it is dynamic."""
+    values: dict[str, tuple[Shape, str]] = {}
+    for info in infos:
+        tensor = info.type.tensor_type
+        shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
+        values[info.name] = (shape, _dtype(tensor.elem_type))
+    return values

@@ -1,0 +1,1 @@
+"""Attention recognised in any graph, one file per idea."""

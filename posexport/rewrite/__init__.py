@@ -1,0 +1,1 @@
+"""Attention of any graph written anew in a form, with evidence."""

@@ -1,0 +1,30 @@
+"""The kernels of the evaluator, a file for each family of operators; importing this fills the table."""
+
+from posexport.graphs.kernels import (
+    attention,
+    control,
+    convolutions,
+    elementwise,
+    indexing,
+    layout,
+    norms,
+    products,
+    reductions,
+)
+from posexport.graphs.kernels.registry import KERNELS, MICROSOFT, Call, Value
+
+__all__ = [
+    "KERNELS",
+    "MICROSOFT",
+    "Call",
+    "Value",
+    "attention",
+    "control",
+    "convolutions",
+    "elementwise",
+    "indexing",
+    "layout",
+    "norms",
+    "products",
+    "reductions",
+]

@@ -1,0 +1,170 @@
+"""Convolutions and pooling over any number of spatial dimensions."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posexport.graphs.kernels.registry import Call, kernel
+
+_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+def _pads(call: Call, sizes: list[int], kernel_shape: list[int], strides: list[int], dilations: list[int]) -> list[int]:
+    """Before and after for each spatial dimension: [before..., after...]."""
+    automatic, count = call.get("auto_pad", "NOTSET"), len(sizes)
+    if automatic == "NOTSET":
+        return list(call.get("pads", [0] * 2 * count))
+    if automatic == "VALID":
+        return [0] * 2 * count
+    before, after = [], []
+    for size, width, stride, dilation in zip(sizes, kernel_shape, strides, dilations, strict=True):
+        total = max(0, (-(-size // stride) - 1) * stride + (width - 1) * dilation + 1 - size)
+        small = total // 2
+        before.append(small if automatic == "SAME_UPPER" else total - small)
+        after.append(total - small if automatic == "SAME_UPPER" else small)
+    return before + after
+
+
+def padded(x: Tensor, pads: list[int], value: float = 0.0) -> Tensor:
+    """Constant padding of the spatial dimensions; `pads` is [before..., after...]."""
+    count = len(pads) // 2
+    pairs = [side for at in reversed(range(count)) for side in (pads[at], pads[at + count])]
+    return F.pad(x, pairs, value=value) if any(pairs) else x
+
+
+@kernel("Conv")
+def conv(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Cross-correlation, in groups."""
+    count = x.dim() - 2
+    strides = list(call.get("strides", [1] * count))
+    dilations = list(call.get("dilations", [1] * count))
+    x = padded(x, _pads(call, list(x.shape[2:]), list(w.shape[2:]), strides, dilations))
+    return _CONVOLUTIONS[count](x, w, bias, strides, 0, dilations, call.get("group", 1))
+
+
+@kernel("ConvTranspose")
+def conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The whole transposed convolution, cut at the pads; `output_shape` decides the pads where it is given."""
+    count = x.dim() - 2
+    strides = list(call.get("strides", [1] * count))
+    dilations = list(call.get("dilations", [1] * count))
+    extra = list(call.get("output_padding", [0] * count))
+    y = _TRANSPOSED[count](x, w, None, strides, 0, 0, call.get("group", 1), dilations)
+    y = padded(y, [0] * count + extra)
+    automatic, wanted = call.get("auto_pad", "NOTSET"), call.get("output_shape")
+    if wanted is None and automatic in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = [size * stride for size, stride in zip(x.shape[2:], strides, strict=True)]
+    if wanted is None:
+        pads = list(call.get("pads", [0] * 2 * count)) if automatic == "NOTSET" else [0] * 2 * count
+    else:
+        totals = [max(0, have - want) for have, want in zip(y.shape[2:], list(wanted)[-count:], strict=True)]
+        y = padded(y, [0] * count + [max(0, w - h) for h, w in zip(y.shape[2:], list(wanted)[-count:], strict=True)])
+        small = [total // 2 for total in totals]
+        large = [total - part for total, part in zip(totals, small, strict=True)]
+        pads = small + large if automatic == "SAME_UPPER" else large + small
+    for axis in range(count):
+        y = y.narrow(axis + 2, pads[axis], y.shape[axis + 2] - pads[axis] - pads[axis + count])
+    return y if bias is None else y + bias.reshape(1, -1, *[1] * count)
+
+
+def _windows(call: Call, x: Tensor, fill: float) -> tuple[Tensor, list[int]]:
+    """Every window of a pooling, [batch, channels, places..., elements], and the pads.
+
+    With ceil_mode windows that start inside the input or its leading pad count; those that start after it do not.
+    """
+    shape = list(call.get("kernel_shape"))
+    count = len(shape)
+    strides = list(call.get("strides", [1] * count))
+    dilations = list(call.get("dilations", [1] * count))
+    pads = _pads(call, list(x.shape[2:]), shape, strides, dilations)
+    if call.get("ceil_mode", 0):
+        for at in range(count):
+            whole = x.shape[at + 2] + pads[at] + pads[at + count]
+            reach = (shape[at] - 1) * dilations[at] + 1
+            places = -((whole - reach) // -strides[at])
+            if places * strides[at] < x.shape[at + 2] + pads[at]:
+                pads[at + count] += places * strides[at] + reach - whole if places * strides[at] + reach > whole else 0
+    x = padded(x, pads, fill)
+    for at in range(count):
+        reach = (shape[at] - 1) * dilations[at] + 1
+        x = x.unfold(at + 2, reach, strides[at])[..., :: dilations[at]]
+    return x.flatten(2 + count), pads
+
+
+def _lowest(x: Tensor) -> float:
+    return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
+
+
+@kernel("MaxPool")
+def max_pool(call: Call, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Largest values, and where they stand in the whole flattened input."""
+    windows, _ = _windows(call, x, _lowest(x))
+    if not call.wants(1):
+        return windows.amax(-1), None
+    values = windows.amax(-1, keepdim=True)
+    best = (windows == values).to(torch.int8).argmax(-1, keepdim=True)
+    spatial = list(x.shape[2:])
+    order = list(range(len(spatial)))
+    if call.get("storage_order", 0):
+        order.reverse()
+    step, numbers = 1, torch.zeros(spatial, dtype=torch.int64)
+    for axis in reversed(order):
+        numbers = numbers + (torch.arange(spatial[axis]) * step).reshape(
+            [-1 if a == axis else 1 for a in range(len(spatial))]
+        )
+        step *= spatial[axis]
+    planes = torch.arange(x.shape[0] * x.shape[1]).reshape(x.shape[0], x.shape[1], *[1] * len(spatial)) * step
+    places, _ = _windows(call, (planes + numbers), -1)
+    return values.squeeze(-1), places.gather(-1, best).squeeze(-1)
+
+
+@kernel("AveragePool")
+def average_pool(call: Call, x: Tensor) -> Tensor:
+    """Means of windows; the pads count with `count_include_pad`, what ceil_mode adds never does."""
+    sums = _windows(call, x, 0.0)[0].sum(-1)
+    ones = torch.ones_like(x[:1, :1])
+    if call.get("count_include_pad", 0):
+        count = len(call.get("kernel_shape"))
+        strides, dilations = list(call.get("strides", [1] * count)), list(call.get("dilations", [1] * count))
+        pads = _pads(call, list(x.shape[2:]), list(call.get("kernel_shape")), strides, dilations)
+        inner = padded(ones, pads, 1.0)
+        whole = _windows_of_padded(call, inner, pads)
+        return sums / whole
+    return sums / _windows(call, ones, 0.0)[0].sum(-1)
+
+
+def _windows_of_padded(call: Call, ones: Tensor, pads: list[int]) -> Tensor:
+    """How many elements of the padded input each window holds."""
+    shape = list(call.get("kernel_shape"))
+    strides = list(call.get("strides", [1] * len(shape)))
+    dilations = list(call.get("dilations", [1] * len(shape)))
+    for at, width in enumerate(shape):
+        reach, whole = (width - 1) * dilations[at] + 1, ones.shape[at + 2]
+        if call.get("ceil_mode", 0):
+            places = -((whole - reach) // -strides[at])
+            if places * strides[at] < whole - pads[at + len(shape)]:
+                after = max(0, places * strides[at] + reach - whole)
+                ones = padded(ones, [0] * (len(shape)) + [after if a == at else 0 for a in range(len(shape))])
+        ones = ones.unfold(at + 2, reach, strides[at])[..., :: dilations[at]]
+    return ones.flatten(2 + len(shape)).sum(-1)
+
+
+@kernel("LpPool")
+def lp_pool(call: Call, x: Tensor) -> Tensor:
+    """The p-norm of each window."""
+    p = call.get("p", 2)
+    return _windows(call, x.abs() ** p, 0.0)[0].sum(-1) ** (1 / p)
+
+
+@kernel("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+def global_pool(call: Call, x: Tensor) -> Tensor:
+    """Over all spatial dimensions."""
+    axes = list(range(2, x.dim()))
+    if call.op_type == "GlobalMaxPool":
+        return x.amax(axes, keepdim=True)
+    if call.op_type == "GlobalAveragePool":
+        return x.mean(axes, keepdim=True)
+    return torch.linalg.vector_norm(x, call.get("p", 2), axes, keepdim=True)

@@ -1,0 +1,71 @@
+"""ONNX element types in torch: what stands for each, and how stored tensors and inputs are converted."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+FLOATS = {
+    ir.DataType.FLOAT: torch.float32,
+    ir.DataType.DOUBLE: torch.float64,
+    ir.DataType.FLOAT16: torch.float16,
+    ir.DataType.BFLOAT16: torch.bfloat16,
+    ir.DataType.FLOAT8E4M3FN: torch.float8_e4m3fn,
+    ir.DataType.FLOAT8E4M3FNUZ: torch.float8_e4m3fnuz,
+    ir.DataType.FLOAT8E5M2: torch.float8_e5m2,
+    ir.DataType.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
+    ir.DataType.FLOAT8E8M0: torch.float8_e8m0fnu,
+}
+"""Floating-point types; all of them are float64 in wide evaluation."""
+
+OTHERS = {
+    ir.DataType.BOOL: torch.bool,
+    ir.DataType.INT8: torch.int8,
+    ir.DataType.INT16: torch.int16,
+    ir.DataType.INT32: torch.int32,
+    ir.DataType.INT64: torch.int64,
+    ir.DataType.UINT8: torch.uint8,
+    ir.DataType.UINT16: torch.uint16,
+    ir.DataType.UINT32: torch.uint32,
+    ir.DataType.UINT64: torch.uint64,
+    ir.DataType.INT4: torch.int8,
+    ir.DataType.UINT4: torch.uint8,
+    ir.DataType.INT2: torch.int8,
+    ir.DataType.UINT2: torch.uint8,
+    ir.DataType.COMPLEX64: torch.complex64,
+    ir.DataType.COMPLEX128: torch.complex128,
+}
+"""The other types; whole numbers of fewer than 8 bits are held in 8."""
+
+
+def torch_dtype(kind: ir.DataType, wide: bool) -> torch.dtype:
+    """The torch dtype that stands for an element type; ValueError where there is none (strings, float4)."""
+    if kind in FLOATS or kind == ir.DataType.FLOAT4E2M1:
+        return torch.float64 if wide else FLOATS[kind]
+    if kind not in OTHERS:
+        raise ValueError(f"element type {kind.name} can't be evaluated")
+    dtype = OTHERS[kind]
+    return torch.complex128 if wide and dtype.is_complex else dtype
+
+
+def widened(tensor: torch.Tensor, wide: bool) -> torch.Tensor:
+    """The tensor in float64 (complex128) where it is floating-point and evaluation is wide."""
+    if not wide:
+        return tensor
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def to_torch(stored: ir.TensorProtocol, wide: bool) -> torch.Tensor:
+    """A stored tensor, copied once: external data is read here and not kept."""
+    dtype = torch_dtype(stored.dtype, wide)
+    array = stored.numpy()
+    if stored.dtype == ir.DataType.BFLOAT16:  # numpy's bfloat16 converts slowly
+        bits = torch.from_numpy(np.array(array).view(np.uint16).reshape(array.shape))
+        return bits.view(torch.bfloat16).to(dtype)
+    if stored.dtype in FLOATS and not wide and array.dtype.kind not in "f":  # float8
+        return torch.from_numpy(array.astype(np.float32)).to(dtype)
+    target = np.dtype(str(dtype).removeprefix("torch."))
+    return torch.from_numpy(np.array(array, dtype=target, order="C"))

@@ -1,0 +1,73 @@
+"""The table of kernels: operator (domain, type) to the torch function that computes it, and what a kernel is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import attrs
+import onnx_ir as ir
+import torch
+
+from posexport.graphs.kernels import dtypes
+
+Value = Any
+"""A tensor, a sequence (list of tensors), or None where an optional value is absent."""
+
+Kernel = Callable[..., Value]
+"""Called with a Call and the node's inputs; gives one value, or a tuple of values for several outputs."""
+
+KERNELS: dict[tuple[str, str], Kernel] = {}
+
+MICROSOFT = "com.microsoft"
+
+_K = TypeVar("_K", bound=Kernel)
+
+
+def kernel(*types: str, domain: str = "") -> Callable[[_K], _K]:
+    """Enter a function into the table under its operator types."""
+
+    def enter(function: _K) -> _K:
+        for name in types:
+            KERNELS[domain, name] = function
+        return function
+
+    return enter
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """One use of an operator: its attributes with references resolved, its opset, and how subgraphs are run.
+
+    `wide`: floating-point values are float64 whatever the file says. `wanted`: for each output of the node, whether
+    something has a name for it.
+    """
+
+    op_type: str
+    version: int
+    attributes: Mapping[str, Any]
+    wide: bool
+    wanted: tuple[bool, ...]
+    run_body: Callable[[ir.Graph, Sequence[Value]], list[Value]]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of an attribute."""
+        value = self.attributes.get(name)
+        return default if value is None else value
+
+    def dtype(self, number: int) -> torch.dtype:
+        """The torch dtype that stands for an ONNX element type."""
+        return dtypes.torch_dtype(ir.DataType(number), self.wide)
+
+    def tensor(self, stored: ir.TensorProtocol) -> torch.Tensor:
+        """A stored tensor as torch's."""
+        return dtypes.to_torch(stored, self.wide)
+
+    def wants(self, output: int) -> bool:
+        """Whether the node's output of this number has a name."""
+        return output < len(self.wanted) and self.wanted[output]
+
+
+def integers(tensor: torch.Tensor) -> list[int]:
+    """The values of a tensor of whole numbers, as a list."""
+    return [int(value) for value in tensor.flatten().tolist()]

@@ -1,0 +1,132 @@
+"""The meaning of each axis of a graph's inputs: rows, new tokens, cached ones, keys in all, tokens of an encoder.
+
+Roles say what an axis usually is. Dimensions that the file gives one name are one dimension: then the role that comes
+first in ORDER decides, so a mask whose length has the name of the tokens' is as long as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from posexport.spec.contract import Shape
+
+BATCH, SEQ, PAST, TOTAL, SLOTS, ENCODER = "batch", "seq", "past", "total", "slots", "encoder"
+"""`total` is past + seq. A cache of `slots` places is written into (`past` of them are full)."""
+
+HEIGHT, WIDTH, FRAMES, AXES = "height", "width", "frames", "axes"
+
+Axes = tuple["str | int", ...]
+"""For each axis its meaning, or its size where it has none; `dim NAME` where it is dynamic and has none."""
+
+_Layout = tuple["str | None", ...]
+
+_TOKENS: dict[int, _Layout] = {1: (SEQ,), 2: (BATCH, SEQ)}
+_CACHE: dict[int, _Layout] = {3: (BATCH, PAST, None), 4: (BATCH, None, PAST, None), 5: (None, BATCH, None, PAST, None)}
+_ANY: dict[int, _Layout] = {0: (), 1: (BATCH,), 2: (BATCH, None), 3: (BATCH, SEQ, None), 4: (BATCH, SEQ, None, None)}
+
+KNOWN_AXES: dict[str, dict[int, _Layout]] = {
+    "token_ids": _TOKENS,
+    "encoder_token_ids": {2: (BATCH, ENCODER)},
+    "token_type_ids": _TOKENS,
+    "position_ids": {**_TOKENS, 3: (AXES, BATCH, SEQ)},
+    "attention_mask": {1: (TOTAL,), 2: (BATCH, TOTAL), 3: (BATCH, SEQ, TOTAL), 4: (BATCH, None, SEQ, TOTAL)},
+    "encoder_attention_mask": {2: (BATCH, ENCODER), 3: (BATCH, SEQ, ENCODER), 4: (BATCH, None, SEQ, ENCODER)},
+    "padding_mask": {2: (BATCH, TOTAL)},
+    "past": _CACHE,
+    "encoder_past": {
+        rank: tuple(ENCODER if axis == PAST else axis for axis in layout) for rank, layout in _CACHE.items()
+    },
+    "cache_position": {1: (SEQ,)},
+    "write_indices": {1: (BATCH,)},
+    "past_length": {0: (), 1: (BATCH,), 2: (BATCH, None)},
+    "total_length": {0: (), 1: (None,)},
+    "last_key": {1: (BATCH,), 2: (BATCH, None)},
+    "use_cache": {0: (), 1: (None,)},
+    "logits_to_keep": {0: (), 1: (None,)},
+    "boxes": {3: (BATCH, SEQ, None)},
+    "features": {**_ANY, 5: (BATCH, None, None, None, None)},
+    "encoder_features": {2: (ENCODER, None), 3: (BATCH, ENCODER, None)},
+    "images": {3: (None, HEIGHT, WIDTH), 4: (BATCH, None, HEIGHT, WIDTH), 5: (BATCH, None, None, HEIGHT, WIDTH)},
+    "audio": {2: (BATCH, FRAMES), 3: (BATCH, None, FRAMES)},
+    "index": _ANY,
+    "mask": _ANY,
+    "ones": {**_ANY, 3: (BATCH, HEIGHT, WIDTH), 4: (BATCH, None, HEIGHT, WIDTH)},
+    "zeros": {**_ANY, 3: (BATCH, None, None)},
+}
+"""The meaning of axes by role and rank."""
+
+ORDER = ("token_ids", "features", "past", "encoder_features", "encoder_past", "position_ids", "images", "audio")
+"""The roles whose names of dimensions count before those of others."""
+
+
+def axes_of(
+    kinds: Mapping[str, str], shapes: Mapping[str, Shape], outputs: Mapping[str, Shape]
+) -> dict[str, Axes | None]:
+    """The meaning of the axes of each input, None for a rank that its role doesn't have.
+
+    `kinds` and `shapes` are by the inputs' names, `outputs` are shapes of outputs: a cache that comes out as long as it
+    went in is one that is written into.
+    """
+    layouts = {name: _layout(kinds[name], shapes[name]) for name in kinds}
+    rank = {kind: at for at, kind in enumerate(ORDER)}
+    names: dict[str, str] = {}
+    for name in sorted(kinds, key=lambda name: rank.get(kinds[name], len(ORDER))):
+        for dim, meaning in zip(shapes[name], layouts[name] or (), strict=False):
+            if isinstance(dim, str) and dim != "?" and meaning is not None:
+                names.setdefault(dim, meaning)
+    written = _is_written_into(kinds, shapes, outputs)
+    axes: dict[str, Axes | None] = {}
+    for name, layout in layouts.items():
+        if layout is None:
+            axes[name] = None
+            continue
+        meanings = []
+        for at, (dim, usual) in enumerate(zip(shapes[name], layout, strict=True)):
+            meaning: str | int | None = names.get(dim, usual) if isinstance(dim, str) and dim != "?" else usual
+            if meaning is None:
+                meaning = dim if isinstance(dim, int) else f"dim {dim if dim != '?' else f'{name} {at}'}"
+            if written and meaning == PAST:
+                meaning = SLOTS
+            meanings.append(meaning)
+        axes[name] = tuple(meanings)
+    return axes
+
+
+def _layout(kind: str, shape: Shape) -> _Layout | None:
+    """The usual axes of a role; which of them are tokens is told by what is fixed."""
+    layout = KNOWN_AXES[kind].get(len(shape))
+    if layout is None:
+        return None
+    dynamic = [at for at, dim in enumerate(shape) if isinstance(dim, str)]
+    if kind in ("past", "encoder_past") and len(shape) == 4:
+        # [batch, heads, tokens, size] but where only another axis may vary
+        (tokens,) = [at for at in dynamic if at] if len([at for at in dynamic if at]) == 1 else (2,)
+        meaning = str(layout[2])
+        return tuple(BATCH if at == 0 else meaning if at == tokens else None for at in range(4))
+    if kind == "position_ids" and len(shape) == 3 and isinstance(shape[2], int) and not isinstance(shape[0], int):
+        return (BATCH, SEQ, AXES)
+    if kind == "position_ids" and len(shape) == 3 and all(isinstance(dim, int) for dim in shape):
+        return (AXES, BATCH, SEQ) if int(shape[0]) <= 4 < int(shape[2]) else (BATCH, SEQ, AXES)
+    if kind == "features" and len(shape) == 2 and not isinstance(shape[1], int):
+        return (BATCH, SEQ)
+    if kind == "features" and len(shape) == 4:  # [batch, tokens, heads, size] or [batch, heads, tokens, size]
+        tokens = next((at for at in dynamic if 0 < at < 3), None)
+        return (BATCH, SEQ if tokens == 1 else None, SEQ if tokens == 2 else None, None)
+    return layout
+
+
+def _is_written_into(kinds: Mapping[str, str], shapes: Mapping[str, Shape], outputs: Mapping[str, Shape]) -> bool:
+    """Whether caches have slots that are written into: their outputs have the same length, or a mask has that of the
+    whole cache, or something says where to write."""
+    caches = [name for name, kind in kinds.items() if kind == "past" and len(shapes[name]) == 4]
+    if not caches:
+        return False
+    if "write_indices" in kinds.values():
+        return True
+    places = [(name, (_layout("past", shapes[name]) or ()).index(PAST)) for name in caches]
+    lengths = {(at, shapes[name][at]) for name, at in places if shapes[name][at] != "?"}
+    present = [shape for name, shape in outputs.items() if "present" in name.lower() and len(shape) == 4]
+    if present:
+        return all((at, shape[at]) in lengths for shape, (_, at) in zip(present, places, strict=False))
+    masks = [shapes[name][-1] for name, kind in kinds.items() if kind == "attention_mask" and shapes[name]]
+    return any(length == size and isinstance(size, int) for length in masks for _, size in lengths)

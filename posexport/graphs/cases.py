@@ -1,0 +1,175 @@
+"""Sets of inputs for a graph that anyone wrote, each for one corner in which graphs go wrong.
+
+The corners are those that artifacts of posexport are verified in: one row and several, one token, prompts, steps and
+chunks over a cache, padding on either side and between, positions out of order and far out, quiet and large numbers,
+the first and the last token. What a graph fixes restricts them; those that become alike are drawn once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+import numpy as np
+
+from posexport.graphs.axes import BATCH, HEIGHT, PAST, SEQ, SLOTS, WIDTH
+from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs
+from posexport.graphs.roles import Role
+from posexport.graphs.sizes import fitted, is_dynamic
+
+LEAST = 4
+"""Cases that there are at least: of a graph that fixes every size, with other numbers in each."""
+
+
+@attrs.frozen(kw_only=True)
+class _Corner:
+    """A case before it is drawn: rows, new tokens, cached ones, and its kinds."""
+
+    label: str
+    batch: int = 2
+    seq: int
+    past: int = 0
+    kinds: Kinds = attrs.field(factory=Kinds)
+
+
+_PROMPTS = (
+    _Corner(label="prompt", batch=1, seq=9),
+    _Corner(label="several prompts", batch=3, seq=12),
+    _Corner(label="one token", batch=1, seq=1),
+    _Corner(label="padding on the left", batch=3, seq=14, kinds=Kinds(padding="left")),
+    _Corner(label="padding on the right", batch=3, seq=17, kinds=Kinds(padding="right")),
+    _Corner(label="holes", batch=4, seq=11, kinds=Kinds(padding="holes")),
+    _Corner(label="large numbers", batch=2, seq=19, kinds=Kinds(values="loud")),
+    _Corner(label="small numbers", batch=2, seq=8, kinds=Kinds(values="quiet")),
+    _Corner(label="zeros", batch=2, seq=10, kinds=Kinds(values="zeros")),
+    _Corner(label="one large feature", batch=2, seq=13, kinds=Kinds(values="outlier")),
+)
+
+_POSITIONS = (
+    _Corner(label="offset positions", batch=3, seq=15, kinds=Kinds(positions="offset", padding="mixed")),
+    _Corner(label="positions out of order", batch=2, seq=13, kinds=Kinds(positions="scattered")),
+    _Corner(label="shuffled positions", batch=1, seq=21, kinds=Kinds(positions="shuffled")),
+    _Corner(label="far positions", batch=2, seq=10, kinds=Kinds(positions="far")),
+)
+
+_CACHED = (
+    _Corner(label="step", batch=1, seq=1, past=15),
+    _Corner(label="steps", batch=4, seq=1, past=23, kinds=Kinds(padding="mixed")),
+    _Corner(label="chunk", batch=1, seq=5, past=18),
+    _Corner(label="chunks", batch=3, seq=6, past=11, kinds=Kinds(padding="left", values="zeros")),
+    _Corner(label="few cached tokens", batch=2, seq=7, past=1, kinds=Kinds(padding="right", values="loud")),
+    _Corner(label="step of far positions", batch=2, seq=1, past=40, kinds=Kinds(positions="far", values="quiet")),
+    _Corner(label="long cache", batch=1, seq=2, past=190, kinds=Kinds(padding="holes")),
+)
+
+_LONG = (
+    _Corner(label="64 tokens", batch=1, seq=64, kinds=Kinds(padding="holes")),
+    _Corner(label="long prompt", batch=1, seq=131),
+)
+
+_ALIKE_VALUES = ("large numbers", "small numbers", "zeros", "one large feature")
+"""Corners that say nothing of a graph without numbers among its inputs."""
+
+_SIDES = ((1.0, 1.0), (0.75, 0.5), (1.5, 1.0))
+"""Parts of the height and the width that images of any size have in turn."""
+
+
+def cases_of(roles: Mapping[str, Role], seed: int, *, more: int = 0) -> list[DrawnInputs]:
+    """The cases for a graph with these roles, the same for the same seed; `more` further ones of drawn sizes.
+
+    Between about 4, where a graph fixes its sizes, and 20. Lengths stay below 200 keys.
+    """
+    seen: set[object] = set()
+    drawn: list[DrawnInputs] = []
+    pictures = _pictures(roles)
+    for number, corner in enumerate((*_corners(roles), *_further(seed, more))):
+        sizes = {BATCH: corner.batch, SEQ: corner.seq, PAST: corner.past}
+        if pictures:
+            sizes |= _sides(roles, number, pictures)
+        if any(role.grouped for role in roles.values()):
+            corner = _for_grouped(corner)
+            sizes[BATCH] = corner.batch
+        key = _key(roles, fitted(roles, sizes), corner.kinds)
+        if key in seen and not (len(drawn) < LEAST and len(seen) == 1):
+            continue
+        seen.add(key)
+        rng = np.random.default_rng((seed, number))
+        case = draw_inputs(roles, sizes, rng, corner.kinds, corner.label)
+        drawn.append(attrs.evolve(case, label=f"{corner.label} {_sizes_text(roles, case)}"))
+    return drawn
+
+
+def _corners(roles: Mapping[str, Role]) -> Iterator[_Corner]:
+    kinds = {role.kind for role in roles.values()}
+    numbers = {role.kind for role in roles.values() if role.dtype in ("fp32", "fp16", "bf16", "fp64")}
+    numbers -= {"attention_mask", "encoder_attention_mask", "ones", "zeros"}
+    pictures = bool({"images", "audio"} & kinds) and not is_dynamic(roles, SEQ)
+    for corner in _PROMPTS:
+        if not (corner.label in _ALIKE_VALUES and not numbers):
+            yield attrs.evolve(corner, batch=min(corner.batch, 2)) if pictures else corner
+    if "position_ids" in kinds:
+        yield from _POSITIONS
+    if {"past", "write_indices"} & kinds:
+        yield from _CACHED
+    yield from _LONG
+
+
+def _further(seed: int, count: int) -> Iterator[_Corner]:
+    """Corners of any size and kind."""
+    rng = np.random.default_rng((seed, 0, 1))
+    for number in range(count):
+        kinds = Kinds(
+            positions=str(rng.choice(("consecutive", "offset", "scattered", "shuffled", "far"))),
+            padding=str(rng.choice(("none", "left", "right", "holes", "mixed"))),
+            values=str(rng.choice(("normal", "normal", "quiet", "loud", "zeros"))),
+        )
+        past = int(rng.integers(0, 60)) * int(rng.integers(0, 2))
+        sizes = {"batch": int(rng.integers(1, 6)), "seq": int(rng.integers(1, 40)), "past": past}
+        yield _Corner(label=f"any {number + 1}", kinds=kinds, **sizes)
+
+
+def _for_grouped(corner: _Corner) -> _Corner:
+    """GroupQueryAttention counts keys from the left and takes several tokens after others for one row only."""
+    padding = "none" if corner.past or corner.kinds.padding == "none" else "right"
+    batch = 1 if corner.past and corner.seq > 1 else corner.batch
+    return attrs.evolve(corner, batch=batch, kinds=attrs.evolve(corner.kinds, padding=padding))
+
+
+def _key(roles: Mapping[str, Role], sizes: Mapping[str, int], kinds: Kinds) -> object:
+    """What makes a case another than those before it."""
+    have = {role.kind for role in roles.values()}
+    axes = {axis for role in roles.values() for axis in role.axes} | ({PAST} if SLOTS in sizes else set())
+    masked = {"attention_mask", "padding_mask", "last_key"} & have
+    return (
+        tuple(sorted((str(axis), size) for axis, size in sizes.items() if axis in axes)),
+        kinds.positions if "position_ids" in have else "",
+        kinds.padding if masked else "",
+        kinds.values if {"features", "past", "images", "audio", "encoder_features"} & have else "",
+    )
+
+
+def _pictures(roles: Mapping[str, Role]) -> list[str]:
+    """Those of height and width that may vary."""
+    return [axis for axis in (HEIGHT, WIDTH) if is_dynamic(roles, axis)]
+
+
+def _sides(roles: Mapping[str, Role], number: int, axes: list[str]) -> dict[str, int]:
+    """Sizes of images: by turns as the graph's own table has it, and others that are whole patches."""
+    sizes, sides = {}, _SIDES[number % len(_SIDES)]
+    whole = fitted(roles, {})
+    for axis, part in zip((HEIGHT, WIDTH), sides, strict=True):
+        if axis in axes:
+            role = next(role for role in roles.values() if axis in role.axes)
+            stride = (role.strides or (16, 16))[(HEIGHT, WIDTH).index(axis)]
+            sizes[axis] = max(round(whole[axis] * part / stride), 1) * stride
+    return sizes
+
+
+def _sizes_text(roles: Mapping[str, Role], case: DrawnInputs) -> str:
+    """The sizes of a case for its name: `[2, 9] past=3`."""
+    axes = dict.fromkeys(axis for role in roles.values() for axis in role.axes if isinstance(axis, str))
+    first = [str(case.sizes[axis]) for axis in (BATCH, SEQ) if axis in axes]
+    rest = [f"{axis}={case.sizes[axis]}" for axis in (PAST, HEIGHT, WIDTH) if axis in axes]
+    if SLOTS in axes and PAST not in axes:
+        rest.append(f"past={case.sizes[PAST]}")
+    return " ".join([f"[{', '.join(first)}]", *rest])

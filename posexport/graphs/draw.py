@@ -1,0 +1,294 @@
+"""Inputs of a graph, drawn by role, that agree with each other: masks are as long as the keys, positions follow them.
+
+Which kinds meet in one set of inputs is said by posexport.graphs.cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from posexport.graphs.axes import AXES, BATCH, ENCODER, PAST, SEQ, SLOTS
+from posexport.graphs.roles import Role
+from posexport.graphs.sizes import fitted, shape_of
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.tensors import NUMPY_DTYPES
+
+Array = np.ndarray[Any, Any]
+
+VOCABULARY = 100
+"""Tokens of a vocabulary whose table was not found."""
+
+FAR = 2**15
+"""Positions end here where no table ends earlier."""
+
+VALUES: dict[str, float] = {"normal": 1.0, "quiet": 1e-3, "loud": 6.0, "zeros": 1.0, "outlier": 1.0}
+"""Kinds of numbers, with their standard deviation."""
+
+HALF_LOUD, OUTLIER, HALF_OUTLIER = 2.0, 100.0, 20.0
+"""In half precision "loud" has less; one feature of the kind "outlier" is so much larger than the others."""
+
+
+@attrs.frozen(kw_only=True)
+class Kinds:
+    """The kinds of one set of inputs: `positions` of POSITIONS, `padding` of PADDING, `values` of VALUES; with `ends`
+    the first and the last token of the vocabulary are among the tokens."""
+
+    positions: str = "consecutive"
+    padding: str = "none"
+    values: str = "normal"
+    ends: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class DrawnInputs:
+    """One set of inputs by the graph's names, what it is for, and its sizes by meaning (posexport.graphs.axes).
+
+    `keys` bool [batch, total] says which keys of a row are seen, `encoder_keys` [batch, encoder] which of an encoder's;
+    the last `seq` of the keys are the new tokens'.
+    """
+
+    label: str
+    arrays: Arrays
+    sizes: Mapping[str, int]
+    kinds: Kinds
+    keys: Array
+    encoder_keys: Array
+
+    @property
+    def tokens(self) -> Array:
+        """bool [batch, seq]: which of the new tokens are no padding."""
+        past = self.sizes[PAST]
+        return self.keys[:, past : past + self.sizes[SEQ]]
+
+
+def _mask_left(rng: np.random.Generator, total: int, past: int) -> Array:
+    return np.arange(total) >= rng.integers(1, max(total * 2 // 3, 2))
+
+
+def _mask_right(rng: np.random.Generator, total: int, past: int) -> Array:
+    """At the end of what is cached, as where prompts were padded so, or of the row where nothing is."""
+    end, index = past or total, np.arange(total)
+    return (index < end - rng.integers(1, max(end * 2 // 3, 2))) | (index >= end)
+
+
+def _mask_holes(rng: np.random.Generator, total: int, past: int) -> Array:
+    return np.asarray(rng.random(total) < 0.7)
+
+
+PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
+    "none": lambda rng, total, past: np.ones(total, bool),
+    "left": _mask_left,
+    "right": _mask_right,
+    "holes": _mask_holes,
+}
+"""(generator, keys of a row, cached ones among them) to bool [keys], False for padding. With "mixed", rows take turns
+with these kinds."""
+
+
+def keys_of(kind: str, rng: np.random.Generator, sizes: Mapping[str, int]) -> Array:
+    """bool [batch, past + seq], which keys are seen: in every row the last, and with padding on the right the first."""
+    past, total = sizes[PAST], sizes[PAST] + sizes[SEQ]
+    rows = []
+    for row in range(sizes[BATCH]):
+        kinds = list(PADDING) if kind == "mixed" else [kind]
+        keys = PADDING[kinds[row % len(kinds)]](rng, total, past)
+        if not keys[past:].any():
+            keys[-1] = True
+        rows.append(keys)
+    if sizes[BATCH] > 1:  # a row without padding beside those with it
+        rows[0][:] = True
+    return np.array(rows, bool).reshape(sizes[BATCH], total)
+
+
+POSITIONS: Mapping[str, Callable[[np.random.Generator, Array, int], Array]] = {
+    "consecutive": lambda rng, places, limit: places % limit,
+    "offset": lambda rng, places, limit: (places + rng.integers(0, max(limit // 4, 1), (len(places), 1))) % limit,
+    "scattered": lambda rng, places, limit: rng.integers(0, min(limit, 8 * places.shape[1] + 8), places.shape),
+    "shuffled": lambda rng, places, limit: rng.permuted(places % limit, axis=1),
+    "far": lambda rng, places, limit: _far(rng, places, limit),
+}
+"""(generator, places [batch, seq] of the tokens among those that are seen, limit) to positions below the limit."""
+
+
+def _far(rng: np.random.Generator, places: Array, limit: int) -> Array:
+    """Anywhere up to the limit, each power of two as likely; the last position is the limit's."""
+    far = np.exp2(rng.uniform(0, np.log2(limit), places.shape)).astype(np.int64) - 1
+    far[:, -1] = limit - 1
+    return np.asarray(far)
+
+
+@attrs.frozen(kw_only=True)
+class _Draw:
+    """What the makers of inputs need."""
+
+    role: Role
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sizes: Mapping[str, int]
+    kinds: Kinds
+    keys: Array
+    encoder_keys: Array
+    rng: np.random.Generator
+
+
+def _ids(draw: _Draw) -> Array:
+    rows = draw.role.rows or VOCABULARY
+    ids = draw.rng.integers(0, rows, draw.shape)
+    if draw.kinds.ends and ids.size:
+        ids.flat[-1] = rows - 1
+        ids.flat[0] = 0 if ids.size > 1 else rows - 1
+    return ids
+
+
+def _types(draw: _Draw) -> Array:
+    return draw.rng.integers(0, draw.role.rows or 2, draw.shape)
+
+
+def _positions(draw: _Draw) -> Array:
+    """Places are counted as pipelines do, padding left out."""
+    limit = draw.role.rows or FAR
+    places = np.maximum(draw.keys.cumsum(1) - 1, 0)[:, draw.sizes[PAST] : draw.sizes[PAST] + draw.sizes[SEQ]]
+    make = POSITIONS[draw.kinds.positions]
+    if AXES not in draw.role.axes:
+        made = make(draw.rng, places, limit)
+        return made if len(draw.shape) == 2 else made[0]
+    at = draw.role.axes.index(AXES)
+    if draw.kinds.positions == "consecutive":  # a picture among text stands on a grid
+        grid = [places, *(places // (2 + axis) for axis in range(1, draw.shape[at]))]
+        return np.stack([axis % limit for axis in grid], at if at == 0 else -1)
+    return np.stack([make(draw.rng, places, limit) for _ in range(draw.shape[at])], at if at == 0 else -1)
+
+
+def _mask(draw: _Draw) -> Array:
+    """Of two dimensions ones and zeros; of four, True or 0 where a token sees a key, for a file with a cache only keys
+    before it, and False or the least number elsewhere. Each token sees itself."""
+    encoder = draw.role.kind.startswith("encoder")
+    keys = draw.encoder_keys if encoder else draw.keys
+    if len(draw.shape) <= 2:
+        width = draw.shape[-1]
+        wide = _widened(keys, width)
+        return (wide if len(draw.shape) == 2 else wide[0]).reshape(draw.shape)
+    batch, seq, width = draw.shape[0], draw.shape[-2], draw.shape[-1]
+    seen = np.broadcast_to(_widened(keys, width)[:batch, None, :], (batch, seq, width)).copy()
+    if not encoder:
+        places = draw.sizes[PAST] + np.arange(seq)
+        if width > seq or draw.sizes[PAST]:
+            seen &= np.arange(width) <= places[:, None]
+        seen[:, np.arange(seq), np.minimum(places, width - 1)] = True
+    if len(draw.shape) == 4:
+        seen = np.broadcast_to(seen[:, None], draw.shape)
+    if draw.dtype.kind in "bi":
+        return np.asarray(seen)
+    least = float(np.finfo(np.float16 if draw.dtype.itemsize == 2 else np.float32).min)
+    return np.where(seen, 0.0, least)
+
+
+def _widened(keys: Array, width: int) -> Array:
+    """Keys [batch, width]: the last of them, or those and as many that are not seen behind."""
+    if keys.shape[1] >= width:
+        return keys[:, keys.shape[1] - width :]
+    return np.pad(keys, ((0, 0), (0, width - keys.shape[1])))
+
+
+def _floats(draw: _Draw) -> Array:
+    """Unit normal numbers, by the kind of values; a cache that is written into is zero behind what is in it."""
+    kind, half = draw.kinds.values, draw.dtype.itemsize == 2
+    factor = HALF_LOUD if kind == "loud" and half else VALUES[kind]
+    values = draw.rng.standard_normal(draw.shape, np.float32).astype(np.float64) * factor
+    if kind == "zeros" and values.ndim > 1:
+        values[draw.rng.random(values.shape[:-1]) < 0.3] = 0.0
+    if kind == "outlier" and values.ndim > 1 and draw.role.kind not in ("past", "encoder_past"):
+        values[..., int(draw.rng.integers(values.shape[-1]))] *= HALF_OUTLIER if half else OUTLIER
+    if SLOTS in draw.role.axes:
+        at = draw.role.axes.index(SLOTS)
+        full = np.arange(draw.shape[at]) < draw.sizes[PAST]
+        values *= full.reshape([-1 if axis == at else 1 for axis in range(values.ndim)])
+    return values
+
+
+def _boxes(draw: _Draw) -> Array:
+    """Corners with the first no farther than the second, along both axes."""
+    corners = draw.rng.integers(0, min(draw.role.rows or 1000, 1000), draw.shape)
+    half = draw.shape[-1] // 2
+    return np.concatenate(
+        [
+            np.minimum(corners[..., :half], corners[..., half:]),
+            corners.max(-1, keepdims=True).repeat(draw.shape[-1] - half, -1),
+        ],
+        -1,
+    )
+
+
+def _number(value: Callable[[Mapping[str, int]], int]) -> Callable[[_Draw], Array]:
+    return lambda draw: np.full(draw.shape, value(draw.sizes))
+
+
+MAKERS: Mapping[str, Callable[[_Draw], Array]] = {
+    "token_ids": _ids,
+    "encoder_token_ids": _ids,
+    "token_type_ids": _types,
+    "position_ids": _positions,
+    "attention_mask": _mask,
+    "encoder_attention_mask": _mask,
+    "padding_mask": lambda draw: ~_widened(draw.keys, draw.shape[-1]),
+    "past": _floats,
+    "encoder_past": _floats,
+    "cache_position": lambda draw: draw.sizes[PAST] + np.arange(draw.shape[0]),
+    "write_indices": _number(lambda sizes: sizes[PAST]),
+    "past_length": _number(lambda sizes: sizes[PAST]),
+    "total_length": _number(lambda sizes: sizes[PAST] + sizes[SEQ]),
+    "last_key": lambda draw: (draw.keys.sum(1) - 1).reshape(draw.shape),
+    "use_cache": _number(lambda sizes: int(sizes[PAST] > 0)),
+    "logits_to_keep": _number(lambda sizes: sizes[SEQ]),
+    "boxes": _boxes,
+    "features": _floats,
+    "encoder_features": _floats,
+    "images": _floats,
+    "audio": _floats,
+    "index": lambda draw: draw.rng.integers(0, draw.role.rows or VOCABULARY, draw.shape),
+    "mask": lambda draw: draw.rng.integers(0, 2, draw.shape),
+    "ones": lambda draw: np.ones(draw.shape),
+    "zeros": lambda draw: np.zeros(draw.shape),
+}
+"""The maker of an input by its role."""
+
+
+def dtype_of(role: Role) -> np.dtype[Any]:
+    """numpy's dtype of an input."""
+    return NUMPY_DTYPES.get(role.dtype) or np.dtype(role.dtype)
+
+
+def draw_inputs(
+    roles: Mapping[str, Role],
+    sizes: Mapping[str, int],
+    rng: np.random.Generator,
+    kinds: Kinds | None = None,
+    label: str = "drawn",
+) -> DrawnInputs:
+    """One set of inputs with these `sizes` by meaning, as near as the graph allows (posexport.graphs.sizes.fitted)."""
+    kinds = kinds or Kinds()
+    sizes = fitted(roles, sizes)
+    if not any(role.kind in ("attention_mask", "padding_mask", "last_key") for role in roles.values()):
+        kinds = attrs.evolve(kinds, padding="none")
+    keys = keys_of(kinds.padding, rng, sizes)
+    padded = any(role.kind == "encoder_attention_mask" for role in roles.values())
+    of_encoder = {PAST: 0, SEQ: sizes[ENCODER], BATCH: sizes[BATCH]}
+    encoder_keys = keys_of("mixed" if padded and sizes[BATCH] > 1 else "none", rng, of_encoder)
+    arrays: Arrays = {}
+    for name, role in roles.items():
+        draw = _Draw(
+            role=role,
+            shape=shape_of(role, sizes),
+            dtype=dtype_of(role),
+            sizes=sizes,
+            kinds=kinds,
+            keys=keys,
+            encoder_keys=encoder_keys,
+            rng=rng,
+        )
+        arrays[name] = np.ascontiguousarray(np.broadcast_to(MAKERS[role.kind](draw), draw.shape)).astype(draw.dtype)
+    return DrawnInputs(label=label, arrays=arrays, sizes=sizes, kinds=kinds, keys=keys, encoder_keys=encoder_keys)

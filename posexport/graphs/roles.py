@@ -1,0 +1,217 @@
+"""What each input of a graph is for, by the names that optimum, torch, onnxruntime-genai and Hugging Face use.
+
+Where a name says nothing, dtype and shape do: numbers are features or images, integers that are looked up in a table
+are tokens. Whatever remains is asked for (`--input name=role`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import attrs
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from posexport.artifact.graph_file import GraphFile
+from posexport.errors import RequestError, check_known, shown
+from posexport.graphs.axes import KNOWN_AXES, Axes, axes_of
+from posexport.graphs.tables import patches_of, rows_of, strides_of
+from posexport.spec.contract import Shape
+
+ROLES: dict[str, str] = {
+    "token_ids": "tokens of the vocabulary [batch, seq]",
+    "encoder_token_ids": "tokens of an encoder [batch, encoder]",
+    "token_type_ids": "the kind of each token [batch, seq]",
+    "position_ids": "positions of the tokens [batch, seq], [axes, batch, seq] or [batch, seq, axes]",
+    "attention_mask": "1 where a key may be seen [batch, keys], or what is added to scores [batch, 1, seq, keys]",
+    "encoder_attention_mask": "the same for the keys of an encoder",
+    "padding_mask": "1 where a key is padding [batch, keys], as torch's key_padding_mask",
+    "past": "cached keys or values [batch, heads, cached, head size]",
+    "encoder_past": "cached keys or values of an encoder",
+    "cache_position": "places of the new tokens in their rows [seq]",
+    "write_indices": "places of the first new token [batch]",
+    "past_length": "the number of cached tokens",
+    "total_length": "the number of cached and new tokens",
+    "last_key": "the place of the last key [batch], as GroupQueryAttention's seqlens_k",
+    "use_cache": "whether there are cached tokens",
+    "logits_to_keep": "the number of tokens at the end that get logits",
+    "boxes": "corners of a box for each token [batch, seq, 4]",
+    "features": "numbers [batch, seq, features]",
+    "encoder_features": "numbers of an encoder [batch, encoder, features]",
+    "images": "pictures [batch, channels, height, width]",
+    "audio": "sound [batch, samples] or [batch, channels, frames]",
+    "index": "whole numbers, below the rows of the table that they are looked up in",
+    "mask": "zeros and ones in any order",
+    "ones": "ones alone",
+    "zeros": "zeros alone",
+}
+"""The roles that an input may have, with what they hold."""
+
+_NAMES: tuple[tuple[str, str, str], ...] = (
+    # pattern, role, kinds of dtype: f floating, i integer, b bool
+    (r"cache_position", "cache_position", "i"),
+    (r"use_cache", "use_cache", "bi"),
+    (r"write_ind|(^|_)nonpad_kv", "write_indices", "i"),
+    (r"seq_?lens?_k", "last_key", "i"),
+    (r"total_seq(uence)?_len", "total_length", "i"),
+    (r"past_(seq(uence)?_)?len|past_seen_tokens|cur_len", "past_length", "i"),
+    (r"(num_)?logits_to_keep", "logits_to_keep", "i"),
+    (r"cache_indirection|beam_idx", "zeros", "i"),
+    (r"(encoder|cross).*(past|cache)|(past|cache).*(encoder|cross)", "encoder_past", "f"),
+    (r"past|(key|value)s?_?cache|cache_?(key|value|k|v)\b|kv_?cache|^[kv]_cache|^mems?(_|$)|^present", "past", "f"),
+    (r"key_padding_mask|^padding_mask", "padding_mask", "bi"),
+    (r"(encoder|cross|memory)_?(attention_|attn_)?mask", "encoder_attention_mask", "fib"),
+    (r"pixel(_attention)?_mask", "ones", "fib"),
+    (r"bool_masked_pos", "mask", "ib"),
+    (r"att(entio)?n_?(mask|bias)|input_mask|^mask|_mask$", "attention_mask", "fib"),
+    (r"encoder_?input_ids", "encoder_token_ids", "i"),
+    (r"input_?ids|token_?ids|^tokens?$|^ids$|input_word_ids|input_tokens?", "token_ids", "i"),
+    (r"position_?ids|^positions?$|pos_ids|input_pos|^pos$", "position_ids", "i"),
+    (r"token_?type|segment", "token_type_ids", "i"),
+    (r"^bbox|boxes", "boxes", "i"),
+    (r"time_?step", "index", "i"),
+    (r"encoder_(hidden|output|feature|last)|^memory$|^context$|cross_states", "encoder_features", "f"),
+    (r"pixel|image|^x$|^img", "images", "f"),
+    (r"input_(features|values)|audio|^mel|speech|waveform|spectrogram", "audio", "f"),
+)
+
+
+@attrs.frozen(kw_only=True)
+class Role:
+    """What one input is for: `kind` is one of ROLES, `axes` the meaning of each axis (posexport.graphs.axes), a number
+    where it has none and is fixed.
+
+    Integers lie below `rows`, where a table says so. Images are made of patches: `strides` and `patches` on each side,
+    where known. `grouped` says that the graph has GroupQueryAttention: it takes no padding on the left, and several
+    tokens after others for one row only.
+    """
+
+    name: str
+    kind: str
+    shape: Shape
+    dtype: str
+    axes: Axes
+    rows: int | None = None
+    strides: tuple[int, ...] | None = None
+    patches: int | None = None
+    grouped: bool = False
+
+
+def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None) -> dict[str, Role]:
+    """The role of each input of a graph, in its order; `given` are roles by name that the user knows.
+
+    RequestError for an input whose role can't be guessed, and where `given` names an input that isn't there, an unknown
+    role, or one that an input of this shape can't have.
+    """
+    model = graph if isinstance(graph, ir.Model) else _inlined(ir.from_proto(graph.model))
+    values = {str(value.name): value for value in model.graph.inputs if not value.is_initializer()}
+    given = dict(given or {})
+    for name, role in given.items():
+        check_known("input of --input", name, values)
+        check_known(f"role of the input {shown(name)}", role, ROLES)
+    rows = {name: rows_of(value) if _dtype_kind(value) == "i" else None for name, value in values.items()}
+    kinds = {name: given.get(name) or _guess(name, value, rows[name]) for name, value in values.items()}
+    _tell_encoder_apart(kinds, given)
+    for name, kind in kinds.items():
+        if kind is None:
+            raise _unknown(name, values[name])
+    known = {name: str(kind) for name, kind in kinds.items()}
+    shapes = {name: _shape(value) for name, value in values.items()}
+    outputs = {str(value.name): _shape(value) for value in model.graph.outputs}
+    axes = axes_of(known, shapes, outputs)
+    for name in given:
+        if axes[name] is None:
+            allowed = ", ".join(map(str, KNOWN_AXES[known[name]]))
+            raise RequestError(
+                f"--input {name}={known[name]} doesn't fit: the input has {len(shapes[name])} dimensions "
+                f"{list(shapes[name])}, that role takes {allowed}."
+            )
+    grouped = any(node.op_type == "GroupQueryAttention" for node in model.graph.all_nodes())
+    roles = {}
+    for name, value in values.items():
+        meanings = axes[name]
+        if meanings is None:
+            raise _unknown(name, value)
+        pictures = known[name] == "images"
+        roles[name] = Role(
+            name=name,
+            kind=known[name],
+            shape=shapes[name],
+            dtype=_dtype(value),
+            axes=meanings,
+            rows=rows[name],
+            strides=strides_of(value) if pictures else None,
+            patches=patches_of(model) if pictures else None,
+            grouped=grouped,
+        )
+    return roles
+
+
+def _inlined(model: ir.Model) -> ir.Model:
+    return InlinePass()(model).model if model.functions else model
+
+
+def _shape(value: ir.Value) -> Shape:
+    """The shape, a dimension by name where it is dynamic, "?" where it has no name."""
+    if value.shape is None:
+        return ()
+    return tuple(dim if isinstance(dim, int) else str(dim.value or "?") for dim in value.shape)
+
+
+_DTYPES = {
+    ir.DataType.FLOAT: "fp32",
+    ir.DataType.FLOAT16: "fp16",
+    ir.DataType.BFLOAT16: "bf16",
+    ir.DataType.DOUBLE: "fp64",
+    ir.DataType.BOOL: "bool",
+}
+
+
+def _dtype(value: ir.Value) -> str:
+    """posexport's name of a dtype, numpy's where posexport has none; RequestError for texts and values of no dtype."""
+    if value.dtype is None or value.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
+        what = "no tensor" if value.dtype is None else "texts"
+        raise RequestError(
+            f"the input {shown(value.name)} holds {what}, which can't be drawn: cut the graph behind it."
+        )
+    return _DTYPES.get(value.dtype) or value.dtype.name.lower()
+
+
+def _dtype_kind(value: ir.Value) -> str:
+    """f for numbers, b for bool, i for whole numbers, empty for others."""
+    dtype = value.dtype
+    if dtype is None:
+        return ""
+    return "f" if dtype.is_floating_point() else "b" if dtype == ir.DataType.BOOL else "i" if dtype.is_integer() else ""
+
+
+def _guess(name: str, value: ir.Value, rows: int | None) -> str | None:
+    """The role by the name, or by dtype and shape; None where neither tells."""
+    kind, rank = _dtype_kind(value), len(value.shape) if value.shape is not None else 0
+    lower = re.sub(r"[/:.\s]+", "_", name.lower()).strip("_")
+    for pattern, role, kinds in _NAMES:
+        if kind and kind in kinds and re.search(pattern, lower) and (not rank or rank in KNOWN_AXES[role]):
+            return role
+    if kind == "f":
+        channels = value.shape[1] if value.shape is not None and rank == 4 else None
+        return "images" if channels in (1, 3, 4) else "features"
+    if kind == "i" and rank == 2 and rows is not None:
+        return "token_ids"
+    return None
+
+
+def _tell_encoder_apart(kinds: dict[str, str | None], given: Mapping[str, str]) -> None:
+    """Where there are tokens of a decoder too, `input_ids` and `attention_mask` are the encoder's."""
+    if not any("decoder_input" in name for name in kinds):
+        return
+    for name, kind in kinds.items():
+        if name not in given and "decoder" not in name and kind in ("token_ids", "attention_mask"):
+            kinds[name] = f"encoder_{kind}"
+
+
+def _unknown(name: str, value: ir.Value) -> RequestError:
+    return RequestError(
+        f"what the input {shown(name)} {shown(list(_shape(value)))} ({_dtype(value)}) is for can't be guessed: say it "
+        f"with --input {shown(name)[1:-1]}=ROLE ({', '.join(ROLES)}), or give your own inputs with --inputs FILE.npz."
+    )

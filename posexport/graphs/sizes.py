@@ -1,0 +1,83 @@
+"""Sizes of the axes that may vary, made to agree with each other and with what a graph fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from posexport.graphs.axes import BATCH, ENCODER, FRAMES, HEIGHT, PAST, SEQ, SLOTS, TOTAL, WIDTH
+from posexport.graphs.roles import Role
+
+_SPARE = 5
+"""Places of a cache that is written into that stay free behind the last token."""
+
+_PATCH, _SIDE, _FRAMES = 16, 8, 64
+"""Pixels of a patch, patches on a side, and frames of sound, where the graph doesn't say."""
+
+_FREE = 6
+"""The size of a dimension whose meaning is not known."""
+
+
+def fixed_sizes(roles: Iterable[Role]) -> dict[str, int]:
+    """The axes that the graph fixes, by meaning."""
+    fixed: dict[str, int] = {}
+    for role in roles:
+        for dim, axis in zip(role.shape, role.axes, strict=True):
+            if isinstance(axis, str) and isinstance(dim, int):
+                fixed.setdefault(axis, dim)
+    return fixed
+
+
+def is_dynamic(roles: Mapping[str, Role], meaning: str) -> bool:
+    """Whether an axis of this meaning is there and may vary."""
+    axes = (pair for role in roles.values() for pair in zip(role.shape, role.axes, strict=True))
+    return any(axis == meaning and not isinstance(dim, int) for dim, axis in axes)
+
+
+def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int]:
+    """Sizes by meaning, as near to those that are asked for as the graph allows; total is past + seq.
+
+    Without a cache nothing is past. No row is longer than the table of positions that its places are looked up in.
+    """
+    fixed = fixed_sizes(roles.values())
+    kinds = {role.kind for role in roles.values()}
+    sizes = {BATCH: 2, SEQ: 8, PAST: 0, ENCODER: 11, **asked}
+    sizes |= {axis: size for axis, size in fixed.items() if axis in (BATCH, SEQ, PAST, ENCODER)}
+    if not {"past", "past_length", "write_indices", "cache_position"} & kinds:
+        sizes[PAST] = 0
+    if SLOTS in fixed:
+        sizes[PAST] = max(min(sizes[PAST], fixed[SLOTS] - sizes[SEQ]), 0)
+        sizes[SEQ] = sizes[SEQ] if SEQ in fixed else min(sizes[SEQ], fixed[SLOTS])
+    limit = min((role.rows for role in roles.values() if role.kind == "position_ids" and role.rows), default=None)
+    if limit is not None:
+        sizes[SEQ] = sizes[SEQ] if SEQ in fixed else min(sizes[SEQ], limit)
+        sizes[PAST] = sizes[PAST] if PAST in fixed else max(min(sizes[PAST], limit - sizes[SEQ]), 0)
+    if (total := fixed.get(TOTAL)) is not None and SLOTS not in fixed:
+        if PAST not in fixed and (SEQ in fixed or sizes[PAST]):
+            sizes[PAST] = max(total - sizes[SEQ], 0)
+        elif SEQ not in fixed:
+            sizes[SEQ] = max(total - sizes[PAST], 1)
+    sizes[TOTAL] = fixed.get(TOTAL, sizes[PAST] + sizes[SEQ])
+    sizes[SLOTS] = fixed.get(SLOTS, sizes[PAST] + sizes[SEQ] + _SPARE)
+    for role in roles.values():
+        for at, (dim, axis) in enumerate(zip(role.shape, role.axes, strict=True)):
+            if isinstance(dim, int) or not isinstance(axis, str):
+                continue
+            if axis in (HEIGHT, WIDTH):
+                sizes[axis] = asked.get(axis) or _side(role, at - len(role.axes))
+            sizes.setdefault(axis, _FRAMES * 4 if axis == FRAMES else _FREE)
+    return {**sizes, **{axis: size for axis, size in fixed.items() if axis not in sizes}}
+
+
+def _side(role: Role, axis: int) -> int:
+    """Pixels along the height (axis -2) or the width (-1) of an image."""
+    strides = role.strides
+    stride = strides[axis] if strides is not None and len(strides) >= 2 else _PATCH
+    return stride * (role.patches or _SIDE)
+
+
+def shape_of(role: Role, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of an input with these sizes."""
+    return tuple(
+        dim if isinstance(dim, int) else axis if isinstance(axis, int) else sizes[axis]
+        for dim, axis in zip(role.shape, role.axes, strict=True)
+    )

@@ -1,0 +1,120 @@
+"""What a graph itself says of its inputs' values: the rows of the table that integers are looked up in, and the stride
+of the convolution that cuts an image into patches. Read off the nodes between an input and its first Gather or Conv.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+_CARRIED = {"Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Expand", "Transpose", "Slice", "Tile"}
+_CARRIED |= {"Concat", "Clip", "Where", "Add", "Sub", "Gather", "Max", "Min", "Split", "Mul", "CumSum"}
+"""Operators whose output has the values of an input, or those and a constant."""
+
+_LOOKUPS = {
+    ("", "Gather"): {1: 0},
+    ("", "GatherElements"): {1: 0},
+    ("", "RotaryEmbedding"): {3: 1},
+    ("com.microsoft", "RotaryEmbedding"): {1: 2},
+    ("com.microsoft", "GatherBlockQuantized"): {1: 0},
+    ("com.microsoft", "EmbedLayerNormalization"): {0: 2, 1: 4, 8: 3},
+}
+"""(domain, operator) to {place of the indices: place of the table}."""
+
+_UNCHANGED = ("Cast", "Identity", "Expand", "Tile", "Unsqueeze")
+"""Operators on the way from a constant table to its lookup: axes in front may become more and longer."""
+
+_STEPS = 64
+"""Values that are followed at most."""
+
+
+def rows_of(value: ir.Value) -> int | None:
+    """The number of values that integers of this input may have, by the smallest table that they are looked up in."""
+    limits = list(_limits(value))
+    return min(limits) if limits else None
+
+
+def _limits(start: ir.Value) -> Iterator[int]:
+    pending, seen = [(start, 0)], {start}
+    while pending and len(seen) <= _STEPS:
+        value, offset = pending.pop()
+        for node, place in value.uses():
+            table = _LOOKUPS.get((_domain(node), node.op_type), {}).get(place)
+            if table is not None:
+                rows = _table_rows(node, table)
+                if rows is not None:
+                    yield max(rows - offset, 1)
+            elif node.op_type in _CARRIED and not (node.op_type == "CumSum" and place == 1):
+                moved = offset + _added(node, place)
+                for output in node.outputs:
+                    if output not in seen:
+                        seen.add(output)
+                        pending.append((output, moved))
+
+
+def _domain(node: ir.Node) -> str:
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def _table_rows(node: ir.Node, place: int) -> int | None:
+    """The rows of a node's constant table, None where it has no constant there."""
+    table = first = node.inputs[place]
+    while table is not None and (maker := table.producer()) is not None and maker.op_type in _UNCHANGED:
+        table = maker.inputs[0]
+    if first is None or table is None or table.shape is None or len(table.shape) < 2 or not _is_constant(table):
+        return None
+    axis = (node.attributes.get_int("axis", 0) or 0) if "Gather" in node.op_type else 0
+    if table is not first and axis >= 0 and first.shape is not None:  # axes may have been added in front
+        axis -= len(first.shape)
+    size = table.shape[axis] if -len(table.shape) <= axis < len(table.shape) else None
+    return size if isinstance(size, int) and size > 1 else None
+
+
+def _is_constant(value: ir.Value) -> bool:
+    return value.is_initializer() or value.const_value is not None
+
+
+def _added(node: ir.Node, place: int) -> int:
+    """The whole number that an Add or Sub adds to the value at `place`."""
+    if node.op_type not in ("Add", "Sub") or place > 1:
+        return 0
+    other = node.inputs[1 - place]
+    tensor = None if other is None else ir.convenience.get_const_tensor(other)
+    if tensor is None or tensor.size != 1 or not tensor.dtype.is_integer():
+        return 0
+    number = int(tensor.numpy().item())
+    return -number if node.op_type == "Sub" else number
+
+
+def strides_of(value: ir.Value) -> tuple[int, ...] | None:
+    """The strides of the first Conv that reads an input, through casts and arithmetic; None where there is none."""
+    pending, seen = [value], {value}
+    while pending and len(seen) <= _STEPS:
+        for node, _ in pending.pop().uses():
+            if node.op_type == "Conv":
+                strides = node.attributes.get_ints("strides")
+                return tuple(strides) if strides is not None else None
+            if node.op_type in _CARRIED or node.op_type == "Div":
+                new = [output for output in node.outputs if output not in seen]
+                seen.update(new)
+                pending += new
+    return None
+
+
+def patches_of(model: ir.Model) -> int | None:
+    """The patches along each side of a square image, by a table of positions [1, patches + special tokens, features]
+    that is added; None where there is none."""
+    for node in model.graph:
+        if node.op_type != "Add":
+            continue
+        for value in node.inputs:
+            if value is None or not value.is_initializer() or value.shape is None or len(value.shape) != 3:
+                continue
+            first, count, _ = value.shape
+            if first == 1 and isinstance(count, int) and count > 3:
+                for special in (1, 0, 2, 5):
+                    if (side := math.isqrt(count - special)) ** 2 == count - special:
+                        return side
+    return None

@@ -80,16 +80,18 @@ def axes_of(
         if layout is None:
             axes[name] = None
             continue
-        meanings = []
-        for at, (dim, usual) in enumerate(zip(shapes[name], layout, strict=True)):
-            meaning: str | int | None = names.get(dim, usual) if isinstance(dim, str) and dim != "?" else usual
-            if meaning is None:
-                meaning = dim if isinstance(dim, int) else f"dim {dim if dim != '?' else f'{name} {at}'}"
-            if written and meaning == PAST:
-                meaning = SLOTS
-            meanings.append(meaning)
-        axes[name] = tuple(meanings)
+        pairs = enumerate(zip(shapes[name], layout, strict=True))
+        meanings = [_meaning(f"{name} {at}", dim, usual, names) for at, (dim, usual) in pairs]
+        axes[name] = tuple(SLOTS if written and meaning == PAST else meaning for meaning in meanings)
     return axes
+
+
+def _meaning(place: str, dim: str | int, usual: str | None, names: Mapping[str, str]) -> str | int:
+    """The meaning of one axis; `place` names it where the file doesn't."""
+    if isinstance(dim, int):
+        return dim if usual is None else usual
+    named = usual if dim == "?" else names.get(dim, usual)
+    return named or f"dim {place if dim == '?' else dim}"
 
 
 def _layout(kind: str, shape: Shape) -> _Layout | None:
@@ -100,8 +102,8 @@ def _layout(kind: str, shape: Shape) -> _Layout | None:
     dynamic = [at for at, dim in enumerate(shape) if isinstance(dim, str)]
     if kind in ("past", "encoder_past") and len(shape) == 4:
         # [batch, heads, tokens, size] but where only another axis may vary
-        (tokens,) = [at for at in dynamic if at] if len([at for at in dynamic if at]) == 1 else (2,)
-        meaning = str(layout[2])
+        free = [at for at in dynamic if at]
+        tokens, meaning = free[0] if len(free) == 1 else 2, layout[2]
         return tuple(BATCH if at == 0 else meaning if at == tokens else None for at in range(4))
     if kind == "position_ids" and len(shape) == 3 and isinstance(shape[2], int) and not isinstance(shape[0], int):
         return (BATCH, SEQ, AXES)
@@ -110,8 +112,8 @@ def _layout(kind: str, shape: Shape) -> _Layout | None:
     if kind == "features" and len(shape) == 2 and not isinstance(shape[1], int):
         return (BATCH, SEQ)
     if kind == "features" and len(shape) == 4:  # [batch, tokens, heads, size] or [batch, heads, tokens, size]
-        tokens = next((at for at in dynamic if 0 < at < 3), None)
-        return (BATCH, SEQ if tokens == 1 else None, SEQ if tokens == 2 else None, None)
+        first = next((at for at in dynamic if 0 < at < 3), None)
+        return (BATCH, SEQ if first == 1 else None, SEQ if first == 2 else None, None)
     return layout
 
 

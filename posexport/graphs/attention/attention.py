@@ -1,0 +1,53 @@
+"""Attention as it was recognised in a graph: where it stands, and everything that its result depends on."""
+
+from __future__ import annotations
+
+import attrs
+import onnx_ir as ir
+
+from posexport.errors import Reason
+from posexport.graphs.attention.heads import Side, Source
+from posexport.graphs.attention.scores import Term
+
+RECOGNISED, UNKNOWN = "recognised", "unknown"
+
+
+@attrs.frozen(kw_only=True)
+class Attention:
+    """One attention of a graph. `name` is that of its softmax or operator, `layer` its place among the others.
+
+    `output` is the result [B, N, S, D] as the graph lays it out. `square`: there are always as many keys as queries.
+    """
+
+    name: str
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    softcap: float
+    q: Side
+    k: Side
+    v: Side
+    terms: tuple[Term, ...]
+    head_scales: tuple[tuple[ir.Value, bool], ...]
+    sinks: ir.Value | None
+    output: Source
+    square: bool
+    softmax: ir.Node
+    softmax_dtype: str
+    weights: ir.Value
+
+    state = RECOGNISED
+
+
+@attrs.frozen(kw_only=True)
+class UnknownAttention:
+    """A softmax whose result weights values, but which was not understood, with the reason."""
+
+    name: str
+    layer: int
+    reason: Reason
+
+    state = UNKNOWN

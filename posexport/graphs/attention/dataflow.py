@@ -1,0 +1,150 @@
+"""What each value of a graph is computed from, and the places through which all of a computation passes.
+
+A value is *content* where it carries features of tokens: it is computed from embeddings, images, features or caches by
+floating-point operators. Everything else is *auxiliary*: constants, shapes, positions, masks, and what is computed from
+these alone, such as cosines and biases. Attention is the product of content with content; rotations and masks multiply
+or add auxiliary values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import onnx_ir as ir
+
+_SHAPES = {"Shape", "Size"}
+_TOKEN_OPS = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Clip", "Slice", "Concat", "Expand"}
+"""Operators through which the ids of tokens stay ids."""
+
+
+class Dataflow:
+    """The kinds of all values of the main graph of a model, and its order.
+
+    `token_inputs` are graph inputs with ids of tokens, `content_inputs` those with features or caches.
+    """
+
+    def __init__(self, model: ir.Model, token_inputs: Collection[str], content_inputs: Collection[str]) -> None:
+        self.graph = model.graph
+        self.order: dict[ir.Node, int] = {node: index for index, node in enumerate(model.graph)}
+        self.values: dict[str, ir.Value] = {}
+        self.content: set[ir.Value] = set()
+        self.constant: set[ir.Value] = set()
+        tokens: set[ir.Value] = set()
+        for value in (*model.graph.inputs, *model.graph.initializers.values()):
+            self.values[value.name or ""] = value
+            if value.is_initializer():
+                self.constant.add(value)
+            elif value.name in token_inputs:
+                tokens.add(value)
+            elif value.name in content_inputs:
+                self.content.add(value)
+        for node in model.graph:
+            self._classify(node, tokens)
+
+    def _classify(self, node: ir.Node, tokens: set[ir.Value]) -> None:
+        inputs = [value for value in node.inputs if value is not None] + outer_values(node)
+        for value in node.outputs:
+            self.values[value.name or ""] = value
+        if all(value in self.constant for value in inputs):
+            self.constant.update(node.outputs)
+            return
+        if node.op_type in _SHAPES:
+            return
+        if node.op_type in _TOKEN_OPS and node.inputs and node.inputs[0] in tokens:
+            tokens.update(node.outputs)
+            return
+        embeds = node.op_type in ("Gather", "GatherND", "EmbedLayerNormalization") and any(v in tokens for v in inputs)
+        if embeds or any(value in self.content for value in inputs):
+            self.content.update(value for value in node.outputs if _may_be_float(value))
+
+    def depth(self, value: ir.Value) -> int:
+        """The place of the node that computes a value in the graph's order; -1 for inputs and initializers."""
+        node = value.producer()
+        return -1 if node is None else self.order.get(node, -1)
+
+    def content_inputs(self, node: ir.Node) -> list[ir.Value]:
+        """The content that a node reads, each value once."""
+        return list(dict.fromkeys(value for value in node.inputs if value is not None and value in self.content))
+
+    def dominators(self, value: ir.Value, limit: int = 80) -> Iterator[ir.Value]:
+        """The values through which all content of `value` passes, the nearest first, as far as `limit` nodes up.
+
+        The first is `value` itself.
+        """
+        yield value
+        frontier = {value}
+        for _ in range(limit):
+            last = max(frontier, key=self.depth)
+            node = last.producer()
+            if node is None or not (sources := self.content_inputs(node)):
+                return
+            frontier = frontier - {last} | set(sources)
+            if len(frontier) == 1:
+                yield next(iter(frontier))
+
+    def between(self, source: ir.Value, target: ir.Value) -> list[ir.Node]:
+        """The nodes on paths of content from `source` to `target`, in the graph's order."""
+        nodes: set[ir.Node] = set()
+        pending = [target]
+        while pending:
+            value = pending.pop()
+            node = value.producer()
+            if value is source or node is None or node in nodes:
+                continue
+            nodes.add(node)
+            pending += self.content_inputs(node)
+        return sorted(nodes, key=self.order.__getitem__)
+
+
+def outer_values(node: ir.Node) -> list[ir.Value]:
+    """The values of the graph around it that the subgraphs of a node read."""
+    outer: list[ir.Value] = []
+    graphs = [graph for attribute in node.attributes.values() for graph in _graphs(attribute)]
+    for graph in graphs:
+        inner = {*graph.inputs, *graph.initializers.values()}
+        for one in graph.all_nodes():
+            inner.update(one.outputs)
+            for attribute in one.attributes.values():
+                for sub in _graphs(attribute):
+                    inner |= {*sub.inputs, *sub.initializers.values()}
+        outer += [v for one in graph.all_nodes() for v in one.inputs if v is not None and v not in inner]
+        outer += [v for v in graph.outputs if v not in inner]
+    return outer
+
+
+def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
+    if attribute.type == ir.AttributeType.GRAPH:
+        return [attribute.value]
+    return [*attribute.value] if attribute.type == ir.AttributeType.GRAPHS else []
+
+
+def _may_be_float(value: ir.Value) -> bool:
+    """Whether a value may hold floating-point numbers; so it does where its dtype is not stated."""
+    node = value.producer()
+    if node is not None and node.op_type in _NEVER_FLOAT:
+        return False
+    if value.dtype is not None:
+        return value.dtype.is_floating_point()
+    if node is not None and node.op_type in ("Cast", "ConstantOfShape"):
+        to = node.attributes.get("to")
+        return to is None or ir.DataType(to.as_int()).is_floating_point()
+    return True
+
+
+_NEVER_FLOAT = {
+    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"),
+    *("Shape", "Size", "ArgMax", "ArgMin", "NonZero"),
+}
+
+
+def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initializer or of a Constant node; None where a value is computed."""
+    if value is None:
+        return None
+    if value.const_value is not None:
+        return value.const_value
+    node = value.producer()
+    if node is not None and node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        attribute = node.attributes.get("value")
+        return None if attribute is None else attribute.as_tensor()
+    return None

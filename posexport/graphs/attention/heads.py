@@ -1,0 +1,178 @@
+"""Where the queries, keys and values of attention come from: layout, repeated heads, scale, rotation and cache.
+
+The values through which an operand passes are tried from the product upwards. As long as the operand is nothing but a
+value laid out otherwise, times a number, that value may stand in its place; then the same for a rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import onnx_ir as ir
+import torch
+
+from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of, repeated
+from posexport.graphs.attention.probe import Probe
+from posexport.graphs.attention.rotary import Rotary, rotation_of
+
+MISSES = 6
+"""Values that may fail one after the other before the search ends: views with more axes lie between others."""
+
+_BARRIERS = {
+    *("MatMul", "Gemm", "Einsum", "FusedMatMul", "Conv", "Softmax", "LayerNormalization", "RMSNormalization"),
+    *("SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Attention"),
+    *("MultiHeadAttention", "GroupQueryAttention", "ReduceMean", "Gather", "MatMulInteger", "Sqrt", "Pow", "Loop", "If"),
+}
+"""Operators above which no layout of the same numbers can lie."""
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """A value with `heads` heads, laid out as `layout`, that an operand is `factor` times."""
+
+    value: ir.Value
+    layout: Layout
+    heads: int
+    factor: float = 1.0
+
+
+@attrs.frozen(kw_only=True)
+class Cache:
+    """Keys or values that grow: `past` [B, K, P, D], which is the graph's input `name`, and `present`, which has the new
+    ones behind it."""
+
+    name: str
+    past: ir.Value
+    present: ir.Value
+
+
+@attrs.frozen(kw_only=True)
+class Side:
+    """One operand of attention: its source, a rotation, and a cache. `rotates` where a rotation was left as it is."""
+
+    source: Source
+    rotary: Rotary | None = None
+    cache: Cache | None = None
+    rotates: bool = False
+
+
+def side_of(
+    flow: Dataflow,
+    probe: Probe,
+    operand: ir.Value,
+    canonical: Callable[[torch.Tensor], torch.Tensor],
+    sizes: Sizes,
+    *,
+    rotated: bool,
+) -> Side:
+    """The source of an operand that `canonical` brings to [B, N, S or T, D], which are `sizes`.
+
+    With `rotated`, rotations are looked for.
+    """
+    source = plain_source(flow, probe, operand, canonical, sizes)
+    cache = None
+    batch, _, tokens, features = sizes
+    grown = _grown(flow, probe, source)
+    if grown is not None:
+        cache, new = grown
+        layout = source.layout
+        tokens = probe.shape(new)[2]
+        inner = (batch, source.heads, tokens, features)
+        above = plain_source(flow, probe, new, lambda value: layout.to_heads(value, inner), inner)
+        source = attrs.evolve(above, factor=above.factor * source.factor)
+    if not rotated:
+        return Side(source=source, cache=cache)
+    rotary, rotates = _rotation(flow, probe, source, (batch, source.heads, tokens, features))
+    if rotary is not None:
+        source = attrs.evolve(source, value=rotary.source, layout=rotary.layout)
+    return Side(source=source, rotary=rotary, cache=cache, rotates=rotates)
+
+
+def plain_source(
+    flow: Dataflow, probe: Probe, operand: ir.Value, canonical: Callable[[torch.Tensor], torch.Tensor], sizes: Sizes
+) -> Source:
+    """The farthest value of which an operand, brought to `sizes` by `canonical`, is a layout times a number.
+
+    Raises LookupError where not even the operand itself is one.
+    """
+    best: Source | None = None
+    misses = 0
+    for value in flow.dominators(operand):
+        found = _as_source(probe, value, operand, canonical, sizes)
+        if found is not None:
+            best, misses = found, 0
+        else:
+            misses += 1
+        node = value.producer()
+        if misses > MISSES or node is None or node.op_type in _BARRIERS:
+            break
+    if best is None:
+        raise LookupError
+    return best
+
+
+def _as_source(
+    probe: Probe, value: ir.Value, operand: ir.Value, canonical: Callable[[torch.Tensor], torch.Tensor], sizes: Sizes
+) -> Source | None:
+    batch, heads, tokens, features = sizes
+    replaced = probe.random_like(value)
+    own_heads, left = divmod(replaced.numel(), batch * tokens * features)
+    if left or not own_heads or heads % own_heads:
+        return None
+    own = (batch, own_heads, tokens, features)
+    candidates = list(layouts_of(tuple(replaced.shape), own))
+    if not candidates:
+        return None
+    result = canonical(probe.through(value, [operand], replaced)[0])
+    for layout in candidates:
+        number = factor(result, repeated(layout.to_heads(replaced, own), heads))
+        if number is not None:
+            return Source(value=value, layout=layout, heads=own_heads, factor=number)
+    return None
+
+
+def _rotation(flow: Dataflow, probe: Probe, source: Source, sizes: Sizes) -> tuple[Rotary | None, bool]:
+    """The rotation before a source that begins farthest up, and whether there is one, if only one of unknown angles."""
+    best: Rotary | None = None
+    rotates = False
+    misses = 0
+    above = flow.dominators(source.value)
+    next(above)
+    node = source.value.producer()
+    if node is None or node.op_type in _BARRIERS:
+        return None, False
+    for value in above:
+        if probe.get(value).numel() == probe.get(source.value).numel():
+            found, is_one = rotation_of(flow, probe, value, source.value, source.layout, sizes)
+            rotates |= is_one
+            best, misses = (found, 0) if found is not None else (best, misses + 1)
+        else:
+            misses += 1
+        node = value.producer()
+        if misses > MISSES or node is None or node.op_type in _BARRIERS:
+            break
+    return best, rotates
+
+
+def _grown(flow: Dataflow, probe: Probe, source: Source) -> tuple[Cache, ir.Value] | None:
+    """The cache that a source is, and the new keys or values in it; None where it is none of [B, K, P, D]."""
+    node = source.value.producer()
+    if node is None or node.op_type != "Concat" or str(source.layout) != "b h s d" or len(node.inputs) != 2:
+        return None
+    past, new = node.inputs
+    axis = node.attributes["axis"].as_int()
+    if past is None or new is None or axis not in (2, -2) or len(probe.shape(past)) != 4:
+        return None
+    start = past
+    while (before := start.producer()) is not None and _is_copy(before) and before.inputs[0] is not None:
+        start = before.inputs[0]
+    if not start.is_graph_input():
+        return None
+    return Cache(name=start.name or "", past=past, present=source.value), new
+
+
+def _is_copy(node: ir.Node) -> bool:
+    """Whether a node gives what it gets: Identity, or a Concat of one value, which TorchScript writes."""
+    return node.op_type == "Identity" or (node.op_type == "Concat" and len(node.inputs) == 1)

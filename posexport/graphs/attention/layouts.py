@@ -1,0 +1,105 @@
+"""How a value lays the heads of attention out, found by its numbers: `b s (h d)`, `b h s d`, `(b h) s d`, ...
+
+Random numbers are put in place of a value, and what then arrives at the product of attention is compared with every
+way of arranging them as [batch, heads, tokens, features]. No chain of transposes and reshapes needs to be understood,
+and none is misread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from itertools import permutations
+
+import attrs
+import torch
+
+EXACT = 1e-10
+"""The largest difference, relative to the largest value, between float64 numbers that are called the same."""
+
+Sizes = tuple[int, int, int, int]
+"""Batch, heads, tokens, features."""
+
+
+@attrs.frozen
+class Layout:
+    """A way of laying out four axes; each group of letters is one axis of the value."""
+
+    groups: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join(group if len(group) == 1 else f"({' '.join(group)})" for group in self.groups)
+
+    @property
+    def order(self) -> str:
+        """The four axes in the order of memory."""
+        return "".join(self.groups)
+
+    def to_heads(self, value: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+        """The value as [batch, heads, tokens, features]."""
+        named = dict(zip("bhsd", sizes, strict=True))
+        split = value.reshape([named[letter] for letter in self.order])
+        return split.permute([self.order.index(letter) for letter in "bhsd"])
+
+
+def layouts_of(shape: tuple[int, ...], sizes: Sizes) -> Iterator[Layout]:
+    """Every layout of these sizes that has this shape."""
+    named = dict(zip("bhsd", sizes, strict=True))
+    for layout in _all_layouts(len(shape)):
+        if all(math.prod(named[letter] for letter in group) == dim for group, dim in zip(layout.groups, shape)):
+            yield layout
+
+
+@cache
+def _all_layouts(rank: int) -> tuple[Layout, ...]:
+    """Every order of the axes b, h, s, d in groups of neighbours; the usual ones come first."""
+    found = []
+    for order in permutations("bhsd"):
+        for cuts in _cuts(4, rank):
+            found.append(Layout(tuple("".join(order[start:end]) for start, end in zip((0, *cuts), (*cuts, 4)))))
+    usual = [Layout(groups) for groups in (("b", "s", "hd"), ("b", "s", "h", "d"), ("b", "h", "s", "d"))]
+    return tuple(sorted(found, key=lambda layout: layout not in usual))
+
+
+def _cuts(length: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """The places where a row of `length` is cut into `parts`."""
+    if parts == 1:
+        yield ()
+        return
+    for first in range(1, length - parts + 2):
+        for others in _cuts(length - first, parts - 1):
+            yield (first, *(first + other for other in others))
+
+
+def factor(target: torch.Tensor, source: torch.Tensor) -> float | None:
+    """The number c with target = c * source, or None where there is none.
+
+    Numbers of a graph are those of float32, or divide by one; what is one of these but for rounding is made it.
+    """
+    if target.shape != source.shape or not torch.isfinite(target).all():
+        return None
+    norm = float((source * source).sum())
+    ratio = float((target * source).sum()) / norm if norm else 0.0
+    limit = EXACT * max(float(target.abs().max()), 1e-30)
+    return snapped(ratio) if ratio and float((target - ratio * source).abs().max()) <= limit else None
+
+
+def snapped(number: float) -> float | None:
+    """A float32 number or one divided by a float32 number that is `number` but for rounding errors of float64."""
+    for candidate in (_float32(number), 1.0 / _float32(1.0 / number) if _float32(1.0 / number) else 0.0):
+        if abs(candidate - number) <= _ROUNDING * abs(number):
+            return candidate
+    return None
+
+
+def _float32(number: float) -> float:
+    return float(torch.tensor(number, dtype=torch.float32))
+
+
+_ROUNDING = 1e-12
+
+
+def repeated(heads: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """[B, K, T, D] as [B, N, T, D], each key head for the N / K query heads that read it, one after the other."""
+    return heads.repeat_interleave(num_heads // heads.shape[1], 1)

@@ -1,0 +1,82 @@
+"""The two products of attention, queries with keys and weights with values, as MatMul or Einsum write them.
+
+The axes of an operand are letters: b batch, h heads, s queries, t keys, d features; a product of three axes has batch
+and heads merged, `(bh)`.
+"""
+
+from __future__ import annotations
+
+import attrs
+import onnx_ir as ir
+
+SCORES = ("bhsd", "bhdt", "bhst")
+"""The axes of queries, keys and scores in MatMul."""
+
+WEIGHTED = ("bhst", "bhtd", "bhsd")
+"""The axes of weights, values and results in MatMul."""
+
+
+@attrs.frozen(kw_only=True)
+class Product:
+    """One product: its node, operands and result, with the axes of each."""
+
+    node: ir.Node
+    left: ir.Value
+    right: ir.Value
+    result: ir.Value
+    axes: tuple[str, str, str]
+
+
+def product_of(node: ir.Node, axes: tuple[str, str, str], *, weights: ir.Value | None = None) -> Product | None:
+    """The product that a node computes, None for other nodes; `axes` are those of left, right and result in MatMul.
+
+    `weights` is the operand that must stand on the left, for products whose order an Einsum may swap.
+    """
+    if node.op_type in ("MatMul", "FusedMatMul") and len(node.inputs) >= 2:
+        left, right = node.inputs[0], node.inputs[1]
+        if left is None or right is None or (weights is not None and left is not weights):
+            return None
+        if node.op_type == "FusedMatMul":
+            axes = _transposed(node, axes)
+        return Product(node=node, left=left, right=right, result=node.outputs[0], axes=axes)
+    if node.op_type == "Einsum" and len(node.inputs) == 2:
+        return _einsum(node, axes, weights)
+    return None
+
+
+def _transposed(node: ir.Node, axes: tuple[str, str, str]) -> tuple[str, str, str]:
+    """The axes of com.microsoft FusedMatMul, which may transpose its operands."""
+
+    def swapped(text: str, name: str) -> str:
+        attribute = node.attributes.get(name)
+        on = attribute is not None and attribute.as_int() != 0
+        return text[:-2] + text[-1] + text[-2] if on else text
+
+    return swapped(axes[0], "transA"), swapped(axes[1], "transB"), axes[2]
+
+
+def _einsum(node: ir.Node, axes: tuple[str, str, str], weights: ir.Value | None) -> Product | None:
+    attribute = node.attributes.get("equation")
+    equation = "" if attribute is None else attribute.as_string().replace(" ", "")
+    inputs, arrow, output = equation.partition("->")
+    parts = inputs.split(",")
+    if not arrow or len(parts) != 2 or any(len(part) not in (3, 4) for part in (*parts, output)) or "." in equation:
+        return None
+    operands = list(zip(parts, node.inputs, strict=True))
+    if weights is not None and operands[0][1] is not weights:
+        operands.reverse()
+    (left, left_value), (right, right_value) = operands
+    if left_value is None or right_value is None or (weights is not None and left_value is not weights):
+        return None
+    summed = [letter for letter in left if letter in right and letter not in output]
+    shared = [letter for letter in left if letter in right and letter in output]
+    only_left = [letter for letter in left if letter not in right and letter in output]
+    only_right = [letter for letter in right if letter not in left and letter in output]
+    if not (len(summed) == len(only_left) == len(only_right) == 1 and 1 <= len(shared) <= 2):
+        return None
+    names = dict(zip(shared, "bh" if len(shared) == 2 else "b", strict=True))
+    names |= {only_left[0]: axes[2][-2], only_right[0]: axes[2][-1], summed[0]: axes[0][-1]}
+    written = tuple("".join(names[letter] for letter in part) for part in (left, right, output))
+    return Product(
+        node=node, left=left_value, right=right_value, result=node.outputs[0], axes=(written[0], written[1], written[2])
+    )

@@ -1,0 +1,206 @@
+"""All attention of a graph: each softmax between two products, understood by structure and by probing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from posexport.errors import PosexportError, Reason, shown
+from posexport.graphs.attention.attention import Attention, UnknownAttention
+from posexport.graphs.attention.dataflow import Dataflow, constant_of
+from posexport.graphs.attention.heads import Side, Source, plain_source, side_of
+from posexport.graphs.attention.layouts import Sizes, factor, layouts_of
+from posexport.graphs.attention.probe import Probe
+from posexport.graphs.attention.products import WEIGHTED, Product, product_of
+from posexport.graphs.attention.scores import Declined, Scores, scores_of
+
+_WEIGHT_OPS = {"Cast", "Identity", "Dropout", "Where", "Slice", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Mul"}
+"""What may stand between a softmax and the product with values."""
+
+_OUTPUT_OPS = {"Transpose", "Reshape", "Cast", "Identity", "Squeeze", "Unsqueeze", "Flatten"}
+
+Found = Attention | UnknownAttention
+
+
+def recognise(flow: Dataflow, probe: Probe, batch: int) -> list[Found]:
+    """Every attention of the main graph, in order. `batch` is the number of rows of the probe's inputs."""
+    found: list[Found] = []
+    for node in flow.graph:
+        if node.op_type != "Softmax" or node.domain not in ("", "ai.onnx"):
+            continue
+        weighted = _weighted(flow, node)
+        if weighted is None:
+            continue
+        name, layer = node.name or node.outputs[0].name or "", len(found)
+        try:
+            found.append(_attention(flow, probe, node, weighted, batch, name, layer))
+        except Declined as declined:
+            found.append(UnknownAttention(name=name, layer=layer, reason=declined.reason))
+        except PosexportError as error:
+            reason = Reason("not-evaluated", str(error).rstrip("."))
+            found.append(UnknownAttention(name=name, layer=layer, reason=reason))
+    return found
+
+
+def _weighted(flow: Dataflow, softmax: ir.Node) -> tuple[Product, list[ir.Node]] | None:
+    """The product of a softmax with values, and the nodes between; None where a softmax is no attention."""
+    value, passed = softmax.outputs[0], list[ir.Node]()
+    for _ in range(8):
+        onward: list[ir.Node] = []
+        for node in dict.fromkeys(use.node for use in value.uses()):
+            product = product_of(node, WEIGHTED, weights=value)
+            if product is not None and product.right in flow.content:
+                return product, passed
+            if node.op_type in _WEIGHT_OPS and node.outputs[0] in flow.content:
+                onward.append(node)
+        if not onward:
+            return None
+        passed.append(onward[-1])
+        value = onward[-1].outputs[0]
+    return None
+
+
+def _attention(
+    flow: Dataflow,
+    probe: Probe,
+    softmax: ir.Node,
+    weighted: tuple[Product, list[ir.Node]],
+    batch: int,
+    name: str,
+    layer: int,
+) -> Attention:
+    logits = softmax.inputs[0]
+    assert logits is not None
+    product, passed = weighted
+    scores = scores_of(flow, logits)
+    rank = len(probe.shape(logits))
+    axis = softmax.attributes["axis"].as_int() if "axis" in softmax.attributes else None
+    last = (flow.graph.opset_imports.get("", 13) >= 13 and axis is None) or axis in (-1, rank - 1)
+    if not last:
+        raise Declined("softmax-axis", f"{shown(name)} normalises over axis {axis}, not over the keys")
+    sizes = _sizes(probe, scores.product, batch)
+    rows, heads, queries, keys, head_dim = sizes
+    _check_weights(probe, softmax, product, passed, scores)
+    value_dim = _dims(probe, product.right, product.axes[1]).get("d", 0)
+    try:
+        q = _side(flow, probe, scores.product.left, scores.product.axes[0], (rows, heads, queries, head_dim), True)
+        k = _side(flow, probe, scores.product.right, scores.product.axes[1], (rows, heads, keys, head_dim), True)
+        v = _side(flow, probe, product.right, product.axes[1], (rows, heads, keys, value_dim), False)
+    except LookupError:
+        raise Declined("heads", f"the queries, keys or values of {shown(name)} are not laid out by heads") from None
+    if k.source.heads != v.source.heads:
+        raise Declined("heads", f"{shown(name)} has {k.source.heads} key heads and {v.source.heads} of values")
+    if (k.cache is None) != (v.cache is None):
+        raise Declined("cache", f"{shown(name)} caches its keys or its values, but not both")
+    if v.source.factor != 1.0:
+        raise Declined("value-scale", f"{shown(name)} multiplies its values by {v.source.factor:g}")
+    return Attention(
+        name=name,
+        layer=layer,
+        num_heads=heads,
+        num_kv_heads=k.source.heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        scale=scores.scale * q.source.factor * k.source.factor,
+        softcap=scores.softcap,
+        q=q,
+        k=k,
+        v=v,
+        terms=scores.terms,
+        head_scales=scores.head_scales,
+        sinks=scores.sinks,
+        output=_output(flow, probe, product, (rows, heads, queries, value_dim)),
+        square=queries == keys,
+        softmax=softmax,
+        softmax_dtype=logits.dtype.name if logits.dtype is not None else "UNDEFINED",
+        weights=softmax.outputs[0],
+    )
+
+
+def _dims(probe: Probe, value: ir.Value, axes: str) -> dict[str, int]:
+    """The sizes of an operand by letter; for three axes, batch and heads are one, `b`."""
+    shape = probe.shape(value)
+    letters = axes if len(shape) == len(axes) else axes.replace("h", "")
+    if len(shape) != len(letters):
+        raise Declined("rank", f"{shown(value.name or '')} has {len(shape)} axes, attention has 3 or 4")
+    return dict(zip(letters, shape, strict=True))
+
+
+def _sizes(probe: Probe, product: Product, batch: int) -> tuple[int, int, int, int, int]:
+    """Batch, heads, queries, keys and head size."""
+    dims = _dims(probe, product.result, product.axes[2])
+    rows, heads = dims["b"], dims.get("h")
+    if heads is None:
+        heads, left = divmod(rows, batch)
+        if left or not heads:
+            raise Declined("heads", f"{shown(product.node.name or '')} has {rows} heads for {batch} rows")
+        rows = batch
+    return rows, heads, dims["s"], dims["t"], _dims(probe, product.left, product.axes[0])["d"]
+
+
+def _side(flow: Dataflow, probe: Probe, operand: ir.Value, axes: str, sizes: Sizes, rotated: bool) -> Side:
+    letters = axes.replace("t", "s")
+    rank = len(probe.shape(operand))
+    letters = letters if rank == 4 else letters.replace("h", "")
+
+    def canonical(value: torch.Tensor) -> torch.Tensor:
+        if rank == 4:
+            return value.permute([letters.index(letter) for letter in "bhsd"])
+        return value.permute([letters.index(letter) for letter in "bsd"]).reshape(sizes)
+
+    if canonical(probe.get(operand)).shape != torch.Size(sizes):
+        raise Declined("heads", f"{shown(operand.name or '')} is broadcast to the heads of the other operand")
+    return side_of(flow, probe, operand, canonical, sizes, rotated=rotated)
+
+
+def _check_weights(
+    probe: Probe, softmax: ir.Node, product: Product, passed: Sequence[ir.Node], scores: Scores
+) -> None:
+    """Raise Declined unless what weights the values are the probabilities themselves (without the sinks' column)."""
+    source, target = softmax.outputs[0], product.left
+    if not passed:
+        return
+    replaced = torch.softmax(probe.random_like(source), -1)
+    result = probe.through(source, [target], replaced)[0]
+    for expected in (replaced, replaced[..., :-1]) if scores.sinks is not None else (replaced,):
+        if factor(result, expected.reshape(result.shape) if expected.numel() == result.numel() else expected) == 1.0:
+            return
+    # hidden keys, whose weight is zero, may be set to zero once more
+    nodes = {node.op_type for node in passed}
+    kept = result != 0
+    hidden = probe.get(source)
+    if nodes <= {"Where", "Cast", "Identity", "Dropout"} and result.shape == replaced.shape:
+        if bool((result[kept] == replaced[kept]).all()) and not bool((hidden[~kept] > 0).any()):
+            return
+    raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
+
+
+def _output(flow: Dataflow, probe: Probe, product: Product, sizes: Sizes) -> Source:
+    """The farthest value that is the result of attention in another layout."""
+    letters = product.axes[2] if len(probe.shape(product.result)) == 4 else product.axes[2].replace("h", "")
+    replaced = probe.random_like(product.result)
+    order = [letters.index(letter) for letter in ("bhsd" if len(letters) == 4 else "bsd")]
+    heads = replaced.permute(order).reshape(sizes)
+    value, best = product.result, Source(value=product.result, layout=_layout_of(replaced, heads, sizes), heads=sizes[1])
+    for _ in range(8):
+        if len(value.uses()) != 1 or value.is_graph_output():
+            break
+        node = value.uses()[0].node
+        if node.op_type not in _OUTPUT_OPS or node not in flow.order:
+            break
+        value = node.outputs[0]
+        after = probe.through(product.result, [value], replaced)[0]
+        for layout in layouts_of(tuple(after.shape), sizes):
+            if factor(layout.to_heads(after, sizes), heads) == 1.0:
+                best = Source(value=value, layout=layout, heads=sizes[1])
+                break
+    return best
+
+
+def _layout_of(value: torch.Tensor, heads: torch.Tensor, sizes: Sizes):  # type: ignore[no-untyped-def]
+    for layout in layouts_of(tuple(value.shape), sizes):
+        if factor(layout.to_heads(value, sizes), heads) == 1.0:
+            return layout
+    raise Declined("heads", "the result of attention is not laid out by heads")

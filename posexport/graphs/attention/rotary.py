@@ -1,0 +1,220 @@
+"""Rotary position embeddings between two values of any graph, read off by probing (Su et al. 2021, arXiv:2104.09864).
+
+    (a, b) -> (a cos - b sin, a sin + b cos) for pairs of features of each head
+
+The pairs are (i, i + P) (half), (2i, 2i + 1) (interleaved), or halves of equal runs of features. For each hypothesis the
+cosines and sines of every token follow from one probe, and another probe must confirm them. The angles are then looked
+for among the values that the nodes in between multiply with; they go on being computed by the nodes that compute them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import onnx_ir as ir
+import torch
+
+from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.layouts import EXACT, Layout, Sizes, layouts_of
+from posexport.graphs.attention.probe import Probe
+
+_TOLERANCE = 1e-9
+"""Of a cosine or sine that was solved for."""
+
+
+@attrs.frozen(kw_only=True)
+class Pairs:
+    """Which of the first 2P features of a head form pairs: interleaved, or halves of `runs`."""
+
+    interleaved: bool
+    runs: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """P, the number of pairs."""
+        return sum(self.runs)
+
+    def indices(self) -> tuple[list[int], list[int]]:
+        """The features a and b of each pair, in the order of the angles."""
+        if self.interleaved:
+            return [2 * i for i in range(self.count)], [2 * i + 1 for i in range(self.count)]
+        first, second, start = [], [], 0
+        for run in self.runs:
+            first += range(start, start + run)
+            second += range(start + run, start + 2 * run)
+            start += 2 * run
+        return first, second
+
+
+@attrs.frozen(kw_only=True)
+class AngleSource:
+    """Cosines or sines [B or 1, S, P]: the elements `indices` of the axis `features` of a value of the graph.
+
+    `batch` and `tokens` are its other axes, None for a value that is the same for all rows; `sign` is -1 where it holds
+    the negative. The first `prefix` tokens have no angles in it: they are not rotated.
+    """
+
+    value: ir.Value
+    batch: int | None
+    tokens: int
+    features: int
+    indices: tuple[int, ...]
+    sign: int
+    prefix: int
+
+
+@attrs.frozen(kw_only=True)
+class Rotary:
+    """A rotation of `source`, laid out as `layout`. `angles` [B, S, P] are cosines and sines as solved for."""
+
+    source: ir.Value
+    layout: Layout
+    pairs: Pairs
+    cos: AngleSource
+    sin: AngleSource
+    solved: tuple[torch.Tensor, torch.Tensor] = attrs.field(eq=False, repr=False)
+
+
+def rotation_of(
+    flow: Dataflow, probe: Probe, source: ir.Value, target: ir.Value, layout: Layout, sizes: Sizes
+) -> tuple[Rotary | None, bool]:
+    """The rotation from `source` to `target`, laid out as `layout` with `sizes`, and whether there is one at all.
+
+    A rotation whose cosines or sines are no values of the graph gives (None, True).
+    """
+    draws = [probe.random_like(source) for _ in range(2)]
+    moved = [layout.to_heads(probe.through(source, [target], draw)[0], sizes) for draw in draws]
+    for source_layout in layouts_of(tuple(draws[0].shape), sizes):
+        still = [source_layout.to_heads(draw, sizes) for draw in draws]
+        for pairs in _hypotheses(still, moved):
+            solved = _solve(still, moved, pairs)
+            if solved is None:
+                continue
+            fixed = _fixed_tokens(*solved)
+            angles = [_find(flow, probe, source, target, one, sizes, fixed) for one in solved]
+            if angles[0] is None or angles[1] is None:
+                return None, True
+            found = Rotary(
+                source=source, layout=source_layout, pairs=pairs, cos=angles[0], sin=angles[1], solved=solved
+            )
+            return found, True
+    return None, False
+
+
+def _hypotheses(still: list[torch.Tensor], moved: list[torch.Tensor]) -> Iterator[Pairs]:
+    """The pairings of the first features of a head, the others of which pass unchanged."""
+    changed = torch.zeros(still[0].shape[-1], dtype=torch.bool)
+    for before, after in zip(still, moved, strict=True):
+        if not torch.isfinite(after).all():
+            return
+        changed |= (after - before).abs().flatten(0, -2).amax(0) > EXACT * float(before.abs().max())
+    rotated = int(changed.nonzero().max()) + 1 if changed.any() else 0
+    widths = [rotated] if rotated % 2 == 0 else []
+    for width in widths:
+        if width == 0:
+            return
+        yield Pairs(interleaved=False, runs=(width // 2,))
+        yield Pairs(interleaved=True, runs=(width // 2,))
+        for runs in (2, 3, 4):
+            if width % (2 * runs) == 0:
+                yield Pairs(interleaved=False, runs=(width // (2 * runs),) * runs)
+
+
+def _solve(
+    still: list[torch.Tensor], moved: list[torch.Tensor], pairs: Pairs
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Cosines and sines [B, S, P] that make `moved` of `still`, both [B, H, S, D] per probe; None where none do."""
+    first, second = pairs.indices()
+    norm = cos = sin = torch.zeros(())
+    for before, after in zip(still, moved, strict=True):
+        a, b, c, d = before[..., first], before[..., second], after[..., first], after[..., second]
+        norm = norm + (a * a + b * b).sum(1)
+        cos = cos + (c * a + d * b).sum(1)
+        sin = sin + (d * a - c * b).sum(1)
+    cos, sin = cos / norm, sin / norm
+    by_heads = (cos.unsqueeze(1), sin.unsqueeze(1))
+    for before, after in zip(still, moved, strict=True):
+        a, b = before[..., first], before[..., second]
+        turned = before.clone()
+        turned[..., first], turned[..., second] = a * by_heads[0] - b * by_heads[1], a * by_heads[1] + b * by_heads[0]
+        if float((turned - after).abs().max()) > _TOLERANCE * float(after.abs().max()):
+            return None
+    return cos, sin
+
+
+def _fixed_tokens(cos: torch.Tensor, sin: torch.Tensor) -> int:
+    """How many of the first tokens are not rotated in any row."""
+    still = ((cos - 1.0).abs().amax((0, 2)) <= _TOLERANCE) & (sin.abs().amax((0, 2)) <= _TOLERANCE)
+    return int(still.long().cumprod(0).sum())
+
+
+def _find(
+    flow: Dataflow,
+    probe: Probe,
+    source: ir.Value,
+    target: ir.Value,
+    angles: torch.Tensor,
+    sizes: Sizes,
+    fixed: int,
+) -> AngleSource | None:
+    """Where cosines or sines [B, S, P] stand in the graph, among what the nodes in between read beside content."""
+    seen: set[ir.Value] = set()
+    for node in flow.between(source, target):
+        for value in node.inputs:
+            if value is not None and value not in flow.content and value not in seen:
+                seen.add(value)
+                for prefix in range(fixed + 1):
+                    found = _match(probe, value, angles[:, prefix:], prefix, (sizes[0], sizes[2] - prefix))
+                    if found is not None:
+                        return found
+    return None
+
+
+def _match(
+    probe: Probe, value: ir.Value, angles: torch.Tensor, prefix: int, sizes: tuple[int, int]
+) -> AngleSource | None:
+    """How a value holds the angles, for any axis as that of features."""
+    array = probe.get(value)
+    if not array.is_floating_point() or array.numel() <= 1:
+        return None
+    batch, tokens = sizes
+    for features in reversed(range(array.dim())):
+        if array.shape[features] < 2 and angles.shape[-1] > 1:
+            continue
+        others = [axis for axis in range(array.dim()) if axis != features and array.shape[axis] > 1]
+        by_tokens = [axis for axis in others if array.shape[axis] == tokens]
+        if not by_tokens or len(others) > 2:
+            continue
+        token_axis = by_tokens[-1]
+        batch_axes = [axis for axis in others if axis != token_axis]
+        if batch_axes and array.shape[batch_axes[0]] != batch:
+            continue
+        dropped = [axis for axis in range(array.dim()) if axis not in (*others, features)]
+        order = [*batch_axes, token_axis, features]
+        flat = array.permute([*dropped, *order]).reshape([array.shape[axis] for axis in order])
+        flat = flat if batch_axes else flat.unsqueeze(0)
+        for sign in (1, -1):
+            far = (flat.unsqueeze(-1) - sign * angles.unsqueeze(-2)).abs().amax((0, 1))  # [F, P]
+            if float(far.amin(0).max()) <= _TOLERANCE:
+                return AngleSource(
+                    value=value,
+                    batch=batch_axes[0] if batch_axes else None,
+                    tokens=token_axis,
+                    features=features,
+                    indices=_regular(far <= _TOLERANCE, far.argmin(0)),
+                    sign=sign,
+                    prefix=prefix,
+                )
+    return None
+
+
+def _regular(matches: torch.Tensor, nearest: torch.Tensor) -> tuple[int, ...]:
+    """Indices of matching features [F, P], evenly spaced where there is such a choice, so that a Slice gives them."""
+    count = matches.shape[1]
+    for step in (1, 2):
+        for start in range(matches.shape[0] - step * (count - 1)):
+            places = torch.arange(count) * step + start
+            if bool(matches[places, torch.arange(count)].all()):
+                return tuple(places.tolist())
+    return tuple(nearest.tolist())

@@ -1,0 +1,254 @@
+"""From the input of a softmax up to the product of queries and keys: scale, softcap, biases, masks and sinks.
+
+    logits = softcap(scale * q k^T) + bias, or a hidden value where a mask says so; sinks are one more logit per head
+
+Every node on the way is one of the table below; another one is a reason to leave the attention as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import onnx_ir as ir
+
+from posexport.errors import Reason, shown
+from posexport.graphs.attention.dataflow import Dataflow, constant_of
+from posexport.graphs.attention.products import SCORES, Product, product_of
+
+HIDDEN = -5e3
+"""A logit that is at most this hides its key: exp(-5000) is 0 in every dtype."""
+
+DEPTH = 24
+"""Nodes between a softmax and its product, at most."""
+
+
+@attrs.frozen(kw_only=True)
+class Term:
+    """Something added to the logits: `value` times `factor`, or `fill` where the boolean `value` is not `seen_if`.
+
+    `level` is the value on the way whose shape the term is broadcast to.
+    """
+
+    value: ir.Value
+    level: ir.Value
+    factor: float = 1.0
+    seen_if: bool | None = None
+    fill: float = 0.0
+
+
+@attrs.frozen(kw_only=True)
+class Scores:
+    """What was found between a softmax and its product; `nodes` are those on the way, the last one first."""
+
+    product: Product
+    scale: float
+    softcap: float = 0.0
+    terms: tuple[Term, ...] = ()
+    sinks: ir.Value | None = None
+    head_scales: tuple[tuple[ir.Value, bool], ...] = ()
+    reshaped: bool = False
+    upcast: bool = False
+    nodes: tuple[ir.Node, ...] = ()
+
+
+class Declined(Exception):
+    """An attention that is left as it is, with the reason."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = Reason(code, text)
+
+
+@attrs.define
+class _Walk:
+    """What is known so far; `factor` is what the logits at `value` are multiplied by further down."""
+
+    value: ir.Value
+    factor: float = 1.0
+    softcap: float = 0.0
+    terms: list[Term] = attrs.Factory(list)
+    sinks: ir.Value | None = None
+    head_scales: list[tuple[ir.Value, bool]] = attrs.Factory(list)
+    reshaped: bool = False
+    upcast: bool = False
+    nodes: list[ir.Node] = attrs.Factory(list)
+
+
+def scores_of(flow: Dataflow, logits: ir.Value) -> Scores:
+    """What stands between the input of a softmax and the product of queries and keys; raises Declined."""
+    walk = _Walk(logits)
+    for _ in range(DEPTH):
+        node = walk.value.producer()
+        if node is None:
+            break
+        product = product_of(node, SCORES)
+        if product is not None and product.left in flow.content and product.right in flow.content:
+            if node.op_type == "FusedMatMul" and "alpha" in node.attributes:
+                walk.factor *= node.attributes["alpha"].as_float()
+            return Scores(
+                product=product,
+                scale=walk.factor,
+                softcap=walk.softcap,
+                terms=tuple(walk.terms),
+                sinks=walk.sinks,
+                head_scales=tuple(walk.head_scales),
+                reshaped=walk.reshaped,
+                upcast=walk.upcast,
+                nodes=tuple(walk.nodes),
+            )
+        step = _STEPS.get(node.op_type)
+        if step is None:
+            raise Declined("score-operator", f"{node.op_type} {shown(node.name or '')} stands between its products")
+        walk.nodes.append(node)
+        step(flow, walk, node)
+    raise Declined("no-scores", "the input of its softmax is no product of queries and keys")
+
+
+def reaches_product(flow: Dataflow, value: ir.Value, depth: int = DEPTH) -> bool:
+    """Whether a product of content with content lies above, behind nodes of the table alone."""
+    node = value.producer()
+    if node is None or depth == 0 or value not in flow.content:
+        return False
+    product = product_of(node, SCORES)
+    if product is not None and product.left in flow.content and product.right in flow.content:
+        return True
+    if node.op_type not in _STEPS:
+        return False
+    return any(reaches_product(flow, source, depth - 1) for source in flow.content_inputs(node))
+
+
+def scalar_of(value: ir.Value | None) -> float | None:
+    """The number of a constant with one element."""
+    tensor = constant_of(value)
+    return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
+
+
+def _through(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
+    assert node.inputs[0] is not None
+    walk.value = node.inputs[0]
+
+
+def _layout(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
+    walk.reshaped = True
+    _through(flow, walk, node)
+
+
+def _cast(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
+    walk.upcast = True
+    _through(flow, walk, node)
+
+
+def _sides(flow: Dataflow, node: ir.Node) -> tuple[ir.Value, ir.Value, int]:
+    """The operand that leads to the product, the other, and the place of the first."""
+    first, second = node.inputs[0], node.inputs[1]
+    assert first is not None and second is not None
+    leads = [reaches_product(flow, side) for side in (first, second)]
+    if leads[0]:
+        return first, second, 0
+    if leads[1]:
+        return second, first, 1
+    raise Declined("no-scores", "the input of its softmax is no product of queries and keys")
+
+
+def _add(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
+    path, other, _ = _sides(flow, node)
+    _check_affine(walk, node)
+    walk.terms.append(Term(value=other, level=node.outputs[0], factor=walk.factor))
+    walk.value = path
+
+
+def _check_affine(walk: _Walk, node: ir.Node) -> None:
+    """Raise Declined where something is added before a cap or a scale per head, which posexport adds after it."""
+    if walk.softcap or walk.head_scales:
+        raise Declined("score-order", f"{shown(node.name or '')} adds to the scores before they are capped or scaled")
+
+
+def _sub(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
+    path, other, place = _sides(flow, node)
+    source = other.producer()
+    if place == 0 and source is not None and source.op_type == "ReduceMax" and source.inputs[0] is path:
+        walk.value = path  # a softmax doesn't change when the maximum is taken away before it
+        return
+    if place == 1:
+        raise Declined("score-sign", f"{shown(node.name or '')} takes the scores away from something")
+    _check_affine(walk, node)
+    walk.terms.append(Term(value=other, level=node.outputs[0], factor=-walk.factor))
+    walk.value = path
+
+
+def _multiply(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
+    path, other, place = _sides(flow, node)
+    number = scalar_of(other)
+    divides = node.op_type == "Div"
+    if divides and place == 1:
+        raise Declined("score-operator", f"{shown(node.name or '')} divides by the scores")
+    if number is not None and number != 0.0:
+        walk.factor *= 1.0 / number if divides else number
+    elif walk.softcap or other in flow.content:
+        raise Declined("score-scale", f"{shown(node.name or '')} multiplies the scores by something that varies")
+    else:
+        walk.head_scales.append((other, divides))
+    walk.value = path
+
+
+def _where(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
+    condition, kept, other = node.inputs[:3]
+    assert condition is not None and kept is not None and other is not None
+    seen_if = reaches_product(flow, kept)
+    path, replaced = (kept, other) if seen_if else (other, kept)
+    _check_affine(walk, node)
+    fill = scalar_of(replaced)
+    if fill is None or not reaches_product(flow, path):
+        raise Declined("score-where", f"{shown(node.name or '')} chooses between scores and something that varies")
+    if fill * walk.factor > HIDDEN:
+        raise Declined("score-fill", f"{shown(node.name or '')} gives hidden keys a logit of {fill * walk.factor:g}")
+    walk.terms.append(Term(value=condition, level=node.outputs[0], seen_if=seen_if, fill=fill * walk.factor))
+    walk.value = path
+
+
+def _bounded(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
+    """Max or Clip with a bound far below any logit, which guards against overflow."""
+    path, other, _ = _sides(flow, node)
+    number = scalar_of(other)
+    if number is None or number * walk.factor > HIDDEN:
+        raise Declined("score-bound", f"{shown(node.name or '')} bounds the scores")
+    walk.value = path
+
+
+def _tanh(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
+    if walk.softcap or walk.factor <= 0 or walk.head_scales:
+        raise Declined("score-softcap", f"{shown(node.name or '')} caps the scores twice, or not by a number")
+    walk.softcap, walk.factor = walk.factor, walk.factor
+    _through(flow, walk, node)
+
+
+def _sinks(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
+    inputs = [value for value in node.inputs if value is not None]
+    leads = [reaches_product(flow, value) for value in inputs]
+    axis = node.attributes["axis"].as_int()
+    if len(inputs) != 2 or not leads[0] or leads[1] or axis not in (-1, 3) or walk.sinks is not None or walk.terms:
+        raise Declined("score-concat", f"{shown(node.name or '')} joins the scores with something")
+    if inputs[1] in flow.content:
+        raise Declined("score-concat", f"{shown(node.name or '')} joins the scores with features")
+    walk.sinks, walk.value = inputs[1], inputs[0]
+
+
+_STEPS: dict[str, Callable[[Dataflow, _Walk, ir.Node], None]] = {
+    "Add": _add,
+    "Sub": _sub,
+    "Mul": _multiply,
+    "Div": _multiply,
+    "Where": _where,
+    "Max": _bounded,
+    "Tanh": _tanh,
+    "Concat": _sinks,
+    "Cast": _cast,
+    "Identity": _through,
+    "Dropout": _through,
+    "Reshape": _layout,
+    "Unsqueeze": _layout,
+    "Squeeze": _layout,
+    "Transpose": _layout,
+}
+"""What may stand between the products, by operator."""

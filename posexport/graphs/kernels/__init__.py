@@ -2,6 +2,8 @@
 
 from posexport.graphs.kernels import (
     attention,
+    contrib,
+    contrib_attention,
     control,
     convolutions,
     elementwise,
@@ -19,6 +21,8 @@ __all__ = [
     "Call",
     "Value",
     "attention",
+    "contrib",
+    "contrib_attention",
     "control",
     "convolutions",
     "elementwise",

@@ -74,22 +74,19 @@ def attention(
     present = k, v
     groups, scale = q.shape[1] // k.shape[1], call.get("scale")
     k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
-    root = math.sqrt(1 / math.sqrt(q.shape[3]) if scale is None else scale)
-    scores = torch.matmul(q * root, (k * root).transpose(2, 3))
-    kept = [scores]
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    root = math.sqrt(abs(scale))
+    raw = torch.matmul(q * math.copysign(root, scale), (k * root).transpose(2, 3))
     cap = call.get("softcap", 0.0)
-    scores = cap * torch.tanh(scores / cap) if cap else scores
-    kept.append(scores)
-    bias = bias_of(call, scores, mask, past, lengths)
-    scores = scores + bias
-    kept.insert(1, scores)
-    dead = torch.isneginf(scores).all(-1, keepdim=True)
-    chosen = call.get("softmax_precision")
-    weights = torch.softmax(scores if chosen is None else scores.to(call.dtype(chosen)), -1).to(q.dtype)
+    capped = cap * torch.tanh(raw / cap) if cap else raw
+    bias = bias_of(call, capped, mask, past, lengths)
+    biased, chosen = capped + bias, call.get("softmax_precision")
+    weights = torch.softmax(biased if chosen is None else biased.to(call.dtype(chosen)), -1).to(q.dtype)
+    dead = torch.isneginf(bias).all(-1, keepdim=True)
     weights = torch.where(dead, torch.zeros((), dtype=weights.dtype), weights)
-    kept.append(weights)
     y = torch.matmul(weights, v)
-    return heads_together(y) if flat else y, *present, kept[call.get("qk_matmul_output_mode", 0)]
+    shown_scores = (raw, capped, biased, weights)[call.get("qk_matmul_output_mode", 0)]
+    return heads_together(y) if flat else y, *present, shown_scores
 
 
 def bias_of(call: Call, scores: Tensor, mask: Tensor | None, past: int, lengths: Tensor | None) -> Tensor:

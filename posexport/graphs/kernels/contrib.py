@@ -1,0 +1,163 @@
+"""ONNX Runtime's other operators that transformers are written with (domain com.microsoft)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posexport.graphs.kernels import indexing, layout
+from posexport.graphs.kernels.products import gemm
+from posexport.graphs.kernels.registry import KERNELS, MICROSOFT, Call, kernel
+
+
+@kernel("Gelu", "BiasGelu", domain=MICROSOFT)
+def gelu(call: Call, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Φ(x), of the sum where there is a bias."""
+    return F.gelu(x if bias is None else x + bias)
+
+
+@kernel("FastGelu", domain=MICROSOFT)
+def fast_gelu(call: Call, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The tanh approximation, with the operator's own rounded numbers."""
+    x = x if bias is None else x + bias
+    return 0.5 * x * (1 + torch.tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x)))
+
+
+@kernel("QuickGelu", domain=MICROSOFT)
+def quick_gelu(call: Call, x: Tensor) -> Tensor:
+    """x sigmoid(alpha x)."""
+    return x * torch.sigmoid(call.get("alpha", 1.702) * x)
+
+
+@kernel("BiasAdd", domain=MICROSOFT)
+def bias_add(call: Call, x: Tensor, bias: Tensor, skip: Tensor) -> Tensor:
+    """x + bias + skip."""
+    return x + bias + skip
+
+
+@kernel("BiasSoftmax", domain=MICROSOFT)
+def bias_softmax(call: Call, x: Tensor, bias: Tensor) -> Tensor:
+    """softmax of the sum, over all axes from `axis` on."""
+    axis = call.get("axis", 1) % x.dim()
+    return torch.softmax((x + bias).flatten(axis), -1).reshape(x.shape)
+
+
+@kernel("SkipLayerNormalization", domain=MICROSOFT)
+def skip_layer_normalization(
+    call: Call, x: Tensor, skip: Tensor, scale: Tensor, shift: Tensor | None = None, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """LayerNormalization of x + skip + bias; also mean, 1/deviation and the sum."""
+    total = x + skip if bias is None else x + skip + bias
+    mean = total.mean(-1, keepdim=True)
+    centred = total - mean
+    inverse = torch.rsqrt(centred.square().mean(-1, keepdim=True) + call.get("epsilon", 1e-5))
+    y = centred * inverse * scale
+    return y if shift is None else y + shift, mean, inverse, total
+
+
+@kernel("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+def skip_rms_normalization(
+    call: Call, x: Tensor, skip: Tensor, scale: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, None, Tensor, Tensor]:
+    """RMSNormalization of x + skip + bias; also 1/root and the sum."""
+    total = x + skip if bias is None else x + skip + bias
+    inverse = torch.rsqrt(total.square().mean(-1, keepdim=True) + call.get("epsilon", 1e-5))
+    return total * inverse * scale, None, inverse, total
+
+
+@kernel("EmbedLayerNormalization", domain=MICROSOFT)
+def embed_layer_normalization(
+    call: Call,
+    words: Tensor,
+    segments: Tensor | None,
+    word_table: Tensor,
+    position_table: Tensor,
+    segment_table: Tensor | None,
+    scale: Tensor,
+    shift: Tensor,
+    mask: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of BERT's embeddings, normalised; also the number of tokens of each row, and the sum."""
+    at = torch.arange(words.shape[1])[None] if positions is None else positions
+    tables = [(word_table, words), (position_table, at)]
+    if segments is not None and segment_table is not None:
+        tables.append((segment_table, segments))
+    total = sum(table[indexing.positive(index, table.shape[0])] for table, index in tables)
+    assert isinstance(total, Tensor)
+    y = F.layer_norm(total, total.shape[-1:], scale, shift, call.get("epsilon", 1e-12))
+    count = torch.zeros(words.shape[0], dtype=torch.int32) if mask is None else mask.sum(1).to(torch.int32)
+    return y, count, total
+
+
+def _turned(x: Tensor, call: Call, side: str) -> Tensor:
+    if call.get(f"transBatch{side}", 0):
+        x = x.movedim(0, -2)  # [rows, batch..., columns] to [batch..., rows, columns]
+    return x.transpose(-1, -2) if call.get(f"trans{side}", 0) and x.dim() > 1 else x
+
+
+@kernel("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
+def fused_matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """alpha * A B, with transposed operands."""
+    product = torch.matmul(_turned(a, call, "A"), _turned(b, call, "B"))
+    alpha = call.get("alpha", 1.0)
+    return product if alpha == 1 else alpha * product
+
+
+_ACTIVATIONS = {
+    "": lambda x: x,
+    "Relu": torch.relu,
+    "Tanh": torch.tanh,
+    "Sigmoid": torch.sigmoid,
+    "LeakyRelu": F.leaky_relu,
+}
+
+
+@kernel("FusedGemm", domain=MICROSOFT)
+def fused_gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+    """Gemm and an activation."""
+    product = gemm(call, a, b, c)
+    name = call.get("activation", "")
+    if name == "LeakyRelu":
+        return F.leaky_relu(product, call.get("activation_alpha", 0.01))
+    return _ACTIVATIONS[name](product)
+
+
+def unpacked(packed: Tensor, bits: int) -> Tensor:
+    """The numbers of `bits` bits in the last dimension's bytes, the low ones first."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+    return ((packed[..., None] >> shifts) & (2**bits - 1)).flatten(-2)
+
+
+@kernel("MatMulNBits", domain=MICROSOFT)
+def matmul_n_bits(
+    call: Call,
+    a: Tensor,
+    b: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    groups: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """A times dequantised weights: b [N, blocks, bytes], a scale and a zero point for each block."""
+    if groups is not None:
+        raise ValueError("group indices can't be evaluated")
+    bits, rows, columns = call.get("bits", 4), call.get("K"), call.get("N")
+    if bits not in (2, 4, 8):
+        raise ValueError(f"weights of {bits} bits can't be evaluated")
+    numbers = unpacked(b, bits).reshape(columns, b.shape[1], -1).to(a.dtype)
+    if zeros is None:
+        middle = torch.full((columns, b.shape[1]), 2.0 ** (bits - 1), dtype=a.dtype)
+    elif zeros.is_floating_point():
+        middle = zeros.reshape(columns, -1)
+    else:
+        middle = unpacked(zeros.reshape(columns, -1), bits)[:, : b.shape[1]].to(a.dtype)
+    weights = (numbers - middle[..., None]) * scales.reshape(columns, -1)[..., None]
+    product = torch.matmul(a, weights.flatten(1)[:, :rows].T)
+    return product if bias is None else product + bias
+
+
+KERNELS[MICROSOFT, "Trilu"] = layout.trilu
+KERNELS[MICROSOFT, "GatherND"] = indexing.gather_nd
+KERNELS[MICROSOFT, "Range"] = layout.range_

@@ -1,0 +1,125 @@
+"""Makes one file in this process: `python make_one.py FOLDER ARCHITECTURE EXPORTER`. Prints its record as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from building import build
+from exporters import EXPORTERS
+from table import ARCHITECTURES
+from wide import wide_floats
+from wrappers import Tensors, Wrapped, wrap
+
+SHAPES = {"prefill": (2, 9, 0), "chunk": (3, 4, 6), "decode": (2, 1, 12)}
+"""Name of a reference to batch, tokens and past: no shape is the traced one."""
+
+
+def references(wrapped: Wrapped, folder: Path, name: str) -> dict[str, tuple[Tensors, list[np.ndarray[Any, Any]]]]:
+    """Inputs and torch's outputs in float32 and float64 of every shape, saved as `<name>-<shape>.npz`."""
+    made = {}
+    for number, (label, (batch, seq, past)) in enumerate(SHAPES.items()):
+        inputs = wrapped.draw(batch, seq, past, 100 + number)
+        data: dict[str, Any] = {f"in/{key}": value.numpy() for key, value in inputs.items()}
+        expected: list[np.ndarray[Any, Any]] = []
+        for dtype in (torch.float64, torch.float32):
+            wrapped.module.to(dtype)
+            cast = {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()}
+            with torch.no_grad(), wide_floats() if dtype == torch.float64 else contextlib.nullcontext():
+                out = wrapped.module(*wrapped.arguments(cast))
+            arrays = [tensor.numpy() for tensor in (out if isinstance(out, tuple) else (out,))]
+            kind = "out64" if dtype == torch.float64 else "out32"
+            data |= {f"{kind}/{key}": value for key, value in zip(wrapped.outputs, arrays, strict=True)}
+            expected = arrays if kind == "out64" else expected
+        np.savez(folder / f"{name}-{label}.npz", **data)
+        made[label] = (inputs, expected)
+    return made
+
+
+def differences(path: Path, made: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Largest difference between ONNX Runtime and the float64 outputs for every shape, or its error. `names` maps the
+    file's inputs to those of the references."""
+    try:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        return {"load": one_line(error)}
+    result: dict[str, Any] = {}
+    for label, (inputs, expected) in made.items():
+        try:
+            feeds = {value.name: inputs[names[value.name]].numpy() for value in session.get_inputs()}
+            outputs = session.run(None, feeds)
+            pairs = zip(outputs, expected, strict=False)  # transformers adds outputs behind ours
+            result[label] = max(float(np.abs(attended(a - b, inputs)).max()) for a, b in pairs)
+        except Exception as error:
+            result[label] = one_line(error)
+    return result
+
+
+def attended(values: np.ndarray[Any, Any], inputs: Tensors) -> np.ndarray[Any, Any]:
+    """Values with zeros at padding, where exporters differ: a query that sees no key may yield anything."""
+    mask = inputs.get("attention_mask")
+    if mask is None or "decoder_input_ids" in inputs:
+        return values
+    axis = 2 if values.ndim == 4 else 1
+    seen = mask.numpy()[:, mask.shape[1] - values.shape[axis] :].astype(bool)
+    shape = [1] * values.ndim
+    shape[0], shape[axis] = seen.shape
+    return np.where(seen.reshape(shape), values, 0)
+
+
+def one_line(error: BaseException) -> str:
+    """The error's kind and its first telling line."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}"[:400]
+
+
+def make(folder: Path, name: str, exporter: str) -> dict[str, Any]:
+    """Exports, saves references, compares; the record has `error` where the export failed."""
+    architecture = ARCHITECTURES[name]
+    torch.set_num_threads(1)
+    fields = attrs.asdict(architecture, filter=lambda field, _: field.name not in ("options", "part"))
+    record = {**fields, "architecture": name, "exporter": exporter, "name": f"{name}-{exporter}"}
+    wrapped = wrap(architecture, build(architecture))
+    path = folder / f"{name}-{exporter}.onnx"
+    example = wrapped.draw(2, 6, 3, 0)
+    try:
+        with torch.no_grad():
+            EXPORTERS[exporter](wrapped, example, path)
+        made = references(wrapped, folder, name)
+    except Exception as error:
+        path.unlink(missing_ok=True)
+        return {**record, "error": one_line(error), "cause": one_line(error.__cause__) if error.__cause__ else ""}
+    model = onnx.load(path)
+    inputs = [value.name for value in model.graph.input]
+    # A tool may name inputs otherwise than the wrapper, and leave out those without readers: the order is the same.
+    same = set(inputs) <= set(wrapped.inputs)
+    names = {mine: mine for mine in inputs} if same else dict(zip(inputs, wrapped.inputs, strict=False))
+    return {
+        **record,
+        "file": path.name,
+        "nodes": len(model.graph.node),
+        "opset": {entry.domain: entry.version for entry in model.opset_import},
+        "inputs": inputs,
+        "outputs": [value.name for value in model.graph.output],
+        "caches": [mine for mine, theirs in names.items() if theirs in wrapped.caches],
+        "feeds": names,
+        "references": [f"{name}-{label}.npz" for label in made],
+        "onnxruntime": differences(path, made, names),
+    }
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    answer = make(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    Path(sys.argv[4]).write_text(json.dumps(answer), encoding="utf-8")

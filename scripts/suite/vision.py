@@ -1,0 +1,103 @@
+"""Encoders of images and sound: learned grids, rotations by rows and columns, biases by offset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from architecture import HEADS, HIDDEN, LAYERS, Architecture
+
+COMMON: dict[str, Any] = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "image_size": 32,
+    "patch_size": 8,
+}
+SWIN: dict[str, Any] = {
+    "image_size": 32,
+    "patch_size": 4,
+    "embed_dim": 32,
+    "depths": [2, 2],
+    "num_heads": [2, 4],
+    "window_size": 4,
+}
+SPEECH: dict[str, Any] = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "conv_dim": [16, 16],
+    "conv_stride": [4, 2],
+    "conv_kernel": [8, 3],
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 4,
+    "conv_depthwise_kernel_size": 3,
+    "vocab_size": 32,
+}
+BIASED = {"use_relative_position_bias": True, "layer_scale_init_value": 0.5, "drop_path_rate": 0.0}
+
+
+def image(name: str, prefix: str, encoding: str, options: dict[str, Any], **more: Any) -> Architecture:
+    """A row: classes are named `<prefix>Config` and `<prefix>Model`."""
+    model, config = more.pop("model", f"{prefix}Model"), more.pop("config", f"{prefix}Config")
+    kind = more.pop("kind", "image")
+    return Architecture(name=name, kind=kind, config=config, model=model, encoding=encoding, options=options, **more)
+
+
+VISION = [
+    image("dinov3_vit", "DINOv3ViT", "rope2d", {**COMMON, "num_register_tokens": 2}, rope="2d half"),
+    image("vit", "ViT", "learned", COMMON),
+    image("deit", "DeiT", "learned", COMMON),
+    image("dinov2", "Dinov2", "learned", {**COMMON, "mlp_ratio": 2}),
+    image("swin", "Swin", "offset table", SWIN, sites=4, attention="eager"),
+    image("swinv2", "Swinv2", "offset mlp", SWIN, sites=4, attention="eager"),
+    image("beit", "Beit", "offset table", {**COMMON, **BIASED}),
+    image("data2vec_vision", "Data2VecVision", "offset table", {**COMMON, **BIASED}, attention="eager"),
+    image("siglip_vision", "SiglipVision", "learned", COMMON, sites=3, notes="the head has an attention of its own"),
+    image("clip_vision", "CLIPVision", "learned", COMMON),
+    image("pixtral_vision", "PixtralVision", "rope2d", COMMON, rope="2d half", attention="eager"),
+    image(
+        "whisper_encoder",
+        "Whisper",
+        "sinusoidal",
+        {
+            "d_model": HIDDEN,
+            "encoder_layers": LAYERS,
+            "encoder_attention_heads": HEADS,
+            "decoder_layers": 1,
+            "decoder_attention_heads": HEADS,
+            "encoder_ffn_dim": 96,
+            "decoder_ffn_dim": 96,
+            "num_mel_bins": HIDDEN,
+            "max_source_positions": 12,
+            "vocab_size": 128,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "decoder_start_token_id": 1,
+        },
+        kind="features",
+        part="encoder",
+    ),
+    image("wav2vec2", "Wav2Vec2", "convolution", SPEECH, kind="audio"),
+    image("hubert", "Hubert", "convolution", SPEECH, kind="audio"),
+    image("wavlm", "WavLM", "t5 buckets, gated", SPEECH, kind="audio", attention="eager"),
+    image(
+        "wav2vec2_conformer_rotary",
+        "Wav2Vec2Conformer",
+        "rope",
+        {**SPEECH, "position_embeddings_type": "rotary"},
+        rope="half",
+        kind="audio",
+        attention="eager",
+    ),
+    image(
+        "wav2vec2_conformer_relative",
+        "Wav2Vec2Conformer",
+        "xl",
+        {**SPEECH, "position_embeddings_type": "relative"},
+        kind="audio",
+        attention="eager",
+    ),
+]

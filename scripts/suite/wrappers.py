@@ -1,0 +1,214 @@
+"""Models behind plain tensors: what is exported, its example inputs and the names of its inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from architecture import HIDDEN, VOCABULARY, Architecture
+from transformers import DynamicCache
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Decoder(torch.nn.Module):
+    """input_ids, attention_mask, position_ids and past keys and values to logits and present keys and values."""
+
+    def __init__(self, model: torch.nn.Module, positions: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.positions = positions
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor | None,
+        past: list[torch.Tensor],
+    ) -> tuple[torch.Tensor, ...]:
+        cache = DynamicCache()
+        for layer, (key, value) in enumerate(zip(past[::2], past[1::2], strict=True)):
+            cache.update(key, value, layer)
+        more = {"position_ids": position_ids} if self.positions else {}
+        out = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True, **more
+        )
+        return (out.logits, *(tensor for layer in out.past_key_values.layers for tensor in (layer.keys, layer.values)))
+
+
+class Encoder(torch.nn.Module):
+    """Inputs by position to logits, where a model has them, else to the last hidden state."""
+
+    def __init__(self, model: torch.nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self.names = names
+        self.options = {"use_cache": False} if "decoder_input_ids" in names else {}
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        out = self.model(**dict(zip(self.names, inputs, strict=True)), **self.options)
+        result: torch.Tensor = out.logits if "logits" in out else out.last_hidden_state
+        return result
+
+
+@attrs.frozen(kw_only=True)
+class Wrapped:
+    """A module to export. `draw(batch, seq, past, seed)` makes inputs by name in the file's order; `arguments` packs
+    them for the module; `axes` names the dynamic dimensions of each input and output."""
+
+    module: torch.nn.Module
+    draw: Callable[[int, int, int, int], Tensors]
+    arguments: Callable[[Tensors], tuple[Any, ...]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    axes: dict[str, dict[int, str]]
+    caches: tuple[str, ...] = ()
+    keywords: Callable[[Tensors], dict[str, Any]]
+    """Arguments of the bare model of transformers by name, for its own exporter."""
+
+
+def wrap(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
+    """What is exported of an architecture."""
+    wrapped = WRAPPERS[architecture.kind](architecture, model)
+    wrapped.module.eval()  # the TorchScript exporter restores the mode of the outermost module in all of them
+    return wrapped
+
+
+def cache_shapes(model: torch.nn.Module) -> list[tuple[int, int]]:
+    """Heads and features of every past tensor, found by running the model once; key, value, key, value, ..."""
+    with torch.no_grad():
+        cache = model(input_ids=torch.ones(1, 2, dtype=torch.int64), use_cache=True).past_key_values
+    return [(tensor.shape[1], tensor.shape[3]) for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+
+def padded_mask(batch: int, total: int) -> torch.Tensor:
+    """Ones, with the second row's first third masked (padding to the left)."""
+    mask = torch.ones(batch, total, dtype=torch.int64)
+    mask[1:2, : total // 3] = 0
+    return mask
+
+
+def _decoder(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
+    shapes = cache_shapes(model)
+    caches = [f"past_key_values.{i // 2}.{'value' if i % 2 else 'key'}" for i in range(len(shapes))]
+    presents = [name.replace("past_key_values", "present") for name in caches]
+    names = ["input_ids", "attention_mask", *(["position_ids"] if architecture.positions else [])]
+
+    def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
+        generator = torch.Generator().manual_seed(seed)
+        mask = padded_mask(batch, past + seq)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, past:]
+        drawn = {
+            "input_ids": torch.randint(3, VOCABULARY, (batch, seq), generator=generator),
+            "attention_mask": mask,
+            "position_ids": positions,
+        }
+        pasts = (torch.randn(batch, heads, past, size, generator=generator) for heads, size in shapes)
+        return {**{name: drawn[name] for name in names}, **dict(zip(caches, pasts, strict=True))}
+
+    def arguments(tensors: Tensors) -> tuple[Any, ...]:
+        past = [tensors[name] for name in caches]
+        return (tensors["input_ids"], tensors["attention_mask"], tensors.get("position_ids"), past)
+
+    def keywords(tensors: Tensors) -> dict[str, Any]:
+        cache = DynamicCache()
+        for layer in range(len(caches) // 2):
+            cache.update(tensors[caches[2 * layer]], tensors[caches[2 * layer + 1]], layer)
+        return {**{name: tensors[name] for name in names}, "past_key_values": cache, "use_cache": True}
+
+    axes = {
+        "input_ids": {0: "batch", 1: "sequence"},
+        "attention_mask": {0: "batch", 1: "total"},
+        **({"position_ids": {0: "batch", 1: "sequence"}} if architecture.positions else {}),
+        **{name: {0: "batch", 2: "past"} for name in caches},
+        "logits": {0: "batch", 1: "sequence"},
+        **{name: {0: "batch", 2: "total"} for name in presents},
+    }
+    return Wrapped(
+        module=Decoder(model, architecture.positions),
+        draw=draw,
+        arguments=arguments,
+        inputs=(*names, *caches),
+        outputs=("logits", *presents),
+        axes=axes,
+        caches=tuple(caches),
+        keywords=keywords,
+    )
+
+
+def _encoder(model: torch.nn.Module, draw: Callable[[int, int, int, int], Tensors], axes: dict[str, Any]) -> Wrapped:
+    names = tuple(draw(1, 4, 0, 0))
+    return Wrapped(
+        module=Encoder(model, names),
+        draw=draw,
+        arguments=lambda tensors: tuple(tensors[name] for name in names),
+        inputs=names,
+        outputs=("output",),
+        axes={**axes, "output": {0: "batch", **({1: "sequence"} if 1 in axes[names[0]] else {})}},
+        keywords=dict,
+    )
+
+
+def _tokens(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
+    def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(3, VOCABULARY, (batch, seq), generator=generator)
+        mask = padded_mask(batch, seq).flip(1)
+        return {"input_ids": ids, "attention_mask": mask}
+
+    axes = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "sequence"}}
+    return _encoder(model, draw, axes)
+
+
+def _seq2seq(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
+    def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
+        generator = torch.Generator().manual_seed(seed)
+        mask = padded_mask(batch, seq + past).flip(1)
+        source, target = (
+            torch.randint(3, VOCABULARY, (batch, length), generator=generator) for length in (seq + past, seq)
+        )
+        return {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
+
+    source = {0: "batch", 1: "source"}
+    axes = {"input_ids": source, "attention_mask": source, "decoder_input_ids": {0: "batch", 1: "sequence"}}
+    return _encoder(model, draw, axes)
+
+
+def _image(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
+    size = architecture.options.get("image_size", 32)
+
+    def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
+        generator = torch.Generator().manual_seed(seed)
+        return {"pixel_values": torch.randn(batch, 3, size, size, generator=generator)}
+
+    return _encoder(model, draw, {"pixel_values": {0: "batch"}})
+
+
+def _audio(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
+    def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
+        generator = torch.Generator().manual_seed(seed)
+        return {"input_values": torch.randn(batch, 160 + 40 * seq, generator=generator)}
+
+    return _encoder(model, draw, {"input_values": {0: "batch", 1: "samples"}})
+
+
+def _features(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
+    frames = 2 * architecture.options["max_source_positions"]
+
+    def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
+        generator = torch.Generator().manual_seed(seed)
+        return {"input_features": torch.randn(batch, HIDDEN, frames, generator=generator)}
+
+    return _encoder(model, draw, {"input_features": {0: "batch"}})
+
+
+WRAPPERS: dict[str, Callable[[Architecture, torch.nn.Module], Wrapped]] = {
+    "decoder": _decoder,
+    "tokens": _tokens,
+    "seq2seq": _seq2seq,
+    "image": _image,
+    "audio": _audio,
+    "features": _features,
+}

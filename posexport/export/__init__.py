@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from posexport import public_names
 
 if TYPE_CHECKING:
+    from posexport.export.exporter import DOMAIN as DOMAIN
     from posexport.export.exporter import export as export
     from posexport.export.exporter import export_module as export_module
-    from posexport.export.function_bodies import DOMAIN as DOMAIN
 
-__getattr__ = public_names(__name__, {"exporter": ("export", "export_module"), "function_bodies": ("DOMAIN",)})
+__getattr__ = public_names(__name__, {"exporter": ("DOMAIN", "export", "export_module")})

@@ -25,8 +25,9 @@ from posexport.artifact import onnx_file
 from posexport.custom_ops import operators
 from posexport.errors import RequestError
 from posexport.export import layer_copies, support, torchlib_cache
-from posexport.export.function_bodies import Functions
 from posexport.export.initializers import Initializers, name_initializers
+from posexport.graphs.function_bodies import DOMAIN as DOMAIN
+from posexport.graphs.function_bodies import Functions
 from posexport.models.block import build_block
 from posexport.models.weights import TORCH_DTYPES, weight_shapes
 from posexport.spec.contract import TRACED_SIZES, graph_inputs, graph_outputs

@@ -9,18 +9,15 @@ from __future__ import annotations
 from posexport.custom_ops import unsupported
 from posexport.custom_ops.unsupported import AttentionCall
 from posexport.errors import Reason, RequestError, check_known
-from posexport.spec.forms import FORMS, OPSETS, TARGETS
+from posexport.spec.forms import FORM_OPSETS, FORMS, TARGETS, unsupported_opset
 from posexport.spec.spec import Spec
-
-_OPSETS = {form: range(23, 25) if form == "native" else OPSETS for form in FORMS}
-"""The opsets of each form; the lowest is its default."""
 
 
 def default_opset(form: str, spec: Spec | None = None) -> int:
     """The default opset of a form: the lowest one that has its operators."""
     if form == "native" and spec is not None and spec.kv_cache == "shared":
         return 24  # TensorScatter
-    return _OPSETS[form][0]
+    return FORM_OPSETS[form][0]
 
 
 def unsupported_reason(spec: Spec, form: str, target: str = "portable", opset: int | None = None) -> Reason | None:
@@ -33,17 +30,6 @@ def unsupported_reason(spec: Spec, form: str, target: str = "portable", opset: i
         return Reason("opset", text)
     call = AttentionCall(spec.kv_cache, spec.softcap is not None, spec.head_dim, not spec.cross)
     return unsupported.unsupported_reason(form, target, call)
-
-
-def unsupported_opset(form: str, target: str, opset: int | None) -> Reason | None:
-    """Why a form can't be written in an opset for a target; None where it can."""
-    opsets = _OPSETS[form]
-    if opset is not None and opset not in opsets:
-        return Reason("opset", f"opset is {opset}: {form} is written in opsets {opsets[0]} to {opsets[-1]}")
-    if opset is not None and opset > 24 and target == "tensorrt":
-        text = f"opset is {opset}: TensorRT takes 24 at most, so give a lower one, or target portable"
-        return Reason("opset", text)
-    return None
 
 
 def checked_opset(spec: Spec | None, form: str, target: str, opset: int | None) -> int:

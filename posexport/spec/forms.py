@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from posexport.errors import Reason
+
 FORMS = {
     "decomposed": "standard ONNX operators only, the most portable",
     "function": "model-local onnxscript functions of the domain 'posexport', which any runtime may inline",
@@ -23,3 +25,17 @@ ORT_ALONE = (
     "the file is written for ONNX Runtime only: export with --target portable, in another form if that is rejected"
 )
 """Why TensorRT can't run a file for the target `ort`."""
+
+FORM_OPSETS = {form: range(23, 25) if form == "native" else OPSETS for form in FORMS}
+"""The opsets of each form; the lowest is its default."""
+
+
+def unsupported_opset(form: str, target: str, opset: int | None) -> Reason | None:
+    """Why a form can't be written in an opset for a target; None where it can."""
+    opsets = FORM_OPSETS[form]
+    if opset is not None and opset not in opsets:
+        return Reason("opset", f"opset is {opset}: {form} is written in opsets {opsets[0]} to {opsets[-1]}")
+    if opset is not None and opset > 24 and target == "tensorrt":
+        text = f"opset is {opset}: TensorRT takes 24 at most, so give a lower one, or target portable"
+        return Reason("opset", text)
+    return None

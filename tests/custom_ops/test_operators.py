@@ -22,7 +22,7 @@ from posexport import custom_ops
 from posexport.custom_ops.unsupported import AttentionCall, unsupported_reason
 from posexport.errors import RequestError
 from posexport.export.exporter import export_module
-from posexport.export.function_bodies import DOMAIN
+from posexport.graphs.function_bodies import DOMAIN
 
 
 class Call(torch.nn.Module):

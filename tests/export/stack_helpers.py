@@ -11,9 +11,9 @@ import onnx_ir as ir
 from helpers import weights_for
 
 from posexport.export.exporter import _capture, _describe, _dynamic, _example, _finish
-from posexport.export.function_bodies import Functions
 from posexport.export.initializers import Initializers, name_initializers
 from posexport.export.support import default_opset
+from posexport.graphs.function_bodies import Functions
 from posexport.models import read_spec
 from posexport.models.block import build_block
 from posexport.spec.contract import graph_inputs, graph_outputs

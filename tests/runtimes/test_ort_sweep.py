@@ -15,11 +15,10 @@ from helpers import CASES, small_spec, weights_for
 
 from posexport.artifact.onnx_artifact import read_onnx, write_onnx
 from posexport.export import export
-from posexport.export.support import unsupported_opset
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.pool import Answer, Pool
 from posexport.spec.contract import bounds_of, graph_inputs
-from posexport.spec.forms import FORMS
+from posexport.spec.forms import FORMS, unsupported_opset
 from posexport.spec.spec import Spec
 from posexport.verify.cases import make_cases
 

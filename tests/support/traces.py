@@ -16,7 +16,7 @@ import torch
 from torch.onnx._internal.exporter import _core
 
 from posexport.export import exporter
-from posexport.export.function_bodies import Functions
+from posexport.graphs.function_bodies import Functions
 from posexport.spec.spec import Spec
 
 GRAPHS: dict[tuple[object, ...], tuple[ir.Model, bool]] = {}

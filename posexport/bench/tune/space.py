@@ -13,10 +13,10 @@ import attrs
 
 from posexport.bench.scenarios import Scenario
 from posexport.errors import FieldError, RequestError, check_known
-from posexport.export.support import default_opset, unsupported_opset
+from posexport.export.support import default_opset
 from posexport.machine import usable
 from posexport.spec.fields import choice
-from posexport.spec.forms import FORMS, OPSETS, TARGETS
+from posexport.spec.forms import FORMS, OPSETS, TARGETS, unsupported_opset
 from posexport.spec.spec import DTYPES, Spec
 
 RUNTIMES = ("ort-cpu", "ort-cuda", "tensorrt", "tensorrt-rtx")

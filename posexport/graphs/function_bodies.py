@@ -34,7 +34,7 @@ class Functions:
 
         def translate(*args: Any) -> Any:
             inputs = args[: len(operator.inputs)]
-            function = self._function(operator, inputs, operator.attributes(args))
+            function = self.function(operator, inputs, operator.attributes(args))
             given = [value for value in inputs if value is not None]
             return Op(Opset(DOMAIN, 1), function.name, _schema(operator, function.name, len(given)))(*given)
 
@@ -44,7 +44,8 @@ class Functions:
         )
         return translate
 
-    def _function(self, operator: Operator[Any], inputs: tuple[Any, ...], attributes: dict[str, Any]) -> ir.Function:
+    def function(self, operator: Operator[Any], inputs: tuple[Any, ...], attributes: dict[str, Any]) -> ir.Function:
+        """The body of a call: `inputs` are anything with a dtype and a shape, None where absent."""
         shapes = _shapes(inputs)
         key = (operator.function, *shapes, *(v.dtype if v is not None else None for v in inputs), *attributes.items())
         if key not in self._calls:

@@ -36,4 +36,5 @@ class Architecture:
     """Factor of the weights of queries and keys: scores get a spread of a few units."""
     part: str = ""
     """Module inside the model that is exported, where it is not all of it."""
+    dtype: str = "float32"
     notes: str = ""

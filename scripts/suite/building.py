@@ -17,7 +17,7 @@ TABLES = re.compile(r"(bias_table|relative_attention_bias|rel_embeddings|sinks)"
 
 
 def build(architecture: Architecture) -> torch.nn.Module:
-    """The model in float32, in evaluation mode; the same weights for the same name, whatever the process."""
+    """The model in its dtype, in evaluation mode; the same weights for the same name, whatever the process."""
     torch.manual_seed(zlib.crc32(architecture.name.encode()))
     config = getattr(transformers, architecture.config)(**architecture.options)
     config._attn_implementation = architecture.attention
@@ -25,6 +25,7 @@ def build(architecture: Architecture) -> torch.nn.Module:
         config._experts_implementation = "eager"
     model: torch.nn.Module = getattr(transformers, architecture.model)(config)
     randomize(model, architecture.gain)
+    model.to(getattr(torch, architecture.dtype))
     return (model.get_submodule(architecture.part) if architecture.part else model).eval()
 
 

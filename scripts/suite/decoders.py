@@ -47,70 +47,46 @@ GPT = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+GPTJ = {**GPT, "rotary_dim": 8}
+NEOX = {**COMMON, "rope_parameters": PARTIAL}
+BLOOM = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "n_layer": LAYERS,
+    "n_head": HEADS,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 XGLM = {"vocab_size": VOCABULARY, "d_model": HIDDEN, "ffn_dim": 96, "max_position_embeddings": 256}
 HALF_LAYERS = ["sliding_attention", "full_attention"]
+GEMMA3 = {
+    **HEADED,
+    "sliding_window": 5,
+    "query_pre_attn_scalar": 24,
+    "layer_types": HALF_LAYERS,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
 
 
 def decoder(name: str, prefix: str, encoding: str, options: dict[str, Any], **more: Any) -> Architecture:
     """A row: classes are named `<prefix>Config` and `<prefix>ForCausalLM`."""
-    model = more.pop("model", f"{prefix}ForCausalLM")
+    model, kind = more.pop("model", f"{prefix}ForCausalLM"), more.pop("kind", "decoder")
     return Architecture(
-        name=name, kind="decoder", config=f"{prefix}Config", model=model, encoding=encoding, options=options, **more
+        name=name, kind=kind, config=f"{prefix}Config", model=model, encoding=encoding, options=options, **more
     )
 
 
 DECODERS = [
     decoder("llama", "Llama", "rope", HEADED, rope="half"),
     decoder("qwen3", "Qwen3", "rope", HEADED, rope="half"),
-    decoder(
-        "gptj",
-        "GPTJ",
-        "rope",
-        {
-            "vocab_size": VOCABULARY,
-            "n_embd": HIDDEN,
-            "n_layer": LAYERS,
-            "n_head": HEADS,
-            "n_positions": 256,
-            "rotary_dim": 8,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-        rope="interleaved partial",
-        attention="eager",
-    ),
-    decoder("gpt_neox", "GPTNeoX", "rope", {**COMMON, "rotary_pct": 0.5}, rope="half partial"),
-    decoder(
-        "gpt2",
-        "GPT2",
-        "learned",
-        {
-            "vocab_size": VOCABULARY,
-            "n_embd": HIDDEN,
-            "n_layer": LAYERS,
-            "n_head": HEADS,
-            "n_positions": 256,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-        model="GPT2LMHeadModel",
-    ),
-    decoder(
-        "bloom",
-        "Bloom",
-        "alibi",
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": HIDDEN,
-            "n_layer": LAYERS,
-            "n_head": HEADS,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "pad_token_id": 0,
-        },
-        attention="eager",
-        positions=False,
-    ),
+    decoder("gptj", "GPTJ", "rope", GPTJ, rope="interleaved partial", attention="eager"),
+    decoder("gpt_neox", "GPTNeoX", "rope", NEOX, rope="half partial"),
+    decoder("gpt2", "GPT2", "learned", GPT, model="GPT2LMHeadModel"),
+    decoder("bloom", "Bloom", "alibi", BLOOM, attention="eager", positions=False),
     decoder(
         "gemma2",
         "Gemma2",
@@ -134,23 +110,7 @@ DECODERS = [
         rope="half",
     ),
     decoder("gemma", "Gemma", "rope", HEADED, rope="half"),
-    decoder(
-        "gemma3",
-        "Gemma3Text",
-        "rope",
-        {
-            **HEADED,
-            "sliding_window": 5,
-            "query_pre_attn_scalar": 24,
-            "layer_types": HALF_LAYERS,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-            },
-        },
-        model="Gemma3ForCausalLM",
-        rope="half",
-    ),
+    decoder("gemma3", "Gemma3Text", "rope", GEMMA3, model="Gemma3ForCausalLM", rope="half"),
     decoder("phi", "Phi", "rope", {**GROUPED, "rope_parameters": PARTIAL}, rope="half partial"),
     decoder("phi3", "Phi3", "rope", GROUPED, rope="half"),
     decoder("opt", "OPT", "learned", {**COMMON, "ffn_dim": 96, "word_embed_proj_dim": HIDDEN}),
@@ -278,4 +238,16 @@ DECODERS = [
     decoder("biogpt", "BioGpt", "learned", COMMON),
     decoder("arcee", "Arcee", "rope", HEADED, rope="half"),
     decoder("seed_oss", "SeedOss", "rope", HEADED, rope="half"),
+    # The same models with other inputs: positions counted in the graph, no cache; and in half precision.
+    decoder("llama_counted", "Llama", "rope", HEADED, rope="half", positions=False),
+    decoder("qwen3_counted", "Qwen3", "rope", HEADED, rope="half", positions=False),
+    decoder("gptj_counted", "GPTJ", "rope", GPTJ, rope="interleaved partial", attention="eager", positions=False),
+    decoder("gpt2_counted", "GPT2", "learned", GPT, model="GPT2LMHeadModel", positions=False),
+    decoder("llama_causal", "Llama", "rope", HEADED, rope="half", kind="causal"),
+    decoder("gptj_causal", "GPTJ", "rope", GPTJ, rope="interleaved partial", attention="eager", kind="causal"),
+    decoder("gpt2_causal", "GPT2", "learned", GPT, model="GPT2LMHeadModel", kind="causal"),
+    decoder("bloom_causal", "Bloom", "alibi", BLOOM, attention="eager", kind="causal"),
+    decoder("gemma3_causal", "Gemma3Text", "rope", GEMMA3, model="Gemma3ForCausalLM", rope="half", kind="causal"),
+    decoder("llama_fp16", "Llama", "rope", HEADED, rope="half", dtype="float16"),
+    decoder("gpt_neox_fp16", "GPTNeoX", "rope", NEOX, rope="half partial", dtype="float16", attention="eager"),
 ]

@@ -25,19 +25,21 @@ SHAPES = {"prefill": (2, 9, 0), "chunk": (3, 4, 6), "decode": (2, 1, 12)}
 
 
 def references(wrapped: Wrapped, folder: Path, name: str) -> dict[str, tuple[Tensors, list[np.ndarray[Any, Any]]]]:
-    """Inputs and torch's outputs in float32 and float64 of every shape, saved as `<name>-<shape>.npz`."""
+    """Inputs ("in/...") and torch's outputs of every shape, in the file's dtype ("torch/...") and in float64
+    ("out64/..."), saved as `<name>-<shape>.npz`."""
     made = {}
     for number, (label, (batch, seq, past)) in enumerate(SHAPES.items()):
         inputs = wrapped.draw(batch, seq, past, 100 + number)
         data: dict[str, Any] = {f"in/{key}": value.numpy() for key, value in inputs.items()}
         expected: list[np.ndarray[Any, Any]] = []
-        for dtype in (torch.float64, torch.float32):
+        own = next(wrapped.module.parameters()).dtype
+        for dtype in (torch.float64, own):
             wrapped.module.to(dtype)
             cast = {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()}
             with torch.no_grad(), wide_floats() if dtype == torch.float64 else contextlib.nullcontext():
                 out = wrapped.module(*wrapped.arguments(cast))
             arrays = [tensor.numpy() for tensor in (out if isinstance(out, tuple) else (out,))]
-            kind = "out64" if dtype == torch.float64 else "out32"
+            kind = "out64" if dtype == torch.float64 else "torch"
             data |= {f"{kind}/{key}": value for key, value in zip(wrapped.outputs, arrays, strict=True)}
             expected = arrays if kind == "out64" else expected
         np.savez(folder / f"{name}-{label}.npz", **data)

@@ -84,7 +84,7 @@ def fetch(folder: Path, row: RealFile) -> dict[str, Any]:
         if row.integers:
             values = generator.integers(0, row.integers, shape).astype(np.int32)
         outputs = session.run(None, {source.name: values})
-        names = (f"out32/{value.name}" for value in session.get_outputs())
+        names = (f"ort/{value.name}" for value in session.get_outputs())
         data = {f"in/{source.name}": values, **dict(zip(names, outputs, strict=True))}
         np.savez(folder / f"{row.name}-{label}.npz", **data)
     return {

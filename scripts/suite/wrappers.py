@@ -41,11 +41,11 @@ class Decoder(torch.nn.Module):
 class Encoder(torch.nn.Module):
     """Inputs by position to logits, where a model has them, else to the last hidden state."""
 
-    def __init__(self, model: torch.nn.Module, names: tuple[str, ...]) -> None:
+    def __init__(self, model: torch.nn.Module, names: tuple[str, ...], caching: bool = False) -> None:
         super().__init__()
         self.model = model
         self.names = names
-        self.options = {"use_cache": False} if "decoder_input_ids" in names else {}
+        self.options = {"use_cache": False} if caching else {}
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         out = self.model(**dict(zip(self.names, inputs, strict=True)), **self.options)
@@ -95,6 +95,7 @@ def _decoder(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
     caches = [f"past_key_values.{i // 2}.{'value' if i % 2 else 'key'}" for i in range(len(shapes))]
     presents = [name.replace("past_key_values", "present") for name in caches]
     names = ["input_ids", "attention_mask", *(["position_ids"] if architecture.positions else [])]
+    dtype = getattr(torch, architecture.dtype)
 
     def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
         generator = torch.Generator().manual_seed(seed)
@@ -105,7 +106,7 @@ def _decoder(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
             "attention_mask": mask,
             "position_ids": positions,
         }
-        pasts = (torch.randn(batch, heads, past, size, generator=generator) for heads, size in shapes)
+        pasts = (torch.randn(batch, heads, past, size, generator=generator).to(dtype) for heads, size in shapes)
         return {**{name: drawn[name] for name in names}, **dict(zip(caches, pasts, strict=True))}
 
     def arguments(tensors: Tensors) -> tuple[Any, ...]:
@@ -138,16 +139,18 @@ def _decoder(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
     )
 
 
-def _encoder(model: torch.nn.Module, draw: Callable[[int, int, int, int], Tensors], axes: dict[str, Any]) -> Wrapped:
+def _encoder(
+    model: torch.nn.Module, draw: Callable[[int, int, int, int], Tensors], axes: dict[str, Any], caching: bool = False
+) -> Wrapped:
     names = tuple(draw(1, 4, 0, 0))
     return Wrapped(
-        module=Encoder(model, names),
+        module=Encoder(model, names, caching),
         draw=draw,
         arguments=lambda tensors: tuple(tensors[name] for name in names),
         inputs=names,
         outputs=("output",),
         axes={**axes, "output": {0: "batch", **({1: "sequence"} if 1 in axes[names[0]] else {})}},
-        keywords=dict,
+        keywords=lambda tensors: {**tensors, **({"use_cache": False} if caching else {})},
     )
 
 
@@ -159,7 +162,7 @@ def _tokens(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
         return {"input_ids": ids, "attention_mask": mask}
 
     axes = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "sequence"}}
-    return _encoder(model, draw, axes)
+    return _encoder(model, draw, axes, caching=architecture.kind == "causal")
 
 
 def _seq2seq(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
@@ -173,7 +176,7 @@ def _seq2seq(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
 
     source = {0: "batch", 1: "source"}
     axes = {"input_ids": source, "attention_mask": source, "decoder_input_ids": {0: "batch", 1: "sequence"}}
-    return _encoder(model, draw, axes)
+    return _encoder(model, draw, axes, caching=True)
 
 
 def _image(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
@@ -181,7 +184,8 @@ def _image(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
 
     def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
         generator = torch.Generator().manual_seed(seed)
-        return {"pixel_values": torch.randn(batch, 3, size, size, generator=generator)}
+        image = torch.randn(batch, 3, size, size, generator=generator)
+        return {"pixel_values": image.to(getattr(torch, architecture.dtype))}
 
     return _encoder(model, draw, {"pixel_values": {0: "batch"}})
 
@@ -207,6 +211,7 @@ def _features(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
 WRAPPERS: dict[str, Callable[[Architecture, torch.nn.Module], Wrapped]] = {
     "decoder": _decoder,
     "tokens": _tokens,
+    "causal": _tokens,
     "seq2seq": _seq2seq,
     "image": _image,
     "audio": _audio,

@@ -173,6 +173,7 @@ class _Frame:
             attributes={name: attribute.value for name, attribute in attributes.items()},
             wide=self.wide,
             wanted=tuple(bool(value.name) for value in node.outputs),
+            types=tuple(None if value is None else value.dtype for value in node.inputs),
             run_body=self._body,
         )
         kernel = kernels.KERNELS.get((domain, node.op_type))

@@ -11,7 +11,10 @@ from posexport.graphs.kernels import (
     layout,
     norms,
     products,
+    quantised,
+    recurrent,
     reductions,
+    resize,
 )
 from posexport.graphs.kernels.registry import KERNELS, MICROSOFT, Call, Value
 
@@ -30,5 +33,8 @@ __all__ = [
     "layout",
     "norms",
     "products",
+    "quantised",
+    "recurrent",
     "reductions",
+    "resize",
 ]

@@ -49,7 +49,11 @@ def padding_bias(call: Call, mask: Tensor, batch: int, keys: int, like: Tensor) 
 
 
 def causal_bias(queries: int, keys: int, past: int, like: Tensor) -> Tensor:
-    """-inf at keys behind each query, which stands at its place plus `past`."""
+    """-inf at keys behind each query, which stands at its place plus `past`; none for a single query."""
+    if queries == 1:
+        return torch.zeros((), dtype=like.dtype)
+    if keys != past + queries:
+        raise ValueError(f"unidirectional attention of {queries} queries over {keys} keys is not defined")
     later = torch.arange(keys)[None] > torch.arange(queries)[:, None] + past
     return torch.zeros(queries, keys, dtype=like.dtype).masked_fill(later, float("-inf"))
 
@@ -104,7 +108,7 @@ def multi_head_attention(
     total = torch.zeros((), dtype=q.dtype) if attention_bias is None else attention_bias
     if mask is not None:
         total = total + padding_bias(call, mask, q.shape[0], k.shape[2], q)
-    if call.get("unidirectional", 0) and q.shape[2] > 1:
+    if call.get("unidirectional", 0):
         total = total + causal_bias(q.shape[2], k.shape[2], past, q)
     y, scores, _ = attend(q, k, v, _scale(call, q.shape[3]), total)
     return heads_together(y), present_key, present_value, scores
@@ -162,7 +166,7 @@ def packed_attention(
         mask = mask[:, 0, before : before + q.shape[2], : k.shape[2]]
     if mask is not None:
         total = total + padding_bias(call, mask, q.shape[0], k.shape[2], q)
-    if call.get("unidirectional", 0) and q.shape[2] > 1:
+    if call.get("unidirectional", 0):
         total = total + causal_bias(q.shape[2], k.shape[2], before, q)
     y, _, _ = attend(q, k, v, _scale(call, q.shape[3]), total)
     same = present_key.shape == present_value.shape
@@ -223,6 +227,8 @@ def group_query_attention(
         epsilon = call.get("qk_norm_epsilon", 1e-6)
         q, k = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * w for x, w in ((q, q_norm), (k, k_norm)))
     if call.get("do_rotary", 0) and cos is not None and sin is not None:
+        if positions is not None and queries == total:  # of a first prompt the kernels read one element
+            positions = positions.flatten()[0] + torch.arange(queries)[None]
         turned = positive(at if positions is None else positions, cos.shape[0])
         tables = cos[turned][:, None], sin[turned][:, None]
         q, k = (rotate(x, *tables, bool(call.get("rotary_interleaved", 0))) for x in (q, k))
@@ -238,7 +244,8 @@ def group_query_attention(
     if sinks is None and call.get("smooth_softmax", 0):
         sinks = torch.zeros(heads, dtype=q.dtype)
     y, scores, weights = attend(q, k, v, _scale(call, size), bias, call.get("softcap", 0.0), sinks)
-    return heads_together(y), present[0], present[1], weights if call.get("qk_output", 0) == 2 else scores
+    products = weights if call.get("qk_output", 0) == 2 else scores.masked_fill(hidden, 0.0)
+    return heads_together(y), present[0], present[1], products
 
 
 def _written(new: Tensor, past: Tensor | None, start: Tensor, at: Tensor, total: int) -> Tensor:

@@ -40,7 +40,7 @@ class Call:
     """One use of an operator: its attributes with references resolved, its opset, and how subgraphs are run.
 
     `wide`: floating-point values are float64 whatever the file says. `wanted`: for each output of the node, whether
-    something has a name for it.
+    something has a name for it. `types`: the element types that the file states for the inputs.
     """
 
     op_type: str
@@ -48,6 +48,7 @@ class Call:
     attributes: Mapping[str, Any]
     wide: bool
     wanted: tuple[bool, ...]
+    types: tuple[ir.DataType | None, ...]
     run_body: Callable[[ir.Graph, Sequence[Value]], list[Value]]
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -62,6 +63,10 @@ class Call:
     def tensor(self, stored: ir.TensorProtocol) -> torch.Tensor:
         """A stored tensor as torch's."""
         return dtypes.to_torch(stored, self.wide)
+
+    def type_of(self, at: int) -> ir.DataType | None:
+        """The element type that the file states for an input: tensors hold 4 and 2 bits in 8."""
+        return self.types[at] if at < len(self.types) else None
 
     def wants(self, output: int) -> bool:
         """Whether the node's output of this number has a name."""

@@ -34,21 +34,31 @@ def loop(call: Call, limit: Tensor | None, condition: Tensor | None, *carried: V
 
 @kernel("Scan")
 def scan(call: Call, *values: Value) -> tuple[Value, ...]:
-    """States are carried; each scanned input is read a slice at a time, and scanned outputs are stacked."""
+    """States are carried; each scanned input is read a slice at a time, and scanned outputs are stacked.
+
+    Before opset 9 the first input is lengths, and everything has a batch in front: one scan for each row.
+    """
+    if call.version >= 9:
+        return _scan(call, list(values))
+    if values[0] is not None:
+        raise ValueError("the lengths of a Scan can't be evaluated")
+    rows = [_scan(call, [value[row] for value in values[1:]]) for row in range(values[1].shape[0])]
+    return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+
+def _scan(call: Call, values: list[Tensor]) -> tuple[Tensor, ...]:
     body, read = call.get("body"), call.get("num_scan_inputs")
-    states, inputs = list(values[: len(values) - read]), values[len(values) - read :]
+    states, inputs = values[: len(values) - read], values[len(values) - read :]
     axes = list(call.get("scan_input_axes", [0] * read))
-    backwards = list(call.get("scan_input_directions", [0] * read))
+    backwards = list(call.get("scan_input_directions", call.get("directions", [0] * read)))
     made = len(body.outputs) - len(states)
     out_axes = list(call.get("scan_output_axes", [0] * made))
     out_backwards = list(call.get("scan_output_directions", [0] * made))
     scanned: list[list[Tensor]] = [[] for _ in range(made)]
     length = inputs[0].shape[axes[0]]
     for step in range(length):
-        slices = [
-            x.select(axis, length - 1 - step if back else step)
-            for x, axis, back in zip(inputs, axes, backwards, strict=True)
-        ]
+        places = [length - 1 - step if back else step for back in backwards]
+        slices = [x.select(axis, place) for x, axis, place in zip(inputs, axes, places, strict=True)]
         results = call.run_body(body, (*states, *slices))
         for collected, value in zip(scanned, results[len(states) :], strict=True):
             collected.append(value)

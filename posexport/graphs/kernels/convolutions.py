@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -70,93 +71,72 @@ def conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None)
     return y if bias is None else y + bias.reshape(1, -1, *[1] * count)
 
 
-def _windows(call: Call, x: Tensor, fill: float) -> tuple[Tensor, list[int]]:
-    """Every window of a pooling, [batch, channels, places..., elements], and the pads.
+@attrs.frozen(kw_only=True)
+class _Pooling:
+    """The windows of a pooling over spatial dimensions: `pads` is the file's, `more` what ceil_mode adds behind it."""
 
-    With ceil_mode windows that start inside the input or its leading pad count; those that start after it do not.
-    """
-    shape = list(call.get("kernel_shape"))
-    count = len(shape)
-    strides = list(call.get("strides", [1] * count))
-    dilations = list(call.get("dilations", [1] * count))
-    pads = _pads(call, list(x.shape[2:]), shape, strides, dilations)
-    if call.get("ceil_mode", 0):
-        for at in range(count):
-            whole = x.shape[at + 2] + pads[at] + pads[at + count]
+    shape: list[int]
+    strides: list[int]
+    dilations: list[int]
+    pads: list[int]
+    more: list[int]
+
+    @classmethod
+    def of(cls, call: Call, sizes: list[int]) -> _Pooling:
+        """A last window that ceil_mode adds has to start inside the input or the pad before it."""
+        shape = list(call.get("kernel_shape"))
+        count = len(shape)
+        strides = list(call.get("strides", [1] * count))
+        dilations = list(call.get("dilations", [1] * count))
+        pads = _pads(call, sizes, shape, strides, dilations)
+        more = [0] * 2 * count
+        for at in range(count if call.get("ceil_mode", 0) else 0):
+            whole = sizes[at] + pads[at] + pads[at + count]
             reach = (shape[at] - 1) * dilations[at] + 1
-            places = -((whole - reach) // -strides[at])
-            if places * strides[at] < x.shape[at + 2] + pads[at]:
-                pads[at + count] += places * strides[at] + reach - whole if places * strides[at] + reach > whole else 0
-    x = padded(x, pads, fill)
-    for at in range(count):
-        reach = (shape[at] - 1) * dilations[at] + 1
-        x = x.unfold(at + 2, reach, strides[at])[..., :: dilations[at]]
-    return x.flatten(2 + count), pads
+            last = -((whole - reach) // -strides[at]) * strides[at]
+            if last < sizes[at] + pads[at]:
+                more[at + count] = max(0, last + reach - whole)
+        return cls(shape=shape, strides=strides, dilations=dilations, pads=pads, more=more)
 
-
-def _lowest(x: Tensor) -> float:
-    return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
+    def windows(self, x: Tensor, fill: float, more_fill: float | None = None) -> Tensor:
+        """Every window of x [batch, channels, sizes...]: [batch, channels, places..., elements]."""
+        x = padded(padded(x, self.pads, fill), self.more, fill if more_fill is None else more_fill)
+        for at, width in enumerate(self.shape):
+            reach = (width - 1) * self.dilations[at] + 1
+            x = x.unfold(at + 2, reach, self.strides[at])[..., :: self.dilations[at]]
+        return x.flatten(2 + len(self.shape))
 
 
 @kernel("MaxPool")
 def max_pool(call: Call, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Largest values, and where they stand in the whole flattened input."""
-    windows, _ = _windows(call, x, _lowest(x))
-    if not call.wants(1):
-        return windows.amax(-1), None
+    pooling = _Pooling.of(call, list(x.shape[2:]))
+    windows = pooling.windows(x, float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min)
     values = windows.amax(-1, keepdim=True)
+    if not call.wants(1):
+        return values.squeeze(-1), None
     best = (windows == values).to(torch.int8).argmax(-1, keepdim=True)
-    spatial = list(x.shape[2:])
-    order = list(range(len(spatial)))
-    if call.get("storage_order", 0):
-        order.reverse()
-    step, numbers = 1, torch.zeros(spatial, dtype=torch.int64)
-    for axis in reversed(order):
-        numbers = numbers + (torch.arange(spatial[axis]) * step).reshape(
-            [-1 if a == axis else 1 for a in range(len(spatial))]
-        )
-        step *= spatial[axis]
-    planes = torch.arange(x.shape[0] * x.shape[1]).reshape(x.shape[0], x.shape[1], *[1] * len(spatial)) * step
-    places, _ = _windows(call, (planes + numbers), -1)
+    numbers = torch.arange(x.numel()).reshape(x.shape)
+    if call.get("storage_order", 0):  # columns first, within each plane
+        axes = list(range(2, x.dim()))
+        numbers = numbers.reshape(*x.shape[:2], *reversed(x.shape[2:])).permute(0, 1, *reversed(axes))
+    places = pooling.windows(numbers, -1)
     return values.squeeze(-1), places.gather(-1, best).squeeze(-1)
 
 
 @kernel("AveragePool")
 def average_pool(call: Call, x: Tensor) -> Tensor:
     """Means of windows; the pads count with `count_include_pad`, what ceil_mode adds never does."""
-    sums = _windows(call, x, 0.0)[0].sum(-1)
-    ones = torch.ones_like(x[:1, :1])
-    if call.get("count_include_pad", 0):
-        count = len(call.get("kernel_shape"))
-        strides, dilations = list(call.get("strides", [1] * count)), list(call.get("dilations", [1] * count))
-        pads = _pads(call, list(x.shape[2:]), list(call.get("kernel_shape")), strides, dilations)
-        inner = padded(ones, pads, 1.0)
-        whole = _windows_of_padded(call, inner, pads)
-        return sums / whole
-    return sums / _windows(call, ones, 0.0)[0].sum(-1)
-
-
-def _windows_of_padded(call: Call, ones: Tensor, pads: list[int]) -> Tensor:
-    """How many elements of the padded input each window holds."""
-    shape = list(call.get("kernel_shape"))
-    strides = list(call.get("strides", [1] * len(shape)))
-    dilations = list(call.get("dilations", [1] * len(shape)))
-    for at, width in enumerate(shape):
-        reach, whole = (width - 1) * dilations[at] + 1, ones.shape[at + 2]
-        if call.get("ceil_mode", 0):
-            places = -((whole - reach) // -strides[at])
-            if places * strides[at] < whole - pads[at + len(shape)]:
-                after = max(0, places * strides[at] + reach - whole)
-                ones = padded(ones, [0] * (len(shape)) + [after if a == at else 0 for a in range(len(shape))])
-        ones = ones.unfold(at + 2, reach, strides[at])[..., :: dilations[at]]
-    return ones.flatten(2 + len(shape)).sum(-1)
+    pooling = _Pooling.of(call, list(x.shape[2:]))
+    count = pooling.windows(torch.ones_like(x[:1, :1]), float(call.get("count_include_pad", 0)), 0.0).sum(-1)
+    return pooling.windows(x, 0.0).sum(-1) / count
 
 
 @kernel("LpPool")
 def lp_pool(call: Call, x: Tensor) -> Tensor:
     """The p-norm of each window."""
     p = call.get("p", 2)
-    return _windows(call, x.abs() ** p, 0.0)[0].sum(-1) ** (1 / p)
+    return _Pooling.of(call, list(x.shape[2:])).windows(x.abs() ** p, 0.0).sum(-1) ** (1 / p)
 
 
 @kernel("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")

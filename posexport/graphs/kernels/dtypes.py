@@ -38,11 +38,16 @@ OTHERS = {
 }
 """The other types; whole numbers of fewer than 8 bits are held in 8."""
 
+BITS = {ir.DataType.INT4: 4, ir.DataType.UINT4: 4, ir.DataType.INT2: 2, ir.DataType.UINT2: 2}
+"""Whole numbers that are held in 8 bits."""
+
 
 def torch_dtype(kind: ir.DataType, wide: bool) -> torch.dtype:
     """The torch dtype that stands for an element type; ValueError where there is none (strings, float4)."""
-    if kind in FLOATS or kind == ir.DataType.FLOAT4E2M1:
-        return torch.float64 if wide else FLOATS[kind]
+    if wide and (kind in FLOATS or kind == ir.DataType.FLOAT4E2M1):
+        return torch.float64
+    if kind in FLOATS:
+        return FLOATS[kind]
     if kind not in OTHERS:
         raise ValueError(f"element type {kind.name} can't be evaluated")
     dtype = OTHERS[kind]
@@ -65,7 +70,16 @@ def to_torch(stored: ir.TensorProtocol, wide: bool) -> torch.Tensor:
     if stored.dtype == ir.DataType.BFLOAT16:  # numpy's bfloat16 converts slowly
         bits = torch.from_numpy(np.array(array).view(np.uint16).reshape(array.shape))
         return bits.view(torch.bfloat16).to(dtype)
-    if stored.dtype in FLOATS and not wide and array.dtype.kind not in "f":  # float8
+    if not wide and dtype.is_floating_point and dtype.itemsize == 1:  # numpy and torch share no 8-bit floats
         return torch.from_numpy(array.astype(np.float32)).to(dtype)
     target = np.dtype(str(dtype).removeprefix("torch."))
     return torch.from_numpy(np.array(array, dtype=target, order="C"))
+
+
+def wrapped(x: torch.Tensor, kind: ir.DataType) -> torch.Tensor:
+    """Whole numbers in 8 bits, cut to the 4 or 2 that the type has."""
+    bits = BITS.get(kind)
+    if bits is None:
+        return x
+    low = x.to(torch.int64) & (2**bits - 1)
+    return (low if kind.name.startswith("U") else low - ((low >> (bits - 1)) << bits)).to(x.dtype)

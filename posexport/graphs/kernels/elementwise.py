@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import onnx_ir as ir
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posexport.graphs.kernels import dtypes
 from posexport.graphs.kernels.registry import KERNELS, Call, kernel
 
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _REPLACED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 
@@ -90,7 +93,7 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "HardSwish": F.hardswish,
     "IsNaN": torch.isnan,
     "Not": torch.logical_not,
-    "BitwiseNot": torch.bitwise_not,
+    "BitwiseNot": lambda x: torch.bitwise_not(signed(x)).to(x.dtype),
     "Identity": lambda x: x,
 }
 
@@ -186,17 +189,31 @@ def is_inf(call: Call, x: Tensor) -> Tensor:
 @kernel("Cast")
 def cast(call: Call, x: Tensor) -> Tensor:
     """To whole numbers by truncation; between floating-point types nothing happens in wide evaluation."""
-    return to_dtype(x, call.dtype(call.get("to")))
+    kind = ir.DataType(call.get("to"))
+    return dtypes.wrapped(to_dtype(x, call.dtype(kind.value), bool(call.get("saturate", 1))), kind)
 
 
 @kernel("CastLike")
 def cast_like(call: Call, x: Tensor, like: Tensor) -> Tensor:
     """Cast to the dtype of another tensor."""
-    return to_dtype(x, like.dtype)
+    y = to_dtype(x, like.dtype, bool(call.get("saturate", 1)))
+    kind = call.type_of(1)
+    return y if kind is None else dtypes.wrapped(y, kind)
 
 
-def to_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast; through int64 where torch has no direct way."""
+def to_dtype(x: Tensor, dtype: torch.dtype, saturate: bool = True) -> Tensor:
+    """Cast; to whole numbers through int64, and to 8-bit floats at most the largest one with `saturate`."""
+    if dtype == x.dtype:
+        return x
+    if dtype in _FLOAT8:
+        x, most = x.to(torch.float32), torch.finfo(dtype).max
+        if saturate:
+            x = x.clamp(-most, most)
+        elif dtype == torch.float8_e4m3fn:  # which has no infinity, and torch saturates
+            x = torch.where(x.abs() > most + 16, torch.nan, x)
+        return x.to(dtype)
+    if x.dtype in _FLOAT8:
+        x = x.to(torch.float32)
     if x.is_floating_point() and not dtype.is_floating_point and dtype not in (torch.bool, torch.int64):
         return x.to(torch.int64).to(dtype)  # wraps, where a direct cast is undefined
     return x.to(dtype)

@@ -233,7 +233,8 @@ def depth_to_space(call: Call, x: Tensor) -> Tensor:
 def space_to_depth(call: Call, x: Tensor) -> Tensor:
     """Blocks of pixels to channels."""
     block, (batch, channels, height, width) = call.get("blocksize"), x.shape
-    x = x.reshape(batch, channels, height // block, block, width // block, block).permute(0, 3, 5, 1, 2, 4)
+    x = x.reshape(batch, channels, height // block, block, width // block, block)
+    x = x.permute(0, 3, 5, 1, 2, 4) if call.get("mode", "DCR") == "DCR" else x.permute(0, 1, 3, 5, 2, 4)
     return x.reshape(batch, channels * block**2, height // block, width // block)
 
 

@@ -12,23 +12,13 @@ from posexport.graphs.kernels.elementwise import signed
 from posexport.graphs.kernels.registry import KERNELS, MICROSOFT, Call, kernel
 
 _Type = ir.DataType
-_BITS = {_Type.INT4: 4, _Type.UINT4: 4, _Type.INT2: 2, _Type.UINT2: 2}
 _FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def limits(kind: ir.DataType) -> tuple[int, int]:
     """The smallest and largest whole number of an element type."""
-    bits = _BITS.get(kind) or 8 * torch.empty(0, dtype=dtypes.OTHERS[kind]).element_size()
+    bits = dtypes.BITS.get(kind) or 8 * torch.empty(0, dtype=dtypes.OTHERS[kind]).element_size()
     return (0, 2**bits - 1) if kind.name.startswith("U") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-
-
-def wrapped(x: Tensor, kind: ir.DataType) -> Tensor:
-    """Whole numbers in 8 bits, cut to the 4 or 2 that the type has."""
-    bits = _BITS.get(kind)
-    if bits is None:
-        return x
-    low = x.to(torch.int64) & (2**bits - 1)
-    return (low if kind.name.startswith("U") else low - ((low >> (bits - 1)) << bits)).to(x.dtype)
 
 
 def rounded_float(x: Tensor, kind: ir.DataType, saturate: bool) -> Tensor:

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from posexport.graphs.kernels.registry import Call, Value, integers, kernel
 
+_LONGEST = 100_000
+"""Steps of a Loop, so that a file can't keep us for ever."""
+
 
 @kernel("If")
 def if_(call: Call, condition: Tensor) -> tuple[Value, ...]:
@@ -24,6 +27,8 @@ def loop(call: Call, limit: Tensor | None, condition: Tensor | None, *carried: V
     scanned: list[list[Tensor]] = [[] for _ in range(len(body.outputs) - 1 - len(values))]
     count = 0
     while going and (limit is None or count < int(limit)):
+        if count >= _LONGEST:
+            raise ValueError(f"its body would run more than {_LONGEST:,} times")
         results = call.run_body(body, (torch.tensor(count), torch.tensor(going), *values))
         going, values = bool(results[0]), results[1 : 1 + len(values)]
         for collected, value in zip(scanned, results[1 + len(values) :], strict=True):

@@ -63,10 +63,16 @@ def widened(tensor: torch.Tensor, wide: bool) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def to_torch(stored: ir.TensorProtocol, wide: bool) -> torch.Tensor:
-    """A stored tensor, copied once: external data is read here and not kept."""
+def to_torch(stored: ir.TensorProtocol, wide: bool, rows: torch.Tensor | None = None) -> torch.Tensor:
+    """A stored tensor, or the rows of it that an index of any shape names, copied once.
+
+    External data is read here and not kept. ValueError where the element type has no dtype, IndexError for a row that
+    is not there.
+    """
     dtype = torch_dtype(stored.dtype, wide)
     array = stored.numpy()
+    if rows is not None:
+        array = array[rows.numpy()]
     if stored.dtype == ir.DataType.BFLOAT16:  # numpy's bfloat16 converts slowly
         bits = torch.from_numpy(np.array(array).view(np.uint16).reshape(array.shape))
         return bits.view(torch.bfloat16).to(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import ml_dtypes
@@ -44,7 +45,8 @@ def evaluate(call: Call, domain: str, attributes: Sequence[ir.Attr], inputs: Seq
             f"{place} has an operator that can't be evaluated in opset {call.version}."
         ) from None
     feeds = {name: _to_numpy(value) for name, value in zip(names, inputs, strict=True) if name}
-    found = iter(evaluator.run(None, feeds))
+    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+        found = iter(evaluator.run(None, feeds))
     return tuple(_from_numpy(next(found), call.wide) if wanted else None for wanted in call.wanted)
 
 
@@ -53,7 +55,7 @@ def _to_numpy(value: Value) -> Value:
         return [_to_numpy(item) for item in value]
     if value.dtype == torch.bfloat16:
         return value.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return value.numpy()
+    return value.contiguous().numpy()
 
 
 def _from_numpy(value: Value, wide: bool) -> Value:

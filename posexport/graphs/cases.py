@@ -15,7 +15,7 @@ import numpy as np
 from posexport.graphs.axes import BATCH, HEIGHT, PAST, SEQ, SLOTS, WIDTH
 from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs
 from posexport.graphs.roles import Role
-from posexport.graphs.sizes import fitted, is_dynamic
+from posexport.graphs.sizes import fitted, is_dynamic, side_of, step_of
 
 LEAST = 4
 """Cases that there are at least: of a graph that fixes every size, with other numbers in each."""
@@ -67,10 +67,20 @@ _LONG = (
     _Corner(label="long prompt", batch=1, seq=131),
 )
 
+_PICTURES = (
+    _Corner(label="one", batch=1, seq=8),
+    _Corner(label="several", batch=3, seq=9),
+    _Corner(label="large numbers", batch=1, seq=10, kinds=Kinds(values="loud")),
+    _Corner(label="small numbers", batch=2, seq=11, kinds=Kinds(values="quiet")),
+    _Corner(label="zeros", batch=1, seq=12, kinds=Kinds(values="zeros")),
+    _Corner(label="one large column", batch=1, seq=13, kinds=Kinds(values="outlier")),
+)
+"""Of graphs that take pictures or sound alone, which cost more than tokens."""
+
 _ALIKE_VALUES = ("large numbers", "small numbers", "zeros", "one large feature")
 """Corners that say nothing of a graph without numbers among its inputs."""
 
-_SIDES = ((1.0, 1.0), (0.75, 0.5), (1.5, 1.0))
+_SIDES = ((1.0, 1.0), (1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (1.0, 1.0), (1.5, 0.5))
 """Parts of the height and the width that images of any size have in turn."""
 
 
@@ -103,10 +113,10 @@ def _corners(roles: Mapping[str, Role]) -> Iterator[_Corner]:
     kinds = {role.kind for role in roles.values()}
     numbers = {role.kind for role in roles.values() if role.dtype in ("fp32", "fp16", "bf16", "fp64")}
     numbers -= {"attention_mask", "encoder_attention_mask", "ones", "zeros"}
-    pictures = bool({"images", "audio"} & kinds) and not is_dynamic(roles, SEQ)
-    for corner in _PROMPTS:
-        if not (corner.label in _ALIKE_VALUES and not numbers):
-            yield attrs.evolve(corner, batch=min(corner.batch, 2)) if pictures else corner
+    if {"images", "audio"} & kinds and not is_dynamic(roles, SEQ):
+        yield from _PICTURES
+        return
+    yield from (corner for corner in _PROMPTS if numbers or corner.label not in _ALIKE_VALUES)
     if "position_ids" in kinds:
         yield from _POSITIONS
     if {"past", "write_indices"} & kinds:
@@ -155,13 +165,12 @@ def _pictures(roles: Mapping[str, Role]) -> list[str]:
 
 def _sides(roles: Mapping[str, Role], number: int, axes: list[str]) -> dict[str, int]:
     """Sizes of images: by turns as the graph's own table has it, and others that are whole patches."""
-    sizes, sides = {}, _SIDES[number % len(_SIDES)]
-    whole = fitted(roles, {})
-    for axis, part in zip((HEIGHT, WIDTH), sides, strict=True):
+    sizes, parts = {}, _SIDES[number % len(_SIDES)]
+    for axis, part in zip((HEIGHT, WIDTH), parts, strict=True):
         if axis in axes:
             role = next(role for role in roles.values() if axis in role.axes)
-            stride = (role.strides or (16, 16))[(HEIGHT, WIDTH).index(axis)]
-            sizes[axis] = max(round(whole[axis] * part / stride), 1) * stride
+            step = step_of(role, axis)
+            sizes[axis] = max(round(side_of(role, axis) * part / step), 1) * step
     return sizes
 
 

@@ -25,6 +25,9 @@ VOCABULARY = 100
 FAR = 2**15
 """Positions end here where no table ends earlier."""
 
+OFFSET = 300
+"""Rows whose positions don't begin at 0 begin below this one."""
+
 VALUES: dict[str, float] = {"normal": 1.0, "quiet": 1e-3, "loud": 6.0, "zeros": 1.0, "outlier": 1.0}
 """Kinds of numbers, with their standard deviation."""
 
@@ -106,7 +109,9 @@ def keys_of(kind: str, rng: np.random.Generator, sizes: Mapping[str, int]) -> Ar
 
 POSITIONS: Mapping[str, Callable[[np.random.Generator, Array, int], Array]] = {
     "consecutive": lambda rng, places, limit: places % limit,
-    "offset": lambda rng, places, limit: (places + rng.integers(0, max(limit // 4, 1), (len(places), 1))) % limit,
+    "offset": lambda rng, places, limit: (
+        (places + rng.integers(0, max(min(limit // 4, OFFSET), 1), (len(places), 1))) % limit
+    ),
     "scattered": lambda rng, places, limit: rng.integers(0, min(limit, 8 * places.shape[1] + 8), places.shape),
     "shuffled": lambda rng, places, limit: rng.permuted(places % limit, axis=1),
     "far": lambda rng, places, limit: _far(rng, places, limit),
@@ -166,7 +171,7 @@ def _positions(draw: _Draw) -> Array:
 def _mask(draw: _Draw) -> Array:
     """Of two dimensions ones and zeros; of four, True or 0 where a token sees a key, for a file with a cache only keys
     before it, and False or the least number elsewhere. Each token sees itself."""
-    encoder = draw.role.kind.startswith("encoder")
+    encoder = draw.role.kind.startswith("encoder") or ENCODER in draw.role.axes
     keys = draw.encoder_keys if encoder else draw.keys
     if len(draw.shape) <= 2:
         width = draw.shape[-1]

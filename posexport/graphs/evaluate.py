@@ -55,7 +55,7 @@ class Evaluator:
         if not isinstance(tensor, torch.Tensor):  # a sequence
             return tensor
         if value.shape is not None and value.is_graph_input():
-            sizes = [dim if isinstance(dim, int) else None for dim in value.shape]
+            sizes = [dim if isinstance(dim, int) and dim >= 0 else None for dim in value.shape]  # some files write -1
             fits = len(sizes) == tensor.dim() and all(a in (None, b) for a, b in zip(sizes, tensor.shape, strict=True))
             if not fits:
                 raise RequestError(f"{what} has shape {value.shape}, and {list(tensor.shape)} was given.")

@@ -16,7 +16,7 @@ from onnx_ir.passes.common import InlinePass
 from posexport.artifact.graph_file import GraphFile
 from posexport.errors import RequestError, check_known, shown
 from posexport.graphs.axes import KNOWN_AXES, Axes, axes_of
-from posexport.graphs.tables import patches_of, rows_of, strides_of
+from posexport.graphs.tables import patches_of, required_sizes, rows_of, strides_of
 from posexport.spec.contract import Shape
 
 ROLES: dict[str, str] = {
@@ -153,10 +153,14 @@ def _inlined(model: ir.Model) -> ir.Model:
 
 
 def _shape(value: ir.Value) -> Shape:
-    """The shape, a dimension by name where it is dynamic, "?" where it has no name."""
+    """The shape, a dimension by name where it is dynamic, "?" where it has no name; some files name a number "16"."""
     if value.shape is None:
         return ()
-    return tuple(dim if isinstance(dim, int) else str(dim.value or "?") for dim in value.shape)
+    dims = [dim if isinstance(dim, int) else str(dim.value or "?") for dim in value.shape]
+    dims = [int(dim) if isinstance(dim, str) and dim.isdecimal() else dim for dim in dims]
+    dims = ["?" if isinstance(dim, int) and dim < 0 else dim for dim in dims]
+    sizes = required_sizes(value, len(dims))
+    return tuple(sizes.get(at, dim) if isinstance(dim, str) else dim for at, dim in enumerate(dims))
 
 
 _DTYPES = {

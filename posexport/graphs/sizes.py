@@ -10,8 +10,9 @@ from posexport.graphs.roles import Role
 _SPARE = 5
 """Places of a cache that is written into that stay free behind the last token."""
 
-_PATCH, _SIDE, _FRAMES = 16, 8, 64
-"""Pixels of a patch, patches on a side, and frames of sound, where the graph doesn't say."""
+PATCH, SMALLEST_PATCH, _PIXELS, _FRAMES = 16, 8, 64, 256
+"""Pixels of a patch, where the graph doesn't say; a first convolution with smaller steps is followed by others. Pixels
+on a side, and frames of sound."""
 
 _FREE = 6
 """The size of a dimension whose meaning is not known."""
@@ -59,20 +60,26 @@ def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int
     sizes[TOTAL] = fixed.get(TOTAL, sizes[PAST] + sizes[SEQ])
     sizes[SLOTS] = fixed.get(SLOTS, sizes[PAST] + sizes[SEQ] + _SPARE)
     for role in roles.values():
-        for at, (dim, axis) in enumerate(zip(role.shape, role.axes, strict=True)):
+        for dim, axis in zip(role.shape, role.axes, strict=True):
             if isinstance(dim, int) or not isinstance(axis, str):
                 continue
             if axis in (HEIGHT, WIDTH):
-                sizes[axis] = asked.get(axis) or _side(role, at - len(role.axes))
-            sizes.setdefault(axis, _FRAMES * 4 if axis == FRAMES else _FREE)
+                sizes[axis] = asked.get(axis) or side_of(role, axis)
+            sizes.setdefault(axis, _FRAMES if axis == FRAMES else _FREE)
     return {**sizes, **{axis: size for axis, size in fixed.items() if axis not in sizes}}
 
 
-def _side(role: Role, axis: int) -> int:
-    """Pixels along the height (axis -2) or the width (-1) of an image."""
-    strides = role.strides
-    stride = strides[axis] if strides is not None and len(strides) >= 2 else _PATCH
-    return stride * (role.patches or _SIDE)
+def step_of(role: Role, axis: str) -> int:
+    """Pixels that the height or the width of an image is a multiple of: a patch, or what several convolutions reach."""
+    strides = role.strides or (PATCH, PATCH)
+    stride = strides[-2 if axis == HEIGHT and len(strides) > 1 else -1]
+    return stride if stride >= SMALLEST_PATCH else 2 * PATCH
+
+
+def side_of(role: Role, axis: str) -> int:
+    """Pixels along the height or the width, as the graph's table of positions has it where there is one."""
+    step = step_of(role, axis)
+    return step * role.patches if role.patches else max(_PIXELS // step, 2) * step
 
 
 def shape_of(role: Role, sizes: Mapping[str, int]) -> tuple[int, ...]:

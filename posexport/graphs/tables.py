@@ -63,17 +63,22 @@ def _table_rows(node: ir.Node, place: int) -> int | None:
     table = first = node.inputs[place]
     while table is not None and (maker := table.producer()) is not None and maker.op_type in _UNCHANGED:
         table = maker.inputs[0]
-    if first is None or table is None or table.shape is None or len(table.shape) < 2 or not _is_constant(table):
+    shape = None if table is None else _constant_shape(table)
+    if first is None or shape is None or len(shape) < 2:
         return None
     axis = (node.attributes.get_int("axis", 0) or 0) if "Gather" in node.op_type else 0
-    if table is not first and axis >= 0 and first.shape is not None:  # axes may have been added in front
-        axis -= len(first.shape)
-    size = table.shape[axis] if -len(table.shape) <= axis < len(table.shape) else None
+    if table is not first and axis >= 0:  # axes may have been added in front; the last one is that of the features
+        axis -= len(first.shape) if first.shape is not None else max(len(shape), axis + 2)
+    size = shape[axis] if -len(shape) <= axis < len(shape) else None
     return size if isinstance(size, int) and size > 1 else None
 
 
-def _is_constant(value: ir.Value) -> bool:
-    return value.is_initializer() or value.const_value is not None
+def _constant_shape(value: ir.Value) -> list[object] | None:
+    """The shape of a weight or a constant; None of what is computed."""
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is not None:
+        return list(tensor.shape)
+    return list(value.shape) if value.is_initializer() and value.shape is not None else None
 
 
 def _added(node: ir.Node, place: int) -> int:
@@ -86,6 +91,24 @@ def _added(node: ir.Node, place: int) -> int:
         return 0
     number = int(tensor.numpy().item())
     return -number if node.op_type == "Sub" else number
+
+
+def required_sizes(value: ir.Value, rank: int) -> dict[int, int]:
+    """Sizes of axes, by their place, that the first readers of an input need: those of what it is concatenated with,
+    and the channels of a Conv."""
+    sizes: dict[int, int] = {}
+    for node, place in value.uses():
+        if node.op_type == "Conv" and place == 0 and len(node.inputs) > 1 and node.inputs[1] is not None:
+            weight = _constant_shape(node.inputs[1])
+            if weight is not None and isinstance(weight[1], int):
+                sizes[1] = weight[1] * (node.attributes.get_int("group", 1) or 1)
+        elif node.op_type == "Concat":
+            axis = (node.attributes.get_int("axis", 0) or 0) % max(rank, 1)
+            for other in node.inputs:
+                if other is not None and other is not value and other.shape is not None and len(other.shape) == rank:
+                    dims = enumerate(other.shape)
+                    sizes |= {at: dim for at, dim in dims if isinstance(dim, int) and dim > 0 and at != axis}
+    return sizes
 
 
 def strides_of(value: ir.Value) -> tuple[int, ...] | None:

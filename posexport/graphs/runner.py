@@ -1,0 +1,123 @@
+"""The evaluator as a worker's engine: any ONNX file in float64, or in its own dtypes with torch's rounding.
+
+Options: `wide` (default true: float64); `outputs`, names of values to give (default: the graph's outputs); `last_bits`,
+a seed: weights differ in their last bits, which shows what rounding may do; `decisions`: in float64, but whole numbers
+and truth values that the graph computes from floats are those of the evaluation in its own dtypes.
+
+Functions are inlined, so that every node has a name of its own. The last file is kept: cases come one by one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import InlinePass
+
+from posexport.artifact.graph_file import read_graph
+from posexport.errors import RequestError
+from posexport.graphs.evaluate import Evaluator
+from posexport.runtimes.base import Arrays, check_onnx_file
+from posexport.runtimes.tensors import to_numpy, to_torch
+
+OPTIONS = ("wide", "outputs", "last_bits", "decisions")
+
+DECISIONS = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "ArgMax", "ArgMin", "TopK", "Floor", "Ceil"}
+DECISIONS |= {"Round", "Sign", "IsInf", "IsNaN", "NonZero", "Cast", "Trunc", "Mod", "NonMaxSuppression"}
+"""Operators whose results jump where a float changes a little; of Cast, those to whole numbers."""
+
+_INTEGERS = {int(kind) for kind in ir.DataType if kind.is_integer() or kind == ir.DataType.BOOL}
+
+_kept: dict[tuple[str, int, int], ir.Model] = {}
+
+
+def inlined(path: Path) -> ir.Model:
+    """The model of a file with its functions inlined and external data left on the disk until it is read."""
+    status = path.stat()
+    key = (str(path), status.st_mtime_ns, status.st_size)
+    if key not in _kept:
+        _kept.clear()
+        model = ir.from_proto(read_graph(path).model)
+        ir.external_data.set_base_dir(model.graph, path.parent)
+        _kept[key] = InlinePass()(model).model if model.functions else model
+    return _kept[key]
+
+
+class GraphRunner:
+    """One file in the evaluator."""
+
+    def __init__(self, model: ir.Model, options: Mapping[str, Any]) -> None:
+        self._model, self._options = model, options
+        self._wide = bool(options.get("wide", True))
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """Values by name: floats in float64 or in the file's dtypes, others as the file has them."""
+        tensors = {name: to_torch(array) for name, array in inputs.items()}
+        wanted: Sequence[str] | None = self._options.get("outputs")
+        seed = self._options.get("last_bits")
+        overrides: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+        if self._options.get("decisions"):
+            names = decisions(self._model)
+            values = Evaluator(self._model, wide=False).run(tensors, names)
+            overrides = {name: _instead(values[name]) for name in names}
+        elif seed is not None:
+            overrides = last_bits(self._model, int(seed))
+        results = Evaluator(self._model, wide=self._wide).run(tensors, wanted, overrides=overrides)
+        for name, value in results.items():
+            if not isinstance(value, torch.Tensor):
+                raise RequestError(
+                    f"the output {name!r} is no tensor, which can't be compared: cut the graph before it."
+                )
+        return {name: to_numpy(value) for name, value in results.items()}
+
+    def prepare(self, inputs: Arrays) -> Callable[[], float]:
+        raise RequestError("the evaluator is no engine, so there is nothing to time: time a runtime.")
+
+    def describe(self) -> dict[str, str]:
+        dtypes = "float64" if self._wide else "the file's own dtypes"
+        return {"engine": f"posexport's evaluator, in {dtypes}", "version": str(torch.__version__), "device": "CPU"}
+
+
+def decisions(model: ir.Model) -> list[str]:
+    """The values whose makers are DECISIONS, by name."""
+    return [
+        str(value.name)
+        for node in model.graph
+        if node.op_type in DECISIONS and (node.op_type != "Cast" or node.attributes.get_int("to", 1) in _INTEGERS)
+        for value in node.outputs
+        if value.name
+    ]
+
+
+def _instead(other: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda tensor: other.to(tensor.dtype)
+
+
+def last_bits(model: ir.Model, seed: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """For each floating-point weight of more than one dimension a function that moves its last bits at random."""
+
+    def changed(number: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            generator = torch.Generator().manual_seed(seed * 65_537 + number)
+            step = torch.finfo(tensor.dtype).eps * (torch.rand(tensor.shape, generator=generator) - 0.5)
+            return (tensor.double() * (1 + step)).to(tensor.dtype)
+
+        return change
+
+    floats = (
+        (name, value.const_value)
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None and value.const_value.dtype.is_floating_point()
+    )
+    large = [name for name, tensor in floats if len(tensor.shape) > 1 and tensor.size > 1]
+    return {name: changed(number) for number, name in enumerate(large)}
+
+
+def load(path: Path, options: Mapping[str, Any]) -> GraphRunner:
+    """Open any `.onnx` file; RequestError for any other, a damaged one, and wrong options."""
+    check_onnx_file("the evaluator", path, options, OPTIONS)
+    return GraphRunner(inlined(Path(os.path.realpath(path.parent)) / path.name), options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import onnx_ir as ir
 
@@ -25,7 +27,7 @@ class Attention:
     num_kv_heads: int
     head_dim: int
     value_dim: int
-    scale: float
+    factors: tuple[float, ...]
     softcap: float
     q: Side
     k: Side
@@ -40,6 +42,11 @@ class Attention:
     weights: ir.Value
 
     state = RECOGNISED
+
+    @property
+    def scale(self) -> float:
+        """What the product of queries and keys is multiplied by."""
+        return math.prod(self.factors)
 
 
 @attrs.frozen(kw_only=True)

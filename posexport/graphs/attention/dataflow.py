@@ -8,7 +8,7 @@ or add auxiliary values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.graphs.attention.dataflow import Dataflow
-from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of, repeated
+from posexport.graphs.attention.layouts import FLAT, Layout, Sizes, factor, layouts_of, repeated
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.rotary import Rotary, rotation_of
 
@@ -23,7 +23,17 @@ MISSES = 6
 _BARRIERS = {
     *("MatMul", "Gemm", "Einsum", "FusedMatMul", "Conv", "Softmax", "LayerNormalization", "RMSNormalization"),
     *("SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Attention"),
-    *("MultiHeadAttention", "GroupQueryAttention", "ReduceMean", "Gather", "MatMulInteger", "Sqrt", "Pow", "Loop", "If"),
+    *(
+        "MultiHeadAttention",
+        "GroupQueryAttention",
+        "ReduceMean",
+        "Gather",
+        "MatMulInteger",
+        "Sqrt",
+        "Pow",
+        "Loop",
+        "If",
+    ),
 }
 """Operators above which no layout of the same numbers can lie."""
 
@@ -40,7 +50,7 @@ class Source:
 
 @attrs.frozen(kw_only=True)
 class Cache:
-    """Keys or values that grow: `past` [B, K, P, D], which is the graph's input `name`, and `present`, which has the new
+    """Keys or values that grow: `past` [B, K, P, D], which is the graph's input `name`, and `present`, which has new
     ones behind it."""
 
     name: str
@@ -122,7 +132,7 @@ def _as_source(
     if left or not own_heads or heads % own_heads:
         return None
     own = (batch, own_heads, tokens, features)
-    candidates = list(layouts_of(tuple(replaced.shape), own))
+    candidates = [layout for layout in layouts_of(tuple(replaced.shape), own) if layout.groups != FLAT]
     if not candidates:
         return None
     result = canonical(probe.through(value, [operand], replaced)[0])

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cache
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import attrs
 import torch
@@ -44,22 +43,26 @@ class Layout:
 
 
 def layouts_of(shape: tuple[int, ...], sizes: Sizes) -> Iterator[Layout]:
-    """Every layout of these sizes that has this shape."""
+    """Every layout of these sizes that has this shape, the usual ones first."""
     named = dict(zip("bhsd", sizes, strict=True))
-    for layout in _all_layouts(len(shape)):
-        if all(math.prod(named[letter] for letter in group) == dim for group, dim in zip(layout.groups, shape)):
+    for layout in _LAYOUTS.get(len(shape), ()):
+        dims = [math.prod(named[letter] for letter in group) for group in layout.groups]
+        if dims == [*shape]:
             yield layout
 
 
-@cache
-def _all_layouts(rank: int) -> tuple[Layout, ...]:
-    """Every order of the axes b, h, s, d in groups of neighbours; the usual ones come first."""
-    found = []
-    for order in permutations("bhsd"):
-        for cuts in _cuts(4, rank):
-            found.append(Layout(tuple("".join(order[start:end]) for start, end in zip((0, *cuts), (*cuts, 4)))))
-    usual = [Layout(groups) for groups in (("b", "s", "hd"), ("b", "s", "h", "d"), ("b", "h", "s", "d"))]
-    return tuple(sorted(found, key=lambda layout: layout not in usual))
+def _is_used(layout: Layout) -> bool:
+    """Whether axes are merged in a way that graphs have, and that can be taken apart without knowing a length."""
+    merged = [at for at, group in enumerate(layout.groups) if len(group) > 1]
+    if not merged or layout.groups == FLAT:
+        return True
+    after = len(layout.groups) - merged[0] - 1
+    names = layout.groups[merged[0]]
+    return len(merged) == 1 and (names == "bh" or (names == "hd" and after <= 1))
+
+
+FLAT = ("bs", "hd")
+"""The layout in which rows and tokens are one axis."""
 
 
 def _cuts(length: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -70,6 +73,24 @@ def _cuts(length: int, parts: int) -> Iterator[tuple[int, ...]]:
     for first in range(1, length - parts + 2):
         for others in _cuts(length - first, parts - 1):
             yield (first, *(first + other for other in others))
+
+
+def _layouts() -> dict[int, tuple[Layout, ...]]:
+    """The layouts by rank."""
+    usual = [Layout(groups) for groups in (("b", "s", "hd"), ("b", "s", "h", "d"), ("b", "h", "s", "d"))]
+    found: dict[int, tuple[Layout, ...]] = {}
+    for rank in (2, 3, 4):
+        cuts = [(0, *places, 4) for places in _cuts(4, rank)]
+        layouts = [
+            Layout(tuple("".join(order[a:b]) for a, b in pairwise(places)))
+            for order in permutations("bhsd")
+            for places in cuts
+        ]
+        found[rank] = tuple(sorted(filter(_is_used, layouts), key=lambda layout: layout not in usual))
+    return found
+
+
+_LAYOUTS = _layouts()
 
 
 def factor(target: torch.Tensor, source: torch.Tensor) -> float | None:

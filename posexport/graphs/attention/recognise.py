@@ -9,9 +9,9 @@ import torch
 
 from posexport.errors import PosexportError, Reason, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
-from posexport.graphs.attention.dataflow import Dataflow, constant_of
-from posexport.graphs.attention.heads import Side, Source, plain_source, side_of
-from posexport.graphs.attention.layouts import Sizes, factor, layouts_of
+from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.heads import Side, Source, side_of
+from posexport.graphs.attention.layouts import Layout, Sizes, factor, layouts_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import WEIGHTED, Product, product_of
 from posexport.graphs.attention.scores import Declined, Scores, scores_of
@@ -103,7 +103,7 @@ def _attention(
         num_kv_heads=k.source.heads,
         head_dim=head_dim,
         value_dim=value_dim,
-        scale=scores.scale * q.source.factor * k.source.factor,
+        factors=(*scores.factors, q.source.factor, k.source.factor),
         softcap=scores.softcap,
         q=q,
         k=k,
@@ -155,9 +155,7 @@ def _side(flow: Dataflow, probe: Probe, operand: ir.Value, axes: str, sizes: Siz
     return side_of(flow, probe, operand, canonical, sizes, rotated=rotated)
 
 
-def _check_weights(
-    probe: Probe, softmax: ir.Node, product: Product, passed: Sequence[ir.Node], scores: Scores
-) -> None:
+def _check_weights(probe: Probe, softmax: ir.Node, product: Product, passed: Sequence[ir.Node], scores: Scores) -> None:
     """Raise Declined unless what weights the values are the probabilities themselves (without the sinks' column)."""
     source, target = softmax.outputs[0], product.left
     if not passed:
@@ -171,9 +169,9 @@ def _check_weights(
     nodes = {node.op_type for node in passed}
     kept = result != 0
     hidden = probe.get(source)
-    if nodes <= {"Where", "Cast", "Identity", "Dropout"} and result.shape == replaced.shape:
-        if bool((result[kept] == replaced[kept]).all()) and not bool((hidden[~kept] > 0).any()):
-            return
+    same = result.shape == replaced.shape and bool((result[kept] == replaced[kept]).all())
+    if same and nodes <= {"Where", "Cast", "Identity", "Dropout"} and not bool((hidden[~kept] > 0).any()):
+        return
     raise Declined("weights", f"the weights of {shown(softmax.name or '')} are changed before they meet the values")
 
 
@@ -183,7 +181,10 @@ def _output(flow: Dataflow, probe: Probe, product: Product, sizes: Sizes) -> Sou
     replaced = probe.random_like(product.result)
     order = [letters.index(letter) for letter in ("bhsd" if len(letters) == 4 else "bsd")]
     heads = replaced.permute(order).reshape(sizes)
-    value, best = product.result, Source(value=product.result, layout=_layout_of(replaced, heads, sizes), heads=sizes[1])
+    value, best = (
+        product.result,
+        Source(value=product.result, layout=_layout_of(replaced, heads, sizes), heads=sizes[1]),
+    )
     for _ in range(8):
         if len(value.uses()) != 1 or value.is_graph_output():
             break
@@ -199,7 +200,7 @@ def _output(flow: Dataflow, probe: Probe, product: Product, sizes: Sizes) -> Sou
     return best
 
 
-def _layout_of(value: torch.Tensor, heads: torch.Tensor, sizes: Sizes):  # type: ignore[no-untyped-def]
+def _layout_of(value: torch.Tensor, heads: torch.Tensor, sizes: Sizes) -> Layout:
     for layout in layouts_of(tuple(value.shape), sizes):
         if factor(layout.to_heads(value, sizes), heads) == 1.0:
             return layout

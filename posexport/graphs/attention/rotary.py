@@ -2,9 +2,9 @@
 
     (a, b) -> (a cos - b sin, a sin + b cos) for pairs of features of each head
 
-The pairs are (i, i + P) (half), (2i, 2i + 1) (interleaved), or halves of equal runs of features. For each hypothesis the
-cosines and sines of every token follow from one probe, and another probe must confirm them. The angles are then looked
-for among the values that the nodes in between multiply with; they go on being computed by the nodes that compute them.
+The pairs are (i, i + P) (half), (2i, 2i + 1) (interleaved), or halves of equal runs of features. For each hypothesis
+the cosines and sines of every token follow from one probe, and another probe must confirm them. The angles are then
+looked for among the values that the nodes in between multiply with, and are still computed by the same nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx_ir as ir
 import torch
 
 from posexport.graphs.attention.dataflow import Dataflow
-from posexport.graphs.attention.layouts import EXACT, Layout, Sizes, layouts_of
+from posexport.graphs.attention.layouts import EXACT, FLAT, Layout, Sizes, layouts_of
 from posexport.graphs.attention.probe import Probe
 
 _TOLERANCE = 1e-9
@@ -86,6 +86,8 @@ def rotation_of(
     draws = [probe.random_like(source) for _ in range(2)]
     moved = [layout.to_heads(probe.through(source, [target], draw)[0], sizes) for draw in draws]
     for source_layout in layouts_of(tuple(draws[0].shape), sizes):
+        if source_layout.groups == FLAT:
+            continue
         still = [source_layout.to_heads(draw, sizes) for draw in draws]
         for pairs in _hypotheses(still, moved):
             solved = _solve(still, moved, pairs)
@@ -150,13 +152,7 @@ def _fixed_tokens(cos: torch.Tensor, sin: torch.Tensor) -> int:
 
 
 def _find(
-    flow: Dataflow,
-    probe: Probe,
-    source: ir.Value,
-    target: ir.Value,
-    angles: torch.Tensor,
-    sizes: Sizes,
-    fixed: int,
+    flow: Dataflow, probe: Probe, source: ir.Value, target: ir.Value, angles: torch.Tensor, sizes: Sizes, fixed: int
 ) -> AngleSource | None:
     """Where cosines or sines [B, S, P] stand in the graph, among what the nodes in between read beside content."""
     seen: set[ir.Value] = set()

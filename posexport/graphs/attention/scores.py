@@ -39,10 +39,13 @@ class Term:
 
 @attrs.frozen(kw_only=True)
 class Scores:
-    """What was found between a softmax and its product; `nodes` are those on the way, the last one first."""
+    """What was found between a softmax and its product; `nodes` are those on the way, the last one first.
+
+    The product of `factors` is the scale.
+    """
 
     product: Product
-    scale: float
+    factors: tuple[float, ...]
     softcap: float = 0.0
     terms: tuple[Term, ...] = ()
     sinks: ir.Value | None = None
@@ -73,6 +76,12 @@ class _Walk:
     reshaped: bool = False
     upcast: bool = False
     nodes: list[ir.Node] = attrs.Factory(list)
+    factors: list[float] = attrs.Factory(list)
+
+    def multiply(self, number: float) -> None:
+        """Note a factor of the scores."""
+        self.factor *= number
+        self.factors.append(number)
 
 
 def scores_of(flow: Dataflow, logits: ir.Value) -> Scores:
@@ -85,10 +94,10 @@ def scores_of(flow: Dataflow, logits: ir.Value) -> Scores:
         product = product_of(node, SCORES)
         if product is not None and product.left in flow.content and product.right in flow.content:
             if node.op_type == "FusedMatMul" and "alpha" in node.attributes:
-                walk.factor *= node.attributes["alpha"].as_float()
+                walk.multiply(node.attributes["alpha"].as_float())
             return Scores(
                 product=product,
-                scale=walk.factor,
+                factors=tuple(walk.factors),
                 softcap=walk.softcap,
                 terms=tuple(walk.terms),
                 sinks=walk.sinks,
@@ -184,7 +193,7 @@ def _multiply(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     if divides and place == 1:
         raise Declined("score-operator", f"{shown(node.name or '')} divides by the scores")
     if number is not None and number != 0.0:
-        walk.factor *= 1.0 / number if divides else number
+        walk.multiply(1.0 / number if divides else number)
     elif walk.softcap or other in flow.content:
         raise Declined("score-scale", f"{shown(node.name or '')} multiplies the scores by something that varies")
     else:

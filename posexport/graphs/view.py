@@ -1,0 +1,72 @@
+"""A graph as attention is looked for in it: functions inlined, inputs by role, and one run on drawn inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import common
+
+from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.probe import Probe
+from posexport.graphs.attention.recognise import Found, recognise
+from posexport.graphs.axes import BATCH, ENCODER, PAST, SEQ
+from posexport.graphs.draw import DrawnInputs, draw_inputs
+from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.roles import Role, roles_of
+
+TOKENS = {"token_ids", "encoder_token_ids", "token_type_ids", "index"}
+"""Roles of inputs that are looked up in tables of features."""
+
+CONTENT = {"past", "encoder_past", "features", "encoder_features", "images", "audio"}
+"""Roles of inputs that hold features."""
+
+PROBED = {BATCH: 3, SEQ: 5, PAST: 7, ENCODER: 11}
+"""Sizes of the probe's inputs: all different, so that no two axes are mistaken for one another."""
+
+
+@attrs.frozen(kw_only=True)
+class View:
+    """A model whose functions are inlined, the roles of its inputs, and what was probed in it."""
+
+    model: ir.Model
+    roles: Mapping[str, Role]
+    inputs: DrawnInputs
+    flow: Dataflow
+    probe: Probe
+    attentions: tuple[Found, ...]
+
+    def shapes(self, values: Iterable[ir.Value]) -> dict[str, tuple[int, ...]]:
+        """The probed shape of each value."""
+        return {value.name or "": self.probe.shape(value) for value in values}
+
+    def dtypes(self, values: Iterable[ir.Value]) -> dict[str, ir.DataType]:
+        """The dtype of each value, from the graph where it says it, else from a run in the graph's own dtypes."""
+        found = {value.name or "": value.dtype for value in values}
+        unknown = [name for name, dtype in found.items() if dtype is None]
+        if unknown:
+            arrays = {name: torch.from_numpy(array) for name, array in self.inputs.arrays.items()}
+            for name, tensor in Evaluator(self.model, wide=False).run(arrays, unknown).items():
+                found[name] = ir.tensor_adapters.from_torch_dtype(tensor.dtype)
+        return {name: dtype for name, dtype in found.items() if dtype is not None}
+
+
+def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int = 0) -> View:
+    """The attention of a model, whose functions are inlined in place. `given` are roles of inputs by name.
+
+    RequestError where the role of an input can't be guessed, or the graph can't be evaluated.
+    """
+    if model.functions:
+        common.InlinePass()(model)
+    roles = roles_of(model, given)
+    drawn = draw_inputs(roles, PROBED, np.random.default_rng(seed), label="probe")
+    tokens = {name for name, role in roles.items() if role.kind in TOKENS}
+    content = {name for name, role in roles.items() if role.kind in CONTENT}
+    flow = Dataflow(model, tokens, content)
+    arrays = {name: torch.from_numpy(array) for name, array in drawn.arrays.items()}
+    probe = Probe(Evaluator(model), flow, arrays, seed)
+    found = tuple(recognise(flow, probe, drawn.sizes[BATCH]))
+    return View(model=model, roles=roles, inputs=drawn, flow=flow, probe=probe, attentions=found)

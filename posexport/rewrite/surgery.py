@@ -1,0 +1,116 @@
+"""Sites put into a graph: new nodes take the place of old values, and what nobody reads any more goes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from posexport.errors import RequestError
+from posexport.graphs.attention.attention import Attention
+from posexport.graphs.function_bodies import DOMAIN, Functions
+from posexport.rewrite.nodes import PREFIX, Nodes
+from posexport.rewrite.site import Site, SiteWriter
+
+
+def values_of(model: ir.Model) -> dict[str, ir.Value]:
+    """Every value of the main graph by name."""
+    graph = model.graph
+    values = {value.name or "": value for value in (*graph.inputs, *graph.initializers.values())}
+    return values | {value.name or "": value for node in graph for value in node.outputs}
+
+
+def put(model: ir.Model, sites: Iterable[Site], nodes: Nodes) -> None:
+    """Add the new nodes to the graph, let them stand in for what they replace, and remove what is left unused."""
+    values = values_of(model)
+    model.graph.extend(nodes.nodes)
+    replaced: list[ir.Value] = []
+    for site in sites:
+        for name, new in site.replaced.items():
+            old = values[name]
+            replaced.append(old)
+            new.shape, new.type = old.shape, old.type or new.type
+            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+            old.name = f"{PREFIX}/old/{name}"
+            new.name = name
+    _remove_unused(model, [*replaced, *(value for node in nodes.nodes for value in node.outputs)])
+    model.graph.sort()
+
+
+def _remove_unused(model: ir.Model, values: Sequence[ir.Value]) -> None:
+    """Remove the nodes and initializers that only computed these values."""
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if value.uses() or value.is_graph_output() or (node is not None and node.graph is None):
+            continue
+        if node is None:
+            if value.is_initializer() and not value.is_graph_input():
+                model.graph.initializers.pop(value.name or "")
+            continue
+        if node.graph is not model.graph or any(out.uses() or out.is_graph_output() for out in node.outputs):
+            continue
+        pending += [source for source in node.inputs if source is not None]
+        model.graph.remove(node, safe=True)
+
+
+def lower(model: ir.Model, functions: Functions, form: str) -> None:
+    """Give posexport's operators their bodies; in all forms but `function`, in place of the calls."""
+    before = {node for node in model.graph if node.domain != DOMAIN}
+    names = set(values_of(model))
+    functions.attach(model)
+    if form != "function":
+        common.InlinePass(criteria=lambda function: function.domain == DOMAIN)(model)
+        model.opset_imports.pop(DOMAIN, None)
+    inner = [node for node in model.graph if node not in before]
+    if any(node.domain == "com.microsoft" for node in model.graph.all_nodes()):
+        model.opset_imports.setdefault("com.microsoft", 1)
+    _share(model, inner, names)
+
+
+def _share(model: ir.Model, nodes: Collection[ir.Node], names: Collection[str]) -> None:
+    """Let equal new nodes be one: what all sites compute alike, such as lengths, is computed once."""
+    known: dict[tuple[object, ...], ir.Node] = {}
+    for node in nodes:
+        key = (node.domain, node.op_type, tuple(node.inputs), len(node.outputs), _attributes_key(node.attributes))
+        first = known.setdefault(key, node)
+        if first is node or any(value.name in names for value in node.outputs):
+            continue
+        for old, new in zip(node.outputs, first.outputs, strict=True):
+            old.replace_all_uses_with(new)
+        model.graph.remove(node, safe=True)
+
+
+def _attributes_key(attributes: Mapping[str, ir.Attr]) -> object:
+    def of(attribute: ir.Attr) -> object:
+        if attribute.type == ir.AttributeType.TENSOR:
+            tensor = attribute.as_tensor()
+            return (tensor.dtype, tuple(tensor.shape), tensor.tobytes())
+        return repr(attribute.value)
+
+    return tuple(sorted((name, of(attribute)) for name, attribute in attributes.items()))
+
+
+def write_sites(
+    model: ir.Model,
+    attentions: Sequence[Attention],
+    functions: Functions,
+    dtypes: Mapping[str, ir.DataType],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, RequestError]:
+    """Write these attentions anew in `model`; returns the errors of those that the form can't express, by name."""
+    values = values_of(model)
+    taken = set(values) | {node.name or "" for node in model.graph}
+    nodes = Nodes(taken)
+    writer = SiteWriter(nodes, functions, values, dtypes, shapes)
+    sites: list[Site] = []
+    refused: dict[str, RequestError] = {}
+    for attention in attentions:
+        try:
+            sites.append(writer.write(attention))
+        except RequestError as error:
+            refused[attention.name] = error
+    put(model, sites, nodes)
+    return refused

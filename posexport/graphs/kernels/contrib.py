@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,6 +11,9 @@ from torch import Tensor
 from posexport.graphs.kernels import indexing, layout
 from posexport.graphs.kernels.products import gemm
 from posexport.graphs.kernels.registry import KERNELS, MICROSOFT, Call, kernel
+
+_EPSILON = 1e-12
+"""Where the file states none; the standard's normalisations have 1e-5."""
 
 
 @kernel("Gelu", "BiasGelu", domain=MICROSOFT)
@@ -30,19 +35,6 @@ def quick_gelu(call: Call, x: Tensor) -> Tensor:
     return x * torch.sigmoid(call.get("alpha", 1.702) * x)
 
 
-@kernel("BiasAdd", domain=MICROSOFT)
-def bias_add(call: Call, x: Tensor, bias: Tensor, skip: Tensor) -> Tensor:
-    """x + bias + skip."""
-    return x + bias + skip
-
-
-@kernel("BiasSoftmax", domain=MICROSOFT)
-def bias_softmax(call: Call, x: Tensor, bias: Tensor) -> Tensor:
-    """softmax of the sum, over all axes from `axis` on."""
-    axis = call.get("axis", 1) % x.dim()
-    return torch.softmax((x + bias).flatten(axis), -1).reshape(x.shape)
-
-
 @kernel("SkipLayerNormalization", domain=MICROSOFT)
 def skip_layer_normalization(
     call: Call, x: Tensor, skip: Tensor, scale: Tensor, shift: Tensor | None = None, bias: Tensor | None = None
@@ -51,7 +43,7 @@ def skip_layer_normalization(
     total = x + skip if bias is None else x + skip + bias
     mean = total.mean(-1, keepdim=True)
     centred = total - mean
-    inverse = torch.rsqrt(centred.square().mean(-1, keepdim=True) + call.get("epsilon", 1e-5))
+    inverse = torch.rsqrt(centred.square().mean(-1, keepdim=True) + call.get("epsilon", _EPSILON))
     y = centred * inverse * scale
     return y if shift is None else y + shift, mean, inverse, total
 
@@ -62,7 +54,7 @@ def skip_rms_normalization(
 ) -> tuple[Tensor, None, Tensor, Tensor]:
     """RMSNormalization of x + skip + bias; also 1/root and the sum."""
     total = x + skip if bias is None else x + skip + bias
-    inverse = torch.rsqrt(total.square().mean(-1, keepdim=True) + call.get("epsilon", 1e-5))
+    inverse = torch.rsqrt(total.square().mean(-1, keepdim=True) + call.get("epsilon", _EPSILON))
     return total * inverse * scale, None, inverse, total
 
 
@@ -81,14 +73,16 @@ def embed_layer_normalization(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum of BERT's embeddings, normalised; also the number of tokens of each row, and the sum."""
     at = torch.arange(words.shape[1])[None] if positions is None else positions
-    tables = [(word_table, words), (position_table, at)]
+    total = _rows(word_table, words) + _rows(position_table, at)
     if segments is not None and segment_table is not None:
-        tables.append((segment_table, segments))
-    total = sum(table[indexing.positive(index, table.shape[0])] for table, index in tables)
-    assert isinstance(total, Tensor)
-    y = F.layer_norm(total, total.shape[-1:], scale, shift, call.get("epsilon", 1e-12))
+        total = total + _rows(segment_table, segments)
+    y = F.layer_norm(total, total.shape[-1:], scale, shift, call.get("epsilon", _EPSILON))
     count = torch.zeros(words.shape[0], dtype=torch.int32) if mask is None else mask.sum(1).to(torch.int32)
     return y, count, total
+
+
+def _rows(table: Tensor, at: Tensor) -> Tensor:
+    return table[indexing.positive(at, table.shape[0])]
 
 
 def _turned(x: Tensor, call: Call, side: str) -> Tensor:
@@ -105,7 +99,7 @@ def fused_matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return product if alpha == 1 else alpha * product
 
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda x: x,
     "Relu": torch.relu,
     "Tanh": torch.tanh,
@@ -127,7 +121,7 @@ def fused_gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Ten
 def unpacked(packed: Tensor, bits: int) -> Tensor:
     """The numbers of `bits` bits in the last dimension's bytes, the low ones first."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
-    return ((packed[..., None] >> shifts) & (2**bits - 1)).flatten(-2)
+    return torch.bitwise_and(torch.bitwise_right_shift(packed[..., None], shifts), 2**bits - 1).flatten(-2)
 
 
 @kernel("MatMulNBits", domain=MICROSOFT)

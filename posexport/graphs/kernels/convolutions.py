@@ -136,7 +136,7 @@ def average_pool(call: Call, x: Tensor) -> Tensor:
 def lp_pool(call: Call, x: Tensor) -> Tensor:
     """The p-norm of each window."""
     p = call.get("p", 2)
-    return _Pooling.of(call, list(x.shape[2:])).windows(x.abs() ** p, 0.0).sum(-1) ** (1 / p)
+    return _Pooling.of(call, list(x.shape[2:])).windows(x.abs().pow(p), 0.0).sum(-1).pow(1 / p)
 
 
 @kernel("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
@@ -147,4 +147,5 @@ def global_pool(call: Call, x: Tensor) -> Tensor:
         return x.amax(axes, keepdim=True)
     if call.op_type == "GlobalAveragePool":
         return x.mean(axes, keepdim=True)
-    return torch.linalg.vector_norm(x, call.get("p", 2), axes, keepdim=True)
+    p = call.get("p", 2)
+    return x.abs().pow(p).sum(axes, keepdim=True).pow(1 / p)

@@ -67,11 +67,8 @@ def scatter_nd(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tenso
     if reduction == "none":
         flat[at] = slices
     else:
-        flat = (
-            flat.index_reduce(0, at, slices, {"mul": "prod", "max": "amax", "min": "amin"}[reduction])
-            if (reduction != "add")
-            else flat.index_add(0, at, slices)
-        )
+        rows = at.reshape(-1, *[1] * (slices.dim() - 1)).expand(slices.shape)
+        flat = flat.scatter_reduce(0, rows, slices, _REDUCED[reduction], include_self=True)
     return flat.reshape(x.shape)
 
 

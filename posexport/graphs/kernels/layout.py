@@ -161,11 +161,9 @@ def tile(call: Call, x: Tensor, repeats: Tensor) -> Tensor:
 
 @kernel("Range")
 def range_(call: Call, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
-    """start + i*delta. A length that rounding of the file's numbers made uneven is taken as whole."""
+    """start + i*delta; runtimes count the steps of floating-point numbers in float64."""
     if start.is_floating_point():
-        count = float(limit.double() - start.double()) / float(delta)
-        nearest = round(count)
-        length = nearest if abs(count - nearest) <= 1e-6 * max(1.0, abs(count)) else math.ceil(count)
+        length = math.ceil((float(limit) - float(start)) / float(delta))
     else:
         length = -((int(limit) - int(start)) // -int(delta))
     return (start.reshape(()) + torch.arange(max(0, length)).to(start.dtype) * delta.reshape(())).to(start.dtype)
@@ -176,7 +174,7 @@ def eye_like(call: Call, x: Tensor) -> Tensor:
     """Ones on the k-th diagonal."""
     dtype = x.dtype if call.get("dtype") is None else call.dtype(call.get("dtype"))
     diagonal = torch.arange(x.shape[1])[None, :] - torch.arange(x.shape[0])[:, None]
-    return (diagonal == call.get("k", 0)).to(dtype)
+    return torch.eq(diagonal, int(call.get("k", 0))).to(dtype)
 
 
 @kernel("Trilu")

@@ -85,4 +85,5 @@ def local_response_normalization(call: Call, x: Tensor) -> Tensor:
     size = call.get("size")
     padded = F.pad(x.square().movedim(1, -1), ((size - 1) // 2, size - 1 - (size - 1) // 2))
     sums = padded.unfold(-1, size, 1).sum(-1).movedim(-1, 1)
-    return x / (call.get("bias", 1.0) + call.get("alpha", 1e-4) / size * sums) ** call.get("beta", 0.75)
+    scale = call.get("bias", 1.0) + call.get("alpha", 1e-4) / size * sums
+    return x / torch.pow(scale, call.get("beta", 0.75))

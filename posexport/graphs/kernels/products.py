@@ -34,4 +34,5 @@ def einsum(call: Call, *operands: Tensor) -> Tensor:
 @kernel("Det")
 def det(call: Call, x: Tensor) -> Tensor:
     """Determinants of the last two dimensions."""
-    return torch.linalg.det(x)
+    determinants: Tensor = torch.linalg.det(x)
+    return determinants

@@ -35,7 +35,8 @@ def resize(
         if lengths[at] == x.shape[axis] and factors[at] == 1 and coordinates != "tf_crop_and_resize":
             continue
         if mode == "nearest":
-            y = y.index_select(axis, _nearest(call, places, old).clamp(0, x.shape[axis] - 1))
+            default = "round_prefer_floor" if not old else "ceil" if factors[at] < 1 else "floor"
+            y = y.index_select(axis, _nearest(call, places, default).clamp(0, x.shape[axis] - 1))
         else:
             weights = _weights(call, mode, places, x.shape[axis], factors[at]).to(y.dtype)
             y = torch.matmul(y.movedim(axis, -1), weights.T).movedim(-1, axis)
@@ -84,14 +85,14 @@ def _places(mode: str, old: int, new: int, factor: float, ends: tuple[float, flo
     return shift + (at + 0.5) / factor - 0.5
 
 
-def _nearest(call: Call, places: Tensor, old: bool) -> Tensor:
+def _nearest(call: Call, places: Tensor, default: str) -> Tensor:
     how: dict[str, Callable[[Tensor], Tensor]] = {
         "round_prefer_floor": lambda x: torch.ceil(x - 0.5),
         "round_prefer_ceil": lambda x: torch.floor(x + 0.5),
         "floor": torch.floor,
         "ceil": torch.ceil,
     }
-    return how["floor" if old else call.get("nearest_mode", "round_prefer_floor")](places).to(torch.int64)
+    return how[call.get("nearest_mode", default)](places).to(torch.int64)
 
 
 def _weights(call: Call, mode: str, places: Tensor, old: int, factor: float) -> Tensor:

@@ -22,7 +22,7 @@ def build(architecture: Architecture) -> torch.nn.Module:
     config = getattr(transformers, architecture.config)(**architecture.options)
     config._attn_implementation = architecture.attention
     if hasattr(config, "_experts_implementation"):
-        config._experts_implementation = "eager"
+        config._experts_implementation = "batched_mm"  # the others have no translation to ONNX
     model: torch.nn.Module = getattr(transformers, architecture.model)(config)
     randomize(model, architecture.gain)
     model.to(getattr(torch, architecture.dtype))

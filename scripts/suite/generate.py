@@ -20,6 +20,13 @@ HERE = Path(__file__).resolve().parent
 SECONDS = 300
 """Longest time for one export."""
 
+FEW = ("dynamo20", "transformers_cpu")
+"""Exporters that are close to others: they get the architectures of CORE only."""
+CORE = (
+    *("llama", "qwen3", "gptj", "gpt_neox", "gpt2", "bloom", "gemma2", "gemma3", "phi3", "falcon", "cohere", "gpt_oss"),
+    *("bert", "t5_encoder", "deberta_v2", "modernbert", "roformer", "dinov3_vit", "swin", "beit", "whisper_encoder"),
+)
+
 
 def attempt(folder: Path, name: str, exporter: str) -> dict[str, Any]:
     """The record of one file, made in a child process."""
@@ -54,7 +61,7 @@ def main(folder: Path, names: tuple[str, ...], exporters: tuple[str, ...], again
         (name, exporter)
         for exporter in exporters or EXPORTERS
         for name in ARCHITECTURES
-        if name in (names or ARCHITECTURES)
+        if name in (names or (CORE if exporter in FEW else ARCHITECTURES))
     ]
     for number, (name, exporter) in enumerate(work, 1):
         path = folder / "records" / f"{name}-{exporter}.json"

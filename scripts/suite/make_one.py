@@ -81,8 +81,10 @@ def attended(values: np.ndarray[Any, Any], inputs: Tensors) -> np.ndarray[Any, A
 
 
 def one_line(error: BaseException) -> str:
-    """The error's kind and its first telling line."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    """The kind and the first lines of what is behind an error."""
+    while error.__cause__:
+        error = error.__cause__
+    text = " ".join([line.strip() for line in str(error).splitlines() if line.strip()][:3])
     return f"{type(error).__name__}: {text}"[:400]
 
 
@@ -101,7 +103,7 @@ def make(folder: Path, name: str, exporter: str) -> dict[str, Any]:
         made = references(wrapped, folder, name)
     except Exception as error:
         path.unlink(missing_ok=True)
-        return {**record, "error": one_line(error), "cause": one_line(error.__cause__) if error.__cause__ else ""}
+        return {**record, "error": one_line(error)}
     model = onnx.load(path)
     inputs = [value.name for value in model.graph.input]
     # A tool may name inputs otherwise than the wrapper, and leave out those without readers: the order is the same.

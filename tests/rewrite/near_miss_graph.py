@@ -160,9 +160,9 @@ def through(value: ir.Value | None, operators: set[str] = LAYOUT_STEPS) -> ir.Va
 
 
 def below(value: ir.Value, operators: set[str]) -> tuple[ir.Value, list[tuple[ir.Node, int]]]:
-    """The value below operators with one reader each, and its readers."""
+    """The value below operators with one reader each, and its readers; those of its shape don't count."""
     while True:
-        uses = list(value.uses())
+        uses = [use for use in value.uses() if use[0].op_type != "Shape"]
         if len(uses) == 1 and uses[0][0].op_type in operators and uses[0][1] == 0:
             value = uses[0][0].outputs[0]
             continue
@@ -182,14 +182,18 @@ def _rotation(concat: ir.Node) -> Rotation | None:
     if negation is None or other is None or negation.op_type != "Neg" or other.op_type not in SLICES:
         return None
     turned, uses = below(concat.outputs[0], {"Reshape", "Identity", "Cast", "Flatten"})
-    x = other.inputs[0]
+    sources = []
+    x: ir.Value | None = other.outputs[0]
+    while x is not None and (node := x.producer()) is not None and node.op_type in SLICES:
+        x = node.inputs[0]
+        sources.append(through(x))
     for node, index in uses:
         if node.op_type != "Mul":
             continue
         for total, place in node.outputs[0].uses():
             straight = total.inputs[1 - place].producer() if total.op_type == "Add" else None
             if straight is not None and straight.op_type == "Mul":
-                sides = [through(entry) is through(x) for entry in straight.inputs]
+                sides = [through(entry) in sources for entry in straight.inputs]
                 if any(sides):
                     return Rotation(
                         x=straight.inputs[sides.index(True)],

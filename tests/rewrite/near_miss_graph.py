@@ -132,7 +132,7 @@ def score_path(site: Site) -> list[ir.Node]:
 
 
 def side_inputs(site: Site) -> list[tuple[ir.Node, int]]:
-    """Where something else joins the scores: masks and biases, nearest the softmax first."""
+    """Where something else than a number joins the scores: masks and biases, nearest the softmax first."""
     joins = []
     for node in score_path(site):
         if node.op_type in ("Add", "Sub", "Where", "Max"):
@@ -140,7 +140,7 @@ def side_inputs(site: Site) -> list[tuple[ir.Node, int]]:
             joins += [(node, i) for i in entries if product_above(node.inputs[i]) is not site.product]
             if node.op_type == "Where":
                 joins.append((node, 0))
-    return joins
+    return [(node, i) for node, i in joins if (array := number(node.inputs[i])) is None or array.size > 1]
 
 
 def masks(site: Site) -> list[tuple[ir.Node, int]]:

@@ -168,6 +168,7 @@ def bias_of_the_other_direction(editor: Editor, join: tuple[ir.Node, int]) -> bo
     """A difference of positions has the other sign."""
     nodes = find(_value(join), lambda node: node.op_type == "Sub" and _integers(node.inputs[0]), 60)
     nodes = [node for node in nodes if not any(number(entry) is not None for entry in node.inputs)]
+    nodes = [node for node in nodes if (shape := node.outputs[0].shape) is None or len(shape)]
     if not nodes:
         return False
     node = editor.rng.choice(nodes)
@@ -230,11 +231,12 @@ def bucket_later(editor: Editor, join: tuple[ir.Node, int]) -> bool:
 
 def mask_of_another_layer(editor: Editor) -> bool:
     """Two attentions exchange their masks."""
-    joins = [masks(place)[0] for place in sites(editor.model) if masks(place)]
-    values = {_value(join): join for join in joins}
-    if len(values) < 2:
+    rows = list(zip(*(masks(place) for place in sites(editor.model)), strict=False))
+    rows = [{_value(join): join for join in row} for row in rows]
+    rows = [row for row in rows if len(row) > 1]
+    if not rows:
         return False
-    one, other = editor.rng.sample(list(values.values()), 2)
+    one, other = editor.rng.sample(list(editor.rng.choice(rows).values()), 2)
     editor.swap(one, other)
     return True
 

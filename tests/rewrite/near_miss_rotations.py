@@ -167,7 +167,7 @@ def one_frequency(editor: Editor) -> bool:
             for product in find(node.inputs[0], lambda n: n.op_type in ("Mul", "MatMul"), 6):
                 for index, value in enumerate(product.inputs):
                     table = number(value)
-                    if table is not None and table.size > 2 and table.dtype.kind == "f":
+                    if table is not None and table.size > 1 and table.dtype.kind == "f":
                         changed = table.copy()
                         changed.reshape(-1)[editor.rng.randrange(1, table.size)] *= 1.03
                         product.replace_input_with(index, editor.constant(changed))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posexport.graphs.kernels.registry import Call, kernel
+from posexport.graphs.operators import default_scale
 
 
 def heads_apart(x: Tensor, heads: int) -> Tensor:
@@ -74,7 +75,7 @@ def attention(
     present = k, v
     groups, scale = q.shape[1] // k.shape[1], call.get("scale")
     k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
-    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    scale = default_scale(q.shape[3]) if scale is None else scale
     root = math.sqrt(abs(scale))
     raw = torch.matmul(q * math.copysign(root, scale), (k * root).transpose(2, 3))
     cap = call.get("softcap", 0.0)

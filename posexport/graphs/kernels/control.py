@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import torch
 from torch import Tensor
 
 from posexport.graphs.kernels.registry import Call, Value, integers, kernel
 
-_LONGEST = 100_000
+MOST_STEPS = 100_000
 """Steps of a Loop, so that a file can't keep us for ever."""
 
 
@@ -27,14 +28,24 @@ def loop(call: Call, limit: Tensor | None, condition: Tensor | None, *carried: V
     scanned: list[list[Tensor]] = [[] for _ in range(len(body.outputs) - 1 - len(values))]
     count = 0
     while going and (limit is None or count < int(limit)):
-        if count >= _LONGEST:
-            raise ValueError(f"its body would run more than {_LONGEST:,} times")
+        if count >= MOST_STEPS:
+            raise ValueError(f"its body would run more than {MOST_STEPS:,} times")
         results = call.run_body(body, (torch.tensor(count), torch.tensor(going), *values))
         going, values = bool(results[0]), results[1 : 1 + len(values)]
         for collected, value in zip(scanned, results[1 + len(values) :], strict=True):
             collected.append(value)
         count += 1
-    return (*values, *(torch.stack(parts) if parts else torch.zeros(0) for parts in scanned))
+    kept = body.outputs[1 + len(values) :]
+    stacked = [
+        torch.stack(parts) if parts else _none_of(call, value) for parts, value in zip(scanned, kept, strict=True)
+    ]
+    return (*values, *stacked)
+
+
+def _none_of(call: Call, value: ir.Value) -> Tensor:
+    """What a body that never ran would have collected of an output, as far as the file says its shape and dtype."""
+    sizes = [dim if isinstance(dim, int) else 0 for dim in value.shape or ()]
+    return torch.zeros(0, *sizes, dtype=call.dtype((value.dtype or ir.DataType.FLOAT).value))
 
 
 @kernel("Scan")

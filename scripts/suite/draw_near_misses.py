@@ -1,4 +1,4 @@
-"""`python scripts/suite/draw_near_misses.py FOLDER`: draws near misses of the suite's files into FOLDER/near_misses, with
+"""`python scripts/suite/draw_near_misses.py FOLDER`: draws near misses of the suite into FOLDER/near_misses, with
 `index.json`: what was changed in which file, and by how much its outputs differ."""
 
 from __future__ import annotations

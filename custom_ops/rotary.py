@@ -89,11 +89,11 @@ def _turned_onnx(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value
     return op.Concat(first, second, axis=-1)
 
 
-def _has_operator(cos: ir.Value, layout: Layout) -> bool:
-    """Whether RotaryEmbedding can do it: no angles per head, and one run or equal runs that fill a head."""
+def has_operator(rank: int, layout: Layout) -> bool:
+    """Whether RotaryEmbedding can do it: no angles per head (cosines of `rank` 4), one run or equal ones for a head."""
     runs = layout.runs
     even = len(set(runs)) == 1 and 2 * sum(runs) == layout.head_dim
-    return rank_of(cos) < 4 and (layout.interleaved or len(runs) == 1 or even)
+    return rank < 4 and (layout.interleaved or len(runs) == 1 or even)
 
 
 def _embedded(op: Ops, x: ir.Value, angles: Sequence[ir.Value], pairs: int, layout: Layout, **domain: Any) -> ir.Value:
@@ -113,7 +113,7 @@ def _embedded(op: Ops, x: ir.Value, angles: Sequence[ir.Value], pairs: int, layo
 @rotate.form("native")
 def _rotate_native(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: Layout) -> ir.Value:
     # cosines and sines per token, [B, S, P], instead of position_ids: any positions, on any number of axes
-    if not _has_operator(cos, layout):
+    if not has_operator(rank_of(cos), layout):
         return _rotate_onnx(op, x, cos, sin, layout)
     angles = [cast(op, t, dtype_of(x)) for t in (cos, sin)]
     return _embedded(op, x, angles, size_of(cos, -1), layout)
@@ -123,7 +123,7 @@ def _rotate_native(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: L
 def _rotate_contrib(op: Ops, x: ir.Value, cos: ir.Value, sin: ir.Value, layout: Layout) -> ir.Value:
     # The operator looks up rows of cosines by position. One row per token of the batch, with the token's index as its
     # position, supports any positions.
-    if not _has_operator(cos, layout):
+    if not has_operator(rank_of(cos), layout):
         return _rotate_onnx(op, x, cos, sin, layout)
     pairs = size_of(cos, -1)
     batch, seq = (op.Squeeze(op.Shape(cos, start=axis, end=axis + 1)) for axis in (0, 1))

@@ -16,6 +16,8 @@ from posexport.graphs.attention.recognise import Found, recognise
 from posexport.graphs.axes import BATCH, ENCODER, PAST, SEQ
 from posexport.graphs.draw import DrawnInputs, draw_inputs
 from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.expand import Expanded, expand, expandable
+from posexport.graphs.operators import Shapes
 from posexport.graphs.roles import Role, roles_of
 
 TOKENS = {"token_ids", "encoder_token_ids", "token_type_ids", "index"}
@@ -30,7 +32,10 @@ PROBED = {BATCH: 3, SEQ: 5, PAST: 7, ENCODER: 11}
 
 @attrs.frozen(kw_only=True)
 class View:
-    """A model whose functions are inlined, the roles of its inputs, and what was probed in it."""
+    """A model whose functions are inlined, the roles of its inputs, and what was probed in it.
+
+    `expanded` are the operators that were written out, `operator_shapes` the shapes of what they read.
+    """
 
     model: ir.Model
     roles: Mapping[str, Role]
@@ -38,6 +43,8 @@ class View:
     flow: Dataflow
     probe: Probe
     attentions: tuple[Found, ...]
+    expanded: tuple[Expanded, ...]
+    operator_shapes: Shapes
 
     def shapes(self, values: Iterable[ir.Value]) -> dict[str, tuple[int, ...]]:
         """The probed shape of each value."""
@@ -59,14 +66,38 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
 
     RequestError where the role of an input can't be guessed, or the graph can't be evaluated.
     """
-    if model.functions:
-        common.InlinePass()(model)
+    inline(model)
     roles = roles_of(model, given)
     drawn = draw_inputs(roles, PROBED, np.random.default_rng(seed), label="probe")
+    arrays = {name: torch.from_numpy(array) for name, array in drawn.arrays.items()}
+    shapes = _operator_shapes(model, arrays)
+    expanded = expand(model, shapes)
     tokens = {name for name, role in roles.items() if role.kind in TOKENS}
     content = {name for name, role in roles.items() if role.kind in CONTENT}
     flow = Dataflow(model, tokens, content)
-    arrays = {name: torch.from_numpy(array) for name, array in drawn.arrays.items()}
     probe = Probe(Evaluator(model), flow, arrays, seed)
     found = tuple(recognise(flow, probe, drawn.sizes[BATCH]))
-    return View(model=model, roles=roles, inputs=drawn, flow=flow, probe=probe, attentions=found)
+    return View(
+        model=model,
+        roles=roles,
+        inputs=drawn,
+        flow=flow,
+        probe=probe,
+        attentions=found,
+        expanded=tuple(expanded),
+        operator_shapes=shapes,
+    )
+
+
+def inline(model: ir.Model) -> None:
+    """Put the bodies of functions in place of their calls."""
+    if model.functions:
+        common.InlinePass()(model)
+
+
+def _operator_shapes(model: ir.Model, arrays: Mapping[str, torch.Tensor]) -> Shapes:
+    """The shapes of all that operators read that can be written out, by name."""
+    names = {value.name or "" for node in expandable(model) for value in node.inputs if value is not None}
+    if not names:
+        return {}
+    return {name: tuple(tensor.shape) for name, tensor in Evaluator(model).run(arrays, sorted(names)).items()}

@@ -29,7 +29,7 @@ UNSEEN = -1e20
 
 @attrs.define(kw_only=True)
 class Evidence:
-    """What the cases showed of one site: the largest difference, relative to the largest value, and how many there were.
+    """What the cases showed of one site: the largest difference, relative to the largest value, and their number.
 
     `problem` says why a case gave no number.
     """

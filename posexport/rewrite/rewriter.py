@@ -14,13 +14,18 @@ from onnxscript import version_converter
 from posexport.errors import Reason, RequestError, check_known
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.cases import cases_of
+from posexport.graphs.expand import Expanded, expand
 from posexport.graphs.function_bodies import Functions
-from posexport.graphs.view import View, view_of
+from posexport.graphs.view import View, inline, view_of
 from posexport.rewrite.evidence import Evidence, evidence_of
+from posexport.rewrite.in_form import is_in_form
 from posexport.rewrite.surgery import lower, write_sites
 from posexport.spec.forms import FORM_OPSETS, FORMS, TARGETS, unsupported_opset
 
 REWRITTEN, KEPT = "rewritten", "kept"
+
+ALREADY = "already-in-form"
+"""The code of the reason of a site that needs no rewriting."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,20 +69,32 @@ def rewrite_model(
     check_known("target", target, TARGETS)
     before = converted(model, form, target, opset)
     view = view_of(before, roles, seed)
-    chosen = [one for one in view.attentions if isinstance(one, Attention) and (not only or one.name in only)]
     reasons: dict[str, Reason] = {}
-    evidence: dict[str, Evidence] = {}
+    chosen: list[Attention] = []
+    for one in view.attentions:
+        if isinstance(one, UnknownAttention):
+            reasons[one.name] = one.reason
+        elif only and one.name not in only:
+            reasons[one.name] = Reason("not-chosen", "--only names others")
+        elif is_in_form(view, one, form, target):
+            reasons[one.name] = Reason(ALREADY, f"it is in the form {form} already")
+        else:
+            chosen.append(one)
     cases = cases_of(view.roles, seed) if chosen else []
+    evidence: dict[str, Evidence] = {}
     after = before
     while chosen:
-        after = before.clone()
-        functions = Functions(before.opset_imports[""], form, target)
-        refused = write_sites(after, chosen, functions, view.dtypes(_read(chosen)), view.shapes(_read(chosen)))
+        after, refused = _written(view, before, chosen, form, target)
         if refused:
             reasons |= {name: Reason("form", str(error).rstrip(".")) for name, error in refused.items()}
             chosen = [one for one in chosen if one.name not in refused]
             continue
-        lower(after, functions, form)
+        absorbed = {one.name for one in view.expanded if not _makes_output(after, one)}
+        if len(absorbed) < len(view.expanded):  # the other operators stay operators
+            base = converted(model, form, target, opset)
+            inline(base)
+            expand(base, view.operator_shapes, absorbed)
+            after, _ = _written(view, base, chosen, form, target)
         evidence |= evidence_of(before, after, chosen, cases)
         wrong = {one.name for one in chosen if not evidence[one.name].agrees}
         if not wrong:
@@ -85,9 +102,37 @@ def rewrite_model(
         reasons |= {name: _disagreement(evidence[name]) for name in wrong}
         chosen = [one for one in chosen if one.name not in wrong]
     done = {one.name for one in chosen}
-    sites = tuple(_result(one, done, reasons, evidence, only) for one in view.attentions)
+    sites = tuple(
+        SiteResult(
+            attention=one,
+            state=REWRITTEN if one.name in done else KEPT,
+            reason=reasons.get(one.name),
+            evidence=evidence.get(one.name),
+        )
+        for one in view.attentions
+    )
     return Rewritten(
         model=after if done else model, form=form, target=target, view=view, sites=sites, changed=bool(done)
+    )
+
+
+def _written(
+    view: View, base: ir.Model, chosen: Sequence[Attention], form: str, target: str
+) -> tuple[ir.Model, dict[str, RequestError]]:
+    """A copy of `base` with these sites in the form; and the sites that the form can't express, by name."""
+    copy = base.clone()
+    functions = Functions(copy.opset_imports[""], form, target)
+    values = _read(chosen)
+    refused = write_sites(copy, chosen, functions, view.dtypes(values), view.shapes(values))
+    if not refused:
+        lower(copy, functions, form)
+    return copy, refused
+
+
+def _makes_output(model: ir.Model, operator: Expanded) -> bool:
+    """Whether nodes of an operator that was written out still make one of its outputs."""
+    return any(
+        value.name in operator.outputs and node.name in operator.nodes for node in model.graph for value in node.outputs
     )
 
 
@@ -127,18 +172,3 @@ def _disagreement(evidence: Evidence) -> Reason:
     if not evidence.cases:
         return Reason("not-tested", "no drawn inputs gave numbers that could be compared")
     return Reason("not-the-same", f"its replacement differs by {evidence.error:.2g} of the largest value")
-
-
-def _result(
-    one: Attention | UnknownAttention,
-    done: set[str],
-    reasons: Mapping[str, Reason],
-    evidence: Mapping[str, Evidence],
-    only: Sequence[str],
-) -> SiteResult:
-    if one.name in done:
-        return SiteResult(attention=one, state=REWRITTEN, evidence=evidence[one.name])
-    reason = one.reason if isinstance(one, UnknownAttention) else reasons.get(one.name)
-    if reason is None:
-        reason = Reason("not-chosen", "--only names others")
-    return SiteResult(attention=one, state=KEPT, reason=reason, evidence=evidence.get(one.name))

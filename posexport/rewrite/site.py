@@ -21,7 +21,7 @@ from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.rotary import AngleSource, Rotary
 from posexport.graphs.function_bodies import DOMAIN, Functions
-from posexport.rewrite.nodes import Nodes, from_tokens, to_tokens
+from posexport.graphs.nodes import Nodes, from_tokens, to_tokens
 
 LOWEST = -3.0e38
 """The least bias: finite, so that a row whose keys are all hidden doesn't become NaN."""

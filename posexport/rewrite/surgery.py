@@ -10,7 +10,7 @@ from onnx_ir.passes import common
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.function_bodies import DOMAIN, Functions
-from posexport.rewrite.nodes import PREFIX, Nodes
+from posexport.graphs.nodes import PREFIX, Nodes
 from posexport.rewrite.site import Site, SiteWriter
 
 

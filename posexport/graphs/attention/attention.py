@@ -38,6 +38,7 @@ class Attention:
     output: Source
     square: bool
     softmax: ir.Node
+    logits: ir.Value
     softmax_dtype: str
     weights: ir.Value
 

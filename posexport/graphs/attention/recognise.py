@@ -114,6 +114,7 @@ def _attention(
         output=_output(flow, probe, product, (rows, heads, queries, value_dim)),
         square=queries == keys,
         softmax=softmax,
+        logits=logits,
         softmax_dtype=logits.dtype.name if logits.dtype is not None else "UNDEFINED",
         weights=softmax.outputs[0],
     )
@@ -147,11 +148,12 @@ def _side(flow: Dataflow, probe: Probe, operand: ir.Value, axes: str, sizes: Siz
 
     def canonical(value: torch.Tensor) -> torch.Tensor:
         if rank == 4:
-            return value.permute([letters.index(letter) for letter in "bhsd"])
+            heads = value.permute([letters.index(letter) for letter in "bhsd"])
+            return heads.expand(sizes) if heads.shape[1] == 1 else heads  # one key head for all query heads
         return value.permute([letters.index(letter) for letter in "bsd"]).reshape(sizes)
 
     if canonical(probe.get(operand)).shape != torch.Size(sizes):
-        raise Declined("heads", f"{shown(operand.name or '')} is broadcast to the heads of the other operand")
+        raise Declined("heads", f"{shown(operand.name or '')} is not laid out by rows and heads")
     return side_of(flow, probe, operand, canonical, sizes, rotated=rotated)
 
 

@@ -66,9 +66,13 @@ class AngleSource:
 
 @attrs.frozen(kw_only=True)
 class Rotary:
-    """A rotation of `source`, laid out as `layout`. `angles` [B, S, P] are cosines and sines as solved for."""
+    """A rotation of `source`, laid out as `layout`, whose result is `target`.
+
+    `solved` are its cosines and sines [B, S, P] on the probe's inputs.
+    """
 
     source: ir.Value
+    target: ir.Value
     layout: Layout
     pairs: Pairs
     cos: AngleSource
@@ -98,7 +102,13 @@ def rotation_of(
             if angles[0] is None or angles[1] is None:
                 return None, True
             found = Rotary(
-                source=source, layout=source_layout, pairs=pairs, cos=angles[0], sin=angles[1], solved=solved
+                source=source,
+                target=target,
+                layout=source_layout,
+                pairs=pairs,
+                cos=angles[0],
+                sin=angles[1],
+                solved=solved,
             )
             return found, True
     return None, False

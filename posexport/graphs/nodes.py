@@ -15,11 +15,11 @@ PREFIX = "posexport"
 
 
 class Nodes:
-    """Nodes to be added to a graph. A node like an earlier one is that one."""
+    """Nodes to be added to a graph, whose names begin with `prefix`. A node like an earlier one is that one."""
 
-    def __init__(self, taken: set[str]) -> None:
+    def __init__(self, taken: set[str], prefix: str = PREFIX) -> None:
         self.nodes: list[ir.Node] = []
-        self._taken = taken
+        self._taken, self._prefix = taken, prefix
         self._known: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
 
     def op(
@@ -62,8 +62,8 @@ class Nodes:
         return self.op("Constant", [], {"value": tensor}, dtype=dtype, key=key)[0]
 
     def _name(self, op_type: str) -> str:
-        index = len(self._taken)
-        while (name := f"{PREFIX}/{op_type}_{index}") in self._taken:
+        index = len(self.nodes)
+        while (name := f"{self._prefix}/{op_type}_{index}") in self._taken:
             index += 1
         self._taken.add(name)
         return name

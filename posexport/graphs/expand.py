@@ -1,0 +1,83 @@
+"""Operators that already stand for attention or a rotation, written out in standard operators.
+
+Attention-23 and 24 of ONNX, MultiHeadAttention, GroupQueryAttention and RotaryEmbedding of com.microsoft become the
+products, masks and rotations that they stand for. Attention is then recognised in one way, whoever wrote it, and any
+form can become any other. An operator with an input or attribute that its expansion doesn't know stays as it is.
+
+The names of an operator's outputs stay. Its new nodes are known by `Expanded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import attrs
+import onnx_ir as ir
+
+from posexport.graphs.expansions import EXPANSIONS
+from posexport.graphs.nodes import Nodes
+from posexport.graphs.operators import Call, Shapes, Unexpanded
+
+
+@attrs.frozen(kw_only=True)
+class Expanded:
+    """An operator that was written out: `node` as it was, its inputs, and the names of its outputs and new nodes."""
+
+    name: str
+    node: ir.Node
+    inputs: tuple[ir.Value | None, ...]
+    outputs: tuple[str, ...]
+    nodes: frozenset[str]
+
+
+def domain_of(node: ir.Node) -> str:
+    """The domain of an operator, empty for ONNX's own."""
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def expandable(model: ir.Model) -> list[ir.Node]:
+    """The nodes of the main graph for which there is an expansion."""
+    return [node for node in model.graph if (domain_of(node), node.op_type) in EXPANSIONS]
+
+
+def expand(model: ir.Model, shapes: Shapes, names: Collection[str] | None = None) -> list[Expanded]:
+    """Write operators out, those with these `names` or all that can be.
+
+    The name of an operator is that of its first output. `shapes` has the shapes of their inputs, by name.
+    """
+    found: list[Expanded] = []
+    taken = {value.name or "" for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    taken |= {value.name or "" for node in model.graph for value in node.outputs} | {
+        node.name or "" for node in model.graph
+    }
+    for node in expandable(model):
+        name = node.outputs[0].name or ""
+        if names is not None and name not in names:
+            continue
+        nodes = Nodes(taken, prefix=name)
+        try:
+            results = EXPANSIONS[domain_of(node), node.op_type](Call(node=node, nodes=nodes, shapes=shapes))
+        except Unexpanded:
+            continue
+        made = [*results, *[None] * (len(node.outputs) - len(results))]
+        if any(
+            new is None and (old.uses() or old.is_graph_output()) for old, new in zip(node.outputs, made, strict=False)
+        ):
+            continue
+        inputs, outputs = tuple(node.inputs), tuple(value.name or "" for value in node.outputs)
+        model.graph.insert_before(node, nodes.nodes)
+        _replace(zip(node.outputs, made, strict=False))
+        model.graph.remove(node, safe=True)
+        names_of_new = frozenset(new.name or "" for new in nodes.nodes)
+        found.append(Expanded(name=name, node=node, inputs=inputs, outputs=outputs, nodes=names_of_new))
+    return found
+
+
+def _replace(pairs: Iterable[tuple[ir.Value, ir.Value | None]]) -> None:
+    """Let new values stand in for old ones, under their names."""
+    for old, new in pairs:
+        if new is not None and old.name:
+            name, new.shape, new.type = old.name, old.shape, old.type or new.type
+            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+            old.name = f"{name}/operator"
+            new.name = name

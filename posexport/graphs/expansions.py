@@ -1,0 +1,352 @@
+"""The expansions of attention operators and rotations (posexport.graphs.operators), by domain and operator.
+
+Shapes: B rows, N query heads, K key heads, S queries, P cached keys, T keys, D features of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from posexport.graphs.operators import HIDDEN, Call, Expansion, Unexpanded, default_scale
+
+Results = Sequence["ir.Value | None"]
+
+
+def _split(call: Call, value: ir.Value, heads: int) -> ir.Value:
+    """[B, S, heads*D] as [B, heads, S, D]; a value of four axes has that shape already."""
+    if len(call.shape(value)) == 4:
+        return value
+    if not heads:
+        raise Unexpanded("its number of heads is not stated")
+    nodes = call.nodes
+    return nodes.one("Transpose", nodes.shaped(value, 0, 0, heads, call.shape(value)[-1] // heads), perm=[0, 2, 1, 3])
+
+
+def _size(call: Call, value: ir.Value, heads: int) -> int:
+    """The size of a head."""
+    shape = call.shape(value)
+    return shape[-1] if len(shape) == 4 else shape[-1] // heads
+
+
+def _length(call: Call, value: ir.Value, axis: int) -> ir.Value:
+    """The length of an axis, a scalar."""
+    shape = call.nodes.one("Shape", value, dtype=ir.DataType.INT64, start=axis, end=axis + 1)
+    return call.nodes.one("Squeeze", shape)
+
+
+def _range(call: Call, start: ir.Value, end: ir.Value) -> ir.Value:
+    return call.nodes.one("Range", start, end, call.nodes.constant(1), dtype=ir.DataType.INT64)
+
+
+def _repeated(call: Call, value: ir.Value, group: int, heads: int, size: int) -> ir.Value:
+    """[B, K, T, D] as [B, N, T, D]."""
+    if group == 1:
+        return value
+    nodes = call.nodes
+    grouped = nodes.one(
+        "Expand", nodes.one("Unsqueeze", value, nodes.constant([2])), nodes.constant([1, 1, group, 1, 1])
+    )
+    return nodes.shaped(grouped, 0, heads, -1, size)
+
+
+def _hide(call: Call, scores: ir.Value, seen: ir.Value) -> ir.Value:
+    lowest = call.nodes.constant(
+        HIDDEN if scores.dtype != ir.DataType.FLOAT16 else -65504.0, scores.dtype or ir.DataType.FLOAT
+    )
+    return call.nodes.one("Where", seen, scores, lowest, dtype=scores.dtype)
+
+
+def _weighted(
+    call: Call,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    bias: ir.Value | None = None,
+    seen: Sequence[ir.Value] = (),
+    sinks: ir.Value | None = None,
+) -> ir.Value:
+    """softmax(softcap(scale q k^T) + bias, hidden where not seen) v, from [B, N, S, D] and [B, K, T, D]."""
+    nodes, dtype = call.nodes, q.dtype or ir.DataType.FLOAT
+    heads, kv_heads = call.shapes["q"][1], call.shapes["k"][1]
+    k = _repeated(call, k, heads // kv_heads, heads, call.shapes["k"][3])
+    v = _repeated(call, v, heads // kv_heads, heads, call.shapes["v"][3])
+    scores = nodes.one("MatMul", q, nodes.one("Transpose", k, perm=[0, 1, 3, 2]))
+    scores = nodes.one("Mul", scores, nodes.constant(scale, dtype))
+    if softcap:
+        cap = nodes.constant(softcap, dtype)
+        scores = nodes.one("Mul", nodes.one("Tanh", nodes.one("Div", scores, cap)), cap)
+    if bias is not None:
+        scores = nodes.one("Add", scores, bias)
+    for one in seen:
+        scores = _hide(call, scores, one)
+    if sinks is None:
+        return nodes.one("MatMul", nodes.one("Softmax", scores, axis=-1), v)
+    column = nodes.one(
+        "Expand",
+        nodes.shaped(sinks, 1, -1, 1, 1),
+        nodes.one(
+            "Concat", nodes.one("Shape", scores, dtype=ir.DataType.INT64, start=0, end=3), nodes.constant([1]), axis=0
+        ),
+    )
+    weights = nodes.one("Softmax", nodes.one("Concat", scores, column, axis=-1), axis=-1)
+    weights = nodes.one("Slice", weights, nodes.constant([0]), nodes.constant([-1]), nodes.constant([3]))
+    return nodes.one("MatMul", weights, v)
+
+
+def _joined(call: Call, out: ir.Value, flat: bool, width: int) -> ir.Value:
+    if not flat:
+        return out
+    return call.nodes.shaped(call.nodes.one("Transpose", out, perm=[0, 2, 1, 3]), 0, 0, width)
+
+
+def _causal(call: Call, queries: ir.Value, keys: ir.Value, first: ir.Value, window: int = 0) -> list[ir.Value]:
+    """Which keys a query sees, query i standing at first + i: [S, T], or [B, 1, S, T] for a first place of each row."""
+    nodes = call.nodes
+    places = nodes.one(
+        "Add", first, nodes.one("Unsqueeze", _range(call, nodes.constant(0), queries), nodes.constant([1]))
+    )
+    ahead = nodes.one("Sub", places, _range(call, nodes.constant(0), keys))
+    seen = [nodes.one("GreaterOrEqual", ahead, nodes.constant(0), dtype=ir.DataType.BOOL)]
+    if window > 0:
+        seen.append(nodes.one("Less", ahead, nodes.constant(window), dtype=ir.DataType.BOOL))
+    return seen
+
+
+def attention(call: Call) -> Results:
+    """ONNX Attention-23 and 24."""
+    known = (
+        "is_causal",
+        "kv_num_heads",
+        "q_num_heads",
+        "qk_matmul_output_mode",
+        "scale",
+        "softcap",
+        "softmax_precision",
+    )
+    call.check(known, 6)
+    q, k, v, mask, past_key, past_value = (call.input(index) for index in range(6))
+    if q is None or k is None or v is None or (past_key is None) != (past_value is None):
+        raise Unexpanded("it lacks an input")
+    nodes, heads, kv_heads = call.nodes, call.integer("q_num_heads"), call.integer("kv_num_heads")
+    flat, size, value_size = len(call.shape(q)) == 3, _size(call, q, heads or 1), _size(call, v, kv_heads or 1)
+    heads, kv_heads = heads or call.shape(q)[1], kv_heads or call.shape(k)[1]
+    q_heads, key, value = _split(call, q, heads), _split(call, k, kv_heads), _split(call, v, kv_heads)
+    first = nodes.constant(0)
+    if past_key is not None and past_value is not None:
+        first = _length(call, past_key, 2)
+        key, value = (nodes.one("Concat", *pair, axis=2) for pair in ((past_key, key), (past_value, value)))
+    call = _sized(call, heads, kv_heads, size, value_size)
+    seen: list[ir.Value] = []
+    bias = mask
+    if mask is not None and mask.dtype == ir.DataType.BOOL:
+        bias, seen = None, [mask]
+    if call.integer("is_causal"):
+        seen += _causal(call, _length(call, q_heads, 2), _length(call, key, 2), first)
+    scale = call.number("scale") or default_scale(size)
+    softcap = call.number("softcap")
+    out = _weighted(call, q_heads, key, value, scale=scale, softcap=softcap, bias=bias, seen=seen)
+    return [_joined(call, out, flat, heads * value_size), key, value]
+
+
+def _sized(call: Call, heads: int, kv_heads: int, size: int, value_size: int) -> Call:
+    """The call with the shapes of its heads, [B, N, S, D], under the names q, k and v."""
+    shapes = {**call.shapes, "q": (0, heads, 0, size), "k": (0, kv_heads, 0, size), "v": (0, kv_heads, 0, value_size)}
+    return Call(node=call.node, nodes=call.nodes, shapes=shapes)
+
+
+def multi_head_attention(call: Call) -> Results:
+    """com.microsoft MultiHeadAttention with queries [B, S, N*D], and keys of three axes, or [B, N, T, D]."""
+    call.check(("num_heads", "scale", "unidirectional", "mask_filter_value"), 8)
+    q, k, v, added, padding, bias, past_key, past_value = (call.input(index) for index in range(8))
+    if q is None or k is None or v is None or len(call.shape(q)) != 3 or len(call.shape(k)) not in (3, 4):
+        raise Unexpanded("its queries, keys and values are packed")
+    nodes, heads = call.nodes, call.integer("num_heads")
+    size, value_size = _size(call, q, heads), _size(call, v, heads)
+    if added is not None:
+        widths = nodes.constant([heads * size, heads * size, heads * value_size])
+        parts = nodes.op("Split", [added, widths], {"axis": 0}, outputs=3, dtype=added.dtype)
+        q, k, v = (nodes.one("Add", value, part) for value, part in zip((q, k, v), parts, strict=True))
+        call = Call(node=call.node, nodes=nodes, shapes={**call.shapes, **_same(call, (q, k, v))})
+    q_heads, key, value = (_split(call, one, heads) for one in (q, k, v))
+    first = nodes.constant(0)
+    if past_key is not None and past_value is not None:
+        first = _length(call, past_key, 2)
+        key, value = (nodes.one("Concat", *pair, axis=2) for pair in ((past_key, key), (past_value, value)))
+    seen: list[ir.Value] = []
+    if padding is not None:
+        if len(call.shape(padding)) != 2:
+            raise Unexpanded("its padding is given by lengths")
+        seen.append(nodes.one("Unsqueeze", nodes.cast(padding, ir.DataType.BOOL), nodes.constant([1, 2])))
+    scale = call.number("scale") or default_scale(size)
+    if call.integer("unidirectional"):
+        seen += _causal(call, _length(call, q_heads, 2), _length(call, key, 2), first)
+    call = _sized(call, heads, heads, size, value_size)
+    out = _weighted(call, q_heads, key, value, scale=scale, bias=bias, seen=seen)
+    return [_joined(call, out, True, heads * value_size), key, value]
+
+
+def _same(call: Call, values: Sequence[ir.Value]) -> dict[str, tuple[int, ...]]:
+    return {
+        new.name or "": call.shape(old)
+        for new, old in zip(values, call.node.inputs[:3], strict=True)
+        if old is not None
+    }
+
+
+def group_query_attention(call: Call) -> Results:
+    """com.microsoft GroupQueryAttention, causal, without rotation inside.
+
+    Row b has seqlens_k[b] + 1 keys, the last S of them new: they stand behind the cached ones of that row. Caches have
+    the length of the buffer that was given, or of all keys where that is more.
+    """
+    known = (
+        "num_heads",
+        "kv_num_heads",
+        "scale",
+        "local_window_size",
+        "softcap",
+        "do_rotary",
+        "rotary_interleaved",
+        "causal",
+    )
+    call.check((*known, "smooth_softmax"), 12)
+    q, k, v, past_key, past_value, last, total = (call.input(index) for index in range(7))
+    if q is None or k is None or v is None or last is None or total is None or call.integer("do_rotary"):
+        raise Unexpanded("it is packed, or rotates")
+    if call.integer("smooth_softmax") or call.input(9) is not None:
+        raise Unexpanded("it has positions or a smooth softmax")
+    nodes, heads, kv_heads = call.nodes, call.integer("num_heads"), call.integer("kv_num_heads")
+    size, value_size = _size(call, q, heads), _size(call, v, kv_heads)
+    q_heads, key, value = _split(call, q, heads), _split(call, k, kv_heads), _split(call, v, kv_heads)
+    queries = _length(call, q_heads, 2)
+    count = nodes.one("Add", nodes.cast(nodes.shaped(last, -1), ir.DataType.INT64), nodes.constant(1))
+    starts = nodes.one("Max", nodes.one("Sub", count, queries), nodes.constant(0))
+    if past_key is not None and past_value is not None:
+        whole = nodes.one("Squeeze", nodes.cast(total, ir.DataType.INT64))
+        key, value = (
+            _written(call, past, new, starts, queries, whole) for past, new in ((past_key, key), (past_value, value))
+        )
+    call = _sized(call, heads, kv_heads, size, value_size)
+    places = nodes.one("Unsqueeze", starts, nodes.constant([1, 2, 3]))
+    keys = _length(call, key, 2)
+    if call.integer("causal", 1):
+        seen = _causal(call, queries, keys, places, call.integer("local_window_size", -1))
+    else:
+        ends = nodes.one("Unsqueeze", count, nodes.constant([1, 2, 3]))
+        seen = [nodes.one("Less", _range(call, nodes.constant(0), keys), ends, dtype=ir.DataType.BOOL)]
+    bias = call.input(10)
+    if bias is not None:  # as long as the keys so far; the buffer may be longer
+        more = nodes.one(
+            "Sub", nodes.shaped(keys, 1), nodes.one("Shape", bias, dtype=ir.DataType.INT64, start=3, end=4)
+        )
+        bias = nodes.one("Pad", bias, nodes.one("Concat", nodes.constant([0] * 7), more, axis=0))
+    out = _weighted(
+        call,
+        q_heads,
+        key,
+        value,
+        scale=call.number("scale") or default_scale(size),
+        softcap=call.number("softcap"),
+        bias=bias,
+        seen=seen,
+        sinks=call.input(11),
+    )
+    return [_joined(call, out, True, heads * value_size), key, value]
+
+
+def _written(
+    call: Call, past: ir.Value, new: ir.Value, starts: ir.Value, queries: ir.Value, total: ir.Value
+) -> ir.Value:
+    """The cache [B, K, max(P, T), D] with the new rows of `new` [B, K, S, D] from starts[b] on."""
+    nodes = call.nodes
+    length = nodes.one("Shape", past, dtype=ir.DataType.INT64, start=2, end=3)
+    more = nodes.one("Max", nodes.one("Sub", nodes.shaped(total, 1), length), nodes.constant([0]))
+    past = nodes.one("Pad", past, nodes.one("Concat", nodes.constant([0] * 6), more, nodes.constant([0]), axis=0))
+    slots = _range(call, nodes.constant(0), _length(call, past, 2))
+    steps = nodes.one("Sub", slots, nodes.one("Unsqueeze", starts, nodes.constant([1])))  # [B, T]
+    inside = nodes.one(
+        "And",
+        nodes.one("GreaterOrEqual", steps, nodes.constant(0), dtype=ir.DataType.BOOL),
+        nodes.one("Less", steps, queries, dtype=ir.DataType.BOOL),
+    )
+    rows = nodes.one("Min", nodes.one("Max", steps, nodes.constant(0)), nodes.one("Sub", queries, nodes.constant(1)))
+    by_token = nodes.one("Transpose", new, perm=[0, 2, 1, 3])
+    placed = nodes.one("GatherND", by_token, nodes.one("Unsqueeze", rows, nodes.constant([2])), batch_dims=1)
+    placed = nodes.one("Transpose", placed, perm=[0, 2, 1, 3])
+    return nodes.one("Where", nodes.one("Unsqueeze", inside, nodes.constant([1, 3])), placed, past, dtype=past.dtype)
+
+
+def rotary_embedding(call: Call) -> Results:
+    """ONNX RotaryEmbedding-23: x, cos, sin, and positions where cos and sin are tables."""
+    call.check(("interleaved", "num_heads", "rotary_embedding_dim"), 4)
+    x, cos, sin, positions = (call.input(index) for index in range(4))
+    if x is None or cos is None or sin is None:
+        raise Unexpanded("it lacks an input")
+    if positions is not None:
+        cos, sin = (call.nodes.one("Gather", table, positions, axis=0, dtype=table.dtype) for table in (cos, sin))
+    return [_rotated(call, x, cos, sin, call.shape(call.node.inputs[1] or x)[-1])]  # type: ignore[list-item]
+
+
+def microsoft_rotary_embedding(call: Call) -> Results:
+    """com.microsoft RotaryEmbedding: x, positions [B, S] or the first one [1], cos and sin as tables."""
+    call.check(("interleaved", "num_heads", "rotary_embedding_dim"), 4)
+    x, positions, cos, sin = (call.input(index) for index in range(4))
+    if x is None or positions is None or cos is None or sin is None:
+        raise Unexpanded("it lacks an input")
+    nodes = call.nodes
+    if len(call.shape(positions)) == 1:
+        axis = 1 if len(call.shape(x)) == 3 else 2
+        steps = _range(call, nodes.constant(0), _length(call, x, axis))
+        positions = nodes.one("Unsqueeze", nodes.one("Add", positions, steps), nodes.constant([0]))
+    pairs = call.shape(cos)[-1]
+    cos, sin = (nodes.one("Gather", table, positions, axis=0, dtype=table.dtype) for table in (cos, sin))
+    return [_rotated(call, x, cos, sin, pairs)]
+
+
+def _rotated(call: Call, x: ir.Value, cos: ir.Value, sin: ir.Value, pairs: int) -> ir.Value:
+    """The rotation of the first 2P features of each head by cos and sin [B or 1, S, P]."""
+    nodes, shape = call.nodes, call.shape(x)
+    flat, heads = len(shape) == 3, call.integer("num_heads")
+    if flat and not heads:
+        rotated = call.integer("rotary_embedding_dim")
+        if rotated:
+            raise Unexpanded("its number of heads is not stated")
+        heads = shape[-1] // (2 * pairs)
+    size = shape[-1] // heads if flat else shape[-1]
+    by_heads = nodes.shaped(x, 0, 0, heads, size) if flat else x
+    cos, sin = (nodes.one("Unsqueeze", one, nodes.constant([2 if flat else 1])) for one in (cos, sin))
+    kept = None
+    if 2 * pairs < size:
+        parts = nodes.op(
+            "Split", [by_heads, nodes.constant([2 * pairs, size - 2 * pairs])], {"axis": 3}, outputs=2, dtype=x.dtype
+        )
+        by_heads, kept = parts
+    if call.integer("interleaved"):
+        last, by_heads = 4, nodes.shaped(by_heads, 0, 0, 0, pairs, 2)
+        cos, sin = (nodes.one("Unsqueeze", one, nodes.constant([4])) for one in (cos, sin))
+    else:
+        last = 3
+    halves = nodes.op("Split", [by_heads], {"axis": last, "num_outputs": 2}, outputs=2, dtype=x.dtype)
+    first = nodes.one("Sub", nodes.one("Mul", halves[0], cos), nodes.one("Mul", halves[1], sin))
+    second = nodes.one("Add", nodes.one("Mul", halves[0], sin), nodes.one("Mul", halves[1], cos))
+    out = nodes.one("Concat", first, second, axis=last)
+    if last == 4:
+        out = nodes.shaped(out, 0, 0, 0, 2 * pairs)
+    if kept is not None:
+        out = nodes.one("Concat", out, kept, axis=3)
+    return nodes.shaped(out, 0, 0, shape[-1]) if flat else out
+
+
+EXPANSIONS: dict[tuple[str, str], Expansion] = {
+    ("", "Attention"): attention,
+    ("", "RotaryEmbedding"): rotary_embedding,
+    ("com.microsoft", "MultiHeadAttention"): multi_head_attention,
+    ("com.microsoft", "GroupQueryAttention"): group_query_attention,
+    ("com.microsoft", "RotaryEmbedding"): microsoft_rotary_embedding,
+}
+"""The expansion of each operator."""

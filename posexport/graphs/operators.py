@@ -1,0 +1,64 @@
+"""One operator that stands for attention or a rotation, as its expansion sees it (posexport.graphs.expansions)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import attrs
+import onnx_ir as ir
+
+from posexport.graphs.nodes import Nodes
+
+HIDDEN = -3.4028234663852886e38
+"""What hides a key: the lowest float32, which is finite, so that a row without keys is no NaN."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shape of values on the probe's inputs, by name."""
+
+
+class Unexpanded(Exception):
+    """An operator that stays as it is, with the reason."""
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """One operator of a graph, with what its expansion needs."""
+
+    node: ir.Node
+    nodes: Nodes
+    shapes: Shapes
+
+    def input(self, index: int) -> ir.Value | None:
+        """An input, None where it is absent."""
+        return self.node.inputs[index] if index < len(self.node.inputs) else None
+
+    def shape(self, value: ir.Value) -> tuple[int, ...]:
+        """The shape of an input on the probe's inputs."""
+        return self.shapes[value.name or ""]
+
+    def integer(self, name: str, default: int = 0) -> int:
+        """An attribute that is a whole number."""
+        attribute = self.node.attributes.get(name)
+        return default if attribute is None else attribute.as_int()
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        """An attribute that is a float32 number."""
+        attribute = self.node.attributes.get(name)
+        return default if attribute is None else attribute.as_float()
+
+    def check(self, attributes: Collection[str], inputs: int) -> None:
+        """Raise Unexpanded for an attribute, or an input from `inputs` on, that the expansion doesn't know."""
+        unknown = [name for name in self.node.attributes if name not in attributes]
+        extra = [value.name for value in self.node.inputs[inputs:] if value is not None]
+        if unknown or extra:
+            raise Unexpanded(f"it has {', '.join([*unknown, *map(str, extra)])}")
+
+
+Expansion = Callable[[Call], Sequence["ir.Value | None"]]
+"""Makes the outputs of an operator, None for one that it doesn't make."""
+
+
+def default_scale(size: int) -> float:
+    """1 / sqrt(size) as a float32, as an attribute would hold it."""
+    return float(ir.tensor(1.0 / math.sqrt(size), dtype=ir.DataType.FLOAT).numpy())

@@ -1,0 +1,94 @@
+"""Whether an attention already is in a form, so that it is left as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from posexport.custom_ops.rotary import Layout, has_operator
+from posexport.graphs.attention.attention import Attention
+from posexport.graphs.attention.heads import Side
+from posexport.graphs.expand import Expanded, domain_of
+from posexport.graphs.view import View
+
+_PAST, _LENGTHS = (4, 5), 6
+
+
+def _plain_attention(operator: Expanded) -> bool:
+    """Whether TensorRT takes an ONNX Attention: no cache inside, one output, no softcap."""
+    given = [value is not None for value in operator.inputs]
+    caches = any(given[index] for index in (*_PAST, _LENGTHS) if index < len(given))
+    outputs = sum(bool(value.name) for value in operator.node.outputs)
+    return not caches and outputs == 1 and "softcap" not in operator.node.attributes
+
+
+def _plain_multi_head(operator: Expanded) -> bool:
+    """Whether TensorRT takes a MultiHeadAttention: no cache inside, one output."""
+    given = [value is not None for value in operator.inputs]
+    return not any(given[6:]) and sum(bool(value.name) for value in operator.node.outputs) == 1
+
+
+def _any(operator: Expanded) -> bool:
+    return True
+
+
+def _never(operator: Expanded) -> bool:
+    return False
+
+
+_CORES: dict[tuple[str, str], dict[tuple[str, str], Callable[[Expanded], bool]]] = {
+    ("native", "ort"): {("", "Attention"): _any},
+    ("native", ""): {("", "Attention"): _plain_attention},
+    ("contrib", "ort"): {("com.microsoft", "MultiHeadAttention"): _any, ("com.microsoft", "GroupQueryAttention"): _any},
+    ("contrib", ""): {("com.microsoft", "MultiHeadAttention"): _plain_multi_head},
+}
+"""The operators that carry attention in a form, for ONNX Runtime alone or for all targets, with what they need."""
+
+_ROTATIONS = {"native": ("", "RotaryEmbedding"), "contrib": ("com.microsoft", "RotaryEmbedding")}
+
+
+def is_in_form(view: View, attention: Attention, form: str, target: str) -> bool:
+    """Whether a site is written as the form writes it for the target."""
+    core = operator_of(view, attention.softmax.name or "")
+    if form == "decomposed":
+        return core is None and all(not _operators(view, side) for side in (attention.q, attention.k))
+    if form == "function" or core is None:
+        return False
+    cores = _CORES[form, "ort" if target == "ort" else ""]
+    takes = cores.get((domain_of(core.node), core.node.op_type), _never)
+    return takes(core) and all(
+        _rotates_in_form(view, side, form, attention.head_dim) for side in (attention.q, attention.k)
+    )
+
+
+def operator_of(view: View, name: str) -> Expanded | None:
+    """The operator that a node comes from, None where it always was in the graph."""
+    return next((one for one in view.expanded if name in one.nodes), None)
+
+
+def _operators(view: View, side: Side) -> list[Expanded]:
+    """The operators that a rotation is made of."""
+    if side.rotary is None:
+        return []
+    nodes = {node.name or "" for node in view.flow.between(side.rotary.source, side.rotary.target)}
+    return [one for one in view.expanded if nodes & one.nodes]
+
+
+def _rotates_in_form(view: View, side: Side, form: str, head_dim: int) -> bool:
+    if side.rotary is None:
+        return True
+    pairs = side.rotary.pairs
+    if not has_operator(3, Layout(head_dim, pairs.interleaved, pairs.runs)):
+        return True  # the form writes it in standard operators too
+    operators = _operators(view, side)
+    return bool(operators) and all(_is_sound(view, one, form) for one in operators)
+
+
+def _is_sound(view: View, operator: Expanded, form: str) -> bool:
+    """Whether a rotation is of the form, and its cosines have as many rows as its input: no runtime broadcasts them."""
+    if (domain_of(operator.node), operator.node.op_type) != _ROTATIONS[form]:
+        return False
+    x, cos = operator.inputs[0], operator.inputs[1]
+    if form != "native" or x is None or cos is None or len(operator.inputs) > 3:
+        return True
+    shapes = view.operator_shapes
+    return shapes[cos.name or ""][0] == shapes[x.name or ""][0]

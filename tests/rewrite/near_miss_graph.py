@@ -69,7 +69,7 @@ def inputs_of(value: ir.Value | None) -> Sequence[ir.Value]:
 
 
 def ancestors(value: ir.Value | None, deepest: int = 200) -> Iterator[ir.Node]:
-    """Nodes that a value depends on, nearest first."""
+    """Nodes that a value's numbers depend on, nearest first: not those that give a shape only."""
     seen: set[ir.Node] = set()
     level = [value]
     for _ in range(deepest):
@@ -79,7 +79,7 @@ def ancestors(value: ir.Value | None, deepest: int = 200) -> Iterator[ir.Node]:
             return
         seen.update(fresh)
         yield from fresh
-        level = [entry for node in fresh for entry in node.inputs]
+        level = [entry for node in fresh if node.op_type not in ("Shape", "Size") for entry in node.inputs]
 
 
 def product_above(value: ir.Value | None, depth: int = 12) -> ir.Node | None:

@@ -7,7 +7,6 @@ initializers. No path, host or time is written: the same command gives the same 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -32,7 +31,6 @@ from posexport.artifact.signing import SigningKey
 from posexport.errors import RequestError, shown
 from posexport.files import staged
 from posexport.jsondata import parse_json, structure, unstructure
-from posexport.machine import size_text
 from posexport.models import read_spec
 from posexport.models.weights import LazyWeights, weight_shapes
 from posexport.spec.contract import bounds_of, graph_inputs
@@ -42,14 +40,24 @@ from posexport.spec.spec import Spec
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-EXTERNAL_FROM = 1_500_000_000
-"""Bytes of weights from which they go to `<file>.data` beside the file (protobuf ends at 2 GiB)."""
-
 TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir")
 """The packages whose versions decide the bytes of a file; manifests name them."""
 
 _METADATA = ("posexport.spec", "posexport.form", "posexport.version")
 _ORIGIN = "posexport.origin"
+
+
+class ForeignFileError(RequestError):
+    """A sound ONNX file, `graph`, that posexport didn't write, or that lost what posexport writes into it."""
+
+    def __init__(self, text: str, graph: GraphFile) -> None:
+        super().__init__(text)
+        self.graph = graph
+
+    @property
+    def foreign(self) -> bool:
+        """Whether nothing in the file says that posexport wrote it."""
+        return not any(key.startswith("posexport.") for key in self.graph.metadata())
 
 
 @attrs.frozen(kw_only=True)
@@ -100,7 +108,7 @@ class Artifact(GraphFile):
 def write_onnx(
     model: ir.Model,
     path: Path,
-    external_from: int = EXTERNAL_FROM,
+    external_from: int = onnx_file.EXTERNAL_FROM,
     weights: WeightSource | None = None,
     key: SigningKey | None = None,
 ) -> OnnxManifest:
@@ -122,7 +130,7 @@ def write_onnx(
     hashes: dict[str, str] = {}
     with staged() as files:
         size = sum(tensor.nbytes for tensor in onnx_file.weights_of(model).values())
-        _check_room(path.parent, size)
+        onnx_file.check_room(path.parent, size)
         if size >= external_from:
             hashes = onnx_file.write_external(model, path, files)
             sha256 = hashes.pop(path.name)
@@ -149,19 +157,6 @@ def write_onnx(
     return manifest
 
 
-def _check_room(folder: Path, size: int) -> None:
-    """RequestError where so many bytes can't be written, before gigabytes of them are."""
-    try:
-        free = shutil.disk_usage(folder).free
-    except OSError:  # writing to it says what is wrong with the folder
-        return
-    if size > free:
-        raise RequestError(
-            f"the weights take {size_text(size)} and {size_text(free)} are free in {str(folder)!r}: free some space "
-            "or give another folder."
-        )
-
-
 def read_onnx(path: Path, expected: str | None = None) -> Artifact:
     """Read an ONNX artifact; RequestError where it is none of posexport's, or is damaged.
 
@@ -171,9 +166,10 @@ def read_onnx(path: Path, expected: str | None = None) -> Artifact:
     properties = graph.metadata()
     lacking = [key for key in _METADATA if key not in properties]
     if lacking:
-        raise RequestError(
+        raise ForeignFileError(
             f"{str(path)!r} is not an artifact of posexport: it lacks the metadata {', '.join(lacking)}; "
-            "make it with 'posexport export'."
+            "make it with 'posexport export'.",
+            graph,
         )
     form, target = properties["posexport.form"], properties.get("posexport.target", "portable")
     try:

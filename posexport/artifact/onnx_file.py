@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import google.protobuf.message
 import numpy as np
 import onnx
@@ -30,7 +32,12 @@ if TYPE_CHECKING:
 
 # Field numbers of onnx.proto; wire type 2 is a length and that many bytes.
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA = 7, 5, 9
-_INLINE = 1024  # bytes up to which an initializer stays in the graph's own message
+EXTERNAL_FROM = 1_500_000_000
+"""Bytes of weights from which they go to `<file>.data` beside the file (protobuf ends at 2 GiB)."""
+
+INLINE = 1024
+"""Bytes up to which an initializer stays in the graph's own message."""
+
 _ALIGN = 4096  # of a tensor in an external file, so that it can be mapped into memory
 _TORCH: dict[int, tuple[str, int]] = {
     onnx.TensorProto.FLOAT: ("float32", 4),
@@ -45,8 +52,9 @@ _DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "u
 _BITS: dict[int, int] = {
     number: bits
     for bits, names in {
-        4: "INT4 UINT4",
-        8: "INT8 UINT8 BOOL FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ",
+        2: "INT2 UINT2",
+        4: "INT4 UINT4 FLOAT4E2M1",
+        8: "INT8 UINT8 BOOL FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0",
         16: "INT16 UINT16 FLOAT16 BFLOAT16",
         32: "INT32 UINT32 FLOAT",
         64: "INT64 UINT64 DOUBLE COMPLEX64",
@@ -65,7 +73,11 @@ _SLACK = 2**20  # bytes that external data may have behind the last tensor
 def weights_of(model: ir.Model) -> dict[str, ir.TensorProtocol]:
     """The initializers that are streamed, by name, in the graph's order."""
     tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None and tensor.nbytes > _INLINE}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None and _is_streamed(tensor)}
+
+
+def _is_streamed(tensor: ir.TensorProtocol) -> bool:
+    return int(tensor.dtype) != onnx.TensorProto.STRING and tensor.nbytes > INLINE
 
 
 def lazy(
@@ -75,7 +87,7 @@ def lazy(
     import onnx_ir as ir
 
     tensor = ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(shape), name=name)
-    return tensor if tensor.nbytes > _INLINE else make()
+    return tensor if tensor.nbytes > INLINE else make()
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
@@ -120,21 +132,62 @@ def write_inline(model: ir.Model, file: HashingFile) -> None:
 
 def write_external(model: ir.Model, path: Path, files: Staged) -> dict[str, str]:
     """Write the weights to `<file>.data` and the graph to `path`; returns the sha256 of each by file name."""
-    proto, tensors, data = skeleton(model), weights_of(model), data_path(path)
+    proto = skeleton(model)
+    tensors = [external_tensor(proto, name, tensor) for name, tensor in weights_of(model).items()]
+    return write_with_data(proto, tensors, path, files)
+
+
+@attrs.frozen(kw_only=True)
+class ExternalData:
+    """A tensor without its data, and what writes its `length` bytes; two of the same `place` have the same bytes."""
+
+    tensor: onnx.TensorProto
+    length: int
+    write: Callable[[HashingFile], object]
+    place: Hashable = None
+
+
+def external_tensor(proto: onnx.ModelProto, name: str, tensor: ir.TensorProtocol) -> ExternalData:
+    """A new initializer of the model, whose data will lie outside."""
+    entry = proto.graph.initializer.add()
+    entry.ParseFromString(_header(name, tensor))
+    return ExternalData(tensor=entry, length=tensor.nbytes, write=lambda file: _stream(tensor, file))
+
+
+def write_with_data(
+    proto: onnx.ModelProto, tensors: Iterable[ExternalData], path: Path, files: Staged
+) -> dict[str, str]:
+    """Write tensors of the model to `<file>.data`, and the model to `path`; returns the sha256 of each by file name."""
+    data = data_path(path)
 
     def fill(file: HashingFile) -> None:
-        for name, tensor in tensors.items():
-            file.write(b"\0" * (-file.size % _ALIGN))
-            entry = proto.graph.initializer.add()
-            entry.ParseFromString(_header(name, tensor))
-            entry.data_location = onnx.TensorProto.EXTERNAL
-            for key, value in (("location", data.name), ("offset", file.size), ("length", tensor.nbytes)):
-                entry.external_data.add(key=key, value=str(value))
-            _stream(tensor, file)
+        offsets: dict[Hashable, int] = {}
+        for each in tensors:
+            offset = offsets.get(each.place) if each.place is not None else None
+            if offset is None:
+                file.write(b"\0" * (-file.size % _ALIGN))
+                offset = offsets[each.place] = file.size
+                each.write(file)
+            each.tensor.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (("location", data.name), ("offset", offset), ("length", each.length)):
+                each.tensor.external_data.add(key=key, value=str(value))
 
     hashes = {data.name: files.write(data, fill)}
     hashes[path.name] = files.write(path, lambda file: file.write(proto.SerializeToString(deterministic=True)))
     return hashes
+
+
+def check_room(folder: Path, size: int) -> None:
+    """RequestError where so many bytes can't be written, before gigabytes of them are."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:  # writing to it says what is wrong with the folder
+        return
+    if size > free:
+        raise RequestError(
+            f"the weights take {size_text(size)} and {size_text(free)} are free in {str(folder)!r}: free some space "
+            "or give another folder."
+        )
 
 
 def data_path(path: Path) -> Path:
@@ -145,6 +198,10 @@ def data_path(path: Path) -> Path:
 def _header(name: str, tensor: ir.TensorProtocol) -> bytes:
     dims = [int(dim) for dim in tensor.shape]  # type: ignore[arg-type]
     header = onnx.TensorProto(name=name, dims=dims, data_type=int(tensor.dtype))
+    if tensor.doc_string:
+        header.doc_string = tensor.doc_string
+    for key, value in tensor.metadata_props.items():
+        header.metadata_props.add(key=key, value=value)
     return bytes(header.SerializeToString(deterministic=True))
 
 
@@ -201,7 +258,7 @@ def read(path: Path, expected: str | None = None) -> tuple[onnx.ModelProto, str]
         raise RequestError(f"{str(path)!r} holds no ONNX graph of a known opset: export it again.")
     check_graph(path, model)
     ends: dict[Path, int] = {}
-    for tensor in _tensors(model):
+    for tensor in tensors_within(model):
         _check_tensor(path, tensor, ends)
     for target, end in ends.items():
         if target.stat().st_size > end + _SLACK:
@@ -220,7 +277,7 @@ def load(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def tensors_within(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of a file: initializers, and what nodes hold, at any depth and in functions."""
     for holder in (model.graph, *model.functions):
         if isinstance(holder, onnx.GraphProto):
@@ -292,7 +349,7 @@ def external(tensor: onnx.TensorProto) -> dict[str, str]:
 
 def external_files(model: onnx.ModelProto) -> list[str]:
     """The names of the files that hold external data of a model, sorted."""
-    outside = (tensor for tensor in _tensors(model) if tensor.data_location == onnx.TensorProto.EXTERNAL)
+    outside = (tensor for tensor in tensors_within(model) if tensor.data_location == onnx.TensorProto.EXTERNAL)
     return sorted({external(tensor).get("location", "") for tensor in outside})
 
 

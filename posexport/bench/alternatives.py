@@ -29,7 +29,8 @@ import onnx_ir as ir
 import torch
 
 from posexport.artifact import onnx_file
-from posexport.artifact.onnx_artifact import EXTERNAL_FROM, Artifact, read_onnx
+from posexport.artifact.onnx_artifact import Artifact, read_onnx
+from posexport.artifact.onnx_file import EXTERNAL_FROM
 from posexport.bench.shapes import Sizes, seeded_inputs
 from posexport.custom_ops.operator import plain_torch
 from posexport.errors import RequestError

@@ -22,7 +22,7 @@ from helpers import cli, exported, inputs_for, refused, run_ort, small_spec, tre
 from manifest_data import plan_manifest, write_manifest_data
 
 from posexport import __version__, files
-from posexport.artifact import onnx_artifact
+from posexport.artifact import onnx_file
 from posexport.artifact.loaded import load_artifact, manifest_mismatch
 from posexport.artifact.manifest import WeightSource, matches_manifest
 from posexport.artifact.onnx_artifact import read_onnx, write_onnx
@@ -91,7 +91,7 @@ def test_external_data_from_the_limit_on(tmp_path: Path) -> None:
     model = exported(small_spec("none"))
     assert write_onnx(model, tmp_path / "at.onnx", external_from=size).external_data
     assert not write_onnx(model, tmp_path / "below.onnx", external_from=size + 1).external_data
-    assert onnx_artifact.EXTERNAL_FROM == 1_500_000_000
+    assert onnx_file.EXTERNAL_FROM == 1_500_000_000
 
 
 def test_data_of_an_earlier_file_goes_with_it_if_its_manifest_names_it(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("external_from", [0, onnx_artifact.EXTERNAL_FROM])
+@pytest.mark.parametrize("external_from", [0, onnx_file.EXTERNAL_FROM])
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_failed_write_leaves_everything_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str, external_from: int

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 @click.option("--runtime", "runtimes", metavar="NAME", multiple=True, help="only this one, repeatable  [default: all]")
 @click.option("--require", "required", metavar="NAME", multiple=True, help="exit 3 if this runtime is not run")
 @click.option("--inputs", metavar="FILE", help="your own inputs, a .npz  [default: several cases from --seed]")
+@click.option("--input", "roles", metavar="NAME=ROLE", multiple=True, help="what an input of a file is for, repeatable")
+@click.option("--against", metavar="FILE", help="hold files against this .onnx in float64, not against themselves")
 @click.option("--seed", metavar="N", help="seed of the inputs  [default: 0]")
 @click.option("--reach", metavar="SIZES", help="how far inputs go, such as seq=4096,batch=8  [default: by the block]")
 @click.option("--cases", metavar="N", help="draw so many more sets of inputs  [default: 0]")
@@ -48,6 +50,8 @@ def verify(
     runtimes: tuple[str, ...],
     required: tuple[str, ...],
     inputs: str | None,
+    roles: tuple[str, ...],
+    against: str | None,
     weights: str | None,
     checkpoint: str | None,
     layer: str | None,
@@ -59,6 +63,9 @@ def verify(
     **options: Any,
 ) -> int:
     """Prove that artifacts (.onnx, .plan, or folders of them) compute what the torch block of their spec computes.
+
+    An .onnx that anyone else wrote is held against itself in float64; --input says what an input is for where its name
+    doesn't. With --against, files must compute what that file computes.
 
     Without FILES, those of the project (posexport.toml, or [tool.posexport] of a pyproject.toml), on the runtimes and
     with the tolerances that it states; they must be up to date and within their budget too.
@@ -75,6 +82,10 @@ def verify(
         check_no_project("files", project_file, allow_outside)
     if inputs is not None and not paths:
         raise RequestError("--inputs was given without files: they are one artifact's, so give that artifact too.")
+    of_files = {"--against": against is not None, "--input": bool(roles)}
+    for option, given in of_files.items():
+        if given and not paths:
+            raise RequestError(f"{option} was given without files: it is about ONNX files, so give those too.")
     original = _original(weights=weights, checkpoint=checkpoint, layer=layer, prefix_tokens=prefix_tokens)
     if original is not None and not paths:
         raise RequestError(
@@ -117,6 +128,8 @@ def verify(
                     runtimes=chosen,
                     inputs=npz,
                     original=original,
+                    against=None if against is None else Path(against),
+                    roles=_roles(roles),
                     trusted=trusted,
                     advance=advance,
                     step=progress,
@@ -130,9 +143,21 @@ def verify(
         identity = {} if project is None else {"project": str(project.file)}
         console.show_json({**report.to_dict(required), **identity})
     elif report.verdicts:
-        _show_report(report, "Parity" if project is None else f"Project {project.file}: parity")
+        _show_report(report, ("Parity" if project is None else f"Project {project.file}: parity") + _truth(report))
     _show_errors(report, code)
     return console.fail(_missing_sentence(report, required), code) if code == 3 else code
+
+
+def _roles(pairs: Sequence[str]) -> dict[str, str]:
+    """The roles of inputs by name, as `--input name=role` gives them."""
+    roles: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, role = pair.rpartition("=")  # a name may hold the sign, a role doesn't
+        if not equals or not name or not role:
+            raise RequestError(f"--input {pair!r} is not NAME=ROLE, such as --input tokens=token_ids.")
+        if roles.setdefault(name, role) != role:
+            raise RequestError(f"--input gives {name!r} two roles, {roles[name]!r} and {role!r}: keep one of them.")
+    return roles
 
 
 def _original(**given: str | None) -> Original | None:
@@ -159,11 +184,17 @@ def _show_report(report: Report, head: str) -> None:
     table = rows([verdict for verdict in report.verdicts if verdict.check != PARITY or verdict.runtime not in idle])
     if table:
         properties = any(verdict.check != PARITY and verdict.runtime != PROJECT for verdict in report.verdicts)
-        title = f"{head} with torch in float64{', and properties' if properties else ''}"
+        title = f"{head} in float64{', and properties' if properties else ''}"
         console.show_table(title, COLUMNS, table, right=("error", "torch error", "limit"))
     for name, reason in idle.items():
         console.write(f"not run: {name} ({reason})")
     console.write(summary(report))
+
+
+def _truth(report: Report) -> str:
+    """Whose float64 values the verdicts compare with."""
+    references = {verdict.reference or "torch" for verdict in report.verdicts if verdict.runtime != PROJECT}
+    return f" with {references.pop()}" if len(references) == 1 else " with the reference of each"
 
 
 def _show_errors(report: Report, code: int) -> None:

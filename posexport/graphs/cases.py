@@ -84,15 +84,18 @@ _SIDES = ((1.0, 1.0), (1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (1.0, 1.0), (1.5, 0.5)
 """Parts of the height and the width that images of any size have in turn."""
 
 
-def cases_of(roles: Mapping[str, Role], seed: int, *, more: int = 0) -> list[DrawnInputs]:
+def cases_of(
+    roles: Mapping[str, Role], seed: int, *, reach: Mapping[str, int] | None = None, more: int = 0
+) -> list[DrawnInputs]:
     """The cases for a graph with these roles, the same for the same seed; `more` further ones of drawn sizes.
 
-    Between about 4, where a graph fixes its sizes, and 20. Lengths stay below 200 keys.
+    Between about 4, where a graph fixes its sizes, and 23. Lengths stay below 200 keys, unless `reach` asks for `seq`
+    keys or `batch` rows.
     """
     seen: set[object] = set()
     drawn: list[DrawnInputs] = []
     pictures = _pictures(roles)
-    for number, corner in enumerate((*_corners(roles), *_further(seed, more))):
+    for number, corner in enumerate((*_corners(roles), *_reaching(reach or {}), *_further(seed, more))):
         sizes = {BATCH: corner.batch, SEQ: corner.seq, PAST: corner.past}
         if pictures:
             sizes |= _sides(roles, number, pictures)
@@ -122,6 +125,15 @@ def _corners(roles: Mapping[str, Role]) -> Iterator[_Corner]:
     if {"past", "write_indices"} & kinds:
         yield from _CACHED
     yield from _LONG
+
+
+def _reaching(reach: Mapping[str, int]) -> Iterator[_Corner]:
+    """Corners of the sizes that were asked for."""
+    if "seq" in reach:
+        yield _Corner(label="as long as asked", batch=1, seq=reach["seq"])
+        yield _Corner(label="step behind as many", batch=1, seq=1, past=reach["seq"] - 1)
+    if "batch" in reach:
+        yield _Corner(label="as many rows as asked", batch=reach["batch"], seq=6, kinds=Kinds(padding="mixed"))
 
 
 def _further(seed: int, count: int) -> Iterator[_Corner]:

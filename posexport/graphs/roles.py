@@ -7,7 +7,7 @@ are tokens. Whatever remains is asked for (`--input name=role`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 import onnx_ir as ir
@@ -17,7 +17,7 @@ from posexport.artifact.graph_file import GraphFile
 from posexport.errors import RequestError, check_known, shown
 from posexport.graphs.axes import KNOWN_AXES, Axes, axes_of
 from posexport.graphs.tables import patches_of, required_sizes, rows_of, strides_of
-from posexport.spec.contract import Shape
+from posexport.spec.contract import Shape, Values
 
 ROLES: dict[str, str] = {
     "token_ids": "tokens of the vocabulary [batch, seq]",
@@ -117,8 +117,8 @@ def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None
         if kind is None:
             raise _unknown(name, values[name])
     known = {name: str(kind) for name, kind in kinds.items()}
-    shapes = {name: _shape(value) for name, value in values.items()}
-    outputs = {str(value.name): _shape(value) for value in model.graph.outputs}
+    shapes = {name: shape_of_value(value) for name, value in values.items()}
+    outputs = {str(value.name): shape_of_value(value) for value in model.graph.outputs}
     axes = axes_of(known, shapes, outputs)
     for name in given:
         if axes[name] is None:
@@ -138,7 +138,7 @@ def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None
             name=name,
             kind=known[name],
             shape=shapes[name],
-            dtype=_dtype(value),
+            dtype=dtype_of_value(value),
             axes=meanings,
             rows=rows[name],
             strides=strides_of(value) if pictures else None,
@@ -148,11 +148,21 @@ def roles_of(graph: GraphFile | ir.Model, given: Mapping[str, str] | None = None
     return roles
 
 
+def values_of_model(values: Iterable[ir.Value]) -> Values:
+    """Inputs or outputs of a graph: name to (shape, dtype), a dimension by name where it is dynamic; an empty dtype
+    where the file states none, or one of texts."""
+    known = (None, ir.DataType.STRING, ir.DataType.UNDEFINED)
+    return {
+        str(value.name): (shape_of_value(value), "" if value.dtype in known else dtype_of_value(value))
+        for value in values
+    }
+
+
 def _inlined(model: ir.Model) -> ir.Model:
     return InlinePass()(model).model if model.functions else model
 
 
-def _shape(value: ir.Value) -> Shape:
+def shape_of_value(value: ir.Value) -> Shape:
     """The shape, a dimension by name where it is dynamic, "?" where it has no name; some files name a number "16"."""
     if value.shape is None:
         return ()
@@ -172,7 +182,7 @@ _DTYPES = {
 }
 
 
-def _dtype(value: ir.Value) -> str:
+def dtype_of_value(value: ir.Value) -> str:
     """posexport's name of a dtype, numpy's where posexport has none; RequestError for texts and values of no dtype."""
     if value.dtype is None or value.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         what = "no tensor" if value.dtype is None else "texts"
@@ -216,6 +226,7 @@ def _tell_encoder_apart(kinds: dict[str, str | None], given: Mapping[str, str]) 
 
 def _unknown(name: str, value: ir.Value) -> RequestError:
     return RequestError(
-        f"what the input {shown(name)} {shown(list(_shape(value)))} ({_dtype(value)}) is for can't be guessed: say it "
-        f"with --input {shown(name)[1:-1]}=ROLE ({', '.join(ROLES)}), or give your own inputs with --inputs FILE.npz."
+        f"what the input {shown(name)} {shown(list(shape_of_value(value)))} ({dtype_of_value(value)}) is for can't be "
+        f"guessed: say it with --input {shown(name)[1:-1]}=ROLE ({', '.join(ROLES)}), or give your own inputs with "
+        "--inputs FILE.npz."
     )

@@ -16,7 +16,7 @@ from posexport.artifact.authenticity import AS_ORIGINAL, NO_MANIFEST, TRUSTED
 from posexport.artifact.manifest import manifest_path
 from posexport.artifact.paths import check_artifact, find_artifacts
 from posexport.errors import Reason, RequestError
-from posexport.jsondata import unstructure
+from posexport.jsondata import OMITTED, unstructure
 from posexport.runtimes import Runtime
 from posexport.spec.fields import flag, integer, parsed, positive
 from posexport.verify.reach import Shown, read_reach
@@ -119,7 +119,8 @@ class Verdict:
     were compared, `where` the place where the graph departs, as far as it was found, and `departure` the first node
     that a fresh export has otherwise, in one clause. `reach` says how far the inputs went, and `not_shown` what of the
     block's own numbers, such as a window, they did not reach: a verdict that passed is then inconclusive. `weights`
-    says what is known of the file's weights, `signature` who signed it, each with a code (docs/reference/artifact.md).
+    says what is known of the file's weights, `signature` who signed it, each with a code (docs/reference/artifact.md),
+    and `reference` whose float64 values are the truth where it is not the torch block of the file's spec.
     A check that compares no outputs, such as that of a file's size, states its value as `measured` and the largest that
     passes as `limit_text`, both with their unit.
     """
@@ -142,6 +143,7 @@ class Verdict:
     where: str | None = None
     departure: str | None = None
     describe: Mapping[str, str] = attrs.field(factory=dict)
+    reference: str | None = attrs.field(default=None, metadata={OMITTED: True})
     check: str = PARITY
     measured: str | None = None
     limit_text: str | None = None

@@ -20,6 +20,7 @@ from posexport.verify.result import Report, Unreadable, Verdict, VerifyOverrides
 if TYPE_CHECKING:
     from posexport.artifact.original import Original
     from posexport.artifact.signing import TrustedKey
+    from posexport.verify.graph.job import GraphJob
     from posexport.verify.judge import ArtifactJob, MismatchedJob
 
 TIME_LIMIT = 300.0
@@ -48,12 +49,17 @@ def verify(
     strict: bool = False,
     overrides: Mapping[Path, VerifyOverrides] | None = None,
     original: Original | None = None,
+    against: Path | None = None,
+    roles: Mapping[str, str] | None = None,
     trusted: Sequence[TrustedKey] = (),
     advance: Advance = lambda name, total: None,
     step: Progress = silent,
 ) -> Report:
-    """Verify the artifacts that `paths` name (files, or folders of them) on each of `runtimes`.
+    """Verify the files that `paths` name (files, or folders of them) on each of `runtimes`.
 
+    Artifacts of posexport are held against the torch block of their spec; an ONNX file that anyone else wrote against
+    itself in float64, with inputs drawn by role, of which `roles` says some by name; all of them against another ONNX
+    file where `against` names one.
     An artifact that is not what its manifest says fails on all of them without a run, as does one that is no export of
     the `original`, and one that none of the `trusted` keys signed.
     `inputs` is a .npz file of the user; without it cases are made from `seed`. With `properties`, those of the encoding
@@ -70,15 +76,13 @@ def verify(
             if missing.get(row.name) is None:
                 pool.start(row)
         # while the workers load their engines
-        from posexport.artifact.loaded import load_artifact
-        from posexport.verify import eligibility, submission
-        from posexport.verify.judge import ArtifactJob, MismatchedJob
-        from posexport.verify.property_runs import PropertyRuns
+        from posexport.verify import eligibility
+        from posexport.verify.jobs import JobMaker, submit, weight_bytes
+        from posexport.verify.judge import MismatchedJob
         from posexport.verify.user_inputs import read_arrays
 
-        arrays = None if inputs is None else read_arrays(inputs)
         files = find_artifacts(paths)
-        queue: deque[ArtifactJob | MismatchedJob] = deque()
+        queue: deque[ArtifactJob | GraphJob | MismatchedJob] = deque()
         verdicts: list[Verdict] = []
         unreadable: list[Unreadable] = []
 
@@ -90,34 +94,32 @@ def verify(
                 unreadable.append(Unreadable(str(job.path), str(error)))
             advance(job.path.name, len(files))
 
+        maker = JobMaker(
+            pool=pool,
+            runtimes=runtimes,
+            inputs=inputs,
+            arrays=None if inputs is None else read_arrays(inputs),
+            seed=seed,
+            properties=properties,
+            reach=reach or {},
+            more=cases,
+            original=original,
+            against=against,
+            roles=roles or {},
+            trusted=trusted,
+        )
         for file in files:
             settings = (overrides or {}).get(file, VerifyOverrides())
             step(f"drawing inputs for {file.name}")
             try:
-                artifact = load_artifact(file, trusted)
-                if original is not None:
-                    artifact = submission.held_against(artifact, original)
-                drawn = submission.draw_cases(artifact, inputs, arrays, seed, reach or {}, cases)
-                tried = properties and artifact.contract_violation is None
-                job = ArtifactJob(
-                    artifact=artifact,
-                    pool=pool,
-                    runtimes=settings.among(runtimes),
-                    overrides=settings,
-                    cases=drawn.cases,
-                    notes=drawn.notes,
-                    too_costly=drawn.too_costly,
-                    given=inputs is not None,
-                    original=original,
-                    property_runs=PropertyRuns.of(artifact, seed) if tried else None,
-                )
-                needed = max((eligibility.weight_bytes(artifact, row) for row in job.runtimes.values()), default=0)
+                job = maker.make(file, settings)
+                needed = max((weight_bytes(job, row) for row in job.runtimes.values()), default=0)
                 while queue and (
                     eligibility.memory_shortfall(needed, sum(waiting.memory for waiting in queue))
                     or job.held + sum(waiting.held for waiting in queue) > HELD
                 ):
                     judge_first()
-                submission.submit(job, missing)
+                submit(job, missing)
                 queue.append(job)
             except MismatchError as error:
                 queue.append(MismatchedJob(path=file, runtimes=settings.among(runtimes), error=error))

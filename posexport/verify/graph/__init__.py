@@ -1,0 +1,1 @@
+"""Verification of ONNX files that anyone wrote: against themselves, or another file, in float64."""

@@ -1,0 +1,142 @@
+"""Sets of inputs for a file that anyone wrote: drawn by role, or the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from posexport.errors import RequestError, check_known, located, shown
+from posexport.graphs.axes import BATCH, ENCODER, PAST, SEQ, SLOTS, TOTAL
+from posexport.graphs.cases import cases_of
+from posexport.graphs.roles import Role
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.tensors import BF16, NUMPY_DTYPES
+from posexport.spec.contract import Values
+from posexport.verify.cases import USUAL_POSITIONS
+from posexport.verify.reach import Shown
+
+Array = np.ndarray[Any, Any]
+
+
+@attrs.frozen(kw_only=True)
+class GraphCase:
+    """One set of inputs by the graph's names, and its sizes by meaning (posexport.graphs.axes).
+
+    `visible` bool [batch, size] says by the meaning of an axis which of its tokens are no padding.
+    """
+
+    name: str
+    arrays: Arrays
+    sizes: Mapping[str, int]
+    visible: Mapping[str, Array]
+    farthest: int = 0
+
+    @property
+    def keys(self) -> int:
+        """How many keys the last query has."""
+        return self.sizes.get(TOTAL, 0) or self.sizes.get(SEQ, 0)
+
+    @property
+    def far_out(self) -> bool:
+        """Whether a position lies beyond the usual range."""
+        return self.farthest >= USUAL_POSITIONS
+
+
+def drawn_cases(
+    roles: Mapping[str, Role], seed: int, reach: Mapping[str, int] | None = None, more: int = 0
+) -> list[GraphCase]:
+    """Cases drawn by role, the same for the same seed; `reach` may ask for longer and larger ones."""
+    cases = []
+    for drawn in cases_of(roles, seed, reach=reach or {}, more=more):
+        has_tokens = any({SEQ, PAST, TOTAL} & set(role.axes) for role in roles.values())
+        left_out = () if has_tokens else (SEQ, PAST, TOTAL, ENCODER, SLOTS)
+        positions = [drawn.arrays[name] for name, role in roles.items() if role.kind == "position_ids"]
+        farthest = max((int(np.abs(array).max(initial=0)) for array in positions), default=0)
+        cases.append(
+            GraphCase(
+                name=drawn.label,
+                arrays=drawn.arrays,
+                sizes={axis: size for axis, size in drawn.sizes.items() if axis not in left_out},
+                visible=_visible(drawn.keys, drawn.encoder_keys, drawn.sizes) if has_tokens else {},
+                farthest=farthest,
+            )
+        )
+    return cases
+
+
+def _visible(keys: Array, encoder_keys: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
+    """Which tokens are no padding, by meaning; places of a cache behind the last token say nothing."""
+    past = sizes[PAST]
+    slots = np.zeros((len(keys), max(sizes.get(SLOTS, 0), keys.shape[1])), bool)
+    slots[:, : keys.shape[1]] = keys
+    return {SEQ: keys[:, past : past + sizes[SEQ]], TOTAL: keys, ENCODER: encoder_keys, SLOTS: slots}
+
+
+def given_case(path: Path, arrays: Mapping[str, Array], inputs: Values, roles: Mapping[str, Role]) -> GraphCase:
+    """The case of the arrays in a .npz file of the user for a graph with these inputs.
+
+    Names, ranks, fixed sizes and dtypes must be the graph's; only a bf16 graph takes float32, which is rounded.
+    RequestError for anything else, NaN included. `roles` are those that are known: they say what is padding.
+    """
+    for name in arrays:
+        check_known(f"array in inputs {str(path)!r}", name, inputs)
+    ready: Arrays = {}
+    named: dict[str, tuple[str, int]] = {}
+    with located(f"inputs {str(path)!r}"):
+        for name, (shape, dtype) in inputs.items():
+            if name not in arrays:
+                raise RequestError(f"they lack {shown(name)} {list(shape)}: they have {', '.join(arrays) or 'none'}.")
+            array = arrays[name]
+            fits = array.ndim == len(shape) or not shape
+            if not fits or any(isinstance(d, int) and d != size for d, size in zip(shape, array.shape, strict=False)):
+                raise RequestError(f"{shown(name)} has shape {list(array.shape)}, the graph takes {list(shape)}.")
+            for dim, size in zip(shape, array.shape, strict=False):
+                other, known = (
+                    named.setdefault(dim, (name, size)) if isinstance(dim, str) and dim != "?" else ("", size)
+                )
+                if known != size:
+                    raise RequestError(f"{shown(name)} has {size} of {shown(dim)}, and {shown(other)} has {known}.")
+            ready[name] = _converted(name, array, dtype)
+    sizes, visible = _sizes_of(ready, roles), {}
+    masks = [ready[name] for name, role in roles.items() if role.kind == "attention_mask" and ready[name].ndim == 2]
+    if masks and TOTAL not in sizes:
+        sizes[TOTAL] = masks[0].shape[1]
+    if masks and masks[0].dtype.kind in "bif" and BATCH in sizes and SEQ in sizes:
+        keys = masks[0] != 0
+        visible = {TOTAL: keys, SLOTS: keys, SEQ: keys[:, -sizes[SEQ] :]}
+    return GraphCase(name=path.name, arrays=ready, sizes=sizes, visible=visible)
+
+
+def _sizes_of(arrays: Arrays, roles: Mapping[str, Role]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for name, role in roles.items():
+        for axis, size in zip(role.axes, arrays[name].shape, strict=False):
+            if isinstance(axis, str):
+                sizes.setdefault(axis, size)
+    return sizes
+
+
+def _converted(name: str, array: Array, dtype: str) -> Array:
+    want = NUMPY_DTYPES.get(dtype) or np.dtype(dtype)
+    if array.dtype == np.dtype("V2") and want == BF16:  # how numpy writes bfloat16
+        array = array.view(BF16)
+    if array.dtype != want and not (want == BF16 and array.dtype == np.float32):
+        raise RequestError(f"{shown(name)} is {array.dtype}, the graph takes {want}: convert it with astype.")
+    if want.kind not in "biu" and not np.isfinite(array.astype(np.float64)).all():
+        raise RequestError(f"{shown(name)} holds NaN or Inf, every value must be finite.")
+    return array.astype(want)
+
+
+def reached(cases: list[GraphCase]) -> Shown | None:
+    """What these cases reach; None for none, and where there are no tokens or their number is not known."""
+    if not any(BATCH in case.sizes and case.keys for case in cases):
+        return None
+    return Shown(
+        keys=max(max(case.keys, case.sizes.get(ENCODER, 0)) for case in cases),
+        batch=max(case.sizes.get(BATCH, 1) for case in cases),
+        position=max(case.farthest for case in cases),
+    )

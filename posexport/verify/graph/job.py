@@ -1,0 +1,254 @@
+"""One file that anyone wrote under verification: its runs on every runtime, and the verdict on each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport.errors import Reason
+from posexport.processes import NOTHING_SHOWN
+from posexport.progress import Progress, silent
+from posexport.runtimes import Runtime
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.pool import Answer, Pool, result
+from posexport.verify import eligibility
+from posexport.verify.graph import eligible, locate
+from posexport.verify.graph.cases import GraphCase, reached
+from posexport.verify.graph.parity import compare
+from posexport.verify.graph.subject import GraphSubject
+from posexport.verify.graph.truth import Truth
+from posexport.verify.parity import inconclusive_reason, set_aside, worst_of
+from posexport.verify.result import (
+    FAILED,
+    INCONCLUSIVE,
+    NOT_RUN,
+    NOTHING_COMPARED,
+    PASSED,
+    REFERENCE_FAILED,
+    Comparison,
+    State,
+    Tolerance,
+    Verdict,
+    VerifyOverrides,
+)
+from posexport.verify.rounding import is_near
+
+LISTED = 3
+"""Cases that a note names; it counts the others."""
+
+
+@attrs.frozen
+class Run:
+    """A run of the cases with these numbers on one runtime under way, with these options."""
+
+    answer: Future[Answer]
+    indices: list[int]
+    options: Mapping[str, Any]
+
+
+@attrs.define(kw_only=True)
+class GraphJob:
+    """One file with its runs under way.
+
+    `against` is the file that is the truth, None for the file itself; `mismatch` says how their inputs and outputs
+    differ: the file then fails everywhere without a run. `given` says that the cases are the user's own inputs.
+    """
+
+    subject: GraphSubject
+    pool: Pool
+    runtimes: Mapping[str, Runtime]
+    overrides: VerifyOverrides
+    cases: list[GraphCase]
+    against: GraphSubject | None = None
+    mismatch: Reason | None = None
+    given: bool = False
+    truth: Truth | None = None
+    runs: dict[str, Run] = attrs.field(factory=dict)
+    skipped: dict[str, Reason] = attrs.field(factory=dict)
+    memory: int = 0
+
+    @property
+    def path(self) -> Path:
+        """The file that is verified."""
+        return self.subject.path
+
+    @property
+    def held(self) -> int:
+        """About how many bytes inputs and outputs take."""
+        return 5 * sum(array.nbytes for case in self.cases for array in case.arrays.values())
+
+    def weight_bytes(self, row: Runtime) -> int:
+        """About how many bytes of memory a runtime needs: the weights, and once more as it packs them."""
+        return 0 if row.needs_gpu else 2 * self.subject.weight_bytes
+
+    def submit(self, missing: Mapping[str, Reason | None]) -> None:
+        """Submit the evaluations, and a run on each runtime that can take the file."""
+        if self.mismatch is not None:
+            return
+        self.truth = Truth(self.pool, self.subject, self.cases, self.against)
+        self.memory = 2 * self.subject.weight_bytes
+        for name, row in self.runtimes.items():
+            needed, indices = self.weight_bytes(row), eligible.affordable(self.subject, self.cases, row)
+            reason = (
+                eligible.unsupported_reason(self.subject, row)
+                or missing[name]
+                or eligibility.memory_shortfall(needed, self.memory)
+                or (None if indices else eligibility.slow_reason(row))
+            )
+            if reason is not None:
+                self.skipped[name] = reason
+                continue
+            options = eligible.run_options([self.cases[index] for index in indices], row)
+            self.runs[name] = Run(self._submitted(row, indices, options), indices, options)
+            self.memory += needed
+
+    def _submitted(self, row: Runtime, indices: Sequence[int], options: Mapping[str, Any]) -> Future[Answer]:
+        return self.pool.submit(row, self.path, [self.cases[index].arrays for index in indices], options)
+
+    def verdicts(self, step: Progress = silent) -> list[Verdict]:
+        """Wait for the evaluations and the runs, and judge them."""
+        reference = "the file itself" if self.against is None else str(self.against.path)
+        sha256, weights = self.subject.graph.sha256, self.subject.weights
+        verdicts = []
+        for name, row in self.runtimes.items():
+            step(f"running {self.path.name} on {name}")
+            verdict = self._verdict(row)
+            verdicts.append(attrs.evolve(verdict, sha256=sha256, weights=weights, reference=reference))
+        return verdicts
+
+    def _verdict(self, row: Runtime) -> Verdict:
+        path, name, truth = str(self.path), row.name, self.truth
+        if truth is None:
+            return Verdict.of(path, name, FAILED, self.mismatch)
+        if name in self.skipped:
+            return Verdict.of(path, name, NOT_RUN, self.skipped[name])
+        if not truth.tried:
+            text = f"no set of inputs could be evaluated in float64: {next(iter(truth.untried.values()))}"
+            return Verdict.of(path, name, NOT_RUN, Reason(REFERENCE_FAILED, text))
+        outputs, failure = self._outputs(row)
+        notes = (*self._notes(truth, row, outputs), *([row.note] if row.note else []))
+        describe = result(self.runs[name].answer).describe
+        if failure is not None:
+            nothing = failure.code in NOTHING_SHOWN or eligible.is_excused(self.subject, row)
+            state: State = NOT_RUN if nothing else FAILED
+            return Verdict.of(path, name, state, failure, notes=notes, describe=describe, cases=len(outputs))
+        comparisons, left = self._comparisons(truth, outputs)
+        tolerances = {each.case: self._tolerance(truth, each) for each in comparisons}
+        unclear: tuple[str, ...] = ()
+        if not self.given:
+            comparisons, unclear = set_aside(comparisons, tolerances)
+        fields = {
+            "notes": notes,
+            "not_shown": (*unclear, *_some(left), *_zeros(comparisons)),
+            "describe": describe,
+            "cases": len(outputs),
+            "reach": reached([self.cases[index] for index in outputs]),
+        }
+        return self._judged(row, comparisons, tolerances, fields)
+
+    def _judged(
+        self, row: Runtime, comparisons: list[Comparison], tolerances: Mapping[str, Tolerance], fields: dict[str, Any]
+    ) -> Verdict:
+        """The verdict on comparisons; one that failed with the first node that departs."""
+        path, name = str(self.path), row.name
+        if not any(each.max_error is not None or each.state == FAILED for each in comparisons):
+            text = "no output has a value that could be compared: give other inputs with --inputs"
+            return Verdict.of(path, name, NOT_RUN, Reason(NOTHING_COMPARED, text), **fields)
+        worst = worst_of(comparisons)
+        usual = [each for each in comparisons if not each.far_out]
+        fields |= {"worst": worst, "worst_usual": worst_of(usual) if usual else None}
+        fields |= {"tolerance": tolerances[worst.case]}
+        if worst.state == PASSED:
+            return Verdict.of(path, name, PASSED, **fields)
+        inconclusive = inconclusive_reason(worst, tolerances[worst.case])
+        code = INCONCLUSIVE if inconclusive is not None else str(worst.reason_code)
+        reason = Reason(code, f"{worst.reason} (inputs: {worst.case})")
+        index = next(at for at, case in enumerate(self.cases) if case.name == worst.case)
+        where = inconclusive or locate.departure(self, row, index)
+        return Verdict.of(path, name, FAILED, reason, where=where, **fields)
+
+    def _outputs(self, row: Runtime) -> tuple[dict[int, Arrays], Reason | None]:
+        """A runtime's outputs by the number of the case, and why there are none for some that float64 can evaluate.
+
+        Where the run of all failed, each case is run alone: one that the graph itself can't take may be the cause, and
+        a failure must name its inputs.
+        """
+        run, truth = self.runs[row.name], self.truth
+        tried = [index for index in run.indices if truth is not None and index in truth.tried]
+        answer = result(run.answer)
+        if answer.failure is None:
+            outputs = dict(zip(run.indices, answer.outputs, strict=True))
+            return {index: outputs[index] for index in tried}, None
+        opened = result(self._submitted(row, [], run.options))
+        if opened.failure is not None:
+            return {}, Reason(opened.failure.code, f"{row.name} can't open the file: {opened.failure.text}")
+        outputs = {}
+        for index in tried:
+            answer = result(self._submitted(row, [index], run.options))
+            if answer.failure is not None:
+                return outputs, Reason(answer.failure.code, f"{answer.failure.text} (inputs: {self.cases[index].name})")
+            outputs[index] = answer.outputs[0]
+        return outputs, None
+
+    def _comparisons(self, truth: Truth, outputs: Mapping[int, Arrays]) -> tuple[list[Comparison], list[str]]:
+        """Comparisons of all cases, and what they leave open; errors of the honest evaluation are taken again where a
+        runtime is near the limit."""
+        comparisons, left = list[Comparison](), list[str]()
+        for index, arrays in outputs.items():
+            case = self.cases[index]
+            found, clauses = compare(case.name, self._expected(truth, index), arrays, case.far_out)
+            if any(map(is_near, found)):
+                truth.draw_again(index)
+                found, clauses = compare(case.name, self._expected(truth, index), arrays, case.far_out)
+            comparisons += found
+            left += clauses
+        return comparisons, left
+
+    def _expected(self, truth: Truth, index: int) -> list[Any]:
+        return [
+            attrs.evolve(each, tolerance=attrs.evolve(each.tolerance, **self.overrides.tolerance))
+            for each in truth.expected(index)
+        ]
+
+    def _tolerance(self, truth: Truth, each: Comparison) -> Tolerance:
+        return attrs.evolve(truth.tolerance(each.output), **self.overrides.tolerance)
+
+    def _notes(self, truth: Truth, row: Runtime, outputs: Mapping[int, Arrays]) -> Iterator[str]:
+        """What the cases could not show."""
+        indices = self.runs[row.name].indices
+        if len(indices) < len(self.cases):
+            yield f"slow, so only {len(indices)} of {len(self.cases)} sets of inputs"
+        untried = [index for index in indices if index in truth.untried]
+        for index in untried[:LISTED]:
+            yield f"not tried: {self.cases[index].name} ({truth.untried[index]})"
+        if len(untried) > LISTED:
+            yield f"not tried: {len(untried) - LISTED} more sets of inputs"
+        decided = [self.cases[index].name for index in truth.decided if index in outputs]
+        if decided:
+            yield (
+                f"on {len(decided)} sets of inputs, such as {decided[0]}, float64 gives other whole numbers than the "
+                "file's own dtypes: the latter count"
+            )
+        if truth.padded:
+            yield "outputs at padding were not compared"
+        if truth.difference is not None:
+            share, output, case = truth.difference
+            at = f", in {output!r} on {case}" if share else ""
+            yield f"both files in float64 differ by {share:.2g} of the root mean square{at}"
+
+
+def _some(clauses: Sequence[str]) -> list[str]:
+    """The first clauses, and how many more there are."""
+    more = [f"{len(clauses) - LISTED} more of the kind"] if len(clauses) > LISTED else []
+    return [*clauses[:LISTED], *more]
+
+
+def _zeros(comparisons: Sequence[Comparison]) -> list[str]:
+    """The outputs that are zero for all inputs: they show nothing."""
+    shown = {each.output for each in comparisons if each.reference_rms or each.max_error or each.reference_rms is None}
+    names = dict.fromkeys(each.output for each in comparisons)
+    return [f"output {name!r} is zero for all inputs" for name in names if name not in shown]

@@ -1,0 +1,202 @@
+"""Where a file departs: the first node, in topological order, whose output the runtime computes otherwise.
+
+Every value of the file, functions inlined, is made an output; the failing runtime runs it on the failing inputs, and
+each value is held against float64 with the error of an honest evaluation as its yardstick. A runtime may fuse nodes,
+and does not where values in between are asked for: where none departs then, single values are asked for, by halves.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from posexport import temporary
+from posexport.errors import plain, shown
+from posexport.graphs.runner import inlined
+from posexport.runtimes import Runtime
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.pool import result
+from posexport.verify.graph.cases import GraphCase
+from posexport.verify.graph.outputs import selected, token_axes
+from posexport.verify.graph.parity import Expected, compare, tolerance_of
+from posexport.verify.graph.reference import evaluate
+from posexport.verify.graph.truth import converted
+from posexport.verify.result import FAILED
+
+if TYPE_CHECKING:
+    from posexport.verify.graph.job import GraphJob
+
+Array = np.ndarray[Any, Any]
+
+LARGEST = 1_000_000_000
+"""Bytes of weights above which a graph isn't written out again to look inside it."""
+
+LOOSE = 4.0
+"""Values inside a graph may have so many times the error of outputs: many of them are looked at."""
+
+SAME = 1e-9
+"""Part of a value by which two files may differ in float64 and still compute the same."""
+
+
+def departure(job: GraphJob, row: Runtime, index: int) -> str:
+    """Where a runtime departs on the case of this number, as far as that can be found; never raises."""
+    try:
+        if job.subject.weight_bytes > LARGEST:
+            return "the weights are too large to look inside the graph"
+        with temporary.folder(job.pool.folder) as folder:
+            search = _Search(job, row, job.cases[index], folder)
+            return (search.between_files() if job.against is not None else None) or search.within()
+    except Exception as error:  # a damaged graph may break any tool that looks into it
+        return f"could not be found ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+
+
+class _Search:
+    """The search in one file, whose values are looked at on one case."""
+
+    def __init__(self, job: GraphJob, row: Runtime, case: GraphCase, folder: Path) -> None:
+        self._job, self._row, self._case, self._folder = job, row, case, folder
+        self._model = inlined(job.path)
+        self._written = 0
+
+    def between_files(self) -> str | None:
+        """The first node of the file whose output differs in float64 from the value of the same name in the other."""
+        other = self._job.against
+        assert other is not None
+        theirs = inlined(other.path)
+        known = {str(value.name) for node in theirs.graph for value in node.outputs if value.name}
+        model = inlined(self._job.path)
+        names = [str(value.name) for node in model.graph for value in node.outputs if value.name in known]
+        mine = self._evaluated(self._job.path, self._case.arrays, names)
+        exact = self._evaluated(other.path, converted(self._case.arrays, other), names)
+        if isinstance(mine, str) or isinstance(exact, str):
+            return None
+        for node in model.graph:
+            for value in node.outputs:
+                name = str(value.name)
+                if name in mine and name in exact and (how := _differs(mine[name], exact[name])):
+                    return f"{_called(node)} is the first whose output departs from {other.path.name} in float64: {how}"
+        return None
+
+    def within(self) -> str:
+        """The first node whose output the runtime computes otherwise than float64."""
+        self._model = inlined(self._job.path)
+        nodes = list(self._model.graph)
+        names = [str(value.name) for node in nodes for value in node.outputs if value.name]
+        exact = self._evaluated(self._job.path, self._case.arrays, names)
+        own = self._evaluated(self._job.path, self._case.arrays, names, wide=False)
+        if isinstance(exact, str) or isinstance(own, str):
+            return f"its values can't be evaluated: {exact if isinstance(exact, str) else own}"
+        have = self._run([name for name in names if name in exact])
+        if isinstance(have, str):
+            return f"with its values as outputs it does not run: {' '.join(have.split())[:200].rstrip('.')}"
+        for node in nodes:
+            how = self._departs(node, have, exact, own)
+            if how is not None:
+                return f"{_called(node)} is the first whose output departs from float64: {how}"
+        return self._halving(nodes, exact, own) or (
+            "its values are right one by one: the runtime departs where it runs the graph as a whole"
+        )
+
+    def _halving(self, nodes: list[ir.Node], exact: Arrays, own: Arrays) -> str | None:
+        """The first node that departs when its value alone is asked for beside the outputs, so that others are fused;
+        by halves, as what follows a fault departs too."""
+        low, high, found = 0, len(nodes) - 1, None
+        while low <= high:
+            middle = (low + high) // 2
+            node = nodes[middle]
+            asked = [str(value.name) for value in node.outputs if value.name and str(value.name) in exact]
+            have = self._run(asked) if asked else {}
+            how = None if isinstance(have, str) else self._departs(node, have, exact, own)
+            if how is not None:
+                found, high = f"{_called(node)} departs from float64 where nodes before it are fused: {how}", middle - 1
+            else:
+                low = middle + 1
+        return found
+
+    def _departs(self, node: ir.Node, have: Arrays, exact: Arrays, own: Arrays) -> str | None:
+        """How the outputs of a node depart, in one clause; None where they don't."""
+        main = self._job.subject.dtype
+        for value in node.outputs:
+            name = str(value.name)
+            if name not in have or name not in exact or name not in own:
+                continue
+            tolerance = tolerance_of(_dtype(value), main)
+            axes = token_axes(name, [self._case], [exact[name].shape])
+            expected = Expected(
+                name=name,
+                exact=exact[name],
+                own=[_widened_errors(exact[name], own[name])],
+                select=selected(self._case, axes, exact[name].shape),
+                dtype="",
+                tolerance=tolerance,
+                least_scale=1.0 if node.op_type in ("Softmax", "Sigmoid", "Tanh", "Erf") else 0.0,
+            )
+            (found, *_), _ = compare(self._case.name, [expected], {name: have[name]})
+            if found.state == FAILED:
+                return f"{found.reason}"
+        return None
+
+    def _evaluated(self, path: Path, arrays: Arrays, names: list[str], wide: bool = True) -> Arrays | str:
+        answer = result(evaluate(self._job.pool, path, [arrays], {"wide": wide, "outputs": names}))
+        return answer.outputs[0] if answer.failure is None else answer.failure.text
+
+    def _run(self, names: list[str]) -> Arrays | str:
+        """The values of these names in the failing runtime, or why there are none."""
+        self._written += 1
+        path = self._folder / f"exposed{self._written}.onnx"
+        proto = ir.to_proto(self._model)
+        onnx.load_external_data_for_model(proto, str(self._job.path.parent))
+        have = {output.name for output in proto.graph.output}
+        proto.graph.output.extend(_output(name) for name in names if name not in have)
+        path.write_bytes(proto.SerializeToString())
+        del proto
+        run = self._job.runs[self._row.name]
+        answer = result(self._job.pool.submit(self._row, path, [self._case.arrays], run.options))
+        path.unlink()
+        return answer.outputs[0] if answer.failure is None else answer.failure.text
+
+
+def _output(name: str) -> onnx.ValueInfoProto:
+    """An output without a type, which runtimes infer."""
+    return onnx.ValueInfoProto(name=name)
+
+
+def _called(node: ir.Node) -> str:
+    operator = plain(node.op_type, 80, "")
+    return f"{operator} {shown(node.name)}" if node.name else f"{operator} -> {shown(str(node.outputs[0].name))}"
+
+
+_NAMES = {
+    ir.DataType.FLOAT: "fp32",
+    ir.DataType.FLOAT16: "fp16",
+    ir.DataType.BFLOAT16: "bf16",
+    ir.DataType.DOUBLE: "fp64",
+}
+
+
+def _dtype(value: ir.Value) -> str:
+    return _NAMES.get(value.dtype, "") if value.dtype is not None else ""
+
+
+def _widened_errors(exact: Array, own: Array) -> Array:
+    """The honest evaluation with its errors made LOOSE times larger."""
+    if exact.dtype.kind in "biu" or exact.shape != own.shape:
+        return own
+    return np.asarray(exact + LOOSE * (own.astype(np.float64) - exact))
+
+
+def _differs(mine: Array, exact: Array) -> str | None:
+    """How a value of one file differs from that of another, both in float64; None where they are the same."""
+    if mine.shape != exact.shape:
+        return f"shape {list(mine.shape)}, not {list(exact.shape)}"
+    if mine.dtype.kind in "biu" or exact.dtype.kind in "biu":
+        return None if np.array_equal(mine, exact) else "other whole numbers"
+    finite = np.isfinite(mine) & np.isfinite(exact)
+    if (np.isfinite(mine) != np.isfinite(exact)).any():
+        return "other values that are not finite"
+    error, scale = (float(np.abs(values[finite]).max(initial=0.0)) for values in (mine - exact, exact))
+    return None if error <= SAME * scale else f"by {error:.3g} of {scale:.3g}"

@@ -1,0 +1,211 @@
+"""A runtime's outputs against the float64 evaluation of a file, with a limit from an honest evaluation in its dtypes.
+
+    max |got - float64|  <=  min(multiple * own error + floor * scale, ceiling * scale)
+
+`own error` is that of the file evaluated by torch in the file's own dtypes (the largest of several, where more were
+needed), `scale` the root mean square of the float64 values, or 1 for outputs of a sigmoid or softmax where that is
+more: runtimes compute those to so many digits of 1. Whole numbers and truth values are equal, but for those that differ
+between float64 and the own dtypes already. Only values of tokens that are no padding count. What is infinite or no
+number in float64 must be so in the runtime; what the own dtypes can't compute shows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from posexport.errors import Reason
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.tensors import dtype_name
+from posexport.verify.parity import SMALLEST, TOLERANCES, over_limit
+from posexport.verify.result import (
+    MISSING_OUTPUT,
+    NOT_FINITE,
+    OVER_LIMIT,
+    UNKNOWN_OUTPUT,
+    WRONG_DTYPE,
+    WRONG_SHAPE,
+    Comparison,
+    Tolerance,
+)
+
+Array = np.ndarray[Any, Any]
+
+HUGE = 1e30
+"""Numbers from here on stand for infinity: masks hold them. They have no part in the scale."""
+
+UNDECIDED = 0.25
+"""The part of whole numbers that may differ between float64 and the own dtypes: more, and nothing was compared."""
+
+_ORDER = ("fp64", "fp32", "fp16", "bf16")
+
+FP64 = Tolerance(multiple=8.0, floor=2.0**-40, ceiling=0.06)
+
+
+def tolerance_of(dtype: str, main: str) -> Tolerance:
+    """The tolerance of an output of this dtype in a file whose weights are `main`: that of the coarser one."""
+    return TOLERANCES.get(coarser(dtype, main), FP64)
+
+
+def coarser(first: str, second: str) -> str:
+    """The dtype of fewer digits; the first where they are the same."""
+    return max((first, second), key=lambda name: _ORDER.index(name) if name in _ORDER else 0)
+
+
+@attrs.frozen(kw_only=True)
+class Expected:
+    """What is known of one output on one case: the float64 values, those of honest evaluations in the own dtypes, which
+    values mean something (None: all), the declared dtype, and the least scale of its errors."""
+
+    name: str
+    exact: Array
+    own: Sequence[Array]
+    select: Array | None
+    dtype: str
+    tolerance: Tolerance
+    least_scale: float = 0.0
+
+
+def compare(
+    case: str, expected: Sequence[Expected], outputs: Arrays, far_out: bool = False
+) -> tuple[list[Comparison], list[str]]:
+    """Compare every output by name; also what they leave open, in clauses."""
+    comparisons, open_questions = [], []
+    reason: Reason | None
+    for each in expected:
+        if each.name not in outputs:
+            text = f"output {each.name!r} is missing: the runtime gave {', '.join(outputs) or 'none'}"
+            reason, numbers, left = Reason(MISSING_OUTPUT, text), dict[str, Any](), None
+        else:
+            reason, numbers, left = _compare(each, outputs[each.name])
+        if left is not None:
+            open_questions.append(f"{left} of {each.name!r} on {case}")
+        comparisons.append(Comparison.of(case, each.name, reason, far_out=far_out, **numbers))
+    known = {each.name for each in expected}
+    for name in outputs:
+        if name not in known:
+            reason = Reason(UNKNOWN_OUTPUT, f"output {name!r} is not one of the file's: {', '.join(known)}")
+            comparisons.append(Comparison.of(case, name, reason, far_out=far_out))
+    return comparisons, open_questions
+
+
+def _compare(each: Expected, output: Array) -> tuple[Reason | None, dict[str, Any], str | None]:
+    """Why an output fails, None where it passes; the fields of its Comparison; what is left open."""
+    name, exact = each.name, np.asarray(each.exact)
+    if output.shape != exact.shape:
+        text = f"output {name!r} has shape {list(output.shape)}, it must be {list(exact.shape)}"
+        return Reason(WRONG_SHAPE, text), {}, None
+    if each.dtype and dtype_name(output.dtype) != each.dtype:
+        return Reason(WRONG_DTYPE, f"output {name!r} is {dtype_name(output.dtype)}, it must be {each.dtype}"), {}, None
+    if exact.dtype.kind in "biu":
+        return _compare_whole(each, output)
+    values = exact.astype(np.float64)
+    own = [np.asarray(array).astype(np.float64) for array in each.own if array.shape == values.shape]
+    actual = np.asarray(output).astype(np.float64)
+    select = np.ones(values.shape, bool) if each.select is None else each.select
+    computed = np.isfinite(own[0]) if own else np.ones(values.shape, bool)
+    beyond = select & np.isfinite(values) & ~computed
+    infinite = select & (~np.isfinite(values) | (np.abs(values) >= HUGE))
+    counted = select & ~beyond & ~infinite
+    wrong = infinite & ~_alike(values, actual)
+    if own:
+        wrong &= _alike(values, own[0])
+    wrong |= counted & ~np.isfinite(actual)
+    if wrong.any():
+        index = _first(wrong)
+        text = f"output {name!r} has {actual[index]:.3g} at {list(index)}, it must be {values[index]:.3g}"
+        return Reason(NOT_FINITE, text), {"index": index}, None
+    left = None
+    if beyond.any():
+        left = f"{int(beyond.sum())} of {beyond.size} values can't be computed in the file's own dtypes"
+    if not counted.any():
+        return None, {}, left
+    errors = np.where(counted, np.abs(actual - np.where(counted, values, 0.0)), 0.0)
+    error = float(errors.max())
+    index = _first(errors == error)
+    own_error = max((_largest(array, values, counted) for array in own), default=0.0)
+    rms = float(np.sqrt(np.mean(values[counted] ** 2)))
+    limit = max(each.tolerance.limit(own_error, max(rms, each.least_scale)), SMALLEST.get(each.dtype, 0.0))
+    numbers = {
+        "max_error": error,
+        "rms_error": float(np.sqrt(np.mean(errors[counted] ** 2))),
+        "torch_error": own_error,
+        "limit": limit,
+        "reference_rms": max(rms, each.least_scale) if rms else rms,
+        "index": index,
+        "got": float(actual[index]),
+        "reference": float(values[index]),
+    }
+    return None if error <= limit else Reason(OVER_LIMIT, over_limit(name, error, index, limit)), numbers, left
+
+
+def _largest(array: Array, values: Array, counted: Array) -> float:
+    """The largest error of an honest evaluation; what it can't compute has none."""
+    errors = np.abs(array[counted] - values[counted])
+    return float(np.where(np.isfinite(errors), errors, 0.0).max(initial=0.0))
+
+
+def _alike(values: Array, other: Array) -> Array:
+    """Where both are no number, or infinite or huge with the same sign."""
+    both_nan = np.isnan(values) & np.isnan(other)
+    with np.errstate(invalid="ignore"):
+        # half precision ends at 65,504
+        same = (np.abs(values) >= HUGE) & (np.abs(other) >= 6e4) & (np.sign(values) == np.sign(other))
+    return np.asarray(both_nan | same)
+
+
+def _compare_whole(each: Expected, output: Array) -> tuple[Reason | None, dict[str, Any], str | None]:
+    """Whole numbers and truth values, equal but where float64 and the own dtypes decide otherwise."""
+    select = np.ones(each.exact.shape, bool) if each.select is None else each.select
+    undecided = np.zeros(each.exact.shape, bool)
+    for array in each.own:
+        if array.shape == each.exact.shape:
+            undecided |= np.asarray(array != each.exact)
+    undecided &= select
+    counted = select & ~undecided
+    left = None
+    if undecided.any():
+        left = f"{int(undecided.sum())} of {undecided.size} whole numbers are others in float64 than in the own dtypes"
+        if undecided.sum() > UNDECIDED * select.sum():
+            return None, {}, left
+    if not counted.any():
+        return None, {}, left
+    exact, actual = (np.asarray(array).astype(np.float64) for array in (each.exact, output))
+    errors = np.where(counted, np.abs(actual - exact), 0.0)
+    error = float(errors.max())
+    index = _first(errors == error)
+    numbers = {
+        "max_error": error,
+        "limit": 0.0,
+        "torch_error": 0.0,
+        "reference_rms": float(np.sqrt(np.mean(exact[counted] ** 2))),
+        "index": index,
+        "got": float(actual[index]),
+        "reference": float(exact[index]),
+    }
+    if not error:
+        return None, numbers, left
+    text = f"output {each.name!r} is {actual[index]:.0f} at {list(index)}, it must be {exact[index]:.0f}"
+    return Reason(OVER_LIMIT, text), numbers, left
+
+
+def _first(where: Array) -> tuple[int, ...]:
+    return tuple(int(axis) for axis in np.unravel_index(int(np.argmax(where)), where.shape))
+
+
+def own_error_share(each: Expected) -> float:
+    """The error of the honest evaluation as a part of the scale, infinite where it is no number and float64 is one."""
+    exact = np.asarray(each.exact)
+    if exact.dtype.kind in "biu" or not each.own or each.own[0].shape != exact.shape:
+        return 0.0
+    values, own = exact.astype(np.float64), np.asarray(each.own[0]).astype(np.float64)
+    counted = np.isfinite(values) & (np.abs(values) < HUGE)
+    if each.select is not None:
+        counted &= each.select
+    if not counted.any():
+        return 0.0
+    rms = max(float(np.sqrt(np.mean(values[counted] ** 2))), each.least_scale)
+    return _largest(own, values, counted) / rms if rms else 0.0

@@ -1,0 +1,93 @@
+"""The float64 evaluation of a file on each case, and its honest evaluation in the file's own dtypes, in a worker.
+
+A case that float64 can't evaluate is none for this graph: it says what fixed sizes or tables it has inside. A case on
+which the own dtypes are far off is evaluated again in float64 with the whole numbers and truth values that the own
+dtypes compute from floats: a bucket of distances that float64 counts otherwise is not a runtime's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from posexport.errors import Reason
+from posexport.runtimes import TORCH_WORKER, Runtime
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.pool import Answer, Pool, result
+from posexport.verify.rounding import DRAWS, last_bits_changed
+
+EVALUATOR = Runtime("float64", "posexport's evaluator", "posexport.graphs.runner", "torch", "torch")
+"""What evaluates graphs; not among the runtimes that are judged."""
+
+
+def evaluate(pool: Pool, path: Path, arrays: Sequence[Arrays], options: Mapping[str, Any]) -> Future[Answer]:
+    """Evaluate a file in the worker that has loaded torch already."""
+    return pool.submit(EVALUATOR, path, arrays, options, key=TORCH_WORKER)
+
+
+@attrs.define
+class Evaluation:
+    """The evaluations of one file on one case: `exact` in float64, `own` in its dtypes, `failure` where one failed."""
+
+    exact: Arrays = attrs.field(factory=dict)
+    own: list[Arrays] = attrs.field(factory=list)
+    failure: Reason | None = None
+    decided: bool = False
+
+
+class Reference:
+    """The evaluations of the file at `path`, under way from the start; the inputs of each case are `arrays`."""
+
+    def __init__(self, pool: Pool, path: Path, arrays: Sequence[Arrays], own: bool = True) -> None:
+        self._pool, self._path, self._arrays = pool, path, arrays
+        self._exact = [self._submit(index, {}) for index in range(len(arrays))]
+        self._own = [self._submit(index, {"wide": False}) for index in range(len(arrays))] if own else []
+        self._known: dict[int, Evaluation] = {}
+
+    def _submit(self, index: int, options: Mapping[str, Any], arrays: Arrays | None = None) -> Future[Answer]:
+        return evaluate(self._pool, self._path, [arrays or self._arrays[index]], options)
+
+    def evaluation(self, index: int) -> Evaluation:
+        """The evaluations on a case; waits for them."""
+        if index not in self._known:
+            known = self._known[index] = Evaluation()
+            for future, keep in ((self._exact, "exact"), (self._own, "own")):
+                if not future or known.failure is not None:
+                    continue
+                answer = result(future[index])
+                if answer.failure is not None:
+                    known.failure = answer.failure
+                elif keep == "exact":
+                    known.exact = answer.outputs[0]
+                else:
+                    known.own.append(answer.outputs[0])
+        return self._known[index]
+
+    def decide(self, index: int) -> Evaluation | None:
+        """The evaluation with the decisions of the own dtypes; None where it fails."""
+        answer = result(self._submit(index, {"decisions": True}))
+        if answer.failure is not None:
+            return None
+        return attrs.evolve(self.evaluation(index), exact=answer.outputs[0], decided=True)
+
+    def replace(self, index: int, evaluation: Evaluation) -> None:
+        """Take another evaluation for a case."""
+        self._known[index] = evaluation
+
+    def draw_again(self, index: int) -> None:
+        """Evaluate copies of a case, whose inputs and weights differ in their last bits, in the own dtypes too."""
+        known = self.evaluation(index)
+        if len(known.own) > 1:
+            return
+        futures = [
+            self._submit(index, {"wide": False, "last_bits": seed}, arrays)
+            for seed, arrays in enumerate(last_bits_changed(self._arrays[index], index))
+        ]
+        for future in futures[:DRAWS]:
+            answer = result(future)
+            if answer.failure is None:
+                known.own.append(answer.outputs[0])

@@ -1,0 +1,153 @@
+"""One ONNX file that anyone wrote, with what verify needs of it: inputs by role, dtypes, operators, size of weights."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+import onnx
+import onnx_ir as ir
+
+from posexport.artifact.authenticity import AS_MANIFEST, NO_MANIFEST
+from posexport.artifact.graph_file import GraphFile, read_graph
+from posexport.artifact.manifest import changed, manifest_path
+from posexport.artifact.signing import TrustedKey, untrusted
+from posexport.errors import MismatchError, Reason, RequestError
+from posexport.files import TEXT_LIMIT, read_bytes
+from posexport.graphs.roles import Role, roles_of, values_of_model
+from posexport.jsondata import parse_json
+from posexport.spec.contract import Values
+
+_FLOATS = {1: ("fp32", 4), 10: ("fp16", 2), 16: ("bf16", 2), 11: ("fp64", 8)}
+
+STANDARD = ("", "ai.onnx", "ai.onnx.ml")
+"""Operator domains that every runtime has."""
+
+
+@attrs.frozen(kw_only=True)
+class GraphSubject:
+    """A file, read and checked. `dtype` is that of most of its weights, `weight_count` how many numbers they have.
+
+    `foreign_domains` are operator domains that are neither the standard's nor defined by functions of the file.
+    `bounded` are outputs that a sigmoid or softmax makes: runtimes compute those to so many digits of 1.
+    """
+
+    graph: GraphFile
+    dtype: str
+    weight_count: int
+    weight_bytes: int
+    foreign_domains: tuple[str, ...]
+    has_attention: bool
+    bounded: frozenset[str]
+    inputs: Values
+    outputs: Values
+    weights: Reason
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.graph.path
+
+    def roles(self, given: Mapping[str, str] | None = None) -> dict[str, Role]:
+        """The roles of its inputs; RequestError for one that can't be guessed."""
+        try:
+            return roles_of(self.graph, given)
+        except RequestError as error:
+            raise RequestError(f"{str(self.path)!r}: {error}") from None
+
+
+def read_subject(graph: GraphFile, trusted: Sequence[TrustedKey] = ()) -> GraphSubject:
+    """What verify needs of a file; MismatchError where a manifest beside it describes another one, or where it must be
+    signed: files that posexport didn't write have no signature."""
+    if trusted:
+        raise untrusted(graph.path, "it is no artifact of posexport, so nobody signed it")
+    model = ir.from_proto(graph.model)
+    tensors = list(_tensors(graph.model))
+    counts: Counter[int] = Counter()
+    for tensor in tensors:
+        if tensor.data_type in _FLOATS and len(tensor.dims) > 1:
+            counts[tensor.data_type] += math.prod(tensor.dims)
+    inputs = values_of_model(value for value in model.graph.inputs if not value.is_initializer())
+    return GraphSubject(
+        graph=graph,
+        dtype=_dtype(counts, inputs),
+        weight_count=sum(math.prod(tensor.dims) for tensor in tensors),
+        weight_bytes=sum(map(_bytes, tensors)),
+        foreign_domains=_foreign_domains(model),
+        has_attention=any(node.op_type == "Attention" for node in model.graph.all_nodes()),
+        bounded=frozenset(str(value.name) for value in model.graph.outputs if _is_bounded(value)),
+        inputs=inputs,
+        outputs=values_of_model(model.graph.outputs),
+        weights=_weights(graph),
+    )
+
+
+def read_file(path: Path) -> GraphFile:
+    """An ONNX file; RequestError for any other."""
+    if path.suffix != ".onnx":
+        raise RequestError(f"{str(path)!r} is no .onnx: give an ONNX file.")
+    return read_graph(path)
+
+
+def _dtype(counts: Counter[int], inputs: Values) -> str:
+    """The dtype of most weights, of floating-point inputs where there are none, else fp32."""
+    if counts:
+        return _FLOATS[counts.most_common(1)[0][0]][0]
+    floats = [dtype for _, dtype in inputs.values() if dtype in ("fp32", "fp16", "bf16", "fp64")]
+    return floats[0] if floats else "fp32"
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """The weights of a graph, and what its Constant nodes hold."""
+    yield from model.graph.initializer
+    for node in model.graph.node:
+        yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))
+
+
+def _bytes(tensor: onnx.TensorProto) -> int:
+    return int(math.prod(tensor.dims)) * _FLOATS.get(tensor.data_type, ("", 8))[1]
+
+
+_BOUNDED = ("Sigmoid", "Softmax", "Tanh", "HardSigmoid", "Erf", "Softsign")
+_CARRIED = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten", "Slice", "Gather", "Concat")
+
+
+def _is_bounded(value: ir.Value) -> bool:
+    """Whether a value is that of an operator whose results are parts of 1, moved about at most."""
+    for _ in range(16):
+        node = value.producer()
+        if node is None or not node.inputs or node.inputs[0] is None:
+            return False
+        if node.op_type in _BOUNDED:
+            return True
+        if node.op_type not in _CARRIED:
+            return False
+        value = node.inputs[0]
+    return False
+
+
+def _foreign_domains(model: ir.Model) -> tuple[str, ...]:
+    own = {key[0] for key in model.functions}
+    used = {node.domain for node in model.graph.all_nodes()}
+    used |= {node.domain for function in model.functions.values() for node in function.all_nodes()}
+    return tuple(sorted(used - own - set(STANDARD)))
+
+
+def _weights(graph: GraphFile) -> Reason:
+    """What is known of the weights; MismatchError where a manifest beside the file has another sha256."""
+    file = manifest_path(graph.path)
+    if not file.is_file():
+        return Reason(NO_MANIFEST, "not checked, no manifest")
+    data = parse_json(read_bytes(file, TEXT_LIMIT))
+    known = data if isinstance(data, Mapping) else {}
+    if "sha256" not in known:  # a file of that name that is no manifest
+        return Reason(NO_MANIFEST, "not checked, no manifest")
+    if known["sha256"] != graph.sha256:
+        raise MismatchError(graph.path, changed(graph.path), sha256=graph.sha256)
+    external = known.get("external_data") or {}
+    if not isinstance(external, Mapping) or any(graph.external_sha256.get(k) != v for k, v in external.items()):
+        raise MismatchError(graph.path, changed(graph.path), sha256=graph.sha256)
+    return Reason(AS_MANIFEST, "as its manifest says")

@@ -1,0 +1,80 @@
+"""A file that anyone wrote, read and made ready: its cases, and the file that it is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from posexport.artifact.graph_file import GraphFile
+from posexport.artifact.signing import TrustedKey
+from posexport.errors import RequestError, located
+from posexport.graphs.roles import Role
+from posexport.runtimes import Runtime
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.pool import Pool
+from posexport.verify.graph.cases import GraphCase, drawn_cases, given_case
+from posexport.verify.graph.job import GraphJob
+from posexport.verify.graph.pairing import mismatch, shared_roles
+from posexport.verify.graph.subject import GraphSubject, read_file, read_subject
+from posexport.verify.result import VerifyOverrides
+
+
+@attrs.frozen(kw_only=True)
+class GraphRequest:
+    """What was asked for of files that anyone wrote: `against` another one, `roles` of inputs by name, the user's own
+    `inputs` with their `arrays`, or cases from `seed` with a `reach` and so many `more`."""
+
+    against: Path | None = None
+    roles: Mapping[str, str] = attrs.field(factory=dict)
+    inputs: Path | None = None
+    arrays: Arrays | None = None
+    seed: int = 0
+    reach: Mapping[str, int] = attrs.field(factory=dict)
+    more: int = 0
+
+
+def make_graph_job(
+    graph: GraphFile,
+    request: GraphRequest,
+    pool: Pool,
+    runtimes: Mapping[str, Runtime],
+    overrides: VerifyOverrides,
+    trusted: Sequence[TrustedKey] = (),
+) -> GraphJob:
+    """The job of a file; RequestError where it can't be verified, such as for an input whose role can't be guessed."""
+    subject = read_subject(graph, trusted)
+    other = None if request.against is None else read_subject(read_file(request.against))
+    differs = None if other is None else mismatch(subject, other)
+    cases = [] if differs is not None else _cases(subject, other, request)
+    return GraphJob(
+        subject=subject,
+        pool=pool,
+        runtimes=runtimes,
+        overrides=overrides,
+        cases=cases,
+        against=other,
+        mismatch=differs,
+        given=request.inputs is not None,
+    )
+
+
+def _cases(subject: GraphSubject, other: GraphSubject | None, request: GraphRequest) -> list[GraphCase]:
+    if request.inputs is not None and request.arrays is not None:
+        with located(repr(str(subject.path))):
+            return [given_case(request.inputs, request.arrays, subject.inputs, _known_roles(subject, request.roles))]
+    roles = subject.roles(request.roles)
+    if other is not None:
+        roles = shared_roles(roles, other.roles({**{name: role.kind for name, role in roles.items()}}))
+    return drawn_cases(roles, request.seed, request.reach, request.more)
+
+
+def _known_roles(subject: GraphSubject, given: Mapping[str, str]) -> dict[str, Role]:
+    """Roles by name; none where one can't be guessed, since the user's own inputs need none."""
+    try:
+        return subject.roles(given)
+    except RequestError:
+        if given:
+            raise
+        return {}

@@ -1,0 +1,160 @@
+"""What the outputs of a file must be: the float64 evaluation of the file itself, or of the one it is held against.
+
+The yardstick is the rounding error of an honest evaluation in the dtypes of the file that is the truth. A file of a
+coarser dtype that is held against another may have its own rounding error as well, never an error of another kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import attrs
+import numpy as np
+
+from posexport.errors import Reason
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.pool import Pool
+from posexport.runtimes.tensors import NUMPY_DTYPES
+from posexport.verify.graph.cases import GraphCase
+from posexport.verify.graph.outputs import TokenAxes, selected, token_axes
+from posexport.verify.graph.parity import Expected, coarser, own_error_share, tolerance_of
+from posexport.verify.graph.reference import Evaluation, Reference
+from posexport.verify.graph.subject import GraphSubject
+from posexport.verify.parity import UNCLEAR
+from posexport.verify.result import Tolerance
+
+Array = np.ndarray[Any, Any]
+
+
+def converted(arrays: Arrays, subject: GraphSubject) -> Arrays:
+    """Inputs in the dtypes of another file."""
+    dtypes = {name: dtype for name, (_, dtype) in subject.inputs.items()}
+    return {
+        name: array.astype(NUMPY_DTYPES.get(dtypes[name]) or np.dtype(dtypes[name])) for name, array in arrays.items()
+    }
+
+
+class Truth:
+    """The evaluations of a file, or of the one it is held `against`, on all cases, under way from the start."""
+
+    def __init__(
+        self, pool: Pool, subject: GraphSubject, cases: Sequence[GraphCase], against: GraphSubject | None = None
+    ) -> None:
+        self.subject, self.against, self.cases = subject, against, cases
+        arrays = [case.arrays for case in cases]
+        self._coarser = against is not None and coarser(subject.dtype, against.dtype) != against.dtype
+        self._itself: Reference | None = None
+        if against is None:
+            self._reference = Reference(pool, subject.path, arrays)
+        else:
+            self._reference = Reference(pool, against.path, [converted(one, against) for one in arrays])
+            self._itself = Reference(pool, subject.path, arrays, own=self._coarser)
+        self.decided: list[int] = []
+
+    @cached_property
+    def untried(self) -> dict[int, Reason]:
+        """The cases that could not be evaluated, by their number, with the reason; waits for all evaluations."""
+        failures: dict[int, Reason] = {}
+        for index in range(len(self.cases)):
+            for reference in filter(None, (self._reference, self._itself)):
+                failure = reference.evaluation(index).failure
+                if failure is not None:
+                    failures.setdefault(index, failure)
+        return failures
+
+    @cached_property
+    def tried(self) -> list[int]:
+        """The numbers of the other cases. Where the own dtypes are far from float64, but near it once it has their
+        whole numbers and truth values, those count."""
+        tried = [index for index in range(len(self.cases)) if index not in self.untried]
+        for index in tried:
+            if self._share(index) * UNCLEAR <= self._ceiling:
+                continue
+            before = self._reference.evaluation(index)
+            decided = self._reference.decide(index)
+            if decided is not None:
+                self._reference.replace(index, decided)
+                if self._share(index) * UNCLEAR <= self._ceiling:
+                    self.decided.append(index)
+                else:
+                    self._reference.replace(index, before)
+        return tried
+
+    @property
+    def _ceiling(self) -> float:
+        return tolerance_of(self.subject.dtype, self.subject.dtype).ceiling
+
+    def _share(self, index: int) -> float:
+        return max(map(own_error_share, self.expected(index)), default=0.0)
+
+    @cached_property
+    def _axes(self) -> dict[str, TokenAxes | None]:
+        """The axes of tokens of each output."""
+        indices = [index for index in range(len(self.cases)) if index not in self.untried]
+        exact = [self._reference.evaluation(index).exact for index in indices]
+        cases = [self.cases[index] for index in indices]
+        names = dict.fromkeys(name for outputs in exact for name in outputs)
+        return {name: token_axes(name, cases, [outputs[name].shape for outputs in exact]) for name in names}
+
+    def expected(self, index: int) -> list[Expected]:
+        """What each output must be on a case."""
+        evaluation, case = self._reference.evaluation(index), self.cases[index]
+        itself = self._itself.evaluation(index) if self._itself is not None and self._coarser else None
+        found = []
+        for name, exact in evaluation.exact.items():
+            dtype = self.subject.outputs[name][1] if name in self.subject.outputs else ""
+            found.append(
+                Expected(
+                    name=name,
+                    exact=exact,
+                    own=[outputs[name] for outputs in evaluation.own] + _rounded(name, exact, itself),
+                    select=selected(case, self._axes[name], exact.shape),
+                    dtype=dtype,
+                    tolerance=self.tolerance(name),
+                    least_scale=1.0 if name in self.subject.bounded else 0.0,
+                )
+            )
+        return found
+
+    def tolerance(self, name: str) -> Tolerance:
+        """The tolerance of an output."""
+        dtype = self.subject.outputs[name][1] if name in self.subject.outputs else ""
+        mains = self.subject.dtype if self.against is None else coarser(self.subject.dtype, self.against.dtype)
+        return tolerance_of(dtype, mains)
+
+    def draw_again(self, index: int) -> None:
+        """Take the errors of the honest evaluation on copies of a case too."""
+        self._reference.draw_again(index)
+        if self._itself is not None and self._coarser:
+            self._itself.draw_again(index)
+
+    @cached_property
+    def padded(self) -> bool:
+        """Whether some output has tokens that are padding, which are not compared."""
+        return any(each.select is not None for index in self.tried for each in self.expected(index))
+
+    @cached_property
+    def difference(self) -> tuple[float, str, str] | None:
+        """How far the file is from the one it is held against, both in float64: the largest part of the root mean
+        square, the output and the case; None without such a file."""
+        if self._itself is None:
+            return None
+        worst = (0.0, "", "")
+        for index in self.tried:
+            mine = self._itself.evaluation(index).exact
+            for each in self.expected(index):
+                if each.name in mine and mine[each.name].shape == each.exact.shape:
+                    share = own_error_share(attrs.evolve(each, own=[mine[each.name]]))
+                    worst = max(worst, (share, each.name, self.cases[index].name))
+        return worst
+
+
+def _rounded(name: str, exact: Array, itself: Evaluation | None) -> list[Array]:
+    """The exact values with the rounding errors that the file itself has."""
+    if itself is None or name not in itself.exact or itself.exact[name].shape != exact.shape:
+        return []
+    if exact.dtype.kind in "biu":
+        return []
+    return [exact + (np.asarray(own[name]).astype(np.float64) - itself.exact[name]) for own in itself.own]

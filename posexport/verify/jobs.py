@@ -1,0 +1,106 @@
+"""The job of one file under verification: posexport's own artifacts, and ONNX files that anyone else wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from posexport.artifact.graph_file import GraphFile
+from posexport.artifact.loaded import load_artifact
+from posexport.artifact.onnx_artifact import ForeignFileError
+from posexport.errors import Reason, RequestError
+from posexport.runtimes import Runtime
+from posexport.runtimes.base import Arrays
+from posexport.runtimes.pool import Pool
+from posexport.verify import eligibility, submission
+from posexport.verify.graph.job import GraphJob
+from posexport.verify.graph.subject import read_file
+from posexport.verify.graph.submission import GraphRequest, make_graph_job
+from posexport.verify.judge import ArtifactJob
+from posexport.verify.property_runs import PropertyRuns
+from posexport.verify.result import VerifyOverrides
+
+if TYPE_CHECKING:
+    from posexport.artifact.original import Original
+    from posexport.artifact.signing import TrustedKey
+
+
+@attrs.frozen(kw_only=True)
+class JobMaker:
+    """What was asked for, of all files (posexport.verify.verifier.verify)."""
+
+    pool: Pool
+    runtimes: Mapping[str, Runtime]
+    inputs: Path | None
+    arrays: Arrays | None
+    seed: int
+    properties: bool
+    reach: Mapping[str, int]
+    more: int
+    original: Original | None
+    against: Path | None
+    roles: Mapping[str, str]
+    trusted: Sequence[TrustedKey]
+
+    def make(self, file: Path, settings: VerifyOverrides) -> ArtifactJob | GraphJob:
+        """The job of a file; RequestError where it can't be verified, MismatchError where it isn't what it must be."""
+        if self.against is not None:
+            return self._of_graph(read_file(file), settings)
+        try:
+            artifact = load_artifact(file, self.trusted)
+        except ForeignFileError as error:
+            if error.foreign:
+                return self._of_graph(error.graph, settings)
+            raise
+        if self.roles:
+            raise RequestError(f"{str(file)!r} is posexport's own, so the roles of its inputs are known: drop --input.")
+        if self.original is not None:
+            artifact = submission.held_against(artifact, self.original)
+        drawn = submission.draw_cases(artifact, self.inputs, self.arrays, self.seed, self.reach, self.more)
+        tried = self.properties and artifact.contract_violation is None
+        return ArtifactJob(
+            artifact=artifact,
+            pool=self.pool,
+            runtimes=settings.among(self.runtimes),
+            overrides=settings,
+            cases=drawn.cases,
+            notes=drawn.notes,
+            too_costly=drawn.too_costly,
+            given=self.inputs is not None,
+            original=self.original,
+            property_runs=PropertyRuns.of(artifact, self.seed) if tried else None,
+        )
+
+    def _of_graph(self, graph: GraphFile, settings: VerifyOverrides) -> GraphJob:
+        for option, given in (("--properties", self.properties), ("--weights or --from", self.original is not None)):
+            if given:
+                raise RequestError(
+                    f"{str(graph.path)!r} is verified without a spec, and {option} needs one: drop it, or give an "
+                    "artifact of posexport alone."
+                )
+        request = GraphRequest(
+            against=self.against,
+            roles=self.roles,
+            inputs=self.inputs,
+            arrays=self.arrays,
+            seed=self.seed,
+            reach=self.reach,
+            more=self.more,
+        )
+        return make_graph_job(graph, request, self.pool, settings.among(self.runtimes), settings, self.trusted)
+
+
+def weight_bytes(job: ArtifactJob | GraphJob, row: Runtime) -> int:
+    """About how many bytes of memory a runtime needs for a file's weights."""
+    return job.weight_bytes(row) if isinstance(job, GraphJob) else eligibility.weight_bytes(job.artifact, row)
+
+
+def submit(job: ArtifactJob | GraphJob, missing: Mapping[str, Reason | None]) -> None:
+    """Submit the references, and a run on each runtime that can take the file."""
+    if isinstance(job, GraphJob):
+        job.submit(missing)
+    else:
+        submission.submit(job, missing)

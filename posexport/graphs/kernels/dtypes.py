@@ -87,6 +87,6 @@ def wrapped(x: torch.Tensor, kind: ir.DataType) -> torch.Tensor:
     bits = BITS.get(kind)
     if bits is None:
         return x
-    low = torch.bitwise_and(x.to(torch.int64), 2**bits - 1)
+    low = torch.bitwise_and(x.to(torch.int64), (1 << bits) - 1)
     negative = torch.zeros_like(low) if kind.name.startswith("U") else torch.bitwise_right_shift(low, bits - 1)
-    return (low - negative * 2**bits).to(x.dtype)
+    return (low - negative * (1 << bits)).to(x.dtype)

@@ -1,4 +1,7 @@
-"""Operators without a kernel: onnx's own reference implementation, which also knows the bodies of its functions."""
+"""Operators without a kernel: onnx's own reference implementation, which also knows the bodies of its functions.
+
+It gets float64, but some of its operators compute in float32 inside.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from posexport.errors import RequestError
 from posexport.graphs.kernels import dtypes
 from posexport.graphs.kernels.registry import Call, Value
 
+_RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+
 
 class UnknownOperatorError(RequestError):
     """An operator that neither has a kernel here nor a reference implementation in onnx."""
@@ -23,6 +28,8 @@ class UnknownOperatorError(RequestError):
 
 def evaluate(call: Call, domain: str, attributes: Sequence[ir.Attr], inputs: Sequence[Value], place: str) -> Value:
     """Run the operator as a graph of one node; UnknownOperatorError where onnx doesn't know it."""
+    if not domain and call.op_type in _RANDOM:
+        raise UnknownOperatorError(f"{place} draws random numbers, and can't be evaluated: remove it.")
     if not onnx.defs.has(call.op_type, domain):
         raise UnknownOperatorError(
             f"{place} has an operator that can't be evaluated: remove the node, or give its function."

@@ -1,4 +1,4 @@
-"""Resize and Upsample: along each axis a matrix [new length, old length] of interpolation weights."""
+"""Resize and Upsample: along each axis a matrix [new length, old length] of interpolation weights; GridSample."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from posexport.graphs.kernels.registry import Call, kernel
@@ -113,3 +114,11 @@ def _weights(call: Call, mode: str, places: Tensor, old: int, factor: float) -> 
         weights = weights * ((taps >= 0) & (taps < old))
     weights = weights / weights.sum(1, keepdim=True)
     return torch.zeros(len(places), old, dtype=weights.dtype).scatter_add(1, taps.clamp(0, old - 1), weights)
+
+
+@kernel("GridSample")
+def grid_sample(call: Call, x: Tensor, grid: Tensor) -> Tensor:
+    """Values at places of a grid [batch, places..., dimensions] from -1 to 1."""
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(call.get("mode", "linear"), call.get("mode", "linear"))
+    outside = call.get("padding_mode", "zeros")
+    return F.grid_sample(x, grid, mode, outside, align_corners=bool(call.get("align_corners", 0)))

@@ -19,6 +19,7 @@ from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.evaluate import Evaluator, Override
+from posexport.rewrite.shared_cache import LENGTH_INPUT, buffered
 
 LIMIT = 1e-9
 """Of the largest value: as far as two float64 computations of the same function may differ."""
@@ -45,9 +46,14 @@ class Evidence:
 
 
 def evidence_of(
-    before: ir.Model, after: ir.Model, attentions: Sequence[Attention], cases: Sequence[DrawnInputs]
+    before: ir.Model,
+    after: ir.Model,
+    attentions: Sequence[Attention],
+    cases: Sequence[DrawnInputs],
+    *,
+    shared: bool = False,
 ) -> dict[str, Evidence]:
-    """The evidence for each site, by name."""
+    """The evidence for each site, by name. `shared`: the caches of `after` are buffers."""
     old, new = Evaluator(before), Evaluator(after)
     found = {attention.name: Evidence() for attention in attentions}
     for index, case in enumerate(cases):
@@ -69,7 +75,7 @@ def evidence_of(
         except RequestError:
             continue  # the model itself takes no such inputs
         try:
-            actual = new.run(arrays, [*dict.fromkeys(wanted)], overrides=overrides)
+            actual = new.run(_inputs(after, case, attentions, shared), [*dict.fromkeys(wanted)], overrides=overrides)
         except RequestError as error:
             for one in found.values():
                 one.problem = one.problem or str(error).rstrip(".")
@@ -77,6 +83,17 @@ def evidence_of(
         for attention in attentions:
             _compare(attention, found[attention.name], expected, actual, expected[logits[attention.name]])
     return found
+
+
+def _inputs(
+    model: ir.Model, case: DrawnInputs, attentions: Sequence[Attention], shared: bool
+) -> dict[str, torch.Tensor]:
+    """The inputs of the rewritten graph."""
+    arrays = case.arrays
+    if shared:
+        pasts = {side.cache.name: None for one in attentions for side in (one.k, one.v) if side.cache is not None}
+        arrays = buffered(case, pasts, any(value.name == LENGTH_INPUT for value in model.graph.inputs))
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _outputs(attention: Attention) -> list[str]:
@@ -94,6 +111,8 @@ def _compare(
     evidence.cases += 1
     for index, name in enumerate(_outputs(attention)):
         want, have = expected[name], actual[name]
+        if index > 0:  # of a buffer, the part that a grown cache has
+            have = have[:, :, : want.shape[2]]
         if want.shape != have.shape:
             evidence.problem = f"it gives {name} with shape {list(have.shape)} in place of {list(want.shape)}"
             return

@@ -5,13 +5,13 @@ A site whose replacement is not the same function is left as it was; nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import onnx_ir as ir
 from onnxscript import version_converter
 
-from posexport.errors import Reason, RequestError, check_known
+from posexport.errors import Reason, RequestError, check_known, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.cases import cases_of
 from posexport.graphs.expand import Expanded, expand
@@ -58,6 +58,7 @@ def rewrite_model(
     opset: int | None = None,
     roles: Mapping[str, str] | None = None,
     only: Sequence[str] = (),
+    kv_cache: str | None = None,
     seed: int = 0,
 ) -> Rewritten:
     """`model` with its attention in `form`; the model that is given stays as it is.
@@ -67,7 +68,10 @@ def rewrite_model(
     """
     check_known("form", form, FORMS)
     check_known("target", target, TARGETS)
-    before = converted(model, form, target, opset)
+    shared = kv_cache == "shared"
+    if kv_cache not in (None, "shared"):
+        raise RequestError(f"kv_cache is {shown(kv_cache)}: give 'shared', or none to leave caches as they are.")
+    before = converted(model, form, target, opset, shared)
     view = view_of(before, roles, seed)
     reasons: dict[str, Reason] = {}
     chosen: list[Attention] = []
@@ -76,32 +80,36 @@ def rewrite_model(
             reasons[one.name] = one.reason
         elif only and one.name not in only:
             reasons[one.name] = Reason("not-chosen", "--only names others")
-        elif is_in_form(view, one, form, target):
+        elif is_in_form(view, one, form, target) and not (shared and one.k.cache is not None):
             reasons[one.name] = Reason(ALREADY, f"it is in the form {form} already")
         else:
             chosen.append(one)
+    if shared:
+        _check_shared(view, chosen)
     cases = cases_of(view.roles, seed) if chosen else []
     evidence: dict[str, Evidence] = {}
     after = before
     while chosen:
-        after, refused = _written(view, before, chosen, form, target)
+        after, refused = _written(view, before, chosen, form, target, shared)
         if refused:
             reasons |= {name: Reason("form", str(error).rstrip(".")) for name, error in refused.items()}
             chosen = [one for one in chosen if one.name not in refused]
             continue
         absorbed = {one.name for one in view.expanded if not _makes_output(after, one)}
         if len(absorbed) < len(view.expanded):  # the other operators stay operators
-            base = converted(model, form, target, opset)
+            base = converted(model, form, target, opset, shared)
             inline(base)
             expand(base, view.operator_shapes, absorbed)
-            after, _ = _written(view, base, chosen, form, target)
-        evidence |= evidence_of(before, after, chosen, cases)
+            after, _ = _written(view, base, chosen, form, target, shared)
+        evidence |= evidence_of(before, after, chosen, cases, shared=shared)
         wrong = {one.name for one in chosen if not evidence[one.name].agrees}
         if not wrong:
             break
         reasons |= {name: _disagreement(evidence[name]) for name in wrong}
+        if shared:  # a graph has buffers or grown caches, not both
+            break
         chosen = [one for one in chosen if one.name not in wrong]
-    done = {one.name for one in chosen}
+    done = set() if shared and any(one.name in reasons for one in chosen) else {one.name for one in chosen}
     sites = tuple(
         SiteResult(
             attention=one,
@@ -116,14 +124,22 @@ def rewrite_model(
     )
 
 
+def _check_shared(view: View, chosen: Sequence[Attention]) -> None:
+    """RequestError unless every cache of the graph belongs to an attention that is to be written anew."""
+    caches = {side.cache.name for one in chosen for side in (one.k, one.v) if side.cache is not None}
+    others = [name for name, role in view.roles.items() if role.kind == "past" and name not in caches]
+    if others or not caches:
+        text = f"{shown(others[0])} belongs to no recognised attention" if others else "the graph has no grown cache"
+        raise RequestError(f"kv_cache is 'shared', and {text}: leave it out.")
+
+
 def _written(
-    view: View, base: ir.Model, chosen: Sequence[Attention], form: str, target: str
+    view: View, base: ir.Model, chosen: Sequence[Attention], form: str, target: str, shared: bool
 ) -> tuple[ir.Model, dict[str, RequestError]]:
     """A copy of `base` with these sites in the form; and the sites that the form can't express, by name."""
     copy = base.clone()
     functions = Functions(copy.opset_imports[""], form, target)
-    values = _read(chosen)
-    refused = write_sites(copy, chosen, functions, view.dtypes(values), view.shapes(values))
+    refused = write_sites(view, copy, chosen, functions, shared=shared)
     if not refused:
         lower(copy, functions, form)
     return copy, refused
@@ -136,10 +152,11 @@ def _makes_output(model: ir.Model, operator: Expanded) -> bool:
     )
 
 
-def converted(model: ir.Model, form: str, target: str, opset: int | None) -> ir.Model:
+def converted(model: ir.Model, form: str, target: str, opset: int | None, shared: bool = False) -> ir.Model:
     """A copy of the model in an opset that the form has: its own, or the nearest above; `opset` where it is given."""
     own = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
-    wanted = opset if opset is not None else max(own, FORM_OPSETS[form][0])
+    lowest = 24 if form == "native" and shared else FORM_OPSETS[form][0]  # which has TensorScatter
+    wanted = opset if opset is not None else max(own, lowest)
     why = unsupported_opset(form, target, wanted)
     if why is not None:
         raise RequestError(f"{why}.")
@@ -149,21 +166,6 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None) -> ir.
     if wanted > own:
         version_converter.convert_version(copy, wanted, fallback=True)
     return copy
-
-
-def _read(attentions: Iterable[Attention]) -> list[ir.Value]:
-    """Every value that the sites read."""
-    values: list[ir.Value] = []
-    for one in attentions:
-        for side in (one.q, one.k, one.v):
-            values.append(side.source.value)
-            if side.rotary is not None:
-                values += [side.rotary.cos.value, side.rotary.sin.value]
-            if side.cache is not None:
-                values.append(side.cache.past)
-        values += [term.value for term in one.terms] + [scale for scale, _ in one.head_scales]
-        values += [] if one.sinks is None else [one.sinks]
-    return list(dict.fromkeys(values))
 
 
 def _disagreement(evidence: Evidence) -> Reason:

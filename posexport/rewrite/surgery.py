@@ -11,6 +11,8 @@ from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.nodes import PREFIX, Nodes
+from posexport.graphs.view import View
+from posexport.rewrite.shared_cache import lengths_of, redirect, shared_cache
 from posexport.rewrite.site import Site, SiteWriter
 
 
@@ -94,23 +96,45 @@ def _attributes_key(attributes: Mapping[str, ir.Attr]) -> object:
 
 
 def write_sites(
-    model: ir.Model,
-    attentions: Sequence[Attention],
-    functions: Functions,
-    dtypes: Mapping[str, ir.DataType],
-    shapes: Mapping[str, tuple[int, ...]],
+    view: View, model: ir.Model, attentions: Sequence[Attention], functions: Functions, *, shared: bool
 ) -> dict[str, RequestError]:
-    """Write these attentions anew in `model`; returns the errors of those that the form can't express, by name."""
+    """Write these attentions of `view` anew in `model`, a copy of it; `shared` makes buffers of their caches.
+
+    Returns the errors of those that the form can't express, by name; the model is of no use then.
+    """
     values = values_of(model)
     taken = set(values) | {node.name or "" for node in model.graph}
+    read = values_read(attentions)
     nodes = Nodes(taken)
-    writer = SiteWriter(nodes, functions, values, dtypes, shapes)
+    writer = SiteWriter(nodes, functions, values, view.dtypes(read), view.shapes(read))
+    lengths = lengths_of(model, view.roles, nodes) if shared else None
     sites: list[Site] = []
     refused: dict[str, RequestError] = {}
     for attention in attentions:
+        cache = attention.k.cache
+        buffer = None if lengths is None or cache is None else shared_cache(nodes, lengths, values[cache.name])
         try:
-            sites.append(writer.write(attention))
+            sites.append(writer.write(attention, buffer))
         except RequestError as error:
             refused[attention.name] = error
+    if refused:
+        return refused
     put(model, sites, nodes)
-    return refused
+    if lengths is not None:
+        redirect(model, attentions, nodes, lengths)
+    return {}
+
+
+def values_read(attentions: Iterable[Attention]) -> list[ir.Value]:
+    """Every value that the sites read."""
+    values: list[ir.Value] = []
+    for one in attentions:
+        for side in (one.q, one.k, one.v):
+            values.append(side.source.value)
+            if side.rotary is not None:
+                values += [side.rotary.cos.value, side.rotary.sin.value]
+            if side.cache is not None:
+                values.append(side.cache.past)
+        values += [term.value for term in one.terms] + [scale for scale, _ in one.head_scales]
+        values += [] if one.sinks is None else [one.sinks]
+    return list(dict.fromkeys(values))

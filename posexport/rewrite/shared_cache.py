@@ -1,0 +1,137 @@
+"""Caches that grow, made buffers of a fixed length into which new keys and values are written.
+
+`past` [B, K, P, D] becomes a buffer [B, K, M, D], M at least P + S, of which the first P places are full; `present` is
+the buffer with the new rows behind them. P is the length of the attention mask less that of the tokens, or the new
+input `past_sequence_length` [1] where the graph has no such mask. All rows have the same P: shorter ones are padded on
+the left. Whatever the graph computes from the length of a cache is computed from P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx_ir as ir
+
+from posexport.errors import RequestError, shown
+from posexport.graphs.attention.attention import Attention
+from posexport.graphs.axes import BATCH, PAST, SEQ, TOTAL
+from posexport.graphs.draw import DrawnInputs
+from posexport.graphs.function_bodies import DOMAIN
+from posexport.graphs.nodes import Nodes
+from posexport.graphs.roles import Role
+from posexport.rewrite.site import SharedCache
+
+LENGTH_INPUT = "past_sequence_length"
+BUFFER_DIM = "max_sequence_length"
+
+
+@attrs.frozen(kw_only=True)
+class Lengths:
+    """Values of the graph: `past` P, `seq` S and `total` P + S, each [1], and `batch` [1]."""
+
+    past: ir.Value
+    seq: ir.Value
+    total: ir.Value
+    batch: ir.Value
+
+
+def lengths_of(model: ir.Model, roles: Mapping[str, Role], nodes: Nodes) -> Lengths:
+    """The lengths, from the inputs that have them; adds the input `past_sequence_length` where none has P."""
+    inputs = {value.name: value for value in model.graph.inputs}
+
+    def length(axis: str, kinds: Sequence[str]) -> ir.Value | None:
+        for name, role in roles.items():
+            if role.kind in kinds and axis in role.axes:
+                at = role.axes.index(axis)
+                return nodes.one("Shape", inputs[name], dtype=ir.DataType.INT64, start=at, end=at + 1)
+        return None
+
+    tokens = ("token_ids", "features", "position_ids", "cache_position")
+    seq, batch = length(SEQ, tokens), length(BATCH, ("token_ids", "features", "position_ids", "past"))
+    if seq is None or batch is None:
+        raise RequestError("no input tells the number of new tokens, so its caches can't be shared: drop --kv-cache.")
+    total = length(TOTAL, ("attention_mask",))
+    if total is not None:
+        return Lengths(past=nodes.one("Sub", total, seq), seq=seq, total=total, batch=batch)
+    past = ir.Value(name=LENGTH_INPUT, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
+    model.graph.inputs.append(past)
+    return Lengths(past=past, seq=seq, total=nodes.one("Add", past, seq), batch=batch)
+
+
+def shared_cache(nodes: Nodes, lengths: Lengths, past: ir.Value) -> SharedCache:
+    """What a site needs to write into the buffer `past`."""
+    return SharedCache(
+        write_indices=nodes.one("Expand", lengths.past, lengths.batch),
+        length=nodes.one("Shape", past, dtype=ir.DataType.INT64, start=2, end=3),
+    )
+
+
+def redirect(model: ir.Model, attentions: Sequence[Attention], nodes: Nodes, lengths: Lengths) -> None:
+    """Let readers of the length of a cache read P or P + S; RequestError for one that reads a cache itself.
+
+    The sites must be written into the graph, but not lowered; `nodes` are theirs, and get new ones.
+    """
+    values = {value.name: value for value in model.graph.inputs}
+    values |= {value.name: value for node in model.graph for value in node.outputs}
+    new, added = {*nodes.nodes}, len(nodes.nodes)
+    for attention in attentions:
+        for side in (attention.k, attention.v):
+            if side.cache is None:
+                continue
+            for name, length in ((side.cache.name, lengths.past), (side.cache.present.name, lengths.total)):
+                _redirect(values[name], length, nodes, new)
+            for name in (side.cache.name, side.cache.present.name):
+                value = values[name]
+                if value.shape is not None:
+                    value.shape = ir.Shape([BUFFER_DIM if axis == 2 else dim for axis, dim in enumerate(value.shape)])
+    model.graph.extend(nodes.nodes[added:])
+    model.graph.sort()
+
+
+def _redirect(value: ir.Value, length: ir.Value, nodes: Nodes, new: set[ir.Node]) -> None:
+    """Let nodes that read the shape of a buffer read that of its first `length` places."""
+    for node in [use.node for use in value.uses()]:
+        if node.domain == DOMAIN or node in new:
+            continue
+        if node.op_type == "Identity" or (node.op_type == "Concat" and len(node.inputs) == 1):
+            _redirect(node.outputs[0], length, nodes, new)
+        elif node.op_type == "Shape":
+            _give_shape(node, value, length, nodes)
+        else:
+            raise RequestError(
+                f"{node.op_type} {shown(node.name or '')} reads the cache {shown(value.name or '')} beside attention, so "
+                "it can't be shared: drop --kv-cache."
+            )
+
+
+def _give_shape(node: ir.Node, value: ir.Value, length: ir.Value, nodes: Nodes) -> None:
+    start = node.attributes["start"].as_int() if "start" in node.attributes else 0
+    end = node.attributes["end"].as_int() if "end" in node.attributes else 4
+    first, last = (at + 4 if at < 0 else min(at, 4) for at in (start, end))
+    if not first <= 2 < last:
+        return
+    before = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=first, end=2) if first < 2 else None
+    after = nodes.one("Shape", value, dtype=ir.DataType.INT64, start=3, end=last) if last > 3 else None
+    parts = [part for part in (before, length, after) if part is not None]
+    shape = nodes.one("Concat", *parts, axis=0) if len(parts) > 1 else length
+    ir.convenience.replace_all_uses_with(node.outputs[0], shape)
+
+
+def buffered(case: DrawnInputs, pasts: Iterable[str], has_length: bool) -> dict[str, np.ndarray[Any, Any]]:
+    """The inputs of a graph with grown caches for one with buffers, whose empty places hold large numbers."""
+    arrays = dict(case.arrays)
+    room = case.sizes[SEQ] + SPARE
+    for name in pasts:
+        batch, heads, _, size = arrays[name].shape
+        empty = np.full((batch, heads, room, size), 1000.0, arrays[name].dtype)
+        arrays[name] = np.concatenate((arrays[name], empty), 2)
+    if has_length:
+        arrays[LENGTH_INPUT] = np.array([case.sizes[PAST]], np.int64)
+    return arrays
+
+
+SPARE = 3
+"""Places of a buffer that stay empty in a test."""

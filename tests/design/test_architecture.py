@@ -225,7 +225,7 @@ FLAGS: dict[str, list[str]] = {
         "PATHS", "--project", "--allow-outside",
         "--runtime", "--require", "--inputs", "--reach", "--cases", "--strict", "--properties", "--seed",
         "--time-limit", "--junit", "--markdown", "--json", "--weights", "--from", "--layer", "--prefix-tokens",
-        "--trust",
+        "--trust", "--against", "--input",
     ],
     "build": ["NAMES", "--project", "--allow-outside", "--check", "--force", "--sign", "--json"],
     "tune": [

@@ -60,6 +60,23 @@ BLOOM = {
 }
 XGLM = {"vocab_size": VOCABULARY, "d_model": HIDDEN, "ffn_dim": 96, "max_position_embeddings": 256}
 HALF_LAYERS = ["sliding_attention", "full_attention"]
+GEMMA2 = {
+    **HEADED,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 10.0,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 5,
+}
+LLAMA4 = {
+    **HEADED,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 2,
+    "moe_layers": [],
+    "no_rope_layers": [1, 0],
+    "attention_chunk_size": 8,
+    "floor_scale": 3,
+    "attn_scale": 0.5,
+}
 GEMMA3 = {
     **HEADED,
     "sliding_window": 5,
@@ -87,20 +104,7 @@ DECODERS = [
     decoder("gpt_neox", "GPTNeoX", "rope", NEOX, rope="half partial"),
     decoder("gpt2", "GPT2", "learned", GPT, model="GPT2LMHeadModel"),
     decoder("bloom", "Bloom", "alibi", BLOOM, attention="eager", positions=False),
-    decoder(
-        "gemma2",
-        "Gemma2",
-        "rope",
-        {
-            **HEADED,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 10.0,
-            "query_pre_attn_scalar": 24,
-            "sliding_window": 5,
-        },
-        rope="half",
-        attention="eager",
-    ),
+    decoder("gemma2", "Gemma2", "rope", GEMMA2, rope="half", attention="eager"),
     decoder("mistral", "Mistral", "rope", {**HEADED, "sliding_window": 5}, rope="half"),
     decoder(
         "qwen2",
@@ -238,6 +242,22 @@ DECODERS = [
     decoder("biogpt", "BioGpt", "learned", COMMON),
     decoder("arcee", "Arcee", "rope", HEADED, rope="half"),
     decoder("seed_oss", "SeedOss", "rope", HEADED, rope="half"),
+    decoder("apertus", "Apertus", "rope", {**GROUPED, "rope_parameters": LLAMA3}, rope="half"),
+    decoder("hunyuan_v1_dense", "HunYuanDenseV1", "rope", HEADED, rope="half", notes="norms behind the rotation"),
+    decoder("vaultgemma", "VaultGemma", "rope", {**GEMMA2, "layer_types": HALF_LAYERS}, rope="half", attention="eager"),
+    decoder("llama4_text", "Llama4Text", "rope", LLAMA4, model="Llama4ForCausalLM", rope="interleaved"),
+    decoder(
+        "openai_gpt_causal", "OpenAIGPT", "learned", GPT, model="OpenAIGPTLMHeadModel", kind="bare", attention="eager"
+    ),
+    decoder(
+        "ctrl_causal",
+        "CTRL",
+        "sinusoidal",
+        {**GPT, "dff": 96},
+        model="CTRLLMHeadModel",
+        kind="causal",
+        attention="eager",
+    ),
     # The same models with other inputs: positions counted in the graph, no cache; and in half precision.
     decoder("llama_counted", "Llama", "rope", HEADED, rope="half", positions=False),
     decoder("qwen3_counted", "Qwen3", "rope", HEADED, rope="half", positions=False),

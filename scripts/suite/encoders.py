@@ -112,6 +112,12 @@ ENCODERS = [
         "clip_text", "CLIP", "learned", {**COMMON, "eos_token_id": 2}, config="CLIPTextConfig", model="CLIPTextModel"
     ),
     encoder("longformer", "Longformer", "learned", {**COMMON, "attention_window": 4}, attention="eager"),
+    encoder("siglip_text", "Siglip", "learned", COMMON, config="SiglipTextConfig", model="SiglipTextModel"),
+    encoder("rembert", "RemBert", "learned", {**COMMON, "input_embedding_size": 32}, attention="eager"),
+    encoder("squeezebert", "SqueezeBert", "learned", {**COMMON, "embedding_size": HIDDEN}, attention="eager"),
+    encoder("big_bird", "BigBird", "learned", {**COMMON, "attention_type": "original_full"}, attention="eager"),
+    seq2seq("pegasus", "Pegasus", "sinusoidal", BART, notes="two attentions of the decoder are crossed"),
+    seq2seq("marian", "Marian", "sinusoidal", BART, model="MarianMTModel", notes="two attentions are crossed"),
     seq2seq(
         "t5", "T5", "t5 buckets", T5, attention="eager", gain=0.8, notes="two attentions of the decoder are crossed"
     ),

@@ -36,6 +36,49 @@ SPEECH: dict[str, Any] = {
     "vocab_size": 32,
 }
 BIASED = {"use_relative_position_bias": True, "layer_scale_init_value": 0.5, "drop_path_rate": 0.0}
+SAM = {
+    **COMMON,
+    "output_channels": 16,
+    "mlp_ratio": 2.0,
+    "window_size": 2,
+    "global_attn_indexes": [1],
+    "num_pos_feats": 8,
+}
+LEVIT = {
+    "image_size": 64,
+    "hidden_sizes": [32, 48],
+    "num_attention_heads": [2, 3],
+    "depths": [1, 2],
+    "key_dim": [8, 8],
+    "attention_ratio": [2, 2],
+    "mlp_ratio": [2, 2],
+    "down_ops": [["Subsample", 8, 4, 4, 2, 2], [""]],
+}
+HIERA = {
+    "embed_dim": 32,
+    "image_size": [32, 32],
+    "depths": [1, 1],
+    "num_heads": [2, 4],
+    "num_query_pool": 1,
+    "masked_unit_size": [2, 2],
+    "masked_unit_attention": [True, False],
+}
+FRAMES = {
+    **SPEECH,
+    "feature_projection_input_dim": 16,
+    "left_max_position_embeddings": 6,
+    "right_max_position_embeddings": 3,
+}
+PARAKEET = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 96,
+    "num_mel_bins": 16,
+    "subsampling_factor": 2,
+    "subsampling_conv_channels": 8,
+    "max_position_embeddings": 256,
+}
 
 
 def image(name: str, prefix: str, encoding: str, options: dict[str, Any], **more: Any) -> Architecture:
@@ -99,5 +142,28 @@ VISION = [
         {**SPEECH, "position_embeddings_type": "relative"},
         kind="audio",
         attention="eager",
+    ),
+    image("dinov2_with_registers", "Dinov2WithRegisters", "learned", {**COMMON, "mlp_ratio": 2}),
+    image("ijepa", "IJepa", "learned", COMMON),
+    image("sam_vision", "SamVision", "decomposed offsets", SAM, attention="eager"),
+    image("levit", "Levit", "offset table", LEVIT, sites=4, attention="eager"),
+    image("hiera", "Hiera", "learned", HIERA, attention="eager", notes="attention inside windows"),
+    image(
+        "segformer",
+        "Segformer",
+        "convolution",
+        {"depths": [1, 1], "num_encoder_blocks": 2, "sr_ratios": [2, 1], "hidden_sizes": [32, 64]}
+        | {"num_attention_heads": [2, 4], "patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2]},
+        attention="eager",
+    ),
+    image("wav2vec2_bert", "Wav2Vec2Bert", "relative keys", FRAMES, kind="frames", attention="eager"),
+    image(
+        "parakeet_encoder",
+        "Parakeet",
+        "xl",
+        PARAKEET,
+        config="ParakeetEncoderConfig",
+        model="ParakeetEncoder",
+        kind="frames",
     ),
 ]

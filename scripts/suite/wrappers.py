@@ -198,6 +198,25 @@ def _audio(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
     return _encoder(model, draw, {"input_values": {0: "batch", 1: "samples"}})
 
 
+def _bare(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
+    def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
+        generator = torch.Generator().manual_seed(seed)
+        return {"input_ids": torch.randint(3, VOCABULARY, (batch, seq), generator=generator)}
+
+    return _encoder(model, draw, {"input_ids": {0: "batch", 1: "sequence"}})
+
+
+def _frames(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
+    options = architecture.options
+    size = options.get("feature_projection_input_dim") or options["num_mel_bins"]
+
+    def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
+        generator = torch.Generator().manual_seed(seed)
+        return {"input_features": torch.randn(batch, 8 + 4 * seq, size, generator=generator)}
+
+    return _encoder(model, draw, {"input_features": {0: "batch", 1: "frames"}})
+
+
 def _features(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
     frames = 2 * architecture.options["max_source_positions"]
 
@@ -216,4 +235,6 @@ WRAPPERS: dict[str, Callable[[Architecture, torch.nn.Module], Wrapped]] = {
     "image": _image,
     "audio": _audio,
     "features": _features,
+    "frames": _frames,
+    "bare": _bare,
 }

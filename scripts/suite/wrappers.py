@@ -181,10 +181,11 @@ def _seq2seq(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
 
 def _image(architecture: Architecture, model: torch.nn.Module) -> Wrapped:
     size = architecture.options.get("image_size", 32)
+    sides = size if isinstance(size, list) else [size, size]
 
     def draw(batch: int, seq: int, past: int, seed: int) -> Tensors:
         generator = torch.Generator().manual_seed(seed)
-        image = torch.randn(batch, 3, size, size, generator=generator)
+        image = torch.randn(batch, 3, *sides, generator=generator)
         return {"pixel_values": image.to(getattr(torch, architecture.dtype))}
 
     return _encoder(model, draw, {"pixel_values": {0: "batch"}})

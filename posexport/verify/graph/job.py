@@ -148,7 +148,10 @@ class GraphJob:
             "cases": len(outputs),
             "reach": reached([self.cases[index] for index in outputs]),
         }
-        return self._judged(row, comparisons, tolerances, fields)
+        verdict = self._judged(row, comparisons, tolerances, fields)
+        if verdict.state == PASSED:
+            verdict = attrs.evolve(verdict, not_shown=(*verdict.not_shown, *_unexplained(truth)))
+        return verdict
 
     def _judged(
         self, row: Runtime, comparisons: list[Comparison], tolerances: Mapping[str, Tolerance], fields: dict[str, Any]
@@ -236,15 +239,20 @@ class GraphJob:
         if truth.padded:
             yield "outputs at padding were not compared"
         if truth.difference is not None:
-            share, output, case = truth.difference
-            at = f", in {output!r} on {case}" if share else ""
-            yield f"both files in float64 differ by {share:.2g} of the root mean square{at}"
+            yield str(truth.difference)
 
 
 def _some(clauses: Sequence[str]) -> list[str]:
     """The first clauses, and how many more there are."""
     more = [f"{len(clauses) - LISTED} more of the kind"] if len(clauses) > LISTED else []
     return [*clauses[:LISTED], *more]
+
+
+def _unexplained(truth: Truth) -> Iterator[str]:
+    """That two files differ in float64 by more than rounding, though by less than a runtime may."""
+    if truth.difference is not None and truth.difference.of_rounding > 1:
+        times = f"{truth.difference.of_rounding:.2g} times as much as the rounding of constants explains"
+        yield f"the files differ in float64 {times}, so they may be different functions"
 
 
 def _zeros(comparisons: Sequence[Comparison]) -> list[str]:

@@ -36,6 +36,25 @@ def converted(arrays: Arrays, subject: GraphSubject) -> Arrays:
     }
 
 
+ROUNDING = 2.0
+"""Two files that store or compute their constants otherwise may differ in float64 by so many rounding errors."""
+
+
+@attrs.frozen
+class Difference:
+    """How far two files are from each other in float64: as a part of the root mean square, and of what the rounding of
+    constants explains, in this output on this case."""
+
+    share: float = 0.0
+    of_rounding: float = 0.0
+    output: str = ""
+    case: str = ""
+
+    def __str__(self) -> str:
+        at = f", in {self.output!r} on {self.case}" if self.share else ""
+        return f"both files in float64 differ by {self.share:.2g} of the root mean square{at}"
+
+
 class Truth:
     """The evaluations of a file, or of the one it is held `against`, on all cases, under way from the start."""
 
@@ -136,18 +155,22 @@ class Truth:
         return any(each.select is not None for index in self.tried for each in self.expected(index))
 
     @cached_property
-    def difference(self) -> tuple[float, str, str] | None:
-        """How far the file is from the one it is held against, both in float64: the largest part of the root mean
-        square, the output and the case; None without such a file."""
+    def difference(self) -> Difference | None:
+        """How far the file is from the one it is held against, both in float64; None without such a file.
+
+        Where that is more than the rounding of constants explains, the one that is worst by this measure counts.
+        """
         if self._itself is None:
             return None
-        worst = (0.0, "", "")
+        worst = Difference()
         for index in self.tried:
             mine = self._itself.evaluation(index).exact
             for each in self.expected(index):
                 if each.name in mine and mine[each.name].shape == each.exact.shape:
                     share = own_error_share(attrs.evolve(each, own=[mine[each.name]]))
-                    worst = max(worst, (share, each.name, self.cases[index].name))
+                    rounding = max(ROUNDING * own_error_share(each), each.tolerance.floor)
+                    found = Difference(share, share / rounding, each.name, self.cases[index].name)
+                    worst = max(worst, found, key=lambda one: one.of_rounding)
         return worst
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from posexport.errors import Reason
-from posexport.processes import NOTHING_SHOWN
+from posexport.processes import MISSING, NOTHING_SHOWN
 from posexport.progress import Progress, silent
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
@@ -48,6 +48,15 @@ class Run:
     answer: Future[Answer]
     indices: list[int]
     options: Mapping[str, Any]
+
+
+@attrs.frozen
+class _Outcome:
+    """A runtime's outputs by the number of the case; why it failed; and the cases on which a failure says nothing."""
+
+    outputs: Mapping[int, Arrays]
+    failure: Reason | None = None
+    passed_over: Mapping[int, Reason] = attrs.field(factory=dict)
 
 
 @attrs.define(kw_only=True)
@@ -129,8 +138,9 @@ class GraphJob:
         if not truth.tried:
             text = f"no set of inputs could be evaluated in float64: {next(iter(truth.untried.values()))}"
             return Verdict.of(path, name, NOT_RUN, Reason(REFERENCE_FAILED, text))
-        outputs, failure = self._outputs(row)
-        notes = (*self._notes(truth, row, outputs), *([row.note] if row.note else []))
+        outcome = self._outputs(row)
+        outputs, failure = outcome.outputs, outcome.failure
+        notes = (*self._notes(truth, row, outcome), *([row.note] if row.note else []))
         describe = result(self.runs[name].answer).describe
         if failure is not None:
             nothing = failure.code in NOTHING_SHOWN or eligible.is_excused(self.subject, row)
@@ -174,28 +184,33 @@ class GraphJob:
         where = inconclusive or locate.departure(self, row, index)
         return Verdict.of(path, name, FAILED, reason, where=where, **fields)
 
-    def _outputs(self, row: Runtime) -> tuple[dict[int, Arrays], Reason | None]:
-        """A runtime's outputs by the number of the case, and why there are none for some that float64 can evaluate.
+    def _outputs(self, row: Runtime) -> _Outcome:
+        """A runtime's outputs on the cases that float64 can evaluate.
 
         Where the run of all failed, each case is run alone: one that the graph itself can't take may be the cause, and
-        a failure must name its inputs.
+        a failure must name its inputs. A case on which a failure says nothing of the file is passed over.
         """
         run, truth = self.runs[row.name], self.truth
         tried = [index for index in run.indices if truth is not None and index in truth.tried]
         answer = result(run.answer)
         if answer.failure is None:
             outputs = dict(zip(run.indices, answer.outputs, strict=True))
-            return {index: outputs[index] for index in tried}, None
-        opened = result(self._submitted(row, [], run.options))
-        if opened.failure is not None:
-            return {}, Reason(opened.failure.code, f"{row.name} can't open the file: {opened.failure.text}")
-        outputs = {}
+            return _Outcome({index: outputs[index] for index in tried})
+        opened = result(self._submitted(row, [], run.options)).failure
+        if opened is not None:
+            return _Outcome({}, Reason(opened.code, f"{row.name} can't open the file: {opened.text.rstrip('.')}"))
+        found, passed_over = dict[int, Arrays](), dict[int, Reason]()
         for index in tried:
             answer = result(self._submitted(row, [index], run.options))
-            if answer.failure is not None:
-                return outputs, Reason(answer.failure.code, f"{answer.failure.text} (inputs: {self.cases[index].name})")
-            outputs[index] = answer.outputs[0]
-        return outputs, None
+            if answer.failure is None:
+                found[index] = answer.outputs[0]
+                continue
+            text = f"{answer.failure.text.rstrip('.')} (inputs: {self.cases[index].name})"
+            failure = Reason(answer.failure.code, text)
+            if failure.code != MISSING and not eligible.is_excused(self.subject, row):
+                return _Outcome(found, failure)
+            passed_over[index] = failure
+        return _Outcome(found, None if found else next(iter(passed_over.values()), None), passed_over)
 
     def _comparisons(self, truth: Truth, outputs: Mapping[int, Arrays]) -> tuple[list[Comparison], list[str]]:
         """Comparisons of all cases, and what they leave open; errors of the honest evaluation are taken again where a
@@ -220,17 +235,16 @@ class GraphJob:
     def _tolerance(self, truth: Truth, each: Comparison) -> Tolerance:
         return attrs.evolve(truth.tolerance(each.output), **self.overrides.tolerance)
 
-    def _notes(self, truth: Truth, row: Runtime, outputs: Mapping[int, Arrays]) -> Iterator[str]:
+    def _notes(self, truth: Truth, row: Runtime, outcome: _Outcome) -> Iterator[str]:
         """What the cases could not show."""
         indices = self.runs[row.name].indices
         if len(indices) < len(self.cases):
             yield f"slow, so only {len(indices)} of {len(self.cases)} sets of inputs"
-        untried = [index for index in indices if index in truth.untried]
-        for index in untried[:LISTED]:
-            yield f"not tried: {self.cases[index].name} ({truth.untried[index]})"
-        if len(untried) > LISTED:
-            yield f"not tried: {len(untried) - LISTED} more sets of inputs"
-        decided = [self.cases[index].name for index in truth.decided if index in outputs]
+        untried = [f"{self.cases[index].name} ({truth.untried[index]})" for index in indices if index in truth.untried]
+        yield from (f"not tried: {clause}" for clause in _some(untried))
+        if outcome.failure is None:
+            yield from (f"not run: {clause}" for clause in _some(list(map(str, outcome.passed_over.values()))))
+        decided = [self.cases[index].name for index in truth.decided if index in outcome.outputs]
         if decided:
             yield (
                 f"on {len(decided)} sets of inputs, such as {decided[0]}, float64 gives other whole numbers than the "

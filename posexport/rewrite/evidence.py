@@ -9,7 +9,7 @@ tested, on as many cases as stated, and not proved.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import onnx_ir as ir
@@ -18,7 +18,7 @@ import torch
 from posexport.errors import RequestError
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.draw import DrawnInputs
-from posexport.graphs.evaluate import Evaluator, Override
+from posexport.graphs.evaluate import Evaluator
 from posexport.rewrite.shared_cache import LENGTH_INPUT, buffered
 
 LIMIT = 1e-9
@@ -58,8 +58,9 @@ def evidence_of(
     found = {attention.name: Evidence() for attention in attentions}
     for index, case in enumerate(cases):
         arrays = {name: torch.from_numpy(array) for name, array in case.arrays.items()}
+        features: dict[str, torch.Tensor] = {}
         overrides = {
-            side.source.value.name or "": _drawn(side.source.value.name or "", index)
+            side.source.value.name or "": _drawn(side.source.value.name or "", index, features)
             for attention in attentions
             for side in (attention.q, attention.k, attention.v)
         }
@@ -75,7 +76,8 @@ def evidence_of(
         except RequestError:
             continue  # the model itself takes no such inputs
         try:
-            actual = new.run(_inputs(after, case, attentions, shared), [*dict.fromkeys(wanted)], overrides=overrides)
+            inputs = _inputs(after, case, attentions, shared)
+            actual = new.run(inputs | features, [*dict.fromkeys(wanted)])
         except RequestError as error:
             for one in found.values():
                 one.problem = one.problem or str(error).rstrip(".")
@@ -143,11 +145,12 @@ def _sizes(attention: Attention, output: torch.Tensor, logits: torch.Tensor) -> 
     )
 
 
-def _drawn(name: str, case: int) -> Override:
-    """What puts random features in place of a value, always the same for a name and a case."""
+def _drawn(name: str, case: int, drawn: dict[str, torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What puts random features in place of a value, always the same for a name and a case; `drawn` gets them."""
 
     def features(value: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) * 1000 + case)
-        return torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        drawn[name] = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        return drawn[name]
 
     return features

@@ -13,6 +13,7 @@ from onnxscript import version_converter
 
 from posexport.errors import Reason, RequestError, check_known, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
+from posexport.graphs.attention.recognise import may_hold_attention
 from posexport.graphs.cases import cases_of
 from posexport.graphs.expand import Expanded, expand
 from posexport.graphs.function_bodies import Functions
@@ -40,12 +41,15 @@ class SiteResult:
 
 @attrs.frozen(kw_only=True)
 class Rewritten:
-    """A rewritten model; `changed` is False where it is the model that was given."""
+    """A rewritten model; `changed` is False where it is the model that was given.
+
+    `view` is None where the graph can hold no attention.
+    """
 
     model: ir.Model
     form: str
     target: str
-    view: View
+    view: View | None
     sites: tuple[SiteResult, ...]
     changed: bool
 
@@ -71,6 +75,8 @@ def rewrite_model(
     shared = kv_cache == "shared"
     if kv_cache not in (None, "shared"):
         raise RequestError(f"kv_cache is {shown(kv_cache)}: give 'shared', or none to leave caches as they are.")
+    if not may_hold_attention(model):
+        return Rewritten(model=model, form=form, target=target, view=None, sites=(), changed=False)
     before = converted(model, form, target, opset, shared)
     view = view_of(before, roles, seed)
     reasons: dict[str, Reason] = {}

@@ -102,8 +102,8 @@ def _redirect(value: ir.Value, length: ir.Value, nodes: Nodes, new: set[ir.Node]
             _give_shape(node, value, length, nodes)
         else:
             raise RequestError(
-                f"{node.op_type} {shown(node.name or '')} reads the cache {shown(value.name or '')} beside attention, so "
-                "it can't be shared: drop --kv-cache."
+                f"{node.op_type} {shown(node.name or '')} reads the cache {shown(value.name or '')} beside attention, "
+                "so it can't be shared: drop --kv-cache."
             )
 
 

@@ -23,6 +23,9 @@ from posexport.graphs.attention.rotary import AngleSource, Rotary
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.nodes import Nodes, from_tokens, to_tokens
 
+Shaped = tuple["ir.Value | None", "tuple[int | str, ...]"]
+"""An input of an operator with its shape; None for one that is absent."""
+
 LOWEST = -3.0e38
 """The least bias: finite, so that a row whose keys are all hidden doesn't become NaN."""
 
@@ -79,7 +82,7 @@ class SiteWriter:
         }
         lengths = ("batch", "seq") if attention.square or attention.k.cache is not None else ("batch", "keys")
         width, value_width = attention.num_kv_heads * dim, attention.num_kv_heads * attention.value_dim
-        shaped = [
+        shaped: list[Shaped] = [
             (q, ("batch", "seq", heads * dim)),
             (k, (*lengths, width)),
             (v, (*lengths, value_width)),
@@ -91,10 +94,12 @@ class SiteWriter:
         if attention.k.cache is not None and attention.v.cache is not None:
             operator = attend_cached if shared is None else attend_shared
             past = [self._read(side.cache.past) for side in (attention.k, attention.v) if side.cache is not None]
-            dims = (("batch", attention.num_kv_heads, "past", size) for size in (dim, attention.value_dim))
-            extra = list(zip(past, dims, strict=True))
+            dims: list[tuple[int | str, ...]] = [
+                ("batch", attention.num_kv_heads, "past", size) for size in (dim, attention.value_dim)
+            ]
+            extra: list[tuple[ir.Value | None, tuple[int | str, ...]]] = [*zip(past, dims, strict=True)]
             extra += [] if shared is None else [(shared.write_indices, ("batch",))]
-            shaped[3:3] = extra  # type: ignore[assignment]
+            shaped[3:3] = extra
         results = self._call(operator, shaped, attributes)
         out = from_tokens(nodes, results[0], attention.output.layout, heads, attention.value_dim)
         replaced = {attention.output.value.name or "": out}
@@ -105,9 +110,10 @@ class SiteWriter:
 
     def _read(self, value: ir.Value) -> ir.Value:
         """The value of this name in the graph that is written to, with its dtype."""
-        own = self._values[value.name or ""]
-        if own.dtype is None and value.name in self._dtypes:
-            own.type = ir.TensorType(self._dtypes[value.name])
+        name = value.name or ""
+        own = self._values[name]
+        if own.dtype is None and name in self._dtypes:
+            own.type = ir.TensorType(self._dtypes[name])
         return own
 
     def _side(self, side: Side, dim: int, rotations: bool) -> ir.Value:
@@ -191,7 +197,8 @@ class SiteWriter:
                 value = nodes.cast(value, ir.DataType.FLOAT)
                 if term.factor != 1.0:
                     value = self._times(value, term.factor)
-            value = self._four_axes(value, shape, attention.num_heads)
+            merged = len(self._shapes[term.level.name or ""]) == 3
+            value = self._four_axes(value, shape, attention.num_heads if merged else 0)
             single &= len(shape) < 2 or shape[-2] == 1
             total = value if total is None else nodes.one("Add", total, value)
         if total is None:
@@ -209,9 +216,11 @@ class SiteWriter:
         return total
 
     def _four_axes(self, value: ir.Value, shape: Sequence[int], heads: int) -> ir.Value:
+        """A term with four axes; `heads` is not 0 where rows and heads are one axis of the scores."""
         nodes = self._nodes
-        if len(shape) == 3 and shape[0] != 1:  # rows and heads in one
-            return nodes.shaped(nodes.one("Unsqueeze", value, nodes.constant([1])), -1, heads, 0, 0)
+        if heads and len(shape) == 3:
+            value = nodes.one("Unsqueeze", value, nodes.constant([1]))
+            return value if shape[0] == 1 else nodes.shaped(value, -1, heads, 0, 0)
         missing = 4 - len(shape)
         return nodes.one("Unsqueeze", value, nodes.constant(list(range(missing)))) if missing else value
 

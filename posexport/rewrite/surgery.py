@@ -106,7 +106,8 @@ def write_sites(
     taken = set(values) | {node.name or "" for node in model.graph}
     read = values_read(attentions)
     nodes = Nodes(taken)
-    writer = SiteWriter(nodes, functions, values, view.dtypes(read), view.shapes(read))
+    levels = [term.level for attention in attentions for term in attention.terms]
+    writer = SiteWriter(nodes, functions, values, view.dtypes(read), view.shapes([*read, *levels]))
     lengths = lengths_of(model, view.roles, nodes) if shared else None
     sites: list[Site] = []
     refused: dict[str, RequestError] = {}

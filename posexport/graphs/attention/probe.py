@@ -54,7 +54,7 @@ class Probe:
             for value in node.inputs
             if value is not None and value not in computed and value.name in self.values
         }
-        known[source.name] = replaced
+        known[source.name or ""] = replaced
         results = self._evaluator.run(
             {name or "": tensor for name, tensor in known.items()}, [t.name or "" for t in targets]
         )

@@ -44,6 +44,31 @@ def recognise(flow: Dataflow, probe: Probe, batch: int) -> list[Found]:
     return found
 
 
+def may_hold_attention(model: ir.Model) -> bool:
+    """Whether a graph has a softmax before a product, or an operator that stands for attention, in any of its graphs.
+
+    Where it has not, nothing needs to be known of its inputs.
+    """
+    functions = (node for function in model.functions.values() for node in function)
+    for node in (*model.graph.all_nodes(), *functions):
+        if node.op_type in _ATTENTION_OPS:
+            return True
+        if node.op_type == "Softmax" and _leads_to_product(node.outputs[0]):
+            return True
+    return False
+
+
+def _leads_to_product(value: ir.Value, depth: int = 8) -> bool:
+    return depth > 0 and any(
+        use.node.op_type in ("MatMul", "FusedMatMul", "Einsum", "Gemm")
+        or (use.node.op_type in {*_WEIGHT_OPS, "Flatten"} and _leads_to_product(use.node.outputs[0], depth - 1))
+        for use in value.uses()
+    )
+
+
+_ATTENTION_OPS = {"Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention"}
+
+
 def _weighted(flow: Dataflow, softmax: ir.Node) -> tuple[Product, list[ir.Node]] | None:
     """The product of a softmax with values, and the nodes between; None where a softmax is no attention."""
     value, passed = softmax.outputs[0], list[ir.Node]()
@@ -110,14 +135,35 @@ def _attention(
         v=v,
         terms=scores.terms,
         head_scales=scores.head_scales,
-        sinks=scores.sinks,
+        sinks=_sinks(probe, scores.sinks, heads),
         output=_output(flow, probe, product, (rows, heads, queries, value_dim)),
         square=queries == keys,
         softmax=softmax,
-        logits=logits,
+        logits=_logits(probe, logits, scores.product),
         softmax_dtype=logits.dtype.name if logits.dtype is not None else "UNDEFINED",
         weights=softmax.outputs[0],
     )
+
+
+def _logits(probe: Probe, value: ir.Value, product: Product) -> ir.Value:
+    """The input of a softmax as the product of queries and keys is laid out, before a Flatten."""
+    rank = len(probe.shape(product.result))
+    while len(probe.shape(value)) != rank:
+        node = value.producer()
+        if node is None or node.inputs[0] is None:
+            raise Declined("rank", "its scores have other axes than its softmax")
+        value = node.inputs[0]
+    return value
+
+
+def _sinks(probe: Probe, value: ir.Value | None, heads: int) -> ir.Value | None:
+    """The sinks as they are before they are laid out for all rows and queries."""
+    while value is not None and probe.get(value).numel() != heads:
+        node = value.producer()
+        if node is None or node.op_type not in ("Expand", "Reshape", "Unsqueeze", "Cast", "Identity", "Tile"):
+            raise Declined("sinks", "its sinks are no number per head")
+        value = node.inputs[0]
+    return value
 
 
 def _dims(probe: Probe, value: ir.Value, axes: str) -> dict[str, int]:
@@ -190,7 +236,8 @@ def _output(flow: Dataflow, probe: Probe, product: Product, sizes: Sizes) -> Sou
     for _ in range(8):
         if len(value.uses()) != 1 or value.is_graph_output():
             break
-        node = value.uses()[0].node
+        (use,) = value.uses()
+        node = use.node
         if node.op_type not in _OUTPUT_OPS or node not in flow.order:
             break
         value = node.outputs[0]

@@ -39,7 +39,7 @@ class Pairs:
         """The features a and b of each pair, in the order of the angles."""
         if self.interleaved:
             return [2 * i for i in range(self.count)], [2 * i + 1 for i in range(self.count)]
-        first, second, start = [], [], 0
+        first, second, start = list[int](), list[int](), 0
         for run in self.runs:
             first += range(start, start + run)
             second += range(start + run, start + 2 * run)

@@ -259,5 +259,6 @@ _STEPS: dict[str, Callable[[Dataflow, _Walk, ir.Node], None]] = {
     "Unsqueeze": _layout,
     "Squeeze": _layout,
     "Transpose": _layout,
+    "Flatten": _layout,
 }
 """What may stand between the products, by operator."""

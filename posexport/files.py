@@ -118,6 +118,11 @@ class Staged:
         check_target(target)
         self.removals.append(target)
 
+    def take(self, made: Path, target: Path) -> None:
+        """Let a file that was made on the same file system stand at `target`."""
+        check_target(target)
+        self.renames.append((Temporary(made), target))
+
     def write(self, target: Path, fill: Callable[[HashingFile], object]) -> str:
         """Write what shall stand at `target`, and return its sha256; RequestError where the folder can't be written."""
         check_target(target)

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 
+from posexport.artifact.rewrite_record import RewriteRecord
 from posexport.artifact.signing import SigningKey, TrustedKey, check_signature, signature_path, untrusted
 from posexport.errors import Reason, RequestError, shown
 from posexport.files import TEXT_LIMIT, Staged, json_bytes, read_bytes, real_path, renewed, sha256_of, staged
@@ -142,8 +143,8 @@ class Manifest:
     """What the manifests of ONNX files and of plans have in common.
 
     `external_data` is the sha256 of each file of weights beside the artifact, by name; `signer` is the fingerprint of
-    the key whose signature lies beside the manifest; `spec` is as Spec.to_dict gives it; `tools` are the versions of
-    packages that decide the file's bytes.
+    the key whose signature lies beside the manifest; `spec` is as Spec.to_dict gives it, None for a graph that is no
+    block; `tools` are the versions of packages that decide the file's bytes.
     """
 
     file: str = attrs.field(validator=_file_name)
@@ -154,7 +155,9 @@ class Manifest:
     form: str = attrs.field(validator=_form)
     target: str | None = attrs.field(default=None, metadata={OMITTED: True})
     weights: WeightSource | None = attrs.field(default=None, metadata={OMITTED: True})
-    spec: Mapping[str, Any] = attrs.field(validator=_spec)
+    spec: Mapping[str, Any] | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_spec), metadata={OMITTED: True}
+    )
     inputs: tuple[Tensor, ...] = attrs.field(validator=_some)
     outputs: tuple[Tensor, ...] = attrs.field(validator=_some)
     opset: int
@@ -162,7 +165,9 @@ class Manifest:
     tools: Mapping[str, str]
 
     def block(self) -> Spec:
-        """The spec, with defaults for what an earlier version did not write."""
+        """The spec, with defaults for what an earlier version did not write; RequestError where the graph has none."""
+        if self.spec is None:
+            raise RequestError(f"the manifest of {self.file!r} has no spec: give an artifact of 'posexport export'.")
         return read_spec(self.spec)
 
     def to_bytes(self) -> bytes:
@@ -172,10 +177,12 @@ class Manifest:
 
 @attrs.frozen(kw_only=True)
 class OnnxManifest(Manifest):
-    """The manifest of an ONNX file; `request` is what a project's entry asked for, `tune` the tuning that chose it."""
+    """The manifest of an ONNX file; `request` is what a project's entry asked for, `tune` the tuning that chose it,
+    `rewrite` how it came from another file."""
 
     request: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
     tune: Mapping[str, Any] | None = attrs.field(default=None, metadata={OMITTED: True})
+    rewrite: RewriteRecord | None = attrs.field(default=None, metadata={OMITTED: True})
 
 
 @attrs.frozen(kw_only=True)

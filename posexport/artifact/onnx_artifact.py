@@ -162,8 +162,12 @@ def read_onnx(path: Path, expected: str | None = None) -> Artifact:
 
     MismatchError, before anything is parsed, where its bytes don't have the `expected` sha256 of its manifest.
     """
-    graph = read_graph(path, expected)
-    properties = graph.metadata()
+    return artifact_of(read_graph(path, expected))
+
+
+def artifact_of(graph: GraphFile) -> Artifact:
+    """The artifact that a file which was read is; raises as `read_onnx`."""
+    path, properties = graph.path, graph.metadata()
     lacking = [key for key in _METADATA if key not in properties]
     if lacking:
         raise ForeignFileError(

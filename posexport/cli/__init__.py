@@ -27,6 +27,7 @@ from posexport.temporary import registered, remove_since
 COMMANDS = {
     "list": "what there is: encodings with their parameters, forms, runtimes",
     "export": "write a block as an ONNX file",
+    "rewrite": "write any ONNX file anew with its attention in a form",
     "build": "make what a project ships and is out of date",
     "compile": "build an ONNX file into a TensorRT plan",
     "verify": "prove that artifacts compute what the torch block computes",

@@ -43,6 +43,23 @@ trust_option = click.option(
 )
 
 
+roles_option = click.option(
+    "--input", "roles", metavar="NAME=ROLE", multiple=True, help="what an input of the file is for, repeatable"
+)
+
+
+def input_roles(pairs: Sequence[str]) -> dict[str, str]:
+    """The roles of inputs by name, as `--input NAME=ROLE` gives them; RequestError for text that is none."""
+    roles: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, role = pair.rpartition("=")  # a name may hold the sign, a role doesn't
+        if not equals or not name or not role:
+            raise RequestError(f"--input {pair!r} is not NAME=ROLE, such as --input tokens=token_ids.")
+        if roles.setdefault(name, role) != role:
+            raise RequestError(f"--input gives {name!r} two roles, {roles[name]!r} and {role!r}: keep one of them.")
+    return roles
+
+
 def signing_key(path: str | None) -> SigningKey | None:
     """The key that `--sign` names; RequestError where the file holds none."""
     if path is None:

@@ -227,6 +227,10 @@ FLAGS: dict[str, list[str]] = {
         "--time-limit", "--junit", "--markdown", "--json", "--weights", "--from", "--layer", "--prefix-tokens",
         "--trust", "--against", "--input",
     ],
+    "rewrite": [
+        "FILE", "--output/-o", "--form", "--target", "--opset", "--kv-cache", "--angles", "--require-all", "--only",
+        "--input", "--seed", "--sign", "--json",
+    ],
     "build": ["NAMES", "--project", "--allow-outside", "--check", "--force", "--sign", "--json"],
     "tune": [
         "--config", "--preset", "--from", "--layer", "--encoding", "--set",

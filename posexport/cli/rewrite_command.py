@@ -1,0 +1,131 @@
+"""`posexport rewrite`: the attention of any ONNX file in one of the forms, with what was recognised and tested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from posexport.cli import console
+from posexport.cli.attentions import recognised
+from posexport.cli.options import input_roles, roles_option, sign_option, signing_key
+from posexport.errors import RequestError
+from posexport.runtimes import RUNTIMES
+from posexport.spec.forms import FORMS, TARGETS
+
+if TYPE_CHECKING:
+    from posexport.rewrite.request import RewriteOptions
+    from posexport.rewrite.result import RewriteResult
+    from posexport.verify.result import Verdict
+    from posexport.verify.rewritten import RewrittenFile
+
+COLUMNS = ("attention", "recognised", "state", "error", "cases", "reason")
+
+
+@click.command()
+@click.argument("file")
+@click.option("--output", "-o", metavar="FILE", required=True, help="the ONNX file to write")
+@click.option("--form", metavar="FORM", help=f"one of: {', '.join(FORMS)}  [default: decomposed]")
+@click.option("--target", metavar="TARGET", help=f"one of: {', '.join(TARGETS)}  [default: portable]")
+@click.option("--opset", metavar="N", help="the opset of the new file  [default: the file's, or the form's lowest]")
+@click.option("--kv-cache", metavar="shared", help="make caches that grow buffers of a fixed length: other inputs")
+@click.option("--angles", metavar="exact", help="compute recognised angles exactly: another function at far positions")
+@click.option("--require-all", is_flag=True, help="write nothing and exit 1 if an attention is left as it was")
+@click.option("--only", metavar="NAME", multiple=True, help="rewrite this attention alone, repeatable  [default: all]")
+@roles_option
+@click.option("--seed", metavar="N", help="seed of the inputs that are tried  [default: 0]")
+@sign_option
+@click.option("--json", "as_json", is_flag=True, help="print everything as JSON")
+def rewrite(file: str, output: str, roles: tuple[str, ...], sign: str | None, as_json: bool, **given: Any) -> int:
+    """Write any ONNX file anew with its attention in a form, and test that it is the same function.
+
+    Each attention is recognised and tested alone, in float64; where its replacement differs, it stays as it was. Then
+    the whole file is compared with the original, in float64 and on each runtime that is there. The rest stays as it is.
+
+    Exits 0 where the file is written, 1 where a runtime fails, or with --require-all where an attention is left, and 2
+    for a file that can't be read; but for 0, nothing is written.
+    """
+    path, target = Path(file), Path(output)
+    if path.suffix != ".onnx":
+        raise RequestError(f"{file!r} does not end in .onnx: give an ONNX file.")
+    from posexport.rewrite.request import RewriteOptions
+
+    options = RewriteOptions(
+        roles=input_roles(roles), **{name: value for name, value in given.items() if value is not None}
+    )
+    key = signing_key(sign)
+    with console.steps("starting") as progress:
+        from posexport.verify.rewritten import rewrite_and_verify
+
+        done = rewrite_and_verify(path, target, options, key=key, progress=progress)
+    if as_json:
+        _show_json(file, output, options, done)
+    else:
+        _show(file, output, options, done)
+    if done.refusal is not None:
+        return console.fail(f"{output} is not written, {done.refusal.text.rstrip('.')}.", 1)
+    return 0
+
+
+def _show_json(file: str, output: str, options: RewriteOptions, done: RewrittenFile) -> None:
+    from posexport.jsondata import unstructure
+
+    result = done.result
+    console.show_json(
+        {
+            "kind": "rewrite",
+            "file": file,
+            "output": None if done.manifest is None else output,
+            "form": result.form,
+            "target": result.target,
+            "opset": result.opset,
+            "seed": options.seed,
+            "changed": result.changed,
+            "attentions": unstructure(result.attentions),
+            "whole": unstructure(result.whole),
+            "verdicts": unstructure(done.verdicts),
+            "refusal": unstructure(done.refusal),
+        }
+    )
+
+
+def _show(file: str, output: str, options: RewriteOptions, done: RewrittenFile) -> None:
+    from posexport.rewrite.result import REWRITTEN
+
+    result, manifest = done.result, done.manifest
+    if result.attentions:
+        rows = [_row(one) for one in result.attentions]
+        console.show_table(f"Attention of {file}, to the form {result.form}", COLUMNS, rows, right=("error", "cases"))
+    rewritten = sum(one["state"] == REWRITTEN for one in result.attentions)
+    facts = [("attention", f"{rewritten} of {len(result.attentions)} rewritten" if result.attentions else "none found")]
+    if result.whole is not None:
+        facts.append(("whole graph", f"tested in float64: error {result.whole.error:.1e}, {_sets(result.whole.cases)}"))
+    facts += [(verdict.runtime, _verdict(verdict)) for verdict in done.verdicts]
+    if manifest is not None:
+        facts += [("manifest", f"{output}.json"), *([("signed by", manifest.signer)] if manifest.signer else [])]
+    console.show_facts(f"{output} is {'not written' if manifest is None else 'written' + _unchanged(result)}", facts)
+
+
+def _unchanged(result: RewriteResult) -> str:
+    return "" if result.changed else f", a copy of {result.source.file}: nothing was to be rewritten"
+
+
+def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
+    error, reason = one["error"], one["reason"] or {"text": ""}
+    texts = ("-" if error is None else f"{error:.1e}", str(one["cases"] or "-"))
+    return one["name"], recognised(one), one["state"], *texts, reason["text"]
+
+
+def _sets(cases: int) -> str:
+    return "1 set of inputs" if cases == 1 else f"{cases} sets of inputs"
+
+
+def _verdict(verdict: Verdict) -> str:
+    worst, parts = verdict.worst, []
+    if worst is not None and worst.max_error is not None:
+        _, error, _, limit = worst.texts()
+        parts.append(f"error {error}, limit {limit}, {_sets(verdict.cases)}")
+    parts += filter(None, (verdict.reason, verdict.where, *verdict.not_shown, RUNTIMES[verdict.runtime].note))
+    return f"{verdict.state}: {'; '.join(parts)}" if parts else verdict.state

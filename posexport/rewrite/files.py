@@ -1,0 +1,186 @@
+"""A file rewritten into a folder: read under the guards, attention in its form, evidence for sites and for the whole.
+
+The whole graph must agree with the original; where it doesn't, every attention is left as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import onnx
+import onnx_ir as ir
+
+from posexport.artifact.graph_file import GraphFile, read_graph
+from posexport.artifact.graph_writer import copy_graph, write_graph
+from posexport.artifact.manifest import manifest_path, tensors_of
+from posexport.artifact.onnx_artifact import Artifact, artifact_of
+from posexport.artifact.onnx_file import data_path
+from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
+from posexport.errors import Reason, RequestError, check_known
+from posexport.files import check_target, protect, staged
+from posexport.graphs.cases import cases_of
+from posexport.graphs.load import model_of
+from posexport.graphs.roles import values_of_model
+from posexport.graphs.view import View
+from posexport.progress import Progress, silent
+from posexport.rewrite.request import LOWEST_OPSET, RewriteOptions
+from posexport.rewrite.result import KEPT, Block, RewriteResult, rounded, site_record
+from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_model
+from posexport.rewrite.whole import whole_evidence
+
+
+def rewrite_into(
+    folder: Path, path: Path, target: Path, options: RewriteOptions, progress: Progress = silent
+) -> RewriteResult:
+    """Rewrite the ONNX file at `path` for `target`, whose files are written into `folder` under their names.
+
+    RequestError for a file, an option or a target that can't be used; `folder` is then empty.
+    """
+    progress("reading the file")
+    graph = read_graph(path)
+    for name in graph.external_files():
+        protect(graph.path.with_name(name))
+    for place in (target, data_path(target), manifest_path(target)):
+        check_target(place)
+    own = artifact_of(graph) if "posexport.spec" in graph.metadata() else None
+    _check(graph, options, own)
+    model = model_of(graph)
+    progress("recognising attention, and trying what takes its place")
+    rewritten = rewrite_model(
+        model,
+        form=options.form,
+        target=options.target,
+        opset=options.opset,
+        roles=options.roles,
+        only=options.only,
+        kv_cache=options.kv_cache,
+        seed=options.seed,
+    )
+    names = [site.attention.name for site in rewritten.sites]
+    for name in options.only:
+        check_known("attention of --only", name, names)
+    whole = None
+    if rewritten.changed and rewritten.view is not None:
+        progress("comparing the whole graph with the original")
+        rewritten, whole = _checked(model, rewritten, rewritten.view, options)
+    progress("writing the file")
+    with staged() as files:
+        place = folder / target.name
+        if rewritten.changed:
+            _finish(rewritten)
+            hashes = write_graph(rewritten.model, graph.path.parent, place, files)
+        else:
+            hashes = copy_graph(graph, place, files)
+    return _result(graph, rewritten, whole, hashes, options, own)
+
+
+def _check(graph: GraphFile, options: RewriteOptions, own: Artifact | None) -> None:
+    name = repr(str(graph.path))
+    if graph.opset < LOWEST_OPSET:
+        raise RequestError(
+            f"{name} is of opset {graph.opset}, and {LOWEST_OPSET} is the lowest that is rewritten: export it in a "
+            "higher one, or convert it with onnx.version_converter."
+        )
+    if options.angles is not None:
+        raise RequestError("--angles exact is not there yet: leave it out.")
+    if own is not None and options.kv_cache is not None:
+        raise RequestError(
+            f"{name} is an artifact of posexport, whose spec says how its cache is: export it again with "
+            "--kv-cache shared, or leave that out."
+        )
+
+
+def _checked(
+    model: ir.Model, rewritten: Rewritten, view: View, options: RewriteOptions
+) -> tuple[Rewritten, WholeGraph | None]:
+    """The rewritten model with the evidence for its whole; the original, if the two differ."""
+    buffers = [name for name, role in view.roles.items() if role.kind == "past"]
+    cases = cases_of(view.roles, options.seed)
+    evidence = whole_evidence(model, rewritten.model, cases, buffers if options.kv_cache is not None else ())
+    if evidence.problem is None:
+        return rewritten, WholeGraph(error=rounded(evidence.error), cases=evidence.cases)
+    sites = tuple(_kept(site, evidence.problem) for site in rewritten.sites)
+    return attrs.evolve(rewritten, model=model, changed=False, sites=sites), None
+
+
+def _kept(site: SiteResult, problem: Reason) -> SiteResult:
+    return site if site.state == KEPT else attrs.evolve(site, state=KEPT, reason=problem)
+
+
+def _finish(rewritten: Rewritten) -> None:
+    """The version of the file's format that its operators need, and metadata of posexport's own that stay true."""
+    model = rewritten.model
+    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
+    lowest = onnx.helper.find_min_ir_version_for(opsets, ignore_unknown=True)
+    model.ir_version = max(model.ir_version, lowest, 8 if model.functions else 0)
+    if "posexport.form" in model.metadata_props and not any(site.state == KEPT for site in rewritten.sites):
+        model.metadata_props["posexport.form"] = rewritten.form
+        if rewritten.target != "portable":
+            model.metadata_props["posexport.target"] = rewritten.target
+
+
+def _result(
+    graph: GraphFile,
+    rewritten: Rewritten,
+    whole: WholeGraph | None,
+    hashes: Mapping[str, str],
+    options: RewriteOptions,
+    own: Artifact | None,
+) -> RewriteResult:
+    model = rewritten.model
+    return RewriteResult(
+        source=RewriteSource(file=graph.path.name, sha256=graph.sha256, external_data=graph.external_sha256),
+        attentions=tuple(_record(site, rewritten) for site in rewritten.sites),
+        changed=rewritten.changed,
+        whole=whole,
+        hashes=hashes,
+        block=None if own is None else _block(own, model),
+        form=options.form,
+        target=options.target,
+        opset=model.opset_imports.get("") or model.opset_imports["ai.onnx"],
+        domains=dict(sorted(model.opset_imports.items())),
+        inputs=tensors_of(values_of_model(_given(model))),
+        outputs=tensors_of(values_of_model(model.graph.outputs)),
+    )
+
+
+def _block(own: Artifact, model: ir.Model) -> Block:
+    """What the manifest of an artifact of posexport says, as the metadata of the new model have it."""
+    return Block(
+        version=own.version,
+        form=model.metadata_props["posexport.form"],
+        target=model.metadata_props.get("posexport.target"),
+        spec=own.spec.to_dict(),
+        weights=own.weight_source,
+        tools=None if own.origin is None else own.origin.tools,
+    )
+
+
+def _given(model: ir.Model) -> Sequence[ir.Value]:
+    return [value for value in model.graph.inputs if not value.is_initializer()]
+
+
+def _record(site: SiteResult, rewritten: Rewritten) -> dict[str, Any]:
+    try:
+        from posexport.graphs.attention.describe import describe
+    except ImportError:
+
+        def describe(a, view):
+            keys = (
+                "name",
+                "layer",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "scale",
+                "mask",
+                "encoding",
+                "cache",
+                "operator",
+            )
+            return {k: getattr(a, k, None) for k in keys}
+
+    return site_record(describe(site.attention, rewritten.view), site.state, site.reason, site.evidence)

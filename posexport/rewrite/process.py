@@ -1,0 +1,74 @@
+"""Rewrites a file in a child process, `python -P -m posexport.rewrite.process`, for `posexport.rewrite.draft`.
+
+A damaged or hostile file can end the process that parses and evaluates it, or take all memory: here that is one
+sentence. A request is {path, target, options, folder}, its answer a RewriteResult; the files are in the folder. The
+steps of the work are reported while it runs. Ctrl-C ends the child at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from posexport import machine
+from posexport.errors import PosexportError, Reason, RequestError
+from posexport.files import protected_inputs
+from posexport.jsondata import structure, unstructure
+from posexport.processes import INVALID, LIMITED, MEMORY, Worker, failure_of, report, serve
+from posexport.progress import Progress, silent
+from posexport.rewrite.request import RewriteOptions
+from posexport.rewrite.result import RewriteResult
+
+LONGEST_STEP = 3600.0
+"""Seconds that one step may take."""
+
+
+def rewrite_in_child(
+    folder: Path, path: Path, target: Path, options: RewriteOptions, progress: Progress = silent
+) -> RewriteResult:
+    """`posexport.rewrite.files.rewrite_into` in another process, which has ended when this returns.
+
+    RequestError too where the process crashes, runs out of memory or raises what it likes.
+    """
+    now = "starting"
+
+    def note(step: str) -> None:
+        nonlocal now
+        now = step
+        progress(step)
+
+    worker = Worker("posexport.rewrite.process")
+    try:
+        request = {"path": str(path.absolute()), "target": str(target.absolute()), "folder": str(folder)}
+        reply = worker.ask({**request, "options": unstructure(options)}, LONGEST_STEP, note)
+    finally:
+        worker.close()
+    failure = failure_of(reply)
+    if failure is not None:
+        raise _error(failure, f"{str(path)!r} can't be rewritten", now)
+    return structure(reply["result"], RewriteResult)
+
+
+def _error(failure: Reason, problem: str, step: str) -> PosexportError:
+    """The error that a failure of the child is, in which `problem` failed at this step."""
+    if failure.code == INVALID:
+        return RequestError(failure.text)
+    text = failure.text.rstrip(".")
+    if failure.code in (MEMORY, LIMITED):
+        return RequestError(f"{problem}, there is not enough memory ({text}): free some.")
+    return RequestError(f"{problem}, it failed while {step} ({text}): export the file again.")
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Rewrite the file into the folder."""
+    machine.limit_to_what_is_free()
+    from posexport.rewrite.files import rewrite_into
+
+    with protected_inputs():
+        options = structure(request["options"], RewriteOptions)
+        result = rewrite_into(Path(request["folder"]), Path(request["path"]), Path(request["target"]), options, report)
+    return {"result": unstructure(result)}
+
+
+if __name__ == "__main__":
+    serve(answer)

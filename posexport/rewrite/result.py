@@ -1,0 +1,77 @@
+"""What became of a file that was rewritten, as data: the attentions, the evidence, and the new file. No engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from posexport.artifact.manifest import Tensor, WeightSource
+from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
+from posexport.errors import Reason
+
+REWRITTEN, KEPT = "rewritten", "kept"
+
+ALREADY = "already-in-form"
+"""The code of the reason of an attention that needs no rewriting."""
+
+
+@attrs.frozen(kw_only=True)
+class Block:
+    """What the metadata of an artifact of posexport say, as its manifest must say it."""
+
+    version: str
+    form: str
+    target: str | None
+    spec: Mapping[str, Any]
+    weights: WeightSource | None
+    tools: Mapping[str, str] | None
+
+
+@attrs.frozen(kw_only=True)
+class RewriteResult:
+    """What became of a file. `attentions` are records with the keys of `posexport rewrite --json`.
+
+    `hashes` has the sha256 of each new file by name; where nothing was `changed`, they are copies, and `whole` is None.
+    `block` is what the new file's metadata say, if posexport made the original.
+    """
+
+    source: RewriteSource
+    attentions: tuple[Mapping[str, Any], ...]
+    changed: bool
+    whole: WholeGraph | None
+    hashes: Mapping[str, str]
+    block: Block | None
+    form: str
+    target: str
+    opset: int
+    domains: Mapping[str, int]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    @property
+    def left(self) -> list[Mapping[str, Any]]:
+        """The attentions that are not in the form that was asked for."""
+        return [one for one in self.attentions if one["state"] == KEPT and (one["reason"] or {}).get("code") != ALREADY]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all attention is in the form; a file without any has none in it."""
+        return bool(self.attentions) and not self.left
+
+
+def site_record(description: Mapping[str, Any], state: str, reason: Reason | None, evidence: Any) -> dict[str, Any]:
+    """One attention: its description, what became of it, why, and what was tried."""
+    return {
+        **description,
+        "state": state,
+        "reason": None if reason is None else {"code": reason.code, "text": reason.text},
+        "error": None if evidence is None or not evidence.cases else rounded(evidence.error),
+        "cases": 0 if evidence is None else evidence.cases,
+    }
+
+
+def rounded(error: float) -> float:
+    """An error with two digits: further ones are chance."""
+    return float(f"{error:.1e}")

@@ -1,0 +1,127 @@
+"""Evidence for a whole rewritten graph: all its outputs before and after, in float64, on the same drawn inputs.
+
+Sites are tested alone, behind features that are drawn (posexport.rewrite.evidence); here they meet, behind the model's
+own. Only tokens that are no padding count: what padding gives, which sees no key, differs between runtimes too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from posexport.errors import Reason, RequestError
+from posexport.graphs.draw import DrawnInputs
+from posexport.graphs.evaluate import Evaluator
+from posexport.rewrite.shared_cache import LENGTH_INPUT, buffered
+
+LIMIT = 1e-7
+"""Of the largest value of an output. Rounding of float64 grows through the layers of a model, and no farther."""
+
+WORK = 5e12
+"""Multiply-adds with weights that the cases may take together; there are at least MIN_CASES."""
+
+MIN_CASES = 3
+
+DIFFERS, NOT_TESTED = "whole-graph-differs", "not-tested"
+"""Codes of reasons why a whole graph is not as it was."""
+
+
+@attrs.frozen(kw_only=True)
+class WholeEvidence:
+    """The largest difference of an output, relative to its largest value, the number of cases, and what is wrong."""
+
+    error: float = 0.0
+    cases: int = 0
+    problem: Reason | None = None
+
+
+def whole_evidence(
+    before: ir.Model, after: ir.Model, cases: Sequence[DrawnInputs], buffers: Sequence[str] = ()
+) -> WholeEvidence:
+    """What the cases show of two graphs; `buffers` are the inputs of `after` that are caches of a fixed length."""
+    old, new = Evaluator(before), Evaluator(after)
+    outputs = [value.name or "" for value in before.graph.outputs]
+    with_length = any(value.name == LENGTH_INPUT for value in after.graph.inputs)
+    error, tried = 0.0, 0
+    for case in _affordable(before, cases):
+        try:
+            expected = old.run(_tensors(case.arrays))
+        except RequestError:
+            continue  # the model itself takes no such inputs
+        arrays = buffered(case, buffers, with_length) if buffers else case.arrays
+        try:
+            actual = new.run(_tensors(arrays))
+        except RequestError as failure:
+            return WholeEvidence(problem=_differs(f"it takes no inputs such as {case.label}: {failure}"))
+        tried += 1
+        for name in outputs:
+            if name not in actual:
+                return WholeEvidence(problem=_differs(f"it has no output {name!r}"))
+            want, have = expected[name], actual[name]
+            if buffers and have.dim() == want.dim() == 4:  # of a buffer, the part that a grown cache has
+                have = have[:, :, : want.shape[2]]
+            if want.shape != have.shape:
+                text = f"output {name!r} has shape {list(have.shape)} in place of {list(want.shape)}"
+                return WholeEvidence(problem=_differs(f"{text} on {case.label}"))
+            error = max(error, _difference(want, have, case))
+            if not error <= LIMIT:
+                text = f"output {name!r} differs by {error:.2g} of its largest value on {case.label}"
+                return WholeEvidence(error=error, cases=tried, problem=_differs(text))
+    if not tried:
+        return WholeEvidence(problem=Reason(NOT_TESTED, "no drawn inputs could be evaluated in float64"))
+    return WholeEvidence(error=error, cases=tried)
+
+
+def _differs(text: str) -> Reason:
+    return Reason(DIFFERS, f"the whole graph would be another, {text.rstrip('.')}")
+
+
+def _tensors(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _affordable(model: ir.Model, cases: Sequence[DrawnInputs]) -> Iterator[DrawnInputs]:
+    """The cases that a model of its size can be evaluated on, the same ones every time."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    weights = sum(math.prod(tensor.shape.numpy()) for tensor in tensors if tensor is not None and len(tensor.shape) > 1)
+    work = 0.0
+    for number, case in enumerate(cases):
+        work += float(weights) * max(case.tokens.size, 1)
+        if number < MIN_CASES or work <= WORK:
+            yield case
+
+
+def _difference(want: torch.Tensor, have: torch.Tensor, case: DrawnInputs) -> float:
+    """The largest difference as a part of the largest value; infinite where another value is finite."""
+    if not want.is_floating_point():
+        return 0.0 if min(float((a != b).sum()) for a, b in _selections(want, have, case)) == 0 else math.inf
+    return min(_relative(a, b) for a, b in _selections(want, have, case))
+
+
+def _selections(
+    want: torch.Tensor, have: torch.Tensor, case: DrawnInputs
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both whole, and for each axis that may be that of tokens without those that are padding."""
+    yield want, have
+    for axis in range(1, want.dim()):
+        for keys in (case.tokens, case.keys, case.encoder_keys):
+            if (want.shape[0], want.shape[axis]) == keys.shape and not keys.all():
+                seen = torch.from_numpy(keys)
+                yield want.movedim(axis, 1)[seen], have.movedim(axis, 1)[seen]
+
+
+def _relative(want: torch.Tensor, have: torch.Tensor) -> float:
+    same = (want == have) | (torch.isnan(want) & torch.isnan(have))
+    if bool(same.all()):
+        return 0.0
+    different, actual = want[~same], have[~same]
+    if not bool(torch.isfinite(different).all() and torch.isfinite(actual).all()):
+        return math.inf
+    largest = float(want[torch.isfinite(want)].abs().max())
+    return float((different - actual).abs().max()) / max(largest, 1e-300)

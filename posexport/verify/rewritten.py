@@ -1,0 +1,120 @@
+"""A file rewritten and then verified as a whole on every runtime that is there, before it gets its name.
+
+The truth is the original in float64. A runtime on which the rewritten file fails and the original doesn't keeps the
+file from being written; where the original fails too, the fault is not the rewriting's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from posexport.artifact.manifest import OnnxManifest
+from posexport.errors import Reason
+from posexport.progress import Progress, silent
+from posexport.rewrite.draft import Draft, draft
+from posexport.rewrite.request import RewriteOptions
+from posexport.rewrite.result import RewriteResult
+from posexport.runtimes import INTERPRETER, RUNTIMES, TENSORRT, TORCH, Runtime
+from posexport.spec.forms import ORT_ALONE
+from posexport.verify.eligibility import UNSUPPORTED
+from posexport.verify.result import FAILED, NOT_RUN, Verdict
+from posexport.verify.verifier import verify
+
+if TYPE_CHECKING:
+    from posexport.artifact.signing import SigningKey
+
+ORIGINAL_FAILS, UNREADABLE, NO_ATTENTION, ATTENTION_LEFT = "original-fails", "unreadable", "no-attention", "left"
+"""Codes of reasons: the original fails on a runtime too, verify can't take the file, `require_all` asks for more."""
+
+
+@attrs.frozen(kw_only=True)
+class RewrittenFile:
+    """A rewriting with its verdicts by runtime; `manifest` is that of the new file, None where none was written.
+
+    `refusal` says why none was.
+    """
+
+    result: RewriteResult
+    verdicts: tuple[Verdict, ...] = ()
+    manifest: OnnxManifest | None = None
+    refusal: Reason | None = None
+
+
+def rewrite_and_verify(
+    path: Path,
+    target: Path,
+    options: RewriteOptions,
+    *,
+    runtimes: Mapping[str, Runtime] = RUNTIMES,
+    key: SigningKey | None = None,
+    progress: Progress = silent,
+) -> RewrittenFile:
+    """Rewrite the ONNX file at `path` to `target`, and try both on each of `runtimes` but torch.
+
+    Nothing is written where an attention is left that `require_all` asks for, or where a runtime fails. RequestError as
+    `posexport.rewrite.draft.draft` raises it.
+    """
+    with draft(path, target, options, progress) as made:
+        result = made.result
+        if options.require_all and not result.is_complete:
+            return RewrittenFile(result=result, refusal=_left(result))
+        verdicts = _verdicts(path, made, runtimes, progress) if result.changed else ()
+        failed = next((verdict for verdict in verdicts if verdict.state == FAILED), None)
+        if failed is not None:
+            reason = Reason(str(failed.reason_code), f"the new file fails on {failed.runtime}: {failed.reason}")
+            return RewrittenFile(result=result, verdicts=verdicts, refusal=reason)
+        return RewrittenFile(result=result, verdicts=verdicts, manifest=made.publish(key))
+
+
+def _left(result: RewriteResult) -> Reason:
+    if not result.attentions:
+        return Reason(NO_ATTENTION, "no attention was found")
+    count, total, first = len(result.left), len(result.attentions), result.left[0]
+    reason = (first["reason"] or {}).get("text")
+    return Reason(ATTENTION_LEFT, f"{count} of {total} attentions are left as they were, {first['name']}: {reason}")
+
+
+def _verdicts(path: Path, made: Draft, runtimes: Mapping[str, Runtime], progress: Progress) -> tuple[Verdict, ...]:
+    """The verdicts on the rewritten file by runtime; those on which the original fails too are not run.
+
+    With buffers in place of caches, the inputs are others than the original's. The truth is then the new file itself,
+    which was compared with the original in float64 before.
+    """
+    target, options = str(made.target), made.options
+    rows = {name: row for name, row in runtimes.items() if row.module != TORCH}
+    alone = [name for name, row in rows.items() if options.target == "ort" and row.module in (TENSORRT, INTERPRETER)]
+    settings: dict[str, Any] = {"roles": options.roles, "seed": options.seed, "step": progress}
+    against = path if options.kv_cache is None else None
+    tried = {name: row for name, row in rows.items() if name not in alone}
+    report = verify([made.path], runtimes=tried, against=against, **settings)
+    verdicts = {verdict.runtime: _named(verdict, made) for verdict in report.verdicts}
+    for file in report.unreadable:
+        reason = Reason(UNREADABLE, file.error.rstrip("."))
+        verdicts |= {name: _named(Verdict.of(target, name, NOT_RUN, reason), made) for name in tried}
+    verdicts |= {name: Verdict.of(target, name, NOT_RUN, Reason(UNSUPPORTED, ORT_ALONE)) for name in alone}
+    failing = {name: rows[name] for name, verdict in verdicts.items() if verdict.state == FAILED}
+    originals = verify([path], runtimes=failing, **settings).verdicts if failing else ()
+    for original in originals:
+        if original.state == FAILED:
+            reason = Reason(ORIGINAL_FAILS, f"the original fails on it too: {original.reason}")
+            verdicts[original.runtime] = Verdict.of(target, original.runtime, NOT_RUN, reason)
+    return tuple(verdicts[name] for name in rows if name in verdicts)
+
+
+def _named(verdict: Verdict, made: Draft) -> Verdict:
+    """The verdict on the draft under the name that the file gets."""
+
+    def named(text: str | None) -> str | None:
+        return None if text is None else text.replace(str(made.path), str(made.target))
+
+    return attrs.evolve(
+        verdict,
+        artifact=str(made.target),
+        reason=named(verdict.reason),
+        where=named(verdict.where),
+        departure=named(verdict.departure),
+    )

@@ -65,25 +65,21 @@ def evidence_of(
             for side in (attention.q, attention.k, attention.v)
         }
         names = {attention.name: _outputs(attention) for attention in attentions}
-        logits = {
-            attention.name: attention.softmax.inputs[0].name or ""
-            for attention in attentions
-            if attention.softmax.inputs[0]
-        }
+        logits = {attention.name: attention.logits.name or "" for attention in attentions}
         wanted = [name for outputs in names.values() for name in outputs]
         try:
             expected = old.run(arrays, [*dict.fromkeys([*wanted, *logits.values()])], overrides=overrides)
         except RequestError:
             continue  # the model itself takes no such inputs
-        try:
-            inputs = _inputs(after, case, attentions, shared)
-            actual = new.run(inputs | features, [*dict.fromkeys(wanted)])
-        except RequestError as error:
-            for one in found.values():
-                one.problem = one.problem or str(error).rstrip(".")
-            return found
+        inputs = _inputs(after, case, attentions, shared) | features
         for attention in attentions:
-            _compare(attention, found[attention.name], expected, actual, expected[logits[attention.name]])
+            evidence = found[attention.name]
+            try:
+                actual = new.run(inputs, names[attention.name])
+            except RequestError as error:
+                evidence.problem = evidence.problem or str(error).rstrip(".")
+            else:
+                _compare(attention, evidence, expected, actual, expected[logits[attention.name]])
     return found
 
 

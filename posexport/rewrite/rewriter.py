@@ -20,13 +20,9 @@ from posexport.graphs.function_bodies import Functions
 from posexport.graphs.view import View, inline, view_of
 from posexport.rewrite.evidence import Evidence, evidence_of
 from posexport.rewrite.in_form import is_in_form
+from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN
 from posexport.rewrite.surgery import lower, write_sites
 from posexport.spec.forms import FORM_OPSETS, FORMS, TARGETS, unsupported_opset
-
-REWRITTEN, KEPT = "rewritten", "kept"
-
-ALREADY = "already-in-form"
-"""The code of the reason of a site that needs no rewriting."""
 
 
 @attrs.frozen(kw_only=True)

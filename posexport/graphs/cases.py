@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from posexport.graphs.axes import BATCH, HEIGHT, PAST, SEQ, SLOTS, WIDTH
-from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs
+from posexport.graphs.draw import DrawnInputs, Kinds, draw_inputs, every_token
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import fitted, is_dynamic, side_of, step_of
 
@@ -95,6 +95,11 @@ def cases_of(
     seen: set[object] = set()
     drawn: list[DrawnInputs] = []
     pictures = _pictures(roles)
+    tokens = {
+        name: every_token(role, seed, 2)
+        for name, role in roles.items()
+        if role.kind in ("token_ids", "encoder_token_ids")
+    }
     for number, corner in enumerate((*_corners(roles), *_reaching(reach or {}), *_further(seed, more))):
         sizes = {BATCH: corner.batch, SEQ: corner.seq, PAST: corner.past}
         if pictures:
@@ -107,7 +112,7 @@ def cases_of(
             continue
         seen.add(key)
         rng = np.random.default_rng((seed, number))
-        case = draw_inputs(roles, sizes, rng, corner.kinds, corner.label)
+        case = draw_inputs(roles, sizes, rng, corner.kinds, corner.label, tokens)
         drawn.append(attrs.evolve(case, label=f"{corner.label} {_sizes_text(roles, case)}"))
     return drawn
 

@@ -5,7 +5,8 @@ Which kinds meet in one set of inputs is said by posexport.graphs.cases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -138,11 +139,21 @@ class _Draw:
     keys: Array
     encoder_keys: Array
     rng: np.random.Generator
+    tokens: Iterator[int] | None = None
+
+
+def every_token(role: Role, *seed: int) -> Iterator[int]:
+    """Tokens of an input's vocabulary without end, each of them before one comes again."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield from rng.permutation(role.rows or VOCABULARY).tolist()
 
 
 def _ids(draw: _Draw) -> Array:
     rows = draw.role.rows or VOCABULARY
     ids = draw.rng.integers(0, rows, draw.shape)
+    if draw.tokens is not None:
+        ids = np.fromiter(itertools.islice(draw.tokens, ids.size), np.int64, ids.size).reshape(draw.shape)
     if draw.kinds.ends and ids.size:
         ids.flat[-1] = rows - 1
         ids.flat[0] = 0 if ids.size > 1 else rows - 1
@@ -273,8 +284,12 @@ def draw_inputs(
     rng: np.random.Generator,
     kinds: Kinds | None = None,
     label: str = "drawn",
+    tokens: Mapping[str, Iterator[int]] | None = None,
 ) -> DrawnInputs:
-    """One set of inputs with these `sizes` by meaning, as near as the graph allows (posexport.graphs.sizes.fitted)."""
+    """One set of inputs with these `sizes` by meaning, as near as the graph allows (posexport.graphs.sizes.fitted).
+
+    `tokens` gives those of inputs by name, so that several sets share a vocabulary (`every_token`).
+    """
     kinds = kinds or Kinds()
     sizes = fitted(roles, sizes)
     if not any(role.kind in ("attention_mask", "padding_mask", "last_key") for role in roles.values()):
@@ -294,6 +309,7 @@ def draw_inputs(
             keys=keys,
             encoder_keys=encoder_keys,
             rng=rng,
+            tokens=(tokens or {}).get(name),
         )
-        arrays[name] = np.ascontiguousarray(np.broadcast_to(MAKERS[role.kind](draw), draw.shape)).astype(draw.dtype)
+        arrays[name] = np.array(np.broadcast_to(MAKERS[role.kind](draw), draw.shape), draw.dtype, order="C")
     return DrawnInputs(label=label, arrays=arrays, sizes=sizes, kinds=kinds, keys=keys, encoder_keys=encoder_keys)

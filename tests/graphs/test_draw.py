@@ -1,0 +1,233 @@
+"""Drawn inputs agree with each other, with what the graph fixes, and with its tables; cases have every corner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graph_signatures import Signature, graph_of
+from onnx import helper, numpy_helper
+
+from posexport.graphs.cases import LEAST, cases_of
+from posexport.graphs.draw import Kinds, draw_inputs
+from posexport.graphs.roles import Role, roles_of
+from posexport.graphs.tables import patches_of
+
+DECODER: Signature = {
+    "input_ids": (["b", "s"], "int64"),
+    "attention_mask": (["b", "t"], "int64"),
+    "position_ids": (["b", "s"], "int64"),
+    "past_key_values.0.key": (["b", 2, "p", 4], "fp32"),
+}
+
+
+def roles(folder: Path, signature: Signature, **named: Any) -> dict[str, Role]:
+    return roles_of(graph_of(folder, signature, **named))
+
+
+def drawn(
+    roles: dict[str, Role], sizes: dict[str, int], seed: int = 0, **kinds: Any
+) -> dict[str, np.ndarray[Any, Any]]:
+    return draw_inputs(roles, sizes, np.random.default_rng(seed), Kinds(**kinds)).arrays
+
+
+def test_lengths_and_positions_follow_from_each_other(tmp_path: Path) -> None:
+    arrays = drawn(roles(tmp_path, DECODER), {"batch": 3, "seq": 4, "past": 5}, padding="left")
+    mask = arrays["attention_mask"]
+    assert {name: array.shape for name, array in arrays.items()} == {
+        "input_ids": (3, 4),
+        "attention_mask": (3, 9),
+        "position_ids": (3, 4),
+        "past_key_values.0.key": (3, 2, 5, 4),
+    }
+    assert mask[0].all()
+    assert not mask[1:, 0].any()
+    assert (np.diff(mask, axis=1) >= 0).all()
+    for row in range(3):  # counted one by one, as pipelines do
+        seen = -1
+        for place in range(9):
+            seen += int(mask[row, place])
+            if place >= 5:
+                assert arrays["position_ids"][row, place - 5] == max(seen, 0)
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right", "holes", "mixed"])
+def test_every_row_sees_one_of_its_new_tokens(padding: str, tmp_path: Path) -> None:
+    for seed in range(20):
+        sizes = {"batch": 4, "seq": 1 + seed % 3, "past": seed}
+        mask = drawn(roles(tmp_path, DECODER), sizes, seed, padding=padding)["attention_mask"]
+        assert mask[:, seed:].any(1).all()
+
+
+def test_what_the_graph_fixes_stays(tmp_path: Path) -> None:
+    fixed: Signature = {
+        "input_ids": ([2, 1], "int64"),
+        "attention_mask": ([2, 8], "int64"),
+        "past_key_values.0.key": ([2, 2, 7, 4], "fp32"),
+    }
+    arrays = drawn(roles(tmp_path, fixed), {"batch": 5, "seq": 6, "past": 3})
+    assert [array.shape for array in arrays.values()] == [(2, 1), (2, 8), (2, 2, 7, 4)]
+    assert arrays["attention_mask"].all()
+
+
+def test_numbers_stay_below_their_tables(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Gather", ["words", "input_ids read"], ["rows"]),
+        helper.make_node("Add", ["position_ids read", "two"], ["moved"]),
+        helper.make_node("Gather", ["places", "moved"], ["placed"]),
+    ]
+    weights = {"words": np.zeros((7, 3), np.float32), "places": np.zeros((14, 3), np.float32), "two": np.array(2)}
+    made = roles(tmp_path, DECODER, nodes=nodes, weights=weights)
+    assert {name: role.rows for name, role in made.items() if role.rows} == {"input_ids": 7, "position_ids": 12}
+    for kind in ("consecutive", "offset", "scattered", "shuffled", "far"):
+        arrays = drawn(made, {"batch": 3, "seq": 40, "past": 40}, positions=kind)
+        assert {*np.unique(arrays["input_ids"])} <= {*range(7)}
+        assert 0 <= arrays["position_ids"].min() <= arrays["position_ids"].max() < 12
+        assert arrays["attention_mask"].shape[1] <= 12
+    assert {0, 6} <= {*np.unique(arrays["input_ids"])}
+
+
+def test_a_table_that_is_spread_over_rows_is_found(tmp_path: Path) -> None:
+    """As GPT-J has it: GatherElements of an expanded constant."""
+    table = helper.make_node("Constant", [], ["table"], value=numpy_helper.from_array(np.zeros((1, 33, 4), np.float32)))
+    nodes = [
+        table,
+        helper.make_node("Expand", ["table", "shape"], ["wide"]),
+        helper.make_node("Unsqueeze", ["position_ids read", "last"], ["column"]),
+        helper.make_node("GatherElements", ["wide", "column"], ["rows"], axis=1),
+    ]
+    weights = {"shape": np.array([3, 1, 1]), "last": np.array([2])}
+    assert roles(tmp_path, DECODER, nodes=nodes, weights=weights)["position_ids"].rows == 33
+
+
+def test_an_added_mask_lets_each_token_see_itself_and_what_is_before(tmp_path: Path) -> None:
+    signature: Signature = {**DECODER, "attention_mask": (["b", 1, "s", "t"], "fp32")}
+    mask = drawn(roles(tmp_path, signature), {"batch": 2, "seq": 3, "past": 2}, padding="holes")["attention_mask"]
+    assert mask.shape == (2, 1, 3, 5)
+    assert set(np.unique(mask)) == {0.0, float(np.finfo(np.float32).min)}
+    for token in range(3):
+        assert (mask[:, 0, token, token + 2] == 0).all()
+        assert (mask[:, 0, token, token + 3 :] < 0).all()
+
+
+def test_a_cache_that_is_written_into_is_empty_behind_its_tokens(tmp_path: Path) -> None:
+    signature: Signature = {
+        "hidden_states": (["b", "s", 8], "fp16"),
+        "write_indices": (["b"], "int64"),
+        "past_key": (["b", 2, "m", 4], "fp16"),
+    }
+    arrays = drawn(roles(tmp_path, signature), {"batch": 2, "seq": 3, "past": 4})
+    assert (arrays["write_indices"] == 4).all()
+    cache = arrays["past_key"]
+    assert cache.shape[2] > 7
+    assert cache.dtype == np.float16
+    assert (cache[:, :, 4:] == 0).all()
+    assert (cache[:, :, :4] != 0).all()
+
+
+def test_lengths_of_other_builders(tmp_path: Path) -> None:
+    signature: Signature = {
+        "input_ids": (["b", "s"], "int32"),
+        "seqlens_k": (["b"], "int32"),
+        "total_sequence_length": ([], "int32"),
+        "past_seen_tokens": ([], "int64"),
+        "use_cache_branch": ([1], "bool"),
+        "cache_position": (["s"], "int64"),
+        "past_key.0": (["b", 1, "p", 4], "fp32"),
+    }
+    arrays = drawn(roles(tmp_path, signature), {"batch": 2, "seq": 3, "past": 4})
+    assert arrays["seqlens_k"].tolist() == [6, 6]
+    assert arrays["total_sequence_length"].tolist() == 7
+    assert arrays["past_seen_tokens"].tolist() == 4
+    assert arrays["use_cache_branch"].tolist() == [True]
+    assert arrays["cache_position"].tolist() == [4, 5, 6]
+    assert not drawn(roles(tmp_path, signature), {"past": 0})["use_cache_branch"].any()
+
+
+def test_pictures_have_whole_patches(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["pixel_values read", "kernel"], ["patches"], strides=[8, 8], kernel_shape=[8, 8]),
+        helper.make_node("Add", ["patches", "positions"], ["placed"]),
+    ]
+    weights = {"kernel": np.zeros((4, 3, 8, 8), np.float32), "positions": np.zeros((1, 26, 4), np.float32)}
+    graph = graph_of(tmp_path, {"pixel_values": (["b", 3, "h", "w"], "fp32")}, nodes=nodes, weights=weights)
+    made = roles_of(graph)
+    assert (made["pixel_values"].strides, made["pixel_values"].patches) == ((8, 8), 5)
+    sizes = [case.arrays["pixel_values"].shape for case in cases_of(made, 0)]
+    assert sizes[0] == (1, 3, 40, 40)
+    assert len(set(sizes)) > 3
+    assert all(size % 8 == 0 for shape in sizes for size in shape[2:])
+
+
+def test_cases_have_every_corner_and_are_the_same_for_a_seed(tmp_path: Path) -> None:
+    made = roles(tmp_path, DECODER)
+    cases = cases_of(made, 3)
+    labels = [case.label for case in cases]
+    assert len(labels) == len(set(labels)) <= 24
+    for corner in (
+        "prompt",
+        "several",
+        "one token",
+        "left",
+        "right",
+        "holes",
+        "large",
+        "small",
+        "far",
+        "step",
+        "chunk",
+    ):
+        assert any(corner in label for label in labels), corner
+    sizes = [(case.sizes["batch"], case.sizes["seq"], case.sizes["past"]) for case in cases]
+    assert any(past and seq > 1 and batch > 1 for batch, seq, past in sizes)
+    assert (1, 1, 0) in sizes
+    again = cases_of(made, 3)
+    assert all(
+        (case.arrays[name] == other.arrays[name]).all()
+        for case, other in zip(cases, again, strict=True)
+        for name in case.arrays
+    )
+    assert any(
+        (case.arrays["input_ids"] != other.arrays["input_ids"]).any()
+        for case, other in zip(cases, cases_of(made, 4), strict=True)
+    )
+
+
+def test_a_graph_of_fixed_sizes_gets_a_few_cases_that_differ(tmp_path: Path) -> None:
+    made = roles(tmp_path, {"input_ids": ([1, 6], "int64"), "attention_mask": ([1, 6], "int64")})
+    cases = cases_of(made, 0)
+    assert len(cases) >= LEAST
+    assert len({case.arrays["input_ids"].tobytes() for case in cases}) == len(cases)
+
+
+def test_grouped_query_attention_gets_what_it_takes(tmp_path: Path) -> None:
+    node = helper.make_node("GroupQueryAttention", ["input_ids read"], ["x"], domain="com.microsoft")
+    for case in cases_of(roles(tmp_path, DECODER, nodes=[node]), 0):
+        mask = case.arrays["attention_mask"]
+        assert (np.diff(mask, axis=1) <= 0).all(), case.label
+        if case.sizes["past"] and case.sizes["seq"] > 1:
+            assert case.sizes["batch"] == 1
+
+
+def test_reach_and_further_cases(tmp_path: Path) -> None:
+    made = roles(tmp_path, DECODER)
+    usual = len(cases_of(made, 0))
+    cases = cases_of(made, 0, reach={"seq": 300, "batch": 20}, more=5)
+    assert len(cases) == usual + 3 + 5
+    assert max(case.sizes["past"] + case.sizes["seq"] for case in cases) == 300
+    assert max(case.sizes["batch"] for case in cases) == 20
+
+
+def test_no_table_of_patches_where_none_is_added(tmp_path: Path) -> None:
+    import onnx_ir as ir
+
+    assert patches_of(ir.from_proto(graph_of(tmp_path, DECODER).model)) is None
+
+
+def test_cases_take_turns_in_the_tokens_of_a_vocabulary(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Gather", ["words", "input_ids read"], ["rows"])]
+    made = roles(tmp_path, DECODER, nodes=nodes, weights={"words": np.zeros((400, 3), np.float32)})
+    read = np.concatenate([case.arrays["input_ids"].ravel() for case in cases_of(made, 0)])
+    assert len(np.unique(read)) > 0.95 * 400

@@ -1,0 +1,206 @@
+"""Roles and axes of inputs by the names that exporters write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graph_signatures import Signature, graph_of
+from onnx import helper
+
+from posexport.errors import RequestError
+from posexport.graphs.roles import ROLES, roles_of
+
+CACHE: list[int | str] = ["batch", 2, "past", 4]
+
+OPTIMUM: Signature = {
+    "input_ids": (["batch_size", "sequence_length"], "int64"),
+    "attention_mask": (["batch_size", "past_sequence_length + sequence_length"], "int64"),
+    "position_ids": (["batch_size", "sequence_length"], "int64"),
+    "past_key_values.0.key": (["batch_size", 2, "past_sequence_length", 4], "fp32"),
+    "past_key_values.0.value": (["batch_size", 2, "past_sequence_length", 4], "fp32"),
+    "use_cache_branch": ([1], "bool"),
+}
+SEQ2SEQ: Signature = {
+    "decoder_input_ids": (["batch", "seq"], "int64"),
+    "input_ids": (["batch", "source"], "int64"),
+    "attention_mask": (["batch", "source"], "int64"),
+    "past_key_values.0.decoder.key": (CACHE, "fp32"),
+    "past_key_values.0.encoder.value": (["batch", 2, "source", 4], "fp32"),
+}
+GROUPED: Signature = {
+    "inputs_embeds": (["b", "s", 8], "fp16"),
+    "seqlens_k": (["b"], "int32"),
+    "total_sequence_length": ([], "int32"),
+    "past_key_0": (["b", 1, "p", 4], "fp16"),
+}
+
+KNOWN: dict[str, tuple[Signature, dict[str, tuple[str, tuple[object, ...]]]]] = {
+    "optimum": (
+        OPTIMUM,
+        {
+            "input_ids": ("token_ids", ("batch", "seq")),
+            "attention_mask": ("attention_mask", ("batch", "total")),
+            "position_ids": ("position_ids", ("batch", "seq")),
+            "past_key_values.0.key": ("past", ("batch", 2, "past", 4)),
+            "past_key_values.0.value": ("past", ("batch", 2, "past", 4)),
+            "use_cache_branch": ("use_cache", (1,)),
+        },
+    ),
+    "encoder and decoder": (
+        SEQ2SEQ,
+        {
+            "decoder_input_ids": ("token_ids", ("batch", "seq")),
+            "input_ids": ("encoder_token_ids", ("batch", "encoder")),
+            "attention_mask": ("encoder_attention_mask", ("batch", "encoder")),
+            "past_key_values.0.decoder.key": ("past", ("batch", 2, "past", 4)),
+            "past_key_values.0.encoder.value": ("encoder_past", ("batch", 2, "encoder", 4)),
+        },
+    ),
+    "genai": (
+        GROUPED,
+        {
+            "inputs_embeds": ("features", ("batch", "seq", 8)),
+            "seqlens_k": ("last_key", ("batch",)),
+            "total_sequence_length": ("total_length", ()),
+            "past_key_0": ("past", ("batch", 1, "past", 4)),
+        },
+    ),
+    "torch, lists and unlike names of one dimension": (
+        {
+            "input_ids": (["s10", "s70"], "int64"),
+            "attention_mask": (["s43", "s53"], "int64"),
+            "past_keys_0": (["s10", "2", "s69", "4"], "fp32"),
+            "past_values_0": (["s10", "2", "s89", "4"], "fp32"),
+            "cache_position": (["s70"], "int64"),
+        },
+        {
+            "attention_mask": ("attention_mask", ("batch", "total")),
+            "past_keys_0": ("past", ("batch", 2, "past", 4)),
+            "past_values_0": ("past", ("batch", 2, "past", 4)),
+            "cache_position": ("cache_position", ("seq",)),
+        },
+    ),
+    "an encoder whose mask has the name of its tokens": (
+        {
+            "input_ids": (["n", "length"], "int64"),
+            "attention_mask": (["n", "length"], "int64"),
+            "token_type_ids": (["n", "length"], "int64"),
+        },
+        {
+            "attention_mask": ("attention_mask", ("batch", "seq")),
+            "token_type_ids": ("token_type_ids", ("batch", "seq")),
+        },
+    ),
+    "several axes of positions": (
+        {"inputs_embeds": (["b", "s", 8], "fp32"), "position_ids": ([3, "b", "s"], "int64")},
+        {"position_ids": ("position_ids", ("axes", "batch", "seq"))},
+    ),
+    "several axes of positions, last": (
+        {"hidden_states": (["b", "s", 8], "fp32"), "position_ids": (["b", "s", 2], "int64")},
+        {"position_ids": ("position_ids", ("batch", "seq", "axes"))},
+    ),
+    "masks that are added": (
+        {"x1": (["b", "s", 8], "fp32"), "attention_mask": (["b", 1, "s", "t"], "fp32"), "past.0": (CACHE, "fp32")},
+        {"x1": ("features", ("batch", "seq", 8)), "attention_mask": ("attention_mask", ("batch", 1, "seq", "total"))},
+    ),
+    "caches whose tokens lie before the heads, or last": (
+        {
+            "ids": (["b", "s"], "int64"),
+            "past_key.0": (["b", "p", 2, 4], "fp32"),
+            "past_value.0": (["b", 2, 4, "p"], "fp32"),
+            "past_0": ([2, "b", 2, "p", 4], "fp32"),
+        },
+        {
+            "ids": ("token_ids", ("batch", "seq")),
+            "past_key.0": ("past", ("batch", "past", 2, 4)),
+            "past_value.0": ("past", ("batch", 2, 4, "past")),
+            "past_0": ("past", (2, "batch", 2, "past", 4)),
+        },
+    ),
+    "pictures and sound": (
+        {
+            "pixel_values": ([-1, 3, "h", "w"], "fp32"),
+            "input_features": (["b", 80, 3000], "fp32"),
+            "data": ([1, 3, 8, 8], "fp32"),
+        },
+        {
+            "pixel_values": ("images", ("batch", 3, "height", "width")),
+            "input_features": ("audio", ("batch", 80, "frames")),
+            "data": ("images", ("batch", 3, "height", "width")),
+        },
+    ),
+    "posexport's shared cache": (
+        {
+            "hidden_states": (["batch", "seq", 8], "fp32"),
+            "attention_mask": (["batch", "max_seq"], "int64"),
+            "write_indices": (["batch"], "int64"),
+            "past_key": (["batch", 2, "max_seq", 4], "fp32"),
+        },
+        {
+            "attention_mask": ("attention_mask", ("batch", "slots")),
+            "write_indices": ("write_indices", ("batch",)),
+            "past_key": ("past", ("batch", 2, "slots", 4)),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_names_and_shapes_tell_roles_and_axes(name: str, tmp_path: Path) -> None:
+    signature, expected = KNOWN[name]
+    roles = roles_of(graph_of(tmp_path, signature))
+    assert list(roles) == list(signature)
+    assert {name: (roles[name].kind, roles[name].axes) for name in expected} == expected
+
+
+def test_a_cache_that_comes_out_as_long_is_written_into(tmp_path: Path) -> None:
+    signature: Signature = {"input_ids": (["b", "s"], "int64"), "past_key.0": (["b", 2, 16, 4], "fp32")}
+    present: Signature = {"present_key.0": (["b", 2, 16, 4], "fp32")}
+    nodes = [helper.make_node("Identity", ["past_key.0"], ["present_key.0"])]
+    assert roles_of(graph_of(tmp_path, signature, present, nodes))["past_key.0"].axes == ("batch", 2, "slots", 4)
+    grown: Signature = {"present_key.0": (["b", 2, 20, 4], "fp32")}
+    assert roles_of(graph_of(tmp_path, signature, grown, nodes))["past_key.0"].axes == ("batch", 2, "past", 4)
+
+
+def test_integers_that_nothing_tells_are_asked_for(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, {"foo": (["b", "s"], "int64")})
+    with pytest.raises(RequestError, match=r"'foo' \['b', 's'\] \(int64\) is for can't be guessed.*--input foo=ROLE"):
+        roles_of(graph)
+    assert roles_of(graph, {"foo": "token_ids"})["foo"].kind == "token_ids"
+
+
+def test_integers_that_are_looked_up_are_tokens(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Gather", ["table", "foo read"], ["rows"])]
+    table = {"table": np.zeros((11, 3), np.float32)}
+    role = roles_of(graph_of(tmp_path, {"foo": (["b", "s"], "int64")}, nodes=nodes, weights=table))["foo"]
+    assert (role.kind, role.rows) == ("token_ids", 11)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"bar": "token_ids"}, "unknown input of --input 'bar'"),
+        ({"foo": "tokens"}, "unknown role of the input 'foo' 'tokens'.*token_ids"),
+        (
+            {"foo": "past"},
+            r"--input foo=past doesn't fit: the input has 2 dimensions \['b', 's'\], that role takes 3, 4",
+        ),
+    ],
+)
+def test_wrong_roles_are_refused(given: dict[str, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=message):
+        roles_of(graph_of(tmp_path, {"foo": (["b", "s"], "int64")}), given)
+
+
+def test_texts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="'words' holds texts, which can't be drawn"):
+        roles_of(graph_of(tmp_path, {"words": (["b"], "text")}), {"words": "index"})
+
+
+def test_every_role_has_a_place_in_the_tables() -> None:
+    from posexport.graphs.axes import KNOWN_AXES
+    from posexport.graphs.draw import MAKERS
+
+    assert set(ROLES) == set(KNOWN_AXES) == set(MAKERS)

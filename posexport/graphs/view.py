@@ -61,12 +61,13 @@ class View:
         return {name: dtype for name, dtype in found.items() if dtype is not None}
 
 
-def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int = 0) -> View:
+def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int = 0, *, kept: str | None = None) -> View:
     """The attention of a model, whose functions are inlined in place. `given` are roles of inputs by name.
 
+    Functions of the domain `kept` stay functions, and their attention is not looked for.
     RequestError where the role of an input can't be guessed, or the graph can't be evaluated.
     """
-    inline(model)
+    inline(model, kept)
     roles = roles_of(model, given)
     drawn = draw_inputs(roles, PROBED, np.random.default_rng(seed), label="probe")
     arrays = {name: torch.from_numpy(array) for name, array in drawn.arrays.items()}
@@ -89,10 +90,10 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     )
 
 
-def inline(model: ir.Model) -> None:
-    """Put the bodies of functions in place of their calls."""
+def inline(model: ir.Model, kept: str | None = None) -> None:
+    """Put the bodies of functions in place of their calls, but for those of the domain `kept`."""
     if model.functions:
-        common.InlinePass()(model)
+        common.InlinePass(criteria=lambda function: function.domain != kept)(model)
 
 
 def _operator_shapes(model: ir.Model, arrays: Mapping[str, torch.Tensor]) -> Shapes:

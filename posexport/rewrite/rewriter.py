@@ -5,18 +5,19 @@ A site whose replacement is not the same function is left as it was; nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 import onnx_ir as ir
 from onnxscript import version_converter
 
+from posexport.custom_ops import attend, attend_cached, attend_shared
 from posexport.errors import Reason, RequestError, check_known, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.recognise import may_hold_attention
 from posexport.graphs.cases import cases_of
 from posexport.graphs.expand import Expanded, expand
-from posexport.graphs.function_bodies import Functions
+from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.graphs.view import View, inline, view_of
 from posexport.rewrite.evidence import Evidence, evidence_of
 from posexport.rewrite.in_form import is_in_form
@@ -74,7 +75,8 @@ def rewrite_model(
     if not may_hold_attention(model):
         return Rewritten(model=model, form=form, target=target, view=None, sites=(), changed=False)
     before = converted(model, form, target, opset, shared)
-    view = view_of(before, roles, seed)
+    kept = DOMAIN if form == "function" else None
+    view = view_of(before, roles, seed, kept=kept)
     reasons: dict[str, Reason] = {}
     chosen: list[Attention] = []
     for one in view.attentions:
@@ -100,7 +102,7 @@ def rewrite_model(
         absorbed = {one.name for one in view.expanded if not _makes_output(after, one)}
         if len(absorbed) < len(view.expanded):  # the other operators stay operators
             base = converted(model, form, target, opset, shared)
-            inline(base)
+            inline(base, kept)
             expand(base, view.operator_shapes, absorbed)
             after, _ = _written(view, base, chosen, form, target, shared)
         evidence |= evidence_of(before, after, chosen, cases, shared=shared)
@@ -121,9 +123,23 @@ def rewrite_model(
         )
         for one in view.attentions
     )
+    sites += tuple(_functions(before, len(sites))) if kept else ()
     return Rewritten(
         model=after if done else model, form=form, target=target, view=view, sites=sites, changed=bool(done)
     )
+
+
+def _functions(model: ir.Model, count: int) -> Iterator[SiteResult]:
+    """The attention that calls of posexport's functions stand for; it is in the form `function` already."""
+    names = {operator.function for operator in (attend, attend_cached, attend_shared)}
+    for node in model.graph:
+        if node.domain == DOMAIN and node.op_type.rstrip("_0123456789") in names:
+            reason = Reason(ALREADY, "it is in the form function already")
+            name = node.name or node.outputs[0].name or ""
+            yield SiteResult(
+                attention=UnknownAttention(name=name, layer=count, reason=reason), state=KEPT, reason=reason
+            )
+            count += 1
 
 
 def _check_shared(view: View, chosen: Sequence[Attention]) -> None:

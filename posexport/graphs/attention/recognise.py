@@ -139,19 +139,18 @@ def _attention(
         output=_output(flow, probe, product, (rows, heads, queries, value_dim)),
         square=queries == keys,
         softmax=softmax,
-        logits=_logits(probe, logits, scores.product),
+        logits=_logits(probe, logits),
         softmax_dtype=logits.dtype.name if logits.dtype is not None else "UNDEFINED",
         weights=softmax.outputs[0],
     )
 
 
-def _logits(probe: Probe, value: ir.Value, product: Product) -> ir.Value:
-    """The input of a softmax as the product of queries and keys is laid out, before a Flatten."""
-    rank = len(probe.shape(product.result))
-    while len(probe.shape(value)) != rank:
+def _logits(probe: Probe, value: ir.Value) -> ir.Value:
+    """The input of a softmax with its axes for queries and keys, before a Flatten."""
+    while len(probe.shape(value)) < 3:
         node = value.producer()
         if node is None or node.inputs[0] is None:
-            raise Declined("rank", "its scores have other axes than its softmax")
+            raise Declined("rank", "its scores have no axis of their own for queries")
         value = node.inputs[0]
     return value
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from posexport.graphs.kernels.attention import heads_apart, heads_together, rotate
 from posexport.graphs.kernels.indexing import positive
 from posexport.graphs.kernels.registry import MICROSOFT, Call, kernel
+from posexport.graphs.operators import default_scale
 
 
 def attend(
@@ -30,7 +29,7 @@ def attend(
 
 
 def _scale(call: Call, size: int) -> float:
-    return float(call.get("scale", 0.0)) or 1 / math.sqrt(size)
+    return float(call.get("scale", 0.0)) or default_scale(size)
 
 
 def padding_bias(call: Call, mask: Tensor, batch: int, keys: int, like: Tensor) -> Tensor:

@@ -1,0 +1,184 @@
+"""Operators written out in standard ones give what the operators themselves give, in float64.
+
+The oracle is the evaluator's own kernel of each operator, which was written from its specification apart from the
+expansions, and which is compared with onnx's vectors and with ONNX Runtime elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from posexport.graphs.evaluate import Evaluator
+from posexport.graphs.expand import expand
+
+B, S, P, N, K, D = 2, 5, 3, 4, 2, 8
+FLOAT, INT, INT32, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL
+MASK = np.tril(np.ones((S, P + S), bool), P)
+MASK[2, 4] = False
+
+
+def arrays(*shapes: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(1)
+    return [rng.standard_normal(shape) for shape in shapes]
+
+
+def bias(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(2).standard_normal(shape)
+
+
+FLAT = ((B, S, N * D), (B, S, K * D), (B, S, K * D))
+HEADS = ((B, N, S, D), (B, K, S, D), (B, K, S, D))
+PAST = ((B, K, P, D), (B, K, P, D))
+BY_HEADS = {"q_num_heads": N, "kv_num_heads": K}
+COS, SIN = np.cos(bias(B, S, 3)), np.sin(bias(B, S, 3))
+TABLES = [np.cos(bias(40, 3)), np.sin(bias(40, 3))]
+PLACES = np.array([[3, 1, 7, 30, 2], [0, 39, 5, 6, 6]])
+
+CASES: dict[str, tuple[str, str, list[Any], dict[str, Any], int]] = {
+    "plain": ("", "Attention", arrays(*FLAT), BY_HEADS, 1),
+    "scale": ("", "Attention", arrays(*FLAT), {**BY_HEADS, "scale": 0.3}, 1),
+    "heads": ("", "Attention", arrays(*HEADS), {}, 1),
+    "causal": ("", "Attention", arrays(*FLAT), {**BY_HEADS, "is_causal": 1}, 1),
+    "softcap": ("", "Attention", arrays(*FLAT), {**BY_HEADS, "softcap": 2.0}, 1),
+    "cached": ("", "Attention", [*arrays(*FLAT), MASK, *arrays(*PAST)], BY_HEADS, 3),
+    "added": ("", "Attention", [*arrays(*FLAT), bias(B, 1, S, P + S), *arrays(*PAST)], BY_HEADS, 3),
+    "cached causal": ("", "Attention", [*arrays(*FLAT), None, *arrays(*PAST)], {**BY_HEADS, "is_causal": 1}, 3),
+    "rotation": ("", "RotaryEmbedding", [bias(B, N, S, D), COS, SIN], {"rotary_embedding_dim": 6}, 1),
+    "rotation of tokens": (
+        "",
+        "RotaryEmbedding",
+        [bias(B, S, N * D), *TABLES, PLACES],
+        {"num_heads": N, "rotary_embedding_dim": 6, "interleaved": 1},
+        1,
+    ),
+    "microsoft rotation": (
+        "com.microsoft",
+        "RotaryEmbedding",
+        [bias(B, S, N * D), PLACES, *TABLES],
+        {"num_heads": N, "rotary_embedding_dim": 6},
+        1,
+    ),
+    "microsoft rotation from a place": (
+        "com.microsoft",
+        "RotaryEmbedding",
+        [bias(B, S, N * 6), np.array([4]), *TABLES],
+        {"interleaved": 1},
+        1,
+    ),
+    "multi head": ("com.microsoft", "MultiHeadAttention", arrays(*(FLAT[:1] * 3)), {"num_heads": N}, 1),
+    "multi head of another size": (
+        "com.microsoft",
+        "MultiHeadAttention",
+        arrays(FLAT[0], FLAT[0], (B, S, N * 6)),
+        {"num_heads": N, "unidirectional": 1},
+        1,
+    ),
+    "multi head with biases": (
+        "com.microsoft",
+        "MultiHeadAttention",
+        [*arrays(*(FLAT[:1] * 3)), bias(3 * N * D), None, bias(1, N, S, S)],
+        {"num_heads": N, "scale": 0.2},
+        1,
+    ),
+    "multi head cached": (
+        "com.microsoft",
+        "MultiHeadAttention",
+        [*arrays(*(FLAT[:1] * 3)), None, None, None, *arrays((B, N, P, D), (B, N, P, D))],
+        {"num_heads": N},
+        3,
+    ),
+    "grouped": (
+        "com.microsoft",
+        "GroupQueryAttention",
+        [*arrays(*FLAT), None, None, np.full(B, S - 1, np.int32), np.array(S, np.int32)],
+        {"num_heads": N, "kv_num_heads": K},
+        1,
+    ),
+    "grouped step": (
+        "com.microsoft",
+        "GroupQueryAttention",
+        [
+            *arrays((B, 1, N * D), (B, 1, K * D), (B, 1, K * D), *PAST),
+            np.array([P, P - 1], np.int32),
+            np.array(P + 1, np.int32),
+        ],
+        {"num_heads": N, "kv_num_heads": K, "local_window_size": 2, "softcap": 3.0},
+        3,
+    ),
+}
+
+
+def model_of(domain: str, kind: str, inputs: list[Any], attributes: dict[str, Any], outputs: int) -> ir.Model:
+    dtypes = {np.dtype(np.float64): FLOAT, np.dtype(np.int64): INT, np.dtype(np.int32): INT32, np.dtype(bool): BOOL}
+    names = ["" if array is None else f"x{index}" for index, array in enumerate(inputs)]
+    given = [(name, array) for name, array in zip(names, inputs, strict=True) if array is not None]
+    made = [f"y{index}" for index in range(outputs)]
+    graph = helper.make_graph(
+        [helper.make_node(kind, names, made, name="operator", domain=domain, **attributes)],
+        "graph",
+        [helper.make_tensor_value_info(name, dtypes[array.dtype], array.shape) for name, array in given],
+        [helper.make_tensor_value_info(name, FLOAT, None) for name in made],
+    )
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+    return ir.from_proto(helper.make_model(graph, opset_imports=opsets))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_written_out_is_the_same_function(name: str) -> None:
+    _, kind, inputs, _, outputs = CASES[name]
+    given = {f"x{index}": torch.from_numpy(array) for index, array in enumerate(inputs) if array is not None}
+    expected = Evaluator(model_of(*CASES[name])).run(given)
+    model = model_of(*CASES[name])
+    expanded = expand(model, {key: tuple(value.shape) for key, value in given.items()})
+    assert [one.name for one in expanded] == ["y0"]
+    assert {node.domain for node in model.graph} == {""}
+    assert kind not in {node.op_type for node in model.graph}
+    actual = Evaluator(model).run(given)
+    assert [*actual] == [*expected] == [f"y{index}" for index in range(outputs)]
+    for key, value in expected.items():
+        assert value.shape == actual[key].shape
+        assert torch.isfinite(actual[key]).all()
+        assert torch.allclose(value, actual[key], rtol=0, atol=1e-12), key
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("scale", {"scale": 0.30001}),
+        ("causal", {"is_causal": 0}),
+        ("softcap", {"softcap": 2.001}),
+        ("rotation", {"interleaved": 1}),
+        ("multi head of another size", {"unidirectional": 0}),
+        ("grouped step", {"local_window_size": 3}),
+    ],
+)
+def test_another_attribute_is_another_function(name: str, change: dict[str, Any]) -> None:
+    """So that the comparison above can fail."""
+    domain, kind, inputs, attributes, outputs = CASES[name]
+    given = {f"x{index}": torch.from_numpy(array) for index, array in enumerate(inputs) if array is not None}
+    expected = Evaluator(model_of(*CASES[name])).run(given)["y0"]
+    model = model_of(domain, kind, inputs, attributes | change, outputs)
+    expand(model, {key: tuple(value.shape) for key, value in given.items()})
+    assert not torch.allclose(Evaluator(model).run(given)["y0"], expected, rtol=0, atol=1e-9)
+
+
+def test_what_is_not_understood_stays_an_operator() -> None:
+    inputs = [*arrays(*FLAT), None, None, None, np.array([S, S])]
+    model = model_of("", "Attention", inputs, BY_HEADS, 1)
+    model.graph.opset_imports[""] = 24
+    assert (
+        expand(model, {f"x{index}": tuple(array.shape) for index, array in enumerate(inputs) if array is not None})
+        == []
+    )
+    assert [node.op_type for node in model.graph] == ["Attention"]
+
+
+def test_only_the_named_operators_are_written_out() -> None:
+    model = model_of(*CASES["plain"])
+    assert expand(model, {f"x{index}": shape for index, shape in enumerate(FLAT)}, names=()) == []

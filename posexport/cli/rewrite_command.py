@@ -99,7 +99,12 @@ def _show(file: str, output: str, options: RewriteOptions, done: RewrittenFile) 
         rows = [_row(one) for one in result.attentions]
         console.show_table(f"Attention of {file}, to the form {result.form}", COLUMNS, rows, right=("error", "cases"))
     rewritten = sum(one["state"] == REWRITTEN for one in result.attentions)
-    facts = [("attention", f"{rewritten} of {len(result.attentions)} rewritten" if result.attentions else "none found")]
+    facts = [
+        (
+            "attention",
+            f"{rewritten} of {len(result.attentions)} rewritten" if result.attentions else "no attention found",
+        )
+    ]
     if result.whole is not None:
         facts.append(("whole graph", f"tested in float64: error {result.whole.error:.1e}, {_sets(result.whole.cases)}"))
     facts += [(verdict.runtime, _verdict(verdict)) for verdict in done.verdicts]
@@ -127,5 +132,6 @@ def _verdict(verdict: Verdict) -> str:
     if worst is not None and worst.max_error is not None:
         _, error, _, limit = worst.texts()
         parts.append(f"error {error}, limit {limit}, {_sets(verdict.cases)}")
-    parts += filter(None, (verdict.reason, verdict.where, *verdict.not_shown, RUNTIMES[verdict.runtime].note))
+        parts += filter(None, [RUNTIMES[verdict.runtime].note])
+    parts += filter(None, (verdict.reason, verdict.where, *verdict.not_shown))
     return f"{verdict.state}: {'; '.join(parts)}" if parts else verdict.state

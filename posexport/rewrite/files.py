@@ -13,11 +13,11 @@ import attrs
 import onnx
 import onnx_ir as ir
 
+from posexport.artifact import onnx_file
 from posexport.artifact.graph_file import GraphFile, read_graph
 from posexport.artifact.graph_writer import copy_graph, write_graph
 from posexport.artifact.manifest import manifest_path, tensors_of
 from posexport.artifact.onnx_artifact import Artifact, artifact_of
-from posexport.artifact.onnx_file import data_path
 from posexport.artifact.rewrite_record import RewriteSource, WholeGraph
 from posexport.errors import Reason, RequestError, check_known
 from posexport.files import check_target, protect, staged
@@ -27,7 +27,7 @@ from posexport.graphs.roles import values_of_model
 from posexport.graphs.view import View
 from posexport.progress import Progress, silent
 from posexport.rewrite.request import LOWEST_OPSET, RewriteOptions
-from posexport.rewrite.result import KEPT, Block, RewriteResult, rounded, site_record
+from posexport.rewrite.result import ALREADY, KEPT, Block, RewriteResult, rounded, site_record
 from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_model
 from posexport.rewrite.whole import whole_evidence
 
@@ -43,7 +43,7 @@ def rewrite_into(
     graph = read_graph(path)
     for name in graph.external_files():
         protect(graph.path.with_name(name))
-    for place in (target, data_path(target), manifest_path(target)):
+    for place in (target, onnx_file.data_path(target), manifest_path(target)):
         check_target(place)
     own = artifact_of(graph) if "posexport.spec" in graph.metadata() else None
     _check(graph, options, own)
@@ -63,6 +63,9 @@ def rewrite_into(
     for name in options.only:
         check_known("attention of --only", name, names)
     whole = None
+    if rewritten.changed:
+        _finish(rewritten)
+        rewritten = _unless_equal(model, rewritten)
     if rewritten.changed and rewritten.view is not None:
         progress("comparing the whole graph with the original")
         rewritten, whole = _checked(model, rewritten, rewritten.view, options)
@@ -70,7 +73,6 @@ def rewrite_into(
     with staged() as files:
         place = folder / target.name
         if rewritten.changed:
-            _finish(rewritten)
             hashes = write_graph(rewritten.model, graph.path.parent, place, files)
         else:
             hashes = copy_graph(graph, place, files)
@@ -102,12 +104,21 @@ def _checked(
     evidence = whole_evidence(model, rewritten.model, cases, buffers if options.kv_cache is not None else ())
     if evidence.problem is None:
         return rewritten, WholeGraph(error=rounded(evidence.error), cases=evidence.cases)
-    sites = tuple(_kept(site, evidence.problem) for site in rewritten.sites)
-    return attrs.evolve(rewritten, model=model, changed=False, sites=sites), None
+    return _kept(model, rewritten, evidence.problem), None
 
 
-def _kept(site: SiteResult, problem: Reason) -> SiteResult:
-    return site if site.state == KEPT else attrs.evolve(site, state=KEPT, reason=problem)
+def _unless_equal(model: ir.Model, rewritten: Rewritten) -> Rewritten:
+    """The rewritten model; the original where both are the same graph, as of a file that was rewritten before."""
+    graphs = [onnx_file.skeleton(each).SerializeToString(deterministic=True) for each in (model, rewritten.model)]
+    if graphs[0] != graphs[1]:
+        return rewritten
+    return _kept(model, rewritten, Reason(ALREADY, f"it is in the form {rewritten.form} already"))
+
+
+def _kept(model: ir.Model, rewritten: Rewritten, reason: Reason) -> Rewritten:
+    """The original, with a reason for each site that was rewritten."""
+    sites = (one if one.state == KEPT else attrs.evolve(one, state=KEPT, reason=reason) for one in rewritten.sites)
+    return attrs.evolve(rewritten, model=model, changed=False, sites=tuple(sites))
 
 
 def _finish(rewritten: Rewritten) -> None:

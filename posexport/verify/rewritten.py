@@ -19,7 +19,6 @@ from posexport.rewrite.draft import Draft, draft
 from posexport.rewrite.request import RewriteOptions
 from posexport.rewrite.result import RewriteResult
 from posexport.runtimes import INTERPRETER, RUNTIMES, TENSORRT, TORCH, Runtime
-from posexport.spec.forms import ORT_ALONE
 from posexport.verify.eligibility import UNSUPPORTED
 from posexport.verify.result import FAILED, NOT_RUN, Verdict
 from posexport.verify.verifier import verify
@@ -95,7 +94,8 @@ def _verdicts(path: Path, made: Draft, runtimes: Mapping[str, Runtime], progress
     for file in report.unreadable:
         reason = Reason(UNREADABLE, file.error.rstrip("."))
         verdicts |= {name: _named(Verdict.of(target, name, NOT_RUN, reason), made) for name in tried}
-    verdicts |= {name: Verdict.of(target, name, NOT_RUN, Reason(UNSUPPORTED, ORT_ALONE)) for name in alone}
+    reason = Reason(UNSUPPORTED, "the target is ort: the new file is for ONNX Runtime only")
+    verdicts |= {name: Verdict.of(target, name, NOT_RUN, reason) for name in alone}
     failing = {name: rows[name] for name, verdict in verdicts.items() if verdict.state == FAILED}
     originals = verify([path], runtimes=failing, **settings).verdicts if failing else ()
     for original in originals:

@@ -30,6 +30,7 @@ PRELOADED = (
     "onnxruntime",
     "onnx.reference",
     "posexport.export.exporter",
+    "posexport.rewrite.files",
     "posexport.runtimes.onnx_reference",
     "posexport.runtimes.ort",
     "posexport.runtimes.torch_eager",

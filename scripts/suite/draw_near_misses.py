@@ -6,8 +6,8 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,41 @@ def feeds_of(folder: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
     return [{mine: data[f"in/{theirs}"] for mine, theirs in names.items()} for data in references]
 
 
-def draws(models: list[str], faults: list[str], seed: int) -> Iterator[tuple[str, str, int]]:
-    """Endless draws of (model, fault, seed): every fault in turn."""
-    rng = random.Random(seed)
-    while True:
-        for fault in faults:
-            yield rng.choice(models), fault, rng.randrange(100)
+class Drawer:
+    """Draws near misses of the suite's files. Every fault comes about equally often: it goes through the files in an
+    order of its own until one has a place for it."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        sys.path.insert(0, str(TESTS))
+        self.near_misses: Any = importlib.import_module("near_misses")
+        self.folder = folder
+        self.records = usable(folder)
+        self.rng = random.Random(seed)
+        self.unchanged = self.failed = 0
+        self.orders = {
+            fault: self.rng.sample(list(self.records), len(self.records)) for fault in self.near_misses.NEAR_MISSES
+        }
+
+    def draw(self, fault: str) -> tuple[dict[str, Any], ir.Model] | None:
+        """The next near miss with one fault and what it is, or None where no file is left."""
+        while self.orders[fault]:
+            name, number = self.orders[fault].pop(), self.rng.randrange(100)
+            model = ir.load(self.folder / self.records[name]["file"])
+            changed = self.near_misses.near_miss(model, fault, number)
+            gap = self.difference(name, model, changed) if changed is not None else 0.0
+            if gap > SMALLEST:
+                return {"of": name, "fault": fault, "seed": number, "difference": gap}, changed
+        return None
+
+    def difference(self, name: str, model: ir.Model, changed: ir.Model) -> float:
+        """By how much outputs differ; 0 where shapes no longer fit, which is not a near miss."""
+        try:
+            gap = float(self.near_misses.difference(model, changed, feeds_of(self.folder, self.records[name])))
+        except Exception:
+            self.failed += 1
+            return 0.0
+        self.unchanged += gap <= SMALLEST
+        return gap
 
 
 @click.command()
@@ -56,40 +85,24 @@ def draws(models: list[str], faults: list[str], seed: int) -> Iterator[tuple[str
 @click.option("--seed", default=0, show_default=True)
 def main(folder: Path, count: int, seed: int) -> None:
     """Draw near misses of the suite in FOLDER."""
-    sys.path.insert(0, str(TESTS))
-    near_misses: Any = importlib.import_module("near_misses")
-    records = usable(folder)
     place = folder / "near_misses"
-    place.mkdir(exist_ok=True)
-    made: list[dict[str, Any]] = []
-    tried: set[tuple[str, str, int]] = set()
-    unchanged = failed = 0
-    for name, fault, number in draws(list(records), list(near_misses.NEAR_MISSES), seed):
-        if len(made) == count or len(tried) > 40 * count:
-            break
-        if (name, fault, number) in tried:
-            continue
-        tried.add((name, fault, number))
-        model = ir.load(folder / records[name]["file"])
-        changed = near_misses.near_miss(model, fault, number)
-        if changed is None:
-            continue
-        try:
-            gap = near_misses.difference(model, changed, feeds_of(folder, records[name]))
-        except Exception:  # shapes that no longer fit: not a near miss
-            failed += 1
-            continue
-        if not gap > SMALLEST:
-            unchanged += 1
-            continue
-        path = place / f"{len(made):03d}-{name}-{fault}.onnx"
-        ir.save(changed, path)
-        made.append({"file": path.name, "of": name, "fault": fault, "seed": number, "difference": gap})
-    (place / "index.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
-    click.echo(
-        f"{len(made)} near misses of {len({row['of'] for row in made})} files, {len({row['fault'] for row in made})}"
-    )
-    click.echo(f"faults; {unchanged} draws changed nothing, {failed} did not run")
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    drawer, made = Drawer(folder, seed), list[dict[str, Any]]()
+    faults = list(drawer.orders)
+    while len(made) < count and faults:
+        for fault in list(faults):
+            drawn = drawer.draw(fault) if len(made) < count else None
+            if drawn is None:
+                faults.remove(fault)
+                continue
+            record = {"file": f"{len(made):03d}-{drawn[0]['of']}-{fault}.onnx", **drawn[0]}
+            ir.save(drawn[1], place / record["file"])
+            made.append(record)
+            (place / "index.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
+    files, kinds = len({row["of"] for row in made}), len({row["fault"] for row in made})
+    click.echo(f"{len(made)} near misses of {files} files, {kinds} faults")
+    click.echo(f"{drawer.unchanged} draws changed nothing, {drawer.failed} did not run")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ _NAMES: tuple[tuple[str, str, str], ...] = (
     (r"^bbox|boxes", "boxes", "i"),
     (r"time_?step", "index", "i"),
     (r"encoder_(hidden|output|feature|last)|^memory$|^context$|cross_states", "encoder_features", "f"),
-    (r"pixel|image|^x$|^img", "images", "f"),
+    (r"pixel|image|^img", "images", "f"),
     (r"input_(features|values)|audio|^mel|speech|waveform|spectrogram", "audio", "f"),
 )
 

@@ -1,0 +1,106 @@
+"""ONNX files that posexport did not write: exports without their metadata, and small graphs by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx
+from helpers import case, exported
+from onnx import TensorProto, helper, numpy_helper
+
+from posexport.artifact.onnx_artifact import write_onnx
+from posexport.spec.spec import Spec
+
+INT, FLOAT = TensorProto.INT64, TensorProto.FLOAT
+_ROWS: list[str | int] = ["b", "s"]
+
+
+def one_layer(**changes: Any) -> Spec:
+    """A causal layer with rotary positions and a padding mask."""
+    return attrs.evolve(case("rope-half", causal=True), padding_mask=True, **changes)
+
+
+def foreign(
+    folder: Path, name: str, spec: Spec, form: str = "decomposed", change: Callable[[Any], None] | None = None
+) -> Path:
+    """The export of a spec as a file `<name>.onnx` that says nothing of posexport, changed by `change`."""
+    path = folder / f"{name}.onnx"
+    write_onnx(exported(spec, form), path)
+    path.with_name(path.name + ".json").unlink()
+    model = onnx.load(path)
+    del model.metadata_props[:]
+    if change is not None:
+        change(model)
+    onnx.save(model, path)
+    return path
+
+
+def _table() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """x + positions[:length], for 16 positions: torch bakes such tables in."""
+    inputs = [helper.make_tensor_value_info("x", FLOAT, [*_ROWS, 4])]
+    outputs = [helper.make_tensor_value_info("y", FLOAT, [*_ROWS, 4])]
+    table = np.random.default_rng(0).standard_normal((1, 16, 4)).astype(np.float32)
+    weights = [numpy_helper.from_array(table, "positions"), *_numbers(zero=[0], one=[1])]
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "one"], ["length"]),
+        helper.make_node("Slice", ["positions", "zero", "length", "one"], ["cut"]),
+        helper.make_node("Add", ["x", "cut"], ["y"], name="add positions"),
+    ]
+    return inputs, outputs, nodes, weights
+
+
+def _kinds() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """Outputs of every kind: probabilities, the largest of them, a truth value, and scores with infinity."""
+    inputs = [helper.make_tensor_value_info("x", FLOAT, [*_ROWS, 4])]
+    outputs = [
+        helper.make_tensor_value_info("p", FLOAT, [*_ROWS, 4]),
+        helper.make_tensor_value_info("best", INT, _ROWS),
+        helper.make_tensor_value_info("positive", TensorProto.BOOL, [*_ROWS, 4]),
+        helper.make_tensor_value_info("masked", FLOAT, [*_ROWS, 4]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.array(0, np.float32), "nothing"),
+        numpy_helper.from_array(np.array(-np.inf, np.float32), "least"),
+    ]
+    nodes = [
+        helper.make_node("Softmax", ["x"], ["p"], axis=-1),
+        helper.make_node("ArgMax", ["x"], ["best"], axis=-1, keepdims=0),
+        helper.make_node("Greater", ["x", "nothing"], ["positive"]),
+        helper.make_node("Where", ["positive", "x", "least"], ["masked"]),
+    ]
+    return inputs, outputs, nodes, weights
+
+
+def _unknown() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """x * foo, whose whole numbers no name tells."""
+    inputs = [helper.make_tensor_value_info("x", FLOAT, [*_ROWS, 4]), helper.make_tensor_value_info("foo", INT, _ROWS)]
+    outputs = [helper.make_tensor_value_info("y", FLOAT, [*_ROWS, 4])]
+    nodes = [
+        helper.make_node("Cast", ["foo"], ["float"], to=FLOAT),
+        helper.make_node("Unsqueeze", ["float", "two"], ["column"]),
+        helper.make_node("Mul", ["x", "column"], ["y"]),
+    ]
+    return inputs, outputs, nodes, _numbers(two=[2])
+
+
+def _numbers(**values: list[int]) -> list[Any]:
+    return [numpy_helper.from_array(np.array(value), name) for name, value in values.items()]
+
+
+_MAKERS = {"table": _table, "kinds": _kinds, "unknown": _unknown}
+
+
+def small_graph(folder: Path, name: str) -> Path:
+    """One of the graphs above as `<name>.onnx`."""
+    inputs, outputs, nodes, weights = _MAKERS[name]()
+    graph = helper.make_graph(nodes, name, inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.checker.check_model(model)
+    path = folder / f"{name}.onnx"
+    onnx.save(model, path)
+    return path
